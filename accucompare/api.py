@@ -130,7 +130,7 @@ class Comparison(Result):
         """
         from accucompare.report.parquet import write_parquet
 
-        return write_parquet(self, Path(path))
+        return write_parquet(self, local(path))
 
     def _written(self, path: Path) -> Path:
         """Remember a report, for notebooks."""

@@ -140,7 +140,7 @@ def _import(source: str, target: str) -> ModuleType:
 
 
 def _import_file(path: Path, target: str) -> ModuleType:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise CaseError(f"{target}: there is no file {path}")
     name = path.stem
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path.resolve()):

@@ -12,21 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from accucompare.errors import ReportError, UsageError
+from accucompare.storage_errors import FULL, cure_of
 
 #: Stands for standard output.
 STDOUT = Path("-")
 MOST_LINKS = 40  # that a path may lead through, as in Linux
-
-_CURE = {
-    errno.EACCES: "close it if it is open in Excel, or choose a place that you may write to",
-    errno.EPERM: "close it if it is open in Excel, or choose a place that you may write to",
-    errno.ENOSPC: "free some space, or choose another disk",
-    errno.EDQUOT: "free some space, or choose another disk",
-    errno.EROFS: "choose a place that can be written to",
-    errno.ENOTDIR: "a directory in its path is a file; choose another place",
-    errno.EEXIST: "a directory in its path is a file; choose another place",
-    errno.ENAMETOOLONG: "choose a shorter name",
-}
 
 
 def written_whole(path: Path, write: Callable[[Path], object], errors: tuple[type[Exception], ...] = ()) -> Path:
@@ -57,9 +47,29 @@ def written_whole(path: Path, write: Callable[[Path], object], errors: tuple[typ
     except failures as error:
         if isinstance(error, BrokenPipeError):
             raise
-        cure = _CURE.get(getattr(error, "errno", None) or 0, "choose another place")
-        raise ReportError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error}); {cure}") from error
+        place = "standard output" if path == STDOUT else path
+        why, cure = getattr(error, "strerror", None) or error, cure_of(error)
+        if (folder := _other_full_disk(path, error)) is not None:
+            cure = f"{folder}, where temporary files wait, is full: free some space there, or set TMPDIR to another disk"
+        raise ReportError(f"{place}: cannot be written ({why}); {cure}") from error
     return path
+
+
+def _other_full_disk(path: Path, error: BaseException) -> str | None:
+    """The directory of temporary files, where it has less room than the disk of a file that a full disk has kept from being written."""
+    if getattr(error, "errno", None) not in FULL:
+        return None
+    import shutil
+    import tempfile
+
+    with suppress(OSError):
+        folder = tempfile.gettempdir()
+        if is_stream(path):
+            return folder if str(getattr(error, "filename", None)).startswith(folder) else None
+        place = next(each for each in path.absolute().parents if os.path.exists(each))
+        if shutil.disk_usage(folder).free < shutil.disk_usage(place).free:
+            return folder
+    return None
 
 
 def is_stream(path: Path) -> bool:
@@ -109,7 +119,7 @@ def _descriptor(path: Path) -> int | None:
         folder = os.path.realpath(path.parent)
         if path.name.isdecimal() and re.fullmatch(rf"/proc/{os.getpid()}(/task/\d+)?/fd|/dev/fd", folder):
             return int(path.name)
-        if not path.is_symlink():
+        if not os.path.islink(path):  # which takes a name that is too long
             return None
         path = Path(folder) / os.readlink(path)
     return None
@@ -144,7 +154,11 @@ def _write_through(path: Path, write: Callable[[Path], object]) -> None:
     number = _descriptor(path)
     with tempfile.TemporaryDirectory(prefix="accucompare.") as folder:
         whole = Path(folder) / "whole"
-        write(whole)
+        try:
+            write(whole)
+        except OSError as error:
+            error.filename = error.filename or (str(whole) if error.errno else None)
+            raise
         if number == 1:
             sys.stdout.flush()  # what was printed before comes before
         with whole.open("rb") as source, open(path if number is None else os.dup(number), "wb") as target:

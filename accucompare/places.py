@@ -207,11 +207,13 @@ def place_of(given: str | Place) -> Place:
     """The place that a user means: a directory, or a URL.
 
     Raises:
-        UsageError: if it is a URL that cannot be taken.
+        UsageError: if it is a URL that cannot be taken, or no path at all.
     """
+    if not isinstance(given, Url):
+        given = _path_or_text(given)
     if isinstance(given, Path):
         _refuse_one_slash(given)
-        return given
+        return _without_circle(given)
     if not isinstance(given, str):
         return given
     if _CHAINED.match(given):
@@ -219,7 +221,7 @@ def place_of(given: str | Place) -> Place:
     match = _URL.fullmatch(given)
     if match is None:
         _refuse_one_slash(Path(given))
-        return Path(given)
+        return _without_circle(Path(given))
     scheme, rest = match[1].lower(), match[2]
     if scheme in _LOCAL:
         return Path(rest)
@@ -235,6 +237,16 @@ def place_of(given: str | Place) -> Place:
     return Url(scheme, shown if host or scheme != "memory" else f"/{shown.lstrip('/')}", user + at, mark + query)
 
 
+def _without_circle(path: Path) -> Path:
+    """The same path; UsageError if its links lead in a circle."""
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UsageError(f"{path}: is a link that leads in a circle; name another place") from None
+    return path
+
+
 def _refuse_one_slash(path: Path) -> None:
     """Raise UsageError for ``s3:/bucket``, unless there is such a directory."""
     first, *rest = path.parts or ("",)
@@ -243,12 +255,22 @@ def _refuse_one_slash(path: Path) -> None:
         raise UsageError(f"{meant}: was given with one slash, and a URL has two; in Python give it as text, for a Path merges them")
 
 
+def _path_or_text(given: object) -> str | Path:
+    """What a user gives as a path; UsageError if it is none, or the system could not take it."""
+    if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str):
+        raise UsageError(f"{given!r}: is a {type(given).__name__}; give the path of a file or directory, as a str or a Path")
+    if "\0" in os.fspath(given):
+        raise UsageError(f"{given!r}: holds a null character, which no path may; give another")
+    return given if isinstance(given, (str, Path)) else Path(given)
+
+
 def local(given: str | Path) -> Path:
     """A path of this machine, for all that is no bundle.
 
     Raises:
-        UsageError: if it is a URL.
+        UsageError: if it is a URL, or no path at all.
     """
+    given = _path_or_text(given)
     if is_url(given):
         raise UsageError(f"{without_credentials(str(given))}: is a URL, and only bundles may be; name a local path")
     return Path(given)

@@ -1,4 +1,4 @@
-"""What the libraries of object storage raise, as OSErrors with words for people and without credentials."""
+"""What the system and the libraries of object storage raise, in words for people and without credentials."""
 
 from __future__ import annotations
 
@@ -16,6 +16,21 @@ _PATTERN = ": Bucket name must match the regex"
 #: What libraries call a refusal, where that is no PermissionError: HTTP's status, or the name of an error.
 _REFUSED = ("401", "403", "NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
 
+#: What to do about a file that cannot be written.
+_CURES = {
+    errno.EACCES: "close it if it is open in Excel, or choose a place that you may write to",
+    errno.EPERM: "close it if it is open in Excel, or choose a place that you may write to",
+    errno.ENOSPC: "free some space, or choose another disk",
+    errno.EDQUOT: "free some space, or choose another disk",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or choose another disk",
+    errno.EROFS: "choose a place that can be written to",
+    errno.ENOTDIR: "a directory in its path is a file; choose another place",
+    errno.EEXIST: "a directory in its path is a file; choose another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+#: Errors that say that a disk is full.
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
 _OF_HTTP = ("ClientConnectorError", "ClientConnectorDNSError", "ServerDisconnectedError")
 #: Errors of libraries that are no TimeoutError or ConnectionError, and mean one.
 _UNREACHABLE = ("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError", *_OF_HTTP)
@@ -27,6 +42,11 @@ class NoBucketError(FileNotFoundError):
 
 class NoAnswerError(TimeoutError):
     """The storage does not answer, or cannot be reached."""
+
+
+def cure_of(error: BaseException) -> str:
+    """What to do about a file that cannot be written."""
+    return _CURES.get(getattr(error, "errno", None) or 0, "choose another place")
 
 
 def as_os_error(error: BaseException, place: str, hide: Callable[[str], str]) -> OSError:

@@ -136,7 +136,7 @@ def test_output_that_cannot_be_written_is_one_clear_message(folder: Path, comman
         done = subprocess.run([sys.executable, "-m", "accucompare", *command], cwd=folder, stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (
         2,
-        "accucompare: standard output, or a temporary file (TMPDIR says where), cannot be written (No space left on device)\n",
+        "accucompare: standard output: cannot be written (No space left on device); free some space, or choose another disk\n",
     )
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from accucompare.bundle import archive_writer
+from accucompare.bundle.archive_writer import ArchiveWriter
 from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.writer import BundleWriter
+from accucompare.numbers.dtypes import DTYPES, widen
 from accucompare.selection import Mode
 from tests.attacks.conftest import Command, command
-from tests.compare.builder import item, write
+from tests.compare.builder import item, random_bits, set_fields, write
 
 __all__ = ["command"]  # the fixture
 NAMES = ["encoder.layers.0.fc1", "encoder.layers.1.fc1", "encoder.layers.0.fc2", "encoder.norm", "a[0]"]
@@ -120,3 +125,74 @@ def test_verify_does_not_pass_an_incomplete_bundle(command: Command, tmp_path: P
 
 def test_verify_of_no_bundle_is_trouble(command: Command, tmp_path: Path) -> None:
     assert command("verify", tmp_path).code == 2
+
+
+class _SparseArchive(ArchiveWriter):
+    """Its members' data are holes in the file."""
+
+    def _write(self, head: bytes | bytearray, data: memoryview) -> None:
+        self._end += self._file.write(head)
+        if len(data) > 1000:  # and not the end of the directory
+            self._end = self._file.seek(len(data), os.SEEK_CUR)
+        else:
+            self._end += self._file.write(data)
+
+
+def huge(folder: Path, name: str) -> tuple[Path, np.ndarray]:
+    """A bundle with one tensor of 64 GiB, nearly all of which is a hole in the file; and its stored bits, mapped."""
+    dtype = DTYPES[name]
+    bundle = write(folder / "huge", [item("fc", random_bits(dtype, 40, 0), name)])
+    (record,) = open_bundle(bundle).records()
+    shape = 4096, (1 << 24) // dtype.storage.itemsize
+    set_fields(bundle, shape=list(shape))
+    with (folder / "hole").open("wb") as file:
+        file.truncate(1 << 36)
+    archive = _SparseArchive(bundle / "rank0" / "step0.npz")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(archive_writer, "crc32", lambda data, crc=0: 0)  # which would take a minute
+        archive.add(str(record.member), np.memmap(folder / "hole", dtype.storage, "r", shape=shape))
+    archive.finish()
+    with open_bundle(bundle) as opened:
+        (record,) = opened.records()
+        mapped = np.memmap(archive.path, dtype.storage, "r+", offset=opened.locate(record)[1], shape=shape)
+    for place, bits in zip(((0, slice(20)), (-1, slice(-20, None))), np.split(random_bits(dtype, 40, 1), 2), strict=True):
+        mapped[place] = bits
+    return bundle, mapped
+
+
+def bytes_read() -> int:
+    """By this process, from files of any kind."""
+    (line,) = (line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("rchar"))
+    return int(line.split()[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="only Linux counts what a process reads")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "complex32", "complex128", "int64", "bool"])
+def test_a_part_of_a_huge_tensor_is_read_alone(command: Command, tmp_path: Path, dtype: str) -> None:
+    bundle, stored = huge(tmp_path, dtype)
+    slices = {
+        "0": (0,),
+        "-1": (-1,),
+        "0, :20": (0, slice(20)),
+        "-1, -1:-21:-2": (-1, slice(-1, -21, -2)),
+        "::4095, 3": (slice(None, None, 4095), 3),
+        "..., 0": (..., 0),
+        "2:2": (slice(2, 2),),
+        "-4096, 7": (-4096, 7),
+    }
+    for text, index in slices.items():
+        before = bytes_read()
+        done = command("show", bundle, "fc", "--slice", text, "--save", "part.npy")
+        assert done.code == 0, done.err
+        assert bytes_read() - before < 100e6
+        assert f"unverified; accucompare verify {bundle}" in done.out
+        saved = np.load(tmp_path / "part.npy")
+        np.testing.assert_array_equal(saved, widen(np.array(stored[index]), DTYPES[dtype]))
+
+
+def test_a_part_of_a_tensor_of_usual_size_is_verified(command: Command, bundle: Path) -> None:
+    assert "unverified" not in command("show", bundle, "encoder.norm", "--slice", "0").out
+    path = bundle / "rank0" / "step0.npz"
+    path.write_bytes(path.read_bytes().replace(np.float64(3).tobytes(), np.float64(2).tobytes()))
+    done = command("show", bundle, "encoder.norm", "--slice", "0")
+    assert (done.code, "is corrupt" in done.err) == (2, True)

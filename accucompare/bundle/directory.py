@@ -10,7 +10,7 @@ from pathlib import Path
 from accucompare.bundle.manifest import BASELINES, CONDITIONED, PREVIOUS, PROOF, holds_bundle
 from accucompare.errors import CaptureError
 from accucompare.places import Place, Url
-from accucompare.storage_errors import NoBucketError
+from accucompare.storage_errors import NoBucketError, cure_of
 
 
 def refuse_directory(directory: Place, overwrite: bool) -> None:
@@ -56,7 +56,7 @@ def prepare_directory(directory: Place, overwrite: bool) -> None:
             _move_aside(directory)
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CaptureError(f"{error.filename or directory}: cannot be written ({error.strerror or error})") from None
+        raise CaptureError(f"{error.filename or directory}: cannot be written ({error.strerror or error}); {cure_of(error)}") from None
 
 
 def forget_previous(directory: Place) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from accucompare.errors import CaptureError
 from accucompare.places import Place, Url
+from accucompare.storage_errors import cure_of
 
 
 @contextlib.contextmanager
@@ -30,7 +31,7 @@ def locked(directory: Place) -> Iterator[None]:
     except FileExistsError:
         raise CaptureError(f"{directory}: exists and is not a directory; choose another --out") from None
     except OSError as error:
-        raise CaptureError(f"{error.filename or directory}: cannot be written ({error.strerror or error})") from None
+        raise CaptureError(f"{error.filename or directory}: cannot be written ({error.strerror or error}); {cure_of(error)}") from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

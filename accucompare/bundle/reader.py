@@ -415,6 +415,10 @@ class StoredTensor:
         if self._digests.setdefault(start, found) != found:  # what is measured in two passes is read twice
             raise self._bundle.changed(self._record)
 
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self._record.shape) * self._storage.itemsize
+
     def part(self, *indices: Index) -> Array:
         """Some of the stored bits: ``array[index]``, of that the next index, and so on. Only these are read.
 

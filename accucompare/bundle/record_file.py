@@ -116,7 +116,10 @@ class RecordFile:
             record = replace(record, member=kept.member, sketch=kept.sketch, statistics=kept.statistics)
         line = _line(record)
         self._hasher.update(line)
-        self._lines.write(line)
+        try:
+            self._lines.write(line)
+        except OSError as error:
+            raise self._of_lines(error) from None
         self.records += 1
         return record
 
@@ -156,10 +159,18 @@ class RecordFile:
         """Close both files, give them their names, and return the digest of the ``.jsonl``."""
         self._write_sketches()
         self._archive.finish()
-        self._lines.close()
+        try:
+            self._lines.close()
+        except OSError as error:
+            raise self._of_lines(error) from None
         for part, final in zip(self._parts, (self._npz, self._jsonl), strict=True):
             os.replace(part, final)
         return self._hasher.hexdigest()
+
+    def _of_lines(self, error: OSError) -> OSError:
+        """The same error with the name of the file, which a write does not know."""
+        error.filename = str(self._parts[1])
+        return error
 
     def discard(self) -> None:
         """Remove what was written; never raises."""

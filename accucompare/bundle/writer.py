@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import threading
@@ -26,6 +25,7 @@ from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES, Array
 from accucompare.places import Place, Url
 from accucompare.selection import SKETCH_SIZE, Mode
+from accucompare.storage_errors import FULL, cure_of
 
 _LOGGER = logging.getLogger(__name__)
 #: How many bytes of tensors may wait to be written, by default: 1 GiB.
@@ -81,7 +81,7 @@ class BundleWriter:
         """What is kept of a record is what the mode says; a saved state keeps its tensors.
 
         Raises:
-            CaptureError: if the directory is a URL that cannot be written to.
+            CaptureError: if the directory, or the URL, cannot be written to.
         """
         self.directory = directory
         self.manifest = manifest
@@ -109,15 +109,20 @@ class BundleWriter:
         self._inputs = {**manifest.inputs}
         self._manifest_due = 0.0  # when it may be written again, if nothing else is
         self._changed = threading.Condition()
+        self._publishing = threading.Lock()
+        self._stopped: dict[str, Any] | None = None  # why nobody waits for the thread any more
         self._due = False  # whether what is queued is to be written now
         self._queued_bytes = 0  # since it was due last
         self._file: RecordFile | None = None
         self._announced: set[Content] = set()  # what the queue and the file of the current step hold, by the digests it came with
         self._fingerprints: dict[Content, dict[str, str]] = {}
-        self._folder.mkdir(parents=True, exist_ok=True)
         if self._uploads is not None:
             manifest.environment["upload"] = uuid4().hex  # no other capture has the same manifest
-        self._publish(self._with_steps(manifest.copy()))
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._publish(self._with_steps(manifest.copy()))
+        except OSError as error:
+            raise self._cannot_write(error) from None
         if self._uploads is not None:
             self._uploads.begin()
         self._thread = threading.Thread(target=self._run, name="accucompare-writer", daemon=True)
@@ -240,8 +245,14 @@ class BundleWriter:
         with self._changed:
             self._queue.append(None)
             self._write_now()
-        while self._thread.is_alive():  # bounded waits, so that Ctrl-C gets through on every platform
-            self._thread.join(timeout=0.2)
+        try:
+            while self._thread.is_alive():  # bounded waits, so that Ctrl-C gets through on every platform
+                self._thread.join(timeout=0.2)
+        except KeyboardInterrupt:  # the thread may still write a step, and says the same then
+            self._stopped = stopped or {"error": "interrupted while the last steps were written"}
+            with contextlib.suppress(OSError):
+                self._publish(self._with_steps(self.manifest.copy()))
+            raise
         self.memory.leave()
         if self._queue:
             self.failure = self.failure or self._without_thread()
@@ -270,12 +281,15 @@ class BundleWriter:
     def _with_steps(self, manifest: Manifest) -> Manifest:
         """What the capture says of itself, with the steps that are written so far; incomplete."""
         steps, series, inputs = [*self._steps], [*self._series], {**self._inputs}
-        return replace(manifest, format_version=self._format, steps=steps, series=series, inputs=inputs, complete=False, stopped=None)
+        return replace(
+            manifest, format_version=self._format, steps=steps, series=series, inputs=inputs, complete=False, stopped=self._stopped
+        )
 
     def _publish(self, manifest: Manifest) -> None:
         """Put a manifest in the place of the last one, whole. Raises OSError."""
-        manifest.write(self._manifest_path)
-        self.published = manifest
+        with self._publishing:
+            manifest.write(self._manifest_path)
+            self.published = manifest
 
     def _finish_uploads(self, uploads: Uploads, hurry: bool) -> None:
         try:
@@ -390,7 +404,8 @@ class BundleWriter:
 
     def _cannot_write(self, error: OSError) -> CaptureError:
         why = error.strerror or str(error)
-        if self._uploads is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            why += "; files for a URL wait in TMPDIR: set it to a larger disk"
+        cure = cure_of(error)
+        if self._uploads is not None and error.errno in FULL:
+            cure = "files for a URL wait in TMPDIR: set it to a larger disk"
         readable = f"{len(self.published.steps)} finished step(s) in {self.directory} stay readable"
-        return CaptureError(f"{error.filename or self._folder}: cannot be written ({why}); {readable}")
+        return CaptureError(f"{error.filename or self._folder}: cannot be written ({why}); {readable}; {cure}")

@@ -13,11 +13,14 @@ import click
 from accucompare.cli import options as shared
 from accucompare.cli.help import PREFIX, Group, with_variable
 from accucompare.errors import AccucompareError, BundleError
+from accucompare.storage_errors import FULL, cure_of
 from accucompare.text import printable, printable_lines
 from accucompare.version import __version__
 
 #: The variable by which a shell asks this program what may come next, as click has it.
 ASKS = f"_{PREFIX}_COMPLETE"
+#: Bytes that a disk has room for that is not full.
+_ROOM = 1 << 16
 PASS, DIFFERENT, TROUBLE, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -74,13 +77,29 @@ def main(arguments: list[str] | None = None) -> None:
         _discard_output()
     except Exception as error:
         message = f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug"
-        if isinstance(error, OSError) and error.filename is not None:
-            message = f"{os.fspath(error.filename)}: cannot be used ({error.strerror}); choose another path"
-        elif isinstance(error, OSError):  # the system does not say which file; where one is known, it is another error
-            _discard_output()
-            message = f"standard output, or a temporary file (TMPDIR says where), cannot be written ({error.strerror})"
-        _complain(message, debug)
+        _complain(_of_the_system(error) if isinstance(error, OSError) else message, debug)
     sys.exit(code)
+
+
+def _of_the_system(error: OSError) -> str:
+    """What the system's error is about. Where it names no file, that is standard output, or a temporary file."""
+    if error.filename is not None:
+        return f"{os.fspath(error.filename)}: cannot be used ({error.strerror}); {cure_of(error)}"
+    _discard_output()
+    if error.errno in FULL and (folder := _full_of_temporary_files()) is not None:
+        return f"a temporary file in {folder} cannot be written ({error.strerror}); set TMPDIR to another disk, or free some space there"
+    return f"standard output: cannot be written ({error.strerror}); {cure_of(error)}"
+
+
+def _full_of_temporary_files() -> str | None:
+    """The directory of temporary files, if its disk is full."""
+    import shutil
+    import tempfile
+
+    with contextlib.suppress(OSError):
+        folder = tempfile.gettempdir()
+        return folder if shutil.disk_usage(folder).free < _ROOM else None
+    return None
 
 
 def _wanted(value: str) -> bool:

@@ -57,9 +57,9 @@ def _refuse_unwritable(option: str, path: Path) -> None:
     """Raise ReportError if a file cannot be written there, before hours of captures."""
     if is_stream(path):
         return
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ReportError(f"{option} {path}: is a directory; name a file in it")
-    place = next(folder for folder in path.absolute().parents if folder.exists())
+    place = next(folder for folder in path.absolute().parents if os.path.exists(folder))
     if not place.is_dir():
         raise ReportError(f"{path}: cannot be written ({place} is a file, not a directory); choose another {option}")
     if not os.access(place, os.W_OK):

@@ -130,7 +130,7 @@ def watch_script(command: list[str], out: Path, steps: int | None, quiet: bool, 
         options["on_finding"] = OnFinding.SNAPSHOT
     plan = plan_of(Action.WATCH, out, None if steps is None else Steps(steps), options)
     ended = run_script(command, plan)
-    return ended, _conclude(troubles(plan, ended.seen), [] if quiet else others(ended.seen), ended)
+    return ended, _conclude(troubles(plan, ended.seen, ended.unheard), [] if quiet else others(ended.seen), ended)
 
 
 @cli.command(
@@ -159,7 +159,7 @@ def run(lists: bool, quiet: bool) -> int:
         raise UsageError("give the command after --, as in: accucompare run --list -- python train.py")
     plan = Plan(action=Action.LIST, folder="")
     ended = run_script(command, plan)
-    found = [each for each in troubles(plan, ended.seen) if not any(model for seen in ended.seen for model in seen.models)]
+    found = [each for each in troubles(plan, ended.seen, ended.unheard) if not any(model for seen in ended.seen for model in seen.models)]
     return _conclude(found, [] if quiet else list(listing(ended.seen)), ended)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -200,7 +201,7 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
     Of each finding: where it began and what to try. LOG is the directory that `accucompare watch` or accucompare.watch() wrote, with a log
     of each rank, or one of those logs. Only the last run in a log counts.
     """
-    usual = Path("reports") / f"{stem(log.with_suffix('') if log.is_file() else log)}-overflow.xlsx"
+    usual = Path("reports") / f"{stem(log.with_suffix('') if os.path.isfile(log) else log)}-overflow.xlsx"
     reports = reports_to_write(reports, usual)
     refuse_places({"--report": reports})
     from accucompare.findings.analysis import read

@@ -163,10 +163,15 @@ class Cluster:
 
     def check(self) -> None:
         """Raise ClusterError unless every process of the cluster can do the work as this one does it."""
-        if not self._threads():
+        if not self._threads() and self._connected:
             raise ClusterError(f"--cluster {self._where}: has no workers; start some with `dask worker {self._where}`")
-        ours = introduce()
-        for who, theirs in self._introductions().items():
+        ours, theirs_of = introduce(), self._introductions()
+        if not self._connected:
+            raise ClusterError(
+                f"--cluster {self._where}: has lost its scheduler before anything was compared; look at its log, start it again, "
+                "with its workers, and compare again"
+            )
+        for who, theirs in theirs_of.items():
             if isinstance(theirs, BaseException):
                 raise ClusterError(
                     f"--cluster {self._where}: {who} cannot run accucompare ({type(theirs).__name__}: {printable(str(theirs))}); "
@@ -205,7 +210,13 @@ class Cluster:
         with self._executor(job) as executor:
 
             def send(places: list[int]) -> Future[Reply]:
-                return executor.submit(judge_parcel, job, pack_tasks([tasks[place] for place in places]))
+                parcel = pack_tasks([tasks[place] for place in places])
+                try:
+                    return executor.submit(judge_parcel, job, parcel)
+                except Exception:
+                    if self._connected:
+                        raise
+                    raise self._lost(sides, "has lost its scheduler") from None
 
             flight: deque[Future[Reply]] = deque()
             waiting = iter(batches)
@@ -275,7 +286,14 @@ class Cluster:
         except TypeError:  # "cannot unpack …", of distributed.cfexecutor; one of the task's own comes as a ClusterError
             return None
         except Exception as error:  # such as a reply that cannot be read
+            if not self._connected:
+                raise self._lost(sides, "has lost its scheduler") from None
             raise ClusterError(f"--cluster {self._where}: {type(error).__name__}: {printable(str(error))}") from error
+
+    @property
+    def _connected(self) -> bool:
+        """Whether there is a scheduler, as far as this process knows."""
+        return str(self._client.status) == "running"
 
     def _threads(self) -> int:
         """How many threads all workers have; 0 also if the scheduler does not answer."""

@@ -161,6 +161,8 @@ def _not_looked_at(result: Result) -> Iterator[str]:
     if uncompared := result.uncompared:
         first = f"{result.place(uncompared[0])}, {uncompared[0].verdict.detail}"
         yield f"{len(uncompared)} of {len(result.rows)} rows could not be compared, the first {first}"
+    if broadcast := result.broadcast:
+        yield f"{counted(len(broadcast), 'row')} of two shapes, the first {result.place(broadcast[0])}, the same when broadcast"
     if alone := result.unmatched():
         first = result.place(alone[0])
         yield f"{counted(len(alone), 'row')} on one side only, the first {first}, and all that both compute around it agrees"
@@ -177,7 +179,8 @@ def _not_looked_at(result: Result) -> Iterator[str]:
     if driven := sum(row.verdict.conditioned for row in result.rows):
         yield f"{counted(driven, 'row')} far off, as golden's own code is on rounded values"
     if result.by_digests and result.by_digests == result.compared:
-        yield "by digests alone, no values were read"
+        steps = 0 if result.training is None else result.training.judged
+        yield "by digests alone, no values were read" + (f" but losses and gradient norms of {counted(steps, 'step')}" if steps else "")
 
 
 def _by_standard(result: Result) -> Conclusion | None:
@@ -316,8 +319,9 @@ def _without_failure(result: Result) -> tuple[Answer, str]:
 
 def _before_culprits(parting: Parting, culprits: Iterable[Culprit]) -> bool:
     """Whether numbers of a step, or what it was told to do, show an error before any row does."""
-    found = [(each.row.record.step, each.stage is Stage.UPDATE) for each in culprits if each.row.record is not None]
-    later = [step > parting.step or (step == parting.step and of_update and parting.clips_otherwise) for step, of_update in found]
+    found = [(each.row.record.step, each.stage) for each in culprits if each.row.record is not None]
+    first = {Stage.UPDATE: parting.clips_otherwise, Stage.BACKWARD: parting.of_no_number, Stage.LOSS: parting.of_no_number}
+    later = [step > parting.step or (step == parting.step and first.get(stage, False)) for step, stage in found]
     return parting.row is None and all(later)
 
 

@@ -43,6 +43,7 @@ from accucompare.compare.sequences import align_operators
 from accucompare.compare.sides import Sides
 from accucompare.compare.step_rows import with_clipping, with_step_rows
 from accucompare.compare.suggest import product_formats
+from accucompare.compare.tied import other_names
 from accucompare.compare.tolerance import COPIES, EXACT, SUMMED, Rule, Tolerance, Tolerances
 from accucompare.compare.training import FREE_GRADIENTS, Terms, parameter_of
 from accucompare.compare.vouching import vouched_for
@@ -101,8 +102,9 @@ def compare(
         proposed = propose(*models, renamings)
         if auto:
             renamings = [*renamings, *(Renaming.parse(text) for text in proposed)]
+        parameters = other_names(*models, renamings)
         fed = candidate_bundle.manifest.fed  # then an operator has the number of golden's that it is
-        pairs = (align if fed else align_operators)(golden_records, candidate_records, renamings, signatures_of(*models))
+        pairs = (align if fed else align_operators)(golden_records, candidate_records, renamings, signatures_of(*models), parameters)
         chosen = [pair for pair in pairs if selection.allows(pair.record.name)]
         precision = _Precision()
         tasks = [Task(pair, precision.tolerance_for(pair, tolerances)) for pair in chosen]
@@ -134,7 +136,7 @@ def compare(
         del tasks  # of a million pairs
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, golden_bundle, candidate_bundle, pairs))
         del outcomes
-        rows = vouched_for(with_options(rows)) + never_called(golden_bundle, candidate_bundle, selection)
+        rows = vouched_for(with_options(rows), parameters) + never_called(golden_bundle, candidate_bundle, selection)
         compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
         alone = [row for row in compared if judge.has_none_of(row)]
         different = other_model(*models, rows, renamings)
@@ -366,11 +368,11 @@ class _Precision:
         if candidate.name in rules.sums:
             tolerance = tolerance.of_sums(self._terms.summed(golden), coarsest)
         if golden.role in (Role.INPUT, Role.BUFFER_UPDATE):
-            larger = self._terms.larger(golden)
-            return tolerance if golden.role is Role.INPUT else tolerance.scaled(larger)
+            widened = self._terms.widened(tolerance, golden)
+            return tolerance if golden.role is Role.INPUT else widened
         if golden.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return tolerance
-        return tolerance.scaled(self._terms.larger(golden) * (1.0 if rules.fed else FREE_GRADIENTS))
+        return self._terms.widened(tolerance, golden).scaled(1.0 if rules.fed else FREE_GRADIENTS)
 
 
 @lru_cache

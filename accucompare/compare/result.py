@@ -95,6 +95,11 @@ class Result:
         return [row for row in self.rows if row.reason is Reason.NOT_COMPARABLE and not is_operator(row.record)]
 
     @cached_property
+    def broadcast(self) -> list[Row]:
+        """The rows of values that one side broadcasts, and the other later."""
+        return [row for row in self.rows if row.status is Status.PASS and _is_broadcast(row)]
+
+    @cached_property
     def by_statistics(self) -> int:
         """How many rows were judged by statistics alone."""
         return sum(row.by_statistics for row in self.rows)
@@ -298,6 +303,10 @@ class Result:
     def unmatched(self) -> list[Row]:
         """The rows that have only one side."""
         return [row for row in self.rows if row.reason in UNMATCHED]
+
+
+def _is_broadcast(row: Row) -> bool:
+    return row.golden is not None and row.candidate is not None and row.golden.shape != row.candidate.shape
 
 
 def _values_kept(row: Row) -> bool:

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from accucompare.bundle.records import GRADIENT_ROLES, UPDATE_ROLES, Record, Role
 from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
-from accucompare.compare.tolerance import SUMMED
+from accucompare.compare.tolerance import SUMMED, Tolerance
 
 #: (rank, step, name, call index).
 Call = tuple[int, int, str, int]
 
-#: Fed: a later error in the backward of a call's own code is another one if it is so many times as far over its limit.
+#: Fed: a later error in a call's own code, or in its backward, is another one if it is so many times as far over its limit as the earlier.
 MUCH_FURTHER = 8.0
 
 #: Free-running, a gradient carries the rounding of the whole forward and of the backward until there: its default limit is so many
@@ -273,8 +273,8 @@ class Terms:
             self._summed[record.name] = max(self._summed.get(record.name, 0), math.prod(record.shape) // max(each, 1))
         return self._summed.get(record.name, 0) if record.role in _OF_SUMS else 0
 
-    def larger(self, record: Record) -> float:
-        """By what factor the terms of golden's record are larger than it; 1 where they are not, or that is not known."""
+    def widened(self, tolerance: Tolerance, record: Record) -> Tolerance:
+        """The limits of golden's record, with room for the rounding of its terms."""
         size = (record.statistics.l2 if record.statistics is not None else None) or 0.0
         call: Call = (record.rank, record.step, record.name, record.call)
         part = (record.rank, record.step, parameter_of(record))
@@ -302,4 +302,4 @@ class Terms:
             self._values[update] = size
         elif record.role is Role.PARAM_UPDATE:
             terms = self._values.get(update, size)
-        return max(terms / size, 1.0) if size else 1.0
+        return tolerance.scaled(max(terms / size, 1.0)) if size else tolerance.of_zero(terms, record)

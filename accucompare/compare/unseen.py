@@ -31,9 +31,6 @@ from accucompare.compare.training import parameter_of
 #: Layouts of tensors that are listed without data. A meta tensor is not among them: it has no values that could be wrong.
 _WITHOUT_DATA = (Layout.NESTED, Layout.SPARSE, Layout.QUANTIZED, Layout.BATCHED, Layout.UNREADABLE)
 
-#: It is too many if more than one tensor in so many could not be compared.
-_TOO_MANY = 2
-
 
 @dataclass(frozen=True)
 class Unseen:
@@ -55,7 +52,7 @@ def unseen(rows: Sequence[Row], fed: bool) -> Unseen | None:
     if on_the_way:
         return Unseen(on_the_way[0], len(suspects))
     many = [row for row in suspects if row.golden is not None and row.golden.layout is not Layout.OPAQUE]
-    if len(many) * _TOO_MANY > len(many) + compared:
+    if len(many) > compared:
         return Unseen(many[0], len(suspects))
     return None
 

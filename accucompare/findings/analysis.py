@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import statistics
 from dataclasses import dataclass, field
@@ -138,7 +139,7 @@ class Analysis:
     def ending(self) -> str:
         """How the run ended, in a sentence."""
         if self.end is None:
-            return "the log has no end: the process was killed, or is still running"
+            return "the log has no end: the process was killed, its disk was full, or it is still running"
         plural = "" if self.end.steps == 1 else "s"
         watched = "all" if self.end.watched == self.end.steps else f"{self.end.watched:,}"
         return f"ended after {self.end.steps:,} step{plural}, {watched} watched: {printable(self.end.reason, 300)}"
@@ -264,7 +265,7 @@ def read(path: Path) -> Ranks:
     Raises:
         UsageError: if there is no log, or none of them can be read.
     """
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return Ranks(path, [_last_run(path)])
     numbered = [(int(match[1]), log) for log in path.iterdir() if (match := re.fullmatch(r"rank(\d{1,9})\.jsonl", log.name))]
     if not numbered:

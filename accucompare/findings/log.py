@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any
@@ -12,6 +13,7 @@ import msgspec
 
 from accucompare.errors import UsageError
 from accucompare.findings.events import Event, Start
+from accucompare.storage_errors import cure_of
 from accucompare.text import storable
 
 _LOGGER = logging.getLogger(__name__)
@@ -42,6 +44,9 @@ class Log:
     """A file that events are added to, each at once, so that a killed process leaves those that were.
 
     A full disk ends the log with a warning, and never what is watched.
+
+    Attributes:
+        failure: why the log ends early, and what to do; ``None`` if it does not.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +55,8 @@ class Log:
             UsageError: if it cannot be written, or another watch of this process is writing it.
         """
         self.path = path
-        self._place = path.resolve()
+        self.failure: str | None = None
+        self._place = Path(os.path.realpath(path))  # which takes links in a circle as they are
         if self._place in _open:
             raise UsageError(f"{path}: another watch is writing its log there; give this one a directory of its own (out=)")
         self._file: IO[bytes] | None
@@ -59,7 +65,7 @@ class Log:
             self._file = path.open("a+b", buffering=0)
             self._mend(self._file)
         except OSError as error:
-            raise UsageError(f"{path}: the log of the watch cannot be written ({error.strerror}); choose another directory") from None
+            raise UsageError(f"{path}: the log of the watch cannot be written ({error.strerror}); {cure_of(error)}") from None
         _open.add(self._place)
 
     def write(self, event: Event) -> None:
@@ -71,7 +77,8 @@ class Log:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             self.close()
-            _LOGGER.warning("%s: the log of the watch ends here (%s); the watch goes on", self.path, error.strerror)
+            self.failure = f"{self.path}: the log of the watch ends here ({error.strerror}); {cure_of(error)}"
+            _LOGGER.warning("%s; the watch goes on", self.failure)
 
     def close(self) -> None:
         _open.discard(self._place)
@@ -131,5 +138,5 @@ def read_log(path: Path) -> list[list[Event]]:
             raise UsageError(f"{path}, line {index}: is no log of a watch: it does not begin with a start")
         runs[-1].append(event)
     if not runs:
-        raise UsageError(f"{path}: holds no events; was a watch running?")
+        raise UsageError(f"{path}: holds no events: no watch was running, or its disk was full")
     return runs

@@ -6,11 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import OPERATOR_ROLES, WRITTEN_ROLES, Layout, Record, Role, display_name
-from accucompare.compare.align import Renaming, argument_path, counterparts, tupled
+from accucompare.compare.align import Renaming, argument_path, counterparts, tupled, with_parameter
+from accucompare.compare.tied import other_names
 from accucompare.errors import CaptureError
 from accucompare.live import nested
 from accucompare.live.names import Modules
@@ -59,6 +61,7 @@ class GoldenValues:
         self._step: int | None = None
         theirs = golden.manifests[rank].model
         self._names = counterparts(theirs.get("modules") or (), modules.named.keys(), renamings)
+        self._parameters = other_names(theirs, modules.outline(), renamings)
         self._signatures = modules.signatures(), theirs.get("signatures") or {}
         self._records: dict[tuple[str, int, Role, str], Record] = {}  # of that step, under the model's names
         self._arguments: dict[tuple[str, int, str], Record] = {}  # of these the inputs, by the argument's name
@@ -253,8 +256,15 @@ class GoldenValues:
         if not entries:
             return None
         found = self._golden.step_records(self._rank, entries[0])
-        new = {record.name: self._names.get(record.name) for record in found}
-        return [(name, record) for record in found if (name := new[record.name]) is not None]
+        named = [self._named(record) for record in found] if self._parameters else [(self._names.get(each.name), each) for each in found]
+        return [(name, record) for name, record in named if name is not None]
+
+    def _named(self, record: Record) -> tuple[str | None, Record]:
+        """A record, which has the model's path of a parameter, and its module's name; ``None`` if the model lacks that."""
+        new = with_parameter(record.key, self._parameters)
+        if new is None or record.role is Role.CALL_GRAD:
+            return self._names.get(record.name), record
+        return new.name, msgspec.structs.replace(record, path=new.path)
 
 
 def _misfit(record: Record, tensor: torch.Tensor) -> str | None:

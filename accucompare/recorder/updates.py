@@ -16,7 +16,7 @@ from accucompare.bundle.manifest import StepSeries
 from accucompare.bundle.memory import Lease
 from accucompare.bundle.records import WAYS_OF_UPDATING, Record, Role
 from accucompare.live import entrances
-from accucompare.live.gradients import Parameter, parameters_of
+from accucompare.live.gradients import Parameter, gradient_state, parameters_of
 from accucompare.live.graph import Observer, observe, observe_no_more
 from accucompare.live.hooks import in_backward
 from accucompare.live.names import Modules
@@ -115,6 +115,7 @@ class Updates:
         self._told: set[int] = set()  # ids of parameters whose gradient was recorded in this step
         self._clipped: set[int] = set()  # ids of parameters whose gradient was clipped for the next update
         self._before: dict[int, torch.Tensor] = {}
+        self._after_hooks: Any = None  # of the update that runs, behind the user's own
         self._held = {id(each.tensor) for optimizer in training.optimizers for each in self._of(optimizer)}
         self._updated: set[int] = set()
         self._begun: Counter[int] = Counter()  # steps of each optimizer, by its id
@@ -165,6 +166,7 @@ class Updates:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._leave_hooks()
         observe_no_more(self._observer)
         for owner, name, act in self._observed:
             entrances.observe_no_more(owner, name, act)
@@ -304,12 +306,34 @@ class Updates:
             for key, each in self._parameters.items():
                 if key not in held:
                     self._weight(each, recorded=False)
+        self._clipped_to(parameters, scale)
+        if getattr(optimizer, "_optimizer_step_pre_hooks", None):  # of the user's, which come after this one, and may clip
+            states = {id(each.tensor): gradient_state(each.tensor) for each in parameters}
+            clips = functools.partial(guarded, self._sink, self._hooks_ran, "an update", parameters, states, scale)
+            self._leave_hooks()  # of a step that has raised
+            self._after_hooks = optimizer.register_step_pre_hook(lambda *_: clips())
+
+    def _leave_hooks(self) -> None:
+        if self._after_hooks is not None:
+            self._after_hooks.remove()
+            self._after_hooks = None
+
+    def _hooks_ran(self, parameters: list[Parameter], states: dict[int, tuple[int, int]], scale: torch.Tensor | None) -> None:
+        """The optimizer's own hooks have run: they may have written into gradients, which had these states before."""
+        changed = {id(each.tensor) for each in parameters if gradient_state(each.tensor) != states[id(each.tensor)]}
+        if changed:
+            self._clipped |= changed
+            self._clipped_to(parameters, scale)
+
+    def _clipped_to(self, parameters: list[Parameter], scale: torch.Tensor | None) -> None:
+        """Keep the norm of the gradients as the update uses them, if some were clipped."""
         if any(id(each.tensor) in self._clipped for each in parameters):
             grads = (gradient_of(each.tensor)[0] for each in parameters)
             self._series.clipped(grad if scale is None else grad / scale for grad in grads if grad is not None)
 
     def _ends(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         parameters = list(self._of(optimizer))
+        self._leave_hooks()
         if not parameters:
             return
         if self._is_inner(optimizer, parameters):

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from accucompare.compare.result import Result
@@ -28,7 +29,7 @@ def write_excel(comparison: Result, path: Path) -> Path:
     Raises:
         ReportError: if the path is a directory or does not end in ``.xlsx``, or the file cannot be written.
     """
-    if path.suffix.lower() != ".xlsx" and not path.is_dir() and not is_stream(path):  # of a directory, that is said first
+    if path.suffix.lower() != ".xlsx" and not os.path.isdir(path) and not is_stream(path):  # of a directory, that is said first
         raise ReportError(f"{path}: an Excel report's name must end in .xlsx, such as {path.stem or 'report'}.xlsx")
     found = overview(comparison)
     layers = all_layers(comparison, found)

@@ -19,7 +19,7 @@ import numpy as np
 from accucompare.bundle.records import Record, Role
 from accucompare.compare.measure import Metrics
 from accucompare.compare.result import Result
-from accucompare.compare.rows import STATUS_OF, UNMATCHED, Reason, Row, Status
+from accucompare.compare.rows import NEAR, STATUS_OF, UNMATCHED, Reason, Row, Status
 from accucompare.numbers.dtypes import Array
 from accucompare.report.columns import layer
 from accucompare.report.sheets import Table, thinned
@@ -260,7 +260,7 @@ class _Pass:
         self.failing.add(places[fails])
         self.one_sided.add(places[_ONE_SIDE[codes]])
         used = np.array([verdict.used for verdict in verdicts], np.float64)
-        near = ~(fails | not_compared) & ((used > 0.5) | _TOO_PRECISE[codes])
+        near = ~(fails | not_compared) & ((used > NEAR) | _TOO_PRECISE[codes])
         self.near.add(places[near], np.nan_to_num(used[near], nan=0.0))
         measured, nothing_finite = _measured(metrics)
         errors = np.where(np.isnan(measured), np.inf, measured)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from base64 import b64encode
 from collections.abc import Callable
 from hashlib import sha256
@@ -34,7 +35,7 @@ def write_page(path: Path, template: str, content: dict[str, Any], write_data: C
     Raises:
         ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be written.
     """
-    if path.suffix.lower() != ".html" and not path.is_dir() and not is_stream(path):  # of a directory, that is said first
+    if path.suffix.lower() != ".html" and not os.path.isdir(path) and not is_stream(path):  # of a directory, that is said first
         raise ReportError(f"{path}: a page's name must end in .html, such as {path.stem or 'report'}.html")
     style, script = ("\n".join((_FOLDER / name).read_text("utf-8") for name in names) for names in (_STYLES, _SCRIPTS))
     environment = Environment(

@@ -25,6 +25,7 @@ from accucompare.selection import Mode
 from accucompare.text import counted
 
 _DAMAGE_SHOWN = 10
+_VERIFIED = 256 << 20  # bytes: a tensor of up to so many is read whole, and verified, before a part of it is shown
 _VALUES_SHOWN = 200  # of a tensor; of a larger one, those at the ends
 
 
@@ -157,7 +158,7 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
     wanted = record.member is not None or not record.layout.has_data or slices is not None or save is not None
     stored = bundle.stored(record) if wanted else None  # raises if there are no values
     index = _index(slices, record.shape) if slices is not None else ()
-    if stored is not None:
+    if checked := stored is not None and (slices is None or stored.nbytes <= _VERIFIED):
         stored.read()  # to verify it; a block in memory at a time
     console = open_console()
     console.print(safe_text(f"{record.key}: {record.type}, {record.dtype} {list(record.shape)}"), soft_wrap=True)
@@ -169,6 +170,9 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
         console.print(safe_text("its values were not recorded" + (f" (--mode {mode})" if mode not in (None, Mode.TENSORS) else "")))
         return
     console.print(_printed(stored, index, DTYPES[record.dtype]))
+    if not checked:
+        whole = f"only this part of its {_size(stored.nbytes)} was read, unverified; accucompare verify {bundle.path} reads all"
+        console.print(safe_text(whole), soft_wrap=True)
     if save is not None:
         try:
             part = widen(stored.part(index), DTYPES[record.dtype])
@@ -192,7 +196,9 @@ def _printed(stored: StoredTensor, index: Index, dtype: DType) -> str:
 
 def _save(path: Path, values: Array) -> None:
     with path.open("wb") as file:  # np.save would append .npy to another suffix
-        np.save(file, values, allow_pickle=False)
+        values = np.ascontiguousarray(values).reshape(values.shape)
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
+        file.write(memoryview(values.reshape(-1).view("u1")))  # NumPy's own writing does not say why it fails
 
 
 def _index(text: str, shape: tuple[int, ...]) -> Index:

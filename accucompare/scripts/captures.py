@@ -69,7 +69,7 @@ def capture_script(command: Sequence[str], plan: Plan, overwrite: bool, variable
                 restore_previous(directory)
                 if isinstance(directory, Path):
                     directory.rmdir()  # where nothing was written
-    found = troubles(plan, ended.seen)
+    found = troubles(plan, ended.seen, ended.unheard)
     if written:
         with open_bundle(directory) as bundle:
             for rank, manifest in sorted(bundle.manifests.items()):

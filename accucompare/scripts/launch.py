@@ -23,6 +23,10 @@ from accucompare.scripts.plan import Plan, Seen, read_seen
 _HANDED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT")
 
 
+#: Bytes that there must be room for at the end, or else processes may not have been able to say what they have seen.
+_ROOM = 1 << 16
+
+
 @dataclass(frozen=True)
 class Ended:
     """A script that has ended.
@@ -30,10 +34,12 @@ class Ended:
     Attributes:
         code: its exit code; of one that a signal has ended 128 and the signal's number, as in a shell.
         seen: what its processes have seen.
+        unheard: why they could not leave it for this process; ``None`` if they could.
     """
 
     code: int
     seen: list[Seen]
+    unheard: str | None = None
 
 
 def run(command: Sequence[str], plan: Plan, variables: Mapping[str, str] = MappingProxyType({})) -> Ended:
@@ -47,19 +53,40 @@ def run(command: Sequence[str], plan: Plan, variables: Mapping[str, str] = Mappi
     Raises:
         UsageError: if the command cannot be run.
     """
-    folder = Path(tempfile.mkdtemp(prefix="accucompare-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="accucompare-"))
+    except OSError as error:
+        raise _unkept(None, error) from None
     try:
         path = folder / "plan"
-        msgspec.structs.replace(plan, folder=str(folder)).write(path)
+        try:
+            msgspec.structs.replace(plan, folder=str(folder)).write(path)
+        except OSError as error:
+            raise _unkept(folder, error) from None
         try:
             child = subprocess.Popen(command, env={**environment(path), **variables})
         except OSError as error:
             raise UsageError(f"{command[0]}: cannot be run ({error.strerror or error})") from None
         with _handing_on(child):
             code = child.wait()
-        return Ended(128 - code if code < 0 else code, read_seen(folder))
+        return Ended(128 - code if code < 0 else code, read_seen(folder), _why_unheard(folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unkept(folder: Path | None, error: OSError) -> UsageError:
+    place = os.environ.get("TMPDIR", "/tmp") if folder is None else folder.parent
+    what = f"{place}: what the script's processes see cannot be kept there ({error.strerror})"
+    return UsageError(f"{what}; set TMPDIR to another disk, or free some space there")
+
+
+def _why_unheard(folder: Path) -> str | None:
+    """Why processes could not leave what they have seen; ``None`` if there is room for it."""
+    try:
+        (folder / "room").write_bytes(bytes(_ROOM))
+    except OSError as error:
+        return str(_unkept(folder, error))
+    return None
 
 
 def environment(plan: Path) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from accucompare.errors import CaptureError
 from accucompare.scripts.plan import Action, Plan
 from accucompare.selection import Steps
 
@@ -113,6 +114,8 @@ class _Watching:
 
     def close(self, error: BaseException | None) -> None:
         _close(self._stack, error)
+        if self._watch.log_failure is not None:
+            raise CaptureError(self._watch.log_failure)
 
 
 def _close(stack: contextlib.ExitStack, error: BaseException | None) -> None:

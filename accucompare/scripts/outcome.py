@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from accucompare.scripts.plan import Plan, Seen, SeenModel
-from accucompare.text import printable
+from accucompare.text import counted, printable
 
 #: A command line is shown up to so many characters.
 _SHOWN = 80
 
 
-def troubles(plan: Plan, seen: Sequence[Seen]) -> list[str]:
-    """Why what was asked for was not done, one sentence each; none if it was."""
+def troubles(plan: Plan, seen: Sequence[Seen], unheard: str | None = None) -> list[str]:
+    """Why what was asked for was not done, one sentence each; none if it was. ``unheard``: why processes could not say what they saw."""
     found = [f"{_process(each)}: {each.error}" for each in seen if each.error is not None]
     with_torch = [each for each in seen if each.torch]
     models = [model for each in seen for model in each.models]
     chosen = [each for each in seen if any(model.chosen for model in each.models)]
+    if unheard is not None:
+        return [*found, unheard]
     if not seen:
         return [
             "no process of the command imported torch, as far as could be seen. `python -I` and `-E` do not read PYTHONPATH, by which "
@@ -29,8 +31,11 @@ def troubles(plan: Plan, seen: Sequence[Seen]) -> list[str]:
         found.append(f"--model {plan.model}: no such model was called; there were {names}" if plan.model else f"none of {names} was chosen")
     for each in chosen:
         if not each.recorded and each.error is None and not each.notes:
-            when = "before the file of --arm appeared" if plan.arm else f"after {each.steps} step(s)"
-            found.append(f"{_process(each)}: ended {when}; none of --steps {plan.steps or 'all'} was among them")
+            when = "before the file of --arm appeared" if plan.arm else f"after {counted(each.steps, 'step')}"
+            missing = f"; none of --steps {plan.steps} was among them" if plan.steps else ""
+            found.append(f"{_process(each)}: ended {when}{missing}")
+        elif not each.ended and (plan.chosen is None or len(each.recorded) < sum(1 for _ in plan.chosen.numbers)):
+            found.append(f"{_process(each)}: was killed after {counted(each.steps, 'step')}, or is still running")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,11 @@ from accucompare.errors import UsageError
 from accucompare.selection import Steps
 from accucompare.text import without_credentials
 from accucompare.version import __version__
+
+#: The variable with the pids of the processes that started one.
+_WITHIN = "ACCUCOMPARE_SCRIPT_WITHIN"
+#: What a process leaves of each step.
+_RECORDED, _PASSED = b"r", b"."
 
 
 class Action(str, Enum):
@@ -138,17 +144,67 @@ class Seen(msgspec.Struct, kw_only=True):
         part.write_bytes(msgspec.json.encode(self))
         os.replace(part, path)
 
+    def count(self, folder: str | Path, recorded: bool) -> None:
+        """A step is over: leave word of it, in case this process is killed."""
+        if recorded:
+            self.recorded.append(self.steps)
+        self.steps += 1
+        with suppress(OSError), (Path(folder) / f"{self.pid}-{self.began:.6f}.steps").open("ab", buffering=0) as file:
+            file.write(_RECORDED if recorded else _PASSED)
+
+    def begin_anew(self, folder: str | Path) -> None:
+        """What was counted was of another model."""
+        self.steps, self.recorded = 0, []
+        (Path(folder) / f"{self.pid}-{self.began:.6f}.steps").unlink(missing_ok=True)
+
 
 def read_seen(folder: str | Path) -> list[Seen]:
-    """The handshakes of all processes, in the order of their beginning."""
-    found = [msgspec.json.decode(path.read_bytes(), type=Seen) for path in Path(folder).glob("*.json")]
+    """The handshakes of all processes, in the order of their beginning; of one that was killed, with the steps that it had counted."""
+    found = []
+    for path in Path(folder).glob("*.json"):
+        seen = msgspec.json.decode(path.read_bytes(), type=Seen)
+        if not seen.ended and (counted := path.with_suffix(".steps")).exists():
+            steps = counted.read_bytes()
+            seen.steps, seen.recorded = len(steps), [number for number, each in enumerate(steps) if each == _RECORDED[0]]
+        found.append(seen)
     return sorted(found, key=lambda seen: seen.began)
 
 
-def claim(folder: str | Path, rank: int) -> bool:
-    """Whether this process is the first that writes as this rank."""
+class Claim(msgspec.Struct, kw_only=True):
+    """Which process writes as a rank.
+
+    Attributes:
+        pid: of it.
+        within: the pids of those that started it.
+        trains: whether its model is trained.
+    """
+
+    pid: int
+    within: list[int]
+    trains: bool
+
+
+def claim(folder: str | Path, rank: int, own: Claim) -> tuple[bool, str]:
+    """Write as a rank from now on: the first process that asks may, or the one that started it, once that one has ended.
+
+    Returns:
+        Whether it may, and what a reader should know of that.
+    """
+    path = Path(folder) / f"rank{rank}.claim"
     try:
-        os.close(os.open(Path(folder) / f"rank{rank}.claim", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        with path.open("xb") as file:
+            file.write(msgspec.json.encode(own))
+        return True, ""
     except FileExistsError:
-        return False
-    return True
+        first = msgspec.json.decode(path.read_bytes(), type=Claim)
+    if own.pid not in first.within or (first.trains and not own.trains) or len([*Path(folder).glob("rank*.claim")]) > 1:
+        return False, f"another process was rank {rank} before this one, and is the one that was looked at"
+    if not any(seen.pid == first.pid and seen.ended for seen in read_seen(folder)):
+        return False, f"process {first.pid}, which this one had started, still ran, and is the one that was looked at"
+    path.write_bytes(msgspec.json.encode(own))
+    return True, f"process {first.pid}, which process {own.pid} had started, ran a model before; the one of {own.pid} took its place"
+
+
+def started_by() -> list[int]:
+    """The processes of the script that started this one, as ``boot/sitecustomize.py`` notes them when each begins."""
+    return [int(each) for each in os.environ.get(_WITHIN, "").split(":") if each and int(each) != os.getpid()]

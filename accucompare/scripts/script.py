@@ -26,7 +26,7 @@ from accucompare.places import is_url
 from accucompare.scripts.arming import Arming
 from accucompare.scripts.calls import OutermostCalls
 from accucompare.scripts.models import Models, Optimizers, contains, whole_of
-from accucompare.scripts.plan import Action, Plan, Seen, SeenModel, claim, read_plan
+from accucompare.scripts.plan import Action, Claim, Plan, Seen, SeenModel, claim, read_plan, started_by
 from accucompare.selection import Steps
 
 #: So many seconds ``os._exit`` waits for us at most.
@@ -213,18 +213,21 @@ class Script:
         self._close(None)
         if self._chosen is not None:
             self._chosen.seen.chosen = False
-        self._seen.steps, self._seen.recorded = 0, []
+        self._seen.begin_anew(self._plan.folder)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Remove what was recorded as this rank, of another model or by a process that this one had started."""
         if self._claimed is not None and self._plan.action is Action.CAPTURE and not is_url(self._plan.out):
             shutil.rmtree(Path(self._plan.out) / f"rank{self._claimed}", ignore_errors=True)
 
     def _end_step(self) -> None:
-        chosen, step = self._chosen, self._seen.steps
+        chosen, step, recorded = self._chosen, self._seen.steps, False
         self._updated = False
         if chosen is not None and self._observation is not None:
             self._observation.step()  # also of a step that is not observed: they are numbered alike
-            if self._is_wanted(step):
-                self._seen.recorded.append(step)
-        self._seen.steps += 1
+            recorded = self._is_wanted(step)
+        self._seen.count(self._plan.folder, recorded)
 
     def _is_wanted(self, step: int) -> bool:
         chosen = self._chosen
@@ -281,11 +284,15 @@ class Script:
 
         rank, _ = rank_and_ranks()
         self._seen.rank = rank
-        if self._claimed is None and not claim(self._plan.folder, rank):
-            self._seen.notes.append(f"another process was rank {rank} before this one, and is the one that was looked at")
-            self._over = True
-            return
-        self._claimed = rank
+        if self._claimed is None:
+            own = Claim(pid=os.getpid(), within=started_by(), trains=bool(chosen.optimizers))
+            may, note = claim(self._plan.folder, rank, own)
+            self._seen.notes += [note] if note else []
+            if not may:
+                self._over = True
+                return
+            self._claimed = rank
+            self._clear()
         self._observation = observe(self._plan, chosen.model, chosen.optimizers, chosen.steps, self._seen.steps)
         self._awake = True
         self._seen.write(self._plan.folder)

@@ -112,6 +112,11 @@ class Watch:
         return self._reporter.findings
 
     @property
+    def log_failure(self) -> str | None:
+        """Why the log ends early, as on a full disk, and what to do; ``None`` if it does not."""
+        return self._log.failure
+
+    @property
     def step_number(self) -> int:
         """Of the step being watched, from 0."""
         return self._watcher.step

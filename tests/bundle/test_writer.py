@@ -385,7 +385,8 @@ def test_a_full_disk_is_told_and_leaves_the_finished_steps(tmp_path: Path, monke
         writer.close()
     directory = tmp_path / "b"
     assert str(caught.value) == (
-        f"{directory}/rank0: cannot be written (No space left on device); 1 finished step(s) in {directory} stay readable"
+        f"{directory}/rank0: cannot be written (No space left on device); 1 finished step(s) in {directory} stay readable; "
+        "free some space, or choose another disk"
     )
     assert files(directory) == ["manifest.json", "rank0/step0.jsonl", "rank0/step0.npz"]
     with ac.open_bundle(directory) as bundle:

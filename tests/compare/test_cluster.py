@@ -18,6 +18,7 @@ import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
+from distributed.cfexecutor import ClientExecutor
 
 import accucompare as ac
 from accucompare.bundle.manifest import Manifest
@@ -37,6 +38,7 @@ from tests.compare.test_diff import flip_bit
 
 COUNT = 24
 SMALL = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": 0, "dashboard_address": ":0", "silence_logs": 60}
+IN_THIS_PROCESS = {**SMALL, "n_workers": 1, "processes": False, "protocol": "tcp"}  # which is enough to lose it
 
 
 @pytest.fixture(scope="module")
@@ -325,6 +327,8 @@ def test_workers_that_cannot_be_asked_are_no_workers_that_agree() -> None:
     class Deaf:
         """A client whose scheduler answers, and whose workers do not."""
 
+        status = "running"
+
         def nthreads(self) -> dict[str, int]:
             return {"tcp://w:1": 1}
 
@@ -475,8 +479,7 @@ def test_a_cluster_that_goes_away_is_told_and_nothing_is_written(what: str, side
         monkeypatch.setattr(running, name, value)
     why = {"workers": "has had no workers for 0 s", "scheduler": "has lost its scheduler"}[what]
     patience = {"distributed.comm.timeouts.connect": "1s"}  # to connect again to a scheduler that has gone
-    in_this_process = {"n_workers": 1, "processes": False, "protocol": "tcp"}  # which is enough to lose it
-    with dask.config.set(patience), LocalCluster(**{**SMALL, **in_this_process}) as cluster:
+    with dask.config.set(patience), LocalCluster(**IN_THIS_PROCESS) as cluster:
         going = [*cluster.workers.values()] if what == "workers" else [cluster.scheduler]
 
         def lose(done: int, total: int) -> None:
@@ -488,3 +491,39 @@ def test_a_cluster_that_goes_away_is_told_and_nothing_is_written(what: str, side
         if what == "workers":
             with pytest.raises(ClusterError, match="has no workers; start some with `dask worker tcp://"):
                 ac.diff(*sides, cluster=cluster.scheduler_address)
+
+
+#: What the client asks of Dask in a comparison, in this order, and which of these calls the loss comes before.
+_STAGES = {
+    "it is connected": (Client, "nthreads", 1),
+    "the scheduler is asked": (Client, "run_on_scheduler", 1),
+    "workers are asked": (Client, "run", 1),
+    "the comparison begins": (Client, "get_executor", 1),
+    "the first parcel is sent": (ClientExecutor, "submit", 1),
+    "a later parcel is sent": (ClientExecutor, "submit", 4),
+}
+
+
+@pytest.mark.parametrize("lost", ["scheduler", "client"])
+@pytest.mark.parametrize("stage", _STAGES)
+def test_a_connection_that_is_lost_before_any_stage_is_told_with_what_to_do(
+    stage: str, lost: str, sides: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("BATCH", 1), ("IN_FLIGHT", 2), ("LOOK", 0.05)):
+        monkeypatch.setattr(running, name, value)
+    owner, method, nth = _STAGES[stage]
+    ask, asked = getattr(owner, method), []
+    with dask.config.set({"distributed.comm.timeouts.connect": "0.2s"}), LocalCluster(**IN_THIS_PROCESS) as cluster:
+
+        def ask_too_late(self: Any, *arguments: Any, **options: Any) -> Any:
+            asked.append(method)
+            if len(asked) == nth:
+                client = self if owner is Client else self._client
+                cluster.sync(cluster.scheduler.close) if lost == "scheduler" else client.close()
+                while client.status != "closed":  # after its patience
+                    threading.Event().wait(0.01)
+            return ask(self, *arguments, **options)
+
+        monkeypatch.setattr(owner, method, ask_too_late)
+        with pytest.raises(ClusterError, match=r"tcp://.*: has lost its scheduler (before|while) .* compared.* compare again$"):
+            ac.diff(*sides, cluster=cluster.scheduler_address)

@@ -74,6 +74,29 @@ def test_a_bias_whose_gradient_cancels_is_judged_by_what_is_summed(tmp_path: Pat
     assert not compare(tmp_path, golden, wrong).passed
 
 
+NOTHING = np.zeros(8)
+
+
+@pytest.mark.parametrize("baseline", [False, True], ids=["limits", "baseline"])
+@pytest.mark.parametrize("made_of", [
+    [("param_before", "weight", np.ones(8)), ("param_update", "weight", NOTHING)],  # too small for the parameter's last place
+    [("grad_output", "", X), ("call_grad", "bias", NOTHING)],  # a sum that cancels
+    [("grad_output", "", X), ("call_grad", "bias", NOTHING), ("param_grad", "bias", NOTHING)],
+])  # fmt: skip
+@pytest.mark.parametrize(("off", "passes"), [(1e-9, True), (1e-2, False)])
+def test_what_rounding_takes_whole_may_be_a_little_on_the_other_side(
+    tmp_path: Path, made_of: list[tuple[str, str, np.ndarray]], off: float, passes: bool, baseline: bool
+) -> None:
+    sides, feed = [], {}
+    for name, dtype, error in (("golden", "float32", 0.0), ("npu", "float64", off), ("baseline", "float64", 1e-12)):
+        off_by = [(role, path, values + error * (values is NOTHING)) for role, path, values in made_of]
+        items = [item("a", values, dtype, role=role, path=path, parent=None) for role, path, values in off_by]
+        sides.append(write(tmp_path / name, items, capture={"backward": True, **feed}))
+        with ac.open_bundle(sides[0]) as golden:
+            feed = {"feed": {"golden": "golden", "identity": golden.identity(), "not_fed": [], "backward": True}}
+    assert ac.diff(*sides[:2], baseline=sides[2] if baseline else None).passed is passes
+
+
 @pytest.mark.parametrize(("off", "step", "reason"), [(0.1, 2, "inherited"), (1e-7, 2, "introduced"), (0.1, 1, "introduced")])
 def test_state_that_unrecorded_steps_made_after_a_wrong_one_is_no_culprit(tmp_path: Path, off: float, step: int, reason: str) -> None:
     before = pair("a", "param_before", 0.0, path="weight", parent=None)

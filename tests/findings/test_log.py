@@ -96,7 +96,9 @@ def test_a_disk_that_is_full_in_the_middle_of_an_event_is_warned_of_and_what_was
     log.write(start())
     log._file = _Small(log._file, 20)  # type: ignore[assignment]
     log.write(step(0))
-    assert caplog.messages == [f"{log.path}: the log of the watch ends here (No space left on device); the watch goes on"]
+    cure = "free some space, or choose another disk"
+    assert log.failure == f"{log.path}: the log of the watch ends here (No space left on device); {cure}"
+    assert caplog.messages == [f"{log.failure}; the watch goes on"]
     log.write(step(1))
     assert [len(run) for run in read_log(log.path)] == [1]
 
@@ -105,7 +107,7 @@ def test_a_disk_that_is_full_in_the_middle_of_an_event_is_warned_of_and_what_was
 def test_a_log_that_cannot_be_written_is_named(place: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "directory").mkdir()
-    with pytest.raises(UsageError, match=r"the log of the watch cannot be written .*; choose another directory"):
+    with pytest.raises(UsageError, match=r"the log of the watch cannot be written .*; .*choose another place"):
         Log(tmp_path / place)
 
 

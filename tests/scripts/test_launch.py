@@ -234,3 +234,59 @@ def test_a_sharded_model_is_captured_by_all_ranks_and_computes_what_it_does_with
     with ac.open_bundle(tmp_path / "golden") as bundle:
         assert bundle.complete
         assert (bundle.manifest.ranks, {entry.step for _, entry in bundle.steps()}) == (2, {0, 2})
+
+
+_TRAIN = """
+import os, signal, subprocess, sys
+
+def train(width, steps=4, then=lambda: None):
+    import torch
+    model = torch.nn.Linear(width, width)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(steps):
+        model(torch.ones(1, width)).sum().backward()
+        optimizer.step()
+    then()
+
+def forked():
+    if os.fork() == 0:
+        train(3)
+        os._exit(0)
+    os.wait()
+
+def started():
+    subprocess.run([sys.executable, "-c", "import train; train.train(3)"], check=True)
+"""
+
+
+def run_training(tmp_path: Path, action: str, code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "train.py").write_text(_TRAIN)
+    (tmp_path / "script.py").write_text(f"from train import *\n{code}\n")
+    command = [*COMMAND, action, "--out", "out", *options, "--", sys.executable, "script.py"]
+    variables = environment(PYTHONPATH=str(tmp_path))
+    return subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("child", ["forked()", "started()"])
+def test_what_the_script_itself_trains_is_captured_though_a_process_that_it_starts_trains_before(child: str, tmp_path: Path) -> None:
+    done = run_training(tmp_path, "capture", f"{child}\ntrain(5)")
+    assert done.returncode == 0
+    assert "ran a model before; the one of" in done.stderr
+    with ac.open_bundle(tmp_path / "out") as bundle:
+        assert bundle.complete
+        assert bundle.load("").shape == (1, 5)
+
+
+def test_the_training_of_a_process_that_the_script_starts_is_captured_if_there_is_no_other(tmp_path: Path) -> None:
+    done = run_training(tmp_path, "capture", "forked()\nimport torch\ntorch.nn.Linear(5, 5)(torch.ones(1, 5))")
+    assert "another process was rank 0 before this one" in done.stderr
+    with ac.open_bundle(tmp_path / "out") as bundle:
+        assert bundle.load("").shape == (1, 3)
+
+
+@pytest.mark.parametrize("action", ["capture", "watch"])
+def test_a_script_that_is_killed_is_told_with_its_steps(action: str, tmp_path: Path) -> None:
+    done = run_training(tmp_path, action, "train(3, 3, lambda: os.kill(os.getpid(), signal.SIGKILL))", "--steps", "7")
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "was killed after 3 steps" in done.stderr
+    assert "ended after 0" not in done.stderr

@@ -879,7 +879,7 @@ def test_a_log_on_a_full_disk_ends_with_a_warning_and_the_watch_goes_on(tmp_path
         watch._log._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
         model(torch.ones(1, 2))
         watch.step()
-    assert "the log of the watch ends here (No space left on device); the watch goes on" in caplog.text
+    assert "the log of the watch ends here (No space left on device); free some space" in caplog.text
 
 
 def test_a_scripted_module_is_passed_over(tmp_path: Path) -> None:

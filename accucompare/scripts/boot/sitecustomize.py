@@ -99,4 +99,6 @@ def _run_the_machines_own() -> None:
 
 if os.environ.get("ACCUCOMPARE_SCRIPT"):
     sys.meta_path.insert(0, _WaitForTorch())
+    _within = os.environ.get("ACCUCOMPARE_SCRIPT_WITHIN")  # what this process starts finds who has started it
+    os.environ["ACCUCOMPARE_SCRIPT_WITHIN"] = f"{_within}:{os.getpid()}" if _within else str(os.getpid())
 _run_the_machines_own()
