@@ -23,7 +23,7 @@ _Call = tuple[int, int, str, int]
 DEVIATIONS = 3.0
 
 
-def most_changed(different: int) -> float:
+def most_changed(different: float) -> float:
     """The most that rounding may change if it changed ``different`` in the baseline."""
     return different + DEVIATIONS * math.sqrt(2.0 * different) + 1.0
 

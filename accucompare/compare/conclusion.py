@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from accucompare.compare.culprits import STRUCTURAL, is_of_glue
 from accucompare.compare.describing import different_values
 from accucompare.compare.ladder import JudgedBy, Parting, TrainingResult
 from accucompare.compare.result import Result
-from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, Status
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, Row, Status
 from accucompare.compare.sites import Culprit, Stage
 from accucompare.compare.step_pairs import clipped, number
 from accucompare.compare.step_rows import number_of
@@ -112,8 +113,7 @@ def _given_otherwise(result: Result) -> Iterator[str]:
         record, metrics = row.record, row.metrics
         number_of_group = record is not None and record.role is Role.STATE_BEFORE and not record.name
         if number_of_group and metrics is not None and metrics.max_abs:
-            message = f"{result.place(row)}: {metrics.golden_at_max:g} in golden, {metrics.candidate_at_max:g} in the candidate"
-            found.setdefault("trained otherwise", []).append(message)
+            found.setdefault("trained otherwise", []).append(f"{result.place(row)}: {_both(row)}")
     for how, messages in found.items():
         yield f"{how}: {messages[0]}" + (f", and {len(messages) - 1} more" if len(messages) > 1 else "")
 
@@ -341,6 +341,12 @@ def _number_named(culprit: Culprit, step: int | None) -> str:
     return f"{where}: {number(candidate)} in the candidate, {number(golden)} in golden"
 
 
+def _both(row: Row) -> str:
+    """A number on both sides, by its statistics, which every mode keeps."""
+    golden, candidate = (math.nan if record is None else number_of(record) for record in (row.golden, row.candidate))
+    return f"{golden:g} in golden, {candidate:g} in the candidate"
+
+
 def _named(result: Result, culprit: Culprit) -> str:
     record = culprit.row.record
     assert record is not None
@@ -366,7 +372,7 @@ def _named(result: Result, culprit: Culprit) -> str:
     if different := different_values(culprit.row):
         return f"{culprit.place}{step}, {different}"
     if record.role is Role.STATE_BEFORE and metrics is not None and metrics.elements == 1:  # a number of a parameter group
-        return f"{culprit.place}{step}: {metrics.golden_at_max:g} in golden, {metrics.candidate_at_max:g} in the candidate"
+        return f"{culprit.place}{step}: {_both(culprit.row)}"
     if not culprit.size:  # digests differ, and nothing was measured
         return f"{culprit.place}{step}, other bits"
     beyond = "excess" if culprit.excess is not None else "x limit"

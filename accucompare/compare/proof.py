@@ -34,7 +34,7 @@ from accucompare.bundle.manifest import CONDITIONED, PROOF, Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Record
 from accucompare.compare.align import Pair, Renaming
-from accucompare.compare.baseline import Expected, check_beside, differing, floor, limit, partners
+from accucompare.compare.baseline import FEW, Expected, check_beside, differing, floor, limit, partners
 from accucompare.compare.brought import ERRORS
 from accucompare.compare.choices import most_changed
 from accucompare.compare.judge import RUNS, UNSTEADY
@@ -179,7 +179,9 @@ def doubt(sides: Sides, task: Task, golden: Record, candidate: Record, expected:
         run: as for ``Sides.measure``.
     """
     proof = task.proof
-    if proof is None or sides.proof is None or same_bits(golden, candidate) or not task.tolerance.by_default:
+    if proof is None or sides.proof is None or same_bits(golden, candidate):
+        return None
+    if not (task.tolerance.by_default or task.tolerance == EXACT):  # which judges integers, whatever the user's limits
         return None
     record = proof.record
     if record is None or (record.shape, record.components) != (golden.shape, golden.components):
@@ -209,7 +211,7 @@ def _explained(sides: Sides, task: Task, proof: Proof, metrics: Metrics, candida
     if metrics.nonfinite_mismatch:
         return False
     if not DTYPES[golden.dtype].digits:
-        return differing(metrics) <= most_changed(0)
+        return differing(metrics) <= min(most_changed(0), metrics.compared / FEW)  # of a single number none
     if metrics.rel_l2 <= max(proof.limit, HIDES_NOTHING * floor(candidate.dtype)):
         return True
     if expected is None or baseline is None or proof.ceiling < metrics.rel_l2 < math.inf:

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from accucompare.bundle.manifest import StepSeries
 from accucompare.bundle.memory import Lease
-from accucompare.bundle.records import WAYS_OF_UPDATING, Record, Role
+from accucompare.bundle.records import AT_THE_END, WAYS_OF_UPDATING, Record, Role
 from accucompare.live import entrances
 from accucompare.live.gradients import Parameter, gradient_state, parameters_of
 from accucompare.live.graph import Observer, observe, observe_no_more
@@ -143,8 +143,8 @@ class Updates:
         notes = [f"an optimizer stepped that holds no parameter of the model ({kinds}); its updates are not recorded"] if kinds else []
         if self._changed_otherwise:
             notes.append(
-                "parameters changed in a step with a backward, but without a step of a torch.optim optimizer: that update, and the whole "
-                "gradients of parameters, are not recorded, and a fed capture goes on with its own parameters"
+                "parameters changed in a step with a backward, but without a step of a torch.optim optimizer: what became of them is "
+                "recorded, and the whole gradients of parameters are not"
             )
         idle = [each for key, each in self._parameters.items() if key not in self._updated and each.tensor.requires_grad]
         if not idle or not self._updated:
@@ -174,7 +174,9 @@ class Updates:
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
         """A step ends: tell the gradients that no update was given. Gives what ``Series.end_step`` does."""
-        if self._count and self._started != self._count:
+        if self._started == self._count and self._trained:
+            self._note_changed(AT_THE_END)
+        elif self._count and self._started != self._count:
             self._note_changed()
         if not self._any_update and self._series.backwards > self._backwards:
             versions = zip(self._versions, self._written(), strict=True)
@@ -196,6 +198,11 @@ class Updates:
         for each in (self._recorded, self._times, self._told, self._clipped, self._before):
             each.clear()
 
+    @property
+    def _trained(self) -> bool:
+        """Whether there was a backward or an update in this step."""
+        return self._any_update or self._series.backwards > self._backwards
+
     def _written(self) -> list[int]:
         """How often each parameter has been written into; -1 if that is not counted, or it has no values yet."""
         tensors = (each.tensor for each in self._parameters.values())
@@ -211,14 +218,20 @@ class Updates:
             for each in self._parameters.values():
                 self._golden.start(each.owner, self._count, each.own, each.tensor)
             self._between.leave(each for each in self._parameters.values() if each in self._between)
+        if torch.is_grad_enabled():  # what a loop changes that has no optimizer for it: an average of others, an update by hand
+            others = (each for key, each in self._parameters.items() if key not in self._held and each not in self._between)
+            self._between.leave(each for each in others if self._sink.wants(each.owner, Role.PARAM_CHANGED))
 
-    def _note_changed(self) -> None:
-        """Record the parameters that something else has changed since the last update, here or in golden."""
+    def _note_changed(self, when: str = "") -> None:
+        """Record the parameters that something else has changed since the last update, here or in golden.
+
+        ``when``: behind their paths; ``AT_THE_END`` of a step in which no update came after the last call of the model.
+        """
         changed = self._between.changed()
         for key, each in self._parameters.items():
-            place = each.owner, self._count, each.own
+            place = each.owner, self._count, each.own + when
             if key in changed or (self._golden is not None and each in self._between and self._golden.has_changed(*place)):
-                self._give(each, Role.PARAM_CHANGED, each.own, each.tensor)
+                self._give(each, Role.PARAM_CHANGED, each.own + when, each.tensor)
 
     def call_begins(self) -> None:
         """The model is called."""

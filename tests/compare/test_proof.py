@@ -126,6 +126,32 @@ def test_a_golden_that_two_runs_of_its_own_code_do_not_give_is_no_reference(tmp_
     assert (row.reason is Reason.NOT_DETERMINISTIC) is (answer is Answer.NOT_SURE)
 
 
+@pytest.mark.parametrize(("size", "proved"), [(5e-4, True), (2e-3, False)])
+def test_what_is_far_beyond_goldens_precision_is_never_its_rounding(tmp_path: Path, size: float, proved: bool) -> None:
+    found = compared(tmp_path, off(own=size), off(rounding=size), off(fault=size), dtype="float32", exact="float64")
+    assert (not found.unproved) is proved
+
+
+def test_a_limit_of_the_users_needs_no_proof(tmp_path: Path) -> None:
+    compared(tmp_path, off(own=0.02, fault=0.02), off(rounding=0.02, fault=0.02), off(fault=0.02))
+    found = ac.diff(tmp_path / "golden", tmp_path / "candidate", baseline=tmp_path / "baseline", atol=10)
+    assert (found.answer, found.unproved) == (Answer.WITHIN, [])
+
+
+@pytest.mark.parametrize(("size", "changed", "passes"), [(1, 1, False), (8, 1, False), (SIZE, 1, True), (SIZE, 40, False)])
+def test_an_integer_that_goldens_own_code_does_not_give_is_proved_only_as_one_of_many(
+    tmp_path: Path, size: int, changed: int, passes: bool
+) -> None:
+    """A count or a length is never rounding; of many choices between equals, one may be another on another processor."""
+    golden, other = (np.arange(size, dtype="int64") for _ in range(2))
+    other[:changed] += 1
+    trusted = write(tmp_path / "golden", [item(values=golden), item("b", GOLDEN)], **capture(None, "float32"))
+    theirs = write(tmp_path / "candidate", [item(values=other), item("b", GOLDEN, "bfloat16")], **capture(trusted, "bfloat16"))
+    own = write(tmp_path / "baseline", [item(values=other), item("b", GOLDEN, "bfloat16")], **capture(trusted, "bfloat16"))
+    write(own / "proof", [item(values=other), item("b", GOLDEN)], **capture(trusted, "float32"))
+    assert ac.diff(trusted, theirs, baseline=own).passed is passes
+
+
 def test_a_value_that_the_proof_lacks_is_not_proved(tmp_path: Path) -> None:
     for proof in (GOLDEN[:7], np.full(SIZE, math.nan)):
         found = compared(tmp_path, off(own=2e-3), off(rounding=2e-3), proof)

@@ -178,6 +178,43 @@ def test_a_gradient_that_is_missing_where_both_have_the_value_is_no_pass(tmp_pat
     assert found.counts()[Reason.MISSING]
 
 
+class Made:
+    """What a module returns, as an object that nothing looks into."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+
+class Objects(nn.Module):
+    """A part returns an object, and calls something more in one form."""
+
+    class Part(nn.Module):
+        def __init__(self, more: bool) -> None:
+            super().__init__()
+            self.a, self.b, self.more = nn.Linear(16, 16), nn.Linear(16, 16), more
+
+        def forward(self, x: torch.Tensor) -> Made:
+            return Made(self.b(self.a(x)) if self.more else self.a(x))
+
+    def __init__(self, more: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.part, self.last = Objects.Part(more), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Made]:
+        return self.last(x), self.part(x)
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_a_call_of_one_side_is_no_pass_where_nothing_is_compared_of_the_call_around_it(tmp_path: Path, fed: bool) -> None:
+    for number, more in enumerate((False, True)):
+        found = compared(tmp_path / str(number), Objects(more), Objects(not more), fed)
+        assert found.exit_code == 1
+        assert not found.counts()[Reason.ONE_SIDED]
+
+
 class Twice(nn.Module):
     def __init__(self, calls: int) -> None:
         super().__init__()
