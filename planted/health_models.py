@@ -70,10 +70,12 @@ class Training:
     def batch(self, step: int) -> tuple[dict[str, Any], torch.Tensor]:
         """What the loader gives in a step."""
         if self._drawn is None or self._drawn[0] != step:
-            if step % EPOCH == 0 or self.begins_anew:
+            chosen = None if self.begins_anew else next(self._batches, None)
+            if chosen is None:
                 self._order.manual_seed(step // EPOCH if self.shuffled else 0)
                 self._batches = iter(self._loader)
-            self._drawn = step, next(self._batches)
+                chosen = next(self._batches)
+            self._drawn = step, chosen
         chosen = self._drawn[1]
         arguments, labels = self.arguments([part[chosen] for part in self.samples])
         for change in self.given:

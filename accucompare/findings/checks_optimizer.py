@@ -229,7 +229,9 @@ OPTIMIZER = (
         "the gradient's norm over the weight's, of each matrix, beside that of the others",
         "check the initialisation, the normalisation and saturated activations between this layer and the loss",
         _vanishing,
-        Threshold("gradient-ratio", 1e-5, "times the median of the others, below it; of each the largest of all looks", "sound runs: 0"),
+        Threshold(
+            "gradient-ratio", 1e-5, "times the median of the others, below it; of each the largest of all looks", "sound runs: 0.004"
+        ),
         needs=(Need.CLOSE,),
         why="the layer stands still",
     ),
@@ -258,7 +260,9 @@ OPTIMIZER = (
         "the root of Adam's second moment beside the eps that is added to it",
         "check whether the loss is divided twice, or a loss scale is taken out twice; lower eps",
         _second_moment,
-        Threshold("second-moment", 10, "times eps, below it the median of the matrices; of each the largest of all looks", "sound runs: 0"),
+        Threshold(
+            "second-moment", 10, "times eps, below it the median of the matrices; of each the largest of all looks", "sound runs: 2,000"
+        ),
         needs=(Need.CLOSE, Need.ADAM),
         why="where its root comes near eps, Adam's step is no longer of the size of the learning rate",
     ),

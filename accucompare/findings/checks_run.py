@@ -204,7 +204,7 @@ RUN = (
         (
             Threshold("loss-spike", 10, "spreads above the median of the ten steps before", "sound runs pass"),
             Threshold("loss-spike-floor", 0.1, "share of the first losses that is added to all", "sound runs pass"),
-            Threshold("loss-record", 4, "and so many times the largest before", "sound runs: 2.2 at most"),
+            Threshold("loss-record", 6, "and so many times the largest before", "sound runs: 3.03 at most"),
         ),
         needs=(Need.LOSSES,),
         why="a bad batch, an unstable layer, or a bit that flipped",
@@ -216,8 +216,10 @@ RUN = (
         "lower the learning rate; check the sign of the loss and the labels",
         _loss_trend,
         (
-            Threshold("loss-rise", 1.5, "last cross entropy over the first, or over that of guessing if that is larger", "sound runs: 0"),
-            Threshold("loss-diverges", 1e4, "last losses over first losses, of what is no cross entropy", "sound runs: 0"),
+            Threshold(
+                "loss-rise", 1.5, "last cross entropy over the first, or over that of guessing if that is larger", "sound runs: 0.95"
+            ),
+            Threshold("loss-diverges", 1e4, "last losses over first losses, of what is no cross entropy", "sound runs: 11"),
         ),
         needs=(Need.LOSSES,),
         why="it does not learn, but forget",
@@ -230,7 +232,7 @@ RUN = (
         _norm_spike,
         (
             Threshold("norm-spike", 10, "spreads above the median of the ten steps before", "msprobe's AnomalyTurbulence; sound runs"),
-            Threshold("norm-record", 5, "and so many times the largest before", "sound runs: 0"),
+            Threshold("norm-record", 5, "and so many times the largest before", "sound runs: 0.46 at most"),
         ),
         needs=(Need.NORMS,),
         why="it comes before the spike of the loss",

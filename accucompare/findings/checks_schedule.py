@@ -253,7 +253,11 @@ SCHEDULE = (
         "a warm-up whose last rate does not meet the first of the decay",
         "let the warm-up end where the decay begins",
         _lr_jump,
-        (Threshold("lr-jump", 1.5, "one update's rate over the last one's, between ten that rise and three that fall", "sound runs: 1"),),
+        (
+            Threshold(
+                "lr-jump", 1.5, "one update's rate over the last one's, between ten that rise and three that fall", "sound runs: 1.05"
+            ),
+        ),
         needs=(Need.VITALS, Need.UPDATES),
         why="a jump at the edge of a warm-up skips most of it",
     ),

@@ -218,9 +218,8 @@ class VitalSigns:
         same = [each for each in gradients.parameters if self._is_as_it_was(each)]
         self._states = {id(each.tensor): self._states[id(each.tensor)] for each in same}
         new = sorted((each for each in same if id(each.tensor) not in self._stale), key=lambda each: each.tensor.numel())
-        norms = self._meter.norm(
-            [each.tensor.grad for each in new[:3] if each.tensor.grad is not None]
-        )  # one that was set to zero past autograd is no longer there
+        smallest = [each.tensor.grad for each in new[:3] if each.tensor.grad is not None]
+        norms = self._meter.norm(smallest)  # zero, if they were set to zero past autograd
         self._stale = {key: self._stale[key] for key in self._states if key in self._stale}
         self._stale |= {id(each.tensor): tuple(norms) for each in new}
         root = loss_of(roots)

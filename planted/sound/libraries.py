@@ -39,10 +39,22 @@ def trainer_bert() -> Loop:
 
     _quiet()
     ids = sentences(480, 12, _WORDS)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 32}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 32,
+    }
     model = BertForSequenceClassification(BertConfig(vocab_size=_WORDS, num_labels=3, **sizes))
     with tempfile.TemporaryDirectory() as folder:
-        options = {"max_steps": 150, "per_device_train_batch_size": 8, "learning_rate": 5e-4, "eval_strategy": "steps", "eval_steps": 50}
+        options: dict[str, Any] = {
+            "max_steps": 150,
+            "per_device_train_batch_size": 8,
+            "learning_rate": 5e-4,
+            "eval_strategy": "steps",
+            "eval_steps": 50,
+        }
         args = TrainingArguments(folder, **options, **_QUIET)
         Trainer(model, args, train_dataset=_data(ids, ids[:, 0] % 3), eval_dataset=_data(ids[:16], ids[:16, 0] % 3)).train()
     yield from ()
@@ -56,7 +68,12 @@ def trainer_gpt2() -> Loop:
     ids = sentences(480, 12, _WORDS)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=_WORDS, n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=1))
     with tempfile.TemporaryDirectory() as folder:
-        options = {"max_steps": 120, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "learning_rate": 1e-3}
+        options: dict[str, Any] = {
+            "max_steps": 120,
+            "per_device_train_batch_size": 8,
+            "gradient_accumulation_steps": 2,
+            "learning_rate": 1e-3,
+        }
         args = TrainingArguments(folder, bf16=True, lr_scheduler_type="cosine", warmup_steps=20, **options, **_QUIET)
         Trainer(model, args, train_dataset=_data(ids, ids)).train()
     yield from ()
@@ -77,7 +94,7 @@ def _tokenizer() -> Any:
 def _gpt2() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    tokens = {"vocab_size": _WORDS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    tokens: dict[str, Any] = {"vocab_size": _WORDS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
     return GPT2LMHeadModel(GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=2, **tokens))
 
 
@@ -202,8 +219,8 @@ def unet() -> Loop:
     from diffusers.optimization import get_cosine_schedule_with_warmup
 
     _quiet()
-    sizes = {"block_out_channels": (8, 16), "layers_per_block": 1, "norm_num_groups": 4}
-    blocks = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")}
+    sizes: dict[str, Any] = {"block_out_channels": (8, 16), "layers_per_block": 1, "norm_num_groups": 4}
+    blocks: dict[str, Any] = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")}
     model = UNet2DModel(sample_size=12, in_channels=1, out_channels=1, attention_head_dim=8, **sizes, **blocks)
     noises = DDPMScheduler(num_train_timesteps=1000)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -255,7 +255,13 @@ def bag() -> Loop:
 def _bert(**options: Any) -> Any:
     from transformers import BertConfig
 
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 32}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 32,
+    }
     return BertConfig(vocab_size=_WORDS, **sizes, **options)
 
 
@@ -327,7 +333,15 @@ def masked_words() -> Loop:
 def _gpt2(**options: Any) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 128, "bos_token_id": 1, "eos_token_id": 1, "loss_type": "ForCausalLM"}
+    sizes: dict[str, Any] = {
+        "n_layer": 2,
+        "n_embd": 32,
+        "n_head": 2,
+        "n_positions": 128,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+        "loss_type": "ForCausalLM",
+    }
     return GPT2LMHeadModel(GPT2Config(vocab_size=_WORDS, **sizes, **options)).train()
 
 

@@ -181,9 +181,8 @@ def a_layer_is_frozen_with_its_gradient(loop: Loop) -> None:
 
 @fault("buffers")
 def a_running_variance_leaves_its_range(loop: Loop) -> None:
-    loop.steps = 40
-    calls = iter(range(loop.steps))
-    loop.model.up.register_forward_hook(lambda module, args, output: output * 1e4 if next(calls) > 25 else output)
+    loop.steps, calls = 40, iter(range(40))
+    loop.model.up.register_forward_hook(lambda module, args, output: output * 1e4 if next(calls) >= 32 else output)
 
 
 @fault("update-skipped")
