@@ -239,6 +239,12 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return self.path.removeprefix(f"{self.type}#").partition(".")[2] if self.role in OPERATOR_ROLES else ""
 
     @property
+    def is_of_group(self) -> bool:
+        """Whether it is a number of a parameter group, ``AdamW.0.lr``; and not the state of a parameter of the root's, ``cls.exp_avg``."""
+        _, _, number = self.path.partition(".")
+        return self.role is Role.STATE_BEFORE and not self.name and number.partition(".")[0].isdecimal()
+
+    @property
     def detail_and_line(self) -> str:
         """Both in words: ``a slice at bert/modeling_bert.py:187``."""
         return " at ".join(filter(None, (self.detail, self.source_line)))

@@ -111,8 +111,7 @@ def _given_otherwise(result: Result) -> Iterator[str]:
             found.setdefault(_GIVEN[finding.about], []).append(finding.message)
     for row in result.rows:  # a limit of the user's may be larger than a number that an optimizer was given
         record, metrics = row.record, row.metrics
-        number_of_group = record is not None and record.role is Role.STATE_BEFORE and not record.name
-        if number_of_group and metrics is not None and metrics.max_abs:
+        if record is not None and record.is_of_group and metrics is not None and metrics.max_abs:
             found.setdefault("trained otherwise", []).append(f"{result.place(row)}: {_both(row)}")
     for how, messages in found.items():
         yield f"{how}: {messages[0]}" + (f", and {len(messages) - 1} more" if len(messages) > 1 else "")

@@ -130,7 +130,7 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
     if math.isinf(metrics.rel_l2) and verdict.reason is Reason.OK:  # golden is all zeros, and rounding takes that much
         return verdict
     expects = max(expected.rel_l2, floor(dtype))
-    most = max(most, tolerance.summing / expects)
+    most = max(most, most * tolerance.composed / expects, tolerance.summing / expects)
     verdict = replace(
         verdict,
         tolerance=f"excess {most:.3g}",

@@ -141,6 +141,7 @@ class TrainingResult:
         expected_loss, expected_norm: the same of the run that judges.
         same_batches: whether digests could tell that data agree; ``None`` if each side has it in a type of its own, or does not say.
         several_ranks: whether there are more than one.
+        same_type: whether both sides compute in one type; of two, other bits are the rule, and tell nothing.
     """
 
     pairs: tuple[StepPair, ...]
@@ -155,6 +156,7 @@ class TrainingResult:
     expected_norm: Wander | None = None
     same_batches: bool | None = None
     several_ranks: bool = False
+    same_type: bool = True
 
     @property
     def updated(self) -> bool:
@@ -248,7 +250,7 @@ def climb(
     same_type = float_dtype(golden[0]) == float_dtype(candidate[0])
     digests = _Digests(same_type or _any_same(pairs, "batch"), same_type)
     shown = judges[0] if judges else {}
-    compared = _given_within(rows) if limits.by_user else frozenset()
+    compared = _given_within(rows, limits.by_user) if limits.by_user or not given.given else frozenset()
     partings = itertools.chain(_other_weights(golden, weights), _partings(pairs, digests, settings, rows, compared))
     return TrainingResult(
         tuple(pairs),
@@ -263,6 +265,7 @@ def climb(
         expected_norm=_wander(ours, shown, Quantity.NORM),
         same_batches=_same_batches(pairs, digests),
         several_ranks=len(golden) > 1 or len(candidate) > 1,
+        same_type=same_type,
     )
 
 
@@ -375,14 +378,20 @@ def _through_optimizer(parting: Parting | None, pairs: Iterable[StepPair]) -> Pa
     return parting
 
 
-def _given_within(rows: Iterable[Row]) -> frozenset[Place]:
-    """Steps of which all that the model was given was compared and is within its limits: there the user's decide, and no digests."""
+def _given_within(rows: Iterable[Row], by_user: bool) -> frozenset[Place]:
+    """Steps of which all that the model was given was compared and is within its limits: there these decide, and no digests.
+
+    By default limits only where values show how far apart the batches are: another model, as of a GAN, may have computed them.
+    """
     passed: dict[Place, bool] = {}
+    measured: set[Place] = set()
     for row in rows:
         if row.record is not None and row.record.role is Role.INPUT and row.record.parent is None:
             place = row.record.rank, row.record.step
             passed[place] = row.status is Status.PASS and passed.get(place, True)
-    return frozenset(place for place, all_of_them in passed.items() if all_of_them)
+            if by_user or (row.reason is Reason.OK and row.verdict.used):
+                measured.add(place)
+    return frozenset(place for place, all_of_them in passed.items() if all_of_them and place in measured)
 
 
 def _partings(

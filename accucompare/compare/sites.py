@@ -77,7 +77,8 @@ class Culprit:
         sizes = {"excess": self.excess, "x limit": self.over_limit}
         size = ", ".join(f"{name} {value:.3g}" for name, value in sizes.items() if value)
         about = [*self.words, *(f"hint, {hint}" for hint in self.hints)]
-        return f"<div>{line(size, strong=self.place)}{line(f'{self.site}, {self.reason.value}')}{''.join(map(line, about))}</div>"
+        kind = ", ".join(dict.fromkeys((self.site, self.reason.value)))  # both may be glue
+        return f"<div>{line(size, strong=self.place)}{line(kind)}{''.join(map(line, about))}</div>"
 
     @property
     def excess(self) -> float | None:

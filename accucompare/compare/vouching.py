@@ -115,7 +115,7 @@ def _step_of_setting(row: Row) -> tuple[int, int] | None:
     """(rank, step) of a number of a parameter group that one side alone has; ``None`` of any other row."""
     record = row.record
     alone = row.golden is None or row.candidate is None
-    return (record.rank, record.step) if alone and record is not None and record.role is Role.STATE_BEFORE and not record.name else None
+    return (record.rank, record.step) if alone and record is not None and record.is_of_group else None
 
 
 def _content(row: Row) -> tuple[str | None, str | None] | int:

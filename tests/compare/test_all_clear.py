@@ -88,6 +88,34 @@ def test_a_number_that_an_optimizer_was_given_is_told_where_the_users_limit_is_l
     assert "eps: 1e-08 in golden, 1e-06 in the candidate" in comparison.conclusion
 
 
+class Scaled(nn.Module):
+    """A model whose own parameters, such as a class token, belong to no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.fc = nn.Parameter(torch.rand(8)), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.fc(x * self.scale)
+        return found
+
+
+@pytest.mark.parametrize(("lr", "fed", "told"), [(0.1, False, False), (0.1, True, False), (0.1001, True, True)])
+def test_only_another_number_of_a_parameter_group_is_trained_otherwise(tmp_path: Path, lr: float, fed: bool, told: bool) -> None:
+    for name, dtype, rate in (("golden", torch.float64, 0.1), ("candidate", torch.float32, lr)):
+        torch.manual_seed(0)
+        model = Scaled().to(dtype)
+        optimizer = torch.optim.Adam(model.parameters(), rate)
+        with ac.capture(model, tmp_path / name, feed=tmp_path / "golden" if fed and name == "candidate" else None) as session:
+            for _ in range(2):
+                model(torch.ones(2, 8, dtype=dtype)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                session.step()
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "candidate", rel_l2=0.1)
+    assert (comparison.passed, "trained otherwise" in comparison.conclusion) == (True, told)
+
+
 def _packed(values: torch.Tensor, dtype: str) -> torch.Tensor:
     return (values * 10).to(torch.uint8).view(getattr(torch, dtype))
 

@@ -18,6 +18,7 @@ from accucompare.compare.wander import Wander
 from accucompare.errors import BundleError
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.report.training_words import details
 from tests.compare.builder import edit_manifest, item, write
 
 X = np.linspace(-1, 1, 64, dtype=np.float32)
@@ -130,11 +131,24 @@ def test_digests_of_batches_cast_to_another_type_are_no_other_data(tmp_path: Pat
     golden, candidate = run(tmp_path / "golden", steps()), run(tmp_path / "npu", steps(batch="cast", weights="cast"), model=BFLOAT16)
     comparison = ac.diff(golden, candidate)
     assert (comparison.training.parting, comparison.training.same_batches) == (None, None)
+    assert "digests of the" not in " ".join(details(comparison, comparison.training))
 
 
 def test_batches_that_agree_at_first_and_differ_later_are_other_data_in_any_type(tmp_path: Path) -> None:
     golden, candidate = run(tmp_path / "golden", steps()), run(tmp_path / "npu", changed(steps(), 4, batch="other"), model=BFLOAT16)
     assert ac.diff(golden, candidate).training.parting.rung is Rung.DATA
+
+
+@pytest.mark.parametrize(
+    ("off", "rung"), [(1e-6, None), (0.1, Rung.DATA), (0.0, Rung.DATA)], ids=["rounded", "other values", "digests alone differ"]
+)
+def test_batches_that_differ_by_rounding_as_of_a_gans_critic_are_told_by_their_rows(tmp_path: Path, off: float, rung: Rung | None) -> None:
+    sides = []
+    for name, series, factor in (("golden", steps(2), 1.0), ("npu", changed(steps(2), 1, batch="other"), 1.0 + off)):
+        given = [item("", X * np.float32(factor if step else 1), role="input", path="x", parent=None, step=step) for step in range(2)]
+        sides.append(run(tmp_path / name, series, *given, *(item("", X, parent=None, step=step) for step in range(2))))
+    comparison = ac.diff(*sides)
+    assert (getattr(comparison.training.parting, "rung", None), comparison.passed) == (rung, rung is None)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

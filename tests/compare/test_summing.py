@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -87,3 +89,45 @@ def test_the_room_for_sums_grows_with_their_root_and_ends_below_a_fault() -> Non
     assert default.of_sums(1 << 40, "float32").rel_l2 == 1e-4
     assert Tolerance(rel_l2=1e-7).of_sums(10_000, "float32") == Tolerance(rel_l2=1e-7)  # the user's own
     assert not default.of_sums(0, "float32").summing
+
+
+class Sum(torch.autograd.Function):
+    """Adds a bias to channels, whose gradient is summed up one term after the other."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, bias: torch.Tensor, factor: float) -> torch.Tensor:
+        context.factor = factor
+        return x + bias[:, None, None]
+
+    @staticmethod
+    def backward(context: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+        rows = grad.transpose(0, 1).reshape(grad.shape[1], -1).numpy()
+        return grad, torch.from_numpy(np.add.accumulate(rows, 1)[:, -1] * np.float32(context.factor)), None
+
+
+class Bias(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.factor = nn.Parameter(torch.randn(6)), 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = Sum.apply(x, self.bias, self.factor) if self.factor else x + self.bias[:, None, None]
+        return found
+
+
+@pytest.mark.parametrize(
+    ("after", "factor", "answer"),
+    [(nn.BatchNorm2d(6), 1.0, "rounding"), (nn.SiLU(), 1.0, "rounding"), (nn.SiLU(), 1.001, "bug")],
+    ids=["zero but for rounding", "another order", "off by a thousandth"],
+)
+def test_a_biases_gradient_is_judged_by_how_many_terms_it_has(tmp_path: Path, after: nn.Module, factor: float, answer: str) -> None:
+    torch.manual_seed(0)
+    golden, x = nn.Sequential(Bias(), after), torch.randn(16, 6, 64, 64)
+    candidate = copy.deepcopy(golden)
+    candidate[0].factor = factor  # type: ignore[assignment]
+    with ac.capture(golden, tmp_path / "golden"):
+        golden(x).square().mul(torch.rand(x.shape, generator=torch.Generator().manual_seed(1))).mean().backward()
+    with ac.capture(candidate, tmp_path / "candidate", feed=tmp_path / "golden"):
+        candidate(x).square().mul(torch.rand(x.shape, generator=torch.Generator().manual_seed(1))).mean().backward()
+    found = ac.diff(tmp_path / "golden", tmp_path / "candidate")
+    assert (found.answer.value, [each.name for each in found.culprits]) == (answer, ["0"] if answer == "bug" else [])
