@@ -205,7 +205,7 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
     """
     from accucompare.dumps.overflows import holds_overflows
 
-    if holds_overflows(log):
+    if holds_overflows(log) and not any(log.glob("rank*.jsonl")):  # a watch may have its kernel dumps in its own folder
         return _overflows_of_cann(log, reports, quiet)
     usual = Path("reports") / f"{stem(log.with_suffix('') if os.path.isfile(log) else log)}-overflow.xlsx"
     reports = reports_to_write(reports, usual)

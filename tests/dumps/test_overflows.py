@@ -169,6 +169,13 @@ def test_overflow_shows_them_and_fails(dump: Path, cli: Run) -> None:
     assert "   output.0: float32 [3]: 1 NaN, 1 Inf of 3 values" in lines
 
 
+def test_the_log_of_a_watch_comes_before_overflows_below_it(dump: Path, cli: Run) -> None:
+    (dump.parent / "rank0.jsonl").write_text("no log\n")
+    ran = cli("overflow", dump.parent, "--report", "none")
+    assert ran.returncode == 2
+    assert "rank0.jsonl" in ran.stderr
+
+
 def test_a_report_of_them_is_refused(dump: Path, cli: Run) -> None:
     ran = cli("overflow", dump, "--report", "out.html")
     assert ran.returncode == 2
