@@ -266,8 +266,11 @@ def _first_over(result: Result) -> Conclusion | None:
     culprit = result.culprits[0]
     if not result.fed and result.baseline is None and culprit.scaled is None and not culprit.row.lost:
         first = min(result.culprits, key=_when)
-        which = "the first over tolerance" if culprit is first else "over tolerance in most steps"
-        return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)} is {which}; {TRUST['free']}")
+        if culprit is first:
+            which = "is the first over tolerance"
+        else:
+            which = "is over tolerance in most steps" if culprit.seen > first.seen else "is over tolerance"
+        return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)} {which}; {TRUST['free']}")
     if culprit.reason in STRUCTURAL and is_of_glue(culprit):
         off = any(row.status is Status.FAIL and row.reason not in (*STRUCTURAL, *UNMATCHED) for row in result.rows)
         after = "values after it are off, and may be for that" if off else "no value after it shows an error of its own"
