@@ -229,3 +229,11 @@ def test_inputs_become_the_arguments_of_each_step(inputs: object, expected: list
     found = steps_of(inputs)
     assert [tuple(args) for args, _ in found] == [args for args, _ in expected]
     assert [kwargs for _, kwargs in found] == [kwargs for _, kwargs in expected]
+
+
+@pytest.mark.parametrize("target", ["models", "models:other", "./models/"])
+def test_a_directory_without_code_is_no_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CaseError, match=r"is a directory; name the file in it, as in \.?/?models/model\.py"):
+        load_case(target)

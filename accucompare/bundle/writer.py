@@ -246,6 +246,8 @@ class BundleWriter:
         while self._thread.is_alive():  # bounded waits, so that Ctrl-C gets through on every platform
             self._thread.join(timeout=0.2)
         self.memory.leave()
+        if self._file is not None:  # of a step that did not end
+            self._file.discard()
         if self._queue:
             self.failure = self.failure or self._without_thread()
         last = self._with_steps(self.manifest.copy())
