@@ -13,7 +13,7 @@ TYPES := $(VENV)/types.txt
 WITH_TYPES = @$(BIN)/mypy >$(TYPES) 2>&1 & types=$$!; trap "kill $$types" INT TERM; \
 	  $(1); tests=$$?; wait $$types; types=$$?; cat $(TYPES); exit $$((tests || types))
 
-.PHONY: demo demo-npu test test-all lint style format libreoffice chromium bench bench-peers bench-faults bench-origins bench-history bench-health bench-scale clean
+.PHONY: demo demo-npu test test-all test-anywhere mutants lint style format libreoffice chromium bench bench-peers bench-faults bench-origins bench-history bench-health bench-scale clean
 
 demo: $(INSTALLED)  ## capture a real model, plant a fault, and find it where thresholds fail nearly every row
 	$(BIN)/accucompare capture fixtures/minilm.py --round-weights bfloat16 --out demo/golden --overwrite
@@ -43,6 +43,12 @@ test: $(INSTALLED) $(TORCH_NPU) libreoffice chromium style  ## linters, types, t
 
 test-all: $(INSTALLED) $(TORCH_NPU) libreoffice chromium style  ## the same with ten times as many examples of each property
 	$(call WITH_TYPES,$(PYTEST) --hypothesis-profile=all)
+
+test-anywhere: $(INSTALLED)  ## the tests of numbers under each instruction set of this machine, and on 4 threads: about 10 minutes each
+	$(BIN)/python -m tests.anywhere
+
+mutants: $(INSTALLED)  ## changes each number that decides a verdict or a culprit: does a test near it fail
+	$(BIN)/python -m benchmarks.mutants
 
 lint: style
 	$(BIN)/mypy
@@ -78,7 +84,7 @@ bench-faults: $(INSTALLED)  ## plants hundreds of faults of a forward in twelve 
 bench-origins: $(INSTALLED)  ## plants NaN, Inf and overflow in four models: does the watch name where each begins, and what does its neighbour say
 	$(BIN)/python -m benchmarks.origins
 
-bench-health: $(INSTALLED)  ## plants sixty faults in trainings of 300 steps, and runs twenty sound ones: does the checklist see, and is it silent
+bench-health: $(INSTALLED)  ## plants faults in trainings of 300 steps, and runs sound ones of very many kinds: does the checklist see, and is it silent
 	$(BIN)/python -m benchmarks.health
 
 bench-scale: $(INSTALLED)  ## a diff of a million records; planted faults by sketches of 2 KiB; a cluster; object storage: half an hour, 16 GB of disk meanwhile

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/\s'\"]*@")
 _QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?'\"]*)\?[^\s'\")]*")
 
@@ -24,6 +25,11 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """The same for a text that has lines of its own, such as what a model raised; its tabs become spaces."""
     return "\n".join(printable(line) for line in text.expandtabs().split("\n"))
+
+
+def uncoloured(text: str) -> str:
+    """A message without the codes by which some libraries have a terminal show it in colours."""
+    return _STYLE.sub("", text)
 
 
 def storable(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ class Training:
         autocast: whether the forward and the loss run in bfloat16 autocast.
         clip: the largest norm of all gradients together; ``None``: they are not clipped.
         shuffled: whether each epoch has an order, and a composition of batches, of its own.
+        begins_anew: whether the loader is begun in each step.
         zero_grad: whether gradients are cleared behind an update.
         schedule_steps: how often the scheduler is stepped behind each update.
         unscales: whether gradients are unscaled before they are clipped.
@@ -48,6 +49,7 @@ class Training:
     autocast: bool = False
     clip: float | None = 1.0
     shuffled: bool = True
+    begins_anew: bool = False
     zero_grad: bool = True
     schedule_steps: int = 1
     unscales: bool = True
@@ -59,11 +61,22 @@ class Training:
     given: list[Callable[[int, dict[str, Any], torch.Tensor], Any]] = field(default_factory=list)
     losses: list[Callable[[int, torch.Tensor], torch.Tensor]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._order = torch.Generator()
+        self._loader: Any = torch.utils.data.DataLoader(range(EPOCH * _BATCH), _BATCH, shuffle=True, generator=self._order)  # type: ignore[arg-type]
+        self._batches: Iterator[torch.Tensor] = iter(())
+        self._drawn: tuple[int, torch.Tensor] | None = None  # the last step, and what the loader gave in it
+
     def batch(self, step: int) -> tuple[dict[str, Any], torch.Tensor]:
         """What the loader gives in a step."""
-        epoch, place = divmod(step, EPOCH)
-        order = torch.randperm(EPOCH * _BATCH, generator=torch.Generator().manual_seed(epoch if self.shuffled else 0))
-        chosen = order[place * _BATCH : (place + 1) * _BATCH]
+        if self._drawn is None or self._drawn[0] != step:
+            chosen = None if self.begins_anew else next(self._batches, None)
+            if chosen is None:
+                self._order.manual_seed(step // EPOCH if self.shuffled else 0)
+                self._batches = iter(self._loader)
+                chosen = next(self._batches)
+            self._drawn = step, chosen
+        chosen = self._drawn[1]
         arguments, labels = self.arguments([part[chosen] for part in self.samples])
         for change in self.given:
             change(step, arguments, labels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
+from accucompare.compare.rows import Reason
 from accucompare.errors import ReportError
 from tests.compare.builder import item, write
 
@@ -64,6 +66,12 @@ def test_a_comparison_shows_verdict_culprits_and_the_ten_worst_rows(tmp_path: Pa
     worst = page.text.partition("Furthest from golden")[2]
     assert worst.count(" output\n") == 10
     assert worst.index("fc output") < worst.index("layer.10 output")
+
+
+def test_a_culprit_of_glue_says_so_once(tmp_path: Path) -> None:
+    (culprit,) = comparison(tmp_path).culprits
+    glue = replace(culprit, site="glue", reason=Reason.GLUE)
+    assert Page(glue._repr_html_()).text.splitlines()[2] == "glue"
 
 
 def test_names_are_text_wherever_a_notebook_shows_them(tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ class Role(str, Enum):
     STATE_BEFORE = "state_before"
     PARAM_UPDATE = "param_update"
     STATE_AFTER = "state_after"
-    #: A parameter after so many updates of the step, if something other than an update has changed it since the last one.
+    #: A parameter after so many updates of the step, if something other than an update has changed it since the last one: before the model
+    #: was called, or, with ``AT_THE_END`` behind its name, after that.
     PARAM_CHANGED = "param_changed"
     # In the state of a bundle captured with save_state, never in a step:
     PARAM = "param"
@@ -69,6 +70,9 @@ TRAINING_ROLES = (*GRADIENT_ROLES, *UPDATE_ROLES)
 NODE_ROLES = (Role.OP_GRAD_OUTPUT, Role.OP_GRAD_INPUT)
 SERIES_ROLES = (Role.LOSS, Role.CLIPPED_NORM)
 OPERATOR_ROLES = (Role.OP_INPUT, Role.OP_OUTPUT, *NODE_ROLES)
+
+#: Behind the path of a parameter that was changed at the end of a step, in which no update came after the last call of the model.
+AT_THE_END = "#2"
 
 #: What parameter groups say of how an update is computed, and not of what: a device may compute it otherwise. Older bundles hold them.
 WAYS_OF_UPDATING = ("foreach", "fused", "capturable", "differentiable")
@@ -233,6 +237,12 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
     def part(self) -> str:
         """Of an operator's record: which argument or result it is, such as ``self`` or ``tensors.1``; ``""`` for the only result."""
         return self.path.removeprefix(f"{self.type}#").partition(".")[2] if self.role in OPERATOR_ROLES else ""
+
+    @property
+    def is_of_group(self) -> bool:
+        """Whether it is a number of a parameter group, ``AdamW.0.lr``; and not the state of a parameter of the root's, ``cls.exp_avg``."""
+        _, _, number = self.path.partition(".")
+        return self.role is Role.STATE_BEFORE and not self.name and number.partition(".")[0].isdecimal()
 
     @property
     def detail_and_line(self) -> str:

@@ -109,6 +109,8 @@ class BundleWriter:
         self._inputs = {**manifest.inputs}
         self._manifest_due = 0.0  # when it may be written again, if nothing else is
         self._changed = threading.Condition()
+        self._publishing = threading.Lock()
+        self._stopped: dict[str, Any] | None = None  # why nobody waits for the thread any more
         self._due = False  # whether what is queued is to be written now
         self._queued_bytes = 0  # since it was due last
         self._file: RecordFile | None = None
@@ -243,8 +245,14 @@ class BundleWriter:
         with self._changed:
             self._queue.append(None)
             self._write_now()
-        while self._thread.is_alive():  # bounded waits, so that Ctrl-C gets through on every platform
-            self._thread.join(timeout=0.2)
+        try:
+            while self._thread.is_alive():  # bounded waits, so that Ctrl-C gets through on every platform
+                self._thread.join(timeout=0.2)
+        except KeyboardInterrupt:  # the thread may still write a step, and says the same then
+            self._stopped = stopped or {"error": "interrupted while the last steps were written"}
+            with contextlib.suppress(OSError):
+                self._publish(self._with_steps(self.manifest.copy()))
+            raise
         self.memory.leave()
         if self._file is not None:  # of a step that did not end
             self._file.discard()
@@ -275,12 +283,15 @@ class BundleWriter:
     def _with_steps(self, manifest: Manifest) -> Manifest:
         """What the capture says of itself, with the steps that are written so far; incomplete."""
         steps, series, inputs = [*self._steps], [*self._series], {**self._inputs}
-        return replace(manifest, format_version=self._format, steps=steps, series=series, inputs=inputs, complete=False, stopped=None)
+        return replace(
+            manifest, format_version=self._format, steps=steps, series=series, inputs=inputs, complete=False, stopped=self._stopped
+        )
 
     def _publish(self, manifest: Manifest) -> None:
         """Put a manifest in the place of the last one, whole. Raises OSError."""
-        manifest.write(self._manifest_path)
-        self.published = manifest
+        with self._publishing:
+            manifest.write(self._manifest_path)
+            self.published = manifest
 
     def _finish_uploads(self, uploads: Uploads, hurry: bool) -> None:
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from accucompare.bundle.records import Key, Record, Role
+from accucompare.bundle.records import UPDATE_ROLES, Key, Record, Role
 from accucompare.errors import UsageError
 
 #: Seconds that a pattern may take for one name. A pattern that backtracks without end would take years.
@@ -106,6 +106,7 @@ def align(
     candidate: Iterable[Record],
     renamings: Iterable[Renaming] = (),
     signatures: tuple[Signatures, Signatures] = ({}, {}),
+    parameters: Mapping[str, str] | None = None,
 ) -> list[Pair]:
     """Pair the records of two bundles by rank, step, name, call, role and path.
 
@@ -116,6 +117,7 @@ def align(
         golden, candidate: their records, in execution order.
         renamings: of golden's layers.
         signatures: golden's and the candidate's.
+        parameters: golden's that the candidate has by another first name, each with that.
 
     Returns:
         One pair per record of either side, in golden's order. A candidate's record without partner comes after the pair of the record
@@ -125,6 +127,8 @@ def align(
     unmatched = {record.key: record for record in candidate}
     partners: dict[Key, Record] = {}
     renamed = {key: _renamed(key, renamings) for key in by_key} if renamings else {}
+    if parameters:
+        renamed |= {key: new for key in by_key if (new := with_parameter(key, parameters, renamed.get(key))) is not None}
     for key, new in [*renamed.items(), *zip(by_key, by_key, strict=True)]:  # renamed records choose first
         if new in unmatched and key not in partners:
             partners[key] = unmatched.pop(new)
@@ -224,6 +228,31 @@ def rename_parameter(name: str, renamings: Iterable[Renaming]) -> str | None:
         if (new := renaming.apply(name)) is not None:
             return new
     return None
+
+
+#: What is known by the name of a parameter.
+_OF_PARAMETERS = (Role.CALL_GRAD, *UPDATE_ROLES)
+
+
+def with_parameter(key: Key, parameters: Mapping[str, str], renamed: Key | None = None) -> Key | None:
+    """The key of a record of a parameter, its gradient or its update, under another first name; ``None`` if that has no other.
+
+    Args:
+        key: golden's.
+        parameters: other first names, by golden's.
+        renamed: the key with another name of the module call.
+    """
+    state = key.role in (Role.STATE_BEFORE, Role.STATE_AFTER)
+    own, dot, rest = key.path.partition("." if state else "#")
+    name = own[1:] if own.startswith("/") else f"{key.name}.{own}" if key.name else own
+    new = parameters.get(name) if key.role in _OF_PARAMETERS else None
+    if new is None:
+        return None
+    module, _, leaf = new.rpartition(".")
+    if key.role is not Role.CALL_GRAD:
+        return key._replace(name=module, path=f"{leaf}{dot}{rest}")
+    call = renamed or key
+    return call._replace(path=leaf if module == call.name else f"/{new}")
 
 
 #: ``rename`` of layers, ``rename_parameter`` of parameters and buffers.

@@ -41,20 +41,20 @@ class Precision:
     slack: float
 
 
-#: Up to 11 digits nearly all of a module's error is the rounding of its inputs, weights and outputs, which is the same on every device.
-#: Half a unit roundoff is about the root mean square of rounding once, and a factor of 2 is room for accumulation in another order or
-#: precision. With more digits most of the error comes from the order of accumulation, and elementary functions differ between devices
-#: by a few units in the last place. Both vary more from one device to another.
+#: In half types, of no more digits than float16, nearly all of a module's error is the rounding of its inputs, weights and outputs, which
+#: is the same on every device. Half a unit roundoff is about the root mean square of rounding once, and a factor of 2 is room for
+#: accumulation in another order or precision. With more digits most of the error comes from the order of accumulation, and elementary
+#: functions differ between devices by a few units in the last place. Both vary more from one device to another.
 HALF = Precision(floor=0.5, slack=2.0)
 SINGLE = Precision(floor=2.0, slack=4.0)
-_HALF_DIGITS = 11
+_HALF_DIGITS = DTYPES["float16"].digits
 
 #: Elements below which being closer to golden than the baseline proves nothing.
 FEW = 64
 
 #: Upper 0.1 % points of Student's t with 1 to 9 degrees of freedom, and of the normal distribution.
 _STUDENT = (318.30883899, 22.32712477, 10.21453185, 7.17318222, 5.89342953, 5.20762624, 4.78528963, 4.50079093, 4.29680566)
-_NORMAL = 3.0902323061678132
+NORMAL = 3.0902323061678132
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def _student(n: int) -> float:
     """Upper 0.1 % point of Student's t; from 10 degrees of freedom on by its expansion (M. Abramowitz & I. A. Stegun, 26.7.5)."""
     if n <= len(_STUDENT):
         return _STUDENT[n - 1]
-    z = _NORMAL
+    z = NORMAL
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,

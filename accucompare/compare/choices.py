@@ -19,9 +19,13 @@ _Module = tuple[int, int, str]
 _Call = tuple[int, int, str, int]
 
 
-def most_changed(different: int) -> float:
+#: Two such counts hardly ever differ by more than so many times their joint standard deviation, plus one.
+DEVIATIONS = 3.0
+
+
+def most_changed(different: float) -> float:
     """The most that rounding may change if it changed ``different`` in the baseline."""
-    return different + 3.0 * math.sqrt(2.0 * different) + 1.0
+    return different + DEVIATIONS * math.sqrt(2.0 * different) + 1.0
 
 
 def _may_be(golden: int, candidate: int, baseline: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from accucompare.compare.culprits import STRUCTURAL, is_of_glue
 from accucompare.compare.describing import different_values
 from accucompare.compare.ladder import JudgedBy, Parting, TrainingResult
 from accucompare.compare.result import Result
-from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, Status
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, Row, Status
 from accucompare.compare.sites import Culprit, Stage
 from accucompare.compare.step_pairs import clipped, number
 from accucompare.compare.step_rows import number_of
@@ -110,10 +111,8 @@ def _given_otherwise(result: Result) -> Iterator[str]:
             found.setdefault(_GIVEN[finding.about], []).append(finding.message)
     for row in result.rows:  # a limit of the user's may be larger than a number that an optimizer was given
         record, metrics = row.record, row.metrics
-        number_of_group = record is not None and record.role is Role.STATE_BEFORE and not record.name
-        if number_of_group and metrics is not None and metrics.max_abs:
-            message = f"{result.place(row)}: {metrics.golden_at_max:g} in golden, {metrics.candidate_at_max:g} in the candidate"
-            found.setdefault("trained otherwise", []).append(message)
+        if record is not None and record.is_of_group and metrics is not None and metrics.max_abs:
+            found.setdefault("trained otherwise", []).append(f"{result.place(row)}: {_both(row)}")
     for how, messages in found.items():
         yield f"{how}: {messages[0]}" + (f", and {len(messages) - 1} more" if len(messages) > 1 else "")
 
@@ -161,6 +160,8 @@ def _not_looked_at(result: Result) -> Iterator[str]:
     if uncompared := result.uncompared:
         first = f"{result.place(uncompared[0])}, {uncompared[0].verdict.detail}"
         yield f"{len(uncompared)} of {len(result.rows)} rows could not be compared, the first {first}"
+    if broadcast := result.broadcast:
+        yield f"{counted(len(broadcast), 'row')} of two shapes, the first {result.place(broadcast[0])}, the same when broadcast"
     if alone := result.unmatched():
         first = result.place(alone[0])
         yield f"{counted(len(alone), 'row')} on one side only, the first {first}, and all that both compute around it agrees"
@@ -177,7 +178,8 @@ def _not_looked_at(result: Result) -> Iterator[str]:
     if driven := sum(row.verdict.conditioned for row in result.rows):
         yield f"{counted(driven, 'row')} far off, as golden's own code is on rounded values"
     if result.by_digests and result.by_digests == result.compared:
-        yield "by digests alone, no values were read"
+        steps = 0 if result.training is None else result.training.judged
+        yield "by digests alone, no values were read" + (f" but losses and gradient norms of {counted(steps, 'step')}" if steps else "")
 
 
 def _by_standard(result: Result) -> Conclusion | None:
@@ -316,8 +318,9 @@ def _without_failure(result: Result) -> tuple[Answer, str]:
 
 def _before_culprits(parting: Parting, culprits: Iterable[Culprit]) -> bool:
     """Whether numbers of a step, or what it was told to do, show an error before any row does."""
-    found = [(each.row.record.step, each.stage is Stage.UPDATE) for each in culprits if each.row.record is not None]
-    later = [step > parting.step or (step == parting.step and of_update and parting.clips_otherwise) for step, of_update in found]
+    found = [(each.row.record.step, each.stage) for each in culprits if each.row.record is not None]
+    first = {Stage.UPDATE: parting.clips_otherwise, Stage.BACKWARD: parting.of_no_number, Stage.LOSS: parting.of_no_number}
+    later = [step > parting.step or (step == parting.step and first.get(stage, False)) for step, stage in found]
     return parting.row is None and all(later)
 
 
@@ -335,6 +338,12 @@ def _number_named(culprit: Culprit, step: int | None) -> str:
         return clipped(golden, candidate) + ("" if step is None else f", step {step}")
     where = culprit.place + ("" if step is None else f" in step {step}")
     return f"{where}: {number(candidate)} in the candidate, {number(golden)} in golden"
+
+
+def _both(row: Row) -> str:
+    """A number on both sides, by its statistics, which every mode keeps."""
+    golden, candidate = (math.nan if record is None else number_of(record) for record in (row.golden, row.candidate))
+    return f"{golden:g} in golden, {candidate:g} in the candidate"
 
 
 def _named(result: Result, culprit: Culprit) -> str:
@@ -362,7 +371,7 @@ def _named(result: Result, culprit: Culprit) -> str:
     if different := different_values(culprit.row):
         return f"{culprit.place}{step}, {different}"
     if record.role is Role.STATE_BEFORE and metrics is not None and metrics.elements == 1:  # a number of a parameter group
-        return f"{culprit.place}{step}: {metrics.golden_at_max:g} in golden, {metrics.candidate_at_max:g} in the candidate"
+        return f"{culprit.place}{step}: {_both(culprit.row)}"
     if not culprit.size:  # digests differ, and nothing was measured
         return f"{culprit.place}{step}, other bits"
     beyond = "excess" if culprit.excess is not None else "x limit"

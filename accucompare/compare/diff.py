@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -17,7 +18,7 @@ from accucompare.bundle.records import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES,
 from accucompare.compare import unsteady
 from accucompare.compare.acceptance import accept
 from accucompare.compare.align import Pair, Renaming, align, unused
-from accucompare.compare.baseline import check_feed
+from accucompare.compare.baseline import check_feed, floor, is_half
 from accucompare.compare.batches import Progress, outcomes_of
 from accucompare.compare.between import small_changes
 from accucompare.compare.chosen_baseline import choose_baseline
@@ -43,8 +44,9 @@ from accucompare.compare.sequences import align_operators
 from accucompare.compare.sides import Sides
 from accucompare.compare.step_rows import with_clipping, with_step_rows
 from accucompare.compare.suggest import product_formats
-from accucompare.compare.tolerance import COPIES, EXACT, SUMMED, Rule, Tolerance, Tolerances
-from accucompare.compare.training import FREE_GRADIENTS, Terms, parameter_of
+from accucompare.compare.tied import other_names
+from accucompare.compare.tolerance import COPIES, EXACT, RECURRENT, SUMMED, Rule, Tolerance, Tolerances
+from accucompare.compare.training import FREE_GRADIENTS, PARAMETER_GRADIENTS, Terms, parameter_of
 from accucompare.compare.vouching import vouched_for
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers.dtypes import DTYPES
@@ -101,8 +103,9 @@ def compare(
         proposed = propose(*models, renamings)
         if auto:
             renamings = [*renamings, *(Renaming.parse(text) for text in proposed)]
+        parameters = other_names(*models, renamings)
         fed = candidate_bundle.manifest.fed  # then an operator has the number of golden's that it is
-        pairs = (align if fed else align_operators)(golden_records, candidate_records, renamings, signatures_of(*models))
+        pairs = (align if fed else align_operators)(golden_records, candidate_records, renamings, signatures_of(*models), parameters)
         chosen = [pair for pair in pairs if selection.allows(pair.record.name)]
         precision = _Precision()
         tasks = [Task(pair, precision.tolerance_for(pair, tolerances)) for pair in chosen]
@@ -134,7 +137,7 @@ def compare(
         del tasks  # of a million pairs
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, golden_bundle, candidate_bundle, pairs))
         del outcomes
-        rows = vouched_for(with_options(rows)) + never_called(golden_bundle, candidate_bundle, selection)
+        rows = vouched_for(with_options(rows), parameters) + never_called(golden_bundle, candidate_bundle, selection)
         compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
         alone = [row for row in compared if judge.has_none_of(row)]
         different = other_model(*models, rows, renamings)
@@ -234,7 +237,8 @@ def _rules(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> Tol
     summing = frozenset(
         name for name, kind in (model.get("modules") or {}).items() if kind in sums and (name in trains or kind == "GroupNorm")
     )
-    return Tolerances(rules, limits, candidate.manifest.fed, matmul, max(matmul, conv), copies, summing)
+    recurrent = frozenset(filter(torchs, RECURRENT))
+    return Tolerances(rules, limits, candidate.manifest.fed, matmul, max(matmul, conv), copies, summing, recurrent)
 
 
 def _origins(records: list[Record], golden: Bundle, candidate: Bundle, pairs: list[Pair]) -> Origins | Fed:
@@ -347,6 +351,7 @@ class _Precision:
     _coarsest: dict[tuple[int, int], str] = field(default_factory=dict)
     _terms: Terms = field(default_factory=Terms)
     _parameters: dict[tuple[int, int, int, str], frozenset[str]] = field(default_factory=dict)  # the types of what an update adds to
+    _composed: dict[tuple[int, int], float] = field(default_factory=dict)  # the largest error so far of a recurrent module's roundings
 
     def tolerance_for(self, pair: Pair, rules: Tolerances) -> Tolerance:
         """The limits for the next pair in execution order."""
@@ -365,12 +370,27 @@ class _Precision:
         tolerance = rules.tolerance_for(golden, candidate, coarsest)
         if candidate.name in rules.sums:
             tolerance = tolerance.of_sums(self._terms.summed(golden), coarsest)
+        if terms := self._terms.added(golden):  # by fixed limits alone: a baseline's own error has them
+            tolerance = replace(tolerance.of_sums(terms, coarsest), summing=tolerance.summing)
+        tolerance = tolerance.of_roundings(self._of_roundings(golden, candidate, rules))
         if golden.role in (Role.INPUT, Role.BUFFER_UPDATE):
-            larger = self._terms.larger(golden)
-            return tolerance if golden.role is Role.INPUT else tolerance.scaled(larger)
+            widened = self._terms.widened(tolerance, golden)
+            return tolerance if golden.role is Role.INPUT else widened
         if golden.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return tolerance
-        return tolerance.scaled(self._terms.larger(golden) * (1.0 if rules.fed else FREE_GRADIENTS))
+        return self._terms.widened(tolerance, golden).scaled(1.0 if rules.fed else FREE_GRADIENTS)
+
+    def _of_roundings(self, golden: Record, candidate: Record, rules: Tolerances) -> float:
+        """The relative L2 error that a recurrent module makes in a half type; free-running, also in what comes after it."""
+        step = golden.rank, golden.step
+        own = 0.0
+        if golden.type in rules.recurrent and is_half(candidate.dtype):
+            own = math.sqrt(self._terms.roundings(golden)) * floor(candidate.dtype)
+        if rules.fed:
+            return own
+        if golden.role not in PARAMETER_GRADIENTS:
+            self._composed[step] = max(own, self._composed.get(step, 0.0))
+        return max(own, self._composed.get(step, 0.0))
 
 
 @lru_cache

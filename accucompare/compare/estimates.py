@@ -32,7 +32,7 @@ from accucompare.bundle.reader import Bundle
 from accucompare.bundle.record_file import SKETCHES_A_MEMBER
 from accucompare.bundle.records import Record
 from accucompare.bundle.sketches import numbers_of
-from accucompare.compare.baseline import ratio_limit
+from accucompare.compare.baseline import NORMAL, ratio_limit
 from accucompare.compare.bounds import lower_bounds
 from accucompare.compare.masks import masks_may_explain
 from accucompare.compare.measure import Metrics
@@ -41,8 +41,6 @@ from accucompare.numbers.dtypes import DTYPES
 from accucompare.numbers.sketch import Products, deviation, distance, products
 from accucompare.numbers.sums import Float64
 
-#: The upper 0.1 % point of the normal distribution.
-_NORMAL = 3.0902323061678132
 #: Between these, a sum of squares has lost nothing.
 _SQUARES = 1e-200, 1e300
 #: Members whose products are held: 500 KB each.
@@ -155,7 +153,7 @@ def room(metrics: Metrics) -> float:
     if not metrics.deviation:
         return 1.0
     part = 2.0 / (9.0 * _numbers(metrics))
-    return math.pow(1.0 - part + _NORMAL * math.sqrt(part), 1.5)
+    return math.pow(1.0 - part + NORMAL * math.sqrt(part), 1.5)
 
 
 def ratio_room(metrics: Metrics) -> float:

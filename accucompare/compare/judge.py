@@ -127,8 +127,10 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
     ratio, most = excess(metrics, expected, dtype), limit(metrics.compared, dtype) * ratio_room(metrics)
     if not tolerance.by_default:
         return replace(verdict, excess=ratio)
+    if math.isinf(metrics.rel_l2) and verdict.reason is Reason.OK:  # golden is all zeros, and rounding takes that much
+        return verdict
     expects = max(expected.rel_l2, floor(dtype))
-    most = max(most, tolerance.summing / expects)
+    most = max(most, most * tolerance.composed / expects, tolerance.summing / expects)
     verdict = replace(
         verdict,
         tolerance=f"excess {most:.3g}",
@@ -174,9 +176,15 @@ def _judge_choices(metrics: Metrics, expected: Expected) -> Verdict:
     """The verdict on integers that rounding alone changes, as the baseline shows: choices among nearly equal values, such as experts.
 
     How often that happens is about a Poisson variable, whose mean is estimated by the baseline's single count. Two such counts hardly
-    ever differ by more than three times their joint standard deviation, plus one.
+    ever differ by more than three times their joint standard deviation, plus one. If most of the baseline's are others, as where the
+    integers are counts themselves (tokens of each expert), how many differ tells nothing, and their distance is judged likewise.
     """
     count = differing(metrics)
+    if 2 * expected.different > metrics.compared and math.isfinite(expected.rmse):
+        apart, theirs = (rmse * math.sqrt(metrics.compared) for rmse in (metrics.rmse, expected.rmse))
+        if apart > (most := most_changed(theirs)):
+            detail = f"{count} of {metrics.compared} differ, {apart:.3g} apart in L2 norm; the baseline is {theirs:.3g}"
+            return Verdict(Reason.OVER, f"{most:.3g} apart", "baseline", used=apart / most, detail=detail)
     most = most_changed(expected.different)
     reason = Reason.OK if count <= most else Reason.OVER
     detail = f"{count} of {metrics.compared} differ; so do {expected.different} in the baseline, by rounding alone"

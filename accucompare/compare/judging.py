@@ -10,6 +10,7 @@ from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import TRAINING_ROLES, Layout, Record, Role
 from accucompare.compare.baseline import differing
 from accucompare.compare.bounds import judge_bounds, lower_bounds
+from accucompare.compare.broadcasting import is_broadcast, measure_broadcast
 from accucompare.compare.closer_looks import look_closer
 from accucompare.compare.estimates import can_estimate
 from accucompare.compare.given import is_rounded
@@ -60,7 +61,8 @@ def _judged(sides: Sides, task: Task, run: Run) -> Outcome | BundleError:
 def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: Run) -> Outcome:
     verdict = judge_without_data(golden, candidate)
     if verdict is not None:
-        return _masks_of_two_kinds(sides, golden, candidate) or Outcome(None, verdict)
+        of_two_forms = _masks_of_two_kinds(sides, golden, candidate) or _of_two_shapes(sides, golden, candidate, task.tolerance)
+        return of_two_forms or Outcome(None, verdict)
     tolerance = task.tolerance
     if sides.verify and (golden.member is None) is not (candidate.member is None):
         (sides.golden.stored(golden) if golden.member is not None else sides.candidate.stored(candidate)).read()
@@ -133,6 +135,19 @@ def _masks_of_two_kinds(sides: Sides, golden: Record, candidate: Record) -> Outc
         detail = f"{both} that let through other positions: {different} of {metrics.elements} differ"
         return Outcome(metrics, Verdict(Reason.OVER, str(EXACT), EXACT.source, used=math.inf, detail=detail))
     return Outcome(metrics, Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0, detail=f"{both} that say the same"))
+
+
+def _of_two_shapes(sides: Sides, golden: Record, candidate: Record, tolerance: Tolerance) -> Outcome | None:
+    """The outcome of a value that one side broadcasts, and the other later, if it is the same; ``None`` for any other pair."""
+    if not is_broadcast(golden, candidate):
+        return None
+    stored = sides.golden.stored(golden), sides.candidate.stored(candidate)
+    metrics = measure_broadcast(stored[0].blocks, stored[1].blocks, (golden, candidate), tolerance.atol, tolerance.rtol)
+    for each in stored:
+        each.verify()
+    verdict = judge(golden, candidate, metrics, tolerance)
+    detail = f"golden is {list(golden.shape)}, the candidate {list(candidate.shape)}, which is the same when it is broadcast"
+    return Outcome(metrics, msgspec.structs.replace(verdict, detail=detail)) if verdict.status is Status.PASS else None
 
 
 def _option(sides: Sides, golden: Record | None, candidate: Record | None) -> Option | None:

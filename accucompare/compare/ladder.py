@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -95,6 +95,11 @@ class Parting:
         return self.clips_alone or (self.quantity is Quantity.CLIPPED and self.apart is not None and self.apart.clearly_over)
 
     @property
+    def of_no_number(self) -> bool:
+        """Whether a loss is NaN or infinite on one side, which no wandering explains, and no gradient of it tells."""
+        return self.quantity is Quantity.LOSS and self.apart is not None and not self.apart.finite
+
+    @property
     def evidence(self) -> str:
         """What shows it, in words."""
         if self.setting is not None:
@@ -136,6 +141,7 @@ class TrainingResult:
         expected_loss, expected_norm: the same of the run that judges.
         same_batches: whether digests could tell that data agree; ``None`` if each side has it in a type of its own, or does not say.
         several_ranks: whether there are more than one.
+        same_type: whether both sides compute in one type; of two, other bits are the rule, and tell nothing.
     """
 
     pairs: tuple[StepPair, ...]
@@ -150,6 +156,7 @@ class TrainingResult:
     expected_norm: Wander | None = None
     same_batches: bool | None = None
     several_ranks: bool = False
+    same_type: bool = True
 
     @property
     def updated(self) -> bool:
@@ -243,7 +250,8 @@ def climb(
     same_type = float_dtype(golden[0]) == float_dtype(candidate[0])
     digests = _Digests(same_type or _any_same(pairs, "batch"), same_type)
     shown = judges[0] if judges else {}
-    partings = itertools.chain(_other_weights(golden, weights), _partings(pairs, digests, settings, rows))
+    compared = _given_within(rows, limits.by_user) if limits.by_user or not given.given else frozenset()
+    partings = itertools.chain(_other_weights(golden, weights), _partings(pairs, digests, settings, rows, compared))
     return TrainingResult(
         tuple(pairs),
         judged_by,
@@ -257,6 +265,7 @@ def climb(
         expected_norm=_wander(ours, shown, Quantity.NORM),
         same_batches=_same_batches(pairs, digests),
         several_ranks=len(golden) > 1 or len(candidate) > 1,
+        same_type=same_type,
     )
 
 
@@ -369,9 +378,28 @@ def _through_optimizer(parting: Parting | None, pairs: Iterable[StepPair]) -> Pa
     return parting
 
 
-def _partings(pairs: Sequence[StepPair], digests: _Digests, settings: Iterable[OtherSetting], rows: Iterable[Row]) -> Iterator[Parting]:
-    """Every place where the two are further apart than rounding explains."""
-    yield from (parting for parting in _by_digests(pairs) if digests.batches and parting.rung is Rung.DATA)
+def _given_within(rows: Iterable[Row], by_user: bool) -> frozenset[Place]:
+    """Steps of which all that the model was given was compared and is within its limits: there these decide, and no digests.
+
+    By default limits only where values show how far apart the batches are: another model, as of a GAN, may have computed them.
+    """
+    passed: dict[Place, bool] = {}
+    measured: set[Place] = set()
+    for row in rows:
+        if row.record is not None and row.record.role is Role.INPUT and row.record.parent is None:
+            place = row.record.rank, row.record.step
+            passed[place] = row.status is Status.PASS and passed.get(place, True)
+            if by_user or (row.reason is Reason.OK and row.verdict.used):
+                measured.add(place)
+    return frozenset(place for place, all_of_them in passed.items() if all_of_them and place in measured)
+
+
+def _partings(
+    pairs: Sequence[StepPair], digests: _Digests, settings: Iterable[OtherSetting], rows: Iterable[Row], given_within: Collection[Place]
+) -> Iterator[Parting]:
+    """Every place where the two are further apart than rounding explains. ``given_within``: steps whose batches no digests judge."""
+    data = (parting for parting in _by_digests(pairs) if digests.batches and parting.rung is Rung.DATA)
+    yield from (parting for parting in data if (parting.rank, parting.step) not in given_within)
     beginning = min((pair.step for pair in pairs), default=0)
     if digests.weights and not beginning:  # later, weights differ for what was trained into them
         yield from (each for each in _by_digests(pairs) if each.rung is Rung.WEIGHTS and not each.step)

@@ -12,9 +12,10 @@ from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle
 from accucompare.compare.align import Renaming
 from accucompare.compare.provenance import other_code, other_configuration, other_surroundings, place
-from accucompare.compare.renames import renamed_table, same_by_another_name
+from accucompare.compare.renames import renamed_model
 from accucompare.compare.rows import About, Finding, RefusedBaseline
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats, suggested
+from accucompare.compare.tied import SharedNames
 from accucompare.compare.unverified import unverified
 from accucompare.numbers.digests import same_fingerprint
 from accucompare.selection import Mode
@@ -102,18 +103,18 @@ def _weights(pair: Pairing) -> Iterator[Finding]:
             steps = f"golden's are those of step {ours.described_at}, the {pair.name}'s those of step {theirs.described_at}"
             yield Finding("weights", f"weights{rank} cannot be held against each other: {steps}", serious=False)
             continue
+        golden = renamed_model(ours.model, theirs.model, pair.renamings)
+        names = SharedNames(golden, theirs.model)
         for kind in ("parameters", "buffers"):
-            others = theirs.model.get(kind) or {}
-            renamed = renamed_table(ours.model, theirs.model, pair.renamings, kind)
+            renamed, others = golden.get(kind) or {}, theirs.model.get(kind) or {}
             computed = {name for table in (renamed, others) for name, entry in table.items() if entry.get("computed")}
             fallback = theirs.options.fallback
             narrowed = tuple(f"{name}." for name in (() if fallback is None else fallback.modules))  # these have another type on purpose
             computed |= {name for name in others if name.startswith(narrowed)}
             loaded = [{name: entry for name, entry in table.items() if name not in computed} for table in (renamed, others)]
-            aliases = [side.model.get("aliases") or {} for side in (ours, theirs)]
             loaded = [
-                {name: entry for name, entry in table.items() if name in other or not same_by_another_name(name, table, known)}
-                for table, other, known in zip(loaded, reversed(loaded), reversed(aliases), strict=True)
+                {name: entry for name, entry in table.items() if name in other or not names.same(name, table is loaded[0])}
+                for table, other in zip(loaded, reversed(loaded), strict=True)
             ]
             if ours.options.imported or theirs.options.imported:  # a dump has the weights of the modules that ran, by each of their names
                 loaded = [{name: entry for name, entry in table.items() if all(name in each for each in loaded)} for table in loaded]

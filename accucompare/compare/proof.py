@@ -6,7 +6,7 @@ baseline. Where it does not reproduce golden, the baseline's distance from golde
 its place: the same environment in two precisions. A pair over that limit is a bug; one within it is no pass. Explained is a deviation
 
 - within the fixed limit of a fed capture in golden's precision;
-- within ``OF_FLOOR`` of the smallest error that counts as a baseline's: the candidate's own rounding hides it, whatever the baseline;
+- within ``HIDES_NOTHING`` of the smallest error that counts as a baseline's: the candidate's own rounding hides it, whatever the baseline;
 - where the baseline rounds more coarsely than golden: within so much of its error as the ratio of their roundings comes to. What magnifies
   rounding magnifies both; a fault adds the same to both;
 - where it rounds more finely (float64): within the limit of the excess over what the proof is from the baseline, which is the rounding of
@@ -34,7 +34,7 @@ from accucompare.bundle.manifest import CONDITIONED, PROOF, Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Record
 from accucompare.compare.align import Pair, Renaming
-from accucompare.compare.baseline import Expected, check_beside, differing, floor, limit, partners
+from accucompare.compare.baseline import FEW, Expected, check_beside, differing, floor, limit, partners
 from accucompare.compare.brought import ERRORS
 from accucompare.compare.choices import most_changed
 from accucompare.compare.judge import RUNS, UNSTEADY
@@ -50,11 +50,9 @@ from accucompare.devices.settings import is_a_librarys
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.places import Place, is_file
 
-#: Of the smallest error that counts as a baseline's. A quarter of an error, at right angles to it, makes it 3 % larger, and hides nothing.
-OF_FLOOR = 0.25
-
-#: The most of a coarser baseline's error that is explained, however near the two precisions are: for the same reason.
-MOST_SHARE = 0.25
+#: A quarter of an error, at right angles to it, makes it 3 % larger, and hides nothing. So much of the smallest error that counts as a
+#: baseline's is explained; and of a coarser baseline's own error no more, however near the two precisions are.
+HIDES_NOTHING = 0.25
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def open_beside(stack: contextlib.ExitStack, golden: Bundle, baseline: Bundle | 
         return Beside()
     proof, again = found(baseline.path / PROOF, False), found(baseline.path / PROOF / "repeat1", False)
     ours, theirs = rounding_of(golden.manifest), rounding_of(baseline.manifest)
-    share = min(FED_ROUNDINGS_OF_SUMS * ours / theirs, MOST_SHARE) if theirs > ours else 0.0
+    share = min(FED_ROUNDINGS_OF_SUMS * ours / theirs, HIDES_NOTHING) if theirs > ours else 0.0
     return Beside(proof, again, found(baseline.path / CONDITIONED, True), share)
 
 
@@ -181,7 +179,9 @@ def doubt(sides: Sides, task: Task, golden: Record, candidate: Record, expected:
         run: as for ``Sides.measure``.
     """
     proof = task.proof
-    if proof is None or sides.proof is None or same_bits(golden, candidate) or not task.tolerance.by_default:
+    if proof is None or sides.proof is None or same_bits(golden, candidate):
+        return None
+    if not (task.tolerance.by_default or task.tolerance == EXACT):  # which judges integers, whatever the user's limits
         return None
     record = proof.record
     if record is None or (record.shape, record.components) != (golden.shape, golden.components):
@@ -211,8 +211,8 @@ def _explained(sides: Sides, task: Task, proof: Proof, metrics: Metrics, candida
     if metrics.nonfinite_mismatch:
         return False
     if not DTYPES[golden.dtype].digits:
-        return differing(metrics) <= most_changed(0)
-    if metrics.rel_l2 <= max(proof.limit, OF_FLOOR * floor(candidate.dtype)):
+        return differing(metrics) <= min(most_changed(0), metrics.compared / FEW)  # of a single number none
+    if metrics.rel_l2 <= max(proof.limit, HIDES_NOTHING * floor(candidate.dtype)):
         return True
     if expected is None or baseline is None or proof.ceiling < metrics.rel_l2 < math.inf:
         return False

@@ -12,11 +12,8 @@ from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, Layout, Record, Role
 from accucompare.compare.operator_rows import Operator, OperatorOrigins, is_operator, not_fed_operators
 from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
-from accucompare.compare.training import Training
+from accucompare.compare.training import MUCH_FURTHER, Training
 from accucompare.compare.written import is_buffer, is_wrong, owner_of, trace_buffer
-
-#: Fed: a later error in a call's own code counts as another error if it is so many times as far over its limit as the earlier ones.
-MUCH_FURTHER = 8.0
 
 #: (rank, step, name, call index).
 Call = tuple[int, int, str, int]

@@ -8,7 +8,6 @@ from typing import Any
 
 from accucompare.compare.align import Rename, Renaming, Signatures, claims, counterparts, rename, rename_parameter
 from accucompare.errors import UsageError
-from accucompare.numbers.digests import same_fingerprint
 
 AUTO = "auto"
 
@@ -46,29 +45,20 @@ def signatures_of(golden: Model, own: Model) -> tuple[Signatures, Signatures]:
 
 def renamed_model(golden: Model, own: Model, renamings: Sequence[Renaming]) -> dict[str, Any]:
     """Golden's tables under another model's names; entries that the other model lacks keep golden's name."""
-    tables = {kind: renamed_table(golden, own, renamings, kind) for kind in _KINDS}
+    tables = {kind: _renamed_table(golden, own, renamings, kind) for kind in _KINDS}
+    if renamings:
+        for kind, new_name in (("aliases", rename), ("tied", rename_parameter)):
+            new = {name: new_name(name, renamings) or name for each in (golden.get(kind) or {}).items() for name in each}
+            tables[kind] = {new[name]: new[first] for name, first in (golden.get(kind) or {}).items()}
     return {**golden, **tables}
 
 
-def renamed_table(golden: Model, own: Model, renamings: Sequence[Renaming], kind: str) -> dict[str, Any]:
+def _renamed_table(golden: Model, own: Model, renamings: Sequence[Renaming], kind: str) -> dict[str, Any]:
     """One of these tables: ``modules``, ``parameters`` or ``buffers``."""
     table = golden.get(kind) or {}
     names = counterparts(table, own.get(kind) or {}, renamings, _KINDS[kind])
     alone = {name: entry for name, entry in table.items() if name not in names}
     return {**alone, **{new: table[name] for name, new in names.items()}}
-
-
-def same_by_another_name(name: str, table: Mapping[str, Any], aliases: Mapping[str, str]) -> bool:
-    """Whether a parameter that one model lacks is one that it has by another name, since two modules are one there.
-
-    Args:
-        name: of the parameter.
-        table: of the model that has it, with fingerprints.
-        aliases: the other model's: further names of modules, each with its first name.
-    """
-    module, _, own = name.rpartition(".")
-    other = table.get(f"{aliases[module]}.{own}") if module in aliases else None
-    return other is not None and same_fingerprint(table[name], other) is True
 
 
 def check_maps(renamings: Sequence[Renaming], sides: Sequence[tuple[Model, Model]]) -> None:

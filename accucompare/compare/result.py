@@ -10,7 +10,7 @@ from functools import cached_property
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import SERIES_ROLES, Record, Role
 from accucompare.compare.acceptance import Acceptance
-from accucompare.compare.ladder import Parting, TrainingResult
+from accucompare.compare.ladder import Parting, TrainingResult, coarsest
 from accucompare.compare.models import OtherModel
 from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.provenance import OtherCode
@@ -93,6 +93,11 @@ class Result:
     def uncompared(self) -> list[Row]:
         """The rows of modules' values that could not be compared, for whatever reason."""
         return [row for row in self.rows if row.reason is Reason.NOT_COMPARABLE and not is_operator(row.record)]
+
+    @cached_property
+    def broadcast(self) -> list[Row]:
+        """The rows of values that one side broadcasts, and the other later."""
+        return [row for row in self.rows if row.status is Status.PASS and _is_broadcast(row)]
 
     @cached_property
     def by_statistics(self) -> int:
@@ -186,7 +191,7 @@ class Result:
         if hidden := self.unseen_words:
             return hidden
         if self.holds_outputs and (given := without_output(self.rows)) is not None:
-            return f"the model returned nothing for {self.place(given)}, and nothing that it writes into arguments or buffers was recorded"
+            return f"nothing that the model returned for {self.place(given)}, or wrote into arguments or buffers, could be compared"
         if self.refused is not None and not self.by_user:
             return f"everything is within fixed limits, which miss small faults, and {self.refused}"
         if self.unseen:
@@ -228,7 +233,7 @@ class Result:
     @cached_property
     def unseen_words(self) -> str:
         """How many rows could not be compared although an error may hide there, and the first of them; ``""`` if there are none."""
-        found = unseen(self.rows, self.fed)
+        found = unseen(self.rows, self.fed, coarsest(self.golden.manifest, self.candidate.manifest))
         if found is None:
             return ""
         where = f"{self.place(found.first)} ({found.first.verdict.detail})"
@@ -298,6 +303,10 @@ class Result:
     def unmatched(self) -> list[Row]:
         """The rows that have only one side."""
         return [row for row in self.rows if row.reason in UNMATCHED]
+
+
+def _is_broadcast(row: Row) -> bool:
+    return row.golden is not None and row.candidate is not None and row.golden.shape != row.candidate.shape
 
 
 def _values_kept(row: Row) -> bool:

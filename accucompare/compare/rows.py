@@ -139,6 +139,10 @@ def _listed(operators: tuple[str, ...]) -> str:
     return ", ".join(operators[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
+#: A row that passes is near its limit if it uses more than this much of it.
+NEAR = 0.5
+
+
 class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The verdict on one row.
 
@@ -192,8 +196,8 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def near(self) -> bool:
-        """Whether it passes with more than half of its tolerance used."""
-        return self.status is Status.PASS and self.used is not None and self.used > 0.5
+        """Whether it passes, with more than half of its tolerance used."""
+        return self.status is Status.PASS and self.used is not None and self.used > NEAR
 
     def beginning(self) -> Verdict:
         """The same with ``begins`` set, and said in the detail."""

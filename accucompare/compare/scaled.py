@@ -20,6 +20,9 @@ from accucompare.numbers.dtypes import DTYPES
 #: Factors this close to each other, relatively, are one; in half types, as close as their rounding.
 SPREAD = 1e-6
 
+#: A factor of single gradients may be off by so many times what is left of them when it is taken out.
+_OF_REST = 3.0
+
 #: A factor is not 1 if it is off by so many times what factors may be apart.
 _DISTINCT = 10.0
 
@@ -80,12 +83,12 @@ class ScaledGradients:
     @property
     def hint(self) -> str:
         """What such a factor often comes from."""
-        return _cause(self.factor, max(SPREAD, 3 * self.spread))
+        return _cause(self.factor, max(SPREAD, _OF_REST * self.spread))
 
     def holds(self, row: Row) -> bool:
         """Whether a row shows this same factor."""
         found = _factor(row)
-        return found is not None and abs(found[0] / self.factor - 1) <= max(_allowed(row), 3 * found[1])
+        return found is not None and abs(found[0] / self.factor - 1) <= max(_allowed(row), _OF_REST * found[1])
 
 
 def find_scaled(rows: Iterable[Row]) -> ScaledGradients | None:
@@ -138,7 +141,7 @@ def _common(rows: Sequence[Row], fewest: int) -> tuple[float, float, Row] | None
     spread = math.sqrt(math.fsum(((own / factor - 1) * norm) ** 2 for _, own, _, norm in measured) / total)
     left = math.sqrt(math.fsum((rest * norm) ** 2 for _, _, rest, norm in measured) / total)
     most = max(DEFAULT_REL_L2[dtype] for row, *_ in measured for dtype in _dtypes(row)) * FREE_GRADIENTS
-    single = all(abs(own / factor - 1) <= max(allowed, 3 * rest) for _, own, rest, _ in measured)
+    single = all(abs(own / factor - 1) <= max(allowed, _OF_REST * rest) for _, own, rest, _ in measured)
     if spread > allowed or left > most or not single:
         return None
     if len(measured) < _FEWEST and (left > allowed or measured[0][0].metrics is None or measured[0][0].metrics.compared < _FEWEST):

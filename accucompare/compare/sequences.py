@@ -8,7 +8,7 @@ the most similar values, then the same source lines. The calls that a module mak
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -63,11 +63,12 @@ def align_operators(
     candidate: Sequence[Record],
     renamings: Sequence[Renaming] = (),
     signatures: tuple[Signatures, Signatures] = ({}, {}),
+    parameters: Mapping[str, str] | None = None,
 ) -> list[Pair]:
     """``align`` for free-running captures: operators are paired in sequence, not by their numbers."""
     numbered = numbered_as(golden, candidate, renamings)
     own = {id(new): old for new, old in zip(numbered, candidate, strict=True) if new is not old}
-    pairs = align(golden, numbered, renamings, signatures)
+    pairs = align(golden, numbered, renamings, signatures, parameters)
     return [msgspec.structs.replace(pair, candidate=own.get(id(pair.candidate), pair.candidate)) for pair in pairs] if own else pairs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from accucompare.bundle.records import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, WRITTEN_ROLES, Record, Role
+from accucompare.bundle.records import AT_THE_END, NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, WRITTEN_ROLES, Record, Role
 from accucompare.compare.rows import Difference, Option, Reason, Row
 from accucompare.compare.scaled import ScaledGradients
 from accucompare.compare.written import buffer_of, owner_of
@@ -77,7 +77,8 @@ class Culprit:
         sizes = {"excess": self.excess, "x limit": self.over_limit}
         size = ", ".join(f"{name} {value:.3g}" for name, value in sizes.items() if value)
         about = [*self.words, *(f"hint, {hint}" for hint in self.hints)]
-        return f"<div>{line(size, strong=self.place)}{line(f'{self.site}, {self.reason.value}')}{''.join(map(line, about))}</div>"
+        kind = ", ".join(dict.fromkeys((self.site, self.reason.value)))  # both may be glue
+        return f"<div>{line(size, strong=self.place)}{line(kind)}{''.join(map(line, about))}</div>"
 
     @property
     def excess(self) -> float | None:
@@ -163,7 +164,9 @@ class Culprit:
         if self.stage is Stage.BETWEEN:  # the call is the number of updates of the step before
             update = "the update" if self.call == 1 else f"update {self.call}"
             when = f"after {update} of step {record.step}" if self.call else f"between step {record.step - 1} and {record.step}"
-            return f"{when} something else changed {owner}{record.path}"
+            if record.path.endswith(AT_THE_END) and not self.call:
+                return f"in step {record.step} something other than an optimizer changed {owner}{record.path.removesuffix(AT_THE_END)}"
+            return f"{when} something else changed {owner}{record.path.removesuffix(AT_THE_END)}"
         if self.stage is Stage.UPDATE:
             what = _UPDATE_WORDS.get(record.role, "the update")
             if record.role is Role.STATE_AFTER:

@@ -169,7 +169,7 @@ class _Steps:
             its last one.
         norms, largest: L2 norms of the gradients that its losses sent back, and the largest value of each output of the whole model, by
             the output's call and path.
-        terms: how many elements the outputs of the whole model have.
+        sizes: how many elements each output of the whole model has.
         failed: steps with a row that fails before the loss is computed.
         unfed: steps with an output of the whole model that golden's did not take the place of.
     """
@@ -179,7 +179,7 @@ class _Steps:
     end: dict[Place, int] = field(default_factory=dict)
     norms: dict[Place, list[tuple[Output, float]]] = field(default_factory=dict)
     largest: dict[Place, dict[Output, float]] = field(default_factory=dict)
-    terms: dict[Place, int] = field(default_factory=dict)
+    sizes: dict[Place, dict[Output, int]] = field(default_factory=dict)
     failed: set[Place] = field(default_factory=set)
     unfed: set[Place] = field(default_factory=set)
 
@@ -205,12 +205,17 @@ class _Steps:
                 steps.norms.setdefault(place, []).append(((golden.call, golden.path), golden.statistics.l2 or 0.0))
             elif golden.role is Role.OUTPUT:
                 fed.add(place)
-                steps.terms[place] = steps.terms.get(place, 0) + math.prod(golden.shape)
+                steps.sizes.setdefault(place, {})[golden.call, golden.path] = math.prod(golden.shape)
                 ends = (abs(float(end)) for end in (golden.statistics.min, golden.statistics.max) if end is not None)
                 steps.largest.setdefault(place, {})[golden.call, golden.path] = max(ends, default=0.0)
         missed = {(rank, step) for rank, step, name, _, role, _ in not_fed(candidate) if not name and role == Role.OUTPUT.value}
         steps.unfed.update(missed | (steps.end.keys() - fed))
         return steps
+
+    def terms(self, place: Place) -> int:
+        """How many elements the outputs have that the losses are computed of: those to which they send a gradient, if any is known."""
+        sizes, used = self.sizes.get(place, {}), [output for output, _ in self.norms.get(place, [])]
+        return max(sum(sizes.get(output, 0) for output in used) or sum(sizes.values()), 1)
 
     def reach(self, place: Place, scale: float | None) -> float:
         """How much a loss changes if its inputs do by their largest value, in directions of chance. ``scale``: of the loss."""
@@ -232,7 +237,7 @@ def _losses(place: Place, golden: StepSeries, candidate: StepSeries, limits: _Li
         sides = (math.fsum(golden.losses),), (math.fsum(candidate.losses),)
     absolute = limits.near_zero(steps.reach(place, golden.loss_scale))
     first = _record(place, Role.LOSS, sides[1][0])
-    tolerance = limits.of(first, absolute if math.isfinite(absolute) else 0.0, steps.terms.get(place, 1))
+    tolerance = limits.of(first, absolute if math.isfinite(absolute) else 0.0, steps.terms(place))
     inherited = place in steps.unfed and place in steps.failed
     calls = [list(enumerate(side)) for side in sides]
     found = [_loss(place, own, other, tolerance, inherited) for own, other in zip(calls[0], calls[1], strict=True)]

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from accucompare.bundle.records import GRADIENT_ROLES, UPDATE_ROLES, Record, Role
 from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
-from accucompare.compare.tolerance import SUMMED
+from accucompare.compare.tolerance import RECURRENT, SUMMED, Tolerance
 
 #: (rank, step, name, call index).
 Call = tuple[int, int, str, int]
 
-#: Fed: a later error in the backward of a call's own code is another one if it is so many times as far over its limit.
+#: Fed: a later error in a call's own code, or in its backward, is another one if it is so many times as far over its limit as the earlier.
 MUCH_FURTHER = 8.0
 
 #: Free-running, a gradient carries the rounding of the whole forward and of the backward until there: its default limit is so many
@@ -187,7 +187,7 @@ class Training:
             return self._update_alone(record, verdict, parameter)
         if verdict.reason is Reason.OVER and self._wanders(record, given):
             return replace(verdict, reason=Reason.NOT_COMPARABLE, detail=NOT_GIVEN if self.fed else NOT_FED)
-        of_group = record.role is Role.STATE_BEFORE and not record.name and record.parent is None and record.shape == ()
+        of_group = record.is_of_group and record.shape == ()
         if verdict.reason is Reason.OVER:
             inherited = {
                 Role.PARAM_GRAD: parameter in self._parameters or parameter[::2] in self._not_updated,  # nor was it set to zero
@@ -246,6 +246,9 @@ class Training:
         return verdict.beginning() if begins else verdict
 
 
+#: A parameter's gradient: of one call, and whole.
+PARAMETER_GRADIENTS = (Role.CALL_GRAD, Role.PARAM_GRAD)
+
 #: What a module makes of its sums.
 _OF_SUMS = (Role.OUTPUT, Role.BUFFER_UPDATE, Role.GRAD_INPUT, Role.CALL_GRAD, Role.PARAM_GRAD)
 
@@ -265,6 +268,8 @@ class Terms:
     _values: dict[tuple[int, int, int, str], float] = field(default_factory=dict)  # L2 norm of a parameter before an update
     _given: dict[Call, list[tuple[float, int]]] = field(default_factory=dict)  # of this step: L2 norm and size of what calls were given
     _summed: dict[str, int] = field(default_factory=dict)  # how many values each sum of a module has
+    _elements: dict[str, int] = field(default_factory=dict)  # how many values arrived at an output of a module
+    _length: dict[str, float] = field(default_factory=dict)  # of a recurrent module's sequences, the mean
 
     def summed(self, record: Record) -> int:
         """Over how many values of one channel, or one sample, a module in ``SUMMED`` sums; 0 if no output of it was recorded before."""
@@ -273,8 +278,30 @@ class Terms:
             self._summed[record.name] = max(self._summed.get(record.name, 0), math.prod(record.shape) // max(each, 1))
         return self._summed.get(record.name, 0) if record.role in _OF_SUMS else 0
 
-    def larger(self, record: Record) -> float:
-        """By what factor the terms of golden's record are larger than it; 1 where they are not, or that is not known."""
+    def added(self, record: Record) -> int:
+        """Of how many terms each value of a bias's gradient is the sum; 0 of any other record, or if what arrived was not recorded."""
+        if record.role is Role.GRAD_OUTPUT:
+            self._elements[record.name] = max(self._elements.get(record.name, 0), math.prod(record.shape))
+        if record.role not in PARAMETER_GRADIENTS or len(record.shape) != 1:
+            return 0
+        return self._elements.get(record.name, 0) // max(record.shape[0], 1)
+
+    def roundings(self, record: Record) -> float:
+        """By how many roundings a value of a module in ``RECURRENT`` comes about, if operators compose each of its steps."""
+        if record.role is Role.OUTPUT and len(record.shape) > 1:
+            if record.path == "0" or record.path.startswith("0."):
+                self._length[record.name] = math.prod(record.shape[:-1])
+            elif record.name in self._length and record.path in ("1", "1.0"):
+                self._length[record.name] /= max(math.prod(record.shape[1:-1]), 1)
+        if record.role not in _OF_SUMS:
+            return 0.0
+        forward = RECURRENT[record.type]
+        if record.role in PARAMETER_GRADIENTS:
+            return 2.0 * forward + self._length.get(record.name, 0.0) / 2.0
+        return 2.0 * forward if record.role is Role.GRAD_INPUT else forward
+
+    def widened(self, tolerance: Tolerance, record: Record) -> Tolerance:
+        """The limits of golden's record, with room for the rounding of its terms."""
         size = (record.statistics.l2 if record.statistics is not None else None) or 0.0
         call: Call = (record.rank, record.step, record.name, record.call)
         part = (record.rank, record.step, parameter_of(record))
@@ -302,4 +329,4 @@ class Terms:
             self._values[update] = size
         elif record.role is Role.PARAM_UPDATE:
             terms = self._values.get(update, size)
-        return max(terms / size, 1.0) if size else 1.0
+        return tolerance.scaled(max(terms / size, 1.0)) if size else tolerance.of_zero(terms, record)

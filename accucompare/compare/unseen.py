@@ -13,12 +13,19 @@ where the update that was made of it agrees. Fed, an update that is over its lim
 
 **Many.** If more than half of the tensors could not be compared, of whatever kind, too little was compared.
 
+**Too far.** Free-running, an update is made of other gradients than golden's, and says little of its code (Adam turns 1e-5 of a gradient
+into 1.5e-2 of an update): a row of it over its limit is not judged. All of a step's updates together are: an optimizer that takes the
+sign of a gradient turns those of a share of the elements that is about the gradient's error, so that the whole is off by twice that
+share's root. And parameters that such updates have made are never further off than a free-running value may be.
+
 **Unless proven.** If a call's outputs are bit for bit golden's, nothing inside it went wrong. For a fed candidate everything compared
 inside it must be golden's too, since an error there was replaced by golden's values and went no further.
 """
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -26,13 +33,14 @@ from accucompare.bundle.records import BUFFER_ROLES, GRADIENT_ROLES, TRAINING_RO
 from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.reasons import Call, call_of, caller_of
 from accucompare.compare.rows import Reason, Row, Status
-from accucompare.compare.training import parameter_of
+from accucompare.compare.tolerance import CEILING, DEFAULT_REL_L2
+from accucompare.compare.training import FREE_GRADIENTS, NOT_FED, parameter_of
 
 #: Layouts of tensors that are listed without data. A meta tensor is not among them: it has no values that could be wrong.
 _WITHOUT_DATA = (Layout.NESTED, Layout.SPARSE, Layout.QUANTIZED, Layout.BATCHED, Layout.UNREADABLE)
 
-#: It is too many if more than one tensor in so many could not be compared.
-_TOO_MANY = 2
+#: What is judged as a whole where its parts cannot be.
+_SUMMED_UP = (Role.PARAM_UPDATE, Role.PARAM_BEFORE, Role.PARAM_CHANGED)
 
 
 @dataclass(frozen=True)
@@ -43,8 +51,16 @@ class Unseen:
     count: int
 
 
-def unseen(rows: Sequence[Row], fed: bool) -> Unseen | None:
-    """What may hide an error; ``None`` if nothing does. ``fed``: whether the candidate was fed."""
+def unseen(rows: Sequence[Row], fed: bool, dtype: str = "float32") -> Unseen | None:
+    """What may hide an error; ``None`` if nothing does.
+
+    Args:
+        rows: in execution order.
+        fed: whether the candidate was fed.
+        dtype: the coarsest floating type that a side computes in.
+    """
+    if far := _too_far(rows, dtype):
+        return Unseen(far[0], len(far))
     suspects = [row for row in rows if _holds_values(row)]
     if not suspects:
         return None
@@ -55,13 +71,32 @@ def unseen(rows: Sequence[Row], fed: bool) -> Unseen | None:
     if on_the_way:
         return Unseen(on_the_way[0], len(suspects))
     many = [row for row in suspects if row.golden is not None and row.golden.layout is not Layout.OPAQUE]
-    if len(many) * _TOO_MANY > len(many) + compared:
+    if len(many) > compared:
         return Unseen(many[0], len(suspects))
     return None
 
 
+def _too_far(rows: Iterable[Row], dtype: str) -> list[Row]:
+    """The rows of updates that were not judged, of those whose sum is further off than other gradients make it."""
+    sizes: defaultdict[tuple[int, int, Role], float] = defaultdict(float)  # squares of L2 norms: of golden's values, by rank and step
+    errors: defaultdict[tuple[int, int, Role], float] = defaultdict(float)  # of the errors that were not judged
+    waived: dict[tuple[int, int, Role], list[Row]] = {}
+    for row in rows:
+        golden, metrics = row.golden, row.metrics
+        if golden is None or metrics is None or golden.role not in _SUMMED_UP or golden.statistics is None:
+            continue
+        part, size = (golden.rank, golden.step, golden.role), golden.statistics.l2 or 0.0
+        sizes[part] += size**2
+        if row.verdict.detail == NOT_FED and math.isfinite(metrics.rel_l2):
+            errors[part] += (metrics.rel_l2 * size) ** 2
+            waived.setdefault(part, []).append(row)
+    most = 2.0 * math.sqrt(FREE_GRADIENTS * DEFAULT_REL_L2[dtype]), CEILING[dtype][1]
+    far = (own for part, own in waived.items() if errors[part] > most[part[-1] is not Role.PARAM_UPDATE] ** 2 * sizes[part])
+    return [row for own in far for row in own]
+
+
 def without_output(rows: Iterable[Row]) -> Row | None:
-    """The first input of the whole model of a step in which it returned nothing on either side, so that no row tells what it computed.
+    """The first input of the whole model of a step in which it returned nothing, or objects alone, so that no row tells what it computed.
 
     What it wrote into its arguments tells (``out=``), and into buffers; so do gradients. ``.data`` is written into unseen.
     """
@@ -74,7 +109,7 @@ def without_output(rows: Iterable[Row]) -> Row | None:
             continue
         if not record.name and record.role is Role.INPUT:
             given.setdefault(call_of(record), row)
-        elif not record.name and record.role in (Role.OUTPUT, Role.ARGUMENT_UPDATE):
+        elif not record.name and record.role in (Role.OUTPUT, Role.ARGUMENT_UPDATE) and record.layout is not Layout.OPAQUE:
             returned.add(call_of(record))
         elif record.role in (*TRAINING_ROLES, *BUFFER_ROLES) and row.status is Status.PASS:
             trained.add((record.rank, record.step))

@@ -9,7 +9,8 @@ have are within their limits, and so is all that it hands to the calls inside it
   values of a module that one side alone calls, but not if both call it, and one of them more often.
 - An input of another *form* (kind of number, shape, a flag) becomes ``NOT_COMPARABLE``. If it is a mask that lets through other
   positions, something else has to make up for that: what is computed of it must be bit for bit golden's.
-
+- What calls of each side *add to the gradient of one parameter*, but other calls, is vouched for by the whole gradient: a tied weight is
+  used by a module of its own, or by the code around that.
 - A *number of a parameter group* that one version of an optimizer has and the other lacks is vouched for by the updates of its step.
 
 A tensor that is handed on is vouched for by all calls that are given it, or by none. Nothing vouches for what the model itself returns or
@@ -18,7 +19,7 @@ is given, for a gradient of what both sides have, or for what an update leaves b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 
 from msgspec.structs import replace
@@ -28,6 +29,7 @@ from accucompare.compare.masks import are_masks_of_two_kinds
 from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.reasons import Call, call_of, caller_of
 from accucompare.compare.rows import Reason, Row, Status
+from accucompare.compare.training import parameter_of
 
 #: What a gradient is the gradient of.
 _FORWARD = {Role.GRAD_OUTPUT: Role.OUTPUT, Role.GRAD_INPUT: Role.INPUT}
@@ -42,19 +44,20 @@ _Module = tuple[int, int, str]
 _Value = tuple[Call, Role, str]
 
 
-def vouched_for(rows: list[Row]) -> list[Row]:
+def vouched_for(rows: list[Row], parameters: Mapping[str, str]) -> list[Row]:
     """The rows, with those that what is computed of them vouches for as ``ONE_SIDED`` or ``NOT_COMPARABLE``, which are no failures.
 
     Args:
         rows: in execution order, each with its reason.
+        parameters: golden's that the candidate has by another first name, each with that.
     """
     asked = [row for row in rows if row.reason in (Reason.MISSING, Reason.EXTRA) or _is_of_another_form(row)]
     if not asked:
         return rows
     calls = _Calls(rows)
     alone = {_value(row.record) for row in asked if row.record is not None and row.record.role in (Role.INPUT, Role.OUTPUT)}
-    updates = _agreeing_updates(rows)
-    doubtful = {_content(row) for row in asked if not (calls.vouch_for(row, alone) or _step_of_setting(row) in updates)}
+    updates, moved = _agreeing_updates(rows), _moved_gradients(rows, parameters)
+    doubtful = {_content(row) for row in asked if not (calls.vouch_for(row, alone) or id(row) in moved or _step_of_setting(row) in updates)}
     listed = {id(row) for row in asked if _content(row) not in doubtful}
     return [_listed(row) if id(row) in listed else row for row in rows]
 
@@ -77,11 +80,42 @@ def _agreeing_updates(rows: Iterable[Row]) -> set[tuple[int, int]]:
     return {place for place, all_of_them in agree.items() if all_of_them}
 
 
+def _moved_gradients(rows: Iterable[Row], parameters: Mapping[str, str]) -> set[int]:
+    """Rows, by id, of what one side's call adds to a parameter's gradient, and another call of the other side, if the sum of all agrees.
+
+    Where no update was made, so that the sum was not recorded, they have to be bit for bit the same.
+
+    One side uses a tied weight in a module of its own, the other in the code around that.
+    """
+    names = {new: old for old, new in parameters.items()}
+    parts: dict[tuple[int, int, str], list[Row]] = {}
+    agree: dict[tuple[int, int, str], bool] = {}
+    for row in rows:
+        record = row.record
+        if record is None or record.role not in (Role.CALL_GRAD, Role.PARAM_GRAD):
+            continue
+        name = parameter_of(record)
+        parameter = record.rank, record.step, name if row.golden is not None else names.get(name, name)
+        if record.role is Role.PARAM_GRAD:
+            agree[parameter] = row.status is Status.PASS and agree.get(parameter, True)
+        elif row.golden is None or row.candidate is None:
+            parts.setdefault(parameter, []).append(row)
+    both = ((parameter, each) for parameter, each in parts.items() if len({row.golden is None for row in each}) == 2)
+    moved = (each for parameter, each in both if agree.get(parameter, len(each) == 2 and _same_bits(*each)))
+    return {id(row) for each in moved for row in each}
+
+
+def _same_bits(*rows: Row) -> bool:
+    """Whether rows of one side each are known to hold the same bits."""
+    records = [row.record for row in rows if row.record is not None]
+    return all(record.digest for record in records) and len({(record.digest, record.dtype) for record in records}) == 1
+
+
 def _step_of_setting(row: Row) -> tuple[int, int] | None:
     """(rank, step) of a number of a parameter group that one side alone has; ``None`` of any other row."""
     record = row.record
     alone = row.golden is None or row.candidate is None
-    return (record.rank, record.step) if alone and record is not None and record.role is Role.STATE_BEFORE and not record.name else None
+    return (record.rank, record.step) if alone and record is not None and record.is_of_group else None
 
 
 def _content(row: Row) -> tuple[str | None, str | None] | int:

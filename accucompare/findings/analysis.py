@@ -121,7 +121,7 @@ class Analysis:
     @cached_property
     def alarms(self) -> list[ScaleChange]:
         """The changes of the loss scale that are no longer normal: many skipped steps in a row, or a scale at 1."""
-        return [each for each in self.scaled if each.alarm or each.in_a_row >= MANY_IN_A_ROW or (each.skipped and each.scale <= 1)]
+        return [each for each in self.scaled if each.alarm or (each.skipped and each.scale <= 1)]
 
     @cached_property
     def unexplained(self) -> list[Step]:

@@ -37,6 +37,7 @@ class Layer(str, Enum):
     DATA = "data"
     RANDOMNESS = "randomness"
     MODEL = "model"
+    LOSS = "loss"
     PRECISION = "precision"
     OPTIMIZER = "optimizer"
     SCHEDULE = "schedule and clipping"
@@ -113,9 +114,10 @@ class Evidence:
         """The last one of the run."""
         return self.run.setups[-1] if self.run.setups else None
 
-    @property
+    @cached_property
     def vitals(self) -> Sequence[Vitals]:
-        return self.run.vitals
+        """Of each step that came to its end."""
+        return [each for each in self.run.vitals if not each.died]
 
     @cached_property
     def updates(self) -> list[Vitals]:
@@ -175,6 +177,8 @@ class Check:
         thresholds: what it judges by.
         across: whether it compares ranks, so that it is judged once for all of them.
         because: why nobody looks.
+        needs: what a run must have.
+        why: what a fault of this kind does.
     """
 
     id: str
@@ -186,6 +190,7 @@ class Check:
     across: bool = False
     because: str = ""
     needs: tuple[Need, ...] = field(default=())
+    why: str = ""
 
 
 class Need(str, Enum):
@@ -194,6 +199,7 @@ class Need(str, Enum):
     __str__ = str.__str__
 
     VITALS = "the log holds no numbers for the checklist: it is of an earlier version, or of a watch without (checks_every=0)"
+    BEGUN = "the log holds no numbers for the checklist, not even of a step that an error ended"
     UPDATES = "no update was seen"
     LOSSES = "no loss was seen: no backward ran inside the watch, and step() was given none"
     NORMS = "no gradient norm was seen: no backward ran inside the watch"
@@ -213,13 +219,14 @@ class Need(str, Enum):
 
 _HAS: dict[Need, Callable[[Evidence], object]] = {
     Need.VITALS: lambda seen: seen.vitals and seen.setup is not None,
+    Need.BEGUN: lambda seen: seen.run.vitals and seen.setup is not None,
     Need.UPDATES: lambda seen: seen.updates,
     Need.LOSSES: lambda seen: seen.losses,
     Need.NORMS: lambda seen: seen.norms,
     Need.CLOSE: lambda seen: any("update" in each.layers for each in seen.looked),
     Need.SCALER: lambda seen: any(step.scale is not None for step in seen.run.steps),
     Need.SCHEDULER: lambda seen: seen.setup is not None and seen.setup.schedulers,
-    Need.GIVEN: lambda seen: any(each.given for each in seen.vitals),
+    Need.GIVEN: lambda seen: any(each.given for each in seen.run.vitals),
     Need.TARGETS: lambda seen: any(each.targets is not None for each in seen.vitals),
     Need.ADAM: lambda seen: any(value is not None for each in seen.looked for value in each.layers.get("v", ())),
     Need.EARLIER: lambda seen: seen.run.earlier is not None and seen.run.earlier.vitals,

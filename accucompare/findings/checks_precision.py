@@ -25,10 +25,12 @@ _HALVES = ("float16", "bfloat16")
 
 
 def _scale_falling(seen: Evidence) -> Outcome:
-    longest = max((each.in_a_row for each in seen.run.scaled), default=0)
+    began = seen.run.steps[0].step if seen.run.steps else 0
+    later = [each for each in seen.run.scaled if each.in_a_row <= each.step - began]  # the first ones find the scale to begin with
+    longest = max((each.in_a_row for each in later), default=0)
     skipped = sum(each.skipped for each in seen.run.scaled)
-    measured = f"{skipped:,} of {len(seen.run.steps):,} updates were skipped, {longest} running at most"
-    worst = next((each for each in seen.run.scaled if each.in_a_row >= seen.limits["skips-running"]), None)
+    measured = f"{skipped:,} of {len(seen.run.steps):,} updates were skipped, {longest} running at most after the first update"
+    worst = next((each for each in later if each.in_a_row >= seen.limits["skips-running"]), None)
     return passed(measured, float(longest)) if worst is None else failed(measured, float(longest), worst.step)
 
 
@@ -43,7 +45,9 @@ def _scale_at_one(seen: Evidence) -> Outcome:
 
 
 def _scale_growing(seen: Evidence) -> Outcome:
+    losses = {point.step: point.value for point in seen.losses}
     zero = [step for step in seen.run.steps if step.scale is not None and step.grad_norm is not None and float(step.grad_norm) == 0]
+    zero = [step for step in zero if losses.get(step.step) != 0]  # what has come to 0 has nothing left to learn
     highest = max(step.scale for step in seen.run.steps if step.scale is not None)
     measured = f"the loss scale was {highest:g} at most; all gradients were zero in {steps_of(len(zero))}"
     first = next(step.scale for step in seen.run.steps if step.scale is not None)
@@ -62,25 +66,11 @@ def _alerts(seen: Evidence, kind: AlertKind, what: str) -> Outcome:
 
 
 def _underflow(seen: Evidence) -> Outcome:
-    return _alerts(seen, AlertKind.UNDERFLOW, "were subnormal in 1 % of a sample or more")
+    return _alerts(seen, AlertKind.UNDERFLOW, "were subnormal in 10 % of a sample or more")
 
 
 def _near(seen: Evidence) -> Outcome:
     return _alerts(seen, AlertKind.NEAR, "came near the largest number of their type")
-
-
-def _logit_spread(seen: Evidence) -> Outcome:
-    series = [
-        (each.step, -float(each.targets.lowest)) for each in seen.vitals if each.targets is not None and each.targets.lowest is not None
-    ]
-    series = [(step, spread) for step, spread in series if not math.isnan(spread) and spread < math.inf]  # masked logits are -Inf
-    if not series:
-        return not_looked_at("every output has logits of -Inf, as masks are")
-    step, widest = max(series, key=lambda pair: pair[1])
-    measured = f"the smallest log-probability of an output was {-widest:.4g}"
-    if widest > seen.limits["logit-spread"]:
-        return warned(measured, widest, step)
-    return passed(measured, widest)
 
 
 def _entropy(seen: Evidence) -> Outcome:
@@ -92,7 +82,7 @@ def _entropy(seen: Evidence) -> Outcome:
     series = [(step, share) for step, share in series if math.isfinite(share)]
     if not series:
         return not_looked_at("no entropy was looked at: the output has one class, or axes behind its classes, or is no log-probability")
-    losses = {point.step: point.value for point in seen.losses}
+    losses = {each.step: float(each.targets.missed) for each in seen.vitals if each.targets is not None and each.targets.missed is not None}
     wrong = [
         (step, share)
         for step, share in series
@@ -100,7 +90,7 @@ def _entropy(seen: Evidence) -> Outcome:
     ]
     if len(wrong) > len(series) / 4:
         step, share = wrong[0]
-        return warned(f"the entropy of the output was {share:.2g} of its most, with a loss of {losses[step]:.4g}", share, step)
+        return warned(f"the entropy of the output was {share:.2g} of its most, with a cross entropy of {losses[step]:.4g}", share, step)
     lowest = min(share for _, share in series)
     flat = sum(share > 1 - seen.limits["entropy-flat"] for _, share in series)
     if flat == len(series) > 2:
@@ -164,11 +154,12 @@ PRECISION = (
     Check(
         "scale-falling",
         Layer.PRECISION,
-        "updates that the loss scaler skips one after the other",
+        "updates that the loss scaler skips one after the other, after the first that it has let pass",
         "find what overflows at any scale (`accucompare overflow LOG`), and keep that module in float32",
         _scale_falling,
         (Threshold("skips-running", 5, "skipped updates running", _ISSUE),),
         needs=(Need.SCALER,),
+        why="a scaler skips now and then; many skips running are no longer too large a scale",
     ),
     Check(
         "scale-at-one",
@@ -178,38 +169,33 @@ PRECISION = (
         _scale_at_one,
         (Threshold("scale-least", 1, "loss scale", _ISSUE),),
         needs=(Need.SCALER,),
+        why="there is nothing left to give",
     ),
     Check(
         "scale-growing",
         Layer.PRECISION,
-        "a loss scale that grows while all gradients are zero",
+        "a loss scale that grows while all gradients are zero, and the loss is not",
         "find out why gradients are zero: a detached loss, a scaler that is not used for the backward, or all labels ignored",
         _scale_growing,
         (Threshold("scale-zero-steps", 3, "steps with zero gradients, the scale not below the first", "sound runs pass"),),
         needs=(Need.SCALER, Need.NORMS),
+        why="with zero gradients nothing can overflow",
     ),
     Check(
         "underflow",
         Layer.PRECISION,
-        "values and gradients that are subnormal in their type, by module",
+        "gradients that are subnormal in float16, by module, without a loss scale",
         "use a loss scaler with float16; or bfloat16; or keep this module in float32",
         _underflow,
+        why="what is subnormal loses digits, and then is zero",
     ),
     Check(
         "near-limit",
         Layer.PRECISION,
-        "values near the largest number of their type, by module",
+        "values near the largest number of their type, and gradients without a loss scale, by module",
         "keep this module in float32 or bfloat16, or scale its inputs down, before it overflows",
         _near,
-    ),
-    Check(
-        "logit-spread",
-        Layer.PRECISION,
-        "the smallest log-probability of the outputs: beyond what exp can hold, the softmax is saturated",
-        "normalise queries, keys or logits; add a z-loss; lower the learning rate",
-        _logit_spread,
-        (Threshold("logit-spread", 103, "its magnitude", "exp(-103) is less than the smallest float32"),),
-        needs=(Need.VITALS, Need.TARGETS),
+        why="the next step may overflow",
     ),
     Check(
         "entropy",
@@ -219,10 +205,11 @@ PRECISION = (
         _entropy,
         (
             Threshold("entropy-least", 1e-3, "entropy over log(classes), below which an output is certain", "sound runs pass"),
-            Threshold("entropy-loss", 1.0, "loss above which a certain output is wrong", "sound runs pass"),
+            Threshold("entropy-loss", 1.0, "cross entropy above which a certain output is wrong", "sound runs pass"),
             Threshold("entropy-flat", 1e-6, "how near to 1 that share is, if an output is uniform", "rounding of float32"),
         ),
         needs=(Need.VITALS, Need.TARGETS),
+        why="a certain wrong answer has a gradient of full size; a uniform one has learnt nothing",
     ),
     Check(
         "loss-type",
@@ -231,6 +218,7 @@ PRECISION = (
         "cast the logits before the loss: loss(logits.float(), labels)",
         _loss_type,
         needs=(Need.VITALS, Need.TARGETS),
+        why="a bfloat16 loss has three digits: 4.97 and 4.98 are one number",
     ),
     Check(
         "update-lost",
@@ -240,6 +228,7 @@ PRECISION = (
         _update_lost,
         (Threshold("update-lost", 0.5, "share of weights, the median over parameters", "half of them"),),
         needs=(Need.VITALS, Need.CLOSE),
+        why="bfloat16 holds 8 bits: an update below 1/512 of a weight is rounded away",
     ),
     Check(
         "label-smoothing",
@@ -249,6 +238,7 @@ PRECISION = (
         _smoothing,
         (Threshold("label-smoothing", 0.5, "share of the label that is given to all classes", "more than the label keeps"),),
         needs=(Need.VITALS, Need.TARGETS),
+        why="a smoothed loss cannot go to 0",
     ),
     Check(
         "autocast-types",
@@ -257,5 +247,6 @@ PRECISION = (
         "make positions and time steps in float32 or int64, outside of autocast and of model.to(dtype)",
         _narrowed,
         needs=(Need.VITALS,),
+        why="bfloat16 holds whole numbers up to 256 one by one, float16 up to 2,048; rotary embeddings and time steps are spoilt beyond",
     ),
 )

@@ -106,6 +106,7 @@ RANDOMNESS = (
         "call torch.manual_seed(seed) before the model is made; and random.seed, numpy.random.seed for the data",
         _seeded,
         needs=(Need.VITALS,),
+        why="a run that cannot be repeated cannot be compared",
     ),
     Check(
         "drawn-behind",
@@ -114,6 +115,7 @@ RANDOMNESS = (
         "draw with torch inside of the model; or seed them as well, and save their states in checkpoints",
         _drawn,
         needs=(Need.VITALS, Need.GIVEN),
+        why="such numbers are in no checkpoint of torch's state, and differ between ranks and runs",
     ),
     Check(
         "same-first-step",
@@ -122,6 +124,7 @@ RANDOMNESS = (
         "seed every generator before the model and the loader are made; set deterministic algorithms",
         _first_step,
         needs=(Need.VITALS, Need.EARLIER),
+        why="if the first step differs already, no later difference means anything",
     ),
     Check(
         "seeds-of-ranks",
@@ -131,6 +134,7 @@ RANDOMNESS = (
         _ranks,
         across=True,
         needs=(Need.RANKS, Need.VITALS),
+        why="with different seeds, replicas may begin with different weights; with the same ones, they may be given the same data",
     ),
     Check(
         "seeded-others",
@@ -139,12 +143,14 @@ RANDOMNESS = (
         "call random.seed(seed) and numpy.random.seed(seed) before the data is loaded",
         _others,
         needs=(Need.VITALS, Need.EARLIER),
+        why="data pipelines draw from them",
     ),
     Check(
         "loader-workers",
         Layer.RANDOMNESS,
         "loaders with workers and no generator",
         "",
-        because="a watch sees the model and the optimizer, and no loader; torch gives each worker a seed of its own",
+        because="what a worker draws is drawn in another process; torch gives each worker a seed of its own",
+        why="workers of a loader may all draw the same numbers",
     ),
 )

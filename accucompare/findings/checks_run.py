@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -23,10 +24,14 @@ from accucompare.findings.checks import (
     steps_of,
     warned,
 )
+from accucompare.findings.events import Ending
 from accucompare.findings.number import Number
+from accucompare.findings.wording import printable
 
 #: Fewer losses show no trend.
 _FEWEST = 30
+#: So many looks at a cross entropy stand for the beginning, and for the end.
+_FEW_LOOKS = 3
 
 
 def _finite(seen: Evidence) -> Outcome:
@@ -36,6 +41,15 @@ def _finite(seen: Evidence) -> Outcome:
     if seen.run.unexplained:
         return failed("something was not finite, and no call was found", step=seen.run.unexplained[0].step)
     return passed(f"everything that was looked at was finite in {steps_of(len(seen.run.steps))}")
+
+
+def _ended(seen: Evidence) -> Outcome:
+    end = seen.run.end
+    if end is None:
+        return not_looked_at("the log has no end: the process was killed, or is still running")
+    if end.ending is not Ending.FAILED or end.reason.startswith("SystemExit"):
+        return passed(f"the loop ended after {steps_of(end.steps)}: {end.ending.value}")
+    return failed(f"the loop ended with an error, behind {steps_of(end.steps)}: {printable(end.reason, 200)}", step=end.steps)
 
 
 def _loss_finite(seen: Evidence) -> Outcome:
@@ -51,13 +65,14 @@ def _loss_finite(seen: Evidence) -> Outcome:
     return judge(measured, float(longest), bad[0].step)
 
 
-def _spiking(what: str, series: list[Point], times: float, floor: float) -> Outcome:
+def _spiking(what: str, series: list[Point], times: float, floor: float, record: float) -> Outcome:
     series = [point for point in series if math.isfinite(point.value) and point.value > 0]
     if len(series) <= 20:
         return not_looked_at(f"{steps_of(len(series))} with a number above 0 are too few to know a spread: 21 at least")
-    found = spikes(series, times, floor=floor)
+    most = dict(zip((point.step for point in series[1:]), itertools.accumulate((point.value for point in series), max), strict=False))
+    found = [each for each in spikes(series, times, floor=floor) if each.point.value > record * most[each.point.step]]
     if not found:
-        return passed(f"{what} never rose more than {times:g} spreads above the median of the ten steps before")
+        return passed(f"{what} never rose more than {times:g} spreads above the median of the ten steps before, to {record:g} x all before")
     worst = max(found, key=lambda each: each.spreads)
     measured = f"{what} was {worst.point.value:.4g}, {worst.spreads:.3g} spreads above the median of the ten before ({worst.usual:.4g})"
     return warned(measured + (f"; {len(found):,} such steps" if len(found) > 1 else ""), worst.spreads, worst.point.step)
@@ -70,21 +85,11 @@ def _loss_spike(seen: Evidence) -> Outcome:
         return not_looked_at(f"the loss is not positive ({lowest:.4g} at least), and spreads are measured in its logarithm")
     floor = seen.limits["loss-spike-floor"] * median(finite[:_FEWEST])  # near 0, a loss may well be ten times the last one
     series = [Point(step, value + floor) for step, value in seen.losses]
-    return _spiking("the loss", series, seen.limits["loss-spike"], 0.1)
+    return _spiking("the loss", series, seen.limits["loss-spike"], 0.1, seen.limits["loss-record"])
 
 
 def _norm_spike(seen: Evidence) -> Outcome:
-    return _spiking("the gradient norm", seen.norms, seen.limits["norm-spike"], 0.2)
-
-
-def _update_spike(seen: Evidence) -> Outcome:
-    series = []
-    for each in seen.looked:
-        sizes = [float(value) for value in each.layers.get("update", ()) if value is not None and math.isfinite(float(value))]
-        rate = max((float(value) for value in each.lr.values()), default=0.0)
-        if sizes and rate > 0:
-            series.append(Point(each.step, median(sizes) / rate))  # a schedule's rise is no spike
-    return _spiking("the median update of the layers, over the learning rate,", series, seen.limits["update-spike"], 0.2)
+    return _spiking("the gradient norm", seen.norms, seen.limits["norm-spike"], 0.2, seen.limits["norm-record"])
 
 
 def _loss_trend(seen: Evidence) -> Outcome:
@@ -97,7 +102,15 @@ def _loss_trend(seen: Evidence) -> Outcome:
         return not_looked_at(f"the loss is not positive ({first:.4g} at first), and a trend is judged by its ratio")
     ratio = last / first
     measured = f"the loss went from {first:.4g} to {last:.4g} (medians of the first and the last {steps_of(part)})"
-    return warned(measured, ratio, seen.losses[-1].step) if ratio > seen.limits["loss-rise"] else passed(measured, ratio)
+    targets = [each.targets for each in seen.vitals if each.targets is not None and each.targets.missed is not None]
+    missed = [float(each.missed) for each in targets if each.missed is not None and math.isfinite(float(each.missed))]
+    if len(missed) >= _FEW_LOOKS:
+        guessing = math.log(max(each.classes for each in targets))
+        now, then = median(missed[-_FEW_LOOKS:]), median(missed[:_FEW_LOOKS])
+        words = f"the cross entropy went from {then:.4g} to {now:.4g} (medians of {_FEW_LOOKS} looks), where guessing has {guessing:.4g}"
+        over = now / max(then, guessing) if guessing > 0 else 0.0
+        return warned(words, over, seen.losses[-1].step) if over > seen.limits["loss-rise"] else passed(words, over)
+    return warned(measured, ratio, seen.losses[-1].step) if ratio > seen.limits["loss-diverges"] else passed(measured, ratio)
 
 
 def _ranks_agree(seen: Evidence) -> Outcome:
@@ -160,9 +173,18 @@ FINITE = Check(
     "NaN, Inf and overflow in every module call and gradient",
     "see where it began: `accucompare overflow LOG`",
     _finite,
+    why="see [Loss is NaN](nan.md)",
 )
 RUN = (
     FINITE,
+    Check(
+        "ended",
+        Layer.RUN,
+        "whether the loop ended with an error",
+        "see what the step was given that it ended in: FAIL and WARN of the data say so first",
+        _ended,
+        why="the last step's batch is what it died of, often",
+    ),
     Check(
         "loss-finite",
         Layer.RUN,
@@ -171,45 +193,49 @@ RUN = (
         _loss_finite,
         (Threshold("loss-not-finite-running", 3, "so many running are a FAIL; one is a WARN", "issue 15; msprobe's AnomalyNan"),),
         needs=(Need.LOSSES,),
+        why="after one update with it, the weights are NaN",
     ),
     Check(
         "loss-spike",
         Layer.RUN,
-        "losses above their running spread",
+        "losses far above their running spread, and above all before",
         "look at this step's batch and gradient norm; run the step twice: a result that differs is the hardware's (silent data corruption)",
         _loss_spike,
         (
             Threshold("loss-spike", 10, "spreads above the median of the ten steps before", "sound runs pass"),
             Threshold("loss-spike-floor", 0.1, "share of the first losses that is added to all", "sound runs pass"),
+            Threshold("loss-record", 6, "and so many times the largest before", "sound runs: 3.03 at most"),
         ),
         needs=(Need.LOSSES,),
+        why="a bad batch, an unstable layer, or a bit that flipped",
     ),
     Check(
         "loss-trend",
         Layer.RUN,
-        "whether the loss ends higher than it began",
+        "whether a cross entropy ends above guessing, or another loss far above its beginning",
         "lower the learning rate; check the sign of the loss and the labels",
         _loss_trend,
-        (Threshold("loss-rise", 1.5, "last losses over first losses", "sound runs pass"),),
+        (
+            Threshold(
+                "loss-rise", 1.5, "last cross entropy over the first, or over that of guessing if that is larger", "sound runs: 0.95"
+            ),
+            Threshold("loss-diverges", 1e4, "last losses over first losses, of what is no cross entropy", "sound runs: 11"),
+        ),
         needs=(Need.LOSSES,),
+        why="it does not learn, but forget",
     ),
     Check(
         "norm-spike",
         Layer.RUN,
-        "gradient norms above their running spread",
+        "gradient norms far above their running spread, and above all before",
         "look at this step's batch; clip gradients; run the step twice: a result that differs is the hardware's",
         _norm_spike,
-        (Threshold("norm-spike", 10, "spreads above the median of the ten steps before", "msprobe's AnomalyTurbulence; sound runs"),),
+        (
+            Threshold("norm-spike", 10, "spreads above the median of the ten steps before", "msprobe's AnomalyTurbulence; sound runs"),
+            Threshold("norm-record", 5, "and so many times the largest before", "sound runs: 0.46 at most"),
+        ),
         needs=(Need.NORMS,),
-    ),
-    Check(
-        "update-spike",
-        Layer.RUN,
-        "updates above their running spread, the learning rate taken out",
-        "look at the gradients and the optimizer's second moment in this step",
-        _update_spike,
-        (Threshold("update-spike", 10, "spreads above the median of the ten looks before", "sound runs pass"),),
-        needs=(Need.CLOSE,),
+        why="it comes before the spike of the loss",
     ),
     Check(
         "ranks-agree",
@@ -219,5 +245,6 @@ RUN = (
         _ranks_agree,
         across=True,
         needs=(Need.RANKS, Need.VITALS),
+        why="replicas that part train different models",
     ),
 )

@@ -24,8 +24,11 @@ from accucompare.findings.checks import (
 
 #: Schedulers that let the learning rate rise again, by design.
 _RISES_AGAIN = ("CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR", "SequentialLR", "ChainedScheduler", "LambdaLR", "MultiplicativeLR")
-#: Up to this step a learning rate may rise as fast as it likes: from 0, a warm-up doubles it in its first steps.
-_WARMING = 10
+#: So many updates running with a rate that rises are a warm-up, and so many behind them with one that falls a decay.
+_WARMING, _FALLING = 10, 3
+
+#: Of its most, a learning rate that is no more adds nothing to weights in float32 that an update of then has changed.
+_ROUNDED = 2**-24
 
 
 def _rates(seen: Evidence) -> Iterator[tuple[str, list[Point]]]:
@@ -39,10 +42,13 @@ def _lr_range(seen: Evidence) -> Outcome:
         bad = next((point for point in series if not math.isfinite(point.value) or point.value < 0), None)
         if bad is not None:
             return failed(f"the learning rate was {bad.value:.4g}", bad.value, bad.step, name)
-        zeros = [point for point in series if point.value == 0]
-        share = len(zeros) / len(series)
-        if share > seen.limits["lr-zero"] and len(zeros) > 1:
-            return warned(f"the learning rate was 0 in {len(zeros):,} of {len(series):,} updates", share, zeros[-1].step, name)
+    most = {name: max(point.value for point in series) for name, series in _rates(seen)}
+    nothing = {name: rate * _ROUNDED for name, rate in most.items()}
+    zeros = [each.step for each in seen.updates if each.lr and all(float(rate) <= nothing[name] for name, rate in each.lr.items())]
+    share = len(zeros) / len(seen.updates)
+    if share > seen.limits["lr-zero"] and len(zeros) > 1:
+        measured = f"all learning rates were 0, or below the rounding of their most, in {len(zeros):,} of {len(seen.updates):,} updates"
+        return warned(measured, share, zeros[-1])
     highest = max(point.value for _, series in _rates(seen) for point in series)
     lowest = min(point.value for _, series in _rates(seen) for point in series)
     return passed(f"learning rates from {lowest:.4g} to {highest:.4g} in {steps_of(len(seen.updates))}", highest)
@@ -51,19 +57,18 @@ def _lr_range(seen: Evidence) -> Outcome:
 def _lr_jump(seen: Evidence) -> Outcome:
     largest = 1.0
     for name, series in _rates(seen):
-        for number, (before, after) in enumerate(itertools.pairwise(series), 1):
-            if number < _WARMING or before.value <= 0:
+        values = [point.value for point in series]
+        for at in range(_WARMING, len(values) - _FALLING):
+            rises = all(one < other for one, other in itertools.pairwise(values[at - _WARMING : at]))
+            falls = all(one > other for one, other in itertools.pairwise(values[at : at + _FALLING + 1]))
+            if not rises or not falls or values[at - 1] <= 0:  # what begins again falls before it rises, and epochs have plateaus
                 continue
-            ratio = after.value / before.value
+            ratio = values[at] / values[at - 1]
             largest = max(largest, ratio)
-            if ratio > seen.limits["lr-jump"] and not _restarts(seen):
-                measured = f"the learning rate rose from {before.value:.4g} to {after.value:.4g} in one step"
-                return warned(measured, ratio, after.step, name)
-    return passed(f"the learning rate never rose by more than {largest:.3g} x in one step, after the first {_WARMING}", largest)
-
-
-def _restarts(seen: Evidence) -> bool:
-    return seen.setup is not None and any(name.startswith(("CosineAnnealingWarmRestarts", "CyclicLR")) for name in seen.setup.schedulers)
+            if ratio > seen.limits["lr-jump"]:
+                jump = f"from {values[at - 1]:.4g} to {values[at]:.4g} in one"
+                return warned(f"the learning rate rose step by step, then {jump}, and fell from there", ratio, series[at].step, name)
+    return passed(f"where a learning rate ceased to rise and began to fall, it rose by no more than {largest:.3g} x in one step", largest)
 
 
 def _lr_rises_again(seen: Evidence) -> Outcome:
@@ -101,13 +106,19 @@ def _schedule_steps(seen: Evidence) -> Outcome:
             continue
         total, steps = sum(point.value for point, _ in counts), sum(between for _, between in counts)
         words.append(f"{name} was stepped {total:g} times in {steps_of(steps)}")
-        if total == 0 and steps >= seen.limits["schedule-unstepped"]:
-            return warned(words[-1], 0.0, counts[-1][0].step, name)
+        if total == 0 and steps >= seen.limits["schedule-unstepped"] and (loaded := _epochs(seen)) != 1:
+            over = f", in which the data was gone through {loaded - 1:,} times" if loaded else ""
+            return warned(words[-1] + over, 0.0, counts[-1][0].step, name)
         doubled = [point for point, between in counts if point.value > between]
         if len(doubled) > seen.limits["schedule-doubled"] * len(counts):
             measured = f"{name} was stepped {total / steps:.3g} times between one update and the next"
             return warned(measured, total / steps, doubled[0].step, name)
     return passed("; ".join(words)) if words else not_looked_at("one update was seen: it shows from the second on")
+
+
+def _epochs(seen: Evidence) -> int:
+    """How often the loader that gave the last batch was begun; 0 where torch's loaders gave none."""
+    return next((each.loaded.begun for each in reversed(seen.updates) if each.loaded is not None), 0)
 
 
 def _schedule_order(seen: Evidence) -> Outcome:
@@ -124,20 +135,29 @@ def _schedule_order(seen: Evidence) -> Outcome:
 
 
 def _schedule_applied(seen: Evidence) -> Outcome:
-    """Learning rates of the groups against those that the scheduler says it has set."""
-    compared = 0
+    """Learning rates of the groups against those that the schedulers say they have set.
+
+    Of an optimizer that updates in the step; one of another optimizer is judged if its own makes no update at all. Of several, as of one
+    for the warm-up and one for plateaus, the last to act has set the rates.
+    """
+    here = {name for each in seen.updates for name, applied in each.schedulers.items() if applied.here}
+    compared, other = 0, []
     for each in seen.updates:
-        applied = [float(rate) for rate in each.lr.values()]
-        for name, scheduled in each.schedulers.items():
-            rates = [float(rate) for rate in scheduled.rates]
-            if not rates or len(rates) > len(applied):
-                continue
-            compared += 1
-            if not all(any(_close(rate, other) for other in applied) for rate in rates):
-                shown = ", ".join(f"{rate:.4g}" for rate in applied[:3])
-                measured = f"the update was made with {shown}, and {name} had set {', '.join(f'{rate:.4g}' for rate in rates[:3])}"
-                return warned(measured, max(applied), each.step, name)
-    return passed(f"every update was made with the rate that the scheduler had set ({steps_of(compared)})")
+        made = [float(rate) for rate in each.lr.values()]
+        every = {
+            name: [float(rate) for rate in applied.rates]
+            for name, applied in each.schedulers.items()
+            if (applied.here or name not in here) and 0 < len(applied.rates) <= len(made)
+        }
+        compared += bool(every)
+        if every and not any(all(any(_close(rate, one) for one in made) for rate in rates) for rates in every.values()):
+            other.append((each.step, made, *next(iter(every.items()))))
+    if len(other) > seen.limits["schedule-overruled"] * compared:
+        step, made, name, rates = other[0]
+        shown = ", ".join(f"{rate:.4g}" for rate in made[:3])
+        measured = f"the update was made with {shown}, and {name} had set {', '.join(f'{rate:.4g}' for rate in rates[:3])}"
+        return warned(f"{measured}; likewise in {len(other):,} of {steps_of(compared)}", max(made), step, name)
+    return passed(f"{compared - len(other):,} of {steps_of(compared)} had an update with the rate that a scheduler had set")
 
 
 def _close(one: float, other: float) -> bool:
@@ -160,26 +180,35 @@ def _clipped(seen: Evidence) -> list[tuple[Point, float]]:
 def _clip_share(seen: Evidence) -> Outcome:
     ratios = _clipped(seen)
     clipped = [point for point, _ in ratios if point.value < 0.999]
+    behind = [each for each in seen.updates if each.clipped_behind]
+    if len(behind) > 2 and not any(each.clipped for each in seen.updates):
+        measured = f"gradients were clipped behind the update that had used them, in {len(behind):,} of {len(seen.updates):,}"
+        return warned(f"{measured}, and before none", len(behind) / len(seen.updates), behind[0].step)
     if not ratios:
         return not_looked_at("all gradients were zero")
     share = len(clipped) / len(ratios)
     usual = median(point.value for point in clipped) if clipped else 1.0
-    measured = f"gradients were made smaller before {len(clipped):,} of {len(ratios):,} updates" + (
-        f", to {usual:.3g} x" if clipped else ""
-    )
+    measured = f"gradients were made smaller before {len(clipped):,} of {len(ratios):,} updates"
+    measured += f", to {usual:.3g} x" if clipped else ""
     if share >= seen.limits["clip-always"] and usual < seen.limits["clip-strength"]:
         return warned(measured, share, clipped[0].step)
     return passed(measured, share)
 
 
 def _grown(seen: Evidence) -> Outcome:
+    alike = {each.step for each in seen.updates if each.grown is not None and _is_one_factor(*map(float, each.grown))}
     grown = [Point(point.step, norm / most) for point, norm in _clipped(seen) if (most := _most_before(seen, point.step)) > 0]
-    grown = [point for point in grown if point.value > seen.limits["clip-grows"]]
+    grown = [point for point in grown if point.value > seen.limits["clip-grows"] and point.step in alike]
     if not grown:
-        return passed("gradients were not larger at any update than at the end of the backward")
+        return passed("gradients were not multiplied by a factor above 1 between the backward and the update")
     worst = max(grown, key=lambda point: point.value)
-    measured = f"gradients were {worst.value:.4g} x as large at the update as at the end of the backward, in {steps_of(len(grown))}"
+    measured = f"all gradients were {worst.value:.4g} x as large at the update as at the end of the backward, in {steps_of(len(grown))}"
     return warned(measured, worst.value, worst.step)
+
+
+def _is_one_factor(low: float, high: float) -> bool:
+    """Whether all gradients were multiplied by one number: noise, decay and projections change each in its own way."""
+    return 0 < low <= high < math.inf and high / low < _ALIKE
 
 
 def _most_before(seen: Evidence, step: int) -> float:
@@ -204,25 +233,33 @@ def _clip_before_unscale(seen: Evidence) -> Outcome:
     return passed(f"clipped gradients had a norm of {usual:.4g} at the update, without the loss scale", usual)
 
 
+#: What rounding leaves of one factor.
+_ALIKE = 1.001
 _STEPS = "issue 15"
 SCHEDULE = (
     Check(
         "lr-range",
         Layer.SCHEDULE,
-        "learning rates below 0, not finite, or 0 in many updates",
+        "learning rates below 0, not finite, or all 0 in many updates",
         "check the number of steps that the schedule was made for: a linear decay goes below 0 behind its end",
         _lr_range,
         (Threshold("lr-zero", 0.05, "share of updates with a learning rate of 0", "sound runs pass"),),
         needs=(Need.VITALS, Need.UPDATES),
+        why="with a negative rate the loss is maximised",
     ),
     Check(
         "lr-jump",
         Layer.SCHEDULE,
-        "a learning rate that rises in one step, as at a warm-up's edge that does not meet the decay",
+        "a warm-up whose last rate does not meet the first of the decay",
         "let the warm-up end where the decay begins",
         _lr_jump,
-        (Threshold("lr-jump", 1.5, "one update's rate over the last one's, after ten updates", "sound runs pass"),),
+        (
+            Threshold(
+                "lr-jump", 1.5, "one update's rate over the last one's, between ten that rise and three that fall", "sound runs: 1.05"
+            ),
+        ),
         needs=(Need.VITALS, Need.UPDATES),
+        why="a jump at the edge of a warm-up skips most of it",
     ),
     Check(
         "lr-length",
@@ -231,6 +268,7 @@ SCHEDULE = (
         "make the schedule for the steps of the whole run: epochs x updates in one",
         _lr_rises_again,
         needs=(Need.VITALS, Need.SCHEDULER, Need.UPDATES),
+        why="a cosine goes up again behind its end",
     ),
     Check(
         "schedule-steps",
@@ -239,10 +277,11 @@ SCHEDULE = (
         "step the scheduler once behind each update, or once each epoch if it counts epochs",
         _schedule_steps,
         (
-            Threshold("schedule-unstepped", 200, "steps without one of the scheduler's", "sound runs; one of epochs needs more"),
+            Threshold("schedule-unstepped", 200, "steps without one, and the data gone through", "one a step, or an epoch"),
             Threshold("schedule-doubled", 0.1, "share of updates with more than one step of the scheduler between", _STEPS),
         ),
         needs=(Need.VITALS, Need.SCHEDULER, Need.UPDATES),
+        why="the schedule ends at half of the run, or never",
     ),
     Check(
         "schedule-order",
@@ -251,6 +290,7 @@ SCHEDULE = (
         "call scheduler.step() behind optimizer.step()",
         _schedule_order,
         needs=(Need.VITALS, Need.SCHEDULER, Need.UPDATES),
+        why="the first rate is never used",
     ),
     Check(
         "schedule-applied",
@@ -258,28 +298,34 @@ SCHEDULE = (
         "whether updates are made with the rates that the scheduler has set",
         "make the scheduler of the optimizer that is stepped, after its last replacement; do not set the rate elsewhere",
         _schedule_applied,
+        (Threshold("schedule-overruled", 0.5, "share of updates", "a few may be set by hand"),),
         needs=(Need.VITALS, Need.SCHEDULER, Need.UPDATES),
+        why="the schedule is drawn, and nobody follows",
     ),
     Check(
         "clip-share",
         Layer.SCHEDULE,
-        "the share of updates whose gradients were made smaller before, and by how much",
-        "raise the limit of the clipping, or lower the learning rate: what is always clipped is only a smaller learning rate",
+        "the share of updates whose gradients were made smaller before, and by how much; clipping that comes behind the update",
+        "clip between backward() and step(); raise the limit, or lower the learning rate: always to clip is only a smaller learning rate",
         _clip_share,
         (
             Threshold("clip-always", 0.95, "share of updates", _STEPS),
-            Threshold("clip-strength", 0.05, "median of the factor; below it, clipping that always acts is a WARN", "sound runs pass"),
+            Threshold(
+                "clip-strength", 1e-4, "median of the factor; below it, clipping that always acts is a WARN", "sound runs: 0.016 at least"
+            ),
         ),
         needs=(Need.VITALS, Need.UPDATES, Need.NORMS),
+        why="it is a smaller learning rate in disguise",
     ),
     Check(
         "gradients-grow",
         Layer.SCHEDULE,
-        "gradients that are larger at the update than when the backward ended",
+        "gradients that were all multiplied by one factor above 1 between the backward and the update",
         "look at what stands between backward() and step(): unscaling, averaging, clipping by a wrong factor",
         _grown,
         (Threshold("clip-grows", 1.01, "norm at the update over that behind the backward", "rounding is below"),),
         needs=(Need.VITALS, Need.UPDATES, Need.NORMS),
+        why="between the backward and the update gradients only get smaller, if anything",
     ),
     Check(
         "clip-before-unscale",
@@ -289,5 +335,6 @@ SCHEDULE = (
         _clip_before_unscale,
         (Threshold("clip-scaled", 1e-2, "norm at the update below which it is a FAIL", "a limit of clipping is 0.01 to 100"),),
         needs=(Need.VITALS, Need.SCALER, Need.UPDATES),
+        why="the limit is applied to gradients times the loss scale, so that nothing is left of them",
     ),
 )

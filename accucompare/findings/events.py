@@ -195,7 +195,7 @@ class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_
         operator_tensors: what went into the operator and came out of it.
         weights: the module's parameters and buffers that are not finite.
         parameters: of a gradient: every parameter whose gradient is not finite, in the order of the backward.
-        legal: for the reader: paths of inputs that held an Inf and may have.
+        legal: for the reader: paths of inputs that held an Inf and may have; of a loss, what the model gave that did.
         unseen: of what may have gone in, what was not looked at: paths of inputs, ``weights``, or an operator's input that is neither.
         second: whether it was in a second backward, through the gradients that another one gave.
         reproducer: the path of the script, from the log's directory.

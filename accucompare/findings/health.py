@@ -13,6 +13,7 @@ from accucompare.files import bounded
 from accucompare.findings.analysis import Analysis, Ranks
 from accucompare.findings.checks import Check, Evidence, Outcome, Status, Threshold, not_looked_at
 from accucompare.findings.checks_data import DATA
+from accucompare.findings.checks_loss import LOSS
 from accucompare.findings.checks_model import MODEL
 from accucompare.findings.checks_optimizer import OPTIMIZER
 from accucompare.findings.checks_precision import PRECISION
@@ -21,7 +22,7 @@ from accucompare.findings.checks_run import RUN
 from accucompare.findings.checks_schedule import SCHEDULE
 
 #: All of them, in the order in which they are shown.
-CHECKS: tuple[Check, ...] = (*DATA, *RANDOMNESS, *MODEL, *PRECISION, *OPTIMIZER, *SCHEDULE, *RUN)
+CHECKS: tuple[Check, ...] = (*DATA, *RANDOMNESS, *MODEL, *LOSS, *PRECISION, *OPTIMIZER, *SCHEDULE, *RUN)
 THRESHOLDS: dict[str, Threshold] = {threshold.name: threshold for check in CHECKS for threshold in check.thresholds}
 _ORDER = list(Status)
 _MOST_BYTES = 1 << 20  # of a file of thresholds

@@ -98,6 +98,12 @@ class Facts:
         return self.inside and not self.half and self.nearest[0] > _EXPLODED
 
     @property
+    def outside_of_powers(self) -> bool:
+        """Whether what was raised to a power reaches 0 or below it, and its square would be no overflow."""
+        base = self.inputs[:1]
+        return not any(float(each.low) > 0 or each.abs_max > math.sqrt(_limit(each) or math.inf) for each in base)
+
+    @property
     def negative_variance(self) -> bool:
         """Whether the running variance that went in is negative somewhere."""
         return any(tensor.path == "running_var" and float(tensor.low) < 0 for tensor in [*self.inputs, *self.finding.weights])
@@ -120,10 +126,12 @@ class _Hint(NamedTuple):
     text: str
 
 
-_LOGS = ("log", "log2", "log10")
-_DIVISIONS = ("div", "true_divide", "reciprocal", "remainder", "fmod", "floor_divide")
+#: Operators whose value at 0 is -Inf.
+LOGS = ("log", "log2", "log10")
+#: Operators whose value is Inf where what they divide by, their last argument, is 0.
+DIVISIONS = ("div", "true_divide", "reciprocal", "remainder", "fmod", "floor_divide")
 _ROOTS = ("sqrt", "rsqrt", "pow")
-_AT_ZERO = (*_LOGS, "log1p", "xlogy", *_DIVISIONS, "rsqrt", "logit")
+_AT_ZERO = (*LOGS, "log1p", "xlogy", *DIVISIONS, "rsqrt", "logit")
 _NORMS = ("norm", "linalg_vector_norm", "linalg_norm", "frobenius_norm", "std", "var", "cdist", "cdist_forward", "dist", "euclidean_dist")
 _EXPONENTIALS = ("exp", "exp2", "expm1", "sinh", "cosh", "logsumexp", "softplus")
 _BOUNDED = ("acos", "asin", "atanh", "acosh", "erfinv", "arccos", "arcsin", "arctanh")
@@ -171,11 +179,15 @@ _HINTS: tuple[_Hint, ...] = (
         "lower the loss scale, or let it be dynamic (torch.amp.GradScaler): what comes from the loss is too large for {dtype}",
     ),
     _Hint(
-        lambda facts: facts.site(Site.LOSS) and facts.operator in _LOGS,
+        lambda facts: facts.site(Site.LOSS) and bool(facts.finding.legal),
+        "the model gave an Inf, as masks do, and the loss has made this of it: a label or a whole row that is masked, 0 * Inf, Inf - Inf",
+    ),
+    _Hint(
+        lambda facts: facts.site(Site.LOSS) and facts.operator in LOGS,
         "in the loss, log of 0: add eps inside it, or use log_softmax, or a loss of logits (cross_entropy, …_with_logits)",
     ),
     _Hint(
-        lambda facts: facts.site(Site.LOSS) and facts.operator in _DIVISIONS,
+        lambda facts: facts.site(Site.LOSS) and facts.operator in DIVISIONS,
         "in the loss, division by 0, as by the sum of a mask that hides everything: let what it divides by be 1 at least",
     ),
     _Hint(
@@ -187,7 +199,7 @@ _HINTS: tuple[_Hint, ...] = (
         "look at the loss: log or root of 0, a label out of range, labels that are all ignored (a mean of nothing is 0/0)",
     ),
     _Hint(
-        lambda facts: facts.site(Site.LOSS) and (facts.operator in _LOGS or (not facts.operator and (facts.nan or facts.forward))),
+        lambda facts: facts.site(Site.LOSS) and (facts.operator in LOGS or (not facts.operator and (facts.nan or facts.forward))),
         "compute the loss in float32, from logits (cross_entropy, …_with_logits), not from probabilities",
     ),
     _Hint(
@@ -213,16 +225,16 @@ _HINTS: tuple[_Hint, ...] = (
     ),
     # By the operator, at the edge of its domain.
     _Hint(
-        lambda facts: facts.of(*_LOGS, "xlogy") and facts.forward, "log of 0 is -Inf, of less is NaN: add eps inside it, or use log_softmax"
+        lambda facts: facts.of(*LOGS, "xlogy") and facts.forward, "log of 0 is -Inf, of less is NaN: add eps inside it, or use log_softmax"
     ),
     _Hint(lambda facts: facts.of("log1p", "logit"), "at the edge of its domain: clamp what goes in, by an eps that {dtype} can hold"),
-    _Hint(lambda facts: facts.of(*_DIVISIONS) and facts.forward, "division by 0 (0/0 is NaN): add eps to what it divides by"),
+    _Hint(lambda facts: facts.of(*DIVISIONS) and facts.forward, "division by 0 (0/0 is NaN): add eps to what it divides by"),
     _Hint(lambda facts: facts.of("sqrt") and facts.forward, "the root of a negative number: clamp at 0 and add eps before it"),
     _Hint(
         lambda facts: facts.of("rsqrt") and facts.forward, "1/sqrt of 0 is Inf, of less is NaN: add eps inside, one that {dtype} can hold"
     ),
     _Hint(
-        lambda facts: facts.of("pow") and facts.forward,
+        lambda facts: facts.of("pow") and facts.forward and facts.outside_of_powers,
         "0 to a negative power is Inf, a negative number to a fraction is NaN: add eps, or clamp",
     ),
     _Hint(

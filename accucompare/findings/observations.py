@@ -101,13 +101,14 @@ class Limits:
         allow: whether the output of the module of this name may be infinite or NaN.
         saturates: whether the device gives the largest number in place of Inf.
         near: an input is near its type's limit from a ``near``-th of it on.
-        fills: whether the output of the module of this name is filled with -Inf, as logits of what shall not be chosen.
+        fills: whether the module of this name fills what it gives, or hands on, with this Inf: as logits of what shall not be chosen with
+            -Inf, or a minimum that has yet to be found with +Inf.
     """
 
     allow: Callable[[str], bool] = lambda name: False
     saturates: bool = False
     near: float = 4.0
-    fills: Callable[[str], bool] = lambda name: False
+    fills: Callable[[str, str], bool] = lambda name, kind: False
 
 
 def kinds_of(tensors: Iterable[TensorRange], saturates: bool = False) -> frozenset[str]:

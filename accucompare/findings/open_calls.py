@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -12,9 +13,11 @@ from accucompare.numbers.dtypes import DTYPES
 
 INFINITE = frozenset((PLUS, MINUS))
 
-#: Operators that give -Inf for what lies outside of a tensor, and those that masks are added by.
+#: Operators that give -Inf for what lies outside of a tensor, and those that masks are added by, or cast by.
 _POOLS = re.compile(r"aten\.(adaptive_|fractional_)?max_pool")
-_SUMS = re.compile(r"aten\.(add|sub)_?\.")
+_SUMS = re.compile(r"aten\.(add|sub|_to_copy|copy)_?\.")
+#: Those that make an Inf of the one of the other sign; any other that is given one has made it of something else.
+_TURNS = re.compile(r"aten\.(neg|negative|sub|rsub|mul|div|true_divide|foreach_neg)_?\.")
 
 
 @dataclass
@@ -28,6 +31,7 @@ class OpenCall:
         bad: of the known, those that come from a finding.
         pending: by kind, findings that are held back until the value does harm: it was made by this call's own code or, outside of all
             calls, given to the model.
+        fills: of the pending, the kinds that something was filled with, as a running minimum is with +Inf.
         makers: the operators that made each kind, if operators were seen.
         sources: operators that gave a kind which no tensor given to them had, such as a mask of -Inf made of a number.
         brought: operators that were given a kind by a tensor that is neither an input of the call nor made in it.
@@ -41,6 +45,7 @@ class OpenCall:
     known: set[str] = field(default_factory=set)
     bad: set[str] = field(default_factory=set)
     pending: dict[str, Finding] = field(default_factory=dict)
+    fills: set[str] = field(default_factory=set)
     makers: dict[str, Observation] = field(default_factory=dict)
     sources: dict[str, Observation] = field(default_factory=dict)
     brought: dict[str, Observation] = field(default_factory=dict)
@@ -65,18 +70,19 @@ class OpenCall:
 
     def saw(self, observation: Observation, arrival: frozenset[str], given: frozenset[str], kinds: frozenset[str]) -> None:
         """An operator of its own code, by the kinds that it was given, numbers among them or not, and those that it gave."""
-        new = kinds - arrival
+        new, infinite = kinds - arrival, arrival & INFINITE
+        computed = next((self.makers[kind] for kind in (PLUS, MINUS) if kind in infinite and kind in self.makers), None)
         if NAN in new and NAN not in self.makers:
-            infinite = next((self.makers[kind] for kind in (PLUS, MINUS) if kind in arrival and kind in self.makers), None)
-            self.makers[NAN] = infinite or observation
+            self.makers[NAN] = computed or observation
         for kind in kinds - given:
             self.sources[kind] = observation
         for kind in (kinds & given) - self.known - self.makers.keys() - self.sources.keys():
             self.brought.setdefault(kind, observation)
-        if NAN not in arrival and not arrival & INFINITE:
-            filled = {MINUS} if _is_mask(observation) else set()
-            self.sources.update(dict.fromkeys(new & filled, observation))
-            self.makers.update(dict.fromkeys(new - {NAN} - filled, observation))  # the last: an earlier one may have done no harm
+        if NAN in arrival or (infinite and computed is None and _TURNS.match(observation.operator)):
+            return  # of a NaN, or of an Inf that something was filled with
+        filled = {MINUS} if _is_mask(observation) else set()
+        self.sources.update(dict.fromkeys(new & filled, observation))
+        self.makers.update(dict.fromkeys(new - {NAN} - filled, computed or observation))  # the last: an earlier one may have done no harm
 
 
 def blame(kinds: Iterable[str], *calls: OpenCall) -> None:
@@ -87,10 +93,17 @@ def blame(kinds: Iterable[str], *calls: OpenCall) -> None:
 
 
 def _is_mask(observation: Observation) -> bool:
-    """Whether an operator that gives -Inf does so where there is nothing, or has added something to the lowest number of a mask."""
-    if _POOLS.match(observation.operator):
+    """Whether an operator that gives -Inf does so as masks are made.
+
+    So it is where there is nothing; where something was added to the lowest number, or that was cast; where a number that the type cannot
+    hold was multiplied by; and of what holds whole numbers, or yes and no, of which nothing is seen.
+    """
+    given = observation.of("input")
+    if _POOLS.match(observation.operator) or not given:
+        return True
+    lowest = [-DTYPES[each.dtype].largest for each in observation.of("output") if each.dtype in DTYPES]
+    if any(not each.shape and each.dtype == "float64" and float(each.low) < min(lowest, default=-math.inf) for each in given):
         return True
     return _SUMS.match(observation.operator) is not None and any(
-        tensor.dtype in DTYPES and -DTYPES[tensor.dtype].largest <= float(tensor.low) <= -0.99 * DTYPES[tensor.dtype].largest
-        for tensor in observation.of("input")
+        each.dtype in DTYPES and -DTYPES[each.dtype].largest <= float(each.low) <= -0.99 * DTYPES[each.dtype].largest for each in given
     )

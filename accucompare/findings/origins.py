@@ -49,7 +49,7 @@ _MOST_PASSED_ON = 100
 
 
 class _Judge:
-    def __init__(self, step: int, limits: Limits) -> None:
+    def __init__(self, step: int, limits: Limits, sees_operators: bool) -> None:
         self._findings: list[Finding] = []
         self._parameters: list[str] = []  # whose gradients are not finite, by the first origin
         self._step = step
@@ -60,7 +60,8 @@ class _Judge:
         self._spoilt = False  # backward: something has been found
         self._reported: set[tuple[str, int]] = set()  # calls whose gradients were reported
         self._ends: dict[tuple[str, int], tuple[OpenCall, Observation]] = {}
-        self._sees_operators = False
+        self._sees_operators = sees_operators
+        self._given_out: list[str] = []  # the outputs of the model that hold an Inf
         self._made_in_loss: Observation | None = None  # the first gradient outside of the model that is not finite
 
     def kinds(self, tensors: Iterable[TensorRange]) -> frozenset[str]:
@@ -101,7 +102,14 @@ class _Judge:
             if kind == NAN and caller.known & caller.bad & INFINITE:  # its own code made it of an Inf that is reported already
                 blame({NAN}, caller, call)
             else:
-                caller.pending[kind] = self._made_before(caller, observation, kind)
+                self._hold(
+                    caller, kind, self._made_before(caller, observation, kind), caller is not self._outside and self._fills(caller, kind)
+                )
+
+    def _hold(self, maker: OpenCall, kind: str, finding: Finding, fill: bool) -> None:
+        """Hold a finding back until its value does harm."""
+        maker.pending[kind] = finding
+        (maker.fills.add if fill else maker.fills.discard)(kind)
 
     def _made_before(self, caller: OpenCall, observation: Observation, kind: str) -> Finding:
         """What a child, or the model, is given and was not known to its caller."""
@@ -121,6 +129,8 @@ class _Judge:
         if kinds and not self._limits.allow(observation.place.name):
             self._judge(call, caller, observation, kinds)
         caller.known |= kinds
+        if caller is self._outside:
+            self._given_out += infinite_outputs(observation)
 
     def _judge(self, call: OpenCall, caller: OpenCall, observation: Observation, kinds: frozenset[str]) -> None:
         """Say where the kinds in a call's output come from."""
@@ -133,13 +143,16 @@ class _Judge:
             self._pass_on(call, caller, observation, kinds)
         elif call.known & call.bad:  # made in a child, and reported there
             blame(kinds, caller, call)
-        elif (own := next((kind for kind in _HARMFUL if kind in call.pending and kinds & _HARM[kind]), None)) is not None:
+        elif (own := next((kind for kind in _HARMFUL if kind in call.pending and kinds & _harm(kind, call)), None)) is not None:
             self._report(call.pending.pop(own), caller, call)
-        elif made and not (kinds == {MINUS} and self._is_fill(call)):
-            glue = call.last is not None
+        elif made:
+            site = Site.GLUE if call.last is not None else Site.MODULE
             near = f"after {within(call.last, call.place)}" if call.last is not None else ""
-            tensors = [*call.given, *observation.tensors]
-            self._report(self._finding(observation, Site.GLUE if glue else Site.MODULE, tensors, call, near), caller, call)
+            finding = self._finding(observation, site, [*call.given, *observation.tensors], call, near)
+            if not all(self._fills(call, kind) for kind in kinds - call.known):
+                self._report(finding, caller, call)
+            elif PLUS in kinds - call.known:
+                self._hold(caller, PLUS, finding, fill=True)
 
     def _take_harmful(self, call: OpenCall, caller: OpenCall, kinds: frozenset[str]) -> Finding | None:
         """Take the pending finding that does harm in this call, if there is one, from the caller that holds it."""
@@ -164,7 +177,7 @@ class _Judge:
     def _does_harm(self, kind: str, call: OpenCall, maker: OpenCall, kinds: frozenset[str]) -> bool:
         """Whether a call was given a kind that is pending at its maker, and gives back a kind that comes of it; a mask does none."""
         pending = kind in call.arrived and kind in maker.pending
-        return pending and bool(kinds & _HARM[kind]) and (kind != MINUS or self._is_overflow(maker))
+        return pending and bool(kinds & _harm(kind, maker)) and (kind != MINUS or (MINUS not in maker.fills and self._is_overflow(maker)))
 
     def _is_overflow(self, caller: OpenCall) -> bool:
         """Whether a pending -Inf was computed, and is no mask: by its operator; if that is not known, by there being positive values."""
@@ -172,9 +185,11 @@ class _Judge:
             return MINUS in caller.makers
         return any(float(tensor.high) > 0 for tensor in caller.pending[MINUS].tensors if MINUS in self.kinds([tensor]))
 
-    def _is_fill(self, call: OpenCall) -> bool:
-        """Whether a -Inf that a call gives is what it was filled with, and none of its operators has computed it."""
-        return MINUS not in call.makers if self._sees_operators else self._limits.fills(call.place.name)
+    def _fills(self, call: OpenCall, kind: str) -> bool:
+        """Whether an Inf of a call's own code is what something was filled with, and none of its operators has computed it."""
+        if kind not in INFINITE:
+            return False
+        return kind not in call.makers if self._sees_operators else self._limits.fills(call.place.name, kind)
 
     def _report(self, finding: Finding, *calls: OpenCall) -> None:
         """A finding; from now on these calls' values of its kinds are known to come from one."""
@@ -190,7 +205,6 @@ class _Judge:
             self._findings.append(self._finding(observation, Site.MODULE, tensors, call).passing_on())
 
     def _operator(self, observation: Observation) -> None:
-        self._sees_operators = True
         call = self._open.get(observation.place.key, self._outside)
         arrival, kinds = self.kinds(observation.of("input")), self.kinds(observation.of("output"))
         given = self.kinds(tensor for tensor in observation.of("input") if not _is_number(tensor))
@@ -222,7 +236,7 @@ class _Judge:
             self._blame_loss(observation, not self._findings)
 
     def _blame_loss(self, observation: Observation, origin: bool) -> None:
-        finding = _backward(self._finding(observation, Site.LOSS), cause=Cause.INSIDE)
+        finding = _backward(self._finding(observation, Site.LOSS), cause=Cause.INSIDE, legal=self._given_out)
         if self._made_in_loss is not None:
             finding = _made_by(self._made_in_loss, finding)
         self._findings.append(finding if origin else finding.passing_on())
@@ -339,25 +353,37 @@ class _Judge:
         return Cause.NEAR if near else Cause.INSIDE
 
 
-def judge(observations: Iterable[Observation], step: int, limits: Limits) -> list[Finding]:
+def judge(observations: Iterable[Observation], step: int, limits: Limits, sees_operators: bool = False) -> list[Finding]:
     """Find where values that are not finite began.
 
     Args:
         observations: all of a step, in order.
         step: its number.
         limits: what counts.
+        sees_operators: whether the modules' own operators are among them, if they called any.
 
     Returns:
         Findings in the order of the step: origins, and the calls that passed on what came from one.
     """
-    judge = _Judge(step, limits)
+    observations = list(observations)
+    judge = _Judge(step, limits, sees_operators or any(each.what is What.OPERATOR for each in observations))
     for each in observations:
         judge.add(each)
     return judge.findings()
 
 
+def infinite_outputs(ended: Observation) -> list[str]:
+    """What a call gives that holds an Inf, as people read it."""
+    return [f"{each.role} {each.path}".rstrip() for each in ended.of("output") if kinds_of([each]) & INFINITE]
+
+
 def _backward(finding: Finding, **facts: Any) -> Finding:
     return replace(finding, direction=Direction.BACKWARD, **facts)
+
+
+def _harm(kind: str, maker: OpenCall) -> set[str]:
+    """What has to come of a kind that is pending at its maker."""
+    return {NAN} if kind in maker.fills else _HARM[kind]
 
 
 def _made_by(maker: Observation, finding: Finding) -> Finding:

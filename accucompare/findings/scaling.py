@@ -15,11 +15,13 @@ class Scaling:
     Attributes:
         scale: after the last step; ``None`` without a scaler.
         in_a_row: how many steps have been skipped without one between that was not.
+        found: whether an update was let pass, so that the scale to begin with is found: from 2**32 on, that takes many steps.
     """
 
     def __init__(self, scale: float | None) -> None:
         self.scale = scale
         self.in_a_row = 0
+        self.found = False
 
     def end_step(self, step: int, scale: float | None, skipped: bool, where: str) -> ScaleChange | None:
         """
@@ -34,10 +36,11 @@ class Scaling:
         """
         before, self.scale = self.scale, scale
         self.in_a_row = self.in_a_row + 1 if skipped else 0
+        self.found = self.found or not skipped or scale is None
         if not skipped and before == scale:
             return None
         lowest = skipped and scale is not None and scale <= 1
-        alarm = lowest or self.in_a_row >= MANY_IN_A_ROW
+        alarm = lowest or (self.found and self.in_a_row >= MANY_IN_A_ROW)
         change = "" if scale is None or before == scale else f"the loss scale went from {before:g} to {scale:g}"
         if not skipped:
             return ScaleChange(step, scale or 0.0, False, 0, False, change)

@@ -24,6 +24,7 @@ class ParameterFacts(msgspec.Struct, frozen=True, omit_defaults=True):
         group: the optimizer and the number of its parameter group, such as ``AdamW.0``; empty if it is in none.
         decay: the weight decay of that group.
         sharded: whether other ranks hold other parts of it.
+        eps: what its group's optimizer adds to the root of the second moment; 0 if it has none.
     """
 
     name: str
@@ -34,6 +35,7 @@ class ParameterFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     group: str = ""
     decay: float = 0.0
     sharded: bool = False
+    eps: float = 0.0
 
 
 class Setup(msgspec.Struct, tag="setup", tag_field="event", frozen=True, omit_defaults=True):
@@ -55,6 +57,7 @@ class Setup(msgspec.Struct, tag="setup", tag_field="event", frozen=True, omit_de
         vocabulary: how many rows the model's input embedding has; ``None`` without one.
         tokens: ids of special tokens, as the model's configuration says: ``begin`` and ``end`` of a text.
         generators: digests of the states that Python's and NumPy's generators were in when the watch began: ``python`` and ``numpy``.
+        dropouts: by module, the share that its dropout sets to zero, where there is one.
         every: every so many-th step is looked at closely.
     """
 
@@ -73,6 +76,7 @@ class Setup(msgspec.Struct, tag="setup", tag_field="event", frozen=True, omit_de
     vocabulary: int | None = None
     tokens: dict[str, int] = {}
     generators: dict[str, str] = {}
+    dropouts: dict[str, float] = {}
     every: int = 1
 
 
@@ -118,6 +122,8 @@ class Targets(msgspec.Struct, frozen=True, omit_defaults=True):
         lowest: the smallest log-probability.
         entropy: of the output, the mean over all rows of a sample, in nats; ``None`` also of what are no log-probabilities.
         smoothing: the label smoothing; 0 without.
+        missed: minus the mean log-probability of the labels, of the rows that the entropy is of.
+        padding: the share of labels that are padding behind padding; ``None`` where that is not known, or the mean is not taken there.
     """
 
     classes: int
@@ -128,6 +134,50 @@ class Targets(msgspec.Struct, frozen=True, omit_defaults=True):
     lowest: Number | None = None
     entropy: Number | None = None
     smoothing: float = 0.0
+    padding: float | None = None
+    missed: Number | None = None
+
+
+class LossInput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a function near the root of the loss was given.
+
+    Attributes:
+        function: of PyTorch's; a hand-written difference is ``sub``.
+        made_by: the function that made the prediction, with nothing in between that changes values: ``softmax``; empty for any other.
+        shape: of the prediction.
+        spread: the shape that prediction and target were spread to, where each value of one met each of the other; else empty.
+    """
+
+    function: str
+    made_by: str = ""
+    shape: tuple[int, ...] = ()
+    spread: tuple[int, ...] = ()
+
+
+class Labels(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The labels of one classifier in one step, all its cross entropies together.
+
+    Attributes:
+        parameter: the one whose rows are the classes.
+        count: how many there were.
+        low, high: of those that are not ignored.
+        present: of at most 24 classes, those that are among them: bit *c* for class *c*; ``None`` of more classes.
+    """
+
+    parameter: str
+    count: int
+    low: Number
+    high: Number
+    present: int | None = None
+
+
+class Lookup(NamedTuple):
+    """Ids that an embedding was given, and how many rows it has."""
+
+    name: str
+    rows: int
+    low: Number
+    high: Number
 
 
 class Narrowed(NamedTuple):
@@ -140,10 +190,33 @@ class Narrowed(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """Of a scheduler when an update began: how often it had been stepped, and the learning rates that it had set."""
+    """Of a scheduler when an update began.
+
+    Attributes:
+        stepped: how often it had been stepped.
+        rates: that it had set.
+        here: whether it sets the rates of an optimizer that updates in this step.
+    """
 
     stepped: int
     rates: list[Number]
+    here: bool = True
+
+
+class Loaded(NamedTuple):
+    """The loader that gave a batch.
+
+    Attributes:
+        number: which, in the order in which they gave their first batch.
+        begun: how often it had been begun, this time included.
+        batches: how many it has; 0 if it does not know.
+        shuffles: whether it was asked for another order in each epoch.
+    """
+
+    number: int
+    begun: int
+    batches: int
+    shuffles: bool
 
 
 class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_defaults=True):
@@ -161,12 +234,15 @@ class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_
         schedulers: by scheduler, what it had set when the update began.
         given: what the model was given.
         targets: of the cross entropy, if the loss has one.
-        evaluated: how many modules that compute otherwise in training were in evaluation, in calls with gradients.
+        evaluated: how many modules that compute otherwise in training were in evaluation, in calls with gradients of a model that was in
+            evaluation as a whole: the fewest of any call. Those beside frozen parameters are left out.
         trained_without: how many of them were in training, in calls without gradients.
+        loaded: the loader that gave the last batch before the model was called; ``None`` if torch's gave none.
         drawn: generators that were drawn from inside of the model's calls, besides torch's.
         drawn_between: those that were drawn from since the model's call before.
         narrowed: positions and ids that modules were given in half types, beyond what these hold exactly; the first few.
-        frozen: frozen parameters that have a gradient; the first few.
+        frozen: frozen parameters that an optimizer held in its update, and that had a gradient; the first few.
+        grown: of the parameters with a gradient, the smallest and the largest of the norm at the update over that behind the backward.
         layers: of a step that was looked at closely, by measurement, the numbers of each of ``Setup.parameters``, in that order:
             ``grad``: the L2 norm of the gradient when the backward ended, without the loss scale; ``None`` if there is none;
             ``weight``: that of the parameter before the update;
@@ -176,6 +252,16 @@ class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_
         idle: by module, the share of its units that have given nothing above zero in any step that was looked at closely.
         buffers: by buffer, its smallest and its largest value.
         outputs: by module with parameters of its own, the extrema of what it gave.
+        died: whether an error of the loop's ended the step.
+        elsewhere: how many backwards began with a loss and came to no parameter of the model.
+        losses: what functions near the root of the loss were given, in a step that was looked at closely.
+        labels: of each classifier whose cross entropy is near the root of a loss.
+        lookups: of each embedding, the ids that it was given first.
+        entered: the first module with a matrix that was called, and the extrema of what it was given.
+        thrown: how many backwards' gradients were cleared, since the update before, without that any update had used them.
+        clipped, clipped_behind: whether gradients were clipped before the update, and behind it, by a finite limit.
+        renewed: how many optimizers began without state in the place of one that had some.
+        strangers: how many parameters an optimizer holds that are not the model's, and have had no gradient in any update.
     """
 
     step: int
@@ -192,6 +278,8 @@ class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_
     targets: Targets | None = None
     evaluated: int = 0
     trained_without: int = 0
+    loaded: Loaded | None = None
+    grown: tuple[Number, Number] | None = None
     drawn: list[str] = []
     drawn_between: list[str] = []
     narrowed: list[Narrowed] = []
@@ -200,3 +288,14 @@ class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_
     idle: dict[str, float] = {}
     buffers: dict[str, tuple[Number, Number]] = {}
     outputs: dict[str, tuple[Number, Number]] = {}
+    died: bool = False
+    elsewhere: int = 0
+    losses: list[LossInput] = []
+    labels: list[Labels] = []
+    lookups: list[Lookup] = []
+    entered: tuple[str, Number, Number] | None = None
+    thrown: int = 0
+    clipped: bool = False
+    clipped_behind: bool = False
+    renewed: int = 0
+    strangers: int = 0

@@ -111,7 +111,7 @@ def how(finding: Finding) -> str:
         Site.POINT: f"made{by} between the call before this point and here{_aside(finding)}",
     }.get(finding.site, f"made inside{by}{_aside(finding)}")
     if finding.site is Site.LOSS and finding.direction is Direction.FORWARD:
-        sentence = "made outside of the model, from finite values"
+        sentence = "made outside of the model: what it gave was finite" + _but_for_legal(finding)
     if finding.second:
         sentence += ", in a second backward, through gradients"
     if not finding.origin and finding.site is not Site.RANK:
@@ -131,8 +131,11 @@ def _aside(finding: Finding) -> str:
         return f": what was looked at of what went in was finite; not looked at: {_listed([printable(each) for each in finding.unseen], 2)}"
     if finding.cause is Cause.NEAR:
         return ": what went in was finite, but near the limit of its dtype"
-    legal = _listed([printable(path, 40) for path in finding.legal], 2)
-    return ": what went in was finite" + (f", but for an Inf that is legal ({legal})" if legal else "")
+    return ": what went in was finite" + _but_for_legal(finding)
+
+
+def _but_for_legal(finding: Finding) -> str:
+    return f", but for an Inf that is legal ({_listed([printable(path, 40) for path in finding.legal], 2)})" if finding.legal else ""
 
 
 def _both_sides(finding: Finding) -> tuple[list[str], list[str]]:

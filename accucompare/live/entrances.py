@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.jit import _builtins
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optimizer_module
 
@@ -46,6 +47,8 @@ def observe(owner: Any, name: str, before: Before) -> bool:
                     after(result)
             return result
 
+        if (operator := _builtins._find_builtin(original)) is not None:  # type: ignore[no-untyped-call]  # what is scripted meanwhile calls the operator itself
+            _builtins._register_builtin(observed, operator)
         setattr(owner, name, observed)
     observers.append(before)
     return True
@@ -57,7 +60,9 @@ def observe_no_more(owner: Any, name: str, before: Before) -> None:
     if before in observers:
         observers.remove(before)
         if not observers:
-            setattr(owner, name, vars(owner)[name].__wrapped__)
+            observed = vars(owner)[name]
+            setattr(owner, name, observed.__wrapped__)
+            _builtins._get_builtin_table().pop(id(observed), None)  # type: ignore[no-untyped-call]  # another function may come to have this id
 
 
 def running_steps() -> Iterator[Any]:

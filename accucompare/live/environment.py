@@ -82,7 +82,7 @@ def describe_model(modules: Modules) -> dict[str, Any]:
 
 
 def describe_classes(modules: Modules) -> dict[str, Any]:
-    """Class, mode, modules and aliases."""
+    """Class, mode, modules and what has several names."""
     root = modules.named[""]
     return {
         "class": f"{type(root).__module__}.{type(root).__qualname__}",
@@ -90,6 +90,7 @@ def describe_classes(modules: Modules) -> dict[str, Any]:
         "other_mode": [name for name, module in modules.named.items() if _training(module) != _training(root)],
         "modules": {name: type(module).__name__ for name, module in modules.named.items()},
         "aliases": modules.aliases,
+        "tied": modules.tied(),
     }
 
 

@@ -41,6 +41,11 @@ class Modules:
                     if tensor is not None:
                         yield kind, f"{prefix}.{name}" if prefix else name, tensor
 
+    def tied(self) -> dict[str, str]:
+        """Further names of parameters and buffers, each with the first; of a module under several names ``aliases`` has them."""
+        firsts: dict[int, str] = {}
+        return {name: first for _, name, tensor in self.tensors() if (first := firsts.setdefault(id(tensor), name)) != name}
+
     def computed(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """(module, buffer, tensor) of each buffer that is no part of a checkpoint, since the model computes it itself.
 
@@ -53,11 +58,12 @@ class Modules:
                     yield name, buffer, tensor
 
     def outline(self) -> dict[str, Any]:
-        """Classes and shapes by name: a manifest's table of a model without values."""
+        """Classes, shapes and further names: a manifest's table of a model without values."""
         tables: dict[str, dict[str, Any]] = {"parameters": {}, "buffers": {}}
         for kind, name, tensor in self.tensors():
             tables[kind][name] = {"shape": list(tensor.shape)}
-        return {"modules": {name: type(module).__name__ for name, module in self.named.items()}, **tables}
+        modules = {name: type(module).__name__ for name, module in self.named.items()}
+        return {"modules": modules, "aliases": self.aliases, "tied": self.tied(), **tables}
 
     def signatures(self) -> dict[str, list[str]]:
         """The names of the positional parameters of each class's ``forward``, by class name; where two classes of one name differ, none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,17 +36,19 @@ class RandomState:
     Attributes:
         devices: by device: ``cpu``, ``cuda:0``, ``npu:0``.
         python, numpy: those of ``random`` and ``numpy.random``; ``None`` if they are not known.
+        megatron: those that Megatron keeps, by name; empty without.
     """
 
     devices: dict[str, torch.Tensor] = field(default_factory=dict)
     python: Any = None
     numpy: Any = None
+    megatron: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def now(cls, device: torch.device) -> RandomState:
         """Of the CPU, of this device, of Python and of NumPy."""
         devices = {str(each): get_state(each) for each in dict.fromkeys((torch.device("cpu"), device))}
-        return cls(devices, random.getstate(), np.random.get_state())
+        return cls(devices, random.getstate(), np.random.get_state(), _of_megatron())
 
     def restore(self) -> None:
         """Put back what it has."""
@@ -55,6 +58,18 @@ class RandomState:
             random.setstate(self.python)
         if self.numpy is not None:
             np.random.set_state(self.numpy)
+        if self.megatron:
+            _megatrons_tracker().states_.update(self.megatron)
+
+
+def _megatrons_tracker() -> Any:
+    """What keeps the states of the generators that differ between ranks, which its ``fork`` puts in place; ``None`` without Megatron."""
+    return getattr(sys.modules.get("megatron.core.tensor_parallel.random"), "_CUDA_RNG_STATE_TRACKER", None)
+
+
+def _of_megatron() -> dict[str, torch.Tensor]:
+    states = getattr(_megatrons_tracker(), "states_", {})
+    return {name: state for name, state in states.items() if isinstance(state, torch.Tensor)}
 
 
 @contextlib.contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from accucompare.live.names import Modules
 
@@ -18,6 +20,8 @@ _MEGATRON = {
     "cp": "get_context_parallel_rank",
     "ep": "get_expert_model_parallel_rank",
 }
+#: Namespaces of the operators that talk to other ranks.
+_TALKING = ("c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
 
 
 def coordinates(modules: Modules, mesh: Any = None) -> dict[str, int]:
@@ -61,15 +65,49 @@ def any_has(found: bool, device: torch.device) -> bool:
     return bool(flag.item())
 
 
-def collectives() -> int:
-    """How many collectives this process has begun. Costs a microsecond, and waits for no rank."""
+def collectives() -> int | None:
+    """How many collectives with others this process has begun; ``None`` if a group does not count.
+
+    Costs a microsecond, and waits for no rank.
+    """
     from torch.distributed import distributed_c10d
 
     try:
         groups: list[Any] = list(distributed_c10d._world.pg_map)
-        return sum(group._get_sequence_number_for_group() for group in groups)
-    except (AttributeError, RuntimeError):  # a group that does not count
-        return 0
+        return int(sum(group._get_sequence_number_for_group() for group in groups if group.size() > 1))
+    except (AttributeError, RuntimeError):
+        return None
+
+
+class TalksError(Exception):
+    """An operator would have talked to other ranks, which may not answer."""
+
+
+class _Silence(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(op, "namespace", "") in _TALKING and not _is_alone(args):
+            raise TalksError(str(op))
+        return op(*args, **(kwargs or {}))
+
+
+def _is_alone(args: Any) -> bool:
+    """Whether the group among these arguments is of this rank alone."""
+    from torch.distributed import distributed_c10d
+
+    for each in args:
+        if isinstance(each, torch.ScriptObject):
+            return bool(torch.distributed.ProcessGroup.unbox(each).size() == 1)
+        if isinstance(each, str) and (group := next((one for one in distributed_c10d._world.pg_map if one.group_name == each), None)):
+            return bool(group.size() == 1)
+    return False
+
+
+def silence() -> contextlib.AbstractContextManager[Any]:
+    """Meanwhile, an operator that talks to other ranks raises TalksError in place of waiting for them; in the backward, too."""
+    several = torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    return _Silence() if several else contextlib.nullcontext()  # type: ignore[no-untyped-call]
 
 
 def _meshes(modules: Modules) -> Any:

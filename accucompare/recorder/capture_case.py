@@ -134,7 +134,8 @@ def _taken_over(options: CaptureOptions, out: str | Place, round_weights: Rounde
                 check_golden(bundle, out, steps)  # before the model is built
             made = bundle.manifest.capture
             seed = made.get("seed") if seed is None else seed
-            steps = steps or held_steps(bundle.manifest)
+            asked = None if bundle.complete or options.feed is not None else bundle.manifest.asked  # it may hold fewer
+            steps = steps or starting(asked, _first_step(options.like), options.like) or held_steps(bundle.manifest)
             rounded = made.get("round_weights")
             if source is options.like and round_weights not in (None, rounded):
                 raise UsageError(

@@ -10,7 +10,8 @@ from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Role
 from accucompare.compare.align import Renaming, counterparts
 from accucompare.compare.proposals import propose
-from accucompare.compare.renames import advice, renamed_model, same_by_another_name
+from accucompare.compare.renames import advice, renamed_model
+from accucompare.compare.tied import SharedNames
 from accucompare.errors import UsageError
 from accucompare.numbers.digests import same_fingerprint
 from accucompare.places import Place, place_of
@@ -99,6 +100,7 @@ def check_model(
     classes = [str(table.get("class")).rpartition(".")[2] for table in (theirs, model)]
     if classes[0] != classes[1] and not imported:
         raise UsageError(f"{golden.path}: is of another model, a {classes[0]}; this one is a {classes[1]} (--force feeds it all the same)")
+    shared_names = SharedNames(theirs, model)
     for kind, word in (("parameters", "parameter"), ("buffers", "buffer")):
         computed = {name for table in (model, theirs) for name, entry in table.get(kind, {}).items() if entry.get("computed")}
         ours, golden_ones = (
@@ -107,7 +109,7 @@ def check_model(
         for name in (*golden_ones, *(name for name in ours if name not in golden_ones)):
             cure = f"; {_cure(golden, like)}"
             if name not in ours or name not in golden_ones:
-                if imported or _by_another_name(name, (golden_ones, theirs), (ours, model)):
+                if imported or shared_names.same(name, name in golden_ones):
                     continue
                 which = "golden has it, the model lacks it" if name in golden_ones else "the model has it, golden lacks it"
                 cure = advice(propose(described, model, renamings)) or cure
@@ -116,13 +118,6 @@ def check_model(
             else:
                 continue
             raise UsageError(f"{golden.path}: is of other weights: {word} {name!r}: {which}{cure}")
-
-
-def _by_another_name(name: str, *sides: tuple[dict[str, Any], dict[str, Any]]) -> bool:
-    """Whether a parameter that one side lacks is one that it has by another name; each side with its parameters, and its model."""
-    (ours, our_model), (theirs, their_model) = sides
-    table, other = (ours, their_model) if name in ours else (theirs, our_model)
-    return same_by_another_name(name, table, other.get("aliases") or {})
 
 
 def _cure(golden: Bundle, like: str | Place | None) -> str:

@@ -6,11 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
 from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import OPERATOR_ROLES, WRITTEN_ROLES, Layout, Record, Role, display_name
-from accucompare.compare.align import Renaming, argument_path, counterparts, tupled
+from accucompare.bundle.records import AT_THE_END, OPERATOR_ROLES, WRITTEN_ROLES, Layout, Record, Role, display_name
+from accucompare.compare.align import Renaming, argument_path, counterparts, tupled, with_parameter
+from accucompare.compare.tied import other_names
 from accucompare.errors import CaptureError
 from accucompare.live import nested
 from accucompare.live.names import Modules
@@ -59,6 +61,7 @@ class GoldenValues:
         self._step: int | None = None
         theirs = golden.manifests[rank].model
         self._names = counterparts(theirs.get("modules") or (), modules.named.keys(), renamings)
+        self._parameters = other_names(theirs, modules.outline(), renamings)
         self._signatures = modules.signatures(), theirs.get("signatures") or {}
         self._records: dict[tuple[str, int, Role, str], Record] = {}  # of that step, under the model's names
         self._arguments: dict[tuple[str, int, str], Record] = {}  # of these the inputs, by the argument's name
@@ -67,6 +70,7 @@ class GoldenValues:
         self._written: dict[tuple[str, int, Role], list[str]] = {}  # of that step: the paths of what calls have written into
         self._noted: set[tuple[Place, str]] = set()
         self._before: dict[int, dict[tuple[str, str], dict[int, Record]]] = {}  # by step, see _parameters_before
+        self._left: tuple[int, dict[tuple[str, str], Record]] = (-1, {})  # the step, see _left_by
 
     def operators_of(self, step: int, name: str, call: int, roles: Collection[Role]) -> list[Record]:
         """The records of these roles of the operators that golden ran in a module call, in their order; errors as ``inputs``."""
@@ -120,7 +124,21 @@ class GoldenValues:
                 record = calls[call]
                 return None if _misfit(record, tensor) else like(tensor, self._read(record))
             later += 1
-        return None
+        left = None if update else self._left_by(step - 1).get((name, path))
+        return None if left is None or _misfit(left, tensor) else like(tensor, self._read(left))
+
+    def _left_by(self, step: int) -> dict[tuple[str, str], Record]:
+        """What something else than an update made of golden's parameters in a step, and no update after it, by name and path."""
+        if self._left[0] != step:
+            found: dict[tuple[str, str], Record] = {}
+            for name, record in self._records_of(step) or ():
+                parameter = name, record.path.removesuffix(AT_THE_END)
+                if record.role is Role.PARAM_CHANGED:
+                    found[parameter] = record
+                elif record.role is Role.PARAM_UPDATE:
+                    found.pop(parameter, None)
+            self._left = step, found
+        return self._left[1]
 
     def _parameters_before(self, step: int) -> dict[tuple[str, str], dict[int, Record]] | None:
         """What golden's updates of a step began with, by name and path and by the update's number; ``None`` if golden has no such step."""
@@ -253,8 +271,15 @@ class GoldenValues:
         if not entries:
             return None
         found = self._golden.step_records(self._rank, entries[0])
-        new = {record.name: self._names.get(record.name) for record in found}
-        return [(name, record) for record in found if (name := new[record.name]) is not None]
+        named = [self._named(record) for record in found] if self._parameters else [(self._names.get(each.name), each) for each in found]
+        return [(name, record) for name, record in named if name is not None]
+
+    def _named(self, record: Record) -> tuple[str | None, Record]:
+        """A record, which has the model's path of a parameter, and its module's name; ``None`` if the model lacks that."""
+        new = with_parameter(record.key, self._parameters)
+        if new is None or record.role is Role.CALL_GRAD:
+            return self._names.get(record.name), record
+        return new.name, msgspec.structs.replace(record, path=new.path)
 
 
 def _misfit(record: Record, tensor: torch.Tensor) -> str | None:

@@ -12,7 +12,8 @@ from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Record, Role
 from accucompare.compare.align import Renaming, counterparts, rename_parameter
 from accucompare.compare.proposals import propose
-from accucompare.compare.renames import advice
+from accucompare.compare.renames import advice, renamed_model
+from accucompare.compare.tied import SharedNames
 from accucompare.errors import CaptureError
 from accucompare.live.names import Modules
 from accucompare.live.state import put_together, state_record, take_apart
@@ -67,8 +68,14 @@ def restore_weights(
     computed = {f"{module}.{buffer}" if module else buffer for module, buffer, _ in modules.computed()}
     targets = {(_ROLES[kind], name): tensor for kind, name, tensor in modules.tensors()}
     saved = _under_names_of(targets, [record for record in bundle.state() if record.role in _ROLES.values()], renamings)
+    outline = modules.outline()
+    shared_names = SharedNames(renamed_model(bundle.manifest.model, outline, renamings), outline)
+    for role, name in saved.keys() - targets.keys():
+        other = shared_names.other(name)
+        if other is not None and (role, other) not in saved:  # the model has it by a name that golden has of a module only
+            saved[role, other] = saved.pop((role, name))
     only_saved = [name for role, name in saved.keys() - targets.keys() if role is Role.PARAM]
-    only_saved = [name for name in only_saved if not _is_an_alias(name, saved, modules.aliases)]
+    only_saved = [name for name in only_saved if not _is_saved_as(saved, name, shared_names.other(name))]
     only_model = [name for role, name in targets.keys() - saved.keys() if role is Role.PARAM]
     shared = {id(targets[key]) for key in targets.keys() & saved.keys()}  # tied: it has its value by another name
     only_model = [name for name in only_model if id(targets[Role.PARAM, name]) not in shared]
@@ -80,7 +87,7 @@ def restore_weights(
             name = min(names)
             found = process.extractOne(name, others, scorer=fuzz.ratio, score_cutoff=50)
             hint = f"; the nearest is {found[0]!r}" if found else ""
-            cure = advice(propose(bundle.manifest.model, modules.outline(), renamings, fingerprints=False)) or "; is it the same model?"
+            cure = advice(propose(bundle.manifest.model, outline, renamings, fingerprints=False)) or "; is it the same model?"
             raise CaptureError(f"--like: {words}: {name!r} ({len(names)} in all{hint}){cure}")
     own = {(Role.BUFFER, name) for name in computed if (Role.BUFFER, name) not in saved or saved[Role.BUFFER, name].name not in changed}
     pairs = [(saved[key], targets[key]) for key in sorted((saved.keys() & targets.keys()) - own)]
@@ -102,11 +109,10 @@ def restore_weights(
     return notes, replaced
 
 
-def _is_an_alias(name: str, saved: Mapping[tuple[Role, str], Record], aliases: Mapping[str, str]) -> bool:
-    """Whether a saved parameter that the model lacks is one that it has by another name: there two modules are one."""
-    module, _, own = name.rpartition(".")
-    other = saved.get((Role.PARAM, f"{aliases[module]}.{own}")) if module in aliases else None
-    return other is not None and (other.digest, other.dtype) == (saved[Role.PARAM, name].digest, saved[Role.PARAM, name].dtype)
+def _is_saved_as(saved: Mapping[tuple[Role, str], Record], name: str, other: str | None) -> bool:
+    """Whether a saved parameter that the model lacks is the one that it has by another name, with the value that is saved by that."""
+    found = None if other is None else saved.get((Role.PARAM, other))
+    return found is not None and (found.digest, found.dtype) == (saved[Role.PARAM, name].digest, saved[Role.PARAM, name].dtype)
 
 
 def _holds_another(target: torch.Tensor, value: torch.Tensor) -> bool:

@@ -14,9 +14,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from accucompare.bundle.manifest import StepSeries
 from accucompare.bundle.memory import Lease
-from accucompare.bundle.records import WAYS_OF_UPDATING, Record, Role
+from accucompare.bundle.records import AT_THE_END, WAYS_OF_UPDATING, Record, Role
 from accucompare.live import entrances
-from accucompare.live.gradients import Parameter, parameters_of
+from accucompare.live.gradients import Parameter, gradient_state, parameters_of
 from accucompare.live.graph import Observer, observe, observe_no_more
 from accucompare.live.hooks import in_backward
 from accucompare.live.names import Modules
@@ -115,6 +115,7 @@ class Updates:
         self._told: set[int] = set()  # ids of parameters whose gradient was recorded in this step
         self._clipped: set[int] = set()  # ids of parameters whose gradient was clipped for the next update
         self._before: dict[int, torch.Tensor] = {}
+        self._after_hooks: Any = None  # of the update that runs, behind the user's own
         self._held = {id(each.tensor) for optimizer in training.optimizers for each in self._of(optimizer)}
         self._updated: set[int] = set()
         self._begun: Counter[int] = Counter()  # steps of each optimizer, by its id
@@ -142,8 +143,8 @@ class Updates:
         notes = [f"an optimizer stepped that holds no parameter of the model ({kinds}); its updates are not recorded"] if kinds else []
         if self._changed_otherwise:
             notes.append(
-                "parameters changed in a step with a backward, but without a step of a torch.optim optimizer: that update, and the whole "
-                "gradients of parameters, are not recorded, and a fed capture goes on with its own parameters"
+                "parameters changed in a step with a backward, but without a step of a torch.optim optimizer: what became of them is "
+                "recorded, and the whole gradients of parameters are not"
             )
         idle = [each for key, each in self._parameters.items() if key not in self._updated and each.tensor.requires_grad]
         if not idle or not self._updated:
@@ -165,6 +166,7 @@ class Updates:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._leave_hooks()
         observe_no_more(self._observer)
         for owner, name, act in self._observed:
             entrances.observe_no_more(owner, name, act)
@@ -172,7 +174,9 @@ class Updates:
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
         """A step ends: tell the gradients that no update was given. Gives what ``Series.end_step`` does."""
-        if self._count and self._started != self._count:
+        if self._started == self._count and self._trained:
+            self._note_changed(AT_THE_END)
+        elif self._count and self._started != self._count:
             self._note_changed()
         if not self._any_update and self._series.backwards > self._backwards:
             versions = zip(self._versions, self._written(), strict=True)
@@ -194,6 +198,11 @@ class Updates:
         for each in (self._recorded, self._times, self._told, self._clipped, self._before):
             each.clear()
 
+    @property
+    def _trained(self) -> bool:
+        """Whether there was a backward or an update in this step."""
+        return self._any_update or self._series.backwards > self._backwards
+
     def _written(self) -> list[int]:
         """How often each parameter has been written into; -1 if that is not counted, or it has no values yet."""
         tensors = (each.tensor for each in self._parameters.values())
@@ -209,14 +218,20 @@ class Updates:
             for each in self._parameters.values():
                 self._golden.start(each.owner, self._count, each.own, each.tensor)
             self._between.leave(each for each in self._parameters.values() if each in self._between)
+        if torch.is_grad_enabled():  # what a loop changes that has no optimizer for it: an average of others, an update by hand
+            others = (each for key, each in self._parameters.items() if key not in self._held and each not in self._between)
+            self._between.leave(each for each in others if self._sink.wants(each.owner, Role.PARAM_CHANGED))
 
-    def _note_changed(self) -> None:
-        """Record the parameters that something else has changed since the last update, here or in golden."""
+    def _note_changed(self, when: str = "") -> None:
+        """Record the parameters that something else has changed since the last update, here or in golden.
+
+        ``when``: behind their paths; ``AT_THE_END`` of a step in which no update came after the last call of the model.
+        """
         changed = self._between.changed()
         for key, each in self._parameters.items():
-            place = each.owner, self._count, each.own
+            place = each.owner, self._count, each.own + when
             if key in changed or (self._golden is not None and each in self._between and self._golden.has_changed(*place)):
-                self._give(each, Role.PARAM_CHANGED, each.own, each.tensor)
+                self._give(each, Role.PARAM_CHANGED, each.own + when, each.tensor)
 
     def call_begins(self) -> None:
         """The model is called."""
@@ -304,12 +319,34 @@ class Updates:
             for key, each in self._parameters.items():
                 if key not in held:
                     self._weight(each, recorded=False)
+        self._clipped_to(parameters, scale)
+        if getattr(optimizer, "_optimizer_step_pre_hooks", None):  # of the user's, which come after this one, and may clip
+            states = {id(each.tensor): gradient_state(each.tensor) for each in parameters}
+            clips = functools.partial(guarded, self._sink, self._hooks_ran, "an update", parameters, states, scale)
+            self._leave_hooks()  # of a step that has raised
+            self._after_hooks = optimizer.register_step_pre_hook(lambda *_: clips())
+
+    def _leave_hooks(self) -> None:
+        if self._after_hooks is not None:
+            self._after_hooks.remove()
+            self._after_hooks = None
+
+    def _hooks_ran(self, parameters: list[Parameter], states: dict[int, tuple[int, int]], scale: torch.Tensor | None) -> None:
+        """The optimizer's own hooks have run: they may have written into gradients, which had these states before."""
+        changed = {id(each.tensor) for each in parameters if gradient_state(each.tensor) != states[id(each.tensor)]}
+        if changed:
+            self._clipped |= changed
+            self._clipped_to(parameters, scale)
+
+    def _clipped_to(self, parameters: list[Parameter], scale: torch.Tensor | None) -> None:
+        """Keep the norm of the gradients as the update uses them, if some were clipped."""
         if any(id(each.tensor) in self._clipped for each in parameters):
             grads = (gradient_of(each.tensor)[0] for each in parameters)
             self._series.clipped(grad if scale is None else grad / scale for grad in grads if grad is not None)
 
     def _ends(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         parameters = list(self._of(optimizer))
+        self._leave_hooks()
         if not parameters:
             return
         if self._is_inner(optimizer, parameters):

@@ -45,6 +45,7 @@ class Scale(str, Enum):
     BAR = "bar"  # from 0 to 1
     HEAT = "heat"  # a logarithm to base 10, over 0 for what fails; neighbouring columns have one scale
     SHADES = "shades"  # among those of the column
+    MATRIX = "matrix"  # among those of all such columns, which are neighbours
 
 
 class Column(NamedTuple):

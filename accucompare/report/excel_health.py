@@ -7,8 +7,9 @@ from pathlib import Path
 from accucompare.findings.analysis import Ranks
 from accucompare.findings.checks import Status
 from accucompare.findings.health import Health, Result
+from accucompare.report.excel_norms import norm_sheets
 from accucompare.report.excel_sheets import write_workbook
-from accucompare.report.health_columns import HEALTH
+from accucompare.report.health_columns import HEALTH, headline
 from accucompare.report.looks import AMBER, GREEN, PALE_RED, RED, SECTION
 from accucompare.report.sheets import Item, Line, Table
 
@@ -22,16 +23,15 @@ def health_sheet(ranks: Ranks, health: Health) -> Table:
     def fill(row: Result) -> str:
         return _FILLS.get(row.status, "")
 
-    counts = ", ".join(f"{count} {status.value}" for status, count in health.counts().items())
     columns = [column for column in HEALTH if ranks.several or column.title != "rank"]
-    heading = [Line([Item(f"The checklist: {counts}", SECTION)])]
+    heading = [Line([Item(f"The checklist: {headline(health)}", SECTION)])]
     return Table("Health", columns, health.results, heading=heading, frozen=3, fill=fill, tab=_TABS[health.status], pages_wide=2)
 
 
 def write_health(ranks: Ranks, health: Health, path: Path) -> Path:
-    """Write the checklist as an Excel report, and return its path.
+    """Write the checklist as an Excel report, with the norms of each parameter behind it, and return its path.
 
     Raises:
         ReportError: if it cannot be written.
     """
-    return write_workbook(path, f"the checklist of {ranks.path.name}", [health_sheet(ranks, health)])
+    return write_workbook(path, f"the checklist of {ranks.path.name}", [health_sheet(ranks, health), *norm_sheets(ranks)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from accucompare.compare.result import Result
-from accucompare.compare.rows import Reason, Row, Status
+from accucompare.compare.rows import NEAR, Reason, Row, Status
 from accucompare.report.columns import COLUMNS, Column, chosen, layer
 from accucompare.report.looks import AMBER, BROWN, DARK, DARK_RED, GREY, GREY_AMBER, MUTED_TEXT, PALE_RED, SLATE, UNMATCHED, WHITE, Look
 from accucompare.report.overview import Chosen, Overview, what_is_held
@@ -25,7 +25,7 @@ _COLORING = (
     (f'{{status}}="{Status.FAIL.value}"', Look(color=DARK_RED, fill=PALE_RED)),
     (f'{{reason}}="{Reason.NOT_DETERMINISTIC.value}"', Look(color=BROWN, fill=GREY_AMBER)),
     (
-        f'OR({{reason}}="{Reason.OVER_PRECISE.value}",AND({{status}}="{Status.PASS.value}",ISNUMBER({{x limit}}),{{x limit}}>0.5))',
+        f'OR({{reason}}="{Reason.OVER_PRECISE.value}",AND({{status}}="{Status.PASS.value}",ISNUMBER({{x limit}}),{{x limit}}>{NEAR}))',
         Look(color=BROWN, fill=AMBER),
     ),
 )

@@ -221,6 +221,9 @@ def _color(sheet: Worksheet, table: Table, last: int) -> None:
     if heat:
         for rule in heat_rules(f"{heat[0]}{first}"):
             add(rule, heat[0], heat[-1])
+    matrix = [letters[column.title] for column in table.columns if column.scale is Scale.MATRIX]
+    if matrix:
+        add(scale_rule(Scale.MATRIX), matrix[0], matrix[-1])
     for scale in (Scale.BAR, Scale.SHADES):
         for column in table.columns:
             if column.scale is scale:

@@ -196,8 +196,8 @@ def _first_divergence(comparison: Result, link: str) -> Iterator[Line]:
         return
     yield from _section("First divergence, in execution order")
     yield _wide(layer(first), looks.LINK._replace(size=12, bold=True, line=""), link, height=20)
-    what = f"{_kind(first)}: {MEANING[first.reason]}. {first.verdict.detail}"
-    yield _wide(what.strip(), looks.WRAPPED, height=_height(what, 160))
+    what = f"{_kind(first)}: {'; '.join(filter(None, (MEANING[first.reason], first.verdict.detail)))}."
+    yield _wide(what, looks.WRAPPED, height=_height(what, 160))
     numbers_in_words = [f"{first.reason.value}"]
     if first.metrics is not None:
         numbers_in_words.append(f"relative L2 {first.metrics.rel_l2:.2e}, max abs diff {first.metrics.max_abs:.2e}")
@@ -259,8 +259,8 @@ def _counts(comparison: Result) -> Iterator[Line]:
 
 
 def _worst(rows: Sequence[tuple[Row, str]]) -> Iterator[Line]:
-    """The rows with the largest relative L2 errors, each with what leads to it."""
-    yield from _section("Furthest from golden, by relative L2 error")
+    """The rows with the largest relative L2 errors, those that fail first, each with what leads to it."""
+    yield from _section("Furthest from golden, by relative L2 error: what fails, and then the others")
     if not rows:
         yield _wide("No row differs.", looks.MUTED_TEXT)
         return

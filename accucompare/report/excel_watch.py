@@ -1,4 +1,4 @@
-"""The Excel report of a watch: *Findings*, *Frames*, *Steps*, *Warnings*, *Health*, *Environment*."""
+"""The Excel report of a watch: *Findings*, *Frames*, *Steps*, numbers by parameter, *Warnings*, *Health*, *Environment*."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from accucompare.report import watch_columns as log
 from accucompare.report.columns import COUNT, NUMBER, Column
 from accucompare.report.excel_environment import entry_table
 from accucompare.report.excel_health import health_sheet
+from accucompare.report.excel_norms import norm_sheets
 from accucompare.report.excel_sheets import write_workbook
 from accucompare.report.looks import AMBER, BOLD, GREEN, MUTED_TEXT, PALE_RED, PLAIN, RED, SECTION, Look
 from accucompare.report.sheets import Chart, Item, Line, Series, Table, column_letter, thinned
@@ -33,7 +34,7 @@ def write_watch(ranks: Ranks, path: Path) -> Path:
         ReportError: if it cannot be written.
     """
     health = [health_sheet(ranks, examine(ranks))] if any(run.vitals for run in ranks.ranks) else []
-    sheets = [_findings(ranks), _frames(ranks), *_steps(ranks), _warnings(ranks), *health, _environment(ranks)]
+    sheets = [_findings(ranks), _frames(ranks), *_steps(ranks), *norm_sheets(ranks), _warnings(ranks), *health, _environment(ranks)]
     return write_workbook(path, f"what a watch found: {ranks.path.name}", sheets)
 
 

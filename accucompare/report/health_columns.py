@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from accucompare.findings.checks import Status
-from accucompare.findings.health import Result
+from accucompare.findings.health import Health, Result
 from accucompare.report.columns import COUNT, NUMBER, TEXT, Column
+
+
+def headline(health: Health) -> str:
+    """The result in a line, with what was not looked at: ``WARN in 1 of 27 checks, 38 not looked at``."""
+    counts = health.counts()
+    unseen = counts.pop(Status.NOT_LOOKED_AT)
+    wrong = [f"{status.value} in {counts[status]:,}" for status in (Status.FAIL, Status.WARN) if counts[status]]
+    total = sum(counts.values())
+    if not total:
+        return f"{Status.NOT_LOOKED_AT.value}: none of {unseen:,} checks"
+    return f"{', '.join(wrong) if wrong else Status.PASS.value} of {total:,} checks, {unseen:,} not looked at"
 
 
 def limits(result: Result) -> str:

@@ -11,6 +11,7 @@ from accucompare.files import written_whole
 from accucompare.findings.analysis import Ranks
 from accucompare.findings.health import Health, Result
 from accucompare.findings.number import number
+from accucompare.report.health_columns import headline
 
 
 def write_health_json(ranks: Ranks, health: Health, path: Path) -> Path:
@@ -22,6 +23,7 @@ def write_health_json(ranks: Ranks, health: Health, path: Path) -> Path:
     content = {
         "log": str(ranks.path),
         "status": health.status.value,
+        "headline": headline(health),
         "counts": {status.value: count for status, count in health.counts().items()},
         "steps": ranks.watched,
         "checks": [_check(result) for result in health.results],

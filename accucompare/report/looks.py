@@ -19,6 +19,8 @@ HEAT_SCALE = ("FFFFFFFF", AMBER, "FFE05252")
 
 #: Colours of charts, which have no alpha channel: curves, and what is around them.
 CURVE, OTHER_CURVE, OVER, LIMIT_CURVE, BASELINE_CURVE, SCALE_CURVE = BLUE[2:], "E07B00", RED[2:], "C77700", "A5D6A7", "2F6F73"
+#: Of curves side by side.
+CURVES = (CURVE, "E07B00", "2E7D32", "8E44AD", "C62828", "00838F", "6D4C41", "9AA5B1")
 GRID, AXIS, LETTERS = "E5E7EB", "9CA3AF", SLATE[2:]
 
 #: Header fills by group of columns.

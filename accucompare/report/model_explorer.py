@@ -6,12 +6,13 @@ The field names are those of model_explorer/graph_builder.py and node_data_build
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from accucompare.compare.rows import Reason, Status
+from accucompare.compare.rows import NEAR, Reason, Status
 from accucompare.files import is_stream
 from accucompare.report.call_tree import ENTERS, Call, Pass, passes, worst
 from accucompare.report.exported import facts, log_of, write_text
@@ -52,7 +53,7 @@ class NodeData(NamedTuple):
 
 #: More than half of a limit is amber, as in the Excel report.
 NODE_DATA = (
-    NodeData("limit", "log10 of x limit", lambda row: row.used, ((-0.30103, PALE_GREEN), (0.0, AMBER), (20.0, PALE_RED))),
+    NodeData("limit", "log10 of x limit", lambda row: row.used, ((round(math.log10(NEAR), 5), PALE_GREEN), (0.0, AMBER), (20.0, PALE_RED))),
     NodeData(
         "rel-l2",
         "log10 of relative L2",

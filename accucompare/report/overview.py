@@ -19,7 +19,7 @@ import numpy as np
 from accucompare.bundle.records import Record, Role
 from accucompare.compare.measure import Metrics
 from accucompare.compare.result import Result
-from accucompare.compare.rows import STATUS_OF, UNMATCHED, Reason, Row, Status
+from accucompare.compare.rows import NEAR, STATUS_OF, UNMATCHED, Reason, Row, Status
 from accucompare.numbers.dtypes import Array
 from accucompare.report.columns import layer
 from accucompare.report.sheets import Table, thinned
@@ -116,7 +116,7 @@ class Overview:
         pairs_by_rank, pairs_by_step: the worst of each layer on each rank, and in each step; the second number of each pair is that of
             ``ranks.names`` or ``steps.names``.
         points: for the chart.
-        furthest: the places of the rows with the largest relative L2 errors.
+        furthest: the places of the rows that fail, and then of the others, with the largest relative L2 errors.
         one_sided: the places of rows with one side only, or no side; as many as are held.
         one_sided_count: how many of those there are.
         first, until: the places of the first divergence, and of the row until which all is identical; ``None`` if there is none.
@@ -234,6 +234,12 @@ def _about(row: Row) -> Any:
     return row.golden and row.golden.key, row.candidate and row.candidate.key
 
 
+def _fails_first(errors: Array, fails: Array) -> Array:
+    """Numbers in whose order rows that fail come before the others, and both by their errors."""
+    finite = np.minimum(errors, 1e300)
+    return fails + finite / (1.0 + finite)
+
+
 class _Pass:
     """One pass over all rows, block by block."""
 
@@ -260,11 +266,12 @@ class _Pass:
         self.failing.add(places[fails])
         self.one_sided.add(places[_ONE_SIDE[codes]])
         used = np.array([verdict.used for verdict in verdicts], np.float64)
-        near = ~(fails | not_compared) & ((used > 0.5) | _TOO_PRECISE[codes])
+        near = ~(fails | not_compared) & ((used > NEAR) | _TOO_PRECISE[codes])
         self.near.add(places[near], np.nan_to_num(used[near], nan=0.0))
         measured, nothing_finite = _measured(metrics)
         errors = np.where(np.isnan(measured), np.inf, measured)
-        self.furthest.add(places[errors > 0], errors[errors > 0])
+        off = errors > 0
+        self.furthest.add(places[off], _fails_first(errors[off], fails[off]))
         excess = np.array([verdict.excess for verdict in verdicts], np.float64)
         extremes = (
             _sizes(used, fails, not_compared),

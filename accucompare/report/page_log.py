@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from accucompare.findings.analysis import Analysis, Ranks
 from accucompare.findings.checks import Status
 from accucompare.findings.health import Health, examine
-from accucompare.findings.number import Number
-from accucompare.findings.vitals import Setup
 from accucompare.report import watch_columns as log
 from accucompare.report.columns import SCIENTIFIC, Column
-from accucompare.report.health_columns import HEALTH
+from accucompare.report.health_columns import HEALTH, headline
 from accucompare.report.page_comparison import StepChart
 from accucompare.report.page_data import PageData
 from accucompare.report.page_file import write_page
@@ -26,20 +24,6 @@ _CHARTS = (
     StepChart("gradient norm", (("grad_norm", "golden"),), True),
     StepChart("loss scale", (("loss scale", "scale"),), True),
     StepChart("learning rate", (("learning rate", "golden"),)),
-)
-
-
-class HeatMap(NamedTuple):
-    """A heat map of layers by steps: which measurement of ``Vitals.layers``, and what it is called."""
-
-    measure: str
-    title: str
-
-
-_HEATS = (
-    HeatMap("grad", "gradient norm of each parameter"),
-    HeatMap("weight", "norm of each parameter before the update"),
-    HeatMap("update", "size of each update, relative to its parameter"),
 )
 
 
@@ -63,11 +47,10 @@ def write_health_page(ranks: Ranks, health: Health, path: Path) -> Path:
     Raises:
         ReportError: as ``write_log_page``.
     """
-    counts = ", ".join(f"{count} {status.value}" for status, count in health.counts().items())
     words = {
         "title": f"the checklist of {ranks.path.name}",
-        "verdict": health.status.value,
-        "sentence": f"{ranks.path}: {counts}",
+        "verdict": headline(health),
+        "sentence": str(ranks.path),
         "passed": health.status is Status.PASS,
         "answer": log.main_answer(ranks).splitlines(),
         "checklist_first": True,
@@ -142,20 +125,11 @@ def _shown(ranks: Ranks, columns: Sequence[Column]) -> list[Column]:
 
 def _heats(run: Analysis, data: PageData) -> tuple[list[str], list[dict[str, Any]]]:
     """Write the heat maps that the log has numbers for, and return the names of their rows, and what the head says of each."""
-    looked_at = [vitals for vitals in run.vitals if vitals.layers]
-    names = list(dict.fromkeys(fact.name for setup in run.setups for fact in setup.parameters))
+    names: list[str] = []
     heats = []
-    for measure, title in _HEATS:
-        of_steps = [vitals for vitals in looked_at if measure in vitals.layers]
-        steps = [(vitals.step, _by_name(run.setups, vitals.step, vitals.layers[measure])) for vitals in of_steps]
-        if steps and names:
-            numbers = [known.get(name) for name in names for _, known in steps]
-            heats.append({"title": title, "steps": [step for step, _ in steps], "at": data.matrix(numbers)})
+    for measure in log.MEASURES:
+        names, looks = log.layer_steps(run, measure)
+        if looks and names:
+            numbers = [look.numbers.get(name) for name in names for look in looks]
+            heats.append({"title": measure.title, "steps": [look.step for look in looks], "at": data.matrix(numbers)})
     return [printable(name) for name in names], heats
-
-
-def _by_name(setups: Sequence[Setup], step: int, numbers: Sequence[Number | None]) -> dict[str, float | None]:
-    """The numbers of a step by the parameters' names, which stand in the setup that held then."""
-    setup = [each for each in setups if each.step <= step][-1:] or setups[:1]
-    names = [fact.name for each in setup for fact in each.parameters]
-    return {name: None if number is None else float(number) for name, number in zip(names, numbers, strict=False)}

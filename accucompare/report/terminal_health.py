@@ -12,7 +12,7 @@ from accucompare.findings.checks_run import FINITE
 from accucompare.findings.health import Health, Result
 from accucompare.findings.wording import printable
 from accucompare.report.console import open_console, print_heading
-from accucompare.report.health_columns import limits
+from accucompare.report.health_columns import headline, limits
 
 _STYLES = {Status.FAIL: "bold red", Status.WARN: "yellow", Status.PASS: "green", Status.NOT_LOOKED_AT: "bright_black"}
 _WORDS = {Status.FAIL: "FAIL", Status.WARN: "WARN", Status.PASS: "PASS", Status.NOT_LOOKED_AT: "not looked at"}
@@ -46,12 +46,7 @@ def print_health_briefly(ranks: Ranks, health: Health) -> None:
 
 
 def _counts(ranks: Ranks, health: Health) -> Text:
-    words = [f"{count} {_WORDS[status]}" for status, count in health.counts().items() if count or status is not Status.NOT_LOOKED_AT]
-    return Text.assemble(
-        "checklist: ",
-        (health.status.value, _STYLES[health.status]),
-        f"  {printable(str(ranks.path), 400)}: {', '.join(words)}",
-    )
+    return Text.assemble("checklist: ", (headline(health), _STYLES[health.status]), f"  {printable(str(ranks.path), 400)}")
 
 
 def _print(console: Console, result: Result, with_limits: bool = False) -> None:

@@ -90,7 +90,8 @@ def print_analysis(ranks: Ranks, reports: Sequence[Path], quiet: bool = False) -
     _print_history(console, ranks, run)
     _print_warnings(console, ranks)
     console.print()
-    console.print(Text(f"{_rank(ranks, run)}{run.ending}", "" if run.end else "yellow"), soft_wrap=True)
+    if run.ending not in ranks.trouble:  # else it is in the verdict line
+        console.print(Text(f"{_rank(ranks, run)}{run.ending}", "" if run.end else "yellow"), soft_wrap=True)
     for note in ranks.notes[:_LISTED]:
         console.print(Text(f"note: {printable(note, 400)}", "yellow"), soft_wrap=True)
     for report in reports:
@@ -111,7 +112,8 @@ def print_watched(ranks: Ranks, quiet: bool) -> None:
     _print_answer(console, main_answer(ranks))
     _print_warnings(console, ranks)
     run = main_run(ranks)
-    if run.end is not None and run.end.ending not in (Ending.FINISHED, Ending.FINDING):
+    told = run.ending in ranks.trouble  # in the verdict line
+    if run.end is not None and run.end.ending not in (Ending.FINISHED, Ending.FINDING) and not told:
         console.print(Text(f"{_rank(ranks, run)}{run.ending}"), soft_wrap=True)
     console.print(f"more: accucompare overflow {printable(str(ranks.path), 400)}", soft_wrap=True)
 

@@ -49,7 +49,7 @@ def settings(training: TrainingResult) -> list[str]:
 def details(comparison: Result, training: TrainingResult) -> Iterator[str]:
     """What more there is to say of the steps: where bits first differ, drift and scatter, steps on one side, what was not compared."""
     bits = training.other_bits
-    if bits is not None and bits != training.parting:
+    if bits is not None and bits != training.parting and training.same_type:
         before = "the very first step holds other bits" if bits.step == training.pairs[0].step else f"the same bits until step {bits.step}"
         yield f"{before}, in the {bits.rung.value}: {bits.evidence}"
     for name, found, expected in (

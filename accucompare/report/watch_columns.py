@@ -9,6 +9,7 @@ from typing import NamedTuple
 from accucompare.bundle.records import display_name
 from accucompare.findings.analysis import Analysis, Ranks, hints
 from accucompare.findings.events import Alert, AlertKind, Finding, Frame, Frames, Number, Step, TensorRange
+from accucompare.findings.vitals import Setup
 from accucompare.findings.wording import answer, called, described, smallest
 from accucompare.report.columns import COUNT, GENERAL, NUMBER, TEXT, Column, Value, bracketed
 
@@ -241,3 +242,45 @@ WARNINGS = (
     Column("dtype", lambda row: row.alert.dtype, TEXT, 11),
     Column("what is said", lambda row: row.alert.text, TEXT, 110, "judgement"),
 )
+
+
+class Measure(NamedTuple):
+    """What is shown of each parameter in each step that was looked at closely.
+
+    Attributes:
+        name: of the measurement in ``Vitals.layers``.
+        title: of a heat map.
+        sheet: of a workbook.
+    """
+
+    name: str
+    title: str
+    sheet: str
+
+
+MEASURES = (
+    Measure("grad", "gradient norm of each parameter", "Gradient norms"),
+    Measure("weight", "norm of each parameter before the update", "Weight norms"),
+    Measure("update", "size of each update, relative to its parameter", "Update sizes"),
+)
+
+
+class LayerStep(NamedTuple):
+    """One measurement in one step, by the parameters' names."""
+
+    step: int
+    numbers: dict[str, float | None]
+
+
+def layer_steps(run: Analysis, measure: Measure) -> tuple[list[str], list[LayerStep]]:
+    """The names of all parameters, and a measurement of theirs in each step that has it."""
+    names = list(dict.fromkeys(fact.name for setup in run.setups for fact in setup.parameters))
+    of_steps = [vitals for vitals in run.vitals if measure.name in vitals.layers]
+    return names, [LayerStep(vitals.step, _by_name(run.setups, vitals.step, vitals.layers[measure.name])) for vitals in of_steps]
+
+
+def _by_name(setups: Sequence[Setup], step: int, numbers: Sequence[Number | None]) -> dict[str, float | None]:
+    """The numbers of a step by the parameters' names, which stand in the setup that held then."""
+    setup = [each for each in setups if each.step <= step][-1:] or setups[:1]
+    names = [fact.name for each in setup for fact in each.parameters]
+    return {name: None if number is None else float(number) for name, number in zip(names, numbers, strict=False)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import weakref
 from collections import Counter
 from collections.abc import Iterable
@@ -72,6 +73,13 @@ class Models:
             known = self._known[id(inner)] = weakref.ref(inner), seen
         return known[1]
 
+    def mark_parts_of(self, model: nn.Module) -> None:
+        """Say of what was called apart that it is a part of a model, if it is: by a parametrization, say, while the model was made."""
+        whole = self.note(model)
+        for reference, seen in self._known.values():
+            module = reference()
+            seen.part = seen.part or (seen is not whole and module is not None and contains(model, module))
+
     def trained(self, optimizer: Any, counts: bool) -> None:
         """An optimizer has stepped: note whom it trains; with ``counts`` also how often, which takes time at each step."""
         known = id(optimizer) in self._trainers
@@ -119,6 +127,17 @@ def whole_of(root: nn.Module, optimizers: Iterable[Any]) -> nn.Module:
     while (smaller := next((child for child in whole.children() if held <= _parameters(child)), None)) is not None:
         whole = smaller
     return whole
+
+
+def is_one_being_made() -> bool:
+    """Whether the code that runs was called by a module's ``__init__``: what that calls, to find a shape or a weight, is a part of it."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__init__" and code.co_argcount and isinstance(frame.f_locals.get(code.co_varnames[0]), nn.Module):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def contains(model: nn.Module, module: nn.Module) -> bool:

@@ -71,7 +71,7 @@ def _described(model: SeenModel) -> str:
         steps = f" in {model.steps} steps" if model.steps else ""
         parts.append(f"trained by {', '.join(model.trained_by)}{steps}")
     else:
-        parts.append("not trained")
+        parts.append("trained by no optimizer of torch.optim")
     parts.append(f"called {model.calls} times" if model.calls else "only its parts are called")
     return ", ".join(parts)
 

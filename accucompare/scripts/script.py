@@ -20,12 +20,12 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from accucompare.errors import NonFiniteError, WatchEndedError
+from accucompare.errors import NonFiniteError, UsageError, WatchEndedError
 from accucompare.live import entrances
 from accucompare.places import is_url
 from accucompare.scripts.arming import Arming
 from accucompare.scripts.calls import OutermostCalls
-from accucompare.scripts.models import Models, Optimizers, contains, whole_of
+from accucompare.scripts.models import Models, Optimizers, contains, is_one_being_made, whole_of
 from accucompare.scripts.plan import Action, Claim, Plan, Seen, SeenModel, claim, read_plan, started_by
 from accucompare.selection import Steps
 
@@ -98,9 +98,10 @@ class Script:
         self._ended = False
         self._aside: contextlib.ExitStack | None = None  # while a call runs that is not observed
         self._failed: Exception | None = None  # what went wrong with ours
+        self._refused: UsageError | None = None  # why a model that is not trained could not be observed, which was called first
         self._claimed: int | None = None  # as which rank this process writes
         self._updates = 0  # of any optimizer
-        self._updated = False  # whether one of several optimizers has stepped since the step began
+        self._updated = False  # whether the step ends when the model is called again: one of several optimizers has stepped, or none may
         self._stepping: tuple[Any, ...] | None = None  # what the hooks of an optimizer's step that is running were given
         self._handle: Any = None
         self._scaling: list[tuple[Any, str, entrances.Before]] = []
@@ -149,6 +150,9 @@ class Script:
         elif raised is not None and not isinstance(raised, Exception):
             return  # as of sys.exit: the step is not over, the script is
         elif self._chosen is not None and not self._chosen.optimizers and contains(self._chosen.model, module) and not self._over:
+            if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()):
+                self._updated = True  # a backward may follow, of parameters that the script updates by itself
+                return
             self._end_step()
             self._arrange()
 
@@ -195,7 +199,7 @@ class Script:
         optimizers = self._optimizers.of(module)
         if optimizers and not torch.is_grad_enabled():
             return  # an evaluation before the training
-        if not optimizers and (not seen.parameters or (self._plan.model is None and self._optimizers.alive())):
+        if not optimizers and (not seen.parameters or (self._plan.model is None and self._optimizers.alive()) or is_one_being_made()):
             return
         model = whole_of(module, optimizers) if optimizers else module
         whole = self._models.note(model)
@@ -214,6 +218,7 @@ class Script:
         if self._chosen is not None:
             self._chosen.seen.chosen = False
         self._seen.begin_anew(self._plan.folder)
+        self._updated = False
         self._clear()
 
     def _clear(self) -> None:
@@ -293,7 +298,14 @@ class Script:
                 return
             self._claimed = rank
             self._clear()
-        self._observation = observe(self._plan, chosen.model, chosen.optimizers, chosen.steps, self._seen.steps)
+        try:
+            self._observation = observe(self._plan, chosen.model, chosen.optimizers, chosen.steps, self._seen.steps)
+        except UsageError as error:
+            if chosen.optimizers:
+                raise
+            self._refused = error  # golden may be of a model to come, of which this is a part, or which is trained
+            chosen.seen.chosen, self._chosen = False, None
+            return
         self._awake = True
         self._seen.write(self._plan.folder)
 
@@ -312,6 +324,8 @@ class Script:
     def _finish(self, error: BaseException | None) -> None:
         """No more is to be observed: the script goes on as if we had never been there."""
         self._over = True
+        if self._chosen is not None:
+            self._models.mark_parts_of(self._chosen.model)
         self._close(error)
         self._look_at_calls()
         self._seen.write(self._plan.folder)
@@ -354,7 +368,11 @@ class Script:
         self._ended = True
         if self._updated:
             self._guarded(self._end_step)
+        if self._awake and isinstance(getattr(sys, "last_value", None), _MEANT):
+            self._seen.recorded.append(self._seen.steps)  # a step that the finding in it has ended
         self._guarded(self._finish, self._failed or getattr(sys, "last_value", None))
+        if self._refused is not None and self._chosen is None:
+            self._seen.error = self._seen.error or f"{type(self._refused).__name__}: {self._refused}"
         self._seen.ended = True
         with contextlib.suppress(OSError):
             self._seen.write(self._plan.folder)

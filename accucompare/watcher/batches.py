@@ -129,6 +129,7 @@ def _look_at_mask(tensors: list[tuple[str, torch.Tensor]], found: list[GivenTens
     ids, _ = by_name.get("input_ids", (None, None))
     if pad is not None and ids is not None and ids.shape == mask.shape and ids.device == mask.device:
         is_pad = ids == pad
-        unmasked = ((is_pad & kept).sum(1) - int(pad_ends)).clamp(min=0)
+        at_an_end = is_pad.long().cumprod(1).bool() | is_pad.flip(1).long().cumprod(1).flip(1).bool()  # inside it may be a word, or end one
+        unmasked = ((at_an_end & kept).sum(1) - int(pad_ends)).clamp(min=0)
         given.facts["unmasked_padding"] = meter.later(unmasked.sum() / kept.sum().clamp(min=1))
         given.facts["masked_content"] = meter.later((~is_pad & ~kept).sum() / (~kept).sum().clamp(min=1))

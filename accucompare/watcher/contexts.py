@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,13 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from accucompare.live.attributes import Attributes, attributes_of
 from accucompare.live.autocast import autocast_now
 from accucompare.live.names import Modules
 from accucompare.live.random_state import RandomState
-from accucompare.live.ranks import has_sharded_parameters
+from accucompare.live.ranks import collectives, has_sharded_parameters
 from accucompare.live.values import is_cache, leaves, replaced
 from accucompare.reproduce.snapshot import Snapshot
 from accucompare.watcher.notes import WatchedCall
@@ -35,7 +33,8 @@ class Context(Snapshot):
         indices: how often each module had been called in the step.
         attributes: of all modules, other than parameters, buffers and modules.
         own: whether its parameters were the model's own, and not what ``functional_call`` has put in their place.
-        obstacle: why it cannot be run again; empty if it can.
+        obstacle: why it cannot be run again, and is not kept; empty if it is.
+        talks: why this rank alone cannot run it again, as ``"talks to other ranks"``; empty if it may be tried.
     """
 
     device: torch.device
@@ -44,6 +43,7 @@ class Context(Snapshot):
     attributes: Attributes
     own: bool
     obstacle: str
+    talks: str = ""
 
 
 class Contexts:
@@ -59,7 +59,9 @@ class Contexts:
         self._device = device
         self._copies: dict[str, tuple[int, int, torch.Tensor]] = {}  # of buffers: id, version, copy
         self._parameters = [tensor for *_, tensor in self._parameters_now()]
-        self._obstacle = _obstacle(modules, ranks)
+        self._ranks = ranks
+        self._obstacle, self._talks = _obstacle(modules, ranks), _talks(modules) if ranks > 1 else ""
+        self._collectives: int | None = 0  # when the last call began
 
     def keep(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any], indices: Counter[str]) -> None:
         """Keep a call that begins. ``indices``: how often each module has been called, this call included."""
@@ -89,8 +91,19 @@ class Contexts:
             attributes={} if obstacle else attributes_of(self._modules),
             own=own,
             obstacle=obstacle,
+            talks=self._talks,
         )
         self.kept.append(context)
+        self._collectives = collectives() if self._ranks > 1 else 0
+
+    def ended(self, call: WatchedCall) -> None:
+        """A call is over: it may have talked to other ranks."""
+        context = self.find((call.name, call.index))
+        if self._ranks == 1 or context is None:
+            return
+        now = collectives()
+        if now is None or now != self._collectives:
+            context.talks = context.talks or ("talks to other ranks" if now is not None else "may talk to other ranks")
 
     def find(self, key: tuple[str, int] | None) -> Context | None:
         """What is kept of the call of this name and index."""
@@ -123,12 +136,17 @@ def _obstacle(modules: Modules, ranks: int) -> str:
     if has_sharded_parameters(modules):
         return "its parameters are sharded over ranks"
     if ranks > 1:
-        if "megatron.core" in sys.modules or any("DeepSpeed" in type(module).__name__ for module in modules.named.values()):
-            return "its calls may talk to other ranks"
+        if any("DeepSpeed" in type(module).__name__ for module in modules.named.values()):
+            return "DeepSpeed's calls may talk to other ranks"
         if any(isinstance(module, nn.SyncBatchNorm) for module in modules.named.values()):
             return "its SyncBatchNorm talks to other ranks"
-        if not any(isinstance(wrapper, DistributedDataParallel) for wrapper in modules.wrappers):
-            return "under torch.distributed only a model in DistributedDataParallel is known to need no other rank"
+    return ""
+
+
+def _talks(modules: Modules) -> str:
+    """Why a model's calls may talk to other ranks in ways that nobody counts, or hold random states that are not known."""
+    if any(type(module).__module__.startswith("transformer_engine") for module in modules.named.values()):
+        return "may talk to other ranks, by Transformer Engine"
     return ""
 
 

@@ -10,14 +10,15 @@ from msgspec.structs import replace
 from torch import nn
 
 from accucompare.findings.events import Direction, Finding, Site, TensorRange
-from accucompare.findings.observations import MINUS, Limits, What
+from accucompare.findings.observations import Limits, What
+from accucompare.findings.open_calls import INFINITE
 from accucompare.live.hooks import arguments_of
 from accucompare.live.names import Modules
 from accucompare.reproduce.snapshot import Snapshot
 from accucompare.watcher.contexts import Context, Contexts
-from accucompare.watcher.extrema import look_now
+from accucompare.watcher.extrema import has_memory, look_now
 from accucompare.watcher.notes import Note
-from accucompare.watcher.second_run import is_fill, second_run
+from accucompare.watcher.second_run import origins_again, part_of_this_rank, second_run
 
 #: Sites of which a second run shows no more.
 _OUTSIDE = (Site.INPUT, Site.LOSS, Site.HOOK, Site.GRADIENTS, Site.UPDATE)
@@ -62,7 +63,7 @@ class Explainer:
             blamed = _blame_weights(finding, weights or [])
             return blamed.noting("the step was not run again: what that call was given was not kept"), None
         again = second_run(context, finding, notes, self._modules, self._contexts.versions(), self._limits)
-        if again.note:
+        if again.note and (again.showed or _blame_weights(finding, weights or []) is finding):  # what a weight has, it has been given
             finding = finding.noting(again.note)
         if again.reproducer_note:
             finding = replace(finding, reproducer_notes=[again.reproducer_note])
@@ -70,12 +71,34 @@ class Explainer:
             finding = _refined(finding, again.finding)
         return _blame_weights(finding, weights or []), again.snapshot
 
-    def is_fill(self, finding: Finding, notes: Sequence[Note]) -> bool:
-        """Whether a finding is a -Inf alone that a module's output was filled with, which is legal until it does harm."""
-        if finding.kinds != [MINUS] or finding.direction is not Direction.FORWARD or finding.site not in _OF_ITS_OWN or not finding.origin:
-            return False
+    def part_of_this_rank(self, finding: Finding) -> tuple[Finding, Snapshot | None]:
+        """A finding of another rank, with what this one has of the last call that both have made together; ``None`` if there is none."""
+        context = next((each for each in reversed(self._contexts.kept) if each.talks and not each.obstacle), None)
+        if context is None:
+            return finding, None
+        part = part_of_this_rank(context, context.talks)
+        return replace(finding, reproducer_notes=[part.reproducer_note]), part.snapshot
+
+    def origins_again(self, finding: Finding, notes: Sequence[Note]) -> list[Finding] | None:
+        """What the operators of the module in which something began tell of it, when the call is run again.
+
+        Returns:
+            Nothing of an Inf alone that something was filled with, which is legal; ``None`` if they cannot tell.
+        """
+        module = self._modules.named.get(finding.name)
+        if finding.direction is not Direction.FORWARD or finding.site not in _OF_ITS_OWN or not finding.origin or module is None:
+            return None
         context = self._context_of(finding, notes)
-        return context is not None and is_fill(context, finding, self._modules, self._contexts.versions(), self._limits)
+        if context is None or any(map(_is_spoilt, module.parameters())):
+            return None
+        found = origins_again(context, finding, self._modules, self._contexts.versions(), self._limits)
+        return None if not found and not set(finding.kinds) <= INFINITE else found
+
+    def has_spoilt_a_buffer(self) -> bool:
+        """Whether a buffer is not finite that was when a call of this step began."""
+        buffers = {name: tensor for kind, name, tensor in self._modules.tensors() if kind == "buffers"}
+        pairs = ((copy, buffers.get(name)) for context in self._contexts.kept for name, copy in context.buffers.items())
+        return any(now is not None and not _is_finite(now) and _is_finite(copy) for copy, now in pairs)
 
     def _context_of(self, finding: Finding, notes: Sequence[Note]) -> Context | None:
         """The outermost call of a finding; ``None`` of a sum over several."""
@@ -86,6 +109,15 @@ class Explainer:
         while key is not None and parents.get(key) is not None:
             key = parents[key]
         return self._contexts.find(key)
+
+
+def _is_spoilt(parameter: nn.Parameter) -> bool:
+    """Whether a parameter that is trained is not finite; one that is not may well be a mask."""
+    return parameter.requires_grad and has_memory(parameter) and not _is_finite(parameter)
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return (looked := look_now(tensor.detach())) is None or looked.finite
 
 
 def _first_places(finding: Finding, context: Context) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,6 +23,13 @@ _ROWS = 256
 _UNEVEN = 0.05
 
 
+class Padding(NamedTuple):
+    """The id of padding, and how many ids there are."""
+
+    id: int
+    ids: int
+
+
 @dataclass(eq=False)
 class CrossEntropy:
     """A cross entropy of a loss, its numbers yet to be read.
@@ -34,6 +41,8 @@ class CrossEntropy:
         lowest: the smallest log-probability.
         entropy: of the output, if it was asked for; NaN of what are no log-probabilities.
         smoothing: the label smoothing.
+        padding: the share of labels that are padding behind padding.
+        missed: minus the mean log-probability of the labels, where the entropy was asked for.
     """
 
     classes: int
@@ -43,6 +52,8 @@ class CrossEntropy:
     lowest: Extrema
     entropy: Extrema | None = None
     smoothing: float = 0.0
+    padding: Extrema | None = None
+    missed: Extrema | None = None
 
     def read(self) -> Targets:
         """This, with the numbers that were read."""
@@ -56,6 +67,8 @@ class CrossEntropy:
             number(self.lowest.low),
             None if self.entropy is None or math.isnan(self.entropy.low) else number(self.entropy.low),
             self.smoothing,
+            None if self.padding is None else self.padding.low,
+            missed=None if self.missed is None or math.isnan(self.missed.low) else number(self.missed.low),
         )
 
 
@@ -67,12 +80,16 @@ def loss_of(roots: Iterable[Any]) -> torch.Tensor | None:
     return None
 
 
-def cross_entropy_of(loss: torch.Tensor, meter: Meter, closely: bool) -> CrossEntropy | None:
+def cross_entropy_of(loss: torch.Tensor, meter: Meter, closely: bool, padding: Padding | None = None) -> CrossEntropy | None:
     """Begin to look at the labels and the log-probabilities of the first cross entropy behind a loss, as autograd has saved them.
 
-    ``closely``: compute the entropy of the output, too.
+    Args:
+        loss: the root of a backward.
+        meter: reads the numbers.
+        closely: compute the entropy of the output, too.
+        padding: of the model's tokens, if it is known.
     """
-    for node in _nodes(loss.grad_fn):
+    for node in nodes_near(loss.grad_fn):
         if node.name() not in ("NllLossBackward0", "NllLoss2DBackward0"):
             continue
         scores = node._saved_self
@@ -92,19 +109,32 @@ def cross_entropy_of(loss: torch.Tensor, meter: Meter, closely: bool) -> CrossEn
                 meter.later(scores.amin()),
             )
             if closely and scores.dim() == 2:
-                rows = scores[:: max(1, len(scores) // _ROWS)].float()
+                apart = max(1, len(scores) // _ROWS)
+                rows = scores[::apart].float()
+                at = labels[::apart, None].clamp(0, classes - 1)
+                found.missed = meter.later(torch.where(is_ignored[::apart], math.nan, -rows.gather(1, at)[:, 0]).nanmean())
                 chances = rows.exp()
                 entropy = (chances * rows.clamp(min=-1e4)).sum(1).mean().abs()  # 0 x -Inf would be NaN
                 are_logarithms = ((chances.sum(1) - 1).abs() < _UNEVEN).all()  # what is given to nll_loss may be anything
                 found.entropy = meter.later(torch.where(are_logarithms, entropy, math.nan))
+            if padding is not None and padding.ids == classes and _counts(node, padding.id):
+                flat = labels.reshape(-1)
+                found.padding = meter.later(((flat[1:] == padding.id) & (flat[:-1] == padding.id)).double().mean())
         found.smoothing = _smoothing_of(loss.grad_fn, node, classes)
         return found
     return None
 
 
+def _counts(node: Any, label: int) -> bool:
+    """Whether a label has a share in what a cross entropy makes one number of."""
+    weight = node._saved_weight
+    weighs = weight is None or (weight.device.type == "cpu" and bool(weight[label] != 0))  # a device would have to be waited for
+    return weighs and node._saved_reduction != 0 and node._saved_ignore_index != label
+
+
 def _smoothing_of(first: Any, likelihood: Any, classes: int) -> float:
     """The label smoothing of a cross entropy, which torch adds as (1 - s) x its own loss + s / classes x the one over all classes."""
-    for node in _nodes(first):
+    for node in nodes_near(first):
         parts = [part for part, _ in node.next_functions if part is not None and part.name().startswith("MulBackward")]
         factors = [getattr(part, "_saved_other", None) for part in parts]
         if node.name() != "AddBackward0" or len(parts) != 2 or not any(part.next_functions[0][0] is likelihood for part in parts):
@@ -117,7 +147,7 @@ def _smoothing_of(first: Any, likelihood: Any, classes: int) -> float:
     return 0.0
 
 
-def _nodes(first: Any) -> Iterator[Any]:
+def nodes_near(first: Any) -> Iterator[Any]:
     """The nodes behind a loss, the nearest first."""
     waiting: list[Any] = [first]
     known: set[Any] = set()

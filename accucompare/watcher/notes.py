@@ -82,7 +82,7 @@ class NoteListener(Listener[WatchedCall]):
         self.unseen: dict[str, str] = {}
         self.meter = meter
         self._distributed = distributed
-        self._collectives = 0  # how often this rank has talked to others
+        self._collectives: int | None = 0  # how often this rank has talked to others
         self._overflowed = overflowed
 
     def idle(self) -> bool:

@@ -121,13 +121,13 @@ class Reporter:
 
     def _explained(self, finding: Finding) -> Finding:
         with self._watcher.paused():
-            finding, snapshot = self._explainer.explain(finding, self._watcher.notes)
-            if snapshot is not None and self._options.on_finding != OnFinding.WARN and not self._reproduced:
-                self._reproduced = True
-                finding = self._with_reproducer(finding, snapshot)
+            finding = self._with_reproducer(*self._explainer.explain(finding, self._watcher.notes))
         return self._passed_on_of_update(finding)
 
-    def _with_reproducer(self, finding: Finding, snapshot: Snapshot) -> Finding:
+    def _with_reproducer(self, finding: Finding, snapshot: Snapshot | None) -> Finding:
+        if snapshot is None or self._options.on_finding == OnFinding.WARN or self._reproduced:
+            return finding
+        self._reproduced = True
         try:
             script = save_reproducer(self._path / f"rank{self._start.rank}-step{finding.step}", finding, snapshot, self._options.case)
         except AccucompareError as error:
@@ -154,7 +154,9 @@ class Reporter:
         asked = self._options.agree and any_has(known or own, device)
         if own or not (known or asked):
             return None
-        finding = self._reader.add_of_others()
+        found = self._reader.add_of_others()
+        finding = self._with_reproducer(*self._explainer.part_of_this_rank(found))
+        self._reader.settle([(found, finding)])
         self._reported[id(finding)] = finding
         self.findings.append(finding)
         self._log.write(finding)

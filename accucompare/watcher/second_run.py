@@ -29,8 +29,10 @@ from accucompare.live.gradients import register_first_hook
 from accucompare.live.hooks import in_backward, listens
 from accucompare.live.names import Modules
 from accucompare.live.random_state import RandomState, random_state_kept
+from accucompare.live.ranks import TalksError, silence
 from accucompare.live.values import leaves
 from accucompare.recorder.recorder import Recorder
+from accucompare.recorder.updates import MAIN_GRAD
 from accucompare.reproduce.outcome import is_bad
 from accucompare.reproduce.snapshot import Snapshot, always
 from accucompare.watcher.contexts import Context, copies_of
@@ -52,12 +54,14 @@ class SecondRun:
         snapshot: what the module call was given.
         note: why there is no second run, or how it differs; empty if all is well.
         reproducer_note: why there can be no reproducer of it; empty if there can.
+        showed: whether the finding showed again, if the step was run again.
     """
 
     finding: Finding | None = None
     snapshot: Snapshot | None = None
     note: str = ""
     reproducer_note: str = ""
+    showed: bool = True
 
 
 def second_run(
@@ -77,6 +81,8 @@ def second_run(
     obstacle = _obstacle(context, modules, versions)
     if obstacle:
         return SecondRun(note=f"the step was not run again: {obstacle}")
+    if context.talks:
+        return part_of_this_rank(context, context.talks)
     if backward and not context.grads:
         return SecondRun(note="the backward was not run again: no gradient arrived at what the model gave")
     try:
@@ -87,7 +93,7 @@ def second_run(
             for with_backward in (True,) if backward else (False, True) if context.grads else (False,):  # it may show there only
                 watcher = _SecondWatcher(modules, context, Scope(frames=True, operators=True, lines=with_backward), overflowed=flagged)
                 watcher.run_again(with_backward)
-                findings = judge([each.read() for each in watcher.notes], finding.step, limits)
+                findings = judge([each.read() for each in watcher.notes], finding.step, limits, True)
                 again = again or _same([each for each in findings if not _was_finite(each, notes)], finding)
                 if backward:
                     differs = _difference(notes[: finding.order], watcher.notes if again is None else watcher.notes[: again.order])
@@ -99,7 +105,7 @@ def second_run(
                 return SecondRun(note=differs)
             if again is None:
                 reason = "the model or its device may not be deterministic" + (", or a hook on a tensor has made it" if backward else "")
-                return SecondRun(note=f"it did not show when the step was run again: {reason}")
+                return SecondRun(note=f"it did not show when the step was run again: {reason}", showed=False)
             if differs:
                 again = replace(again.noting(differs), tensors=finding.tensors, kinds=finding.kinds)
             watcher = _SecondWatcher(modules, context, Scope(), (again.name, again.call))
@@ -108,8 +114,17 @@ def second_run(
             if again.direction is Direction.FORWARD and again.site is Site.MODULE and FLAG not in again.kinds and not watcher.returned_it:
                 return SecondRun(again, reproducer_note="none, for a hook on the module made it, and not the module itself")
             return SecondRun(again, watcher.snapshot)
+    except TalksError as error:
+        return part_of_this_rank(context, f"talks to other ranks ({error})")
     except Exception as error:  # whatever a model may raise when it is called once more
         return SecondRun(note=f"the step could not be run again: {type(error).__name__}: {_first_line(error)}")
+
+
+def part_of_this_rank(context: Context, talks: str) -> SecondRun:
+    """What this rank has of a call that needs others."""
+    what = display_name(context.name)
+    has = f"it holds what this rank has of {what}: inputs, weights, random states; to run it, every rank is needed, for it {talks}"
+    return SecondRun(snapshot=context, note=f"the step was not run again: {what} {talks}", reproducer_note=has)
 
 
 def _obstacle(context: Context, modules: Modules, versions: list[int]) -> str:
@@ -121,21 +136,27 @@ def _obstacle(context: Context, modules: Modules, versions: list[int]) -> str:
     return context.obstacle
 
 
-def is_fill(context: Context, finding: Finding, modules: Modules, versions: list[int], limits: Limits) -> bool:
-    """Whether a call's -Inf shows again, and is what its output was filled with: no operator has computed it."""
-    if _obstacle(context, modules, versions):
-        return False
+def origins_again(context: Context, finding: Finding, modules: Modules, versions: list[int], limits: Limits) -> list[Finding] | None:
+    """Run a forward again and find, by its operators, the origins in the module of a finding.
+
+    Returns:
+        None of an Inf that something was filled with, which no operator has computed; ``None`` if the call cannot be run again, or what
+        it gives is finite then.
+    """
+    if context.talks or _obstacle(context, modules, versions):
+        return None
     try:
-        with _nothing_changed(context, modules):
-            watcher = _SecondWatcher(modules, context, Scope(operators=True))
+        with _nothing_changed(context, modules, backward=False):
+            watcher = _SecondWatcher(modules, context, Scope(frames=True, operators=True))
             watcher.run_again(backward=False)
     except Exception:  # as above; it stays a finding, which says so
-        return False
+        return None
     observations = [each.read() for each in watcher.notes]
-    again = any(
-        each.what is What.ENDED and each.place.key == (finding.name, finding.call) and kinds_of(each.tensors) for each in observations
-    )
-    return again and not any(each.origin and each.name == finding.name for each in judge(observations, finding.step, limits))
+    before_a_child = finding.near.startswith("before")  # then what the call gives may be finite
+    ends = [each for each in observations if each.what is What.ENDED and each.place.key == (finding.name, finding.call)]
+    if not before_a_child and not any(kinds_of(each.tensors) for each in ends):
+        return None
+    return [each for each in judge(observations, finding.step, limits, True) if each.origin and each.name == finding.name]
 
 
 class _SecondWatcher(Watcher):
@@ -243,23 +264,27 @@ class _SecondWatcher(Watcher):
 
 
 @contextlib.contextmanager
-def _nothing_changed(context: Context, modules: Modules) -> Iterator[None]:
-    """Put back, at the end, all that running a model again may change."""
+def _nothing_changed(context: Context, modules: Modules, backward: bool = True) -> Iterator[None]:
+    """Put back, at the end, all that running a model again may change; ``backward``: whether that is run, too."""
     buffers = {(prefix, name): value for prefix, module in modules.named.items() for name, value in module._buffers.items()}
     attributes = {module: dict(vars(module)) for module in modules.named.values()}
     parameters = list(modules.named[""].parameters())
     grads = [parameter.grad for parameter in parameters]
+    mains = [(main, main.clone()) for each in parameters if backward and isinstance(main := getattr(each, MAIN_GRAD, None), torch.Tensor)]
     for parameter in parameters:
         parameter.grad = None
     try:
         with (
             random_state_kept(context.device),
+            silence(),
             torch.autograd.set_detect_anomaly(context.grad_enabled, check_nan=False),  # it notes the source line of each node
         ):
             yield
     finally:
         for parameter, grad in zip(parameters, grads, strict=True):
             parameter.grad = grad
+        for main, copy in mains:  # some layers add to it in their backward
+            main.copy_(copy)
         for module, before in attributes.items():
             vars(module).clear()
             vars(module).update(before)

@@ -19,6 +19,7 @@ from accucompare.findings.vitals import ParameterFacts, Setup
 from accucompare.live.gradients import Parameter
 from accucompare.live.names import Modules
 from accucompare.live.tensors import dtype_name
+from accucompare.watcher.losses import Padding
 from accucompare.watcher.updates import groups_of, stepped, steps_taken
 
 #: The seed that torch's generator begins with.
@@ -36,6 +37,8 @@ class SetupFacts:
         schedulers: those that the watch was given, by name.
         pad: the id of padding, if the model says it.
         tokens: of other special tokens, likewise.
+        padding: the id of padding beside the number of ids, of the model's tokens.
+        renewed: how many optimizers began without state in the place of one that had some.
     """
 
     def __init__(self, modules: Modules, parameters: Sequence[Parameter], optimizers: list[Any], schedulers: list[Any], every: int) -> None:
@@ -43,6 +46,8 @@ class SetupFacts:
         self._model = modules.named[""]
         self.pad = self._special("pad")
         self.tokens = {name: found for name, kind in (("begin", "bos"), ("end", "eos")) if (found := self._special(kind)) is not None}
+        self.padding = self._padding(modules)
+        self.renewed = 0
         states = zip(GENERATORS, states_of_generators(), strict=True)
         self._generators = {name: xxhash.xxh3_64_hexdigest(repr(state).encode()) for name, state in states}
         self._parameters = parameters
@@ -51,6 +56,7 @@ class SetupFacts:
         self._every = every
         self._switched = sum(map(is_switched, modules.named.values()))
         self._twins = list(_twins(modules))
+        self._dropouts = {name: each.p for name, each in modules.named.items() if isinstance(each, _DropoutNd) and each.p > 0}
         taken = [(type(each).__name__, steps_taken(each)) for each in optimizers]
         self._taken = {name: count for name, count in taken if count is not None}
         self._stepped = {name: stepped(scheduler) for name, scheduler in self.schedulers}
@@ -59,6 +65,9 @@ class SetupFacts:
     def add(self, optimizer: Any) -> None:
         """An optimizer is about to make its first update in the watch, or another one."""
         if not self.knows(optimizer):
+            replaced = [each for each in self._optimizers if _held(each) == _held(optimizer)]
+            self.renewed += any(map(_has_state, replaced)) and not _has_state(optimizer)
+            self._optimizers = [each for each in self._optimizers if not any(each is other for other in replaced)]
             self._optimizers.append(optimizer)
             count = steps_taken(optimizer)
             if count is not None:
@@ -86,6 +95,7 @@ class SetupFacts:
             vocabulary=self._vocabulary(),
             tokens=self.tokens,
             generators=self._generators,
+            dropouts=self._dropouts,
             every=self._every,
         )
 
@@ -106,6 +116,7 @@ class SetupFacts:
             group,
             float(decay) if isinstance(decay, (int, float)) else 0.0,
             hasattr(tensor, "to_local"),
+            float(eps) if isinstance(eps := options.get("eps"), (int, float)) else 0.0,
         )
 
     def _lengths(self) -> Iterator[tuple[str, int]]:
@@ -118,6 +129,14 @@ class SetupFacts:
         found = getattr(getattr(self._model, "config", None), f"{kind}_token_id", None)
         return found if isinstance(found, int) and found >= 0 else None
 
+    def _padding(self, modules: Modules) -> Padding | None:
+        """As the model's configuration says, or else the one embedding of it that has padding."""
+        if self.pad is not None:
+            rows = self._vocabulary()
+            return None if rows is None else Padding(self.pad, rows)
+        tables = [each for each in modules.named.values() if isinstance(each, nn.Embedding) and each.padding_idx is not None]
+        return Padding(int(tables[0].padding_idx), tables[0].num_embeddings) if len(tables) == 1 else None  # type: ignore[arg-type]
+
     def _vocabulary(self) -> int | None:
         if not callable(find := getattr(self._model, "get_input_embeddings", None)):
             return None
@@ -126,6 +145,17 @@ class SetupFacts:
         except Exception:  # a class of the user's may refuse in any way
             return None
         return rows if isinstance(rows, int) else None
+
+
+def _held(optimizer: Any) -> set[int]:
+    """The ids of what an optimizer updates."""
+    return {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+
+
+def _has_state(optimizer: Any) -> bool:
+    """Whether an optimizer remembers anything of the updates before."""
+    states = getattr(optimizer, "state", {}).values()
+    return any(isinstance(each, torch.Tensor) for state in states if isinstance(state, dict) for each in state.values())
 
 
 def part_of_this_rank(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from accucompare.findings.events import Cause, Direction, Finding, Site, TensorRange, number
 from accucompare.findings.observations import FLAG, OUTSIDE, Limits, ModuleCall, Observation, What, kinds_of
-from accucompare.findings.origins import judge
+from accucompare.findings.origins import infinite_outputs, judge
 from accucompare.live.gradients import Parameter, gradient_state
 from accucompare.watcher.extrema import Extrema, Meter, has_memory, look_now, norm_now
 from accucompare.watcher.watcher import Watcher
@@ -61,7 +61,16 @@ class Reader:
             observations += self._gradients_not_finite(len(observations))
         self.findings = []
         for finding in self._harmful(judge(observations, watcher.step, self._limits)):
-            identity = finding.order, finding.name, finding.call, finding.direction, finding.site, finding.near, *finding.kinds
+            identity = (
+                finding.order,
+                finding.origin,
+                finding.name,
+                finding.call,
+                finding.direction,
+                finding.site,
+                finding.near,
+                *finding.kinds,
+            )
             self.findings.append(self._known.setdefault(identity, finding))
         self.findings += self._added
         self._add_late_gradients()
@@ -77,7 +86,9 @@ class Reader:
         """A loss that is not finite, and that nothing else explains, was made outside of the model."""
         if loss is None or math.isfinite(loss) or self.findings:
             return
-        self._add(Site.LOSS, [TensorRange("output", "loss", "float64", (), number(loss), number(loss))])
+        outputs = (note.read() for note in self._watcher.notes if note.what is What.ENDED and note.place.parent is None)
+        legal = [output for ended in outputs for output in infinite_outputs(ended)]
+        self._add(Site.LOSS, [TensorRange("output", "loss", "float64", (), number(loss), number(loss))], legal=legal)
 
     def add_update(self, parameters: list[tuple[Parameter, Extrema]], step: int) -> None:
         """Parameters that are not finite since the last update, in this step."""
@@ -104,9 +115,10 @@ class Reader:
         return self._add(Site.RANK, ranges, direction=Direction.BACKWARD, origin=False, cause=Cause.INPUTS, parameters=bad)
 
     def _add_late_gradients(self) -> None:
-        """Gradients that are not finite when the update begins, and were when the backward ended."""
+        """Gradients that are not finite when the update begins, and were all finite when the backward ended."""
         gradients = self._watcher.gradients
-        if self.findings or all(norm.finite for norm in gradients.late.values()):
+        spoilt_before = not all(norm.finite for norm in gradients.norms.values())  # their norm spoils the others, by clipping
+        if self.origins or spoilt_before or all(norm.finite for norm in gradients.late.values()):
             return
         late = [each for each in gradients.parameters if each.name in gradients.late and not gradients.late[each.name].finite]
         looked = [(each, look_now(each.tensor.grad)) for each in late]  # a norm may overflow where no element does

@@ -26,16 +26,18 @@ from accucompare.findings.events import (
     number,
 )
 from accucompare.findings.log import Log, log_path
-from accucompare.findings.observations import Limits, ModuleCall, What
+from accucompare.findings.observations import MINUS, Limits, ModuleCall, What
 from accucompare.findings.scaling import Scaling
 from accucompare.live import points
 from accucompare.live.names import Modules
 from accucompare.recorder.state import Arguments
 from accucompare.selection import Level
+from accucompare.text import uncoloured
 from accucompare.watcher.contexts import Contexts
 from accucompare.watcher.early_warnings import Lookout
 from accucompare.watcher.explanation import Explainer
 from accucompare.watcher.extrema import Meter
+from accucompare.watcher.legal import Legal
 from accucompare.watcher.notes import Scope, WatchedCall
 from accucompare.watcher.options import WatchOptions
 from accucompare.watcher.pausing import Pausing
@@ -78,8 +80,8 @@ class Watch:
         self._start = start
         self._device = device
         self._backend = devices.backend(device.type)
-        self._fills: set[str] = set()  # modules whose outputs are filled with -Inf
-        limits = Limits(options.allows, start.saturates, options.near, self._fills.__contains__)
+        fills: set[tuple[str, str]] = set()
+        limits = Limits(options.allows, start.saturates, options.near, lambda name, kind: (name, kind) in fills)
         flag = self._device_flag if options.flag_per_module and start.saturates else None
         self._watcher = Watcher(modules, Meter(), self, flag, distributed=start.ranks > 1)
         self._watcher.gradients.lines.always = options.level == Level.OP
@@ -90,6 +92,7 @@ class Watch:
         self._explainer = Explainer(modules, self._contexts, limits)
         self._log = Log(log_path(out, start.rank))
         self._reporter = Reporter(out, start, options, self._log, self._watcher, self._reader, self._explainer)
+        self._legal = Legal(fills, self._watcher, self._reader, self._explainer, self._reporter, self._vitals)
         self._lookout = Lookout(self._log, options.near, options.allows, options.quiet)
         self._scaling = Scaling(self._scale())
         self._scale_of_step: float | None = None  # when it began
@@ -99,7 +102,7 @@ class Watch:
         self._backwards = 0
         self._watched_steps = 0
         self._trainings = 0  # outermost calls with gradients
-        self._judged: dict[int, Finding] = {}  # by id, this step's findings of which it is known whether they are fills
+        self._trained_calls = 0  # likewise, of this step
         self._written = False  # whether this step is in the log
         self._ended = False
         self._bad_at_first: set[str] = set()  # parameters that were not finite when the watch began
@@ -178,6 +181,7 @@ class Watch:
     def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         contexts = self._contexts
         self._trainings += torch.is_grad_enabled()
+        self._trained_calls += torch.is_grad_enabled()
         if len(self._watcher.notes) > _MOST_NOTED:
             self._forget()
         if len(contexts.kept) >= _READ_EARLY:
@@ -187,10 +191,14 @@ class Watch:
         contexts.keep(call, args, kwargs, self._watcher.indices())
         if self._pausing is not None and torch.is_grad_enabled():
             self._pausing.called(args, kwargs)
-        self._vitals.called(args, kwargs)
+        self._vitals.called(call.module, args, kwargs)
 
     def returned(self, call: WatchedCall) -> None:
+        self._contexts.ended(call)
         self._vitals.returned()
+
+    def given(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._vitals.given(call.name, call.module, args, kwargs)
 
     def gave(self, call: WatchedCall, output: Any) -> None:
         self._vitals.gave(call.name, call.module, output)
@@ -224,18 +232,10 @@ class Watch:
             return
         with self._watcher.paused():
             self._reader.read()
-            while (filled := next((each for each in self._reader.findings if self._is_fill(each)), None)) is not None:
-                self._fills.add(filled.name)
-                self._reader.read()
+            self._legal.leave_out(saturates=self._start.saturates)
             if self._start.saturates:
                 flagged = any(note.what is What.FLAG for note in self._watcher.notes)
                 self._flag = bool(self._flag) or flagged or self._device_flag()
-
-    def _is_fill(self, finding: Finding) -> bool:
-        if id(finding) in self._judged or self._reporter.has_reported(finding):
-            return False
-        self._judged[id(finding)] = finding
-        return self._explainer.is_fill(finding, self._watcher.notes)
 
     def before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The optimizer is about to change the parameters: the last moment at which a step can be run again.
@@ -274,6 +274,7 @@ class Watch:
         if self._pausing is not None and len(self._updated) == 1:  # a second optimizer comes after the first one's update
             with self._watcher.paused():
                 self._pausing.look(self._vitals.losses, self._watcher.step)
+        self._reader.add_loss(self._bad_loss())
         error = self._report(forward_only=self._scaling.scale is not None)  # with a loss scale, a fused optimizer skips a bad update itself
         gradients = self._watcher.gradients
         spoilt = not all(norm.finite for norm in (*gradients.norms.values(), *gradients.late.values()))
@@ -282,12 +283,16 @@ class Watch:
             self._write_step()
         self._end_by(error or others)
 
+    def _bad_loss(self) -> float | None:
+        """A loss of this step that is not finite, and was not made so by a loss scale."""
+        return next((loss for loss in self._vitals.losses if not math.isfinite(loss)), None) if self._scaling.scale is None else None
+
     def _end_watched_step(self, loss: float | None) -> None:
         self._vitals.end_step()
         self._read()
         step = self._watcher.step
         losses = [*self._vitals.losses, *([] if loss is None else [loss])]  # which the end of the step forgets
-        self._reader.add_loss(loss)
+        self._reader.add_loss(self._bad_loss() if loss is None else loss)
         self._look_out()
         self._reporter.trace()
         scaled = self._end_scale()
@@ -347,8 +352,9 @@ class Watch:
         self._reader.next_step()
         self._written = False
         self._reporter.next_step()
-        self._judged.clear()
+        self._legal.next_step()
         self._updated.clear()
+        self._trained_calls = 0
         self._flag, self._asked = None, False
         self._watcher.next_step()
         idle = self._watcher.step % self._options.every != 0
@@ -381,12 +387,16 @@ class Watch:
 
     def _look_out(self) -> None:
         step, masked = self._watcher.step, self._reader.masked
-        self._lookout.look(self._watcher.notes, step)
+        self._lookout.look(self._watcher.notes, step, scaled=self._scale_of_step is not None)
         if masked is not None:
             text = (
                 f"its gradient ({masked.operator or 'backward'}) held {' and '.join(masked.kinds)}, which came to no parameter's gradient"
             )
             self._lookout.warn(AlertKind.NOTE, text, step, ModuleCall(masked.name, masked.call, masked.type, None))
+        for each in self._legal.harmless:
+            if each.kinds != [MINUS]:  # as the log of a probability of 0
+                text = f"{' and '.join(each.kinds)} began there, and came to nothing: no output, gradient or loss has it"
+                self._lookout.warn(AlertKind.NOTE, text, step, ModuleCall(each.name, each.call, each.type, None))
         if self._flag and not self._reader.findings:
             text = "the device's overflow flag is up, and no value shows it; flag_per_module=True (--flag-per-module) names the module"
             self._lookout.warn(AlertKind.FLAG, text, step)
@@ -421,11 +431,26 @@ class Watch:
             self._pausing.begin_step()
 
     def finish(self) -> None:
-        """The loop is over; what came after the last ``step()`` is a step of its own."""
-        if self._watcher.notes:
+        """The loop is over; what came after the last ``step()`` is a step of its own, but for an evaluation after training."""
+        if self._watcher.notes and self._backwards and not self._trains:
+            self._evaluated()
+        elif self._watcher.notes:
             self.step()
         self._check_parameters(max(0, self._watcher.step - 1))
         self._end(Ending.FINISHED)
+
+    @property
+    def _trains(self) -> bool:
+        """Whether something in this step had gradients, or was updated."""
+        return bool(self._updated) or self._watcher.gradients.backwards > 0 or self._trained_calls > 0
+
+    def _evaluated(self) -> None:
+        """Report what an evaluation after the last step has shown."""
+        self._read()
+        error = self._report()
+        if self._reader.findings:
+            self._write_step()
+        self._end_by(error)
 
     def _check_parameters(self, step: int) -> None:
         """No forward will show what the last update has made of the parameters."""
@@ -445,7 +470,11 @@ class Watch:
                 self._report(may_raise=False)
                 if self._reader.findings:
                     self._write_step()
-        reason = "" if isinstance(error, KeyboardInterrupt) else ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+                elif self._watcher.notes and not isinstance(error, KeyboardInterrupt):
+                    for event in self._vitals.events(self._scale_of_step, died=True):
+                        self._log.write(event)
+        said = [type(error).__name__, *uncoloured(str(error)).strip().splitlines()[:1]]
+        reason = "" if isinstance(error, KeyboardInterrupt) else ": ".join(said)
         self._end(Ending.FAILED if reason else Ending.INTERRUPTED, reason)
 
     def _end_by(self, error: NonFiniteError | None) -> None:

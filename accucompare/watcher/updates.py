@@ -129,13 +129,13 @@ def _moments_of(optimizer: Any, parameter: torch.Tensor) -> list[tuple[str, torc
     return [(moment, tensor) for moment, tensor in named if isinstance(tensor, torch.Tensor)]
 
 
-def applied_by(schedulers: Iterable[tuple[str, Any]]) -> dict[str, Applied]:
-    """By scheduler, how often it has been stepped, and the rates that it has set."""
+def applied_by(schedulers: Iterable[tuple[str, Any]], optimizer: Any) -> dict[str, Applied]:
+    """By scheduler, how often it has been stepped, and the rates that it has set; ``optimizer``: that updates."""
     found = {}
     for name, scheduler in schedulers:
         rates = getattr(scheduler, "_last_lr", None) or []
         rates = [number(float(rate)) for rate in rates if not isinstance(rate, torch.Tensor) or rate.device.type == "cpu"]
-        found[name] = Applied(stepped(scheduler), rates)
+        found[name] = Applied(stepped(scheduler), rates, getattr(scheduler, "optimizer", optimizer) is optimizer)
     return found
 
 

@@ -28,6 +28,9 @@ class Outermost(Protocol):
     def returned(self, call: WatchedCall) -> None:
         """It is over."""
 
+    def given(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Any call, outermost or not, is given this."""
+
     def gave(self, call: WatchedCall, output: Any) -> None:
         """Any call, outermost or not, has given this."""
 
@@ -94,6 +97,8 @@ class Watcher(NoteListener):
                 self.gradients.begin()
                 if self._outermost is not None:
                     self._outermost.began(call, args, kwargs)
+            if self._outermost is not None:
+                self._outermost.given(call, args, kwargs)
             self._look_at_flag(call)
             parts = [("input", path, value) for path, value in arguments_of(args, kwargs)]
             self.note(What.BEGAN, call.place, [*parts, *(_weights(call.module) if self.scope.frames else ())])

@@ -56,8 +56,7 @@ def item(
         array = np.array(array, DTYPES[dtype].storage, order="C")
         shape = array.shape
     place = rank, step, name, call, Role(role), path, order or 0, type, parent
-    more = {"digest": digest, "detail": detail, "source_line": source_line}
-    record = Record(*place, shape, dtype or "", Layout(layout), **more)
+    record = Record(*place, shape, dtype or "", Layout(layout), digest=digest, detail=detail, source_line=source_line)
     return Item(record, array, order is not None)
 
 
@@ -83,7 +82,7 @@ def write(
         writer = BundleWriter(directory, Manifest(ranks=ranks, **manifest), rank, mode=mode)
         for step in range(max([steps, *(each.record.step + 1 for each in own)])):
             for order, (record, array, ordered) in enumerate(each for each in own if each.record.step == step):
-                fields = {name: getattr(record, name) for name in Record.__slots__}
+                fields = {name: getattr(record, name) for name in Record.__struct_fields__}
                 writer.add(Record(**{**fields, "order": record.order if ordered else order}), array)
             writer.end_step(step)
         writer.close(stopped)

@@ -50,7 +50,8 @@ def test_what_a_diff_leaves_out_is_told(tmp_path: Path) -> None:
 
 def test_of_a_whole_capture_nothing_is_told(tmp_path: Path) -> None:
     golden, candidate = capture(tmp_path / "golden", train=True), capture(tmp_path / "candidate", train=True)
-    assert ac.diff(golden, candidate).conclusion == "identical; by digests alone, no values were read"
+    told = "by digests alone, no values were read but losses and gradient norms of 1 step"
+    assert ac.diff(golden, candidate).conclusion == f"identical; {told}"
 
 
 def nudge(model: Any) -> None:
@@ -85,3 +86,74 @@ def test_a_number_that_an_optimizer_was_given_is_told_where_the_users_limit_is_l
     comparison = ac.diff(tmp_path / "1e-08", tmp_path / "1e-06", atol=10.0)
     assert comparison.passed
     assert "eps: 1e-08 in golden, 1e-06 in the candidate" in comparison.conclusion
+
+
+class Scaled(nn.Module):
+    """A model whose own parameters, such as a class token, belong to no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.fc = nn.Parameter(torch.rand(8)), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.fc(x * self.scale)
+        return found
+
+
+@pytest.mark.parametrize(("lr", "fed", "told"), [(0.1, False, False), (0.1, True, False), (0.1001, True, True)])
+def test_only_another_number_of_a_parameter_group_is_trained_otherwise(tmp_path: Path, lr: float, fed: bool, told: bool) -> None:
+    for name, dtype, rate in (("golden", torch.float64, 0.1), ("candidate", torch.float32, lr)):
+        torch.manual_seed(0)
+        model = Scaled().to(dtype)
+        optimizer = torch.optim.Adam(model.parameters(), rate)
+        with ac.capture(model, tmp_path / name, feed=tmp_path / "golden" if fed and name == "candidate" else None) as session:
+            for _ in range(2):
+                model(torch.ones(2, 8, dtype=dtype)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                session.step()
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "candidate", rel_l2=0.1)
+    assert (comparison.passed, "trained otherwise" in comparison.conclusion) == (True, told)
+
+
+def _packed(values: torch.Tensor, dtype: str) -> torch.Tensor:
+    return (values * 10).to(torch.uint8).view(getattr(torch, dtype))
+
+
+FORMS: dict[str, Callable[[torch.Tensor], object]] = {
+    "quantized": lambda values: torch.quantize_per_tensor(values, 0.1, 0, torch.qint8),
+    "sparse": lambda values: values.relu().to_sparse(),
+    "sparse rows": lambda values: values.relu().to_sparse_csr(),
+    "sub-byte": lambda values: _packed(values, "uint4"),
+    "two in a byte": lambda values: _packed(values, "float4_e2m1fn_x2"),
+    "bits": lambda values: _packed(values, "bits8"),
+    "numpy": lambda values: values.numpy(),
+    "set": lambda values: set(values.flatten().tolist()),
+    "generator": lambda values: (each for each in values),
+}
+
+
+class _Ends(nn.Module):
+    """A model that returns something else beside a tensor."""
+
+    def __init__(self, form: str, off: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.form, self.off = nn.Linear(4, 6), form, off
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, object]:
+        found = self.fc(x)
+        return found, FORMS[self.form](found + self.off)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_an_output_that_cannot_be_compared_is_told_with_the_all_clear(tmp_path: Path, form: str, fed: bool) -> None:
+    for name, off in (("golden", 0.0), ("candidate", 0.5)):
+        model = _Ends(form, off)
+        with ac.capture(model, tmp_path / name, feed=tmp_path / "golden" if fed and off else None), torch.no_grad():
+            model(torch.ones(3, 4))
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "candidate")
+    assert "could not be" in comparison.conclusion
+    assert not comparison.conclusion.startswith("identical;")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import accucompare as ac
 from accucompare.api import Comparison
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Layout, Record, Role
@@ -23,7 +24,7 @@ from accucompare.compare.tolerance import Tolerance, Tolerances
 from accucompare.places import local
 from accucompare.report.culprit_words import verdict
 from accucompare.report.json import head
-from tests.compare.builder import Item, compare, item
+from tests.compare.builder import Item, compare, item, write
 from tests.conftest import Run
 
 RANDOM = np.random.default_rng(0)
@@ -176,3 +177,27 @@ def test_what_could_not_be_compared_qualifies_identical(tmp_path: Path) -> None:
     assert (
         "identical in what was compared; 1 of 3 rows could not be compared, the first (root) output.1, a packed weight" in found.conclusion
     )
+
+
+#: A layer's values, relatively off by so much, and what else is given: the answer, and the exit code that scripts rely on.
+ANSWERS = {
+    "the same": (0.0, {}, Answer.IDENTICAL, 0),
+    "rounding": (1e-6, {}, Answer.ROUNDING, 0),
+    "within the user's limits": (1e-6, {"rel_l2": 1e-3}, Answer.WITHIN, 0),
+    "over a limit": (0.5, {}, Answer.DIFFERENT, 1),
+    "over a limit, fed": (0.5, {"fed": True}, Answer.BUG, 1),
+    "an incomplete candidate": (0.0, {"complete": False}, Answer.NOT_SURE, 2),
+}
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_the_exit_code_follows_from_the_answer(tmp_path: Path, case: str) -> None:
+    off, given, answer, code = ANSWERS[case]
+    values, options = np.linspace(-1, 1, 64), dict(given)
+    golden = write(tmp_path / "golden", [item("fc", values.astype("f4"))])
+    with ac.open_bundle(golden) as opened:
+        feed = {"feed": {"golden": "", "identity": opened.identity(), "not_fed": []}} if options.pop("fed", False) else {}
+    items = [item("fc", (values * (1 + off)).astype("f4"))]
+    candidate = write(tmp_path / "candidate", items, complete=options.pop("complete", True), capture=feed)
+    found = ac.diff(golden, candidate, **options)
+    assert (found.answer, found.exit_code) == (answer, code)

@@ -378,3 +378,14 @@ def test_an_error_is_not_inherited_from_another_step_or_rank_by_a_call_whose_par
     )
     paths = [write(tmp_path / str(number), side, ranks=1 + apart.get("rank", 0)) for number, side in enumerate((golden, candidate))]
     assert [row.reason for row in ac.diff(*paths).rows] == [Reason.INTRODUCED, Reason.IDENTICAL, Reason.GLUE]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "passes"),
+    [([11, 9, 10, 12, 8, 10, 10, 10], True), ([9, 11, 12, 8, 11, 9, 11, 9], True), ([20, 0, 20, 0, 20, 0, 10, 10], False)],
+)
+def test_counts_that_rounding_changes_are_judged_by_how_far(tmp_path: Path, candidate: list[int], passes: bool) -> None:
+    """Such as the tokens of each expert: nearly all are others in the baseline, too."""
+    sides = {"golden": [10] * 8, "candidate": candidate, "baseline": [11, 9, 11, 9, 11, 9, 10, 10]}
+    paths = {name: write(tmp_path / name, [item(values=np.array(values, "int64"))]) for name, values in sides.items()}
+    assert ac.diff(paths["golden"], paths["candidate"], baseline=paths["baseline"]).passed is passes

@@ -18,6 +18,7 @@ from accucompare.compare.wander import Wander
 from accucompare.errors import BundleError
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.report.training_words import details
 from tests.compare.builder import edit_manifest, item, write
 
 X = np.linspace(-1, 1, 64, dtype=np.float32)
@@ -130,11 +131,24 @@ def test_digests_of_batches_cast_to_another_type_are_no_other_data(tmp_path: Pat
     golden, candidate = run(tmp_path / "golden", steps()), run(tmp_path / "npu", steps(batch="cast", weights="cast"), model=BFLOAT16)
     comparison = ac.diff(golden, candidate)
     assert (comparison.training.parting, comparison.training.same_batches) == (None, None)
+    assert "digests of the" not in " ".join(details(comparison, comparison.training))
 
 
 def test_batches_that_agree_at_first_and_differ_later_are_other_data_in_any_type(tmp_path: Path) -> None:
     golden, candidate = run(tmp_path / "golden", steps()), run(tmp_path / "npu", changed(steps(), 4, batch="other"), model=BFLOAT16)
     assert ac.diff(golden, candidate).training.parting.rung is Rung.DATA
+
+
+@pytest.mark.parametrize(
+    ("off", "rung"), [(1e-6, None), (0.1, Rung.DATA), (0.0, Rung.DATA)], ids=["rounded", "other values", "digests alone differ"]
+)
+def test_batches_that_differ_by_rounding_as_of_a_gans_critic_are_told_by_their_rows(tmp_path: Path, off: float, rung: Rung | None) -> None:
+    sides = []
+    for name, series, factor in (("golden", steps(2), 1.0), ("npu", changed(steps(2), 1, batch="other"), 1.0 + off)):
+        given = [item("", X * np.float32(factor if step else 1), role="input", path="x", parent=None, step=step) for step in range(2)]
+        sides.append(run(tmp_path / name, series, *given, *(item("", X, parent=None, step=step) for step in range(2))))
+    comparison = ac.diff(*sides)
+    assert (getattr(comparison.training.parting, "rung", None), comparison.passed) == (rung, rung is None)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -304,3 +318,36 @@ def test_an_optimizer_of_another_class_has_the_same_learning_rate_under_its_own_
     assert not comparison.training.settings
     other = compared(tmp_path / "2", steps(), steps(lr={"NpuFusedAdamW.0": 1e-2}))
     assert [setting.name for setting in other.training.settings] == ["AdamW.0"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "rung"), [({"atol": 1e-3}, None), ({"atol": 1e-6}, Rung.DATA), ({"cosine": 0.5}, Rung.DATA), ({}, Rung.DATA)]
+)
+def test_limits_that_the_user_gives_judge_batches_too(tmp_path: Path, limits: dict[str, float], rung: Rung | None) -> None:
+    golden = run(tmp_path / "golden", steps(1), item("", X, role="input", parent=None))
+    candidate = run(tmp_path / "npu", steps(1, batch="other"), item("", X + np.float32(1e-4), role="input", parent=None))
+    parting = ac.diff(golden, candidate, **limits).training.parting
+    assert (None if parting is None else parting.rung) == rung
+
+
+def test_batches_of_which_no_values_were_kept_are_judged_by_digests(tmp_path: Path) -> None:
+    assert compared(tmp_path, steps(), steps(batch="other"), atol=1.0).training.parting.rung is Rung.DATA
+
+
+@pytest.mark.parametrize("where", [{"name": "", "parent": None}, {"name": "fc"}], ids=["model", "module"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_named_and_not_its_backward(tmp_path: Path, value: float, where: dict[str, Any]) -> None:
+    sides = []
+    for gradient in (X, np.full_like(X, math.nan)):
+        sides.append([item(values=X, **where), item(values=gradient, role="grad_output", **where)])
+    golden = run(tmp_path / "golden", steps(2), *sides[0])
+    comparison = ac.diff(golden, run(tmp_path / "npu", changed(steps(2), 0, losses=(value,)), *sides[1]))
+    assert comparison.conclusion.startswith(f"different: the runs part at step 0 in the loss: loss 2 in golden, {value:g} in the candidate")
+    off = [sides[1][0]._replace(array=X * np.float32(2)), sides[1][1]]
+    comparison = ac.diff(golden, run(tmp_path / "forward", changed(steps(2), 0, losses=(value,)), *off))
+    assert comparison.training.parting.rung is Rung.FORWARD
+
+
+def test_an_all_clear_by_digests_says_that_losses_were_read(tmp_path: Path) -> None:
+    golden, npu = (run(tmp_path / name, steps(2), item("fc", X)) for name in ("golden", "npu"))
+    assert ac.diff(golden, npu).conclusion == "identical; by digests alone, no values were read but losses and gradient norms of 2 steps"

@@ -139,6 +139,18 @@ def test_an_output_that_the_loss_does_not_use_widens_no_limit(tmp_path: Path, dt
     assert ac.diff(golden, run(tmp_path / "right", [(1.5 * (1 + 1e-5),)], dtype, golden, items=items)).passed
 
 
+@pytest.mark.parametrize(("path", "answer"), [("hidden", Answer.ROUNDING), ("", Answer.BUG)], ids=["used", "not used"])
+def test_a_loss_is_a_sum_of_the_outputs_that_it_sends_a_gradient_to(tmp_path: Path, path: str, answer: Answer) -> None:
+    """The largest output may be hidden states beside the loss's own: their number widens no limit."""
+    hidden = item("", np.ones(1_000_000, np.float32), path="hidden", parent=None)
+    large = [hidden, records()[0], item("", GRADIENT, role="grad_output", path=path, parent=None)]
+    golden, sides = run(tmp_path / "golden", [(2.0,) * 40], items=large), {}
+    for name, off in (("cpu", 1e-7), ("fed", 5e-5)):
+        items = [each._replace(array=each.array * np.float32(1 + 1e-7)) for each in large]
+        sides[name] = run(tmp_path / name, [(2.0 * (1 + off),) * 40], feed=golden, items=items)
+    assert ac.diff(golden, sides["fed"], baseline=sides["cpu"]).answer is answer
+
+
 def test_a_loss_near_its_minimum_may_be_off_by_half_types_in_terms_of_size_one(tmp_path: Path) -> None:
     """A divergence of two distributions that are nearly the same, from logarithms that bfloat16 rounds."""
     flat = [item("", OUTPUT, parent=None), item("", GRADIENT * 0, role="grad_output", parent=None)]

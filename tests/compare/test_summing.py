@@ -5,14 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.compare.tolerance import MOST_OF_SUMS, Tolerance
+from accucompare.compare.tolerance import Tolerance
+from accucompare.compare.training import Terms
+from tests.compare.builder import item
 
 Made = Callable[[], nn.Module]
 
@@ -66,10 +70,64 @@ def test_a_variance_that_is_off_by_a_thousandth_is_a_bug_beside_another_memory_f
     assert (found.answer.value, found.culprits[0].place) == ("bug", "1")
 
 
+@pytest.mark.parametrize(("kind", "shape", "terms"), [
+    ("BatchNorm1d", (8, 16), 8),
+    ("BatchNorm2d", (8, 16, 4, 4), 128),
+    ("BatchNorm3d", (8, 16, 2, 2, 2), 64),
+    ("SyncBatchNorm", (8, 16, 4, 4), 128),
+    ("GroupNorm", (8, 16, 4, 4), 256),
+    ("LayerNorm", (8, 16), 0),
+])  # fmt: skip
+def test_a_normalisation_sums_over_all_but_its_channels_or_samples(kind: str, shape: tuple[int, ...], terms: int) -> None:
+    assert Terms().summed(item("norm", dtype="float32", type=kind, shape=shape).record) == terms
+
+
 def test_the_room_for_sums_grows_with_their_root_and_ends_below_a_fault() -> None:
     default = Tolerance(rel_l2=2e-6, by_default=True)
     assert default.of_sums(10_000, "float32").summing == pytest.approx(4 * 100 * 2**-24)
     assert default.of_sums(10_000, "bfloat16").summing == pytest.approx(4 * 100 * 2**-24)  # sums are kept in float32
-    assert default.of_sums(1 << 40, "float32").rel_l2 == MOST_OF_SUMS < 5e-4
+    assert default.of_sums(1 << 40, "float32").rel_l2 == 1e-4
     assert Tolerance(rel_l2=1e-7).of_sums(10_000, "float32") == Tolerance(rel_l2=1e-7)  # the user's own
     assert not default.of_sums(0, "float32").summing
+
+
+class Sum(torch.autograd.Function):
+    """Adds a bias to channels, whose gradient is summed up one term after the other."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, bias: torch.Tensor, factor: float) -> torch.Tensor:
+        context.factor = factor
+        return x + bias[:, None, None]
+
+    @staticmethod
+    def backward(context: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+        rows = grad.transpose(0, 1).reshape(grad.shape[1], -1).numpy()
+        return grad, torch.from_numpy(np.add.accumulate(rows, 1)[:, -1] * np.float32(context.factor)), None
+
+
+class Bias(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.factor = nn.Parameter(torch.randn(6)), 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = Sum.apply(x, self.bias, self.factor) if self.factor else x + self.bias[:, None, None]
+        return found
+
+
+@pytest.mark.parametrize(
+    ("after", "factor", "answer"),
+    [(nn.BatchNorm2d(6), 1.0, "rounding"), (nn.SiLU(), 1.0, "rounding"), (nn.SiLU(), 1.001, "bug")],
+    ids=["zero but for rounding", "another order", "off by a thousandth"],
+)
+def test_a_biases_gradient_is_judged_by_how_many_terms_it_has(tmp_path: Path, after: nn.Module, factor: float, answer: str) -> None:
+    torch.manual_seed(0)
+    golden, x = nn.Sequential(Bias(), after), torch.randn(16, 6, 64, 64)
+    candidate = copy.deepcopy(golden)
+    candidate[0].factor = factor  # type: ignore[assignment]
+    with ac.capture(golden, tmp_path / "golden"):
+        golden(x).square().mul(torch.rand(x.shape, generator=torch.Generator().manual_seed(1))).mean().backward()
+    with ac.capture(candidate, tmp_path / "candidate", feed=tmp_path / "golden"):
+        candidate(x).square().mul(torch.rand(x.shape, generator=torch.Generator().manual_seed(1))).mean().backward()
+    found = ac.diff(tmp_path / "golden", tmp_path / "candidate")
+    assert (found.answer.value, [each.name for each in found.culprits]) == (answer, ["0"] if answer == "bug" else [])

@@ -44,6 +44,11 @@ def test_a_cosine_limit_that_is_no_similarity_is_refused_with_the_likely_mistake
         Tolerance(cosine=value)
 
 
+def test_the_limit_of_a_dtype_is_rounded_for_reading_and_the_users_own_is_not() -> None:
+    assert str(Tolerance(rel_l2=16 * 2.0**-23, by_default=True)) == "rel_l2 1.91e-06"
+    assert str(Tolerance(rel_l2=16 * 2.0**-23)) == "rel_l2 1.9073486328125e-06"
+
+
 @pytest.mark.parametrize(
     ("limits", "text"),
     [({}, "exact"), ({"atol": 1e-3}, "atol 0.001"), ({"rtol": 0, "atol": 2, "cosine": 0.999}, "atol 2, rtol 0, cosine 0.999")],

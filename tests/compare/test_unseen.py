@@ -151,7 +151,7 @@ def test_a_model_that_returns_nothing_is_no_pass_for_its_inputs_unless_gradients
     given, inside = value("", 0.0, role="input", path="0", parent=None), value("a", 0.0)
     comparison = answer(tmp_path, given, inside)
     assert not comparison.passed
-    assert "the model returned nothing for (root) input.0" in comparison.conclusion
+    assert "nothing that the model returned for (root) input.0" in comparison.conclusion
     for name, pair in (("output", value("", parent=None)), ("gradient", value("a", role="param_grad", path="weight", parent=None))):
         (tmp_path / name).mkdir()
         assert answer(tmp_path / name, given, inside, pair).passed
@@ -164,3 +164,35 @@ def test_a_model_whose_outputs_were_left_out_on_request_passes_by_what_was_chose
         with ac.capture(model, tmp_path / name, **chosen):
             model(torch.ones(2, 3))
     assert ac.diff(tmp_path / "golden", tmp_path / "candidate").passed
+
+
+class Sealed:
+    """Nothing looks into it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("fed", [False, True])
+def test_a_model_that_returns_an_object_alone_is_no_pass(tmp_path: Path, fed: bool, beside: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> object:
+            y = self.a(x)
+            return (Sealed(2 * y), y) if beside else Sealed(2 * y)
+
+    for name in ("golden", "candidate"):
+        with (
+            torch.no_grad(),
+            ac.capture(model := Net(), tmp_path / name, feed=tmp_path / "golden" if fed and name == "candidate" else None),
+        ):
+            model(torch.ones(2, 4))
+    found = ac.diff(tmp_path / "golden", tmp_path / "candidate")
+    assert found.answer is (Answer.IDENTICAL if beside else Answer.NOT_SURE)

@@ -178,6 +178,43 @@ def test_a_gradient_that_is_missing_where_both_have_the_value_is_no_pass(tmp_pat
     assert found.counts()[Reason.MISSING]
 
 
+class Made:
+    """What a module returns, as an object that nothing looks into."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+
+class Objects(nn.Module):
+    """A part returns an object, and calls something more in one form."""
+
+    class Part(nn.Module):
+        def __init__(self, more: bool) -> None:
+            super().__init__()
+            self.a, self.b, self.more = nn.Linear(16, 16), nn.Linear(16, 16), more
+
+        def forward(self, x: torch.Tensor) -> Made:
+            return Made(self.b(self.a(x)) if self.more else self.a(x))
+
+    def __init__(self, more: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.part, self.last = Objects.Part(more), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Made]:
+        return self.last(x), self.part(x)
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_a_call_of_one_side_is_no_pass_where_nothing_is_compared_of_the_call_around_it(tmp_path: Path, fed: bool) -> None:
+    for number, more in enumerate((False, True)):
+        found = compared(tmp_path / str(number), Objects(more), Objects(not more), fed)
+        assert found.exit_code == 1
+        assert not found.counts()[Reason.ONE_SIDED]
+
+
 class Twice(nn.Module):
     def __init__(self, calls: int) -> None:
         super().__init__()
@@ -236,3 +273,58 @@ def test_an_option_that_one_version_of_an_optimizer_lacks_is_vouched_for_by_its_
     comparison = ac.diff(tmp_path / "False", tmp_path / "True")
     (row,) = (row for row in comparison.rows if row.record is not None and row.record.path.endswith(".clipping"))
     assert (row.reason, comparison.passed) == (reason, passed)
+
+
+class Biased(nn.Module):
+    """Attention that hands the bias of its scores on to the next layer, for each sample or once."""
+
+    def __init__(self, each: bool, off: float = 0.0) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.table = nn.Parameter(torch.randn(1, 5, 5))
+        self.each, self.off = each, off
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        if bias is None:
+            bias = self.table + self.off
+            bias = bias.expand(len(x), -1, -1) * 1.0 if self.each else bias
+        return (self.q(x) @ self.k(x).mT + bias).softmax(-1) @ x, bias
+
+
+class Layers(nn.Module):
+    def __init__(self, each: bool, *, returns: bool = False, off: float = 0.0, factor: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Biased(each, off) for _ in range(2))
+        self.returns, self.factor = returns, factor
+
+    def forward(self, x: torch.Tensor) -> object:
+        x, bias = self.layers[0](x)
+        x, bias = self.layers[1](x, bias * self.factor)
+        return (x, bias) if self.returns else x
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize("each", [False, True])
+def test_a_value_that_is_broadcast_later_is_the_same(tmp_path: Path, each: bool, fed: bool, train: bool) -> None:
+    found = compared(tmp_path, Layers(each), Layers(not each), fed, train)
+    assert (found.exit_code, found.culprits) == (0, [])
+    assert "of two shapes, the first layers.0 output.1, the same when broadcast" in found.conclusion
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_what_the_model_returns_has_goldens_shape(tmp_path: Path, fed: bool) -> None:
+    found = compared(tmp_path, Layers(True, returns=True), Layers(False, returns=True), fed)
+    assert found.exit_code == 1
+    assert [row.place for row in found.rows if row.reason is Reason.SHAPE] == ["(root) output.1"]
+
+
+@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "place"), [({"off": 0.1}, "layers.0 (glue, at its end)"), ({"factor": 1.1}, "(root) (glue, before layers.1)")]
+)
+def test_a_value_that_is_broadcast_later_and_wrong_is_named(tmp_path: Path, fault: dict[str, float], place: str, fed: bool) -> None:
+    found = compared(tmp_path, Layers(True), Layers(False, **fault), fed)
+    assert found.exit_code == 1
+    assert not fed or found.culprits[0].place == place

@@ -40,12 +40,21 @@ def test_an_occasional_overflow_is_said_to_be_normal() -> None:
 def test_many_in_a_row_are_an_alarm_and_one_good_step_begins_anew() -> None:
     scaling, scale = Scaling(2.0**40), 2.0**40
     alarms = []
-    for step in range(MANY_IN_A_ROW * 2):
-        skipped = step != MANY_IN_A_ROW
+    for step in range(-3, MANY_IN_A_ROW * 2):
+        skipped = step not in (-1, MANY_IN_A_ROW)  # the first ones find the scale to begin with
         scale = scale / 2 if skipped else scale
         event = scaling.end_step(step, scale, skipped, "")
         alarms.append(event is not None and event.alarm)
-    assert [step for step, alarm in enumerate(alarms) if alarm] == [MANY_IN_A_ROW - 1]
+    assert [step for step, alarm in enumerate(alarms, -3) if alarm] == [MANY_IN_A_ROW - 1]
+
+
+def test_a_scale_that_begins_far_too_high_is_no_alarm_until_it_is_found() -> None:
+    scaling = Scaling(2.0**32)
+    events = [scaling.end_step(step, 2.0 ** (31 - step), True, "") for step in range(31)]
+    assert [event.alarm for event in events if event] == [False] * 31
+    last = scaling.end_step(31, 1.0, True, "")
+    assert last is not None
+    assert last.alarm
 
 
 @pytest.mark.parametrize(("scale", "alarm"), [(2.0, False), (1.0, True), (0.5, True)])
@@ -104,8 +113,8 @@ def test_overflows_at_any_scale_end_the_loop(tmp_path: Path) -> None:
 
 def test_many_overflows_in_a_row_end_the_loop(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError) as raised:
-        _train(tmp_path, [float("inf")] * 30, init_scale=2.0**60)
-    assert raised.value.finding.step == MANY_IN_A_ROW - 1
+        _train(tmp_path, [1.0] + [float("inf")] * 30, init_scale=2.0**14)
+    assert raised.value.finding.step == MANY_IN_A_ROW
 
 
 def test_training_is_the_same_with_a_watch_and_without(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.records import Role
+from accucompare.compare.rows import Status
 from accucompare.compare.sites import Stage
 
 #: Changes the model at the end of a step, which has this number.
@@ -140,3 +141,128 @@ def test_updates_of_steps_that_are_not_recorded_are_no_change(tmp_path: Path) ->
             session.step()
     with ac.open_bundle(tmp_path / "some") as bundle:
         assert not any(record.role is Role.PARAM_CHANGED for record in bundle.records())
+
+
+def _by_hand(model: nn.ModuleDict, rate: float) -> None:
+    for parameter in model["own"].parameters():
+        assert parameter.grad is not None
+        parameter.sub_(rate * parameter.grad)
+
+
+def _average_of(model: nn.ModuleDict, rate: float) -> None:
+    for each, own in zip(model["other"].parameters(), model["own"].parameters(), strict=True):
+        each.lerp_(own, rate)
+
+
+def _average_unseen(model: nn.ModuleDict, rate: float) -> None:
+    for each, own in zip(model["other"].parameters(), model["own"].parameters(), strict=True):
+        each.data.lerp_(own, rate)
+
+
+def _average_anew(model: nn.ModuleDict, rate: float) -> None:
+    for each, own in zip(model["other"].parameters(), model["own"].parameters(), strict=True):
+        each.data = each.data.lerp(own, rate)
+
+
+class _Two(nn.Module):
+    """One part is trained, the other is not, by an optimizer at least."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({name: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)) for name in ("own", "other")})
+        self.parts["other"].requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.parts["own"](x) - self.parts["other"](x)
+
+
+#: Changes parameters that no optimizer has, by so much.
+Hand = Callable[[nn.ModuleDict, float], object]
+
+
+def run_by_hand(
+    out: Path, change: Hand, rates: tuple[float, ...], feed: Path | None = None, dtype: torch.dtype = torch.float32, again: bool = False
+) -> Path:
+    """A step for each rate. ``again``: the model is called once more after the update."""
+    torch.manual_seed(0)
+    model = _Two().to(dtype)
+    optimizer = None if change is _by_hand else torch.optim.SGD(model.parts["own"].parameters(), 0.1)
+    inputs = torch.randn(len(rates), 5, 8).to(dtype)
+    with ac.capture(model, out, feed=feed, overwrite=True, force=dtype is not torch.float32) as session:
+        for batch, rate in zip(inputs, rates, strict=True):
+            model(batch).square().mean().backward()
+            if optimizer is not None:
+                optimizer.step()
+            if again:
+                model(batch)
+            with torch.no_grad():
+                change(model.parts, rate)
+            model.zero_grad()
+            session.step()
+    return out
+
+
+_HANDS: list[Hand] = [_by_hand, _average_of, _average_unseen, _average_anew]
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("fed", [True, False])
+@pytest.mark.parametrize("change", _HANDS)
+@pytest.mark.parametrize("rates", [(0.5,), (0.5, 0.5, 0.5)])
+def test_what_a_loop_makes_of_parameters_in_the_last_step_without_an_optimizer_is_compared(
+    rates: tuple[float, ...], change: Hand, fed: bool, again: bool, tmp_path: Path
+) -> None:
+    golden = run_by_hand(tmp_path / "golden", change, rates, again=again)
+    for wrong in (0.25, 0.0):  # another rate, or nothing done
+        candidate = run_by_hand(tmp_path / "candidate", change, (*rates[:-1], wrong), golden if fed else None, again=again)
+        comparison = ac.diff(golden, candidate)
+        assert comparison.culprits[0].stage is Stage.BETWEEN
+        assert f"step {len(rates) - 1}" in comparison.culprits[0].place
+        assert "#" not in comparison.conclusion
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("change", _HANDS)
+@pytest.mark.parametrize("fed", [True, False])
+def test_what_a_loop_makes_of_them_alike_is_no_difference(fed: bool, change: Hand, dtype: torch.dtype, tmp_path: Path) -> None:
+    golden = run_by_hand(tmp_path / "golden", change, (0.01, 0.5, 0.001))
+    candidate = run_by_hand(tmp_path / "candidate", change, (0.01, 0.5, 0.001), golden if fed else None, dtype)
+    comparison = ac.diff(golden, candidate)
+    assert comparison.passed, comparison.conclusion
+    assert any(row.record is not None and row.record.role is Role.PARAM_CHANGED and row.golden and row.candidate for row in comparison.rows)
+
+
+@pytest.mark.parametrize("change", _HANDS)
+def test_a_fed_capture_goes_on_with_what_goldens_loop_has_made(change: Hand, tmp_path: Path) -> None:
+    golden = run_by_hand(tmp_path / "golden", change, (0.5, 0.5, 0.5))
+    comparison = ac.diff(golden, run_by_hand(tmp_path / "candidate", change, (0.25, 0.5, 0.5), golden))
+    failing = {row.record.step for row in comparison.rows if row.status is Status.FAIL and row.record is not None}
+    assert failing == {0}
+
+
+@pytest.mark.parametrize("change", [_by_hand, _average_of])
+def test_a_half_type_is_no_reason_for_changes_that_are_not_made_at_all(change: Hand, tmp_path: Path) -> None:
+    golden = run_by_hand(tmp_path / "golden", change, (0.5,))
+    comparison = ac.diff(golden, run_by_hand(tmp_path / "candidate", change, (0.0,), dtype=torch.bfloat16))
+    assert not comparison.passed
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("fed", [True, False])
+def test_a_change_after_any_step_is_seen(trained: bool, fed: bool, tmp_path: Path) -> None:
+    def run_three(out: Path, wrong: bool, feed: Path | None = None) -> Path:
+        torch.manual_seed(0)
+        model = _Two()
+        optimizer = torch.optim.SGD(model.parts["own"].parameters(), 0.1)
+        with ac.capture(model, out, feed=feed, overwrite=True) as session:
+            for step in range(4):
+                model(torch.ones(2, 8)).square().mean().backward()
+                optimizer.step()
+                session.step()
+                if wrong and step == 2:
+                    next(model.parts["own" if trained else "other"].parameters()).data.mul_(0.5)
+        return out
+
+    golden = run_three(tmp_path / "golden", False)
+    comparison = ac.diff(golden, run_three(tmp_path / "candidate", True, golden if fed else None))
+    assert comparison.culprits[0].place == f"between step 2 and 3 something else changed parts.{'own' if trained else 'other'}.0.weight"

@@ -203,6 +203,19 @@ def test_a_wrong_write_into_an_argument_is_its_writers(kind: str, tmp_path: Path
         assert not any(record.role in (Role.INPUT, Role.OUTPUT) for record in failing(comparison))
 
 
+def test_a_tensor_that_is_given_twice_or_returned_is_recorded_once(tmp_path: Path, opened: Opened) -> None:
+    class Writes(nn.Module):
+        def forward(self, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+            a.copy_(x)
+            return out.copy_(x)
+
+    model, both = Writes(), torch.zeros(2)
+    with torch.no_grad(), ac.capture(model, tmp_path / "golden"):
+        model(torch.ones(2), both, both, torch.zeros(2))
+    found = [record.path for record in opened(tmp_path / "golden").records() if record.role is Role.ARGUMENT_UPDATE]
+    assert found == ["1"]
+
+
 def test_a_model_that_returns_nothing_is_judged_by_what_it_writes(tmp_path: Path) -> None:
     def fill(scale: float, out: Path) -> Path:
         model = Fills(scale)
@@ -244,6 +257,40 @@ def test_what_a_loop_does_to_a_buffer_is_told_with_when_it_did(when: str, fed: b
     first = next(failing(comparison))
     assert (first.role, first.name, first.step) == (role, "1", when == "between")
     assert words in comparison.culprits[0].place
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_a_write_into_a_frozen_part_of_a_model_that_trains_is_seen_though_it_is_not_counted(fed: bool, tmp_path: Path) -> None:
+    def frozen() -> nn.Module:
+        model = net("norm")
+        model[1].eval()
+        return model
+
+    def unseen(model: nn.Module) -> None:
+        model.get_submodule("1").get_buffer("running_var").data.mul_(2)
+
+    golden = train(frozen(), tmp_path / "golden", steps=1)
+    candidate = train(frozen(), tmp_path / "candidate", steps=1, loop=unseen, **({"feed": golden} if fed else {}))
+    comparison = ac.diff(golden, candidate)
+    assert [culprit.name for culprit in comparison.culprits] == ["1"]
+    assert ac.diff(golden, train(frozen(), tmp_path / "same", steps=1)).answer is Answer.IDENTICAL
+
+
+def _often(model: nn.Module) -> None:
+    model.get_submodule("1").get_buffer("running_var").mul_(1.5)
+
+
+def _hardly(model: nn.Module) -> None:
+    model.get_submodule("1").get_buffer("running_var").mul_(1 + 1e-3)
+
+
+@pytest.mark.parametrize(("loop", "passed"), [(_often, False), (_hardly, True)])
+def test_a_half_type_hides_a_change_that_its_rounding_may_and_no_larger_one(
+    loop: Callable[[nn.Module], None], passed: bool, tmp_path: Path
+) -> None:
+    golden = train(net("norm").eval(), tmp_path / "golden", loop=loop)
+    candidate = train(net("norm").eval().bfloat16(), tmp_path / "candidate")
+    assert ac.diff(golden, candidate, atol=0.3).passed is passed
 
 
 def test_a_parent_that_writes_into_its_childs_buffer_is_the_writer(tmp_path: Path, opened: Opened) -> None:

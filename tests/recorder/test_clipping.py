@@ -38,17 +38,30 @@ def mean_square(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean()
 
 
-def trained(out: Path, clip: Clip = lambda model: None, loss: Callable[[torch.Tensor], torch.Tensor] = mean_square, **options: Any) -> Path:
-    """Two steps of two micro-batches."""
+def trained(
+    out: Path,
+    clip: Clip = lambda model: None,
+    loss: Callable[[torch.Tensor], torch.Tensor] = mean_square,
+    hooked: bool = False,
+    **options: Any,
+) -> Path:
+    """Two steps of two micro-batches. ``hooked``: the optimizer clips, in a hook of its own, and not the loop."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def clips(*_: object) -> None:
+        clip(model)
+
+    if hooked:
+        optimizer.register_step_pre_hook(clips)
     with ac.capture(model, out, backward=True, **options) as session:
         for step in range(2):
             optimizer.zero_grad()
             for part in range(2):
                 loss(model(torch.sin(torch.arange(12.0).reshape(3, 4) + step + 2 * part)) * 10).backward()
-            clip(model)
+            if not hooked:
+                clip(model)
             optimizer.step()
             session.step()
     return out
@@ -68,6 +81,18 @@ def test_clipping_that_the_other_side_does_otherwise_is_named_in_its_step(tmp_pa
     assert comparison.answer is Answer.BUG
     assert ("clip" in comparison.conclusion, "step 0" in comparison.conclusion) == (True, True)
     assert comparison.culprits[0].place in ("the clipping of the gradients", "all 4 gradients of parameters")
+
+
+@pytest.mark.parametrize("fed", [True, False], ids=["fed", "free"])
+@pytest.mark.parametrize("other", [None, 0.325], ids=["none", "x 1.3"])
+@pytest.mark.parametrize("how", CLIPS)
+def test_a_hook_of_the_optimizer_that_clips_otherwise_is_named(tmp_path: Path, how: str, other: float | None, fed: bool) -> None:
+    clip = CLIPS[how]
+    golden, candidate = {"clip": clip(0.25), "hooked": True}, {} if other is None else {"clip": clip(other), "hooked": True}
+    comparison = compared(tmp_path, golden, candidate, fed=fed)
+    assert comparison.answer is Answer.BUG
+    assert ("clip" in comparison.conclusion, "step 0" in comparison.conclusion) == (True, True)
+    assert compared(tmp_path / "same", golden, golden, fed=fed).answer is Answer.IDENTICAL
 
 
 @pytest.mark.parametrize("fed", [True, False], ids=["fed", "free"])

@@ -55,6 +55,7 @@ class Kills:
         self.made = folder / "made"
         self.left: list[Path] = []
         self._ended = threading.Event()
+        self._one = threading.Lock()  # while one rank's thread copies, no other's gives a file its name
         self._folder = folder
         self._numbers = count()
 
@@ -68,16 +69,18 @@ class Kills:
         def finishes(file: RecordFile) -> str:
             if threading.current_thread().name == "accucompare-writer":
                 assert self._ended.wait(60)
-            return finish(file)
+            with self._one:
+                return finish(file)
 
         def closes(writer: BundleWriter, *given: Any, **options: Any) -> None:
             self._ended.set()
             close(writer, *given, **options)
 
         def publishes(*given: Any) -> None:
-            self.copy()
-            replace_whole(*given)
-            self.copy()
+            with self._one:
+                self.copy()
+                replace_whole(*given)
+                self.copy()
 
         monkeypatch.setattr(BundleWriter, "__init__", begins)
         monkeypatch.setattr(BundleWriter, "close", closes)
@@ -271,6 +274,8 @@ def test_a_signal_while_the_last_steps_are_written_leaves_an_incomplete_bundle(s
     with ac.open_bundle(tmp_path / "golden") as bundle:
         assert not bundle.complete
         assert len(bundle.steps()) == STEPS - 1
+        told = None if stop == "SIGKILL" else {"error": "interrupted while the last steps were written"}
+        assert bundle.manifest.stopped == told
     assert cli("diff", "golden", "golden", "--report", "none").returncode == 2
 
 
@@ -351,3 +356,14 @@ def test_a_step_of_which_only_a_part_is_there_makes_the_bundle_incomplete(tmp_pa
     write(tmp_path / "b", [item("a", [1.0])])
     edit_manifest(tmp_path / "b", lambda manifest: manifest["steps"][0].update(partial=True))
     assert not opened(tmp_path / "b").complete
+
+
+@pytest.mark.parametrize("steps", [None, "0,2"])
+def test_a_capture_like_an_incomplete_bundle_runs_the_steps_that_that_set_out_to_record(steps: str | None, tmp_path: Path) -> None:
+    golden = tmp_path / "golden"
+    _case(golden, seed=0, save_state=True, steps=steps)
+    edit_manifest(golden, lambda manifest: manifest.update(steps=manifest["steps"][:-1], complete=False))
+    for name, feed, most in (("like", None, 3), ("fed", golden, 2)):
+        _case(tmp_path / name, like=golden, feed=feed)
+        with ac.open_bundle(tmp_path / name) as bundle:
+            assert len(bundle.steps()) == (most if steps is None else most - 1)

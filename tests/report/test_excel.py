@@ -405,12 +405,14 @@ def test_links_lead_to_their_rows(tmp_path: Path) -> None:
     assert [target(workbook, cell.hyperlink).value for cell in links] == [cell.value for cell in links]
 
 
-def test_furthest_from_golden_is_sorted_by_the_error_it_shows(tmp_path: Path) -> None:
+def test_furthest_from_golden_is_what_fails_and_then_the_others_by_the_error_that_they_show(tmp_path: Path) -> None:
     far = pair("far", 1e-2)
     far = replace(far, verdict=msgspec.structs.replace(far.verdict, reason=Reason.OK, used=0.1))  # by a limit of its own
-    lines = summary_lines(opened(tmp_path, comparison(pair("near", 1e-3), far, pair("nan", math.nan, Reason.NON_FINITE))))
-    start = lines.index(["Furthest from golden, by relative L2 error"])
-    assert [line[0] for line in lines[start + 2 : start + 5]] == ["nan", "far", "near"]
+    lines = summary_lines(
+        opened(tmp_path, comparison(pair("near", 1e-12), pair("off", 1e-3), far, pair("nan", math.nan, Reason.NON_FINITE)))
+    )
+    start = lines.index(["Furthest from golden, by relative L2 error: what fails, and then the others"])
+    assert [line[0] for line in lines[start + 2 : start + 6]] == ["nan", "off", "far", "near"]
 
 
 def test_summary_says_when_and_by_which_command_and_versions_each_side_was_made(tmp_path: Path) -> None:

@@ -27,9 +27,11 @@ from accucompare.findings.health import examine
 from accucompare.findings.vitals import ParameterFacts, Setup, Vitals
 from accucompare.report import overview, sheets
 from accucompare.report.columns import to_dataframe
+from accucompare.report.health_columns import headline
 from accucompare.report.page_comparison import anchor
 from accucompare.report.page_data import leading_bits
 from accucompare.report.page_log import write_health_page, write_log_page
+from accucompare.report.watch_columns import MEASURES
 from accucompare.text import printable
 from benchmarks.made_rows import many
 from tests.compare.builder import item, write
@@ -426,7 +428,7 @@ def test_the_page_of_the_checklist_begins_with_it_and_with_what_is_worst(browser
     ranks = read(log(folder / "checked"))
     health = examine(ranks)
     browser.open(write_health_page(ranks, health, folder / "health.html"))
-    assert browser.text(".verdict") == health.status.value
+    assert browser.text(".verdict") == headline(health)
     assert browser.texts("main h2")[0].startswith("Checklist")
     results = browser.column("result", "#checklist")
     assert results == sorted(results, key=["FAIL", "WARN", "NOT LOOKED AT", "PASS"].index)
@@ -452,6 +454,17 @@ def test_heat_maps_show_each_parameter_in_each_step(browser: Browser, log_page: 
     assert smallest == [68, 1, 84, 255]
     assert missing == [0, 0, 0, 0]
     assert not_finite == [198, 40, 40, 255]
+
+
+def test_a_click_on_a_heat_map_shows_the_curves_of_that_parameter(browser: Browser, log_page: Path) -> None:
+    browser.open(log_page)
+    names = browser.texts("#curves figcaption b")
+    browser.run("""const canvas = document.querySelector("#heats canvas"); const box = canvas.getBoundingClientRect();
+    canvas.dispatchEvent(new MouseEvent("click", { clientX: box.left + 5, clientY: box.top + 14 + 14 + 5, bubbles: true }));""")
+    names += browser.texts("#curves figcaption b")
+    assert names == [fact.name for fact in read(log_page.parent / "watch").ranks[0].setups[0].parameters[:2]]
+    assert browser.texts("#curves .legend span") == [measure.title for measure in MEASURES]
+    assert len(browser.texts("#curves figure")) == 1
 
 
 #: What is drawn of texts: each with its left and right end.

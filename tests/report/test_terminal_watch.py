@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openpyxl import load_workbook
@@ -11,11 +12,12 @@ from rich.console import Console
 
 from accucompare.errors import ReportError
 from accucompare.findings.analysis import read
-from accucompare.findings.events import Alert, AlertKind, Cause, Event, Frame, Frames
+from accucompare.findings.events import Alert, AlertKind, Cause, End, Ending, Event, Frame, Frames
 from accucompare.findings.log import log_path
+from accucompare.findings.vitals import ParameterFacts, Setup, Vitals
 from accucompare.report import sheets
 from accucompare.report.excel_watch import write_watch
-from accucompare.report.terminal_watch import print_analysis, print_finding, print_frames
+from accucompare.report.terminal_watch import print_analysis, print_finding, print_frames, print_watched
 from tests.findings.logs import NASTY, end, found, frames, passed, seen, start, step, training, write
 
 
@@ -34,6 +36,13 @@ def cells(path: Path, sheet: str) -> list[list[object]]:
 
 
 # Terminal
+
+
+@pytest.mark.parametrize("show", [print_watched, lambda ranks, quiet: print_analysis(ranks, [], quiet)], ids=["watch", "overflow"])
+def test_why_a_run_has_failed_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], show: Any) -> None:
+    failed = End(1, 1, "ValueError: no such file", Ending.FAILED)
+    show(read(write(tmp_path / "log", start(), step(0), failed)), False)
+    assert capsys.readouterr().out.count("no such file") == 1
 
 
 def test_a_finding_goes_to_stderr_with_its_frames_and_the_guilty_one_marked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,3 +198,27 @@ def test_a_report_that_cannot_be_written_says_why(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="is a directory"):
         write_watch(ranks, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "log"]
+
+
+def test_a_workbook_has_a_sheet_of_each_number_of_each_parameter(tmp_path: Path) -> None:
+    setup = Setup(0, parameters=[ParameterFacts(name, (4,), "float32", "Linear", True) for name in ("up", "down", "=1+1")])
+    numbers = {"grad": [0.1, None, 3.0], "weight": [1.0, 2.0, 3.0]}
+    vitals = [Vitals(step, layers=numbers if step % 2 == 0 else {}) for step in range(5)]
+    path = reported(tmp_path, start(), setup, *vitals, end(5))
+    grads = cells(path, "Gradient norms")
+    header = next(place for place, line in enumerate(grads) if line[0] == "step")
+    assert [line[:4] for line in grads[header:]] == [["step", "up", "down", "=1+1"], *([step, 0.1, None, 3.0] for step in (0, 2, 4))]
+    workbook = load_workbook(path)
+    assert "Update sizes" not in workbook.sheetnames
+    (chart,) = workbook["Weight norms"]._charts
+    assert len(chart.series) == 3
+
+
+def test_curves_of_parameters_are_the_largest_and_the_smallest_that_an_axis_can_show(tmp_path: Path) -> None:
+    names = [f"layer{number}" for number in range(12)]
+    setup = Setup(0, parameters=[ParameterFacts(name, (4,), "float32", "Linear", True) for name in names])
+    sizes = [float(number) for number in range(10)] + ["nan", "inf"]
+    path = reported(tmp_path, start(), setup, *(Vitals(step, layers={"grad": sizes}) for step in range(3)), end(3))
+    (chart,) = load_workbook(path)["Gradient norms"]._charts
+    columns = [series.val.numRef.f.split("$")[1] for series in chart.series]
+    assert columns == ["K", "J", "I", "H", "F", "E", "D", "C"]  # of layer9 to layer6, and of layer4 to layer1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -78,6 +79,7 @@ def embedding_with_a_nan_weight() -> Taken:
 @planted("return nn.Conv2d(3, 4, (3, 3), padding=(1, 1))")
 def convolution_in_channels_last() -> Taken:
     model = nn.Conv2d(3, 4, 3, padding=1).to(memory_format=torch.channels_last).bfloat16()
+    nn.init.ones_(model.weight)  # terms of one sign overflow in whatever order they are summed
     return take(model, "", torch.full((2, 3, 5, 5), 3e38, dtype=torch.bfloat16).to(memory_format=torch.channels_last))
 
 
@@ -597,28 +599,29 @@ def test_a_parameter_without_memory_is_noted_and_the_script_says_so(tmp_path: Pa
 # -- a disk that is full ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def limited() -> Iterator[Callable[[int], None]]:
-    """``limited(n)``: no file may become larger than n bytes from here on, as on a full disk."""
+@contextlib.contextmanager
+def limited(size: int) -> Iterator[None]:
+    """No file may become larger meanwhile, as on a full disk; afterwards pytest writes its own log again."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("size", [0, 300, 2000, 6000])
-def test_a_full_disk_is_a_capture_error_and_leaves_nothing(size: int, tmp_path: Path, limited: Callable[[int], None]) -> None:
+def test_a_full_disk_is_a_capture_error_and_leaves_nothing(size: int, tmp_path: Path) -> None:
     taken = take(nn.Linear(60, 60), "", torch.ones(60))
-    limited(size)
-    with pytest.raises(CaptureError, match=r"r: the reproducer cannot be written \(File too large\)"):
+    with limited(size), pytest.raises(CaptureError, match=r"r: the reproducer cannot be written \(File too large\)"):
         save(taken, tmp_path / "r")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_leaves_the_earlier_reproducer(tmp_path: Path, limited: Callable[[int], None]) -> None:
+def test_a_full_disk_leaves_the_earlier_reproducer(tmp_path: Path) -> None:
     script, _ = save(take(nn.Linear(2, 1), "", torch.ones(2)), tmp_path / "r")
     taken = take(nn.Linear(60, 60), "", torch.ones(60))
-    limited(6000)
-    with pytest.raises(CaptureError):
+    with limited(6000), pytest.raises(CaptureError):
         save(taken, tmp_path / "r")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r", "r.py"]
     assert rerun(script).inputs[0][2].shape == (2,)

@@ -9,6 +9,7 @@ import torch
 
 import accucompare as ac
 from accucompare.findings.analysis import read
+from accucompare.scripts.outcome import others
 from accucompare.scripts.plan import Action
 from tests.scripts.forked import UNEDITED, Ran, run
 
@@ -262,6 +263,22 @@ for token in range(4):  # as generate() does
     assert recorded(ran) == {0: ["", "0", "1"], 2: ["", "0", "1"]}
 
 
+def test_a_step_that_updates_by_hand_has_its_backward(tmp_path: Path) -> None:
+    by_hand = """
+net = Net()
+for _ in range(3):
+    net(x).sum().backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+"""
+    ran = run(tmp_path, BEGINNING + by_hand, plan={"steps": "0,2"})
+    with ac.open_bundle(ran.bundle) as bundle:
+        backward = {(record.step, record.name) for record in bundle.records() if record.role.value == "grad_output"}
+    assert (ran.seen[0].steps, backward) == (3, {(step, name) for step in (0, 2) for name in ("", "0", "1")})
+
+
 def test_what_ran_before_its_optimizer_was_made_is_dropped(tmp_path: Path) -> None:
     ran = run(tmp_path, BEGINNING + "net = Net()\nnet(x[:1])\ntrain(net, torch.optim.SGD(net.parameters(), 0.1), 2)", plan={})
     assert recorded(ran) == {0: ["", "0", "1"]}
@@ -380,6 +397,12 @@ def test_a_watch_finds_what_a_script_computes_and_lets_it_go_on(tmp_path: Path) 
     assert read(tmp_path / "watch").findings
 
 
+def test_a_step_that_a_finding_has_ended_was_watched(tmp_path: Path) -> None:
+    script = BEGINNING + "net = Net()\nx = x * float('inf')\ntrain(net, torch.optim.SGD(net.parameters(), 0.1))"
+    plan = {"action": Action.WATCH, "out": str(tmp_path / "watch"), "steps": None, "options": {"on_finding": "raise"}}
+    assert run(tmp_path, script, plan=plan).seen[0].recorded == [0]
+
+
 @pytest.mark.parametrize("action", [Action.WATCH, Action.CAPTURE])
 def test_an_evaluation_takes_the_fused_path_that_hooks_would_keep_it_from(tmp_path: Path, action: Action) -> None:
     script = """
@@ -443,6 +466,48 @@ def test_a_second_run_is_fed_with_the_first(captured: Ran, tmp_path: Path) -> No
     assert ran.seen[0].error is None
     comparison = ac.diff(captured.bundle, ran.bundle)
     assert [(culprit.name, culprit.site) for culprit in comparison.culprits[:1]] == [("", "glue")]
+
+
+#: What calls a part of a model before there is an optimizer: a parametrization, and a module that looks for a shape, while it is made; and
+#: the script itself.
+EARLY = {
+    "parametrization": "model = Around(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)))",
+    "dummy forward": "class Shaped(Around):\n"
+    "    def __init__(self):\n"
+    "        super().__init__(nn.Sequential(nn.Linear(3, 4), nn.Flatten()))\n"
+    "        self.head = nn.Linear(self.inner(x).shape[1], 3)\n"
+    "model = Shaped()",
+    "a part called apart": "model = Around(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))\nmodel.inner(x)",
+}
+
+
+@pytest.mark.parametrize("early", EARLY)
+def test_what_is_called_before_the_training_does_not_keep_a_second_run_from_being_fed(tmp_path: Path, early: str) -> None:
+    script = (
+        BEGINNING
+        + """
+class Around(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.head = inner, nn.Identity()
+    def forward(self, x):
+        return self.head(self.inner(x))
+"""
+        + EARLY[early]
+        + "\ntrain(model, torch.optim.SGD(model.parameters(), 0.1))\n"
+    )
+    golden = run(tmp_path, script, plan={"seed": 0})
+    fed = run(tmp_path, script, plan={"seed": 0, "options": {"feed": str(golden.bundle)}, "out": str(tmp_path / "fed")})
+    assert fed.seen[0].error is None
+    assert others(golden.seen) == []
+    assert ac.diff(golden.bundle, fed.bundle).answer.value == "identical"
+
+
+def test_golden_of_another_model_is_refused_where_no_other_is_called(captured: Ran, tmp_path: Path) -> None:
+    script = BEGINNING + "nn.Bilinear(3, 3, 3)(x, x)\nnn.Sequential(Net())(x)\n"
+    ran = run(tmp_path, script, plan={"options": {"feed": str(captured.bundle)}, "out": str(tmp_path / "fed")})
+    assert "is of another model" in (ran.seen[0].error or "")
+    assert not any(model.chosen for model in ran.seen[0].models)
 
 
 def test_a_saved_state_is_that_before_the_first_recorded_step(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import accucompare as ac
 from accucompare.findings.analysis import read
 from accucompare.findings.events import Alert, Cause, Direction, End, Finding, Site, Start, Step
 from accucompare.findings.log import read_log
@@ -157,7 +158,7 @@ def test_what_goes_wrong_does_so_in_the_same_way_when_watched(ranks: Ranks) -> N
     assert [check for check, each in seen.items() if not each.get("same", True)] == []
 
 
-@pytest.mark.parametrize("check", ["ddp-raised", "ddp-unused-agreed", "fsdp2-agreed"])
+@pytest.mark.parametrize("check", ["ddp-raised", "ddp-clipped", "ddp-unused-agreed", "fsdp2-agreed"])
 def test_no_rank_updates_with_what_another_one_has_found(ranks: Ranks, check: str) -> None:
     seen = [ranks.seen(check, rank) for rank in (0, 1)]
     assert [each["finite"] for each in seen] == [True, True]
@@ -168,6 +169,31 @@ def test_no_rank_updates_with_what_another_one_has_found(ranks: Ranks, check: st
     first = read(ranks.folder / check).first
     assert first is not None
     assert (first[0].start.rank, first[1].name) == (1, "second")
+
+
+@pytest.mark.parametrize("check", ["megatron", "plain"])
+def test_what_does_not_talk_to_other_ranks_is_run_again_whatever_it_is_wrapped_in(ranks: Ranks, check: str) -> None:
+    (found,) = ranks.origins(check, 1)
+    assert (found.name, found.line.partition(":")[0], found.notes) == ("second", "two_ranks.py", [])
+    assert (ranks.folder / check / found.reproducer).is_file()
+
+
+@pytest.mark.parametrize("check", ["talks-forward", "talks-backward"])
+def test_of_what_talks_to_other_ranks_this_ranks_part_is_saved(ranks: Ranks, check: str) -> None:
+    (found,) = ranks.origins(check, 1)
+    assert (found.name, found.operator) == ("second", "SpoiltBackward")
+    assert found.notes[0].startswith("the step was not run again: (root) talks to other ranks")
+    assert "every rank is needed" in found.reproducer_notes[0]
+    with ac.open_bundle((ranks.folder / check / found.reproducer).with_suffix("")) as bundle:
+        saved = {record.name for record in bundle.state()}
+        assert {"first.weight", "second.bias", "random.cpu"} < saved
+        assert [record.shape for record in bundle.records()] == [(3, 4)]
+
+
+def test_a_rank_that_stops_with_another_saves_its_part_of_the_call_too(ranks: Ranks) -> None:
+    (found,) = ranks.of("talks-forward", 0, Finding)
+    assert (found.site, (ranks.folder / "talks-forward" / found.reproducer).is_file()) == (Site.RANK, True)
+    assert "every rank is needed" in found.reproducer_notes[0]
 
 
 def test_a_rank_that_is_given_a_nan_inside_a_module_does_not_say_that_it_was_made_there(ranks: Ranks) -> None:

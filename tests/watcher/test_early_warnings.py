@@ -75,11 +75,40 @@ def test_a_module_that_is_allowed_to_is_not_warned_of(tmp_path: Path) -> None:
     assert [event.name for event in found] == []
 
 
+def _sinking(dtype: torch.dtype, values: list[float]) -> nn.Module:
+    """A module whose output's gradient is these values."""
+    given = torch.tensor(values, dtype=dtype)
+    return nn.Sequential(Glue(lambda self, x: x * 1.0), Glue(lambda self, x: (x * given).float()))
+
+
 def test_underflow_is_told_with_its_share(tmp_path: Path) -> None:
-    values = torch.tensor([1.0, 0.0, 1e-7, 1e-6], dtype=torch.float16)
-    (event,) = _warnings(nn.Sequential(_times(1.0)), values, out=tmp_path, allow="")
-    assert (event.kind, event.name, event.value) == ("underflow", "0", 0.75)
-    assert event.text == "0 (Glue): 50% of values are subnormal in float16, and 25% are zero"
+    x = torch.ones(4, dtype=torch.float16, requires_grad=True)
+    found = _warnings(_sinking(torch.float16, [1.0, 0.0, 1e-7, 1e-6]), x, out=tmp_path, backward=True)
+    assert [(event.kind, event.value) for event in found] == [("underflow", 0.75)]
+    assert "50% of gradients are subnormal in float16, and 25% are zero" in found[0].text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_too_small_for_eight_bits_of_exponent_are_lost_to_nobody(dtype: torch.dtype, tmp_path: Path) -> None:
+    x = torch.ones(4, dtype=dtype, requires_grad=True)
+    assert not _warnings(_sinking(dtype, [1.0, 0.0, 1e-39, 1e-39]), x, out=tmp_path, backward=True)
+
+
+def test_gradients_under_a_loss_scale_may_be_large_and_small(tmp_path: Path) -> None:
+    model, x = nn.Linear(4, 4).half(), torch.ones(2, 4, dtype=torch.float16)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8192.0)
+    with ac.watch(model, optimizer, scaler=scaler, out=tmp_path, quiet=True) as watch:
+        scaler.scale((model(x).float() * torch.tensor([2.0, 1e-8, 1e-10, 1e-10])).sum()).backward()
+        watch.step()
+    assert not events(watch, Alert)
+
+
+def test_underflow_in_many_modules_is_told_once_with_their_number(tmp_path: Path) -> None:
+    x = torch.ones(4, dtype=torch.float16, requires_grad=True)
+    model = nn.Sequential(*(_times(1.0) for _ in range(9)), *_sinking(torch.float16, [1.0, 0.0, 1e-7, 1e-6]))
+    (event,) = _warnings(model, x, out=tmp_path, backward=True)
+    assert event.text.endswith("and 25% are zero; in 10 more modules, too, 10% or more are subnormal")
 
 
 def test_zeros_alone_are_no_underflow(tmp_path: Path) -> None:
@@ -93,10 +122,10 @@ def test_gradients_that_underflow_are_warned_of(tmp_path: Path) -> None:
 
 
 def test_one_column_that_is_subnormal_is_not_taken_for_all(tmp_path: Path) -> None:
-    values = torch.ones(4096, 64)
-    values[:, 0] = 1e-40
-    (event,) = _warnings(nn.Sequential(nn.Identity()), values, out=tmp_path, allow="")
-    assert event.value == pytest.approx(1 / 64, abs=0.005)
+    factors = [1e-6] * 2 + [1.0] * 8
+    x = torch.ones(512, 10, dtype=torch.float16, requires_grad=True)
+    found = _warnings(_sinking(torch.float16, factors), x, out=tmp_path, backward=True)
+    assert found[0].value == pytest.approx(2 / 10, abs=0.02)
 
 
 def test_warnings_go_to_logging_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -123,7 +123,7 @@ def evaluation_is_not_left(loop: Loop) -> None:
 
 @fault("evaluation-mode")
 def an_evaluation_runs_in_training(loop: Loop) -> None:
-    loop.before = torch.no_grad()(lambda step: loop.model(torch.randn(4, 6)) if step == 12 else None)
+    loop.before = torch.no_grad()(lambda step: loop.model(torch.randn(4, 6)) if step in (6, 12) else None)
 
 
 @fault("drawn-behind")
@@ -181,7 +181,8 @@ def a_layer_is_frozen_with_its_gradient(loop: Loop) -> None:
 
 @fault("buffers")
 def a_running_variance_leaves_its_range(loop: Loop) -> None:
-    loop.model.up.register_forward_hook(lambda module, args, output: output * 1e4)
+    loop.steps, calls = 40, iter(range(40))
+    loop.model.up.register_forward_hook(lambda module, args, output: output * 1e4 if next(calls) >= 32 else output)
 
 
 @fault("update-skipped")

@@ -8,6 +8,7 @@ import errno
 import gc
 import io
 import itertools
+import math
 import os
 import pickle
 import warnings
@@ -913,6 +914,27 @@ def test_a_loss_of_the_loops_own_that_is_nan_is_told_though_every_gradient_is_fi
     (found,) = origins(watch)
     assert (found.place, found.kinds) == ("the loss", ["NaN"])
     assert events(watch, Step)[0].loss == "nan"
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_an_evaluation_after_training_is_no_step_and_is_looked_at(tmp_path: Path, bad: bool) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ac.watch(model, optimizer, out=tmp_path, quiet=True, on_finding="warn") as watch:
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            watch.step()
+        with torch.no_grad():
+            model(torch.full((1, 2), math.nan if bad else 1.0))
+    (end,) = events(watch, End)
+    assert (end.watched, bool(watch.findings)) == (3 if bad else 2, bad)
+
+
+def test_a_message_with_codes_of_colour_is_logged_without_them(tmp_path: Path) -> None:
+    with contextlib.suppress(ValueError), ac.watch(nn.Linear(2, 2), out=tmp_path, quiet=True) as watch:
+        raise ValueError("\x1b[1mno\x1b[0m such file")
+    assert events(watch, End)[0].reason == "ValueError: no such file"
 
 
 def test_steps_in_which_a_copy_of_the_model_is_called_are_not_counted_as_watched(tmp_path: Path) -> None:

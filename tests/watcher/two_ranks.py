@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime
+import functools
 import io
 import json
 import os
@@ -51,16 +52,37 @@ class Spoilt(torch.autograd.Function):
         return grad * float("nan")
 
 
+class Talks(torch.autograd.Function):
+    """Passes on what it is given, and asks the other rank in the ``forward``, or in the ``backward`` alone."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, when: str) -> torch.Tensor:
+        ctx.when = when
+        if when == "forward":
+            dist.all_reduce(torch.zeros(()))
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        if ctx.when == "backward":
+            dist.all_reduce(torch.zeros(()))
+        return grad.clone(), None
+
+
 class Layer(nn.Module):
-    """A linear layer that goes wrong when told to: in the ``gradient`` of its weight, ``forward``, or in an output that nobody uses."""
+    """A linear layer that goes wrong when told to: in the ``gradient`` of its weight, ``forward``, or in an output that nobody uses.
+
+    It ``talks`` to the other rank in the forward or the backward, if told so.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(4, 4) / 2)
         self.bias = nn.Parameter(torch.zeros(4))
-        self.spoil = ""
+        self.spoil = self.talks = ""
 
     def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values = Talks.apply(values, self.talks) if self.talks else values
         weight = Spoilt.apply(self.weight) if self.spoil == "gradient" else self.weight
         output, unused = values @ weight + self.bias, values.detach().abs() + 1
         if self.spoil in ("forward", "unused"):
@@ -84,7 +106,7 @@ def net() -> Net:
     return Net()
 
 
-def train(model: nn.Module, watch: Watch | None, spoil: str, accumulate: bool = False, steps: int = 3) -> None:
+def train(model: nn.Module, watch: Watch | None, spoil: str, accumulate: bool = False, steps: int = 3, clip: bool = False) -> None:
     """Steps of SGD, each rank with data of its own; in the middle one, something goes wrong on rank 1."""
     rank = dist.get_rank()
     layer = [module for module in model.modules() if isinstance(module, Layer)][-1]
@@ -100,6 +122,8 @@ def train(model: nn.Module, watch: Watch | None, spoil: str, accumulate: bool = 
                 values[0, 0] = float("nan")
             with model.no_sync() if first else contextlib.nullcontext():  # type: ignore[operator]
                 model(values).pow(2).mean().backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         if watch is not None:
@@ -143,13 +167,24 @@ def fsdp1_flat(model: Net) -> nn.Module:
     return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
 
 
-def raised(name: str, wrap: Callable[[Net], nn.Module], spoil: str, **options: Any) -> dict[str, Any]:
+def talking(when: str, model: Net) -> nn.Module:
+    model.second.talks = when
+    return DistributedDataParallel(model)
+
+
+def with_megatron(model: Net) -> nn.Module:
+    """A model of a program that has imported Megatron, for whatever."""
+    sys.modules["megatron.core"] = types.ModuleType("megatron.core")
+    return DistributedDataParallel(model)
+
+
+def raised(name: str, wrap: Callable[[Net], nn.Module], spoil: str, clip: bool = False, **options: Any) -> dict[str, Any]:
     """What each rank raises, and whether it has updated with it."""
     model = wrap(net())
     seen: dict[str, Any] = {}
     try:
         with ac.watch(model, out=OUT / name, quiet=True, **options) as watch:
-            train(model, watch, spoil)
+            train(model, watch, spoil, clip=clip)
     except ac.NonFiniteError as error:
         seen |= {"raised": str(error), "step": watch.step_number}
     finite = all(bool(each.isfinite().all()) for each in parameters(model))
@@ -250,6 +285,13 @@ CHECKS: dict[str, Callable[[str], dict[str, Any]]] = {
     "ddp-raised": lambda name: raised(name, DistributedDataParallel, "gradient"),
     "ddp-unused-agreed": lambda name: raised(name, DistributedDataParallel, "unused", agree=True),
     "fsdp2-agreed": lambda name: raised(name, fsdp2, "unused", agree=True),
+    "ddp-clipped": lambda name: raised(name, DistributedDataParallel, "gradient", clip=True),
+    "megatron": lambda name: raised(name, with_megatron, "gradient"),
+    "plain": lambda name: raised(name, copy.deepcopy, "forward"),
+    **{
+        f"talks-{when}": lambda name, when=when: raised(name, functools.partial(talking, when), "gradient")
+        for when in ("forward", "backward")
+    },
     "tensor-parallel": tensor_parallel,
     "places": lambda name: places(),
     "command": command_line,

@@ -14,7 +14,8 @@ function ramp(share) {
 }
 
 class HeatMap {
-  constructor(box, bytes, about, names) {
+  // choose(row): what a click on a line does.
+  constructor(box, bytes, about, names, choose) {
     const count = names.length * about.steps.length;
     const high = new Uint32Array(count);
     unplane(bytes, about.at, count, 3, high, high, 0);
@@ -32,8 +33,20 @@ class HeatMap {
     box.append(this.figure);
     this.canvas.addEventListener("mousemove", (event) => this.hover(event));
     this.canvas.addEventListener("mouseleave", () => (this.tip.hidden = true));
+    if (choose) this.canvas.addEventListener("click", (event) => names[this.rowAt(event)] !== undefined && choose(this.rowAt(event)));
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.scroll);
+  }
+
+  rowAt(event) {
+    return Math.floor((event.offsetY - HEAD) / this.row);
+  }
+
+  // The number of a line in a step; null where there is none.
+  value(row, step) {
+    const column = this.about.steps.indexOf(step);
+    const at = row * this.about.steps.length + column;
+    return column < 0 || this.high[at] === MISSING ? null : this.values[at];
   }
 
   bounds() {
@@ -113,7 +126,7 @@ class HeatMap {
 
   hover(event) {
     const column = Math.floor((event.offsetX - this.left) / this.cell);
-    const row = Math.floor((event.offsetY - HEAD) / this.row);
+    const row = this.rowAt(event);
     const name = this.names[row];
     const step = this.about.steps[column];
     if (name === undefined || step === undefined || column < 0) return void (this.tip.hidden = true);

@@ -306,6 +306,27 @@ class LogPage {
     for (const chart of this.head.charts) stepChart(charts, steps, chart, { keep, marks });
     const heats = byId("heats");
     heats.replaceChildren();
-    for (const about of this.head.heats) new HeatMap(heats, this.bytes, about, this.head.layers);
+    const maps = this.head.heats.map((about) => new HeatMap(heats, this.bytes, about, this.head.layers, (row) => this.curves(maps, row)));
+    if (!maps.length) return;
+    this.layer = { caption: make("figcaption"), box: make("div", { className: "chart" }) };
+    byId("curves").replaceChildren(make("figure", {}, this.layer.caption, this.layer.box));
+    this.curves(maps, 0);
+  }
+
+  // One line of all heat maps as curves over the steps.
+  curves(maps, row) {
+    const steps = [...new Set(maps.flatMap((map) => map.about.steps))].sort((one, other) => one - other);
+    const numbers = maps.map((map) => steps.map((step) => map.value(row, step)));
+    const look = (at) => ["curve", "scale", "limit"][at % 3];
+    const series = maps.map((map, at) => ({
+      title: map.about.title, color: look(at), values: numbers[at].map((value) => (value > 0 && value < Infinity ? value : null)), spanned: true,
+    }));
+    const place = (index) => ({
+      title: `step ${steps[index]}`,
+      lines: maps.map((map, at) => `${map.about.title}: ${numbers[at][index] === null ? "not looked at" : shown({ format: "number" }, numbers[at][index])}`),
+    });
+    this.layer.caption.replaceChildren(make("b", { dir: "auto" }, this.head.layers[row]), " (logarithmic; a click on a heat map chooses another parameter)");
+    this.layer.chart?.destroy();
+    this.layer.chart = new LineChart(this.layer.box, steps, series, { logarithmic: true, place, height: 190, label: `curves of ${this.head.layers[row]}` });
   }
 }

@@ -1,0 +1,97 @@
+"""Recurrent modules in half types: composed of operators, of which each rounds, beside a baseline by a fused kernel, which rounds less."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import accucompare as ac
+from accucompare.api import Comparison
+
+KINDS = {nn.LSTM: "lstm", nn.GRU: "gru", nn.RNN: "rnn_tanh"}
+Kind = type[nn.LSTM] | type[nn.GRU] | type[nn.RNN]
+
+
+class Model(nn.Module):
+    def __init__(self, kind: Kind, layers: int) -> None:
+        super().__init__()
+        self.rnn, self.head = kind(16, 16, layers, batch_first=True), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.rnn(x)[0])
+        return found
+
+
+def fused(model: Model) -> Model:
+    """Computes its recurrent module in float32, and rounds what comes out."""
+    kind: Any = type(model.rnn)
+
+    def forward(self: Any, x: torch.Tensor) -> Any:
+        state = torch.zeros(self.num_layers, len(x), self.hidden_size)
+        given, weights = (state, state) if kind is nn.LSTM else state, [weight.float() for weight in self._flat_weights]
+        results = getattr(torch._VF, KINDS[kind])(x.float(), given, weights, True, self.num_layers, 0.0, self.training, False, True)
+        output, *states = (each.to(x.dtype) for each in results)
+        return output, tuple(states) if kind is nn.LSTM else states[0]
+
+    model.rnn.forward = types.MethodType(forward, model.rnn)
+    return model
+
+
+def off(model: Model, what: str) -> Model:
+    """With a fault: what goes into it is scaled, or what it makes of it."""
+    kind: Any = type(model.rnn)
+
+    def forward(self: Any, x: torch.Tensor) -> Any:
+        output, state = kind.forward(self, x * 1.1 if what == "input" else x)
+        return output * 1.05 if what == "output" else output, state
+
+    model.rnn.__class__ = type(kind.__name__, (kind,), {"forward": forward})
+    return model
+
+
+@contextlib.contextmanager
+def composed() -> Iterator[None]:
+    before = torch._C._get_mkldnn_enabled()  # type: ignore[attr-defined]
+    torch._C._set_mkldnn_enabled(False)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)  # type: ignore[attr-defined]
+
+
+def compared(
+    path: Path, kind: Kind, steps: int, dtype: torch.dtype, *, fed: bool = True, fault: str = "", judged: bool = True
+) -> Comparison:
+    torch.manual_seed(0)
+    model = Model(kind, 2).to(dtype).float()
+    x = torch.randn(3, steps, 16).to(dtype).float()
+    sides = {"golden": model, "candidate": copy.deepcopy(model).to(dtype), "baseline": fused(copy.deepcopy(model)).to(dtype)}
+    if fault:
+        off(sides["candidate"], fault)
+    for name, side in sides.items():
+        with composed(), ac.capture(side, path / name, feed=path / "golden" if fed and name != "golden" else None):
+            side(x.to(next(side.parameters()).dtype)).float().square().mean().backward()
+    return ac.diff(path / "golden", path / "candidate", baseline=path / "baseline" if judged else None)
+
+
+@pytest.mark.parametrize("judged", ["fed, baseline", "free, baseline", "fed"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recurrent_module_composed_of_operators_is_rounding(tmp_path: Path, kind: Kind, dtype: torch.dtype, judged: str) -> None:
+    found = compared(tmp_path, kind, 100, dtype, fed=judged.startswith("fed"), judged="baseline" in judged)
+    assert (found.answer.value, [culprit.place for culprit in found.culprits]) == ("rounding", [])
+
+
+@pytest.mark.parametrize("fault", ["input", "output"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recurrent_module_that_is_off_by_more_is_a_bug(tmp_path: Path, kind: Kind, fault: str) -> None:
+    found = compared(tmp_path, kind, 20, torch.bfloat16, fault=fault)
+    assert (found.answer.value, found.culprits[0].place) == ("bug", "rnn")

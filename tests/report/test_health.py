@@ -1,0 +1,52 @@
+"""What every report of the checklist says first: the result, and how much was not looked at."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accucompare.findings.analysis import Ranks, read
+from accucompare.findings.checks import Outcome, Status
+from accucompare.findings.health import CHECKS, Health, Result, examine
+from accucompare.report.excel_health import write_health
+from accucompare.report.health_columns import headline
+from accucompare.report.json_health import write_health_json
+from accucompare.report.page_log import write_health_page
+from tests.findings.logs import training, write
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Ranks:
+    return read(write(tmp_path / "watch" / "rank0.jsonl", *training(0, 1)).parent)
+
+
+def _sheet(path: Path) -> str:
+    with zipfile.ZipFile(path) as book:
+        return "".join(book.read(name).decode() for name in book.namelist() if name.endswith(".xml"))
+
+
+@pytest.mark.parametrize(
+    ("write_it", "ending", "text_of"),
+    [(write_health, "xlsx", _sheet), (write_health_page, "html", Path.read_text), (write_health_json, "json", Path.read_text)],
+    ids=["sheet", "page", "json"],
+)
+def test_a_report_of_the_checklist_says_beside_its_result_what_was_not_looked_at(
+    write_it: Callable[[Ranks, Health, Path], Path], ending: str, text_of: Callable[[Path], str], ranks: Ranks, tmp_path: Path
+) -> None:
+    health = examine(ranks)
+    assert headline(health) in text_of(write_it(ranks, health, tmp_path / f"health.{ending}"))
+
+
+@pytest.mark.parametrize(
+    ("statuses", "said"),
+    [
+        ([Status.PASS, Status.PASS, Status.NOT_LOOKED_AT], "PASS of 2 checks, 1 not looked at"),
+        ([Status.PASS, Status.WARN, Status.FAIL, Status.FAIL], "FAIL in 2, WARN in 1 of 4 checks, 0 not looked at"),
+        ([Status.NOT_LOOKED_AT] * 3, "NOT LOOKED AT: none of 3 checks"),
+    ],
+)
+def test_the_headline_counts_what_was_judged_and_what_was_not(statuses: list[Status], said: str) -> None:
+    assert headline(Health([Result(CHECKS[0], Outcome(status, ""), {}) for status in statuses])) == said
