@@ -153,7 +153,7 @@ def test_a_case_py_in_a_parent_directory_is_not_taken(folder: Path, monkeypatch:
 
 ERRORS = {
     "no file": ("", "gone.py", r"^gone\.py: there is no file gone\.py$"),
-    "a directory": ("", "./", r"there is no file"),
+    "a directory": ("", "./", r"^\./: is a directory; name the file in it, as in \./model\.py$"),
     "no module": ("", "gone", r"^gone: no module 'gone'; give a file as path/to/file\.py$"),
     "no submodule": ("", "os.gone:case", r"no module 'os\.gone'"),
     "no callable": ("def build(): pass\nx = 1", "net.py", r"net\.py has no callable 'case'; it has build$"),

@@ -13,6 +13,7 @@ import pytest
 
 from accucompare.cli import cli, options
 from accucompare.selection import FloatType, Level, Mode, OnFinding, Precision, RoundedType
+from tests.conftest import Run
 
 CLI = Path(options.__file__).parent
 

@@ -78,7 +78,8 @@ class Outputs(NamedTuple):
         """The same, after it was checked that each can be written, before any work is done.
 
         Raises:
-            UsageError: if one is another one's place, that of one of the ``inputs``, or in a bundle; ``bundles`` are those that will be written.
+            UsageError: if one is another one's place, that of one of the ``inputs``, or in a bundle; ``bundles`` are those that will be
+                written.
             ReportError: if a directory is not writable, or pyarrow is missing and needed.
         """
         refuse_places({**inputs, "--report": self.reports, "--json": self.json, "--parquet": self.parquet}, bundles)

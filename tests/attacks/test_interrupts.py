@@ -46,7 +46,7 @@ def case():
 """
 #: Runs a command, and interrupts it at one of its calls of our functions; 0 for none. The number of calls is left in a file.
 INTERRUPTED = """
-import os, signal, sys
+import inspect, os, signal, sys
 from pathlib import Path
 from accucompare.cli import main
 
@@ -54,7 +54,8 @@ place, calls = int(sys.argv.pop(1)), 0
 
 def count(frame, event, argument):
     global calls
-    if event == "call" and frame.f_globals.get("__name__", "").startswith("accucompare."):
+    ours = frame.f_globals.get("__name__", "").startswith("accucompare.")
+    if event == "call" and ours and not frame.f_code.co_flags & inspect.CO_GENERATOR:  # Python drops what is raised while it closes one
         calls += 1
         if calls == place:
             sys.setprofile(None)
