@@ -16,7 +16,7 @@ from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.help import was_given
 from accucompare.cli.options import examples
-from accucompare.cli.outputs import is_page, refuse_places, reports_to_write, stem
+from accucompare.cli.outputs import is_page, logs_of, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import OF_CASES, MayRunScript, after_script, command_after_dashes, watch_script
 from accucompare.errors import NonFiniteWarning, UsageError
 from accucompare.selection import FloatType, OnFinding
@@ -209,7 +209,7 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
         return _overflows_of_cann(log, reports, quiet)
     usual = Path("reports") / f"{stem(log.with_suffix('') if os.path.isfile(log) else log)}-overflow.xlsx"
     reports = reports_to_write(reports, usual)
-    refuse_places({"--report": reports})
+    refuse_places({"LOG": logs_of(log), "--report": reports})
     from accucompare.findings.analysis import read
 
     ranks = read(log)
