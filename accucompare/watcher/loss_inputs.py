@@ -119,7 +119,7 @@ def look_at_labels(nodes: Iterable[Any], meter: Meter, own: Mapping[int, str], f
                 low, high = torch.where(ignored, ends.max, labels), torch.where(ignored, ends.min, labels)
                 if classes <= _BITS:
                     every = torch.arange(classes, device=labels.device)
-                    each.present.append(meter.later(((labels.reshape(1, -1) == every[:, None]).any(1) * 2.0**every).sum()))
+                    each.present.append(meter.later(((labels.reshape(1, -1) == every[:, None]).any(1) * 2.0 ** every.float()).sum()))
             each.ends.append(meter.later(low.amin().double(), high.amax().double()))
 
 
