@@ -504,6 +504,12 @@ def one_mask_for_all_samples(log: Log) -> None:
     log.given(1, path="attention_mask", low="-inf", high=0.0, constant=1.0)
 
 
+def an_input_that_was_once_constant(log: Log) -> None:
+    log.given(1, constant=1.0)
+    for step in range(STEPS):
+        log.change(step, given=[*log.vitals[step].given, Given("y", "float32", (4, 6), -3.0, 3.0, constant=float(step == 7))])
+
+
 def a_table_that_is_frozen(log: Log) -> None:
     log.setup = replace(log.setup, parameters=[*PARAMETERS, ParameterFacts("positions.weight", (8, 4), "float32", "Embedding", False)])
     log.change(slice(None), outputs={"up": (-1.0, 1.0), "positions": (-1.0, 1.0)})
@@ -609,6 +615,7 @@ def dropout_of_nine_tenths(log: Log) -> None:
         ("dropout", dropout_of_nine_tenths),
         ("input-type", targets_of_a_binary_cross_entropy),
         ("input-constant", one_mask_for_all_samples),
+        ("input-constant", an_input_that_was_once_constant),
         ("input-finite", one_mask_for_all_samples),
         ("output-constant", a_table_that_is_frozen),
         ("output-constant", outputs_that_are_nan),
@@ -632,6 +639,13 @@ def test_a_check_without_numbers_is_not_passed() -> None:
     log.change(slice(None), loss="nan")
     found = {each.check.id: each for each in examine(log.ranks()).results}
     assert found["loss-spike"].status is Status.NOT_LOOKED_AT
+
+
+def test_a_scheduler_that_says_no_rates_is_not_said_to_be_followed() -> None:
+    log = sound()
+    log.change(slice(None), schedulers={"Own": Applied(1, [])})
+    found = {each.check.id: each for each in examine(log.ranks()).results}
+    assert found["schedule-applied"].status is Status.NOT_LOOKED_AT
 
 
 def test_the_floor_of_a_smoothed_loss_is_the_entropy_of_its_labels() -> None:
