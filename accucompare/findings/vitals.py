@@ -157,8 +157,8 @@ class Labels(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         parameter: the one whose rows are the classes.
-        count: how many there were.
-        low, high: of those that are not ignored.
+        count: how many there were that are not ignored.
+        low, high: of these.
         present: of at most 24 classes, those that are among them: bit *c* for class *c*; ``None`` of more classes.
     """
 

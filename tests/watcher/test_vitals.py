@@ -283,19 +283,19 @@ def test_updates_too_small_for_their_squares_are_measured_in_float64(tmp_path: P
     assert vitals.layers["update"] == [pytest.approx(1e-25 * norm / before.norm().item(), rel=0.05)]
 
 
-def test_labels_are_told_apart_whatever_the_default_type(tmp_path: Path) -> None:
+def test_labels_that_count_are_told_apart_whatever_the_default_type(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Linear(6, 24, dtype=torch.float32)
-    labels = torch.tensor([0, 12, 23])
+    labels = torch.tensor([0, 12, -100, 23])
     torch.set_default_dtype(torch.bfloat16)
     try:
         with ac.watch(model, out=tmp_path, frames=0, on_finding="warn", quiet=True) as watch:
-            functional.cross_entropy(model(torch.randn(3, 6, dtype=torch.float32)), labels).backward()
+            functional.cross_entropy(model(torch.randn(4, 6, dtype=torch.float32)), labels).backward()
             watch.step()
     finally:
         torch.set_default_dtype(torch.float32)
     (vitals,) = read(tmp_path).ranks[0].vitals
-    assert [each.present for each in vitals.labels] == [1 | 1 << 12 | 1 << 23]
+    assert [(each.count, each.present) for each in vitals.labels] == [(3, 1 | 1 << 12 | 1 << 23)]
 
 
 class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
