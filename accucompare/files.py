@@ -49,7 +49,9 @@ def written_whole(path: Path, write: Callable[[Path], object], errors: tuple[typ
             raise
         place = "standard output" if path == STDOUT else path
         why, cure = getattr(error, "strerror", None) or error, cure_of(error)
-        if (folder := _other_full_disk(path, error)) is not None:
+        if isinstance(error, PermissionError) and path.suffix.lower() == ".xlsx":
+            cure = f"close it if it is open in Excel, or {cure}"
+        elif (folder := _other_full_disk(path, error)) is not None:
             cure = f"{folder}, where temporary files wait, is full: free some space there, or set TMPDIR to another disk"
         raise ReportError(f"{place}: cannot be written ({why}); {cure}") from error
     return path

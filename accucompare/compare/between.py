@@ -77,6 +77,7 @@ class _Side:
     records: Iterable[Record | None]
     _known: dict[_Name, dict[tuple[int, int], Record]] = field(default_factory=dict)
     _given: dict[tuple[_Name, int, int], Record] = field(default_factory=dict)
+    _changed: set[tuple[int, int]] = field(default_factory=set)  # ranks and steps with a parameter that something else has changed
 
     def __post_init__(self) -> None:
         for record in self.records:
@@ -84,6 +85,8 @@ class _Side:
                 continue
             if record.role in (Role.PARAM_UPDATE, Role.PARAM_CHANGED, *BUFFER_ROLES):
                 self._known.setdefault(_name_of(record), {})[record.step, record.order] = record
+                if record.role is Role.PARAM_CHANGED:
+                    self._changed.add((record.rank, record.step))
             elif record.role is Role.PARAM_BEFORE:
                 self._given[_name_of(record), record.step, record.call] = record
 
@@ -95,8 +98,7 @@ class _Side:
 
     def changed_some(self, record: Record) -> bool:
         """Whether something else than an update has changed a parameter in the record's step on this side, too."""
-        everything = (each for known in self._known.values() for each in known.values())
-        return any(each.role is record.role and (each.rank, each.step) == (record.rank, record.step) for each in everything)
+        return (record.rank, record.step) in self._changed
 
     def change(self, record: Record) -> tuple[float, float, float] | None:
         """The L2 norms of a change, of the value, and of the last update; ``None`` if it is not known what was there before."""

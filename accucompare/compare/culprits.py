@@ -89,7 +89,7 @@ def _first_in_time(culprits: list[Culprit]) -> list[Culprit]:
 def _of_most_steps_first(culprits: list[Culprit], fed: bool) -> list[Culprit]:
     """The same order, but sites that are off in most steps come first: a limit of the table's is passed here and there by rounding alone.
 
-    Of two sites one must be off in ``ALIKE`` times as many steps as the other. Fed, what is clearly over its limit comes before all.
+    Numbers of steps count by their powers of ``ALIKE``. Fed, what is clearly over its limit comes before all.
     """
     steps: dict[tuple[str, str, str], set[tuple[int, int]]] = {}
     for culprit in culprits:

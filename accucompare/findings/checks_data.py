@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator
 
@@ -106,8 +107,9 @@ def _input_constant(seen: Evidence) -> Outcome:
             looks.setdefault(_called(given), []).append((each.step, given.constant))
     if not looks:
         return not_looked_at("no floating input had several samples in a step that was looked at closely")
-    name, series = min(looks.items(), key=lambda item: max(share for _, share in item[1]))
-    share = min(share for _, share in series)
+    least = {name: min(share for _, share in series) for name, series in looks.items()}
+    name, share = min(least.items(), key=operator.itemgetter(1))
+    series = looks[name]
     measured = f"{share:.0%} of its features had the same value in all samples of a batch, in each of {len(series):,} looks"
     if share >= seen.limits["constant-features"]:
         return warned(measured, share, series[0][0], name)

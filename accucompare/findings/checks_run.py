@@ -46,7 +46,7 @@ def _finite(seen: Evidence) -> Outcome:
 def _ended(seen: Evidence) -> Outcome:
     end = seen.run.end
     if end is None:
-        return not_looked_at("the log has no end: the process was killed, or is still running")
+        return not_looked_at(seen.run.ending)
     if end.ending is not Ending.FAILED or end.reason.startswith("SystemExit"):
         return passed(f"the loop ended after {steps_of(end.steps)}: {end.ending.value}")
     return failed(f"the loop ended with an error, behind {steps_of(end.steps)}: {printable(end.reason, 200)}", step=end.steps)

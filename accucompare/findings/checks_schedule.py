@@ -152,6 +152,8 @@ def _schedule_applied(seen: Evidence) -> Outcome:
         compared += bool(every)
         if every and not any(all(any(_close(rate, one) for one in made) for rate in rates) for rates in every.values()):
             other.append((each.step, made, *next(iter(every.items()))))
+    if not compared:
+        return not_looked_at("no scheduler says what rates it has set")
     if len(other) > seen.limits["schedule-overruled"] * compared:
         step, made, name, rates = other[0]
         shown = ", ".join(f"{rate:.4g}" for rate in made[:3])

@@ -119,7 +119,6 @@ class Targets(msgspec.Struct, frozen=True, omit_defaults=True):
         dtype: of the log-probabilities.
         low, high: of the labels that are not ignored; ``None`` if all are.
         ignored: the share of labels that are.
-        lowest: the smallest log-probability.
         entropy: of the output, the mean over all rows of a sample, in nats; ``None`` also of what are no log-probabilities.
         smoothing: the label smoothing; 0 without.
         missed: minus the mean log-probability of the labels, of the rows that the entropy is of.
@@ -131,7 +130,6 @@ class Targets(msgspec.Struct, frozen=True, omit_defaults=True):
     low: Number | None = None
     high: Number | None = None
     ignored: float = 0.0
-    lowest: Number | None = None
     entropy: Number | None = None
     smoothing: float = 0.0
     padding: float | None = None
@@ -159,8 +157,8 @@ class Labels(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         parameter: the one whose rows are the classes.
-        count: how many there were.
-        low, high: of those that are not ignored.
+        count: how many there were that are not ignored.
+        low, high: of these.
         present: of at most 24 classes, those that are among them: bit *c* for class *c*; ``None`` of more classes.
     """
 
@@ -207,7 +205,7 @@ class Loaded(NamedTuple):
     """The loader that gave a batch.
 
     Attributes:
-        number: which, in the order in which they gave their first batch.
+        number: which, in the order in which they were first begun.
         begun: how often it had been begun, this time included.
         batches: how many it has; 0 if it does not know.
         shuffles: whether it was asked for another order in each epoch.
@@ -248,7 +246,7 @@ class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_
             ``weight``: that of the parameter before the update;
             ``update``: the root mean square of what the update has added, over that of the parameter before it, of a sample;
             ``moved``: the share of a sample that the update has changed;
-            ``m``, ``v``: of Adam's moments (or SGD's momentum) after the update, the root mean square, and the mean, of a sample.
+            ``v``: the mean of a sample of Adam's second moment after the update.
         idle: by module, the share of its units that have given nothing above zero in any step that was looked at closely.
         buffers: by buffer, its smallest and its largest value.
         outputs: by module with parameters of its own, the extrema of what it gave.

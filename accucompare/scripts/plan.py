@@ -203,8 +203,9 @@ def claim(folder: str | Path, rank: int, own: Claim) -> tuple[bool, str]:
             file.write(msgspec.json.encode(own))
         return True, ""
     except FileExistsError:
-        first = msgspec.json.decode(path.read_bytes(), type=Claim)
-    if own.pid not in first.within or (first.trains and not own.trains) or len([*Path(folder).glob("rank*.claim")]) > 1:
+        content = path.read_bytes()
+    first = msgspec.json.decode(content, type=Claim) if content else None  # it is empty while another process writes it
+    if first is None or own.pid not in first.within or (first.trains and not own.trains) or len([*Path(folder).glob("rank*.claim")]) > 1:
         return False, f"another process was rank {rank} before this one, and is the one that was looked at"
     if not any(seen.pid == first.pid and seen.ended for seen in read_seen(folder)):
         return False, f"process {first.pid}, which this one had started, still ran, and is the one that was looked at"

@@ -98,7 +98,7 @@ class Script:
         self._ended = False
         self._aside: contextlib.ExitStack | None = None  # while a call runs that is not observed
         self._failed: Exception | None = None  # what went wrong with ours
-        self._refused: UsageError | None = None  # why a model that is not trained could not be observed, which was called first
+        self._refused: dict[int, UsageError] = {}  # by the id of a model's entry: why it could not be observed, while it is not trained
         self._claimed: int | None = None  # as which rank this process writes
         self._updates = 0  # of any optimizer
         self._updated = False  # whether the step ends when the model is called again: one of several optimizers has stepped, or none may
@@ -203,7 +203,7 @@ class Script:
             return
         model = whole_of(module, optimizers) if optimizers else module
         whole = self._models.note(model)
-        if self._plan.model not in (None, seen.name, whole.name):
+        if self._plan.model not in (None, seen.name, whole.name) or (not optimizers and id(whole) in self._refused):
             return
         if self._chosen is not None:
             self._start_again()
@@ -303,7 +303,7 @@ class Script:
         except UsageError as error:
             if chosen.optimizers:
                 raise
-            self._refused = error  # golden may be of a model to come, of which this is a part, or which is trained
+            self._refused[id(chosen.seen)] = error  # golden may be of a model to come, of which this is a part, or which is trained
             chosen.seen.chosen, self._chosen = False, None
             return
         self._awake = True
@@ -371,8 +371,9 @@ class Script:
         if self._awake and isinstance(getattr(sys, "last_value", None), _MEANT):
             self._seen.recorded.append(self._seen.steps)  # a step that the finding in it has ended
         self._guarded(self._finish, self._failed or getattr(sys, "last_value", None))
-        if self._refused is not None and self._chosen is None:
-            self._seen.error = self._seen.error or f"{type(self._refused).__name__}: {self._refused}"
+        if self._refused and self._chosen is None:
+            error = [*self._refused.values()][-1]
+            self._seen.error = self._seen.error or f"{type(error).__name__}: {error}"
         self._seen.ended = True
         with contextlib.suppress(OSError):
             self._seen.write(self._plan.folder)

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from accucompare.findings.vitals import Loaded
@@ -23,7 +23,7 @@ class Loaders:
     def __init__(self) -> None:
         self.last: Loaded | None = None
         self._begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._running: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()  # by iterator, its loader
+        self._running: weakref.WeakKeyDictionary[Any, Loaded] = weakref.WeakKeyDictionary()  # by iterator
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
@@ -36,25 +36,23 @@ class Loaders:
 
     def _begins(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
         def begun(iterator: Any) -> None:
-            self._begun[args[0]] = self._begun.get(args[0], 0) + 1
-            self._running[iterator] = weakref.ref(args[0])
+            loader = args[0]
+            number = self._numbers.setdefault(loader, len(self._numbers))
+            self._begun[loader] = self._begun.get(loader, 0) + 1
+            self._running[iterator] = Loaded(number, self._begun[loader], _batches_of(loader), _shuffles(loader))
 
         return begun
 
     def _gives(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
         def given(batch: Any) -> None:
-            reference = self._running.get(args[0])
-            loader = None if reference is None else reference()
-            if loader is None:  # begun before the watch
-                self.last = None
-                return
-            number = self._numbers.setdefault(loader, len(self._numbers))
-            self.last = Loaded(number, self._begun[loader], _batches_of(loader), _shuffles(loader))
+            self.last = self._running.get(args[0])  # none of one that was begun before the watch
 
         return given
 
 
 def _batches_of(loader: Any) -> int:
+    if isinstance(loader.dataset, IterableDataset):
+        return 0  # asked for its length, its loader would warn of whatever it gives beyond that
     try:
         return len(loader)
     except Exception:  # of a data set of the user's that has no length, or refuses to tell it

@@ -58,7 +58,7 @@ _BITS = 24
 class LabelsOf:
     """The labels of one classifier in a step, their numbers yet to be read; of ``ends``, low is above high if all are ignored."""
 
-    count: int = 0
+    counts: list[Extrema] = field(default_factory=list)
     ends: list[Extrema] = field(default_factory=list)
     present: list[Extrema] = field(default_factory=list)
 
@@ -69,7 +69,7 @@ class LabelsOf:
             return None
         bits = functools.reduce(operator.or_, (int(each.low) for each in self.present), 0)
         ends = number(min(each.low for each in some)), number(max(each.high for each in some))
-        return Labels(parameter, self.count, *ends, bits if self.present else None)
+        return Labels(parameter, int(sum(each.low for each in self.counts)), *ends, bits if self.present else None)
 
 
 def loss_inputs(nodes: Iterable[Any]) -> list[LossInput]:
@@ -111,15 +111,17 @@ def look_at_labels(nodes: Iterable[Any], meter: Meter, own: Mapping[int, str], f
         if parameter is None or not labels.numel():
             continue
         each = found.setdefault(parameter, LabelsOf())
-        each.count += labels.numel()
         with torch.no_grad():
             low = high = labels
+            count = torch.tensor(labels.numel(), device="cpu")
             if name.startswith("Nll"):
                 ignored, ends = labels == node._saved_ignore_index, torch.iinfo(labels.dtype)
                 low, high = torch.where(ignored, ends.max, labels), torch.where(ignored, ends.min, labels)
+                count = count - ignored.sum()
                 if classes <= _BITS:
                     every = torch.arange(classes, device=labels.device)
-                    each.present.append(meter.later(((labels.reshape(1, -1) == every[:, None]).any(1) * 2.0**every).sum()))
+                    each.present.append(meter.later(((labels.reshape(1, -1) == every[:, None]).any(1) * 2.0 ** every.float()).sum()))
+            each.counts.append(meter.later(count))
             each.ends.append(meter.later(low.amin().double(), high.amax().double()))
 
 

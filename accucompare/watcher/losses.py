@@ -38,7 +38,6 @@ class CrossEntropy:
         classes, dtype: of the log-probabilities.
         kept: the smallest and the largest label that is not ignored; the former larger than the latter if all are.
         ignored: the share of labels that are.
-        lowest: the smallest log-probability.
         entropy: of the output, if it was asked for; NaN of what are no log-probabilities.
         smoothing: the label smoothing.
         padding: the share of labels that are padding behind padding.
@@ -49,7 +48,6 @@ class CrossEntropy:
     dtype: str
     kept: Extrema
     ignored: Extrema
-    lowest: Extrema
     entropy: Extrema | None = None
     smoothing: float = 0.0
     padding: Extrema | None = None
@@ -64,11 +62,10 @@ class CrossEntropy:
             number(self.kept.low) if some else None,
             number(self.kept.high) if some else None,
             self.ignored.low,
-            number(self.lowest.low),
             None if self.entropy is None or math.isnan(self.entropy.low) else number(self.entropy.low),
             self.smoothing,
             None if self.padding is None else self.padding.low,
-            missed=None if self.missed is None or math.isnan(self.missed.low) else number(self.missed.low),
+            None if self.missed is None or math.isnan(self.missed.low) else number(self.missed.low),
         )
 
 
@@ -101,13 +98,8 @@ def cross_entropy_of(loss: torch.Tensor, meter: Meter, closely: bool, padding: P
             is_ignored, classes = labels == ignored, scores.shape[axis]
             low = torch.where(is_ignored, torch.iinfo(labels.dtype).max, labels).amin().double()
             high = torch.where(is_ignored, torch.iinfo(labels.dtype).min, labels).amax().double()
-            found = CrossEntropy(
-                classes,
-                dtype_name(scores.dtype),
-                meter.later(low, high),
-                meter.later(is_ignored.double().mean()),
-                meter.later(scores.amin()),
-            )
+            share = meter.later(is_ignored.double().mean())
+            found = CrossEntropy(classes, dtype_name(scores.dtype), meter.later(low, high), share)
             if closely and scores.dim() == 2:
                 apart = max(1, len(scores) // _ROWS)
                 rows = scores[::apart].float()

@@ -13,8 +13,8 @@ from accucompare.findings.vitals import Applied
 from accucompare.live.gradients import Parameter
 from accucompare.watcher.extrema import Extrema, Meter, data_of, has_memory, sample_of
 
-#: What optimizers call their first and second moments.
-_MOMENTS = {"m": ("exp_avg", "momentum_buffer"), "v": ("exp_avg_sq",)}
+#: What optimizers call the second moment.
+_SECOND_MOMENT = "exp_avg_sq"
 
 
 @dataclass(eq=False)
@@ -29,7 +29,7 @@ class Updates:
         weights: by parameter, the norm before the update.
         sizes: by parameter, the mean square of what a sample of it was, and of what was added to it.
         moved: the share of that sample that has changed.
-        moments: by moment and parameter, its mean square, or its mean.
+        second_moments: by parameter, the mean of a sample of it.
     """
 
     count: int = 0
@@ -39,7 +39,7 @@ class Updates:
     weights: dict[str, Extrema] = field(default_factory=dict)
     sizes: dict[str, Extrema] = field(default_factory=dict)
     moved: dict[str, Extrema] = field(default_factory=dict)
-    moments: dict[str, dict[str, Extrema]] = field(default_factory=lambda: {"m": {}, "v": {}})
+    second_moments: dict[str, Extrema] = field(default_factory=dict)
     before: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def begin(self, optimizer: Any, parameters: Sequence[Parameter], meter: Meter, closely: bool) -> None:
@@ -63,7 +63,7 @@ class Updates:
                         self.before[each.name] = sample_of(data).clone()
 
     def end(self, optimizer: Any, parameters: Sequence[Parameter], meter: Meter) -> None:
-        """The update is over: compare the samples, and look at samples of the moments."""
+        """The update is over: compare the samples, and look at one of the second moment."""
         held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
         with torch.no_grad():
             for each in parameters:
@@ -77,10 +77,9 @@ class Updates:
                 before = before.double()  # squares of small numbers are 0 in float32, and those of large ones infinite
                 self.sizes[each.name] = meter.later(before.square().mean(), (after.double() - before).square().mean())
                 self.moved[each.name] = meter.later(moved.float().mean())
-                for moment, tensor in _moments_of(optimizer, each.tensor):
-                    if (data := data_of(tensor)) is not None:
-                        sample = sample_of(data).double()
-                        self.moments[moment][each.name] = meter.later(sample.square().mean() if moment == "m" else sample.mean())
+                moment = _second_moment_of(optimizer, each.tensor)
+                if moment is not None and (data := data_of(moment)) is not None:
+                    self.second_moments[each.name] = meter.later(sample_of(data).double().mean())
 
     def lr(self) -> dict[str, Number]:
         """The learning rates, read."""
@@ -96,8 +95,7 @@ class Updates:
             "weight": {name: each.low for name, each in self.weights.items()},
             "update": sizes,
             "moved": {name: each.low for name, each in self.moved.items()},
-            "m": {name: each.low**0.5 for name, each in self.moments["m"].items()},
-            "v": {name: each.low for name, each in self.moments["v"].items()},
+            "v": {name: each.low for name, each in self.second_moments.items()},
         }
         return {key: [number(found[name]) if name in found else None for name in names] for key, found in columns.items() if found}
 
@@ -123,10 +121,10 @@ def steps_taken(optimizer: Any) -> int | None:
     return 0 if not counts and type(optimizer).__name__.startswith(("Adam", "NAdam", "RAdam")) else None
 
 
-def _moments_of(optimizer: Any, parameter: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+def _second_moment_of(optimizer: Any, parameter: torch.Tensor) -> torch.Tensor | None:
     state = optimizer.state.get(parameter, {}) if hasattr(optimizer, "state") else {}
-    named = [(moment, state.get(name)) for moment, names in _MOMENTS.items() for name in names]
-    return [(moment, tensor) for moment, tensor in named if isinstance(tensor, torch.Tensor)]
+    found = state.get(_SECOND_MOMENT)
+    return found if isinstance(found, torch.Tensor) else None
 
 
 def applied_by(schedulers: Iterable[tuple[str, Any]], optimizer: Any) -> dict[str, Applied]:

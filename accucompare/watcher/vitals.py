@@ -183,7 +183,7 @@ class VitalSigns:
 
     def given(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module call begins: of an embedding, look at the ids."""
-        if name not in self._tables or not self._looking() or in_backward() or len(self._lookups.get(name, ())) > _MOST_LOOKUPS:
+        if name not in self._tables or not self._looking() or in_backward() or len(self._lookups.get(name, ())) >= _MOST_LOOKUPS:
             return
         ids = next((value for _, value in arguments_of(args, kwargs) if isinstance(value, torch.Tensor)), None)
         if type(ids) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(ids) and ids.numel() and not ids.is_meta:

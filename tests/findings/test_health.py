@@ -61,7 +61,7 @@ def vital(step: int) -> Vitals:
             Given("ids", "int64", (4, 6), 0.0, 9.0, f"{step}", padding_rows=0.0, unmasked_padding=0.0, masked_content=0.0, pads_left=False),
             Given("x", "float32", (4, 6), -3.0, 3.0, f"{step}x", constant=0.0, whole=False),
         ],
-        targets=Targets(10, "float32", 0.0, 9.0, 0.1, -9.0, 1.5, padding=0.0),
+        targets=Targets(10, "float32", 0.0, 9.0, 0.1, 1.5, padding=0.0),
         losses=[LossInput("cross_entropy", "linear"), LossInput("mse_loss", shape=(4, 1))],
         labels=[Labels("head.weight", 24, 0.0, 9.0, 0b1111111111)],
         lookups=[Lookup("embed", 10, 0.0, 9.0)],
@@ -71,7 +71,6 @@ def vital(step: int) -> Vitals:
             "weight": [3.0, 0.5, 2.0],
             "update": [1e-3, 2e-3, 1e-3],
             "moved": [0.9, 0.9, 0.9],
-            "m": [0.01 * wave, 0.01, 0.01],
             "v": [1e-4, 1e-4, 1e-4],
         },
         idle={"act": 0.1},
@@ -180,9 +179,9 @@ FAULTS |= {
     "evaluation-mode": lambda log: log.change(slice(9, None, 10), trained_without=2),
     "buffers": lambda log: log.change(30, buffers={"norm.running_var": (0.5, 1e5)}),
     "without-gradient": lambda log: log.layer("grad", [None, None, 0.3]),
-    "entropy": lambda log: log.change(slice(None), targets=Targets(10, "float32", 0.0, 9.0, 0.1, -9.0, 1e-6, missed=5.0)),
-    "loss-type": lambda log: log.change(slice(None), targets=Targets(10, "bfloat16", 0.0, 9.0, 0.1, -9.0, 1.5)),
-    "label-smoothing": lambda log: log.change(7, targets=Targets(10, "float32", 0.0, 9.0, 0.1, -9.0, 1.5, smoothing=0.9)),
+    "entropy": lambda log: log.change(slice(None), targets=Targets(10, "float32", 0.0, 9.0, 0.1, 1e-6, missed=5.0)),
+    "loss-type": lambda log: log.change(slice(None), targets=Targets(10, "bfloat16", 0.0, 9.0, 0.1, 1.5)),
+    "label-smoothing": lambda log: log.change(7, targets=Targets(10, "float32", 0.0, 9.0, 0.1, 1.5, smoothing=0.9)),
     "autocast-types": lambda log: log.change(7, narrowed=[Narrowed("rotary", "position_ids", "bfloat16", 512.0)]),
     "update-lost": lambda log: log.layer("moved", [0.1, 0.2]),
     "underflow": lambda log: log.warnings.append(Alert(AlertKind.UNDERFLOW, "act: 20% of gradients are subnormal", 3, "act")),
@@ -247,7 +246,7 @@ def _(log: Log) -> None:
 @spoilt("loss-trend")
 def _(log: Log) -> None:
     for step in range(STEPS):
-        log.change(step, targets=Targets(10, "float32", 0.0, 9.0, 0.1, -9.0, 1.5, missed=0.5 + step / 10))
+        log.change(step, targets=Targets(10, "float32", 0.0, 9.0, 0.1, 1.5, missed=0.5 + step / 10))
 
 
 @spoilt("seeded")
@@ -505,6 +504,12 @@ def one_mask_for_all_samples(log: Log) -> None:
     log.given(1, path="attention_mask", low="-inf", high=0.0, constant=1.0)
 
 
+def an_input_that_was_once_constant(log: Log) -> None:
+    log.given(1, constant=1.0)
+    for step in range(STEPS):
+        log.change(step, given=[*log.vitals[step].given, Given("y", "float32", (4, 6), -3.0, 3.0, constant=float(step == 7))])
+
+
 def a_table_that_is_frozen(log: Log) -> None:
     log.setup = replace(log.setup, parameters=[*PARAMETERS, ParameterFacts("positions.weight", (8, 4), "float32", "Embedding", False)])
     log.change(slice(None), outputs={"up": (-1.0, 1.0), "positions": (-1.0, 1.0)})
@@ -531,7 +536,7 @@ def a_run_that_goes_on_from_a_checkpoint(log: Log) -> None:
 
 
 def a_smoothing_of_a_tenth(log: Log) -> None:
-    log.change(slice(None), targets=Targets(10, "float32", 0.0, 9.0, 0.1, -9.0, 1.5, smoothing=0.1))
+    log.change(slice(None), targets=Targets(10, "float32", 0.0, 9.0, 0.1, 1.5, smoothing=0.1))
 
 
 def python_seeded_otherwise_and_not_used(log: Log) -> None:
@@ -610,6 +615,7 @@ def dropout_of_nine_tenths(log: Log) -> None:
         ("dropout", dropout_of_nine_tenths),
         ("input-type", targets_of_a_binary_cross_entropy),
         ("input-constant", one_mask_for_all_samples),
+        ("input-constant", an_input_that_was_once_constant),
         ("input-finite", one_mask_for_all_samples),
         ("output-constant", a_table_that_is_frozen),
         ("output-constant", outputs_that_are_nan),
@@ -635,10 +641,17 @@ def test_a_check_without_numbers_is_not_passed() -> None:
     assert found["loss-spike"].status is Status.NOT_LOOKED_AT
 
 
+def test_a_scheduler_that_says_no_rates_is_not_said_to_be_followed() -> None:
+    log = sound()
+    log.change(slice(None), schedulers={"Own": Applied(1, [])})
+    found = {each.check.id: each for each in examine(log.ranks()).results}
+    assert found["schedule-applied"].status is Status.NOT_LOOKED_AT
+
+
 def test_the_floor_of_a_smoothed_loss_is_the_entropy_of_its_labels() -> None:
     """Against torch's own loss of an output that is the smoothed label itself."""
     log = sound()
-    log.change(slice(None), targets=Targets(4, "float32", 0.0, 3.0, 0.0, -9.0, 1.0, smoothing=0.2))
+    log.change(slice(None), targets=Targets(4, "float32", 0.0, 3.0, 0.0, 1.0, smoothing=0.2))
     measured = {each.check.id: each for each in examine(log.ranks()).results}["label-smoothing"].outcome.measured
     label = np.array([0.85, 0.05, 0.05, 0.05])
     assert measured.endswith(f"below {-(label * np.log(label)).sum():.4g}")

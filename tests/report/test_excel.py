@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
 import os
 import re
@@ -33,6 +34,7 @@ from accucompare.compare.result import Side
 from accucompare.compare.rows import MEANING, Finding, Reason, Row, Verdict
 from accucompare.compare.sites import Culprit
 from accucompare.errors import ReportError
+from accucompare.files import written_whole
 from accucompare.numbers.statistics import Statistics
 from accucompare.report import sheets
 from accucompare.report.columns import COLUMNS
@@ -794,6 +796,14 @@ def test_report_open_elsewhere_is_kept_and_nothing_is_left_beside_it(tmp_path: P
     assert "open in Excel" in refused(path)
     assert os.listdir(tmp_path) == ["r.xlsx"]
     assert path.read_bytes() == b"old"
+
+
+def test_what_is_no_workbook_is_not_said_to_be_open_in_excel(tmp_path: Path) -> None:
+    def forbidden(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with pytest.raises(ReportError, match=r"; choose a place that you may write to$"):
+        written_whole(tmp_path / "r.json", forbidden)
 
 
 def test_full_disk_leaves_the_old_report_and_no_half_of_the_new_one(tmp_path: Path) -> None:

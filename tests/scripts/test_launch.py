@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import accucompare as ac
-from accucompare.scripts.plan import Action, Plan
+from accucompare.scripts.plan import Action, Claim, Plan, claim
 from tests.conftest import ROOT, Run
 from tests.forkserver import with_torch
 from tests.scripts.forked import UNEDITED, run
@@ -24,6 +24,14 @@ COMMAND = [sys.executable, "-m", "accucompare"]
 def environment(**variables: str) -> dict[str, str]:
     path = os.pathsep.join([variables.pop("PYTHONPATH", ""), str(ROOT)]).strip(os.pathsep)
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables}
+
+
+def test_a_rank_is_another_process_s_while_that_one_says_who_it_is(tmp_path: Path) -> None:
+    own = Claim(pid=2, within=[], trains=True)
+    (tmp_path / "rank0.claim").touch()
+    may, note = claim(tmp_path, 0, own)
+    assert (may, note) == (False, "another process was rank 0 before this one, and is the one that was looked at")
+    assert claim(tmp_path, 1, own) == (True, "")
 
 
 def test_a_script_is_captured_by_its_command_and_keeps_its_output_and_the_machines_own_start(tmp_path: Path) -> None:

@@ -510,6 +510,27 @@ def test_golden_of_another_model_is_refused_where_no_other_is_called(captured: R
     assert not any(model.chosen for model in ran.seen[0].models)
 
 
+def test_a_model_that_golden_is_not_of_is_looked_at_once(captured: Ran, tmp_path: Path) -> None:
+    script = (
+        BEGINNING
+        + """
+class Counting(nn.Bilinear):
+    looks = 0
+    def named_modules(self, *args, **kwargs):
+        Counting.looks += 1
+        return super().named_modules(*args, **kwargs)
+model = Counting(3, 3, 3)
+model(x, x)
+first = Counting.looks
+model(x, x)
+print(first > 1, Counting.looks - first)
+"""
+    )
+    ran = run(tmp_path, script, plan={"options": {"feed": str(captured.bundle)}, "out": str(tmp_path / "fed")})
+    assert ran.out == "True 1\n", "once to know whether it is trained, and not again to record it"
+    assert "is of another model" in (ran.seen[0].error or "")
+
+
 def test_a_saved_state_is_that_before_the_first_recorded_step(tmp_path: Path) -> None:
     script = (
         BEGINNING + "net = Net()\noptimizer = torch.optim.SGD(net.parameters(), 1.0)\n"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -280,7 +281,44 @@ def test_updates_too_small_for_their_squares_are_measured_in_float64(tmp_path: P
         watch.step()
     (vitals,) = read(tmp_path).ranks[0].vitals
     assert vitals.layers["update"] == [pytest.approx(1e-25 * norm / before.norm().item(), rel=0.05)]
-    assert vitals.layers["m"] == [pytest.approx(norm / 4)]
+
+
+def test_labels_that_count_are_told_apart_whatever_the_default_type(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 24, dtype=torch.float32)
+    labels = torch.tensor([0, 12, -100, 23])
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with ac.watch(model, out=tmp_path, frames=0, on_finding="warn", quiet=True) as watch:
+            functional.cross_entropy(model(torch.randn(4, 6, dtype=torch.float32)), labels).backward()
+            watch.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    (vitals,) = read(tmp_path).ranks[0].vitals
+    assert [(each.count, each.present) for each in vitals.labels] == [(3, 1 | 1 << 12 | 1 << 23)]
+
+
+class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
+    """Gives more than it says, as one that is sharded by hand may."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.randn(3, 6))
+
+
+def test_a_loader_of_a_stream_is_not_asked_for_its_length(tmp_path: Path) -> None:
+    """Else it would warn of each batch beyond that."""
+    model, loader = nn.Linear(6, 2), torch.utils.data.DataLoader(Stream())
+    with warnings.catch_warnings(), ac.watch(model, out=tmp_path, frames=0, quiet=True) as watch:
+        warnings.simplefilter("error")
+        for _ in range(2):
+            for x in loader:
+                model(x).sum().backward()
+                watch.step()
+    found = [each.loaded for each in read(tmp_path).ranks[0].vitals]
+    assert [(each.number, each.begun, each.batches) for each in found if each is not None] == [(0, 1, 0)] * 3 + [(0, 2, 0)] * 3
 
 
 def test_what_shows_nothing_is_left_out(tmp_path: Path) -> None:
