@@ -127,13 +127,19 @@ def test_nothing_that_golden_says_is_run_or_taken_for_an_option(cli: Run, folder
         assert not (folder / "RUN").exists()
 
 
-@pytest.mark.parametrize("arguments", [["golden/evil.py"], ["net.py", "--golden-case", "golden/evil.py:case"]])
-def test_a_case_inside_golden_is_refused(cli: Run, folder: Path, arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["golden/evil.py"], "CASE golden/evil.py: lies in the bundle"),
+        (["net.py", "--golden-case", "golden/evil.py:case"], "lies in golden golden, and a bundle holds no code"),
+    ],
+)
+def test_a_case_inside_golden_is_refused(cli: Run, folder: Path, arguments: list[str], said: str) -> None:
     golden(cli, folder)
     (folder / "golden" / "evil.py").write_text("open('RUN', 'w')\nfrom net import case\n")
     found = located(cli, folder, *arguments, "--golden", "golden", named=False)
     assert (found["code"], (folder / "RUN").exists()) == (2, False)
-    assert "lies in golden golden, and a bundle holds no code" in found["stderr"]
+    assert said in found["stderr"]
 
 
 def test_goldens_case_can_be_named(cli: Run, folder: Path) -> None:

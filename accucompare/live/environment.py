@@ -144,12 +144,20 @@ def notes_on_what_ran(before: Modules, compiled: bool, called: Collection[str]) 
             f"{len(new)} module(s) were added to the model while it ran, so nothing of them is recorded, and weights that they drew are "
             f"not those of a plain run: {', '.join(new[:3])}; call the model once before the capture"
         )
-    elif {*called} == {""} and not (kind := type(before.named[""])).__module__.startswith("torch.nn."):  # as of Keras, or of plain objects
+    elif {*called} == {""} and _has_parts(before.named[""]):  # as of Keras, or of plain objects
         notes.append(
-            f"only the whole {kind.__name__} was recorded, for its parts are not called as modules of PyTorch are; "
+            f"only the whole {type(before.named['']).__name__} was recorded, for its parts are not called as modules of PyTorch are; "
             "record its operators to look inside: --level op --only '(root)'"
         )
     return notes
+
+
+def _has_parts(model: nn.Module) -> bool:
+    """Whether a model that is not torch's own has modules, or holds anything else that may be a layer."""
+    own = vars(model).keys() - vars(nn.Module()).keys()
+    plain = (torch.Tensor, torch.dtype, torch.device, torch.Size, str, int, float, complex, type(None))
+    held = bool(model._modules) or any(not isinstance(vars(model)[name], plain) for name in own)
+    return held and not type(model).__module__.startswith("torch.nn.")
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -190,7 +190,18 @@ def test_a_model_none_of_whose_parts_is_seen_is_told_and_operators_look_inside(w
     assert sum(record.role is Role.OP_OUTPUT for record in bundle.records()) >= 2
 
 
-@pytest.mark.parametrize("model", [Opaque("modules"), nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3))])
+class Alone(nn.Module):
+    """It has weights and a number, and no parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(3)), 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+
+
+@pytest.mark.parametrize("model", [Opaque("modules"), nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3)), Alone()])
 def test_a_model_whose_parts_are_seen_or_that_has_none_is_not_told_of(model: nn.Module, tmp_path: Path) -> None:
     with ac.capture(model, tmp_path / "b", only="(root)"):
         model(torch.ones(1, 3))
