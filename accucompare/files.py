@@ -49,6 +49,8 @@ def written_whole(path: Path, write: Callable[[Path], object], errors: tuple[typ
             raise
         place = "standard output" if path == STDOUT else path
         why, cure = getattr(error, "strerror", None) or error, cure_of(error)
+        if isinstance(error, PermissionError) and path.suffix == ".xlsx":
+            cure = f"close it if it is open in Excel, or {cure}"
         if (folder := _other_full_disk(path, error)) is not None:
             cure = f"{folder}, where temporary files wait, is full: free some space there, or set TMPDIR to another disk"
         raise ReportError(f"{place}: cannot be written ({why}); {cure}") from error

@@ -18,8 +18,8 @@ _REFUSED = ("401", "403", "NoCredentialsError", "PartialCredentialsError", "Defa
 
 #: What to do about a file that cannot be written.
 _CURES = {
-    errno.EACCES: "close it if it is open in Excel, or choose a place that you may write to",
-    errno.EPERM: "close it if it is open in Excel, or choose a place that you may write to",
+    errno.EACCES: "choose a place that you may write to",
+    errno.EPERM: "choose a place that you may write to",
     errno.ENOSPC: "free some space, or choose another disk",
     errno.EDQUOT: "free some space, or choose another disk",
     errno.EFBIG: "raise the limit of a file's size (ulimit -f), or choose another disk",
