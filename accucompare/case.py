@@ -63,6 +63,8 @@ def load_case(target: str | None) -> tuple[Case, str]:
     target = target or _default_target()
     source, _, name = target.partition(":")
     name = name or "case"
+    if os.path.isdir(source) and not os.path.exists(f"{source}/__init__.py"):  # which Python would import as a package without code
+        raise CaseError(f"{target}: is a directory; name the file in it, as in {source.rstrip('/')}/model.py")
     module = _import(source, target)
     function = getattr(module, name, None)
     if not callable(function):

@@ -125,6 +125,8 @@ class DumpFormat(_Value):
     SGLANG = "sglang"
     POLYGRAPHY = "polygraphy"
     HUGGING_FACE = "hugging-face"
+    DEBUG_MODE = "debug-mode"
+    MEGATRON_ROUTER = "megatron-router"
     FOLDER = "folder"
 
 
@@ -223,7 +225,7 @@ class Selection:
     """Which qualified names are meant: those that match any of ``only`` (all, if empty) and none of ``skip``.
 
     Globs are matched against the whole name, case counts, and ``*`` crosses dots: ``encoder.*`` means everything inside the
-    encoder, ``*.attention`` every attention at any depth, ``""`` the root alone.
+    encoder, ``*.attention`` every attention at any depth, ``""`` or ``(root)`` the root alone.
     """
 
     only: tuple[str, ...] = ()
@@ -235,8 +237,12 @@ class Selection:
         return cls(_tuple(only), _tuple(skip))
 
     def allows(self, name: str) -> bool:
-        chosen = not self.only or any(fnmatchcase(name, glob) for glob in self.only)
-        return chosen and not any(fnmatchcase(name, glob) for glob in self.skip)
+        chosen = not self.only or any(_matches(name, glob) for glob in self.only)
+        return chosen and not any(_matches(name, glob) for glob in self.skip)
+
+
+def _matches(name: str, glob: str) -> bool:
+    return fnmatchcase(name, glob) or (not name and glob == "(root)")  # as the root is shown
 
 
 def _tuple(globs: str | Iterable[str]) -> tuple[str, ...]:

@@ -153,7 +153,7 @@ def test_a_case_py_in_a_parent_directory_is_not_taken(folder: Path, monkeypatch:
 
 ERRORS = {
     "no file": ("", "gone.py", r"^gone\.py: there is no file gone\.py$"),
-    "a directory": ("", "./", r"there is no file"),
+    "a directory": ("", "./", r"^\./: is a directory; name the file in it, as in \./model\.py$"),
     "no module": ("", "gone", r"^gone: no module 'gone'; give a file as path/to/file\.py$"),
     "no submodule": ("", "os.gone:case", r"no module 'os\.gone'"),
     "no callable": ("def build(): pass\nx = 1", "net.py", r"net\.py has no callable 'case'; it has build$"),
@@ -229,3 +229,11 @@ def test_inputs_become_the_arguments_of_each_step(inputs: object, expected: list
     found = steps_of(inputs)
     assert [tuple(args) for args, _ in found] == [args for args, _ in expected]
     assert [kwargs for _, kwargs in found] == [kwargs for _, kwargs in expected]
+
+
+@pytest.mark.parametrize("target", ["models", "models:other", "./models/"])
+def test_a_directory_without_code_is_no_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CaseError, match=r"is a directory; name the file in it, as in \.?/?models/model\.py"):
+        load_case(target)

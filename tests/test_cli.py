@@ -264,7 +264,7 @@ def test_show_lists_one_step_if_asked(folder: Path, cli: Run) -> None:
     [
         (["nowhere"], "no such record"),
         (["up", "--slice", "9"], "cannot be taken of shape [4, 12]"),
-        (["up", "--slice", "a"], "cannot be taken of shape"),
+        (["up", "--slice", "a"], "write it as in NumPy, such as '0, :4'; the shape is [4, 12]"),
         (["up", "--save", "/proc/x.npy"], "cannot be written"),
         (["--slice", "0"], "need the NAME of a layer"),
     ],

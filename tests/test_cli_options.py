@@ -13,6 +13,7 @@ import pytest
 
 from accucompare.cli import cli, options
 from accucompare.selection import FloatType, Level, Mode, OnFinding, Precision, RoundedType
+from tests.conftest import Run
 
 CLI = Path(options.__file__).parent
 
@@ -71,3 +72,11 @@ def test_locate_asks_for_the_device() -> None:
         cli.commands["locate"].make_context("locate", [], parent=click.Context(cli, **cli.context_settings))
     assert raised.value.param is not None
     assert raised.value.param.name == "device"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("arguments", [["doctor", "--timeout"], ["watch", "case.py", "--near"]], ids=" ".join)
+def test_a_number_in_a_range_is_finite(cli: Run, arguments: list[str], value: str) -> None:
+    done = cli(*arguments, value)
+    assert done.returncode == 2
+    assert f"Invalid value for '{arguments[-1]}': {value} is no" in done.stderr or f"{value} is not in the range" in done.stderr

@@ -32,6 +32,7 @@ FLOOR = {room: len(FLOORS) - number for number, rooms in enumerate(FLOORS) for r
 
 #: Imports inside functions. Commands import what they need when they run; beside theirs only these are, for the reason given.
 LATE = {
+    "accucompare.__main__": {"accucompare.cli"},  # Ctrl-C meanwhile is no traceback
     # pandas, openpyxl and matplotlib, which a diff without report needs none of; and what runs it on a cluster
     "accucompare.api": {"accucompare.report", "accucompare.compare.cluster"},
     "accucompare.compare.describing": {"accucompare.compare.patterns"},  # only a failing diff describes errors

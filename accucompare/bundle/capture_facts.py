@@ -64,6 +64,7 @@ class Imported(msgspec.Struct, frozen=True):
         innermost_outputs: whether it records the outputs of modules without children only.
         pruned: lists of layers, by name, of which it has left some out.
         partial: whether it holds single values, and not all calls of all layers: what has no partner then is no difference.
+        hashes: what it holds of each tensor in place of values (``norm``, ``hash_tensor``), by the ends of paths; none if it holds values.
         left_out: what was in the dump, and is not in the bundle.
     """
 
@@ -74,6 +75,7 @@ class Imported(msgspec.Struct, frozen=True):
     innermost_outputs: bool = False
     pruned: tuple[str, ...] = ()
     partial: bool = False
+    hashes: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
 

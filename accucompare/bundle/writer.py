@@ -254,6 +254,8 @@ class BundleWriter:
                 self._publish(self._with_steps(self.manifest.copy()))
             raise
         self.memory.leave()
+        if self._file is not None:  # of a step that did not end
+            self._file.discard()
         if self._queue:
             self.failure = self.failure or self._without_thread()
         last = self._with_steps(self.manifest.copy())

@@ -196,7 +196,7 @@ def diff(
     from accucompare.report.console import progress_bar
 
     reports = reports_to_write(reports, Path("reports") / f"{stem(golden)}-vs-{stem(candidate)}.xlsx")
-    outputs = Outputs(reports, json_path, parquet_path).checked()
+    outputs = Outputs(reports, json_path, parquet_path).checked(inputs={"--tolerances": options["tolerances"]})
     with progress_bar("comparing", "bytes", quiet) as progress:
         comparison = compare(golden, candidate, progress=progress, **options)
     return conclude(comparison, outputs, quiet)
@@ -277,7 +277,7 @@ def locate(
 
     reports = reports_to_write(reports, Path("reports") / f"{stem(options['out'])}.xlsx")
     made = [options["out"] / name for name in ("golden", "candidate", "baseline", "ops")]
-    outputs = Outputs(reports, json_path, parquet_path).checked(made)
+    outputs = Outputs(reports, json_path, parquet_path).checked(made, {"CASE": Path(case.partition(":")[0]) if case else None})
     name = DeviceName.parse(device)
     if (command := command_after_dashes(_NOT_LOCATED)) is not None:
         asked = {**options, "model": model, "seed": seed, "steps": steps, "golden": golden, "map": map}

@@ -10,7 +10,7 @@ import click
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.options import examples
-from accucompare.cli.outputs import is_page, refuse_places, reports_to_write
+from accucompare.cli.outputs import is_page, logs_of, refuse_places, reports_to_write
 from accucompare.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def health(
     before.
     """
     reports = reports_to_write(reports, None)
-    refuse_places({"--report": reports, "--json": json_path})
+    refuse_places({"LOG": logs_of(log), "--thresholds": threshold_file, "--report": reports, "--json": json_path})
     from accucompare.findings.analysis import read
     from accucompare.findings.health import examine, read_thresholds
 

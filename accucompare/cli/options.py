@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from enum import Enum
@@ -85,6 +86,16 @@ class _LocalPath(click.Path):
         except UsageError as error:
             self.fail(str(error), param, ctx)
         return super().convert(value, param, ctx)
+
+
+class _FloatRange(click.FloatRange):
+    """Without NaN and Inf, which no range leaves out."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number", param, ctx)
+        return number
 
 
 class _BundlePlace(click.Path):
@@ -349,7 +360,7 @@ save = click.option(
 )
 timeout = click.option(
     "--timeout",
-    type=click.FloatRange(0, min_open=True, max=3600),
+    type=_FloatRange(0, min_open=True, max=3600),
     default=60,
     show_default=True,
     help="Seconds to wait for devices to answer.",
@@ -412,7 +423,7 @@ threshold_file = click.option("--thresholds", "threshold_file", type=_PATH, meta
 allow = click.option("--allow", multiple=True, metavar="GLOB", help="Layers whose output may be infinite. Can be given several times.")
 near = click.option(
     "--near",
-    type=click.FloatRange(1),
+    type=_FloatRange(1),
     default=4.0,
     show_default=True,
     help="Warn of values within this factor of the largest number of their dtype.",

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from accucompare.errors import ReportError, UsageError
@@ -73,14 +74,15 @@ class Outputs(NamedTuple):
     json: Path | None
     parquet: Path | None
 
-    def checked(self, bundles: Iterable[Path] = ()) -> Outputs:
+    def checked(self, bundles: Iterable[Path] = (), inputs: Mapping[str, Path | None] = MappingProxyType({})) -> Outputs:
         """The same, after it was checked that each can be written, before any work is done.
 
         Raises:
-            UsageError: if one is another one's place, or in a bundle; ``bundles`` are those that will be written.
+            UsageError: if one is another one's place, that of one of the ``inputs``, or in a bundle; ``bundles`` are those that will be
+                written.
             ReportError: if a directory is not writable, or pyarrow is missing and needed.
         """
-        refuse_places({"--report": self.reports, "--json": self.json, "--parquet": self.parquet}, bundles)
+        refuse_places({**inputs, "--report": self.reports, "--json": self.json, "--parquet": self.parquet}, bundles)
         for option, path in (("--json", self.json), ("--parquet", self.parquet)):
             if path is not None:
                 _refuse_unwritable(option, path)
@@ -96,10 +98,10 @@ class Outputs(NamedTuple):
 
 
 def refuse_places(outputs: Mapping[str, Path | tuple[Path, ...] | None], bundles: Iterable[Place] = ()) -> None:
-    """Check that no output takes the place of another, or of a bundle's file.
+    """Check that no output takes the place of another, of an input, or of a bundle's file.
 
     Args:
-        outputs: path of each output, or paths, by its option.
+        outputs: path of each output, or paths, by its option; before them, files that are read.
         bundles: directories that will hold bundles; existing bundles are recognised.
 
     Raises:
@@ -119,6 +121,11 @@ def refuse_places(outputs: Mapping[str, Path | tuple[Path, ...] | None], bundles
         for folder in Path(os.path.realpath(path)).parents:
             if folder in reserved or holds_bundle(folder):
                 raise UsageError(f"{option} {path}: lies in the bundle {folder}; choose another {option}")
+
+
+def logs_of(log: Path) -> tuple[Path, ...]:
+    """The files of a watch's log, or of a directory with one for each rank."""
+    return tuple(path for path in log.glob("rank*") if path.is_file()) if os.path.isdir(log) else (log,)
 
 
 def stem(path: Place) -> str:

@@ -16,9 +16,9 @@ from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.help import was_given
 from accucompare.cli.options import examples
-from accucompare.cli.outputs import is_page, refuse_places, reports_to_write, stem
+from accucompare.cli.outputs import is_page, logs_of, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import OF_CASES, MayRunScript, after_script, command_after_dashes, watch_script
-from accucompare.errors import NonFiniteWarning
+from accucompare.errors import NonFiniteWarning, UsageError
 from accucompare.selection import FloatType, OnFinding
 
 if TYPE_CHECKING:
@@ -187,6 +187,7 @@ def _print_watched(ranks: Ranks, given: dict[str, float], quiet: bool, options: 
         "accucompare overflow watch/                     # all ranks; writes reports/watch-overflow.xlsx",
         "accucompare overflow watch/rank3.jsonl --report rank3.xlsx --report rank3.html",
         "accucompare overflow watch/ --quiet             # one line",
+        "accucompare overflow dump/                      # what CANN dumped of operators that overflowed",
         "",
         "Exit code: 0 everything was finite, 1 something was not, 2 trouble: no step was watched, a log",
         "has no end, or a rank's log is missing.",
@@ -199,11 +200,16 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
     """Show what a watch found, and write it as a report.
 
     Of each finding: where it began and what to try. LOG is the directory that `accucompare watch` or accucompare.watch() wrote, with a log
-    of each rank, or one of those logs. Only the last run in a log counts.
+    of each rank, or one of those logs. Only the last run in a log counts. Or it is a folder into which CANN dumped the operators that
+    overflowed: they are shown in the order of time, and no report is written.
     """
+    from accucompare.dumps.overflows import holds_overflows
+
+    if holds_overflows(log) and not any(log.glob("rank*.jsonl")):  # a watch may have its kernel dumps in its own folder
+        return _overflows_of_cann(log, reports, quiet)
     usual = Path("reports") / f"{stem(log.with_suffix('') if os.path.isfile(log) else log)}-overflow.xlsx"
     reports = reports_to_write(reports, usual)
-    refuse_places({"--report": reports})
+    refuse_places({"LOG": logs_of(log), "--report": reports})
     from accucompare.findings.analysis import read
 
     ranks = read(log)
@@ -220,6 +226,19 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
     with reader_may_leave():
         print_analysis(ranks, reports, quiet)
     return _code(ranks)
+
+
+def _overflows_of_cann(folder: Path, reports: tuple[Path, ...], quiet: bool) -> int:
+    from accucompare.dumps.overflows import overflows_in
+    from accucompare.report.console import reader_may_leave
+    from accucompare.report.terminal_overflows import print_overflows
+
+    if reports_to_write(reports, None):
+        raise UsageError("--report: of CANN's overflow dumps there is no report; leave it out")
+    overflows = overflows_in(folder)
+    with reader_may_leave():
+        print_overflows(folder, overflows, quiet)
+    return TROUBLE if overflows.unreadable else DIFFERENT
 
 
 def _write(ranks: Ranks, report: Path) -> None:

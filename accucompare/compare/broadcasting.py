@@ -69,4 +69,5 @@ def _summed(values: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _blocks(values: Array) -> Blocks:
-    return lambda first, last: iter([values[first:last]])
+    contiguous = np.ascontiguousarray(values)
+    return lambda first, last: iter([contiguous[first:last]])

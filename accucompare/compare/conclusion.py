@@ -147,6 +147,8 @@ def _not_looked_at(result: Result) -> Iterator[str]:
     if overruled := result.candidate.manifest.options.overruled:
         more = f", and {len(overruled) - 2} more" if len(overruled) > 2 else ""
         yield f"not golden's in the case, and replaced by golden's: {', '.join(overruled[:2])}{more}"
+    if all(result.hashes):
+        yield "by hashes of another tool: no values were read, and those of other values may be equal"
     counts = [len(manifest.series if result.series_only else manifest.steps) for manifest in sides]
     if result.training is not None and (bad := result.training.not_finite) is not None:
         yield f"NaN or Inf on both sides from step {bad.step} on"
@@ -177,7 +179,7 @@ def _not_looked_at(result: Result) -> Iterator[str]:
         yield "golden was made here, in the candidate's environment, whose own faults are not seen"
     if driven := sum(row.verdict.conditioned for row in result.rows):
         yield f"{counted(driven, 'row')} far off, as golden's own code is on rounded values"
-    if result.by_digests and result.by_digests == result.compared:
+    if result.by_digests and result.by_digests == result.compared and not all(result.hashes):
         steps = 0 if result.training is None else result.training.judged
         yield "by digests alone, no values were read" + (f" but losses and gradient norms of {counted(steps, 'step')}" if steps else "")
 
@@ -264,8 +266,11 @@ def _first_over(result: Result) -> Conclusion | None:
     culprit = result.culprits[0]
     if not result.fed and result.baseline is None and culprit.scaled is None and not culprit.row.lost:
         first = min(result.culprits, key=_when)
-        which = "the first over tolerance" if culprit is first else "over tolerance in most steps"
-        return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)} is {which}; {TRUST['free']}")
+        if culprit is first:
+            which = "is the first over tolerance"
+        else:
+            which = "is over tolerance in most steps" if culprit.seen > first.seen else "is over tolerance"
+        return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)} {which}; {TRUST['free']}")
     if culprit.reason in STRUCTURAL and is_of_glue(culprit):
         off = any(row.status is Status.FAIL and row.reason not in (*STRUCTURAL, *UNMATCHED) for row in result.rows)
         after = "values after it are off, and may be for that" if off else "no value after it shows an error of its own"
@@ -306,10 +311,13 @@ def _without_failure(result: Result) -> tuple[Answer, str]:
     counts, training = result.counts(), result.training
     same_steps = training is None or training.other_bits is None or not training.judged
     precise = [row for row in result.rows if row.reason is Reason.OVER_PRECISE]
-    if not result.compared - counts[Reason.IDENTICAL] and same_steps and (result.compared or (training is not None and training.identical)):
+    identical = not result.compared - counts[Reason.IDENTICAL] and not any(result.hashes)
+    if identical and same_steps and (result.compared or (training is not None and training.identical)):
         return Answer.IDENTICAL, "identical in what was compared" if result.uncompared else "identical"
     if result.by_user:
         return Answer.WITHIN, f"within tolerance ({result.tolerances.otherwise})"
+    if any(result.hashes):
+        return Answer.ROUNDING, "rounding at most"
     by_run = training is not None and training.judged_by in (JudgedBy.BASELINE, JudgedBy.REPEAT)
     told = result.baseline is not None or (result.series_only and by_run)
     words = "rounding" if told else "rounding, as far as fixed limits tell"

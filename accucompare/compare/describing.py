@@ -44,7 +44,7 @@ def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
     if culprit.scaled is not None:
         return culprit
     if different := different_values(culprit.row):
-        return replace(culprit, words=(different,))
+        return replace(culprit, words=(different, *_rows_that_differ(culprit.row, golden, candidate)))
     if ours is None or theirs is None or None in (ours.member, theirs.member) or ours.shape != theirs.shape:
         return culprit
     if {DTYPES[record.dtype].kind for record in (ours, theirs)} != {Kind.FLOAT}:
@@ -65,6 +65,21 @@ def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
     shape = describe_error(*values, dtype=theirs.dtype, sample=sample, normalised=normalised)
     hints = shape.hints if culprit.stage is Stage.FORWARD and not is_buffer(ours) else ()  # hints are about what a forward gives
     return replace(culprit, words=shape.words, hints=(*culprit.hints, *hints))
+
+
+def _rows_that_differ(row: Row, golden: Bundle, candidate: Bundle) -> tuple[str, ...]:
+    """Of integers with a choice in each row, such as a token's experts: how many rows differ, and the first of them."""
+    ours, theirs = row.golden, row.candidate
+    if ours is None or theirs is None or None in (ours.member, theirs.member) or ours.shape != theirs.shape or len(ours.shape) < 2:
+        return ()
+    if are_masks(row) or math.prod(ours.shape) > MOST_ELEMENTS:
+        return ()
+    rows = (bundle.values(record) for bundle, record in ((golden, ours), (candidate, theirs)))
+    off = np.not_equal(*rows).any(axis=-1)
+    if not off.any():
+        return ()
+    first = [int(place) for place in np.unravel_index(int(np.argmax(off)), off.shape)]
+    return (f"in {np.count_nonzero(off)} of {off.size} rows, the first {first}",)
 
 
 @np.errstate(invalid="ignore")  # a signalling NaN is a value like any other here

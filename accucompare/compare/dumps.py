@@ -88,6 +88,8 @@ def _not_recorded(pair: Pair, sides: tuple[Imported | None, Imported | None], mo
         return f"a value that {ours.format} holds, of whose name the other side has none; --map brings two names together"
     if theirs is None:
         return ""
+    if theirs.hashes and (kind := record.path.rpartition(".")[2]) not in theirs.hashes:
+        return f"this log of {theirs.format} has no {kind}"
     if record.role.value not in theirs.roles:
         return f"{theirs.format} does not record this role"
     if not theirs.root and not record.name:

@@ -122,6 +122,13 @@ class Result:
         return all(each.imported is None and Selection(each.only or (), each.skip or ()).allows("") for each in options)
 
     @property
+    def hashes(self) -> tuple[bool, bool]:
+        """Whether golden, and the candidate, hold hashes of another tool in place of values."""
+        sides = (side.manifest.options.imported for side in (self.golden, self.candidate))
+        golden, candidate = (imported is not None and bool(imported.hashes) for imported in sides)
+        return golden, candidate
+
+    @property
     def without_values(self) -> bool:
         """Whether no tensor was kept on either side, by ``--mode``, so that there is none to read."""
         return all(side.manifest.options.mode not in (None, Mode.TENSORS) for side in (self.golden, self.candidate))
@@ -182,6 +189,9 @@ class Result:
     @cached_property
     def trouble_of_rows(self) -> str:
         """Why rows and steps give no verdict to rely on, in a few words; ``""`` if they give one."""
+        if any(self.hashes) and not all(self.hashes):
+            side, other = ("golden", "the candidate") if self.hashes[0] else ("the candidate", "golden")
+            return f"{side} holds hashes of operators, and {other} values: compare it with another log of hashes"
         if not self.compared and not self.steps_judged:
             return "nothing could be compared"
         if unverified := [finding.message for finding in self.preflight if finding.about is About.UNVERIFIED]:

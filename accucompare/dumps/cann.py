@@ -1,114 +1,39 @@
-"""Kernel dumps of CANN: a binary file for each kernel that ran, ``{op_type}.{op_name}.{task_id}.{stream_id}.{timestamp}``.
-
-A file is the length of a header (``<Q``), the header (a protobuf message ``toolkit.dumpdata.DumpData``), and the bytes of its tensors:
-inputs, outputs, buffers, workspaces. The numbers of fields, types and formats are those of ``dump_data.proto`` as Ascend publishes it.
-"""
+"""Kernel dumps of CANN: a call for each kernel that ran, in the order of their timestamps."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
-import numpy as np
-
 from accucompare.bundle.records import Role
-from accucompare.dumps.files import size_of
 from accucompare.dumps.folders import files_in, folders_with, step_folders
 from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
-from accucompare.dumps.npu_layouts import BLOCKED, PLAIN, in_rows
-from accucompare.dumps.protobuf import fields, integers
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.dumps.kernel_files import NAME, Tensor, load, read_header
+from accucompare.dumps.overflows import is_note, notes_of
 from accucompare.selection import DumpFormat
-
-_HEADER_LIMIT = 16 << 20  # a real one has some hundred bytes
-_MOST_DIMENSIONS = 64
-_MOST_TENSORS = 10_000  # of a kernel; a real one has some ten
-_LONGEST_NAME = 4096
-_NAME = re.compile(r"(?P<type>[^.]+)\.(?P<name>.+?)\.(?P<task>\d{1,18})(?:\.\d{1,18}){0,2}\.(?P<time>\d{10,20})")
-
-#: Types by their numbers in dump_data.proto. The others (HiFloat8, quantized, 4 and 6 bits, text) PyTorch does not have.
-_TYPES = {
-    1: "float32",
-    2: "float16",
-    3: "int8",
-    4: "uint8",
-    5: "int16",
-    6: "uint16",
-    7: "int32",
-    8: "int64",
-    9: "uint32",
-    10: "uint64",
-    11: "bool",
-    12: "float64",
-    16: "complex64",
-    17: "complex128",
-    27: "bfloat16",
-    32: "complex32",
-    34: "float8_e5m2",
-    35: "float8_e4m3fn",
-    36: "float8_e8m0fnu",
-}
-
-
-@dataclass(frozen=True)
-class _Fields:
-    """The numbers of a message's fields."""
-
-    size: int
-    data: int
-    original_shape: int = 0
-
-
-#: By the number of the field of DumpData that holds them, in the order of their bytes in the file.
-_PARTS = {4: _Fields(5, 4, 6), 3: _Fields(6, 5, 7), 5: _Fields(3, 2), 8: _Fields(3, 2)}
-_OP_NAME = 6
-_ROLES = {4: Role.INPUT, 3: Role.OUTPUT}
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """What a header says of one tensor, and where its bytes begin in the file."""
-
-    type: int
-    format: int
-    shape: tuple[int, ...]
-    original: tuple[int, ...]
-    size: int
-    at: int
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A header: the kernel's name, and its tensors."""
-
-    name: str
-    inputs: list[Tensor]
-    outputs: list[Tensor]
 
 
 def _belongs(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None
+    return NAME.fullmatch(name) is not None
 
 
 def _open(path: Path, naming: Naming) -> Dump:
     steps = step_folders(path, _belongs, "CANN's kernel dumps")
     parts = tuple(Part(0, step, partial(_items, folder)) for step, folder in steps)
     note = "kernels are listed under their own names; which layer ran one, CANN does not say: --map brings the two together"
-    return Dump(parts, (Role.INPUT, Role.OUTPUT), partial=True, notes=(note,))
+    return Dump(parts, (Role.INPUT, Role.OUTPUT), partial=True, notes=(*notes_of(path), note))
 
 
 def _items(folder: Path) -> Iterator[Item | LeftOut]:
     """The tensors of all kernels, in the order of their timestamps."""
     found = []
     for path in files_in(folder):
-        match = _NAME.fullmatch(path.name)
-        if match is None:
+        match = NAME.fullmatch(path.name)
+        if is_note(path.name):
+            yield LeftOut(path.name, "what the device noted of an overflow, which is no tensor")
+        elif match is None:
             yield LeftOut(path.name, "its name is none of a kernel dump, OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP")
         else:
             found.append((int(match["time"]), int(match["task"]), path, match))
@@ -136,14 +61,9 @@ def _module_name(name: str) -> str:
 
 def _item(place: Item, tensor: Tensor, path: Path) -> Item | LeftOut:
     what = f"{place.name} call {place.call} {place.role.value}.{place.path}"
-    dtype = _TYPES.get(tensor.type)
-    if dtype is None:
-        return LeftOut(what, f"its type is number {tensor.type} of dump_data.proto, which PyTorch does not have")
-    if tensor.format not in PLAIN and tensor.format not in BLOCKED:
-        return LeftOut(what, f"its format is number {tensor.format} of dump_data.proto, which is not put back into rows")
-    if tensor.format in BLOCKED and not tensor.original:
-        return LeftOut(what, f"it is in {BLOCKED[tensor.format][0]}, and the dump does not say its original shape")
-    return Item(place.name, place.role, place.path, place.call, dtype, load=partial(load, tensor, dtype, path), type=place.type)
+    if tensor.why_not:
+        return LeftOut(what, tensor.why_not)
+    return Item(place.name, place.role, place.path, place.call, tensor.dtype or "", load=partial(load, tensor, path), type=place.type)
 
 
 def _failing(error: UnreadableError) -> Callable[[], Loaded]:
@@ -151,100 +71,6 @@ def _failing(error: UnreadableError) -> Callable[[], Loaded]:
         raise error
 
     return load
-
-
-def load(tensor: Tensor, dtype: str, path: Path) -> Loaded:
-    """The values of a tensor, in the order of its own shape.
-
-    Raises:
-        UnreadableError: if the file cannot be read, or what it holds does not fit the header.
-    """
-    storage = DTYPES[dtype].storage
-    count = math.prod(tensor.shape)
-    if count * storage.itemsize != tensor.size:
-        raise UnreadableError(f"{path}: says {tensor.size} bytes for the shape {str(list(tensor.shape))[:80]} of {dtype}")
-    try:
-        array = np.fromfile(path, np.dtype("u1") if dtype == "bool" else storage, count, offset=tensor.at)
-    except (OSError, MemoryError) as error:
-        raise UnreadableError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or 'it does not fit into memory'})") from None
-    if array.size != count:
-        raise UnreadableError(f"{path}: ends early")
-    if dtype == "bool":
-        if (array > 1).any():
-            raise UnreadableError(f"{path}: holds booleans that are neither 0 nor 1")
-        array = array.view(storage)
-    array = array.reshape(tensor.shape)
-    if tensor.format in BLOCKED:
-        rows = in_rows(array, tensor.format, tensor.original)
-        if rows is None:
-            shapes = f"{list(tensor.shape)} of {BLOCKED[tensor.format][0]} and the original shape {list(tensor.original)}"
-            raise UnreadableError(f"{path}: the shape {shapes} do not belong together")
-        array = np.ascontiguousarray(rows)
-    return Loaded(array, dtype)
-
-
-def read_header(path: Path) -> Kernel:
-    """What a kernel's file says of its tensors; none of their bytes is read.
-
-    Raises:
-        UnreadableError: if it is truncated or damaged, or its sizes do not add up to the file's.
-    """
-    size = size_of(path)
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if not 0 < length <= min(_HEADER_LIMIT, size - 8):
-                raise UnreadableError(f"{path}: is truncated, or no kernel dump (its header would have {length} bytes)")
-            header = memoryview(file.read(length))
-        name, parts = _parse(header, 8 + length)
-    except OSError as error:
-        raise UnreadableError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise UnreadableError(f"{path}: its header is damaged ({error})") from None
-    end = 8 + length + sum(tensor.size for tensors in parts.values() for tensor in tensors)
-    if end != size:
-        raise UnreadableError(f"{path}: its header says {end} bytes, but the file has {size}")
-    return Kernel(name, parts[4], parts[3])
-
-
-def _parse(header: memoryview, at: int) -> tuple[str, dict[int, list[Tensor]]]:
-    """The kernel's name, and the tensors by the field that holds them; the first begins at ``at``."""
-    name, messages = "", {number: list[memoryview]() for number in _PARTS}
-    for number, value in fields(header):
-        if number in messages and isinstance(value, memoryview):
-            messages[number].append(value)
-            if len(messages[number]) > _MOST_TENSORS:
-                raise ValueError(f"more than {_MOST_TENSORS:,} tensors")
-        elif number == _OP_NAME and isinstance(value, memoryview):
-            if len(value) > _LONGEST_NAME:
-                raise ValueError(f"a name of {len(value):,} bytes")
-            name = bytes(value).decode("utf-8", "backslashreplace")
-    found: dict[int, list[Tensor]] = {}
-    for number, numbers in _PARTS.items():
-        found[number] = []
-        for message in messages[number]:
-            tensor = _tensor(message, numbers, at)
-            found[number].append(tensor)
-            at += tensor.size
-    return name, found
-
-
-def _tensor(message: memoryview, numbers: _Fields, at: int) -> Tensor:
-    scalars = {1: 0, 2: 0, numbers.size: 0}
-    shapes: dict[int, tuple[int, ...]] = {3: (), numbers.original_shape: ()}
-    for number, value in fields(message):
-        if number == numbers.data and isinstance(value, memoryview) and len(value):
-            raise ValueError("a tensor's bytes are inside of it")
-        if number == numbers.size and isinstance(value, int):  # first, for a buffer's size has the number of a tensor's shape
-            scalars[number] = value
-        elif number in shapes and isinstance(value, memoryview):
-            lengths = (length for inner, each in fields(value) if inner == 1 for length in integers(each))
-            shapes[number] = tuple(islice(lengths, _MOST_DIMENSIONS + 1))
-            if len(shapes[number]) > _MOST_DIMENSIONS:
-                raise ValueError(f"a shape of more than {_MOST_DIMENSIONS} dimensions")
-        elif number in scalars and isinstance(value, int):
-            scalars[number] = value
-    return Tensor(scalars[1], scalars[2], shapes[3], shapes.get(numbers.original_shape, ()), scalars[numbers.size], at)
 
 
 FORMAT = Format(

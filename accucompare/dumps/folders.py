@@ -21,7 +21,7 @@ def folders_with(path: Path, belongs: Callable[[str], bool]) -> list[Path]:
         path: where to look.
         belongs: whether a file's name is one of the dump's.
     """
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return []
     found, left = [], _MOST_LOOKED_AT
     for folder, inner, names in os.walk(path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from accucompare.bundle.manifest import holds_bundle
-from accucompare.dumps import cann, folder, hugging_face, msaccucmp, msprobe, polygraphy, sglang
+from accucompare.dumps import cann, debug_mode, folder, hugging_face, msaccucmp, msprobe, polygraphy, router_trace, sglang
 from accucompare.dumps.items import Format
 from accucompare.errors import UsageError
 
@@ -17,6 +17,8 @@ FORMATS: tuple[Format, ...] = (
     sglang.FORMAT,
     polygraphy.FORMAT,
     hugging_face.FORMAT,
+    debug_mode.FORMAT,
+    router_trace.FORMAT,
     folder.FORMAT,
 )
 

@@ -244,6 +244,7 @@ class _Rank:
                 "partial": dump.partial,
                 "innermost_outputs": dump.innermost_outputs,
                 "pruned": dump.pruned,
+                "hashes": dump.hashes,
                 "left_out": [{"what": each.what, "why": each.why} for each in self._left_out],
             },
         )

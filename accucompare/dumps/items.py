@@ -95,6 +95,7 @@ class Dump:
         innermost_outputs: whether it records the outputs of modules without children only.
         pruned: lists of layers, by name, of which it has left some out.
         partial: whether it holds single values, and not all calls of all layers: what has no partner then is no difference.
+        hashes: what it holds of each tensor in place of values, by the ends of paths; none if it holds values.
         environment: what it says of where it ran, as in a manifest: ``{"versions": {"torch": …}}``.
         notes: what a reader of the bundle is to know, one sentence each.
     """
@@ -106,6 +107,7 @@ class Dump:
     partial: bool = False
     innermost_outputs: bool = False
     pruned: tuple[str, ...] = ()
+    hashes: tuple[str, ...] = ()
     environment: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -12,16 +11,13 @@ from accucompare.bundle.records import Role
 from accucompare.dumps.files import load_npy
 from accucompare.dumps.folders import files_in, folders_with, step_folders
 from accucompare.dumps.items import Dump, Format, Item, LeftOut, Naming, Part
+from accucompare.dumps.kernel_files import NPY_NAME
+from accucompare.dumps.overflows import is_note, notes_of
 from accucompare.selection import DumpFormat
-
-_NAME = re.compile(
-    r"(?P<kernel>(?P<type>[^.]+)\.(?P<name>.+?)\.(?P<task>\d{1,18})(?:\.\d{1,18}){0,2}\.(?P<time>\d{10,20}))"
-    r"\.(?P<role>input|output)\.(?P<number>\d{1,6})(?P<more>(?:\.[^.]+)*)\.npy"
-)
 
 
 def _belongs(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None
+    return NPY_NAME.fullmatch(name) is not None
 
 
 def _open(path: Path, naming: Naming) -> Dump:
@@ -31,16 +27,18 @@ def _open(path: Path, naming: Naming) -> Dump:
         "kernels are listed under their own names, with slashes as msaccucmp writes them, as _; "
         "which layer ran one, CANN does not say: --map brings the two together"
     )
-    return Dump(parts, (Role.INPUT, Role.OUTPUT), partial=True, notes=(note,))
+    return Dump(parts, (Role.INPUT, Role.OUTPUT), partial=True, notes=(*notes_of(path), note))
 
 
 def _items(folder: Path) -> Iterator[Item | LeftOut]:
     """The tensors of all kernels, in the order of their timestamps."""
     found = []
     for path in files_in(folder):
-        match = _NAME.fullmatch(path.name)
-        if match is None:
-            yield LeftOut(path.name, "its name is none of msaccucmp's, OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP.output.N.npy")
+        match = NPY_NAME.fullmatch(path.name)
+        if is_note(path.name):
+            yield LeftOut(path.name, "what the device noted of an overflow, which is no tensor")
+        elif match is None:
+            yield LeftOut(path.name, "its name is none of msaccucmp's, OP_TYPE.OPNPY_NAME.TASK.STREAM.TIMESTAMP.output.N.npy")
         else:
             found.append(
                 ((int(match["time"]), int(match["task"]), match["kernel"], match["role"] == "output", int(match["number"])), path, match)
@@ -60,5 +58,5 @@ FORMAT = Format(
     "msaccucmp",
     lambda path: bool(folders_with(path, _belongs)),
     _open,
-    "files named OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP.output.N.npy",
+    "files named OP_TYPE.OPNPY_NAME.TASK.STREAM.TIMESTAMP.output.N.npy",
 )

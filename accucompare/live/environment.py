@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -128,12 +129,13 @@ def notes_on(modules: Modules) -> list[str]:
     return notes
 
 
-def notes_on_what_ran(before: Modules, compiled: bool) -> list[str]:
+def notes_on_what_ran(before: Modules, compiled: bool, called: Collection[str]) -> list[str]:
     """What a capture has done to a model, or has not seen of it.
 
     Args:
         before: its modules when the capture began.
         compiled: whether compiled code was called, and ran eagerly.
+        called: the names of those that were called; none if it does not matter.
     """
     notes = ["compiled code (torch.compile) was called in the forward; it ran eagerly"] if compiled else []
     new = [name for name in name_modules(before.named[""]).named if name not in before.named]
@@ -141,6 +143,11 @@ def notes_on_what_ran(before: Modules, compiled: bool) -> list[str]:
         notes.append(
             f"{len(new)} module(s) were added to the model while it ran, so nothing of them is recorded, and weights that they drew are "
             f"not those of a plain run: {', '.join(new[:3])}; call the model once before the capture"
+        )
+    elif {*called} == {""} and not (kind := type(before.named[""])).__module__.startswith("torch.nn."):  # as of Keras, or of plain objects
+        notes.append(
+            f"only the whole {kind.__name__} was recorded, for its parts are not called as modules of PyTorch are; "
+            "record its operators to look inside: --level op --only '(root)'"
         )
     return notes
 

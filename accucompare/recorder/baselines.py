@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from accucompare.bundle.directory import discard_unfinished
 from accucompare.bundle.manifest import BASELINES, Manifest
 from accucompare.bundle.reader import open_bundle
 from accucompare.compare.brought import PRECISIONS, keep_errors
 from accucompare.compare.suggest import float_dtype
 from accucompare.devices import DeviceName
-from accucompare.errors import UsageError
+from accucompare.errors import CaptureError, UsageError
 from accucompare.places import Place, place_of
 from accucompare.recorder.capture_case import capture_case
 from accucompare.recorder.options import CaptureOptions
@@ -63,13 +65,28 @@ def capture_baselines(
             backward=bool(trusted.options.backward),
         )
         place = DeviceName("cpu") if emulate else device
-        if tensors:
-            made.append(capture_case(target, out, place, options, dtype=FloatType(dtype)))
-            continue
-        with tempfile.TemporaryDirectory(prefix=".baseline-", dir=golden if isinstance(golden, Path) else None) as folder:
-            fed = capture_case(target, Path(folder) / precision, place, options, dtype=FloatType(dtype))
-            made.append(keep_errors(golden, fed, out))
+        with _whole_or_not_at_all(golden, out, precision):
+            if tensors:
+                made.append(capture_case(target, out, place, options, dtype=FloatType(dtype)))
+                continue
+            with tempfile.TemporaryDirectory(prefix=".baseline-", dir=golden if isinstance(golden, Path) else None) as folder:
+                fed = capture_case(target, Path(folder) / precision, place, options, dtype=FloatType(dtype))
+                made.append(keep_errors(golden, fed, out))
     return made
+
+
+@contextlib.contextmanager
+def _whole_or_not_at_all(golden: Place, out: Place, precision: str) -> Iterator[None]:
+    """Remove a baseline that does not come to its end: golden is complete without it."""
+    try:
+        yield
+    except (CaptureError, KeyboardInterrupt) as error:
+        discard_unfinished(out)
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(f"{golden} is complete, without its baseline for {precision}") from None
+        what = str(error).splitlines()[0]  # the rest tells where its records are, which are removed
+        cure = f"leave {precision} out of --with-baseline, or see --debug"
+        raise CaptureError(f"baseline for {precision}: {what}\n{golden} is complete, without this baseline; {cure}") from error
 
 
 def baseline_dtype(golden: Manifest, precision: str) -> tuple[str, str | None]:

@@ -193,7 +193,10 @@ class Buffers:
             counted: look only where a write was counted.
             every: take them all for changed: by steps that were not recorded, of this run or of the one that it goes on with.
         """
-        changed, trains = [], self._modules.named[""].training  # a part of the model may be frozen, and be written into all the same
+        changed, trains = (
+            [],
+            getattr(self._modules.named[""], "training", False),
+        )  # a part of the model may be frozen, and be written into all the same
         for slot in self._slots:
             if every or slot.changed or ((trains or slot.module.training) and not counted):
                 before, slot.digest = slot.digest, _digest_of(slot.now)

@@ -44,7 +44,8 @@ def naming_the_model(name: str, out: Place, device: str, model: nn.Module, witho
         what = "the model raised while it was set up" if not stopped else f"the model raised in {module or '(root)'}, step {step}"
         if stopped and module is None:
             what = f"the case raised outside of the model's forward, step {step}"
-        message = f"{name}: {what}: {explain(device, error)}\nW{_kept(out)[1:]}; --debug shows the traceback"
+        hint = "; ".join([*_kept(out), "--debug shows the traceback"])
+        message = f"{name}: {what}: {explain(device, error)}\n{hint[0].upper()}{hint[1:]}"
         if without_gradients and _wanted_gradients(error):
             raise WantedGradientsError(message) from error
         failing = name_modules(model).named.get(module or "")
@@ -52,7 +53,7 @@ def naming_the_model(name: str, out: Place, device: str, model: nn.Module, witho
             raise ModuleFailedError(message, name_of(type(failing))) from error
         raise CaptureError(message) from error
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(_kept(out)) from None
+        raise KeyboardInterrupt(*_kept(out)) from None
 
 
 @contextlib.contextmanager
@@ -74,11 +75,13 @@ def telling_exits() -> Iterator[None]:
         os._exit = leave
 
 
-def _kept(out: Place) -> str:
-    """Where what a stopped capture has recorded is, and what it was to replace."""
-    kept = previous_of(out)
-    previous = "" if kept is None else f"; the bundle that it was to replace is in {kept}"
-    return f"what was recorded until then is in {out}, marked incomplete{previous}"
+def _kept(out: Place) -> Iterator[str]:
+    """Where what a stopped capture has recorded is, and what it was to replace; nothing, if it had not begun to write."""
+    with contextlib.suppress(AccucompareError), open_bundle(out) as bundle:
+        if not bundle.complete:
+            kept = previous_of(out)
+            previous = "" if kept is None else f"; the bundle that it was to replace is in {kept}"
+            yield f"what was recorded until then is in {out}, marked incomplete{previous}"
 
 
 def _stopped(out: Place) -> dict[str, Any]:

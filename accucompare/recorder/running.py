@@ -28,7 +28,7 @@ from accucompare.recorder.feeding import Feed
 from accucompare.recorder.recorder import Recorder
 from accucompare.recorder.start import Start
 from accucompare.recorder.training_state import StateSaver, UnknownOptimizers
-from accucompare.selection import Steps
+from accucompare.selection import Level, Steps
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -182,7 +182,8 @@ class Session:
         self._note_unfed()
         manifest.notes += self._numerics.notes()
         manifest.notes += recorder.training_notes()
-        manifest.notes += notes_on_what_ran(self._modules, self._eager and recorder.called_compiled)
+        of_modules = manifest.capture["level"] == Level.MODULE and recorder.holds_records
+        manifest.notes += notes_on_what_ran(self._modules, self._eager and recorder.called_compiled, recorder.called if of_modules else ())
         if recorder.errors:
             manifest.notes += [f"recording failed: {failure}" for failure in recorder.errors[:100]]
         if recorder.records or series is not None:

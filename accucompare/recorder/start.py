@@ -257,8 +257,9 @@ def _differentiates(golden: Bundle) -> bool:
 def _check_selection(selection: Selection, modules: Modules) -> None:
     if not any(selection.allows(name) for name in modules.named):
         globs = ", ".join(f"--only {glob}" for glob in selection.only) + "".join(f" --skip {glob}" for glob in selection.skip)
-        names = [name for name in modules.named if name][:5]
-        raise UsageError(f"{globs}: leaves no module to record; the model has {', '.join(names)}, … ({len(modules.named)} in all)")
+        names = [name for name in modules.named if name] or [display_name("")]
+        more = f", … ({len(names)} in all)" if len(names) > 5 else ""
+        raise UsageError(f"{globs}: leaves no module to record; the model has {', '.join(names[:5])}{more}")
 
 
 def _set_mode(model: nn.Module, modules: Modules, saved: dict[str, Any], renamings: Sequence[Renaming]) -> list[str]:

@@ -70,7 +70,10 @@ def note(comparison: Result) -> str:
 def identical_until(comparison: Result) -> str:
     """``bit for bit identical until encoder.1.norm output: relative L2 4.50e-06``; ``""`` where there is no such row."""
     row = comparison.identical_until
-    return "" if row is None else f"bit for bit identical until {comparison.place(row)}: {_difference(row)}"
+    if row is None:
+        return ""
+    same = "equal hashes" if all(comparison.hashes) else "bit for bit identical"
+    return f"{same} until {comparison.place(row)}: {_difference(row)}"
 
 
 def _difference(row: Row) -> str:

@@ -206,7 +206,9 @@ def _index(text: str, shape: tuple[int, ...]) -> Index:
         parts: Index = tuple(_slice_part(part.strip()) for part in text.strip().strip("[]").split(",") if part.strip())
         np.broadcast_to(np.zeros(()), shape)[parts]
         return parts
-    except (ValueError, IndexError) as error:
+    except ValueError:
+        raise UsageError(f"--slice {text!r}: write it as in NumPy, such as '0, :4'; the shape is {list(shape)}") from None
+    except IndexError as error:
         raise UsageError(f"--slice {text!r}: cannot be taken of shape {list(shape)} ({error})") from None
 
 

@@ -62,9 +62,10 @@ def check_gradients(
     except Exception as error:
         raise CaptureError(f"{built.name}: the model raised: {explain('cpu', error)}") from error
     selection = Selection.of(tuple(only), tuple(skip))
-    if not any(_allowed(name, selection) for name in seen.called):
-        raise UsageError(f"{built.name}: no module that is called matches --only and --skip; called are {', '.join(seen.called[:5])}, …")
-    chosen = [each for each in seen.applied.values() if any(_allowed(name, selection) for name in each.modules)]
+    if not any(selection.allows(name) for name in seen.called):
+        called = ", ".join([display_name(name) for name in seen.called[:5]] + ["…"] * (len(seen.called) > 5))
+        raise UsageError(f"{built.name}: no module that is called matches --only and --skip; called are {called}")
+    chosen = [each for each in seen.applied.values() if any(selection.allows(name) for name in each.modules)]
     found, begun = [], time.monotonic()
     for number, each in enumerate(chosen, 1):
         left = _SECONDS_IN_ALL - (time.monotonic() - begun)
@@ -73,10 +74,6 @@ def check_gradients(
         if progress is not None:
             progress(number, len(chosen))
     return GradientCheck([*found, *_unseen(values, seen)])
-
-
-def _allowed(name: str, selection: Selection) -> bool:
-    return selection.allows(name) or selection.allows(display_name(name))
 
 
 def _told(applied: Applied, outcome: Outcome) -> FunctionGradients:

@@ -17,6 +17,7 @@ from accucompare.recorder.failures import telling_exits
 from accucompare.recorder.training import run_step
 from accucompare.selection import FloatType
 from accucompare.watcher.options import WatchOptions
+from accucompare.watcher.steps import Watch
 from accucompare.watcher.watch import watching
 
 
@@ -65,6 +66,7 @@ def watch_case(
     case, count = built.case, steps if steps is not None else len(built.inputs)
     training = built.training
     options = replace(options, optimizer=case.optimizer, scaler=training.scaler, scheduler=list(training.schedulers), case=built.name)
+    watch: Watch | None = None  # until it is set up
     with numerics.in_force():
         try:
             with watching(built.model, out, options, device=place) as watch:
@@ -85,12 +87,16 @@ def watch_case(
         except AccucompareError:
             raise
         except (Exception, SystemExit) as error:  # a sys.exit(0) in the user's code is no success of the watch
+            if watch is None:
+                raise CaptureError(f"{built.name}: the model raised while it was set up: {explain(place.type, error)}") from error
             message = f"{built.name}: the model raised in step {watch.step_number}: {explain(place.type, error)}"
             raise CaptureError(f"{message}\nWhat was watched until then: accucompare overflow {out}") from error
         except KeyboardInterrupt:
+            if watch is None:
+                raise
             message = f"stopped in step {watch.step_number}; what was watched until then: accucompare overflow {out}"
             raise KeyboardInterrupt(message) from None
-    return watch.findings
+    return [] if watch is None else watch.findings
 
 
 def _notes(case: Case, device: str, options: WatchOptions) -> Iterator[str]:

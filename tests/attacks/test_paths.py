@@ -321,3 +321,28 @@ def test_a_name_that_is_too_long_is_told(command: Command, tmp_path: Path, argum
         write(tmp_path / name, [item("", [1.0], role="input", path="x", parent=None), item("fc", [value])])
     done = command(*arguments)
     assert (done.code, "internal error" in done.err, LONG in done.err, "ile name too long" in done.err) == (2, False, True, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["health", "log", "--json", "log/rank0.jsonl"],
+        ["health", "log/rank0.jsonl", "--json", "log/rank0.jsonl"],
+        ["health", "log", "--json", "log/../log/rank0-step0.py"],
+        ["health", "log", "--thresholds", "limits.toml", "--json", "limits.toml"],
+        ["diff", "golden", "npu", "--tolerances", "limits.toml", "--json", "limits.toml"],
+        ["locate", "case.py:other", "--device", "cpu", "--json", "case.py"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_read_is_not_written_over(command: Command, tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "log").mkdir()
+    for name in ("log/rank0.jsonl", "log/rank0-step0.py", "limits.toml", "case.py"):
+        (tmp_path / name).write_text("mine")
+    for name in ("golden", "npu"):
+        write(tmp_path / name, [item("fc", [1.0])])
+    before = contents(tmp_path)
+    done = command(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert "choose another --json" in done.err
+    assert contents(tmp_path) == before

@@ -120,6 +120,12 @@ def test_a_step_without_records_is_there(tmp_path: Path) -> None:
     assert [entry.records for _, entry in bundle.steps()] == [0]
 
 
+def test_a_step_that_did_not_end_leaves_no_files(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path, Manifest()) as writer:
+        writer.add(*item("fc", [1.0]))
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["manifest.json"]
+
+
 def test_the_manifest_lists_finished_steps_with_their_digests(tmp_path: Path) -> None:
     write(tmp_path / "b", [item("a", [1.0]), item("b", [1.0]), item("a", [1.0], step=1)])
     steps = json.loads((tmp_path / "b/manifest.json").read_text())["steps"]

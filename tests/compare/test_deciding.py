@@ -378,6 +378,29 @@ for place, which, most in ((0, "first", 0.005), (1, "mean", 0.01)):
 decides("acceptance.PRESETS[Standard.MINDFORMERS].rules[2][2]", 0.099, 0.101)(lambda off, _: not standard(norm=off).kept)
 
 
+def composed_by(kind: str, roundings: int) -> None:
+    """A recurrent module's output in bfloat16 whose baseline hardly rounds: so many roundings are the least that the baseline counts as."""
+
+    def is_off(times: float, folder: Path) -> bool:
+        signs, order = (np.random.default_rng(seed).permutation(65536) for seed in (0, 1))
+        golden = write(folder / "golden", [item("rnn", np.where(signs % 2, 1.0, -1.0).astype(np.float32)[None], type=kind)])
+        fed_by = {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}
+        sides = []
+        for name, error in (("candidate", math.sqrt(times) * 2.02 * 2.0**-9), ("baseline", 2.0**-12)):
+            off_by = np.where(order < (error * 2**6) ** 2 * 65536, np.where(signs % 3, 1, -1) * 2.0**-6, 0)  # of so many values
+            values = (np.where(signs % 2, 1.0, -1.0) * (1 + off_by)).astype(np.float32)[None]
+            model = {"classes": {kind: ["torch.nn.modules.rnn"]}}
+            sides.append(write(folder / name, [item("rnn", values, "bfloat16", type=kind)], capture={"feed": fed_by}, model=model))
+        return not ac.diff(golden, sides[0], baseline=sides[1]).passed
+
+    decides(f"tolerance.RECURRENT['{kind}']", roundings - 0.2, roundings + 0.2)(is_off)
+
+
+composed_by("LSTM", 6)
+composed_by("GRU", 6)
+composed_by("RNN", 2)
+
+
 @decides("acceptance.PRESETS[Standard.MINDFORMERS].least_steps", 999, 1000)
 def enough_steps(count: float, _: Path) -> bool:
     pairs = [StepPair(0, step, StepSeries(step), StepSeries(step), *[Apart(1.0, 1.0, 1.0, 1.0)] * 2) for step in range(int(count))]

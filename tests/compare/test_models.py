@@ -14,7 +14,7 @@ LAYERS = ("embed", "a.up", "a.down", "b.up", "b.down", "head")
 
 
 def net(width: int, names: tuple[str, ...] = LAYERS) -> list[Item]:
-    return [item(name, np.full((2, width), number, np.float32)) for number, name in enumerate(names)]
+    return [item(name, np.full((2, width), [[number], [number + 1]], np.float32)) for number, name in enumerate(names)]
 
 
 def model(width: int, names: tuple[str, ...] = LAYERS) -> dict[str, Any]:

@@ -92,3 +92,39 @@ def to_5hd(array: np.ndarray, block: int = 16) -> np.ndarray:
     for channel in range(c):
         out[:, channel // block, :, :, channel % block] = array[:, channel]
     return out
+
+
+#: Of each unit where its facts and its status are in what the device noted, as msaccucmp reads them.
+_UNITS = {"DHA Atomic Add": (0, 512), "L2 Atomic Add": (128, 768), "AI Core": (256, 1040)}
+_FACTS = ("model_id", "stream_id", "task_id", "task_type", "pc_start", "para_base")
+_NEWER = (*_FACTS[:4], "context_id", "thread_id", "pc_start", "para_base", "core_id", "block_id")
+
+
+def noted(unit: str, status: int, task: int, stream: int = 3) -> bytes:
+    """What the device noted of an overflow, in the older layout."""
+    content = bytearray(2048)
+    facts, place = _UNITS[unit]
+    struct.pack_into("<6Q", content, facts, 7, stream, task, 1, 0x1000, 0x2000)
+    struct.pack_into("<Q", content, place, status)
+    return bytes(content)
+
+
+def noted_newer(unit: int, statuses: list[int], task: int, stream: int = 3, valid: int = 1, length: int | None = None) -> bytes:
+    """The same in the newer layout, of a core."""
+    facts = [7, stream, task, *range(len(_NEWER) - 3), *statuses]
+    head = struct.pack("<6I", 0x5A5A5A5A, 1, valid, unit, 0, 8 * len(facts) if length is None else length)
+    return (head + struct.pack(f"<{len(facts)}Q", *facts)).ljust(2048, b"\0")
+
+
+def noted_json(unit: str, status: int, task: int, stream: int = 3) -> dict[str, dict[str, int | str]]:
+    """What msaccucmp makes of it."""
+    known = {"model_id": 7, "stream_id": stream, "task_id": task, "task_type": 0, "pc_start": "0x1000", "para_base": "0x2000"}
+    return {each: {**known, "status": status if each == unit else 0} for each in _UNITS}
+
+
+def write_note(folder: Path, time: int, content: bytes, name: str = "Opdebug.Node_OpDebug") -> Path:
+    """The file with what the device noted: a kernel dump whose output is bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.99.5.{1_700_000_000_000_000 + time}"
+    path.write_bytes(kernel("Node_OpDebug", [], [Value(np.frombuffer(content, "uint8"), 4)]))
+    return path

@@ -11,9 +11,9 @@ import pytest
 import accucompare as ac
 from accucompare.bundle.records import Layout, Record
 from accucompare.compare.rows import Reason
-from accucompare.dumps.cann import read_header
 from accucompare.dumps.importing import import_dump
 from accucompare.dumps.items import UnreadableError
+from accucompare.dumps.kernel_files import read_header
 from accucompare.errors import UsageError
 from tests.compare.builder import item
 from tests.compare.builder import write as write_bundle

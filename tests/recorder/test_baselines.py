@@ -164,3 +164,17 @@ def test_a_precision_that_is_none_is_an_error_that_names_them(text: str) -> None
 
 def test_precisions_are_read_once_each() -> None:
     assert parse_precisions("float32, bfloat16,float32") == ("float32", "bfloat16")
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_a_baseline_that_fails_leaves_golden_complete_and_says_so(golden: Any, tmp_path: Path, tensors: bool) -> None:
+    (tmp_path / "picky.py").write_text(CASE.replace("torch.float64", "torch.bfloat16").replace("Double", "BFloat16"))
+    path = capture_case("picky.py", tmp_path / "picky", CPU)
+    with pytest.raises(CaptureError) as caught:
+        capture_baselines("picky.py", path, CPU, ("bfloat16",), tensors=tensors)
+    first, second = str(caught.value).splitlines()
+    assert first == "baseline for bfloat16: picky.py: the model raised in 2, step 0: RuntimeError: no kernel for BFloat16"
+    assert second == f"{path} is complete, without this baseline; leave bfloat16 out of --with-baseline, or see --debug"
+    with open_bundle(path) as bundle:
+        assert bundle.complete
+    assert not [file for file in (tmp_path / "picky" / "baselines").rglob("*") if file.is_file()]

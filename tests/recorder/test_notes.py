@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
+from accucompare.bundle.records import Role
 from accucompare.compare.rows import Status
 from tests.recorded import Glue, Opened, Record
 
@@ -151,3 +152,48 @@ def test_a_loss_that_reaches_no_layer_is_noted(reaches: bool, noted: bool, tmp_p
         if noted
         else []
     )
+
+
+class Opaque(nn.Module):
+    """Its parts are called, and not as modules are: the way tells how."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.parts = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+        self.plain = [torch.eye(3) for _ in range(2)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part, weight in zip(self.parts, self.plain, strict=True):
+            if self.way == "forward":
+                x = part.forward(x)
+            elif self.way == "functions of plain tensors":
+                x = nn.functional.linear(x, weight)
+            elif self.way == "functions of its parts' weights":
+                x = nn.functional.linear(x, part.weight)
+            else:
+                x = part(x)
+        return x
+
+
+@pytest.mark.parametrize("way", ["forward", "functions of plain tensors", "functions of its parts' weights"])
+def test_a_model_none_of_whose_parts_is_seen_is_told_and_operators_look_inside(way: str, tmp_path: Path) -> None:
+    with ac.capture(model := Opaque(way), tmp_path / "modules"):
+        model(torch.ones(1, 3))
+    (note,) = ac.open_bundle(tmp_path / "modules").manifest.notes
+    assert note.startswith("only the whole Opaque was recorded")
+    assert note.endswith("--level op --only '(root)'")
+    with ac.capture(model, tmp_path / "operators", level="op", only="(root)"):
+        model(torch.ones(1, 3))
+    bundle = ac.open_bundle(tmp_path / "operators")
+    assert bundle.manifest.notes == []
+    assert sum(record.role is Role.OP_OUTPUT for record in bundle.records()) >= 2
+
+
+@pytest.mark.parametrize("model", [Opaque("modules"), nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3))])
+def test_a_model_whose_parts_are_seen_or_that_has_none_is_not_told_of(model: nn.Module, tmp_path: Path) -> None:
+    with ac.capture(model, tmp_path / "b", only="(root)"):
+        model(torch.ones(1, 3))
+    bundle = ac.open_bundle(tmp_path / "b")
+    assert bundle.manifest.notes == []
+    assert {record.name for record in bundle.records()} == {""}

@@ -678,6 +678,6 @@ def test_locate_goes_on_to_the_operator(cli: Run, tmp_path: Path) -> None:
     first, second = (line for line in done.stdout.splitlines() if "bug:" in line)
     assert "bug: encoder.layer.2.attention.output.LayerNorm, excess" in first
     name = "encoder.layer.2.attention.output.LayerNorm: aten.native_layer_norm"
-    assert re.search(rf"bug: {re.escape(name)} \(bert/modeling_bert\.py:\d+\): golden gives eps 1e-12, the candidate 0.01, excess", second)
+    assert re.search(rf"bug: {re.escape(name)} \(fixtures/minilm\.py:\d+\): golden gives eps 1e-12, the candidate 0.01, excess", second)
     assert (tmp_path / "reports" / "locate-ops.xlsx").is_file()
     assert sorted(path.name for path in (tmp_path / "locate" / "ops").iterdir()) == ["baseline", "candidate", "golden"]

@@ -476,8 +476,9 @@ def test_entries_of_one_side_stand_beside_their_like(tmp_path: Path) -> None:
 
 
 def test_tables_of_parameters_are_shown_as_numbers(tmp_path: Path) -> None:
-    golden = Manifest(model={"parameters": {f"p{number}": number for number in range(5000)}, "not_called": ["a", "b"]})
-    candidate = Manifest(model={"parameters": {f"p{number}": -number for number in range(5000)}, "not_called": []})
+    entries = [{f"p{number}": {"dtype": "float32", "shape": [side * number]} for number in range(1, 5001)} for side in (1, 2)]
+    golden = Manifest(model={"parameters": entries[0], "not_called": ["a", "b"]})
+    candidate = Manifest(model={"parameters": entries[1], "not_called": []})
     lines = environment_lines(tmp_path, golden, candidate)
     assert lines["model.parameters"] == ("5,000 entries", "5,000 entries (contents differ)", "differs")
     assert lines["model.not_called"] == ("a, b", "none", "differs")

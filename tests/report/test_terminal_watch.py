@@ -105,7 +105,10 @@ def test_an_origin_is_shown_with_the_first_of_what_it_passed_through(tmp_path: P
     ("events", "line"),
     [
         ([step(0), end()], "FINITE  LOG: everything was finite in 1 watched step\n"),
-        ([step(0)], "TROUBLE  LOG: nothing was found, but the log has no end: the process was killed, or is still running\n"),
+        (
+            [step(0)],
+            "TROUBLE  LOG: nothing was found, but the log has no end: the process was killed, its disk was full, or it is still running\n",
+        ),
         ([found(), passed(), step(0)], "NOT FINITE  LOG: NaN in fc1 (Linear), forward, step 0; 1 origin, 1 passed on\n"),
         ([step(0, overflowed=True), end()], "NOT FINITE  LOG: the device's overflow flag was up in 1 step, and no call was found\n"),
     ],
