@@ -23,7 +23,7 @@ from accucompare.compare.rows import RefusedBaseline
 from accucompare.compare.sites import Stage
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
 from accucompare.devices import DeviceName, open_device
-from accucompare.errors import CaptureError, UsageError
+from accucompare.errors import CaptureError, CaseError, UsageError
 from accucompare.places import Place, place_of, whole
 from accucompare.recorder.golden_checks import held_steps
 from accucompare.recorder.options import CaptureOptions
@@ -461,6 +461,8 @@ def _check(golden: Place, folder: Place, cases: Mapping[str, str | None]) -> Non
     if golden.resolve() in (folder.resolve(), *folder.resolve().parents):
         raise UsageError(f"--out {folder}: lies in golden {golden}; choose another directory")
     for option, case in cases.items():
+        if case is not None and file_of(case).suffix == ".py" and not file_of(case).is_file():  # a baseline that golden brings needs none
+            raise CaseError(f"{option} {case}: there is no file {file_of(case)}")
         if case is not None and golden.resolve() in file_of(case).resolve().parents:
             raise UsageError(f"{option} {case}: lies in golden {golden}, and a bundle holds no code; copy it elsewhere if you trust it")
 

@@ -36,6 +36,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "circle").symlink_to("circle")
 
 
+@pytest.mark.parametrize(("name", "told"), [("r.xlsx", True), ("r.html", False), ("r.json", False)])
+def test_excel_is_suspected_of_a_workbook_alone(monkeypatch: pytest.MonkeyPatch, name: str, told: bool) -> None:
+    def locked(source: object, destination: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    compared = ac.diff(write(Path("golden"), [item()]), Path("golden"))
+    monkeypatch.setattr(os, "replace", locked)
+    with pytest.raises(ac.AccucompareError) as refusal:
+        {"xlsx": compared.to_excel, "html": compared.to_html, "json": compared.to_json}[name.partition(".")[2]](name)
+    assert ("open in Excel" in str(refusal.value), "may write to" in str(refusal.value)) == (told, True)
+
+
 def capture(path: Any, **options: Any) -> None:
     with ac.capture(torch.nn.Linear(2, 2), path, **options):
         raise AssertionError("it began")

@@ -142,6 +142,12 @@ def test_a_case_inside_golden_is_refused(cli: Run, folder: Path, arguments: list
     assert said in found["stderr"]
 
 
+def test_a_golden_case_that_is_missing_is_refused_although_golden_brings_its_baseline(cli: Run, folder: Path) -> None:
+    golden(cli, folder, "--with-baseline", "float32")
+    found = located(cli, folder, "net.py", "--golden", "golden", "--golden-case", "missing.py:case")
+    assert (found["code"], "--golden-case missing.py:case: there is no file missing.py" in found["stderr"]) == (2, True)
+
+
 def test_goldens_case_can_be_named(cli: Run, folder: Path) -> None:
     golden(cli, folder)
     (folder / "moved.py").write_text(NET)

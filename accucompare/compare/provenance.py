@@ -9,6 +9,7 @@ from typing import Any
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import display_name
 from accucompare.compare.align import Renaming, rename
+from accucompare.devices.settings import is_a_librarys
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Surrounding:
 
     Attributes:
         name: of it.
-        golden, other: the variable's value in the two captures, ``None`` where it is not set; of a library both are ``None``.
+        golden, other: the variable's value in the two captures, ``None`` where it is not set, or not read; of a library both are.
         library: whether it is a library, of which the two captures loaded different builds.
     """
 
@@ -98,12 +99,13 @@ class Surrounding:
     library: bool = False
 
     def told(self, side: str) -> str:
-        """``KERNEL=fast in the candidate, not set in golden``; ``side`` is the name of the other capture."""
+        """``KERNEL=fast in the candidate, not set or not read in golden``; ``side`` is the name of the other capture."""
         if self.library:
             return f"{self.name} is another build in the {side} than in golden"
-        ours, theirs = ("not set" if each is None else each for each in (self.golden, self.other))
+        absent = "not set" if is_a_librarys(self.name) else "not set or not read"  # of others, those that the code reads are recorded
+        ours, theirs = (absent if each is None else each for each in (self.golden, self.other))
         if self.other is None:
-            return f"{self.name}={ours} in golden, not set in the {side}"
+            return f"{self.name}={ours} in golden, {theirs} in the {side}"
         return f"{self.name}={theirs} in the {side}, {ours} in golden"
 
 

@@ -143,6 +143,24 @@ class Result:
         """The sides whose capture did not run to its end: ``golden``, ``the candidate``."""
         return [name for name, side in (("golden", self.golden), ("the candidate", self.candidate)) if not side.complete]
 
+    @cached_property
+    def only_unfinished(self) -> bool:
+        """Whether all that fails are rows of steps that an incomplete capture did not come to, or ended in."""
+        if not self.incomplete or self.parting is not None:
+            return False
+        ours = {(row.golden.rank, row.golden.step) for row in self.rows if row.golden}
+        theirs = {(row.candidate.rank, row.candidate.step) for row in self.rows if row.candidate}
+        for row in self.rows:
+            if row.status is not Status.FAIL:
+                continue
+            if row.record is None or (row.golden and row.candidate):
+                return False
+            side, held = (self.golden, ours) if row.golden is None else (self.candidate, theirs)
+            ended_inside = any(entry.partial and entry.step == row.record.step for entry in side.manifest.steps)
+            if side.complete or ((row.record.rank, row.record.step) in held and not ended_inside):
+                return False
+        return True
+
     @property
     def failed(self) -> bool:
         """Whether a row fails, or two runs of training part by more than rounding explains."""
@@ -180,7 +198,7 @@ class Result:
             return unverified[0] + (f"; and {len(unverified) - 1} more" if len(unverified) > 1 else "")
         if self.damage:
             return f"{len(self.damage)} record(s) could not be read"
-        if self.incomplete and not self.failed:
+        if self.incomplete and (not self.failed or self.only_unfinished):
             return f"what there is agrees, but the capture of {' and of '.join(self.incomplete)} did not run to its end"
         unsteady = [row for row in self.rows if row.reason is Reason.NOT_DETERMINISTIC]
         if unsteady and not self.counts_by_status()[Status.FAIL]:

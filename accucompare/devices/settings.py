@@ -39,6 +39,8 @@ _OF_LIBRARIES = re.compile(
     "HCCL_|NPU_|ACL_|INF_NAN_MODE_|TASK_QUEUE_ENABLE|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|BLIS_|ONEDNN_|DNNL_|TRITON_|XLA_|JAX_|TRANSFORMERS_|"
     "DIFFUSERS_|HF_|FLASH_ATTENTION|FLASH_ATTN|XFORMERS_|VLLM_|DEEPSPEED_|DS_|MEGATRON_|BITSANDBYTES_|BNB_|USE_"
 )
+#: Where programs and caches are, and whose: no number depends on them. torch reads or sets some in one run and not in the next.
+_WHERE = {"PATH", "HOME", "USER", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
@@ -53,7 +55,7 @@ def variables(environment: Mapping[str, str], named: Iterable[str] = ()) -> dict
         By name. Of one that looks secret the value is a digest; in URLs there are no credentials.
     """
     chosen = {name for name in environment if is_a_librarys(name)} | {name for name in named if name in environment}
-    return {name: _shown(name, environment[name]) for name in sorted(chosen)}
+    return {name: _shown(name, environment[name]) for name in sorted(chosen - _WHERE)}
 
 
 def is_a_librarys(name: str) -> bool:

@@ -70,10 +70,11 @@ def _input_finite(seen: Evidence) -> Outcome:
 
 
 def _input_range(seen: Evidence) -> Outcome:
-    largest, worst = 0.0, None
+    largest, worst, floating = 0.0, None, False
     for each, given in _every(seen):
         if given.low is None or given.high is None or "float" not in given.dtype:
             continue
+        floating = True
         size = max(abs(float(given.low)) if not _is_mask(given) else 0.0, abs(float(given.high)))
         if math.isfinite(size) and size > largest:
             largest, worst = size, (each.step, _called(given))
@@ -92,7 +93,7 @@ def _input_range(seen: Evidence) -> Outcome:
         return warned(
             f"the first layer was given values of 0 to 255, as bytes are, in {steps_of(len(entered))} looked at", 255.0, step, name
         )
-    return passed(measured, largest)
+    return passed(measured, largest) if floating else not_looked_at("the model was given no floating input")
 
 
 def _is_mask(given: Given) -> bool:

@@ -109,6 +109,12 @@ def _output_constant(seen: Evidence) -> Outcome:
         return not_looked_at(f"{len(looks)} looks are too few: {_LOOKS} at least")
     changing = len({tuple(given.digest for given in each.given) for each in looks}) > 1
     trained = {each.name.rpartition(".")[0] for each in seen.setup.parameters if each.trainable} if seen.setup is not None else set()
+    # A table of positions that no update has moved gives the same each time; that nothing is updated other checks say.
+    moved: dict[str, bool] = {}
+    for parameter, series in seen.of_layers("moved"):
+        name = parameter.name.rpartition(".")[0]
+        moved[name] = moved.get(name, False) or any(share for _, (share,) in series)
+    still = {name for name, updated in moved.items() if not updated}
     for name in looks[0].outputs:
         extrema = [each.outputs[name] for each in looks if name in each.outputs]
         if len(extrema) < _LOOKS or name not in trained:  # a frozen table of positions gives the same each time, as it should
@@ -119,10 +125,14 @@ def _output_constant(seen: Evidence) -> Outcome:
             return warned(f"all values that it gave were one and the same in each of {len(extrema):,} looks", None, looks[0].step, name)
         low, high = extrema[0]
         limited = float(low).is_integer() and float(high).is_integer()  # as what ends with a clamp, a saturated sigmoid, or one-hot codes
-        if changing and len(set(extrema)) == 1 and not limited:
-            measured = f"what it gave was between {low} and {high} in each of {len(extrema):,} looks, for other inputs and after updates"
+        if changing and len(set(extrema)) == 1 and not limited and name not in still:
+            between = f"between {float(low):.4g} and {float(high):.4g}"
+            measured = f"what it gave was {between} in each of {len(extrema):,} looks, for other inputs and after updates of its weights"
             return warned(measured, None, looks[0].step, name)
-    return passed(f"the outputs of {len(trained & looks[0].outputs.keys()):,} modules with trainable parameters changed")
+    changed = len((trained & looks[0].outputs.keys()) - still)
+    if not changed:
+        return not_looked_at("no update moved the weights of a module")
+    return passed(f"the outputs of {changed:,} modules that were trained changed")
 
 
 def _twins(seen: Evidence) -> Outcome:
@@ -244,7 +254,7 @@ MODEL = (
     Check(
         "output-constant",
         Layer.MODEL,
-        "modules with trainable parameters whose output does not change, or has one value only",
+        "modules whose output does not change although updates move their weights, or has one value only",
         "check for weights that are zero, a mask over everything, and inputs that are multiplied by 0",
         _output_constant,
         needs=(Need.VITALS,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from accucompare.bundle.directory import forget_previous, prepare_directory, res
 from accucompare.bundle.lock import locked
 from accucompare.bundle.reader import open_bundle
 from accucompare.compare.brought import own_baseline
+from accucompare.compare.suggest import float_dtype
 from accucompare.errors import CaptureError, UsageError
 from accucompare.places import Place, is_file, place_of, whole
 from accucompare.scripts.launch import Ended, run
@@ -130,8 +132,13 @@ def locate_script(
     _captured(command, msgspec.structs.replace(plan, out=whole(candidate.absolute()), options=fed, steps=steps), overwrite, device, {})
     with open_bundle(golden) as ours, open_bundle(candidate) as theirs:
         baseline, maps = own_baseline(ours, theirs), theirs.manifest.capture["map"]
+        dtypes = float_dtype(ours.manifest), float_dtype(theirs.manifest)
     if baseline is None:
+        dtype = dtypes[1] if dtypes[0] != dtypes[1] else "float64"
+        capture = shlex.join(["accucompare", "capture", "--feed", whole(golden), "--steps", steps, "--out", "baseline", "--"])
+        compare = shlex.join(["accucompare", "diff", whole(golden), whole(candidate), "--baseline", "baseline"])
         announce("no baseline: that of a script would be the script in other types; fixed limits judge")
+        announce(f"a baseline, where golden's script can compute in {dtype} on the CPU: {capture} COMMAND, then {compare}")
     return diff(golden, candidate, baseline=baseline, map=maps, **compared)
 
 

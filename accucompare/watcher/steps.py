@@ -493,7 +493,7 @@ class Watch:
         for failure in self._watcher.errors[:20]:
             self.say(f"not looked at: {failure}")
         if self._options.optimizers and self._trainings and self._watched_steps and not self._backwards:
-            text = "no backward was seen, so that no gradient was looked at; is the backward inside the watch?"
+            text = "no backward reached the model, so that no gradient was looked at; is it inside the watch, and the loss not detached?"
             self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
         weights: list[Number | None] = []
         with contextlib.suppress(Exception):  # as of a device that has failed; the loop's own error matters more

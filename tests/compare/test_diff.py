@@ -20,6 +20,7 @@ from accucompare.bundle.reader import open_bundle
 from accucompare.compare import batches
 from accucompare.compare import sides as measuring
 from accucompare.compare.align import Pair
+from accucompare.compare.conclusion import Answer
 from accucompare.compare.outcomes import Task, nbytes
 from accucompare.compare.rows import Reason, Status
 from accucompare.compare.tolerance import EXACT
@@ -409,6 +410,31 @@ def test_a_capture_that_did_not_run_to_its_end_never_passes(tmp_path: Path, inco
     assert comparison.counts() == Counter({Reason.IDENTICAL: 1})
     assert not comparison.passed
     assert "did not run to its end" in comparison.trouble
+
+
+def of_steps(count: int, last: float = 1.0) -> list[Item]:
+    return [item("fc", [1.0 if step < count - 1 else last], step=step) for step in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("held", "complete", "answer"),
+    [
+        (of_steps(2), False, Answer.NOT_SURE),
+        (of_steps(2), True, Answer.DIFFERENT),
+        (of_steps(2, last=2.0), False, Answer.DIFFERENT),
+        ([*of_steps(2), item("other", [1.0], step=0)], False, Answer.DIFFERENT),
+        (of_steps(5), False, Answer.DIFFERENT),
+    ],
+    ids=["agrees as far as it goes", "complete and shorter", "differs in what it holds", "a row of its own", "holds more than golden"],
+)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_steps_that_a_killed_capture_did_not_come_to_are_no_difference_and_no_pass(
+    tmp_path: Path, held: list[Item], complete: bool, answer: Answer, swapped: bool
+) -> None:
+    sides = [write(tmp_path / "whole", of_steps(4)), write(tmp_path / "killed", held, complete=complete)]
+    comparison = ac.diff(*(reversed(sides) if swapped else sides))
+    assert comparison.answer is answer
+    assert not comparison.passed
 
 
 def test_the_default_limit_follows_the_coarsest_type_that_values_have_passed_through(tmp_path: Path) -> None:

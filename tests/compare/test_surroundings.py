@@ -23,14 +23,15 @@ def around(**environment: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("golden", "candidate", "said"),
     [
-        ({}, {"variables": {"KERNEL": "fast"}}, ["environment: KERNEL=fast in the candidate, not set in golden"]),
-        ({"variables": {"KERNEL": "fast"}}, {}, ["environment: KERNEL=fast in golden, not set in the candidate"]),
+        ({}, {"variables": {"KERNEL": "fast"}}, ["environment: KERNEL=fast in the candidate, not set or not read in golden"]),
+        ({"variables": {"KERNEL": "fast"}}, {}, ["environment: KERNEL=fast in golden, not set or not read in the candidate"]),
         ({"variables": {"A": "1", "B": "1"}}, {"variables": {"A": "2", "B": "1"}}, ["environment: A=2 in the candidate, 1 in golden"]),
         (
             {"libraries": {"k.so": "1"}},
             {"libraries": {"k.so": "2"}},
             ["environment: k.so is another build in the candidate than in golden"],
         ),
+        ({"variables": {"MKL_CBWR": "AVX2"}}, {}, ["environment: MKL_CBWR=AVX2 in golden, not set in the candidate"]),
         ({"libraries": {"k.so": "1"}}, {"libraries": {"other.so": "2"}}, []),
         ({}, {}, []),
     ],
@@ -49,7 +50,7 @@ def test_an_older_bundle_says_nothing_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("made_with", "due"),
     [
-        ({"variables": {"KERNEL": "fast"}}, "KERNEL=fast in the baseline, not set in golden"),
+        ({"variables": {"KERNEL": "fast"}}, "KERNEL=fast in the baseline, not set or not read in golden"),
         ({"libraries": {"k.so": "2"}}, "k.so is another build in the baseline than in golden"),
         ({"variables": {"OMP_NUM_THREADS": "4"}}, ""),
     ],
@@ -83,3 +84,8 @@ def test_values_that_look_secret_are_digests() -> None:
         "HF_ENDPOINT": "https://host/x",
         "MINE": "1",
     }
+
+
+def test_where_programs_and_caches_are_is_not_recorded() -> None:
+    places = {"PATH": "/bin", "HOME": "/root", "TORCHINDUCTOR_CACHE_DIR": "/tmp/x", "TORCH_LOGS": "all"}
+    assert variables(places, ["PATH", "HOME"]) == {"TORCH_LOGS": "all"}

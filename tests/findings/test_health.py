@@ -517,6 +517,11 @@ def a_table_that_is_frozen(log: Log) -> None:
         log.change(step, outputs={**vital(step).outputs, "positions": (-1.0, 1.0)})
 
 
+def positions_that_no_update_moves(log: Log) -> None:
+    no_weight_moved(log)
+    log.change(slice(None), outputs={"up": (-1.5, 1.0)})
+
+
 def outputs_that_are_nan(log: Log) -> None:
     log.change(slice(None), outputs={"up": ("nan", "nan")})
 
@@ -618,6 +623,7 @@ def dropout_of_nine_tenths(log: Log) -> None:
         ("input-constant", an_input_that_was_once_constant),
         ("input-finite", one_mask_for_all_samples),
         ("output-constant", a_table_that_is_frozen),
+        ("output-constant", positions_that_no_update_moves),
         ("output-constant", outputs_that_are_nan),
         ("scale-at-one", a_scale_of_one_from_the_start),
         ("gradients-grow", gradients_that_the_loop_averages_over_ranks),
@@ -676,6 +682,13 @@ def test_a_log_of_an_earlier_version_is_not_called_sound() -> None:
     log.vitals, log.steps = [], [Step(step, True) for step in range(3)]
     found = examine(log.ranks())
     assert {each.status for each in found.results if each.check.needs[:1] == (Need.VITALS,)} == {Status.NOT_LOOKED_AT}
+
+
+def test_the_range_of_floating_inputs_is_not_looked_at_where_there_are_none() -> None:
+    log = sound()
+    log.given(1, dtype="int64")
+    found = {each.check.id: each for each in examine(log.ranks()).results}["input-range"]
+    assert (found.status, found.outcome.measured) == (Status.NOT_LOOKED_AT, "the model was given no floating input")
 
 
 def test_one_rank_is_said_to_be_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -228,6 +229,26 @@ def test_a_script_that_is_fed_draws_its_random_numbers_under_goldens_seed(cli: R
     options = ("--device", "cpu", "--golden", str(golden), "--report", "none")
     done = cli("locate", *options, "--", sys.executable, str(script), PYTHONPATH=str(ROOT))
     assert (done.returncode, done.stdout.partition(" ")[0]) == (0, "IDENTICAL"), done.stderr
+
+
+def test_the_commands_of_a_scripts_baseline_can_be_typed_and_judge_rounding_as_such(cli: Run, tmp_path: Path) -> None:
+    """On a CPU, torch sums the gradients of a LayerNorm's weight and bias in the half type."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\nimport torch\nfrom torch import nn\ndtype = getattr(torch, sys.argv[1])\ntorch.manual_seed(0)\n"
+        "net = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4)).to(dtype)\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "net(torch.randn(256, 8).to(dtype)).float().square().sum().backward()\noptimizer.step()\n"
+    )
+    types = ([sys.executable, str(script), dtype] for dtype in ("float32", "bfloat16"))
+    golden, lowered = types
+    options = {"cwd": tmp_path, "PYTHONPATH": str(ROOT)}
+    assert cli("capture", "--out", "golden", "--", *golden, **options).returncode == 0
+    found = cli("locate", "--device", "cpu", "--golden", "golden", "--report", "none", "--", *lowered, **options)
+    told = found.stderr.partition("compute in bfloat16 on the CPU: ")[2].splitlines()[0]
+    capture, _, diff = (shlex.split(part)[1:] for part in told.replace(" COMMAND, then ", "|,|").split("|"))
+    assert cli(*capture, *lowered, **options).returncode == 0
+    judged = cli(*diff, "--report", "none", "-q", **options)
+    assert (judged.returncode, judged.stdout.partition(" ")[0]) == (0, "PASS"), judged.stdout
 
 
 def test_a_sharded_model_is_captured_by_all_ranks_and_computes_what_it_does_without(tmp_path: Path) -> None:

@@ -829,7 +829,7 @@ def test_a_loop_without_a_backward_is_told_of_it(tmp_path: Path) -> None:
         model(torch.ones(1, 2))
         watch.step()
     assert [event.text for event in events(watch, Alert)] == [
-        "no backward was seen, so that no gradient was looked at; is the backward inside the watch?"
+        "no backward reached the model, so that no gradient was looked at; is it inside the watch, and the loss not detached?"
     ]
 
 
