@@ -228,6 +228,8 @@ def _repeated(seen: Evidence) -> Outcome:
     twice = [step for (before, one), (step, other) in itertools.pairwise(digests) if one == other and before + 1 == step]
     measured = f"{len(twice):,} of {steps_of(len(digests))} had the same batch as the step before, by a sample of its values"
     loaded = {each.step: each.loaded for each in seen.vitals if each.loaded is not None}
+    if twice and loaded.keys().isdisjoint(twice):
+        return not_looked_at(f"{measured}, and no DataLoader of torch's gave it: whether it is meant is not known")
     anew = [step for step in twice if _is_begun_anew(loaded.get(step - 1), loaded.get(step))]
     if anew:
         batches = loaded[anew[0]].batches
@@ -256,6 +258,8 @@ def _order(seen: Evidence) -> Outcome:
     usual = max(set(running), key=running.count)
     share = running.count(usual) / (len(digests) - usual)
     measured = f"{share:.0%} of the batches from the second epoch on came {usual:,} steps after the same batch before"
+    if all(each.loaded is None for each in seen.vitals):
+        return not_looked_at(f"{measured}, and no DataLoader of torch's gave them: whether it is meant is not known")
     if not any(each.loaded is not None and each.loaded.shuffles for each in seen.vitals):
         return passed(f"{measured}; no loader was asked to shuffle", share)  # a text, and a series, are read in their order
     measured += ", from a loader that was asked for another order in each epoch"

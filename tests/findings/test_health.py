@@ -691,6 +691,16 @@ def test_the_range_of_floating_inputs_is_not_looked_at_where_there_are_none() ->
     assert (found.status, found.outcome.measured) == (Status.NOT_LOOKED_AT, "the model was given no floating input")
 
 
+@pytest.mark.parametrize(("check", "period"), [("batch-repeated", 1), ("order-repeated", 20)])
+@pytest.mark.parametrize("loaded", [None, Loaded(0, 1, 20, False)])
+def test_batches_that_come_again_are_judged_by_the_loader_that_gave_them(check: str, period: int, loaded: Loaded | None) -> None:
+    log = sound()
+    for step in range(STEPS):
+        log.change(step, given=log.vitals[step % period].given, loaded=loaded)
+    found = {each.check.id: each for each in examine(log.ranks()).results}[check]
+    assert found.status is (Status.NOT_LOOKED_AT if loaded is None else Status.PASS)
+
+
 def test_one_rank_is_said_to_be_one() -> None:
     found = {each.check.id: each for each in examine(sound().ranks()).results}
     assert (found["ranks-agree"].status, found["ranks-agree"].outcome.measured) == (Status.NOT_LOOKED_AT, "one rank")
