@@ -311,7 +311,7 @@ def test_model_that_raises_is_named_and_its_records_kept(folder: Path, cli: Run)
     assert "raised is incomplete" in shown.stdout
     assert "act" in shown.stdout
     compared = cli("diff", folder / "golden", "raised")
-    assert compared.returncode == 1
+    assert compared.returncode == 2
     assert "candidate is incomplete: stopped in down in step 0" in compared.stdout
 
 
