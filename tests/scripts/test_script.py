@@ -145,6 +145,21 @@ optimizer.step()
     assert recorded(ran) == {0: ["Net", "Net.0", "Net.1", "Linear"]}
 
 
+def test_a_model_whose_optimizer_trains_a_tensor_beside_it_is_observed_as_it_is_called(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        BEGINNING
+        + """
+model, centre = nn.Sequential(nn.Flatten(), Net()), nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([*model.parameters(), centre], 0.1)
+(model(x) * centre).sum().backward()
+optimizer.step()
+""",
+        plan={},
+    )
+    assert recorded(ran) == {0: ["", "0", "1", "1.0", "1.1"]}
+
+
 def test_the_whole_of_a_model_is_found_whose_parts_are_called(tmp_path: Path) -> None:
     ran = run(
         tmp_path,
