@@ -124,10 +124,8 @@ def whole_of(root: nn.Module, optimizers: Iterable[Any]) -> nn.Module:
         return Together(tops.values())
     whole = next(iter(tops.values()), root)
     held &= _parameters(whole)
-    while (
-        smaller := next((child for child in whole.children() if held <= _parameters(child) and contains(child, root)), None)
-    ) is not None:
-        whole = smaller
+    while inner := [child for child in whole.children() if held <= _parameters(child) and contains(child, root)]:
+        whole = inner[0]
     return whole
 
 
