@@ -124,8 +124,8 @@ def whole_of(root: nn.Module, optimizers: Iterable[Any]) -> nn.Module:
         return Together(tops.values())
     whole = next(iter(tops.values()), root)
     held &= _parameters(whole)
-    while inner := [child for child in whole.children() if held <= _parameters(child) and contains(child, root)]:
-        whole = inner[0]
+    while closer := [child for child in whole.children() if held <= _parameters(child) and contains(child, root)]:
+        whole = closer[0]
     return whole
 
 
