@@ -124,6 +124,15 @@ def run(task: Task) -> Trial:
     return Trial(task, name, list(planted.checks) if planted is not None else [], said, time.monotonic() - began)
 
 
+def _ended(task: Task, error: BaseException) -> Trial:
+    """A run that ended in an error counts as a miss, or as an alarm, and the others go on."""
+    from planted.health_faults import FAULTS
+
+    planted = FAULTS[task.fault] if task.fault >= 0 else None
+    checks = list(planted.checks) if planted is not None else []
+    return Trial(task, task.variant if planted is None else planted.name, checks, {"no checks, ended": f"{type(error).__name__}: {error}"})
+
+
 def said_of(log: Path) -> dict[str, str]:
     """By id, what each check that is WARN or FAIL said of a log."""
     from accucompare.findings.analysis import read
@@ -143,7 +152,8 @@ def main() -> int:
         waiting = {pool.submit(run, task): number for number, task in enumerate(chosen)}
         done = {}
         for finished in as_completed(waiting):
-            done[waiting[finished]] = trial = finished.result()
+            task = chosen[waiting[finished]]
+            done[waiting[finished]] = trial = finished.result() if (error := finished.exception()) is None else _ended(task, error)
             said = "" if trial.is_right else f": {trial.said}"
             words = f"{time.monotonic() - began:4.0f} s  {len(done)}/{len(chosen)}  {trial.where}: {trial.name}{said}"
             progress.print(words, style="dim" if trial.is_right else "red", highlight=False, markup=False)
