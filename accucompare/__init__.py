@@ -13,42 +13,42 @@ from accucompare.version import __version__ as __version__
 if TYPE_CHECKING:
     from accucompare.api import Comparison as Comparison
     from accucompare.api import diff as diff
-    from accucompare.bundle.reader import Bundle as Bundle
-    from accucompare.bundle.reader import open_bundle as open_bundle
-    from accucompare.bundle.records import Record as Record
-    from accucompare.bundle.sketches import Sketch as Sketch
+    from accucompare.bundle.reading.reader import Bundle as Bundle
+    from accucompare.bundle.reading.reader import open_bundle as open_bundle
+    from accucompare.bundle.format.records import Record as Record
+    from accucompare.bundle.reading.sketches import Sketch as Sketch
     from accucompare.case import Case as Case
-    from accucompare.compare.suggest import suggest_baseline as suggest_baseline
-    from accucompare.compare.tolerance import Tolerance as Tolerance
+    from accucompare.compare.limits.suggest import suggest_baseline as suggest_baseline
+    from accucompare.compare.limits.tolerance import Tolerance as Tolerance
     from accucompare.errors import AccucompareError as AccucompareError
     from accucompare.errors import NonFiniteError as NonFiniteError
     from accucompare.errors import WatchEndedError as WatchEndedError
-    from accucompare.live.points import check_finite as check_finite
-    from accucompare.recorder.running import Session as Session
-    from accucompare.recorder.session import capture as capture
+    from accucompare.live.modules.points import check_finite as check_finite
+    from accucompare.recorder.session.running import Session as Session
+    from accucompare.recorder.session.session import capture as capture
     from accucompare.testing.closeness import assert_layers_close as assert_layers_close
-    from accucompare.watcher.steps import Watch as Watch
-    from accucompare.watcher.watch import watch as watch
+    from accucompare.watcher.watch.steps import Watch as Watch
+    from accucompare.watcher.watch.watch import watch as watch
 
 _HOMES = {
     "AccucompareError": "accucompare.errors",
-    "Bundle": "accucompare.bundle.reader",
+    "Bundle": "accucompare.bundle.reading.reader",
     "Case": "accucompare.case",
     "Comparison": "accucompare.api",
     "NonFiniteError": "accucompare.errors",
-    "Record": "accucompare.bundle.records",
-    "Session": "accucompare.recorder.running",
-    "Sketch": "accucompare.bundle.sketches",
-    "Tolerance": "accucompare.compare.tolerance",
-    "Watch": "accucompare.watcher.steps",
+    "Record": "accucompare.bundle.format.records",
+    "Session": "accucompare.recorder.session.running",
+    "Sketch": "accucompare.bundle.reading.sketches",
+    "Tolerance": "accucompare.compare.limits.tolerance",
+    "Watch": "accucompare.watcher.watch.steps",
     "WatchEndedError": "accucompare.errors",
     "assert_layers_close": "accucompare.testing.closeness",
-    "capture": "accucompare.recorder.session",
-    "check_finite": "accucompare.live.points",
+    "capture": "accucompare.recorder.session.session",
+    "check_finite": "accucompare.live.modules.points",
     "diff": "accucompare.api",
-    "open_bundle": "accucompare.bundle.reader",
-    "suggest_baseline": "accucompare.compare.suggest",
-    "watch": "accucompare.watcher.watch",
+    "open_bundle": "accucompare.bundle.reading.reader",
+    "suggest_baseline": "accucompare.compare.limits.suggest",
+    "watch": "accucompare.watcher.watch.watch",
 }
 
 __all__ = list(_HOMES)

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.flags import FLAGS
+from accucompare.bundle.format.flags import FLAGS
 from accucompare.devices import TYPES, DeviceName, backend, open_device
 from accucompare.devices.settings import ENVIRONMENT
 from accucompare.devices.software import PACKAGE, SEE, mismatch, release, version
@@ -152,7 +152,7 @@ def _memory() -> int | None:
 def _parts() -> tuple[dict[str, str | None], list[Problem]]:
     """The kernel, CRC and digests in use, and what is wrong with them."""
     try:
-        from accucompare.bundle import archive_writer
+        from accucompare.bundle.writing import archive_writer
         from accucompare.numbers import digests, kernel
     except Exception as error:
         message = f"bundles can neither be read nor written ({type(error).__name__}: {_first_line(error)})"

@@ -40,7 +40,7 @@ class NonFiniteError(AccucompareError):
     """A watch has found NaN, Inf or an overflow; the message is the answer in five lines.
 
     Attributes:
-        finding: an ``accucompare.findings.events.Finding``.
+        finding: an ``accucompare.findings.log.events.Finding``.
     """
 
     def __init__(self, message: str, finding: Any) -> None:

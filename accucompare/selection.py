@@ -104,7 +104,7 @@ class OnFinding(_Value):
 
 
 class Standard(_Value):
-    """What ``accept`` can be: a standard of others that a run of training must meet (``accucompare.compare.acceptance``)."""
+    """What ``accept`` can be: a standard of others that a run of training must meet (``accucompare.compare.runs.acceptance``)."""
 
     MINDFORMERS = "mindformers"
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.compare.rows import Row, Status
+from accucompare.compare.rows.rows import Row, Status
 from planted.faults_alone import RISES, calls_of, rise
 from planted.faults_kinds import Fault, faults_in
 from planted.faults_models import ARCHITECTURES, build

@@ -135,9 +135,9 @@ def _ended(task: Task, error: BaseException) -> Trial:
 
 def said_of(log: Path) -> dict[str, str]:
     """By id, what each check that is WARN or FAIL said of a log."""
-    from accucompare.findings.analysis import read
-    from accucompare.findings.checks import Status
-    from accucompare.findings.health import examine
+    from accucompare.findings.analysis.analysis import read
+    from accucompare.findings.checklist.checks import Status
+    from accucompare.findings.checklist.health import examine
 
     return {each.check.id: f"{each.status}: {each.outcome.measured}" for each in examine(read(log)).of(Status.WARN, Status.FAIL)}
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.records import display_name
+from accucompare.bundle.format.records import display_name
 from benchmarks.history_catalogue import Bug, Found, Refactor
 from benchmarks.history_environments import HOME, Environment
 from benchmarks.history_plain import OF_A_BUG, OF_A_REFACTOR, first_difference

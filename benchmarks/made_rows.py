@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, overload
 
 from accucompare.api import Comparison
-from accucompare.bundle.manifest import Manifest, StepEntry
-from accucompare.bundle.records import Layout, Record, Role
-from accucompare.compare.limits import SmallestLimit
-from accucompare.compare.measure import Metrics
+from accucompare.bundle.format.manifest import Manifest, StepEntry
+from accucompare.bundle.format.records import Layout, Record, Role
+from accucompare.compare.limits.limits import SmallestLimit
+from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.result import Side
-from accucompare.compare.rows import Reason, Row, Verdict
+from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.numbers.statistics import Statistics
 
 LIMIT = 1e-4

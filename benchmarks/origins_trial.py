@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from accucompare.bundle.records import display_name
-from accucompare.findings.events import Finding, Site
+from accucompare.bundle.format.records import display_name
+from accucompare.findings.log.events import Finding, Site
 from planted import origins_backward, origins_legal, origins_odd
 from planted.origins_catalogue import ORIGINS, Right
 from planted.origins_models import Subject, fresh

@@ -34,7 +34,7 @@ def main() -> int:
     import dask
     from distributed import LocalCluster
 
-    from accucompare.compare.cluster import UNPROFILED
+    from accucompare.compare.cluster.cluster import UNPROFILED
 
     tensors = max(1, round(given.gigabytes * 1e9 / (4 * _ELEMENTS)))
     sides = given.folder / "golden", given.folder / "candidate"
@@ -76,7 +76,7 @@ def _one(golden: str, candidate: str, cluster: str) -> None:
     import json
 
     import accucompare as ac
-    from accucompare.compare.cluster import open_cluster
+    from accucompare.compare.cluster.cluster import open_cluster
 
     own = {"cluster": cluster} if cluster else {"workers": WORKERS}
     with open_cluster(cluster) if cluster else contextlib.nullcontext():  # the first connection imports a good part of Dask

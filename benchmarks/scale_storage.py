@@ -22,10 +22,10 @@ import numpy as np
 import s3fs
 
 import accucompare as ac
-from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.records import Layout, Record, Role
-from accucompare.bundle.sources import WINDOW
-from accucompare.bundle.writer import BundleWriter
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.format.records import Layout, Record, Role
+from accucompare.bundle.format.sources import WINDOW
+from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.places import place_of
 
 #: Bytes of each bundle, and of each of its tensors.

@@ -14,7 +14,7 @@ from rich.table import Table
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.compare.rows import Status
+from accucompare.compare.rows.rows import Status
 from accucompare.selection import Mode
 from benchmarks import faults_trial
 from benchmarks.faults_trial import cast, rank, told

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from accucompare.bundle.records import Role
+from accucompare.bundle.format.records import Role
 from planted.training_faults import TrainingFault, changed, given_as, wrap
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accucompare.bundle.records import Role
+from accucompare.bundle.format.records import Role
 from planted.training_faults import TrainingFault, wrap
 
 #: What may happen to what a forward leaves in a buffer: of what was there before it, and of what is there after it.

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from accucompare.findings.events import Direction, Site
+from accucompare.findings.log.events import Direction, Site
 from planted import origins_modules as planted
 from planted.origins_catalogue import DOWN, NAN, ORIGINS, UP, Plant, Right, checkpointed, first, inside, instead, into_leaf, origin
 from planted.origins_models import Subject, answer

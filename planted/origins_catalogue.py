@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 
-from accucompare.bundle.records import display_name
-from accucompare.findings.events import Direction, Site
+from accucompare.bundle.format.records import display_name
+from accucompare.findings.log.events import Direction, Site
 from planted import origins_modules as planted
 from planted.origins_models import DTYPES, PLACES, Subject
 

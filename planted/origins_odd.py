@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
-from accucompare.findings.events import Direction, Site
+from accucompare.findings.log.events import Direction, Site
 from planted.origins_backward import with_weight
 from planted.origins_catalogue import DOWN, NAN, UP, Right, into_leaf, origin
 from planted.origins_legal import legal

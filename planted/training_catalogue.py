@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from accucompare.bundle.records import Role
+from accucompare.bundle.format.records import Role
 from planted.backward_faults import of_checkpoint, of_embedding, of_norm, of_residual, of_softmax, of_tied, of_token
 from planted.buffer_faults import faults_in
 from planted.training_faults import (

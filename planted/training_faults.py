@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accucompare.bundle.records import Role
+from accucompare.bundle.format.records import Role
 
 #: Makes a wrong gradient of a right one.
 Change = Callable[[torch.Tensor], torch.Tensor]

@@ -37,11 +37,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 MODULE = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 #: What most commands import; every optimizer imports the compiler, which takes nearly as long as torch itself.
 MODULES = (
-    *("accucompare.locate", "accucompare.recorder.capture_case", "accucompare.report.terminal", "accucompare.watcher.watch_case"),
+    *("accucompare.locate", "accucompare.recorder.session.capture_case", "accucompare.report.terminal.terminal", "accucompare.watcher.watch.watch_case"),
     "torch._dynamo",
 )
 #: What a diff imports.
-DIFF = ("accucompare.api", "accucompare.report.excel", "accucompare.report.terminal", "openpyxl")
+DIFF = ("accucompare.api", "accucompare.report.excel.excel", "accucompare.report.terminal.terminal", "openpyxl")
 #: What the fixtures' models are made of.
 MODELS = (
     "transformers.models.bert.modeling_bert",

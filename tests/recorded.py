@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.reader import Bundle
+from accucompare.bundle.reading.reader import Bundle
 
 Record = Callable[..., Bundle]
 Opened = Callable[[Path], Bundle]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.writer import BundleWriter
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.selection import Mode
 from tests.compare.builder import edit_manifest, item, set_fields
 from tests.test_cli_bad_bundles import NPZ, RECORD, refused, run

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from openpyxl import load_workbook
 
-from accucompare.findings.events import Event
-from accucompare.findings.log import log_path
+from accucompare.findings.log.events import Event
+from accucompare.findings.log.log import log_path
 from tests.conftest import Run
 from tests.findings.logs import encoded, end, found, passed, start, step, training, write
 
@@ -80,7 +80,7 @@ def test_it_runs_without_torch(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-@pytest.mark.parametrize("module", ["accucompare.findings.analysis", "accucompare.report.terminal_watch", "accucompare.report.excel_watch"])
+@pytest.mark.parametrize("module", ["accucompare.findings.analysis.analysis", "accucompare.report.terminal.terminal_watch", "accucompare.report.excel.excel_watch"])
 def test_reading_imports_no_torch(module: str) -> None:
     subprocess.run([sys.executable, "-c", f"import sys; sys.modules['torch'] = None; import {module}"], check=True)
 

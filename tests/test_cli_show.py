@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accucompare.bundle import archive_writer
-from accucompare.bundle.archive_writer import ArchiveWriter
-from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.reader import open_bundle
-from accucompare.bundle.writer import BundleWriter
+from accucompare.bundle.writing import archive_writer
+from accucompare.bundle.writing.archive_writer import ArchiveWriter
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.reading.reader import open_bundle
+from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.numbers.dtypes import DTYPES, widen
 from accucompare.selection import Mode
 from tests.attacks.conftest import Command, command

@@ -16,8 +16,8 @@ import pytest
 
 from accucompare.cli.watch import _bare_warnings
 from accucompare.errors import NonFiniteWarning
-from accucompare.findings.events import End, Event, Finding, Frames, Start, Step
-from accucompare.findings.log import read_log
+from accucompare.findings.log.events import End, Event, Finding, Frames, Start, Step
+from accucompare.findings.log.log import read_log
 from tests.conftest import ROOT, Run
 from tests.forkserver import CLI, SCRIPT, with_torch
 

@@ -16,10 +16,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import accucompare as ac
-from accucompare.bundle.records import Role
+from accucompare.bundle.format.records import Role
 from accucompare.case import Case, load_case, steps_of
 from accucompare.devices import DeviceName
-from accucompare.recorder.capture_case import capture_case
+from accucompare.recorder.session.capture_case import capture_case
 from accucompare.selection import FloatType
 from tests.conftest import ROOT
 

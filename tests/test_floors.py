@@ -34,21 +34,21 @@ FLOOR = {room: len(FLOORS) - number for number, rooms in enumerate(FLOORS) for r
 LATE = {
     "accucompare.__main__": {"accucompare.cli"},  # Ctrl-C meanwhile is no traceback
     # pandas, openpyxl and matplotlib, which a diff without report needs none of; and what runs it on a cluster
-    "accucompare.api": {"accucompare.report", "accucompare.compare.cluster"},
-    "accucompare.compare.describing": {"accucompare.compare.patterns"},  # only a failing diff describes errors
+    "accucompare.api": {"accucompare.report", "accucompare.compare.cluster.cluster"},
+    "accucompare.compare.origins.describing": {"accucompare.compare.shape.patterns"},  # only a failing diff describes errors
     "accucompare.doctor": {"accucompare.bundle", "accucompare.numbers"},  # what is broken here is what it tells
-    "accucompare.locate": {"accucompare.recorder.capture_case"},  # torch, after the device was opened
+    "accucompare.locate": {"accucompare.recorder.session.capture_case"},  # torch, after the device was opened
     # what a process of a script may never need, or may not have
     "accucompare.scripts.boot.sitecustomize": {"accucompare.scripts.entry"},
     "accucompare.scripts.entry": {"accucompare.scripts.plan", "accucompare.scripts.script"},
     "accucompare.scripts.observing": {"accucompare.recorder", "accucompare.watcher"},
-    "accucompare.scripts.script": {"accucompare.recorder.session", "accucompare.scripts.observing"},
+    "accucompare.scripts.script": {"accucompare.recorder.session.session", "accucompare.scripts.observing"},
     "accucompare.testing.closeness": {
-        "accucompare.recorder.capture_model",
-        "accucompare.recorder.running",
+        "accucompare.recorder.session.capture_model",
+        "accucompare.recorder.session.running",
     },  # torch, which bundles are compared without
     "accucompare.testing.plugin": {"accucompare.testing.regression"},  # every run of pytest loads the plugin
-    "accucompare.watcher.reporting": {"accucompare.report.terminal_watch"},  # only a finding is printed
+    "accucompare.watcher.watch.reporting": {"accucompare.report.terminal.terminal_watch"},  # only a finding is printed
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))

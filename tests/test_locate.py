@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accucompare.bundle.reader import open_bundle
+from accucompare.bundle.reading.reader import open_bundle
 from tests.compare.builder import edit_manifest
 from tests.conftest import ROOT, Run
 
@@ -365,7 +365,7 @@ def decayed():
 def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with ``later.py`` and a golden of its step 7."""
     from accucompare.devices import DeviceName
-    from accucompare.recorder.capture_case import capture_case
+    from accucompare.recorder.session.capture_case import capture_case
     from accucompare.recorder.options import CaptureOptions
 
     folder = tmp_path_factory.mktemp("later")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accucompare.bundle.reader import open_bundle
+from accucompare.bundle.reading.reader import open_bundle
 from tests.conftest import Run
 from tests.test_locate import golden, located
 

@@ -20,7 +20,7 @@ PACKAGE = Path(ac.__file__).parent
 #: Files that print: they are what a user runs, and their output is the answer.
 PROGRAMS = {"__main__.py", "reproduce/reproducer.py", "reproduce/script.py"}
 #: Files that warn by ``warnings``, since the user's code is what should be changed: the model gives NaN.
-WARNING = {"watcher/reporting.py"}
+WARNING = {"watcher/watch/reporting.py"}
 
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")

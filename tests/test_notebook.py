@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.compare.rows import Reason
+from accucompare.compare.rows.rows import Reason
 from accucompare.errors import ReportError
 from tests.compare.builder import item, write
 

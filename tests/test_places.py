@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.record_file import RecordFile
-from accucompare.bundle.writer import BundleWriter
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.writing.record_file import RecordFile
+from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.errors import BundleError, CaptureError, UsageError
 from accucompare.places import Url, place_of, whole
 from accucompare.storage_errors import as_os_error
@@ -222,7 +222,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 
 def test_a_server_of_whole_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accucompare.bundle.sources.WINDOW", 64)
+    monkeypatch.setattr("accucompare.bundle.format.sources.WINDOW", 64)
     capture(tmp_path / "golden")
     with HTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path))) as server:
         Thread(target=server.serve_forever, daemon=True).start()

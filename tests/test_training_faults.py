@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from accucompare.bundle.records import Role
+from accucompare.bundle.format.records import Role
 from benchmarks.training_trial import METHODS, PAIRS, Bench
 from planted.backward_faults import of_residual
 from planted.training_catalogue import OF_UPDATE, faults_of, left_by

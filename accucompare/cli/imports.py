@@ -44,8 +44,8 @@ def import_(
     """
     from accucompare.dumps.importing import import_dump
     from accucompare.dumps.items import Naming
-    from accucompare.report.console import progress_bar, reader_may_leave
-    from accucompare.report.terminal_bundle import print_import
+    from accucompare.report.terminal.console import progress_bar, reader_may_leave
+    from accucompare.report.terminal.terminal_bundle import print_import
 
     with progress_bar("importing", "tensors", quiet) as progress:
         naming = Naming(name_pattern, onnx)

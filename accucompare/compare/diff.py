@@ -11,50 +11,50 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from accucompare.bundle.flags import roundoff
-from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.reader import Bundle, open_bundle
-from accucompare.bundle.records import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, WRITTEN_ROLES, Key, Record, Role
-from accucompare.compare import unsteady
-from accucompare.compare.acceptance import accept
-from accucompare.compare.align import Pair, Renaming, align, unused
-from accucompare.compare.baseline import check_feed, floor, is_half
+from accucompare.bundle.format.flags import roundoff
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.reading.reader import Bundle, open_bundle
+from accucompare.bundle.format.records import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, WRITTEN_ROLES, Key, Record, Role
+from accucompare.compare.origins import unsteady
+from accucompare.compare.runs.acceptance import accept
+from accucompare.compare.pairing.align import Pair, Renaming, align, unused
+from accucompare.compare.limits.baseline import check_feed, floor, is_half
 from accucompare.compare.batches import Progress, outcomes_of
-from accucompare.compare.between import small_changes
-from accucompare.compare.chosen_baseline import choose_baseline
-from accucompare.compare.culprits import find_culprits, scaled_first
-from accucompare.compare.describing import described
-from accucompare.compare.dumps import with_paths_of
-from accucompare.compare.given import with_given
-from accucompare.compare.ladder import climb
-from accucompare.compare.later_steps import after_updates, by_envelope
-from accucompare.compare.models import other_model
-from accucompare.compare.one_sided import explained, never_called
-from accucompare.compare.operator_rows import OperatorOrigins, with_options
-from accucompare.compare.outcomes import Outcome, Task, same_bits, with_parameters
-from accucompare.compare.preflight import preflight
-from accucompare.compare.proof import open_beside, why_not_proved, with_proofs
-from accucompare.compare.proposals import propose
-from accucompare.compare.provenance import OtherCode, other_optimizer
-from accucompare.compare.reasons import Fed, NotFed, Origins, not_fed, operators_not_fed
-from accucompare.compare.renames import Model, advice, clashes, matches, options, signatures_of
+from accucompare.compare.origins.between import small_changes
+from accucompare.compare.trust.chosen_baseline import choose_baseline
+from accucompare.compare.origins.culprits import find_culprits, scaled_first
+from accucompare.compare.origins.describing import described
+from accucompare.compare.pairing.dumps import with_paths_of
+from accucompare.compare.judging.given import with_given
+from accucompare.compare.runs.ladder import climb
+from accucompare.compare.runs.later_steps import after_updates, by_envelope
+from accucompare.compare.rows.models import other_model
+from accucompare.compare.rows.one_sided import explained, never_called
+from accucompare.compare.rows.operator_rows import OperatorOrigins, with_options
+from accucompare.compare.rows.outcomes import Outcome, Task, same_bits, with_parameters
+from accucompare.compare.trust.preflight import preflight
+from accucompare.compare.judging.proof import open_beside, why_not_proved, with_proofs
+from accucompare.compare.pairing.proposals import propose
+from accucompare.compare.limits.provenance import OtherCode, other_optimizer
+from accucompare.compare.origins.reasons import Fed, NotFed, Origins, not_fed, operators_not_fed
+from accucompare.compare.pairing.renames import Model, advice, clashes, matches, options, signatures_of
 from accucompare.compare.result import Result, Side
-from accucompare.compare.rows import UNMATCHED, About, Finding, Reason, Row, Status, Verdict
-from accucompare.compare.sequences import align_operators
-from accucompare.compare.sides import Sides
-from accucompare.compare.step_rows import with_clipping, with_step_rows
-from accucompare.compare.suggest import product_formats
-from accucompare.compare.tied import other_names
-from accucompare.compare.tolerance import COPIES, EXACT, RECURRENT, SUMMED, Rule, Tolerance, Tolerances
-from accucompare.compare.training import FREE_GRADIENTS, PARAMETER_GRADIENTS, Terms, parameter_of
-from accucompare.compare.vouching import vouched_for
+from accucompare.compare.rows.rows import UNMATCHED, About, Finding, Reason, Row, Status, Verdict
+from accucompare.compare.pairing.sequences import align_operators
+from accucompare.compare.judging.sides import Sides
+from accucompare.compare.runs.step_rows import with_clipping, with_step_rows
+from accucompare.compare.limits.suggest import product_formats
+from accucompare.compare.pairing.tied import other_names
+from accucompare.compare.limits.tolerance import COPIES, EXACT, RECURRENT, SUMMED, Rule, Tolerance, Tolerances
+from accucompare.compare.origins.training import FREE_GRADIENTS, PARAMETER_GRADIENTS, Terms, parameter_of
+from accucompare.compare.origins.vouching import vouched_for
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.places import Place, is_file
 from accucompare.selection import Selection, Standard
 
 if TYPE_CHECKING:
-    from accucompare.compare.cluster import Cluster  # which most diffs need none of
+    from accucompare.compare.cluster.cluster import Cluster  # which most diffs need none of
 
 
 def compare(

@@ -9,11 +9,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.directory import discard_unfinished, forget_previous, prepare_directory, refuse_directory
-from accucompare.bundle.lock import locked
-from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.records import TRAINING_ROLES, Key, Layout, Record, Role
-from accucompare.bundle.writer import BundleWriter
+from accucompare.bundle.writing.directory import discard_unfinished, forget_previous, prepare_directory, refuse_directory
+from accucompare.bundle.writing.lock import locked
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.format.records import TRAINING_ROLES, Key, Layout, Record, Role
+from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.dumps.formats import format_of
 from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
 from accucompare.errors import BundleError, UsageError

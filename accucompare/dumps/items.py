@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.records import Layout, Role
+from accucompare.bundle.format.records import Layout, Role
 from accucompare.numbers.dtypes import Array
 from accucompare.numbers.statistics import Statistics
 

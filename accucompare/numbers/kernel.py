@@ -43,7 +43,7 @@ def description() -> str:
 
 
 class Measured(NamedTuple):
-    """What the kernel measures of a pair. The names are those of ``compare.measure``, the order is that of ``compare.scan``.
+    """What the kernel measures of a pair. The names are those of ``compare.measuring.measure``, the order is that of ``compare.measuring.scan``.
 
     ``max_abs_index`` and ``nonfinite_index`` are positions from the start of what was measured, ``None`` where there is no difference
     or no mismatch. ``max_ulp`` means nothing unless both sides have the same floating type. NaN and Inf are left out of all else.
@@ -94,7 +94,7 @@ class Measurement:
         """
         Args:
             golden, candidate: the true types, both of one kind, for which ``can_measure`` holds.
-            atol, rtol: as for ``compare.measure.measure``.
+            atol, rtol: as for ``compare.measuring.measure.measure``.
             elements: the most that will be added.
 
         Raises:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from accucompare.compare.conclusion import conclude
 from accucompare.compare.result import Result
-from accucompare.compare.rows import BY_STATISTICS, Reason, Row, Status
-from accucompare.compare.sites import Culprit
+from accucompare.compare.rows.rows import BY_STATISTICS, Reason, Row, Status
+from accucompare.compare.origins.sites import Culprit
 from accucompare.markup import line, link, table
-from accucompare.report import culprit_words as culprits
+from accucompare.report.words import culprit_words as culprits
 
 _CULPRITS_SHOWN = 10
 _WORST_SHOWN = 10

@@ -17,17 +17,17 @@ import msgspec
 import torch
 from torch import nn
 
-from accucompare.bundle.manifest import Manifest, StepEntry
-from accucompare.bundle.record_file import RecordFile
-from accucompare.bundle.records import Layout, Record, Role
+from accucompare.bundle.format.manifest import Manifest, StepEntry
+from accucompare.bundle.writing.record_file import RecordFile
+from accucompare.bundle.format.records import Layout, Record, Role
 from accucompare.errors import CaptureError
-from accucompare.findings.events import Finding
-from accucompare.live.environment import describe_classes, describe_environment, device_of
-from accucompare.live.hooks import arguments_of
-from accucompare.live.names import Modules, name_modules
-from accucompare.live.state import state_record, take_apart
-from accucompare.live.tensors import dtype_name, layout_of, other_to_host, scalar_to_host, to_host
-from accucompare.live.values import Scalar, describe, leaves
+from accucompare.findings.log.events import Finding
+from accucompare.live.around.environment import describe_classes, describe_environment, device_of
+from accucompare.live.modules.hooks import arguments_of
+from accucompare.live.modules.names import Modules, name_modules
+from accucompare.live.modules.state import state_record, take_apart
+from accucompare.live.values.tensors import dtype_name, layout_of, other_to_host, scalar_to_host, to_host
+from accucompare.live.values.values import Scalar, describe, leaves
 from accucompare.numbers.dtypes import DTYPES, Array
 from accucompare.reproduce.imports import CannotRebuildError, place_text
 from accucompare.reproduce.recipe import Recipe, recipe

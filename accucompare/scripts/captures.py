@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from accucompare.api import Comparison, diff
-from accucompare.bundle.directory import forget_previous, prepare_directory, restore_previous
-from accucompare.bundle.lock import locked
-from accucompare.bundle.reader import open_bundle
-from accucompare.compare.brought import own_baseline
-from accucompare.compare.suggest import float_dtype
+from accucompare.bundle.writing.directory import forget_previous, prepare_directory, restore_previous
+from accucompare.bundle.writing.lock import locked
+from accucompare.bundle.reading.reader import open_bundle
+from accucompare.compare.limits.brought import own_baseline
+from accucompare.compare.limits.suggest import float_dtype
 from accucompare.errors import CaptureError, UsageError
 from accucompare.places import Place, is_file, place_of, whole
 from accucompare.scripts.launch import Ended, run

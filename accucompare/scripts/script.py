@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from accucompare.errors import NonFiniteError, UsageError, WatchEndedError
-from accucompare.live import entrances
+from accucompare.live.operators import entrances
 from accucompare.places import is_url
 from accucompare.scripts.arming import Arming
 from accucompare.scripts.calls import OutermostCalls
@@ -284,7 +284,7 @@ class Script:
             self._calls.remove()
 
     def _open(self, chosen: _Chosen) -> None:
-        from accucompare.recorder.session import rank_and_ranks
+        from accucompare.recorder.session.session import rank_and_ranks
         from accucompare.scripts.observing import observe
 
         rank, _ = rank_and_ranks()

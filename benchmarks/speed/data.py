@@ -82,9 +82,9 @@ def cached(paths: Iterable[Path]) -> float:
 
 
 def _write(folder: Path, tensors: int, elements: int, noisy: bool) -> None:
-    from accucompare.bundle.manifest import Manifest
-    from accucompare.bundle.records import Layout, Record, Role
-    from accucompare.bundle.writer import BundleWriter
+    from accucompare.bundle.format.manifest import Manifest
+    from accucompare.bundle.format.records import Layout, Record, Role
+    from accucompare.bundle.writing.writer import BundleWriter
 
     writer = BundleWriter(folder, Manifest(complete=True), queue_bytes=256 << 20)
     for index in range(tensors):

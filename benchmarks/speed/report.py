@@ -46,12 +46,12 @@ def measure(plan: Plan) -> Iterator[Figure]:
 def made_up(rows: int) -> Comparison:
     """A language model's modules, an input and an output each, errors that grow with depth, one row in a hundred over tolerance."""
     from accucompare.api import Comparison
-    from accucompare.bundle.manifest import Manifest
-    from accucompare.bundle.records import Layout, Record, Role
-    from accucompare.compare.limits import SmallestLimit
-    from accucompare.compare.measure import Metrics
+    from accucompare.bundle.format.manifest import Manifest
+    from accucompare.bundle.format.records import Layout, Record, Role
+    from accucompare.compare.limits.limits import SmallestLimit
+    from accucompare.compare.measuring.measure import Metrics
     from accucompare.compare.result import Side
-    from accucompare.compare.rows import Reason, Row, Verdict
+    from accucompare.compare.rows.rows import Reason, Row, Verdict
     from accucompare.numbers.statistics import Statistics
 
     draw = random.Random(0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accucompare.bundle.reader import open_bundle
+from accucompare.bundle.reading.reader import open_bundle
 from accucompare.errors import AccucompareError
 from tests.conftest import ROOT
 from tests.forkserver import with_torch

@@ -14,7 +14,7 @@ import numpy as np
 import openpyxl
 import pytest
 
-from accucompare.bundle.directory import forget_previous, prepare_directory
+from accucompare.bundle.writing.directory import forget_previous, prepare_directory
 from tests.attacks.conftest import Command, Done
 from tests.compare.builder import item, write
 from tests.findings.logs import end, found, start, step

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import accucompare as ac
-from accucompare.recorder import making
+from accucompare.recorder.recording import making
 from tests.attacks.conftest import Command
 from tests.compare.builder import item, write
 from tests.conftest import ROOT, Run
@@ -21,11 +21,11 @@ from tests.conftest import ROOT, Run
 STOPPED = """
 import os, signal, shutil, sys
 from pathlib import Path
-from accucompare.bundle.lock import locked
-from accucompare.bundle.manifest import Manifest, holds_bundle
-from accucompare.bundle.reader import open_bundle
-from accucompare.bundle.directory import forget_previous, prepare_directory, restore_previous
-from accucompare.bundle.writer import BundleWriter
+from accucompare.bundle.writing.lock import locked
+from accucompare.bundle.format.manifest import Manifest, holds_bundle
+from accucompare.bundle.reading.reader import open_bundle
+from accucompare.bundle.writing.directory import forget_previous, prepare_directory, restore_previous
+from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.errors import BundleError
 from tests.compare.builder import item, write
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accucompare.compare import align
+from accucompare.compare.pairing import align
 from tests.attacks.conftest import Command
 from tests.compare.builder import item, write
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accucompare.bundle import memory
+from accucompare.bundle.writing import memory
 
 
 @pytest.fixture(autouse=True)

@@ -24,9 +24,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accucompare.bundle import archive_writer
-from accucompare.bundle.archive import Archive, Member
-from accucompare.bundle.archive_writer import ArchiveWriter, member_name
+from accucompare.bundle.writing import archive_writer
+from accucompare.bundle.reading.archive import Archive, Member
+from accucompare.bundle.writing.archive_writer import ArchiveWriter, member_name
 from accucompare.errors import BundleError, RecordError
 from accucompare.numbers.dtypes import DTYPES
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import accucompare as ac
-from accucompare.bundle.directory import forget_previous, prepare_directory
+from accucompare.bundle.writing.directory import forget_previous, prepare_directory
 from accucompare.errors import CaptureError
 from tests.bundle.test_writer import files
 from tests.compare.builder import item, write

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from accucompare.bundle.lock import locked
+from accucompare.bundle.writing.lock import locked
 from accucompare.errors import CaptureError
 
 HOLD = """
 from pathlib import Path
-from accucompare.bundle.lock import locked
+from accucompare.bundle.writing.lock import locked
 with locked(Path("b")):
     print("locked", flush=True)
     input()

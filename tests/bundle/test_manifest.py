@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import accucompare as ac
-from accucompare.bundle.manifest import FORMAT, FORMAT_VERSION, NEWEST_FORMAT, Manifest, StepEntry, sealed
+from accucompare.bundle.format.manifest import FORMAT, FORMAT_VERSION, NEWEST_FORMAT, Manifest, StepEntry, sealed
 from accucompare.errors import BundleError
 
 

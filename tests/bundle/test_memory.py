@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from accucompare.bundle import memory as module
-from accucompare.bundle.memory import HostMemory, Lease
+from accucompare.bundle.writing import memory as module
+from accucompare.bundle.writing.memory import HostMemory, Lease
 
 
 def block(nbytes: int) -> bytearray:

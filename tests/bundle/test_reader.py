@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import accucompare as ac
-from accucompare.bundle.manifest import sealed
-from accucompare.bundle.reader import Bundle
+from accucompare.bundle.format.manifest import sealed
+from accucompare.bundle.reading.reader import Bundle
 from accucompare.errors import AccucompareError, BundleError, RecordError, UsageError
 from accucompare.numbers.dtypes import DTYPES, DType, widen
 from tests.compare.builder import edit_manifest, item, set_fields, set_lines, write

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from accucompare.bundle.records import Key, Layout, Record, Role
+from accucompare.bundle.format.records import Key, Layout, Record, Role
 from accucompare.errors import BundleError
 from accucompare.numbers.statistics import Statistics
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.bundle.reader import Bundle
+from accucompare.bundle.reading.reader import Bundle
 from accucompare.errors import RecordError, UsageError
 from accucompare.numbers.sketch import deviation
 from accucompare.selection import Mode

@@ -18,9 +18,9 @@ from torch import nn
 
 import accucompare as ac
 from accucompare import places
-from accucompare.bundle import sources
-from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.writer import BundleWriter
+from accucompare.bundle.format import sources
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.errors import BundleError, CaptureError
 from accucompare.places import place_of
 from tests.conftest import Run

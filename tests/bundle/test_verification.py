@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.reader import open_bundle
-from accucompare.bundle.records import Role
-from accucompare.bundle.verification import verify
-from accucompare.bundle.writer import BundleWriter
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.reading.reader import open_bundle
+from accucompare.bundle.format.records import Role
+from accucompare.bundle.reading.verification import verify
+from accucompare.bundle.writing.writer import BundleWriter
 from tests.compare.builder import item, write
 
 

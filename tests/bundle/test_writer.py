@@ -16,12 +16,12 @@ import pytest
 from msgspec.structs import replace
 
 import accucompare as ac
-from accucompare.bundle.archive_writer import ArchiveWriter
-from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.record_file import RecordFile
-from accucompare.bundle.records import Record
-from accucompare.bundle.writer import BundleWriter
-from accucompare.compare.rows import Reason
+from accucompare.bundle.writing.archive_writer import ArchiveWriter
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.writing.record_file import RecordFile
+from accucompare.bundle.format.records import Record
+from accucompare.bundle.writing.writer import BundleWriter
+from accucompare.compare.rows.rows import Reason
 from accucompare.errors import CaptureError
 from accucompare.numbers.digests import digest
 from accucompare.selection import Mode
@@ -186,7 +186,7 @@ def test_a_tensor_of_another_dtype_shape_or_step_is_not_had(tmp_path: Path) -> N
 
 
 def test_a_digest_that_comes_with_the_array_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accucompare.bundle.record_file.digest", lambda _: pytest.fail("computed"))
+    monkeypatch.setattr("accucompare.bundle.writing.record_file.digest", lambda _: pytest.fail("computed"))
     writer = BundleWriter(tmp_path / "b", Manifest())
     writer.add(*known("a", [1.0]))
     writer.end_step(0)

@@ -11,9 +11,9 @@ import numpy as np
 import xxhash
 
 import accucompare as ac
-from accucompare.bundle.manifest import Manifest, sealed
-from accucompare.bundle.records import Layout, Record, Role
-from accucompare.bundle.writer import BundleWriter
+from accucompare.bundle.format.manifest import Manifest, sealed
+from accucompare.bundle.format.records import Layout, Record, Role
+from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.numbers.dtypes import DTYPES, DType, round_to
 from accucompare.selection import Mode
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import accucompare as ac
-from accucompare.bundle.manifest import StepSeries
+from accucompare.bundle.format.manifest import StepSeries
 from accucompare.errors import UsageError
 from tests.compare.builder import item
 from tests.compare.test_ladder import FLOAT32, X, run

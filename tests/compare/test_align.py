@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accucompare.bundle.records import Record
-from accucompare.compare.align import HINTS, Pair, Renaming, align, claims, counterparts, rename_parameter, tupled, unused
+from accucompare.bundle.format.records import Record
+from accucompare.compare.pairing.align import HINTS, Pair, Renaming, align, claims, counterparts, rename_parameter, tupled, unused
 from accucompare.errors import UsageError
 from tests.compare.builder import item
 

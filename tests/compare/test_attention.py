@@ -10,7 +10,7 @@ import torch
 
 import accucompare as ac
 from accucompare.compare.conclusion import Answer
-from accucompare.compare.rows import UNMATCHED, Status
+from accucompare.compare.rows.rows import UNMATCHED, Status
 
 transformers = pytest.importorskip("transformers")
 SMALL = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.compare import sides as measuring
-from accucompare.compare.baseline import Expected, excess, floor, limit, ratio_limit
-from accucompare.compare.measure import Metrics
-from accucompare.compare.rows import Reason, Row, Status
+from accucompare.compare.judging import sides as measuring
+from accucompare.compare.limits.baseline import Expected, excess, floor, limit, ratio_limit
+from accucompare.compare.measuring.measure import Metrics
+from accucompare.compare.rows.rows import Reason, Row, Status
 from accucompare.errors import UsageError
 from tests.compare.builder import Item, item, set_fields, write
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.compare.conclusion import Answer
-from accucompare.compare.rows import Reason
+from accucompare.compare.rows.rows import Reason
 from tests.compare.builder import Item, item, write
 
 BF16 = torch.bfloat16

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.compare.brought import keep_errors
-from accucompare.compare.rows import Reason, Row
+from accucompare.compare.limits.brought import keep_errors
+from accucompare.compare.rows.rows import Reason, Row
 from accucompare.selection import Mode
 from tests.compare.builder import Item, item, write
 

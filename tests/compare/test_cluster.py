@@ -21,14 +21,15 @@ from distributed import Client, LocalCluster
 from distributed.cfexecutor import ClientExecutor
 
 import accucompare as ac
-from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.reader import Bundle
-from accucompare.bundle.writer import BundleWriter
-from accucompare.compare import cluster as running
-from accucompare.compare import parcels, worker
-from accucompare.compare.cluster import open_cluster
-from accucompare.compare.parcels import Parcel
-from accucompare.compare.worker import Job, Located, judge_parcel
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.reading.reader import Bundle
+from accucompare.bundle.writing.writer import BundleWriter
+from accucompare.compare.cluster import cluster as running
+from accucompare.compare.cluster import parcels
+from accucompare.compare.cluster import worker
+from accucompare.compare.cluster.cluster import open_cluster
+from accucompare.compare.cluster.parcels import Parcel
+from accucompare.compare.cluster.worker import Job, Located, judge_parcel
 from accucompare.errors import ClusterError, RecordError, UsageError
 from accucompare.numbers import kernel
 from accucompare.numbers.dtypes import DTYPES
@@ -318,7 +319,7 @@ def test_other_versions_of_python_and_numpy_are_warned_of(
     monkeypatch.setattr("platform.python_version_tuple", lambda: ("3", "0", "0"))
     with caplog.at_level("WARNING"):
         ac.diff(*sides, cluster=address)
-    assert [record.name for record in caplog.records if record.levelname == "WARNING"] == ["accucompare.compare.cluster"] * 2
+    assert [record.name for record in caplog.records if record.levelname == "WARNING"] == ["accucompare.compare.cluster.cluster"] * 2
     assert "(1.0 here), Python 3." in caplog.text
     assert "(3.0 here); the last digits of some results may differ" in caplog.text
 

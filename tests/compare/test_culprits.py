@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.bundle.manifest import StepSeries
-from accucompare.compare.tolerance import Tolerances
+from accucompare.bundle.format.manifest import StepSeries
+from accucompare.compare.limits.tolerance import Tolerances
 from tests.compare.builder import Item, item, write
 
 DRAW = np.random.default_rng(3)

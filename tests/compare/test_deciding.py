@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.bundle.manifest import StepSeries
-from accucompare.bundle.records import Record
-from accucompare.compare.acceptance import Acceptance, accept
-from accucompare.compare.baseline import Expected
-from accucompare.compare.culprits import find_culprits
-from accucompare.compare.judge import judge, settle_noise, settle_unsteady
-from accucompare.compare.masks import is_masked
-from accucompare.compare.measure import Metrics
-from accucompare.compare.reasons import Fed
-from accucompare.compare.rows import Reason, Row, Verdict
-from accucompare.compare.sequences import numbered_as
-from accucompare.compare.step_pairs import StepPair, settings_of
-from accucompare.compare.tolerance import Tolerance, Tolerances
-from accucompare.compare.wander import Apart, Limits, Quantity, Wander, envelope
+from accucompare.bundle.format.manifest import StepSeries
+from accucompare.bundle.format.records import Record
+from accucompare.compare.runs.acceptance import Acceptance, accept
+from accucompare.compare.limits.baseline import Expected
+from accucompare.compare.origins.culprits import find_culprits
+from accucompare.compare.judging.judge import judge, settle_noise, settle_unsteady
+from accucompare.compare.measuring.masks import is_masked
+from accucompare.compare.measuring.measure import Metrics
+from accucompare.compare.origins.reasons import Fed
+from accucompare.compare.rows.rows import Reason, Row, Verdict
+from accucompare.compare.pairing.sequences import numbered_as
+from accucompare.compare.runs.step_pairs import StepPair, settings_of
+from accucompare.compare.limits.tolerance import Tolerance, Tolerances
+from accucompare.compare.runs.wander import Apart, Limits, Quantity, Wander, envelope
 from accucompare.errors import UsageError
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.selection import Standard

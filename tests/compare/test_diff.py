@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import accucompare as ac
-from accucompare.bundle.archive import Archive
-from accucompare.bundle.reader import open_bundle
+from accucompare.bundle.reading.archive import Archive
+from accucompare.bundle.reading.reader import open_bundle
 from accucompare.compare import batches
-from accucompare.compare import sides as measuring
-from accucompare.compare.align import Pair
+from accucompare.compare.judging import sides as measuring
+from accucompare.compare.pairing.align import Pair
 from accucompare.compare.conclusion import Answer
-from accucompare.compare.outcomes import Task, nbytes
-from accucompare.compare.rows import Reason, Status
-from accucompare.compare.tolerance import EXACT
-from accucompare.compare.unseen import unseen
+from accucompare.compare.rows.outcomes import Task, nbytes
+from accucompare.compare.rows.rows import Reason, Status
+from accucompare.compare.limits.tolerance import EXACT
+from accucompare.compare.origins.unseen import unseen
 from accucompare.errors import BundleError, RecordError, UsageError
 from accucompare.numbers import sums
 from accucompare.numbers.dtypes import DTYPES, DType
-from accucompare.report.terminal import print_comparison
+from accucompare.report.terminal.terminal import print_comparison
 from tests.compare.builder import Item, compare, edit_manifest, item, random_bits, set_lines, write
 
 ONES = np.ones(3, np.float32)

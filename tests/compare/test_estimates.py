@@ -11,20 +11,20 @@ import pytest
 from msgspec.structs import replace
 
 import accucompare as ac
-from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.verification import verify
-from accucompare.bundle.writer import BundleWriter
-from accucompare.compare.baseline import Expected, limit, ratio_limit
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.reading.verification import verify
+from accucompare.bundle.writing.writer import BundleWriter
+from accucompare.compare.limits.baseline import Expected, limit, ratio_limit
 from accucompare.compare.conclusion import Answer
-from accucompare.compare.estimates import can_estimate, room
-from accucompare.compare.judge import judge
-from accucompare.compare.measure import Metrics
-from accucompare.compare.rows import Reason
-from accucompare.compare.tolerance import Tolerance
+from accucompare.compare.judging.estimates import can_estimate, room
+from accucompare.compare.judging.judge import judge
+from accucompare.compare.measuring.measure import Metrics
+from accucompare.compare.rows.rows import Reason
+from accucompare.compare.limits.tolerance import Tolerance
 from accucompare.errors import BundleError
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.numbers.sketch import GROUPS, deviation, sign_tables, sketch
-from accucompare.report.terminal import print_comparison
+from accucompare.report.terminal.terminal import print_comparison
 from accucompare.selection import Mode
 from tests.compare.builder import item
 

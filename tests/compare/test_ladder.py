@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.bundle.manifest import Manifest, StepSeries
+from accucompare.bundle.format.manifest import Manifest, StepSeries
 from accucompare.compare.conclusion import Answer
-from accucompare.compare.ladder import JudgedBy, Rung
-from accucompare.compare.step_pairs import Setting
-from accucompare.compare.wander import Wander
+from accucompare.compare.runs.ladder import JudgedBy, Rung
+from accucompare.compare.runs.step_pairs import Setting
+from accucompare.compare.runs.wander import Wander
 from accucompare.errors import BundleError
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES
-from accucompare.report.training_words import details
+from accucompare.report.words.training_words import details
 from tests.compare.builder import edit_manifest, item, write
 
 X = np.linspace(-1, 1, 64, dtype=np.float32)

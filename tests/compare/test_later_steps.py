@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.bundle.manifest import StepSeries
+from accucompare.bundle.format.manifest import StepSeries
 from tests.compare.builder import item, write
 
 X = np.linspace(-1, 1, 64)

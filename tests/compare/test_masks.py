@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import accucompare as ac
-from accucompare.compare.measure import Metrics
-from accucompare.compare.rows import Reason, Row
+from accucompare.compare.measuring.measure import Metrics
+from accucompare.compare.rows.rows import Reason, Row
 from accucompare.numbers import sums
 from accucompare.numbers.dtypes import DTYPES, DType, round_to
 from tests.compare.builder import compare, item, write
@@ -216,7 +216,7 @@ def test_identical_masks_stay_identical(tmp_path: Path) -> None:
 def test_tensors_that_can_hold_no_mask_take_the_compiled_pass(tmp_path: Path) -> None:
     looks = []
     with patch(
-        "accucompare.compare.blocks.is_masked", side_effect=lambda values, dtype: looks.append(dtype) or np.zeros(values.shape, bool)
+        "accucompare.compare.measuring.blocks.is_masked", side_effect=lambda values, dtype: looks.append(dtype) or np.zeros(values.shape, bool)
     ):
         row_of(tmp_path, [1.0, -65503.0], [1.0, -65505.0])
         row_of(tmp_path, [1.0, F32], [1.0, -65505.0])

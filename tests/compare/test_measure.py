@@ -14,8 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accucompare.compare.blocks import Blocks
-from accucompare.compare.measure import Metrics, measure
+from accucompare.compare.measuring.blocks import Blocks
+from accucompare.compare.measuring.measure import Metrics, measure
 from accucompare.numbers import kernel, sums
 from accucompare.numbers.dtypes import DTYPES, Array, DType, round_to, widen
 from accucompare.numbers.sums import BLOCK, SEGMENT

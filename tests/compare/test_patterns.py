@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from accucompare.case import load_case
-from accucompare.compare.patterns import HINTS, Shape, describe_error
+from accucompare.compare.shape.patterns import HINTS, Shape, describe_error
 from accucompare.numbers.dtypes import DTYPES, round_to, widen
 from accucompare.numbers.sums import Float64
 from tests.conftest import ROOT

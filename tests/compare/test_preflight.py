@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.bundle.manifest import StepSeries
-from accucompare.compare.rows import About, Finding
+from accucompare.bundle.format.manifest import StepSeries
+from accucompare.compare.rows.rows import About, Finding
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES, round_to
 from tests.compare.builder import edit_manifest, item, write

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.compare.baseline import floor
+from accucompare.compare.limits.baseline import floor
 from accucompare.compare.conclusion import Answer, conclude
-from accucompare.compare.rows import Reason
+from accucompare.compare.rows.rows import Reason
 from accucompare.errors import UsageError
 from accucompare.numbers.dtypes import DTYPES
 from tests.compare.builder import item, write

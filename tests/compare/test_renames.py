@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.bundle.manifest import Manifest
-from accucompare.compare.align import Renaming
-from accucompare.compare.proposals import propose
-from accucompare.compare.renames import advice, check_maps
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.compare.pairing.align import Renaming
+from accucompare.compare.pairing.proposals import propose
+from accucompare.compare.pairing.renames import advice, check_maps
 from accucompare.errors import UsageError
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES, round_to

@@ -11,7 +11,7 @@ import pytest
 
 import accucompare as ac
 from accucompare.compare.conclusion import Answer
-from accucompare.compare.sites import Stage
+from accucompare.compare.origins.sites import Stage
 from accucompare.selection import Mode
 from tests.compare.builder import Item, compare, item, write
 

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import accucompare as ac
-from accucompare.bundle.records import Record
-from accucompare.compare import sequences
-from accucompare.compare.align import Renaming
-from accucompare.compare.sequences import align_operators, numbered_as
+from accucompare.bundle.format.records import Record
+from accucompare.compare.pairing import sequences
+from accucompare.compare.pairing.align import Renaming
+from accucompare.compare.pairing.sequences import align_operators, numbered_as
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.numbers.statistics import summarize
 from tests.compare.builder import Item, item, write

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 import accucompare as ac
-from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.records import Shard
-from accucompare.bundle.writer import BundleWriter
-from accucompare.compare.rows import Reason
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.format.records import Shard
+from accucompare.bundle.writing.writer import BundleWriter
+from accucompare.compare.rows.rows import Reason
 from accucompare.errors import BundleError
 from accucompare.numbers.sketch import deviation
 from accucompare.selection import Mode

@@ -11,11 +11,11 @@ import pytest
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.bundle.manifest import StepSeries
-from accucompare.bundle.records import Role
+from accucompare.bundle.format.manifest import StepSeries
+from accucompare.bundle.format.records import Role
 from accucompare.compare.conclusion import Answer
-from accucompare.compare.rows import Reason
-from accucompare.compare.sites import Stage
+from accucompare.compare.rows.rows import Reason
+from accucompare.compare.origins.sites import Stage
 from tests.compare.builder import Item, item, write
 
 OUTPUT = np.linspace(-4, 4, 64, dtype=np.float32)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from accucompare.bundle.records import Record
-from accucompare.compare.tolerance import DEFAULT_REL_L2, Tolerance, Tolerances, read_rules
+from accucompare.bundle.format.records import Record
+from accucompare.compare.limits.tolerance import DEFAULT_REL_L2, Tolerance, Tolerances, read_rules
 from accucompare.errors import UsageError
 from accucompare.numbers.dtypes import DTYPES, Kind
 from tests.compare.builder import item

@@ -12,7 +12,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.compare.conclusion import Answer
-from accucompare.compare.rows import Reason
+from accucompare.compare.rows.rows import Reason
 
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
 LOW = torch.finfo(torch.float32).min

@@ -12,7 +12,7 @@ import torch
 
 import accucompare as ac
 from accucompare.devices import DeviceName, cuda
-from accucompare.recorder.capture_case import capture_case
+from accucompare.recorder.session.capture_case import capture_case
 from accucompare.recorder.options import CaptureOptions
 from accucompare.selection import FloatType
 from tests.conftest import ROOT

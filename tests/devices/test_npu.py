@@ -16,10 +16,10 @@ import torch
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.bundle.records import Role
-from accucompare.compare.rows import Reason, Row
+from accucompare.bundle.format.records import Role
+from accucompare.compare.rows.rows import Reason, Row
 from accucompare.devices import DeviceName
-from accucompare.recorder.capture_case import capture_case
+from accucompare.recorder.session.capture_case import capture_case
 from accucompare.recorder.options import CaptureOptions
 from accucompare.selection import FloatType
 from fixtures.simnpu.launcher import environment

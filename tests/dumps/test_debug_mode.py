@@ -11,10 +11,10 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.compare.conclusion import Answer
-from accucompare.compare.rows import Reason
+from accucompare.compare.rows.rows import Reason
 from accucompare.dumps.importing import import_dump
 from accucompare.errors import BundleError
-from accucompare.report.culprit_words import identical_until
+from accucompare.report.words.culprit_words import identical_until
 from tests.conftest import Run
 
 DATA = Path(__file__).parent.parent / "data" / "debug_mode"

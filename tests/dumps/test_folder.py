@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 import accucompare as ac
-from accucompare.bundle.reader import open_bundle
-from accucompare.bundle.records import Record
-from accucompare.compare.rows import Reason, Status
+from accucompare.bundle.reading.reader import open_bundle
+from accucompare.bundle.format.records import Record
+from accucompare.compare.rows.rows import Reason, Status
 from accucompare.dumps.importing import import_dump
 from accucompare.dumps.items import Naming
 from accucompare.dumps.name_pattern import DEFAULT, NamePattern

@@ -12,8 +12,8 @@ from torch import nn
 from transformers.model_debugging_utils import model_addition_debugger_context
 
 import accucompare as ac
-from accucompare.bundle.reader import open_bundle
-from accucompare.compare.rows import Reason, Status
+from accucompare.bundle.reading.reader import open_bundle
+from accucompare.compare.rows.rows import Reason, Status
 from accucompare.dumps.importing import import_dump
 from accucompare.errors import UsageError
 from tests.data.msprobe.model import build, tokens

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.bundle.records import Layout, Record
-from accucompare.compare.rows import Reason
+from accucompare.bundle.format.records import Layout, Record
+from accucompare.compare.rows.rows import Reason
 from accucompare.dumps.importing import import_dump
 from accucompare.dumps.items import UnreadableError
 from accucompare.dumps.kernel_files import read_header

@@ -14,9 +14,9 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.bundle.reader import open_bundle
-from accucompare.bundle.records import Record, Role
-from accucompare.compare.rows import Reason, Status
+from accucompare.bundle.reading.reader import open_bundle
+from accucompare.bundle.format.records import Record, Role
+from accucompare.compare.rows.rows import Reason, Status
 from accucompare.dumps.importing import import_dump
 from accucompare.errors import UsageError
 from tests.data.msprobe.model import build, tokens, train

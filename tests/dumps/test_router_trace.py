@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.bundle.records import Layout
+from accucompare.bundle.format.records import Layout
 from accucompare.compare.conclusion import Answer
 from accucompare.dumps.importing import import_dump
 from accucompare.errors import AccucompareError

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import accucompare as ac
-from accucompare.bundle.records import Role
-from accucompare.compare.rows import Reason, Status
+from accucompare.bundle.format.records import Role
+from accucompare.compare.rows.rows import Reason, Status
 from accucompare.dumps import onnx_graph
 from accucompare.dumps.importing import import_dump
 from accucompare.dumps.items import Naming

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from accucompare.findings.events import (
+from accucompare.findings.log.events import (
     Alert,
     AlertKind,
     Cause,

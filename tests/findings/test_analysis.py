@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from accucompare.errors import UsageError
-from accucompare.findings.analysis import Ranks, analyse, hints, read
-from accucompare.findings.events import Cause, Direction, ScaleChange, Site
-from accucompare.findings.hints import operator_name
-from accucompare.findings.log import log_path
-from accucompare.findings.wording import answer, described, headline, printable
+from accucompare.findings.analysis.analysis import Ranks, analyse, hints, read
+from accucompare.findings.log.events import Cause, Direction, ScaleChange, Site
+from accucompare.findings.words.hints import operator_name
+from accucompare.findings.log.log import log_path
+from accucompare.findings.words.wording import answer, described, headline, printable
 from tests.findings.logs import NASTY, end, found, passed, seen, start, step, training, write
 
 BACKWARD: dict[str, Any] = {"direction": Direction.BACKWARD}

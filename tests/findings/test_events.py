@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from accucompare.errors import UsageError
-from accucompare.findings.events import Cause, Frames, number
-from accucompare.findings.log import read_log
+from accucompare.findings.log.events import Cause, Frames, number
+from accucompare.findings.log.log import read_log
 from tests.findings.logs import NASTY, encoded, end, found, passed, seen, start, step, training, write
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from accucompare.errors import UsageError
-from accucompare.findings.events import End, Event, Step
-from accucompare.findings.log import Log, read_log
+from accucompare.findings.log.events import End, Event, Step
+from accucompare.findings.log.log import Log, read_log
 from tests.findings.logs import NASTY, end, found, start, step
 
 

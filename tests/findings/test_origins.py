@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accucompare.findings.events import Cause, Direction, Finding, Site, TensorRange, number
-from accucompare.findings.observations import OUTSIDE, Limits, ModuleCall, Observation, What, near_the_limit
-from accucompare.findings.origins import judge
+from accucompare.findings.log.events import Cause, Direction, Finding, Site, TensorRange, number
+from accucompare.findings.log.observations import OUTSIDE, Limits, ModuleCall, Observation, What, near_the_limit
+from accucompare.findings.origins.origins import judge
 
 NAN, INF = float("nan"), float("inf")
 #: (low, high)

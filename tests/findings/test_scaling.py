@@ -11,10 +11,10 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.errors import NonFiniteError
-from accucompare.findings.analysis import MANY_IN_A_ROW, read
-from accucompare.findings.events import ScaleChange, Step
-from accucompare.findings.scaling import Scaling
-from accucompare.watcher.steps import Watch
+from accucompare.findings.analysis.analysis import MANY_IN_A_ROW, read
+from accucompare.findings.log.events import ScaleChange, Step
+from accucompare.findings.log.scaling import Scaling
+from accucompare.watcher.watch.steps import Watch
 from tests.watcher.watched import events
 
 

@@ -168,7 +168,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
 
 @pytest.mark.parametrize("make", COMPARISONS, ids=lambda make: make.__name__)
 def test_a_comparison_is_shown_as_before(make: Callable[[Path], ac.Comparison], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from accucompare.report.terminal import print_comparison
+    from accucompare.report.terminal.terminal import print_comparison
 
     comparison = make(here)
     print_comparison(comparison, [Path("reports/x.xlsx")], quiet=False)

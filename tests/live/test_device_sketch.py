@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.record_file import Sketched
-from accucompare.bundle.writer import BundleWriter
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.writing.record_file import Sketched
+from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.devices import cpu
-from accucompare.live import device_sketch
-from accucompare.live.device_sketch import ROUNDING, begin, can_sketch
-from accucompare.live.tensors import to_host
+from accucompare.live.values import device_sketch
+from accucompare.live.values.device_sketch import ROUNDING, begin, can_sketch
+from accucompare.live.values.tensors import to_host
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.numbers.sketch import BLOCK, TABLES, sketch_of
 from accucompare.numbers.statistics import summarize

@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from accucompare.live.emulation import Emulation, emulated, rounded
-from accucompare.live.randomness import matched_randomness
+from accucompare.live.numerics.emulation import Emulation, emulated, rounded
+from accucompare.live.operators.randomness import matched_randomness
 from accucompare.selection import Precision
 from fixtures import gpt2
 

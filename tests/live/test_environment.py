@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.format.manifest import Manifest
 from tests.recorded import Record
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from accucompare.live.gradients import GradientListener, Grads, Operator, Parameter
-from accucompare.live.hooks import Call, Listener
-from accucompare.live.names import Modules, name_modules
-from accucompare.live.values import leaves
+from accucompare.live.autograd.gradients import GradientListener, Grads, Operator, Parameter
+from accucompare.live.modules.hooks import Call, Listener
+from accucompare.live.modules.names import Modules, name_modules
+from accucompare.live.values.values import leaves
 from tests.recorded import Glue
 
 

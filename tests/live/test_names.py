@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from accucompare.live.names import name_modules
+from accucompare.live.modules.names import name_modules
 from tests.recorded import Glue, Record, places
 
 NAMES = ["#0 input 0", "0#0 input 0", "0#0 output", "1#0 input 0", "1#0 output", "#0 output"]

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.records import Layout
-from accucompare.compare.rows import Reason
+from accucompare.bundle.format.records import Layout
+from accucompare.compare.rows.rows import Reason
 from tests.recorded import Glue, Opened, Record
 
 LAYOUTS = pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=["strided", "jagged"])

@@ -17,7 +17,7 @@ from torch import nn
 import accucompare as ac
 from accucompare import devices
 from accucompare.errors import UsageError
-from accucompare.live.numerics import Numerics
+from accucompare.live.numerics.numerics import Numerics
 from tests.conftest import ROOT, Run
 from tests.forkserver import with_torch
 
@@ -241,7 +241,7 @@ def test_what_goes_wrong_on_the_device_is_told_in_its_step(tmp_path: Path, monke
 
 def test_a_model_that_moves_while_it_is_captured_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = iter([torch.device("cpu"), *[torch.device("cuda")] * 9])
-    monkeypatch.setattr(sys.modules["accucompare.recorder.session"], "device_of", lambda _: next(places))
+    monkeypatch.setattr(sys.modules["accucompare.recorder.session.session"], "device_of", lambda _: next(places))
     with captured(nn.Linear(3, 3), tmp_path / "golden") as bundle:
         assert "the model was called on cuda, and was on cpu when the capture began: move it before" in bundle.manifest.notes
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import accucompare as ac
-from accucompare.bundle.records import Role
+from accucompare.bundle.format.records import Role
 from accucompare.devices import DeviceName
-from accucompare.live.operator_calls import CALLERS
-from accucompare.recorder.capture_case import capture_case
+from accucompare.live.operators.operator_calls import CALLERS
+from accucompare.recorder.session.capture_case import capture_case
 from accucompare.recorder.options import CaptureOptions
 
 CASE = """

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
-from accucompare.findings.events import Site
-from accucompare.findings.log import read_log
+from accucompare.findings.log.events import Site
+from accucompare.findings.log.log import read_log
 from tests.watcher.watched import Counting, Glue, origins
 
 NAN = float("nan")

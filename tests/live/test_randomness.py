@@ -12,9 +12,9 @@ import torch.nn.functional as F  # noqa: N812 - as everyone calls it
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from accucompare.live import dispatch as interception
-from accucompare.live import randomness
-from accucompare.live.randomness import Draws, matched_randomness
+from accucompare.live.operators import dispatch as interception
+from accucompare.live.operators import randomness
+from accucompare.live.operators.randomness import Draws, matched_randomness
 
 aten = torch.ops.aten
 DTYPES = [torch.float64, torch.bfloat16, torch.float16]

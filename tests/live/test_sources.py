@@ -18,12 +18,12 @@ from openpyxl import load_workbook
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.reader import open_bundle
-from accucompare.compare.provenance import other_code
-from accucompare.compare.rows import Option
-from accucompare.live.sources import FunctionsRun, configuration, digests_of
-from accucompare.report.terminal import print_comparison
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.reading.reader import open_bundle
+from accucompare.compare.limits.provenance import other_code
+from accucompare.compare.rows.rows import Option
+from accucompare.live.around.sources import FunctionsRun, configuration, digests_of
+from accucompare.report.terminal.terminal import print_comparison
 
 LIBRARY = """
 import torch

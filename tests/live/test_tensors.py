@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from accucompare.bundle.records import Layout
-from accucompare.live.tensors import from_bits
+from accucompare.bundle.format.records import Layout
+from accucompare.live.values.tensors import from_bits
 from tests.recorded import Glue, Record, places
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]

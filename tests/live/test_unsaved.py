@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.live.unsaved import Unsaved
+from accucompare.live.modules.unsaved import Unsaved
 
 
 class Block(nn.Module):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from accucompare.live.values import leaves, replaced
+from accucompare.live.values.values import leaves, replaced
 
 
 def paths(value: Any) -> list[str]:

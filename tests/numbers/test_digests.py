@@ -9,7 +9,7 @@ import pytest
 import torch
 import xxhash
 
-from accucompare.live import tensors
+from accucompare.live.values import tensors
 from accucompare.numbers.digests import digest, fingerprint
 from accucompare.numbers.dtypes import DTYPES, round_to, widen
 from accucompare.numbers.sums import BLOCK, SEGMENT

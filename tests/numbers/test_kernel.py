@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from accucompare import numbers
-from accucompare.compare.measure import measure
+from accucompare.compare.measuring.measure import measure
 from accucompare.numbers import kernel
 from accucompare.numbers.dtypes import DTYPES, Array, DType, Kind, widen
 from accucompare.numbers.statistics import summarize

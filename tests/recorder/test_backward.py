@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import GRADIENT_ROLES, Role
-from accucompare.compare.rows import Reason
-from accucompare.compare.sites import Stage
+from accucompare.bundle.reading.reader import Bundle
+from accucompare.bundle.format.records import GRADIENT_ROLES, Role
+from accucompare.compare.rows.rows import Reason
+from accucompare.compare.origins.sites import Stage
 from accucompare.errors import CaptureError
 from planted.training_faults import changed, of_glue, of_input, of_parameter
 from tests.recorded import Opened
@@ -275,7 +275,7 @@ def test_gradients_are_recorded_unless_that_is_refused(tmp_path: Path, opened: O
 
 
 def test_under_no_grad_hooks_look_for_nothing_of_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from accucompare.live import spans
+    from accucompare.live.autograd import spans
 
     def refuse(tensor: torch.Tensor) -> None:
         raise AssertionError("looked")

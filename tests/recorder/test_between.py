@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.records import Role
-from accucompare.compare.rows import Status
-from accucompare.compare.sites import Stage
+from accucompare.bundle.format.records import Role
+from accucompare.compare.rows.rows import Status
+from accucompare.compare.origins.sites import Stage
 
 #: Changes the model at the end of a step, which has this number.
 Change = Callable[[nn.Sequential, list[torch.Tensor], int], object]

@@ -13,11 +13,12 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
-from accucompare.bundle.records import WRITTEN_ROLES, Record, Role
+from accucompare.bundle.format.records import WRITTEN_ROLES, Record, Role
 from accucompare.compare.conclusion import Answer
-from accucompare.compare.rows import Reason, Status
-from accucompare.live import tensors
-from accucompare.recorder import buffers, making
+from accucompare.compare.rows.rows import Reason, Status
+from accucompare.live.values import tensors
+from accucompare.recorder.recording import buffers
+from accucompare.recorder.recording import making
 from tests.compare.builder import edit_manifest, set_lines
 from tests.recorded import Opened
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.records import GRADIENT_ROLES, GROUP_OF, Role
-from accucompare.compare.rows import Reason, Status
-from accucompare.compare.sites import Stage
+from accucompare.bundle.format.records import GRADIENT_ROLES, GROUP_OF, Role
+from accucompare.compare.rows.rows import Reason, Status
+from accucompare.compare.origins.sites import Stage
 from accucompare.devices import DeviceName
 from accucompare.errors import UsageError
-from accucompare.recorder.capture_case import capture_case
+from accucompare.recorder.session.capture_case import capture_case
 from accucompare.recorder.options import CaptureOptions
 from accucompare.selection import FloatType, RoleGroup, Steps
 from planted.training_faults import of_parameter
@@ -115,8 +115,11 @@ def test_chosen_steps_are_the_same_as_in_a_capture_of_all(target: str, tmp_path:
 
 
 def test_a_step_that_is_not_chosen_has_no_hooks_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from accucompare.live import hooks, tensors
-    from accucompare.recorder import backward, making, updates
+    from accucompare.live.modules import hooks
+    from accucompare.live.values import tensors
+    from accucompare.recorder.recording import backward
+    from accucompare.recorder.recording import making
+    from accucompare.recorder.recording import updates
 
     model = build("tied")
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)

@@ -17,16 +17,16 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.record_file import RecordFile
-from accucompare.bundle.verification import verify
-from accucompare.bundle.writer import BundleWriter
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.writing.record_file import RecordFile
+from accucompare.bundle.reading.verification import verify
+from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.devices import DeviceName
 from accucompare.errors import AccucompareError, CaptureError
 from accucompare.files import replace_whole
 from accucompare.places import Url
-from accucompare.recorder.baselines import capture_baselines
-from accucompare.recorder.capture_case import capture_case
+from accucompare.recorder.session.baselines import capture_baselines
+from accucompare.recorder.session.capture_case import capture_case
 from accucompare.recorder.options import CaptureOptions
 from tests.compare.builder import edit_manifest, item, write
 from tests.conftest import Run
@@ -85,7 +85,7 @@ class Kills:
         monkeypatch.setattr(BundleWriter, "__init__", begins)
         monkeypatch.setattr(BundleWriter, "close", closes)
         monkeypatch.setattr(RecordFile, "finish", finishes)
-        monkeypatch.setattr("accucompare.bundle.manifest.replace_whole", publishes)
+        monkeypatch.setattr("accucompare.bundle.format.manifest.replace_whole", publishes)
 
     def copy(self) -> None:
         self.left.append(self._folder / f"left{next(self._numbers)}")
@@ -261,7 +261,7 @@ def test_at_a_url_a_bundle_is_complete_when_the_last_upload_is_there(
 def test_a_signal_while_the_last_steps_are_written_leaves_an_incomplete_bundle(stop: str, forked: Run, tmp_path: Path, cli: Run) -> None:
     (tmp_path / "slow_disk.py").write_text(
         f"{CASE}\nimport os, signal, threading\n"
-        "from accucompare.bundle.record_file import RecordFile\nfrom accucompare.bundle.writer import BundleWriter\n"
+        "from accucompare.bundle.writing.record_file import RecordFile\nfrom accucompare.bundle.writing.writer import BundleWriter\n"
         "close, finish, ended, finished = BundleWriter.close, RecordFile.finish, threading.Event(), []\n"
         "def closes(*given, **options):\n    ended.set()\n    close(*given, **options)\n"
         "def finishes(file):\n    ended.wait(60)\n    finished.append(file)\n"

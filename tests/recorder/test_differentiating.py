@@ -14,7 +14,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.devices import DeviceName
-from accucompare.recorder.capture_case import capture_case
+from accucompare.recorder.session.capture_case import capture_case
 from accucompare.recorder.options import CaptureOptions
 from tests.recorded import Opened
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import accucompare as ac
-from accucompare.bundle.records import Role
+from accucompare.bundle.format.records import Role
 from accucompare.errors import CaptureError
 from tests.forkserver import with_torch
 from tests.recorded import Opened

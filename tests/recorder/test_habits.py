@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import accucompare as ac
-from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import GRADIENT_ROLES
-from accucompare.compare.rows import Reason, Status
-from accucompare.compare.sites import Stage
-from accucompare.live.hooks import Call
+from accucompare.bundle.reading.reader import Bundle
+from accucompare.bundle.format.records import GRADIENT_ROLES
+from accucompare.compare.rows.rows import Reason, Status
+from accucompare.compare.origins.sites import Stage
+from accucompare.live.modules.hooks import Call
 from planted.training_faults import of_input
 from tests.recorded import Opened
 from tests.recorder.habits import HABITS, Habit, HandedOn, build, loss_of, train, values

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.records import Role
-from accucompare.bundle.writer import BundleWriter
+from accucompare.bundle.format.records import Role
+from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.devices import cpu
-from accucompare.live.tensors import from_bits
+from accucompare.live.values.tensors import from_bits
 from tests.recorded import Glue, Opened, Record
 
 
@@ -32,7 +32,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return plain(self, nbytes, allocate)
 
     monkeypatch.setattr(BundleWriter, "take", take)
-    monkeypatch.setattr("accucompare.live.tensors._SMALL", -1)  # none is too small for a block of memory
+    monkeypatch.setattr("accucompare.live.values.tensors._SMALL", -1)  # none is too small for a block of memory
     return sizes
 
 
@@ -128,7 +128,7 @@ def test_what_waits_stays_within_the_bound_while_a_model_runs(tmp_path: Path, mo
         return lease
 
     monkeypatch.setattr(BundleWriter, "take", take)
-    monkeypatch.setattr("accucompare.live.tensors._SMALL", -1)  # none is too small for a block of memory
+    monkeypatch.setattr("accucompare.live.values.tensors._SMALL", -1)  # none is too small for a block of memory
     with ac.capture(model, tmp_path / "out", queue_bytes=5000):
         model(torch.randn(8, 64))
     assert len(most) == 9
@@ -136,7 +136,7 @@ def test_what_waits_stays_within_the_bound_while_a_model_runs(tmp_path: Path, mo
 
 
 def test_a_large_tensor_is_copied_whole(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accucompare.live.tensors._LARGE", 1)  # from here on by two threads
+    monkeypatch.setattr("accucompare.live.values.tensors._LARGE", 1)  # from here on by two threads
     for count in (1, 2, 1001):
         x = torch.randn(count)
         np.testing.assert_array_equal(record(nn.Identity(), x).load(""), x.numpy())

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.memory import HostMemory
+from accucompare.bundle.writing.memory import HostMemory
 from accucompare.errors import RecordError
 from tests.conftest import ROOT, Run
 from tests.recorded import Glue, Record

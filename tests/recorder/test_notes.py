@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.records import Role
-from accucompare.compare.rows import Status
+from accucompare.bundle.format.records import Role
+from accucompare.compare.rows.rows import Status
 from tests.recorded import Glue, Opened, Record
 
 

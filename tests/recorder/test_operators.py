@@ -20,12 +20,12 @@ from torch.utils import _python_dispatch as dispatching
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import Record
-from accucompare.compare.rows import Difference, Option
+from accucompare.bundle.reading.reader import Bundle
+from accucompare.bundle.format.records import Record
+from accucompare.compare.rows.rows import Difference, Option
 from accucompare.errors import UsageError
-from accucompare.live.operator_calls import source_line
-from accucompare.recorder import operators as capture_operators
+from accucompare.live.operators.operator_calls import source_line
+from accucompare.recorder.recording import operators as capture_operators
 from tests.conftest import ROOT, Run, has_lstm_in_bfloat16
 from tests.recorded import Glue, Opened
 

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import GRADIENT_ROLES, Role
-from accucompare.compare.sites import Stage
+from accucompare.bundle.reading.reader import Bundle
+from accucompare.bundle.format.records import GRADIENT_ROLES, Role
+from accucompare.compare.origins.sites import Stage
 from planted.training_faults import of_parameter
 from tests.recorded import Opened
 from tests.recorder.habits import Habit, values

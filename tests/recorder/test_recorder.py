@@ -18,12 +18,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
-from accucompare.bundle.records import Layout
-from accucompare.bundle.writer import BundleWriter
-from accucompare.live import hooks as calls
-from accucompare.live.tensors import to_host
-from accucompare.recorder import making
-from accucompare.recorder import recorder as hooks
+from accucompare.bundle.format.records import Layout
+from accucompare.bundle.writing.writer import BundleWriter
+from accucompare.live.modules import hooks as calls
+from accucompare.live.values.tensors import to_host
+from accucompare.recorder.recording import making
+from accucompare.recorder.recording import recorder as hooks
 from tests.recorded import Glue, Opened, Record, places
 
 
@@ -283,7 +283,7 @@ def test_an_exception_in_our_hook_is_noted_and_never_changes_the_models_result(
     with ac.capture(model, tmp_path / "out"):
         result = model(x)
     told = [record.name for record in caplog.records if "could not record 6 module call" in record.message]
-    assert told == ["accucompare.recorder.running"]
+    assert told == ["accucompare.recorder.session.running"]
     assert torch.equal(result, expected)
     bundle = ac.open_bundle(tmp_path / "out")
     assert not bundle.complete
@@ -297,7 +297,7 @@ def test_the_writers_failure_never_changes_the_models_result(tmp_path: Path, mon
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device", "step0.npz")
 
-    monkeypatch.setattr("accucompare.bundle.archive_writer.ArchiveWriter.add", full)
+    monkeypatch.setattr("accucompare.bundle.writing.archive_writer.ArchiveWriter.add", full)
     results = []
     with pytest.raises(ac.AccucompareError, match="No space left"), ac.capture(model, tmp_path / "out") as session:  # noqa: PT012
         results += [model(x), model(x)]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.manifest import Manifest, StepSeries
+from accucompare.bundle.format.manifest import Manifest, StepSeries
 from accucompare.errors import BundleError, UsageError
 from tests.compare.builder import edit_manifest
 from tests.recorder.trained import MODELS, train

@@ -243,7 +243,7 @@ def test_an_interrupt_inside_the_model_keeps_the_bundle_and_names_the_module(tmp
 
 
 def test_the_models_exception_matters_more_than_our_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accucompare.recorder.making.to_host", lambda *_: 1 / 0)
+    monkeypatch.setattr("accucompare.recorder.recording.making.to_host", lambda *_: 1 / 0)
     model = nn.Sequential(nn.Identity(), Glue(fails))
     with warnings.catch_warnings(), pytest.raises(ValueError, match="too hot"):  # noqa: PT012
         warnings.simplefilter("error")
@@ -429,6 +429,6 @@ def test_hooks_of_a_finished_capture_copy_nothing_even_on_a_shallow_copy(tmp_pat
         replica = model._replicate_for_data_parallel()
         replica._forward_hooks = replica._forward_hooks.copy()
     copied: list[Any] = []
-    monkeypatch.setattr("accucompare.recorder.making.to_host", lambda *arguments: copied.append(arguments))
+    monkeypatch.setattr("accucompare.recorder.recording.making.to_host", lambda *arguments: copied.append(arguments))
     replica(torch.ones(1))
     assert copied == []

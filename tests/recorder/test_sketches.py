@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.bundle.reader import Bundle
+from accucompare.bundle.reading.reader import Bundle
 from accucompare.errors import UsageError
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.numbers.sketch import sketch_of

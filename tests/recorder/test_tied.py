@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 import accucompare as ac
-from accucompare.bundle.records import Role
-from accucompare.compare.rows import About, Reason, Status
+from accucompare.bundle.format.records import Role
+from accucompare.compare.rows.rows import About, Reason, Status
 from accucompare.errors import CaptureError
 
 X = torch.arange(6)[None]

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.training_state import Component, Missing
+from accucompare.bundle.format.training_state import Component, Missing
 from accucompare.compare.conclusion import Answer
-from accucompare.compare.rows import Reason
-from accucompare.compare.unverified import unverified
+from accucompare.compare.rows.rows import Reason
+from accucompare.compare.trust.unverified import unverified
 from tests.conftest import Run
 from tests.recorder.looped import Loop, edited, interrupted, run
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.compare.conclusion import Answer
-from accucompare.compare.rows import Reason
+from accucompare.compare.rows.rows import Reason
 from accucompare.devices import DeviceName
 from accucompare.locate import Setup, locate
 

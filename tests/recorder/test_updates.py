@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import UPDATE_ROLES, Layout, Role
-from accucompare.compare.rows import Reason, Status
-from accucompare.compare.sites import Stage
-from accucompare.live import dispatch
+from accucompare.bundle.reading.reader import Bundle
+from accucompare.bundle.format.records import UPDATE_ROLES, Layout, Role
+from accucompare.compare.rows.rows import Reason, Status
+from accucompare.compare.origins.sites import Stage
+from accucompare.live.operators import dispatch
 from planted.training_faults import UPDATE_FAULTS, wrong_update
 from tests.recorded import Opened
 from tests.recorder.trained import build, train

@@ -13,13 +13,13 @@ import pytest
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.records import Layout, Record, Role
-from accucompare.compare.measure import Metrics
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.format.records import Layout, Record, Role
+from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.result import Side
-from accucompare.compare.rows import Reason, Row, Verdict
+from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.numbers.statistics import Statistics
-from accucompare.report.columns import COLUMNS, to_dataframe
+from accucompare.report.table.columns import COLUMNS, to_dataframe
 from tests.compare.builder import item, write
 
 
@@ -95,7 +95,7 @@ def test_row_without_partner_has_its_nearest_name_and_no_metrics() -> None:
 
 
 def test_importing_the_columns_does_not_import_pandas() -> None:
-    code = "import sys, accucompare.report.columns; sys.exit('pandas' in sys.modules)"
+    code = "import sys, accucompare.report.table.columns; sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

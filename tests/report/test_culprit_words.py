@@ -14,15 +14,15 @@ from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.records import Role
-from accucompare.compare.baseline import limit
-from accucompare.compare.limits import SmallestLimit
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.format.records import Role
+from accucompare.compare.limits.baseline import limit
+from accucompare.compare.limits.limits import SmallestLimit
 from accucompare.compare.result import Side
-from accucompare.compare.rows import Reason, Row, Verdict
-from accucompare.compare.sites import Culprit
-from accucompare.report.columns import COLUMNS, to_dataframe
-from accucompare.report.terminal import print_comparison
+from accucompare.compare.rows.rows import Reason, Row, Verdict
+from accucompare.compare.origins.sites import Culprit
+from accucompare.report.table.columns import COLUMNS, to_dataframe
+from accucompare.report.terminal.terminal import print_comparison
 from tests.compare.builder import item, write
 from tests.report.test_excel import chart_data, column, comparison, fills, missing, opened, pair, summary_lines, target, values
 

@@ -26,21 +26,21 @@ from openpyxl import Workbook, load_workbook
 from openpyxl.utils.indexed_list import IndexedList
 
 from accucompare.api import Comparison
-from accucompare.bundle.manifest import Manifest, StepEntry
-from accucompare.bundle.records import Layout, Record, Role
-from accucompare.compare.limits import SmallestLimit
-from accucompare.compare.measure import Metrics
+from accucompare.bundle.format.manifest import Manifest, StepEntry
+from accucompare.bundle.format.records import Layout, Record, Role
+from accucompare.compare.limits.limits import SmallestLimit
+from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.result import Side
-from accucompare.compare.rows import MEANING, Finding, Reason, Row, Verdict
-from accucompare.compare.sites import Culprit
+from accucompare.compare.rows.rows import MEANING, Finding, Reason, Row, Verdict
+from accucompare.compare.origins.sites import Culprit
 from accucompare.errors import ReportError
 from accucompare.files import written_whole
 from accucompare.numbers.statistics import Statistics
-from accucompare.report import sheets
-from accucompare.report.columns import COLUMNS
-from accucompare.report.excel import write_excel
-from accucompare.report.excel_styles import styled
-from accucompare.report.looks import HEADER
+from accucompare.report.table import sheets
+from accucompare.report.table.columns import COLUMNS
+from accucompare.report.excel.excel import write_excel
+from accucompare.report.excel.excel_styles import styled
+from accucompare.report.table.looks import HEADER
 
 LIMIT = 1e-4
 NASTY = {
@@ -820,7 +820,7 @@ def test_full_disk_leaves_the_old_report_and_no_half_of_the_new_one(tmp_path: Pa
 
 
 def test_importing_the_report_imports_openpyxl_but_not_pandas_or_torch() -> None:
-    code = "import sys, accucompare.report.excel; print(*[m for m in ('openpyxl', 'pandas', 'torch') if m in sys.modules])"
+    code = "import sys, accucompare.report.excel.excel; print(*[m for m in ('openpyxl', 'pandas', 'torch') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split() == ["openpyxl"]
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from accucompare.findings.analysis import Ranks, read
-from accucompare.findings.checks import Outcome, Status
-from accucompare.findings.health import CHECKS, Health, Result, examine
-from accucompare.report.excel_health import write_health
-from accucompare.report.health_columns import headline
-from accucompare.report.json_health import write_health_json
-from accucompare.report.page_log import write_health_page
+from accucompare.findings.analysis.analysis import Ranks, read
+from accucompare.findings.checklist.checks import Outcome, Status
+from accucompare.findings.checklist.health import CHECKS, Health, Result, examine
+from accucompare.report.excel.excel_health import write_health
+from accucompare.report.table.health_columns import headline
+from accucompare.report.files.json_health import write_health_json
+from accucompare.report.page.page_log import write_health_page
 from tests.findings.logs import training, write
 
 

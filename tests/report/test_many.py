@@ -20,13 +20,16 @@ from msgspec.structs import replace
 from openpyxl import load_workbook
 
 from accucompare.api import Comparison
-from accucompare.compare.rows import Reason, Row, Status
-from accucompare.compare.sites import Culprit
+from accucompare.compare.rows.rows import Reason, Row, Status
+from accucompare.compare.origins.sites import Culprit
 from accucompare.errors import ReportError
 from accucompare.numbers.statistics import Statistics
-from accucompare.report import excel_sheets, heat, overview, sheets
-from accucompare.report.columns import COLUMNS
-from accucompare.report.tallies import Largest, Worst, first_of, second_of
+from accucompare.report.excel import excel_sheets
+from accucompare.report.table import heat
+from accucompare.report.table import overview
+from accucompare.report.table import sheets
+from accucompare.report.table.columns import COLUMNS
+from accucompare.report.table.tallies import Largest, Worst, first_of, second_of
 from benchmarks.made_rows import ManyRows, many
 from tests.attacks.conftest import Command, command  # noqa: F401
 from tests.compare.builder import item, write
@@ -239,7 +242,7 @@ def test_the_largest_are_the_same_as_sorted() -> None:
 
 
 def test_the_worst_of_pairs_is_the_same_as_by_a_dict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accucompare.report.tallies._PENDING", 100)  # so that it is put together often
+    monkeypatch.setattr("accucompare.report.table.tallies._PENDING", 100)  # so that it is put together often
     draw = np.random.default_rng(4)
     layers, ranks, used = draw.integers(0, 9, 2_000), draw.integers(0, 5, 2_000), draw.integers(-1, 12, 2_000).astype(float)
     worst, reference = Worst(), dict[tuple[int, int], tuple[float, int]]()
@@ -371,8 +374,8 @@ def test_pandas_reads_parquet_as_the_data_frame(parquet: Any, tmp_path: Path) ->
 
 
 def test_parquet_is_written_group_by_group(parquet: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accucompare.report.parquet._IN_BLOCK", 4)
-    monkeypatch.setattr("accucompare.report.parquet._BLOCKS", 2)
+    monkeypatch.setattr("accucompare.report.files.parquet._IN_BLOCK", 4)
+    monkeypatch.setattr("accucompare.report.files.parquet._BLOCKS", 2)
     file = parquet.ParquetFile(many(layers=20).to_parquet(tmp_path / "x.parquet"))
     assert [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)] == [8, 8, 4]
     assert file.read(["#"]).to_pydict()["#"] == list(range(1, 21))
@@ -443,8 +446,8 @@ def test_an_interrupt_says_what_is_not_written_and_leaves_nothing(
         yield from ()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("accucompare.report.json.with_producers", interrupted)
-    monkeypatch.setattr("accucompare.report.parquet.value_blocks", interrupted)
+    monkeypatch.setattr("accucompare.report.files.json.with_producers", interrupted)
+    monkeypatch.setattr("accucompare.report.files.parquet.value_blocks", interrupted)
     done = command("diff", "golden", "npu", "--report", "none", f"--{kind}", "x")
     assert done.code == 130
     assert "interrupted; x is not written" in done.err

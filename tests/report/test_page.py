@@ -18,20 +18,21 @@ from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.bundle.records import Role
-from accucompare.compare.measure import Metrics
-from accucompare.compare.rows import Reason, Row, Verdict
+from accucompare.bundle.format.records import Role
+from accucompare.compare.measuring.measure import Metrics
+from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.errors import ReportError
-from accucompare.findings.analysis import read
-from accucompare.findings.health import examine
-from accucompare.findings.vitals import ParameterFacts, Setup, Vitals
-from accucompare.report import overview, sheets
-from accucompare.report.columns import to_dataframe
-from accucompare.report.health_columns import headline
-from accucompare.report.page_comparison import anchor
-from accucompare.report.page_data import leading_bits
-from accucompare.report.page_log import write_health_page, write_log_page
-from accucompare.report.watch_columns import MEASURES
+from accucompare.findings.analysis.analysis import read
+from accucompare.findings.checklist.health import examine
+from accucompare.findings.log.vitals import ParameterFacts, Setup, Vitals
+from accucompare.report.table import overview
+from accucompare.report.table import sheets
+from accucompare.report.table.columns import to_dataframe
+from accucompare.report.table.health_columns import headline
+from accucompare.report.page.page_comparison import anchor
+from accucompare.report.page.page_data import leading_bits
+from accucompare.report.page.page_log import write_health_page, write_log_page
+from accucompare.report.table.watch_columns import MEASURES
 from accucompare.text import printable
 from benchmarks.made_rows import many
 from tests.compare.builder import item, write

@@ -9,8 +9,8 @@ import pytest
 from openpyxl import load_workbook
 
 import accucompare as ac
-from accucompare.report.excel_summary import meaning
-from accucompare.report.terminal import print_comparison
+from accucompare.report.excel.excel_summary import meaning
+from accucompare.report.terminal.terminal import print_comparison
 from tests.compare.builder import Item, item, write
 
 

@@ -10,8 +10,8 @@ import openpyxl
 import pytest
 
 import accucompare as ac
-from accucompare.report.excel_training import training
-from accucompare.report.terminal import print_comparison
+from accucompare.report.excel.excel_training import training
+from accucompare.report.terminal.terminal import print_comparison
 from tests.compare.builder import item
 from tests.compare.test_ladder import X, changed, run, steps
 

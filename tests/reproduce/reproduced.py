@@ -22,10 +22,10 @@ from msgspec.structs import replace
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from accucompare.findings.events import Cause, Direction, Finding, Site
-from accucompare.live.autocast import autocast_now
-from accucompare.live.random_state import RandomState
-from accucompare.live.values import leaves
+from accucompare.findings.log.events import Cause, Direction, Finding, Site
+from accucompare.live.numerics.autocast import autocast_now
+from accucompare.live.operators.random_state import RandomState
+from accucompare.live.values.values import leaves
 from accucompare.reproduce.outcome import Outcome
 from accucompare.reproduce.reproducer import Reproducer
 from accucompare.reproduce.saving import save_reproducer

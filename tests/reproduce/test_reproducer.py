@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from accucompare.findings.events import Site, TensorRange
+from accucompare.findings.log.events import Site, TensorRange
 from accucompare.reproduce.reproducer import Reproducer
 from tests.compare.builder import edit_manifest
 from tests.reproduce.reproduced import INF, NAN, Around, PassesOn, poisoned, run_here, save, take

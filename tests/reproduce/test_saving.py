@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.records import Role
+from accucompare.bundle.format.records import Role
 from accucompare.errors import CaptureError
-from accucompare.live.autocast import autocast_now, autocast_then
+from accucompare.live.numerics.autocast import autocast_now, autocast_then
 from accucompare.reproduce.reproducer import Reproducer
 from accucompare.reproduce.saving import save_reproducer
 from accucompare.reproduce.snapshot import Snapshot
@@ -640,7 +640,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("accucompare.bundle.manifest.Manifest.write", interrupt)
+    monkeypatch.setattr("accucompare.bundle.format.manifest.Manifest.write", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save(take(nn.Linear(2, 1), "", torch.ones(2)), tmp_path / "r")
     assert list(tmp_path.iterdir()) == []

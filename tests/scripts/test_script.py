@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import accucompare as ac
-from accucompare.findings.analysis import read
+from accucompare.findings.analysis.analysis import read
 from accucompare.scripts.outcome import others
 from accucompare.scripts.plan import Action
 from tests.scripts.forked import UNEDITED, Ran, run

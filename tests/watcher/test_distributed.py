@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import accucompare as ac
-from accucompare.findings.analysis import read
-from accucompare.findings.events import Alert, Cause, Direction, End, Finding, Site, Start, Step
-from accucompare.findings.log import read_log
+from accucompare.findings.analysis.analysis import read
+from accucompare.findings.log.events import Alert, Cause, Direction, End, Finding, Site, Start, Step
+from accucompare.findings.log.log import read_log
 from tests.conftest import ROOT
 from tests.forkserver import with_torch
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.findings.events import Alert
+from accucompare.findings.log.events import Alert
 from tests.watcher.watched import Glue, events
 
 

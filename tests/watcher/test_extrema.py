@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accucompare.watcher.extrema import Extrema, Meter, look_now, norm_now
+from accucompare.watcher.looking.extrema import Extrema, Meter, look_now, norm_now
 from tests.watcher.watched import Counting
 
 NAN, INF = float("nan"), float("inf")

@@ -13,10 +13,10 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from accucompare.errors import UsageError
-from accucompare.findings.checks import Outcome, Status
+from accucompare.findings.checklist.checks import Outcome, Status
 from accucompare.findings.differences import GradientCheck
-from accucompare.watcher.derivatives import Applied, check_function
-from accucompare.watcher.gradcheck import check_gradients
+from accucompare.watcher.custom.derivatives import Applied, check_function
+from accucompare.watcher.custom.gradcheck import check_gradients
 from tests.conftest import Run
 
 CASE = """

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.findings.analysis import hints
-from accucompare.findings.events import Direction, Site, Step
-from accucompare.findings.wording import answer
+from accucompare.findings.analysis.analysis import hints
+from accucompare.findings.log.events import Direction, Site, Step
+from accucompare.findings.words.wording import answer
 from tests.watcher.watched import Glue, events, origins
 
 NAN, INF = float("nan"), float("inf")

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import accucompare as ac
-from accucompare.findings.events import Alert
+from accucompare.findings.log.events import Alert
 from tests.recorded import Glue
 from tests.watcher.watched import events, origins
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from accucompare.findings.analysis import read
-from accucompare.findings.events import Alert, Event, Finding, Start, Step
-from accucompare.findings.log import read_log
+from accucompare.findings.analysis.analysis import read
+from accucompare.findings.log.events import Alert, Event, Finding, Start, Step
+from accucompare.findings.log.log import read_log
 from fixtures.simnpu.launcher import environment
 from tests.forkserver import CLI, SCRIPT, simulated_npu
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from accucompare.findings.events import Direction, Site
+from accucompare.findings.log.events import Direction, Site
 from benchmarks.origins_trial import ALARM, BESIDE, RIGHT, SILENT, WRONG, ask_hugging_face, differences, findings, later, plant, quiet
 from planted.origins_catalogue import ORIGINS
 

@@ -14,8 +14,8 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.errors import UsageError, WatchEndedError
-from accucompare.findings.analysis import read
-from accucompare.findings.events import Ending
+from accucompare.findings.analysis.analysis import read
+from accucompare.findings.log.events import Ending
 from tests.conftest import Run
 
 BAD, LAST = 5, 9

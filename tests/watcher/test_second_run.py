@@ -17,8 +17,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
-from accucompare.findings.events import Direction, Finding, Site
-from accucompare.findings.wording import answer
+from accucompare.findings.log.events import Direction, Finding, Site
+from accucompare.findings.words.wording import answer
 from accucompare.reproduce.reproducer import Reproducer
 from fixtures.cnn import Net
 from tests.forkserver import with_torch

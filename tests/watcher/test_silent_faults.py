@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn import functional
 
 import accucompare as ac
-from accucompare.findings.analysis import read
-from accucompare.findings.checks import Outcome, Status
-from accucompare.findings.health import examine
+from accucompare.findings.analysis.analysis import read
+from accucompare.findings.checklist.checks import Outcome, Status
+from accucompare.findings.checklist.health import examine
 
 STEPS, BATCH, CLASSES, IDS = 36, 8, 4, 12
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from accucompare.findings.analysis import read
-from accucompare.findings.checks import Status
-from accucompare.findings.health import examine
+from accucompare.findings.analysis.analysis import read
+from accucompare.findings.checklist.checks import Status
+from accucompare.findings.checklist.health import examine
 from benchmarks.health_sound import watch_loop
 
 #: Long enough for what is judged by several looks at every tenth step.

@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn import functional
 
 import accucompare as ac
-from accucompare.findings.analysis import Analysis, read
-from accucompare.findings.checks import Status
-from accucompare.findings.health import Health, examine
+from accucompare.findings.analysis.analysis import Analysis, read
+from accucompare.findings.checklist.checks import Status
+from accucompare.findings.checklist.health import Health, examine
 
 STEPS = 16
 

@@ -25,8 +25,8 @@ from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
 from accucompare.errors import NonFiniteError, UsageError, WatchEndedError
-from accucompare.findings.analysis import read
-from accucompare.findings.events import Alert, End, Finding, Frames, Start, Step
+from accucompare.findings.analysis.analysis import read
+from accucompare.findings.log.events import Alert, End, Finding, Frames, Start, Step
 from fixtures.cnn import Net
 from tests.watcher.watched import Counting, Glue, Subject, assert_same, events, origins, run, trained
 
@@ -655,7 +655,7 @@ def test_the_watch_ends_after_the_step_that_was_named(tmp_path: Path) -> None:
 
 
 def test_runs_are_added_to_a_log(tmp_path: Path) -> None:
-    from accucompare.findings.log import read_log
+    from accucompare.findings.log.log import read_log
 
     for _ in range(2):
         with ac.watch(nn.Linear(2, 2), out=tmp_path, quiet=True):

@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import accucompare as ac
-from accucompare.findings.events import Event, Finding
-from accucompare.findings.log import read_log
-from accucompare.watcher.steps import Watch
+from accucompare.findings.log.events import Event, Finding
+from accucompare.findings.log.log import read_log
+from accucompare.watcher.watch.steps import Watch
 from tests.recorded import Glue as Glue
 
 

@@ -1,0 +1,435 @@
+"""``manifest.json``: what a bundle is, how it was made, and which steps it holds.
+
+Rank 0 writes ``manifest.json`` in the bundle's directory; rank r > 0 of a distributed capture writes ``rank<r>/manifest.json``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import stat
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import xxhash
+
+from accucompare.bundle.format.capture_facts import Code, Feed, Options
+from accucompare.bundle.format.records import NODE_ROLES, WRITTEN_ROLES, Role, count
+from accucompare.bundle.format.training_state import SavedAndStarted
+from accucompare.errors import BundleError
+from accucompare.files import replace_whole
+from accucompare.numbers.statistics import Count
+from accucompare.places import Answer, Place, Url, is_file
+from accucompare.selection import RoleGroup, Steps
+from accucompare.version import __version__
+
+FORMAT = "accucompare bundle"
+#: The oldest format that holds everything a bundle may hold but what ``NEEDS`` names.
+FORMAT_VERSION = 1
+#: The format of a bundle with records of these roles: older versions take them for damage, and refuse a newer format by its number.
+NEEDS = {**dict.fromkeys(NODE_ROLES, 2), **dict.fromkeys((*WRITTEN_ROLES, Role.PARAM_CHANGED), 4)}
+#: Likewise of a bundle with parts of tensors, which older versions would compare with any other part.
+SHARDS_NEED = 3
+#: What this version reads.
+NEWEST_FORMAT = max(FORMAT_VERSION, *NEEDS.values(), SHARDS_NEED)
+_SIZE_LIMIT = 64 << 20  # a manifest lists a few lines per parameter; more than this is no manifest
+_MOST_RANKS = 100_000
+_AT_ONCE = 32  # manifests that are asked for together
+#: Where in its directory a bundle waits that is being overwritten.
+PREVIOUS = ".previous"
+
+#: Where in a golden bundle the baselines are that it brings along, one bundle a precision.
+BASELINES = "baselines"
+#: Where in a baseline's bundle the runs of golden's own code in golden's precision are, fed with golden: on its values, and on its values
+#: rounded to the candidate's type.
+PROOF, CONDITIONED = "proof", "conditioned"
+
+
+def holds_bundle(directory: Place) -> bool:
+    """Whether a directory's ``manifest.json`` is accucompare's, of whatever version; False if it cannot be read."""
+    try:
+        content = json.loads(_bytes_of(directory / "manifest.json"))
+    except (BundleError, OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and content.get("format") == FORMAT
+
+
+def sealed(content: dict[str, Any]) -> bytes:
+    """A manifest as it is on disk. Its last line is a digest of all bytes before, and ``sealed`` says that there is one."""
+    fields = {"sealed": True, **{name: value for name, value in content.items() if name != "digest"}, "digest": ""}
+    text = json.dumps(fields, indent=1, ensure_ascii=False, default=str)
+    body = text[: -len(_seal(""))].encode("utf-8", "backslashreplace")  # lone surrogates, as of file names, become JSON's \udc80
+    return body + _seal(xxhash.xxh3_128_hexdigest(body)).encode()
+
+
+def _seal(digest: str) -> str:
+    """How a manifest ends."""
+    return f'"digest": "{digest}"\n}}'
+
+
+def _is_as_written(raw: bytes, content: dict[str, Any]) -> bool:
+    """Whether a manifest has the digest of its bytes; older ones have none."""
+    if "sealed" not in content and "digest" not in content:
+        return True
+    body = raw[: -len(_seal("0" * 32))]
+    return raw == body + _seal(xxhash.xxh3_128_hexdigest(body)).encode()
+
+
+def manifests_of(path: Place, ranks: int) -> dict[int, Manifest]:
+    """The manifests of the ranks after the first that have written one; those at a URL are asked for together. Errors as ``read``."""
+    places = {rank: path / f"rank{rank}" / "manifest.json" for rank in range(1, ranks)}
+    if isinstance(path, Path):
+        return {rank: Manifest.read(place) for rank, place in places.items() if is_file(place)}
+    found = {}
+    for first in range(1, ranks, _AT_ONCE):
+        some = [(rank, place) for rank in range(first, min(first + _AT_ONCE, ranks)) if isinstance(place := places[rank], Url)]
+        for rank, place, asked in [(rank, place, place.begin_read(_SIZE_LIMIT)) for rank, place in some]:
+            with contextlib.suppress(_MissingError):
+                found[rank] = Manifest.read(place, asked)
+    return found
+
+
+class _MissingError(BundleError):
+    """There is no manifest."""
+
+
+def _bytes_of(path: Place, asked: Future[Answer] | None = None) -> bytes:
+    if isinstance(path, Url):
+        return path.read(_SIZE_LIMIT) if asked is None else path.content_of(asked, _SIZE_LIMIT)
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for its writer
+        raise BundleError(f"{path}: is not a regular file; refused")
+    if status.st_size > _SIZE_LIMIT:
+        raise BundleError(f"{path}: too large for a manifest; refused")
+    return path.read_bytes()
+
+
+@dataclass(frozen=True)
+class StepEntry:
+    """One finished step of one rank.
+
+    Attributes:
+        step: its number, from 0.
+        records: how many lines ``stepN.jsonl`` has.
+        digest: of ``stepN.jsonl``'s bytes.
+        partial: whether the capture was stopped inside it.
+    """
+
+    step: int
+    records: int
+    digest: str
+    partial: bool = False
+
+
+class StepSeries(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a step of training came to, in a few numbers.
+
+    Attributes:
+        step: its number, from 0.
+        losses: the value of each backward's scalar root, in order; divided by the loss scale where a ``GradScaler`` multiplied it.
+        lr: learning rates, by the optimizer's class and the number of the parameter group: ``AdamW.0``; of a second optimizer of that
+            class ``AdamW#2.0``.
+        grad_norm: L2 norm, in float64, of all gradients that the step's updates are given, unscaled and before they are clipped;
+            ``None`` if there was no update, or a gradient that cannot be read.
+        clipped_norm: the same of the gradients as the updates used them; ``None`` if none was clipped.
+        loss_scale: of a ``GradScaler``, by which the step's losses were multiplied.
+        skipped: whether a ``GradScaler`` left an update out, for its gradients were not finite.
+        updates: how many updates were made.
+        batch: a digest over those of the tensors that the model is called with in this step.
+        weights: a digest over those of all parameters when the step's first update begins; ``None`` if updates are not recorded.
+    """
+
+    step: Count
+    losses: tuple[float, ...] = ()
+    lr: dict[str, float] = msgspec.field(default_factory=dict)
+    grad_norm: float | None = None
+    clipped_norm: float | None = None
+    loss_scale: float | None = None
+    skipped: bool = False
+    updates: Count = 0
+    batch: str | None = None
+    weights: str | None = None
+
+
+class _Fed(msgspec.Struct, frozen=True):
+    feed: Feed | None = None
+
+
+class _Settings(msgspec.Struct, frozen=True):
+    case: str | None = None
+    flags: dict[str, Any] | None = None
+    versions: dict[str, Any] | None = None
+    variables: dict[str, str] | None = None
+    libraries: dict[str, str] | None = None
+
+
+@dataclass
+class Manifest:
+    """What ``manifest.json`` holds.
+
+    Attributes:
+        format_version: the oldest format that has what the bundle holds.
+        complete: whether the capture ran to its end, and all that it set out to record is there. Only ``BundleWriter.close`` says so.
+        stopped: where and why it ended early: ``{"step", "module", "error"}``; ``None`` if it did not.
+        ranks: how many processes captured together.
+        steps: this rank's finished steps.
+        series: of a capture of training, what each of this rank's steps came to, in order; none in older bundles.
+        state: digest and number of records of the state that ``--like`` starts from; ``None`` if not saved.
+        capture: options of the capture: seed, only, skip, steps.
+        environment: where it ran: device, versions, flags, command line, git commit, time.
+        model: class, mode, modules, modules never called, parameters and buffers with their digests.
+        inputs: per step, the root module's inputs with their digests.
+        notes: what went differently than a reader would assume, one sentence each.
+    """
+
+    format_version: int = FORMAT_VERSION
+    complete: bool = False
+    stopped: dict[str, Any] | None = None
+    ranks: int = 1
+    steps: list[StepEntry] = field(default_factory=list)
+    series: list[StepSeries] = field(default_factory=list)
+    state: dict[str, Any] | None = None
+    capture: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def fed(self) -> bool:
+        """Whether each module call was given golden's values."""
+        return bool(self.capture.get("feed"))
+
+    @property
+    def feed(self) -> Feed | None:
+        """What it was fed with; ``None`` if it was not. Errors as ``check``."""
+        return _typed(self.capture, _Fed).feed
+
+    @property
+    def options(self) -> Options:
+        """Options of the capture. Errors as ``check``."""
+        return _typed(self.capture, Options)
+
+    @property
+    def training(self) -> SavedAndStarted:
+        """The state of a training that it saved, and that it started from. Errors as ``check``."""
+        return _typed(self.capture, SavedAndStarted)
+
+    @property
+    def described_at(self) -> int:
+        """The step before which the model was described: where its state was saved, or where it started. Errors as ``check``."""
+        state, started = self.training.training_state, self.training.started
+        if self.state is not None and state is not None:
+            return state.step
+        return self.training.begun if started is None else started.step
+
+    @property
+    def code(self) -> Code:
+        """Which code ran. Errors as ``check``."""
+        return _typed(self.model, Code)
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """Flags that change numbers, by name. Errors as ``check``."""
+        return _typed(self.environment, _Settings).flags or {}
+
+    @property
+    def case(self) -> str:
+        """The case that ran; ``""`` if none is named, as of a capture by the Python API. Errors as ``check``."""
+        return _typed(self.environment, _Settings).case or ""
+
+    @property
+    def versions(self) -> dict[str, Any]:
+        """Versions of packages and drivers, by name. Errors as ``check``."""
+        return _typed(self.environment, _Settings).versions or {}
+
+    @property
+    def variables(self) -> dict[str, str] | None:
+        """Environment variables that may change numbers, by name; ``None`` of older bundles, and dumps. Errors as ``check``."""
+        return _typed(self.environment, _Settings).variables
+
+    @property
+    def libraries(self) -> dict[str, str]:
+        """Digests of shared libraries that were loaded, by name. Errors as ``check``."""
+        return _typed(self.environment, _Settings).libraries or {}
+
+    @property
+    def asked(self) -> Steps | None:
+        """The steps that it set out to record: those of ``--steps``, or as many as its case has; ``None`` if all that would come.
+
+        Errors as ``check``.
+        """
+        options = self.options
+        if options.chosen_steps and not options.case_steps:
+            return Steps.of(options.chosen_steps)
+        count = options.case_steps or options.steps
+        return Steps(count) if count else None
+
+    @property
+    def lacking(self) -> str:
+        """What it does not hold of the steps that it set out to record, in words; ``""`` if it holds them all. Errors as ``check``."""
+        if partial := [entry.step for entry in self.steps if entry.partial]:
+            return f"the run ended inside of step {partial[0]}"
+        asked = self.asked
+        if asked is None:
+            return ""
+        entries = self.series if self.options.roles == (RoleGroup.SERIES,) else self.steps
+        held = {entry.step for entry in entries}
+        if asked.chosen is None:
+            return f"the run ended after {len(held)} of {asked.count} step(s)" if len(held) < asked.count else ""
+        late = [number for number in asked.chosen if number not in held]
+        missed = late[0] if len(late) == 1 else Steps.of(late or asked.chosen)
+        return f"the run ended before step(s) {missed} of --steps {asked}, which are not recorded" if late else ""
+
+    def copy(self) -> Manifest:
+        """One that stays as it is when entries of this one's tables are replaced, or added."""
+        tables = {name: {**getattr(self, name)} for name in ("capture", "environment", "model")}
+        return replace(self, **tables, notes=[*self.notes])  # type: ignore[arg-type]
+
+    def write(self, path: Path) -> None:
+        """Replace the file whole, so that a reader never sees half of it.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        content = {
+            "format": FORMAT,
+            "format_version": self.format_version,
+            "accucompare": __version__,
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "steps": [asdict(entry) for entry in self.steps],
+            "series": msgspec.to_builtins(self.series),
+        }
+        replace_whole(path, path.with_name(path.name + ".part"), lambda temporary: temporary.write_bytes(sealed(content)))
+
+    @classmethod
+    def read(cls, path: Place, asked: Future[Answer] | None = None) -> Manifest:
+        """Read and check a manifest.
+
+        Args:
+            path: the file.
+            asked: of a URL, what was begun to read it.
+
+        Raises:
+            BundleError: if it is missing, no manifest, damaged, or of a newer format.
+        """
+        try:
+            raw = _bytes_of(path, asked)
+            content = json.loads(raw)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if isinstance(path, Url):
+                raise _MissingError(f"{path.parent}: not a bundle (its {path.name}: {error.strerror})") from None
+            if path.parent.is_dir():
+                what = f"not a bundle (it has no {path.name})"
+            else:
+                what = f"not a bundle ({'a file; a bundle is a directory' if path.parent.exists() else 'there is no such directory'})"
+            if holds_bundle(path.parent / PREVIOUS):
+                what += f"; the one that was to be overwritten is in {path.parent / PREVIOUS}, and the next capture puts it back"
+            raise BundleError(f"{path.parent}: {what}") from None
+        except OSError as error:
+            raise BundleError(f"{path}: cannot be read ({error.strerror})") from None
+        except (ValueError, RecursionError) as error:
+            raise BundleError(f"{path}: damaged; it is not valid JSON ({error})") from None
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise BundleError(f"{path}: not the manifest of an accucompare bundle")
+        version = content.get("format_version")
+        if type(version) is not int or not FORMAT_VERSION <= version <= NEWEST_FORMAT:
+            writer = str(content.get("accucompare", "unknown"))[:20]
+            raise BundleError(
+                f"{path}: bundle format version {str(version)[:20]}, but this accucompare {__version__} reads version "
+                f"{NEWEST_FORMAT} and older; install the accucompare that wrote it ({writer}) or a newer one"
+            )
+        if not _is_as_written(raw, content):
+            raise BundleError(f"{path}: is corrupt (its digest does not match); capture it again")
+        known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
+        try:
+            _expect(known.get("steps", []), list, "steps")
+            known["steps"] = [StepEntry(**entry) for entry in known.get("steps", [])]
+            known["series"] = _typed(known.get("series", []), list[StepSeries])
+            manifest = cls(**known)
+            manifest.check()
+            if manifest.complete and (lacking := manifest.lacking):  # older versions said so before the last step was there
+                manifest.complete, manifest.stopped = False, {"error": lacking}
+        except (TypeError, ValueError, KeyError, RecursionError) as error:
+            raise BundleError(f"{path}: damaged; a field is malformed ({str(error)[:200]})") from None
+        return manifest
+
+    def check(self) -> None:
+        """Raise TypeError or ValueError if a field that readers rely on is of the wrong type."""
+        for name, kind in _KINDS.items():
+            _expect(getattr(self, name), kind, name)
+        if not 1 <= self.ranks <= _MOST_RANKS:
+            raise ValueError(f"ranks is {self.ranks}")
+        if self.complete and self.stopped is not None:
+            raise ValueError("it says both that the capture ran to its end and why it did not")
+        for entry in self.steps:
+            count(entry.step)
+            count(entry.records)
+            _expect(entry.digest, str, "the digest of a step")
+            _expect(entry.partial, bool, "partial of a step")
+        if len({entry.step for entry in self.steps}) < len(self.steps):
+            raise ValueError("steps holds one step twice")
+        numbers = [entry.step for entry in self.series]
+        if numbers != sorted(set(numbers)):
+            raise ValueError("the steps of series are not in order")
+        if self.state is not None:
+            _expect(StepEntry(0, **self.state).digest, str, "the digest of the state")
+            count(self.state["records"])
+        for name, kind in (("parameters", dict), ("buffers", dict), ("modules", dict), ("not_called", list)):
+            _expect(self.model.get(name, kind()), kind, name)
+        _expect_all(self.notes, str, "notes")
+        _expect_all(self.model.get("not_called", ()), str, "not_called")
+        _expect_all(self.model.get("modules", {}).values(), str, "modules")
+        _expect(self.model.get("signatures", {}), dict, "signatures")
+        _expect_all(self.model.get("signatures", {}).values(), list, "signatures")
+        _expect_all((name for names in self.model.get("signatures", {}).values() for name in names), str, "signatures")
+        _ = self.feed, self.options, self.training, self.code, self.flags  # each is checked when it is read
+        for place, table in (
+            ("parameters", self.model.get("parameters", {})),
+            ("buffers", self.model.get("buffers", {})),
+            *((f"inputs of step {step}", table) for step, table in self.inputs.items()),
+        ):
+            _expect(table, dict, place)
+            for entry in table.values():
+                _expect(entry, dict, place)
+                _expect(entry["dtype"], str, f"dtype in {place}")
+                _expect(entry["shape"], list, f"shape in {place}")
+                _expect(entry["digests"], dict, f"digests in {place}")
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "complete": bool,
+    "stopped": (dict, type(None)),
+    "ranks": int,
+    "state": (dict, type(None)),
+    "capture": dict,
+    "environment": dict,
+    "model": dict,
+    "inputs": dict,
+    "notes": list,
+}
+
+
+_T = TypeVar("_T")
+
+
+def _typed(table: Any, kind: type[_T]) -> _T:
+    """What of JSON a struct has; TypeError if a value is of the wrong type, or missing."""
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        raise TypeError(str(error)) from None
+
+
+def _expect(value: Any, kind: type | tuple[type, ...], name: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is {repr(value)[:80]}")
+
+
+def _expect_all(values: Iterable[Any], kind: type | tuple[type, ...], name: str) -> None:
+    for value in values:
+        _expect(value, kind, name)

@@ -1,0 +1,295 @@
+"""Reads the ``.npz`` of one step: a ZIP of ``.npy`` members, stored plain, as ``archive_writer`` or ``numpy.savez`` writes it.
+
+``numpy.load`` opens it too; nothing in it is ever unpickled, decompressed, or used as a file name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+import sys
+import threading
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+from isal.isal_zlib import crc32
+
+from accucompare.bundle.format.sources import Windows, open_source
+from accucompare.bundle.format.zip_records import COUNT_IN_ZIP64, END, ENTRY, FIELD, IN_ZIP64, LOCAL_HEADER, ZIP64_END, ZIP64_FIELD, ZIP64_LOCATOR
+from accucompare.errors import BundleError, RecordError
+from accucompare.numbers.dtypes import DTYPES, Array
+from accucompare.places import Place
+
+_ENTRY_LENGTHS = struct.Struct("<4s24x3H")  # of an entry: signature, lengths of name, extra and comment
+_ENTRY_PLACE = struct.Struct("<8x2H8x2L2H10xL")  # of an entry: flags, method, 2 sizes, lengths of name and extra, offset
+_CRC = struct.Struct("<16xL")  # of an entry
+_WHOLE_LIMIT = 1 << 32  # 4,096 sketches of the largest size take half of it
+_ENCRYPTED = 1  # the flag
+_TAIL = ZIP64_LOCATOR.size + END.size + 0xFFFF  # where the end record is, which may have a comment
+_DIRECTORY_LIMIT = 1 << 28  # that of a million members is half as long; a longer one than this is no honest directory
+
+_NPY_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': ([ -~]*), 'fortran_order': (True|False), 'shape': \(([0-9, ]*)\), \} *\n",
+    re.DOTALL,
+)
+_NPY_PREFIX = 10  # bytes of magic, version and length
+_NPY_HEADER_LIMIT = 4096  # one of ours takes 128 bytes; a longer one than this is no honest header
+_HEAD = 512  # so much is read of a member to find its data: both headers of any member of ours
+_HEAD_LIMIT = 1 << 18  # both headers of any member
+_SMALL = 1 << 14  # the data of a member up to this size is read with its headers
+_MAX_DIMENSIONS = 64  # NumPy's
+_STORAGE = {f"'{dtype.storage.str}'": dtype.storage for dtype in DTYPES.values()}
+
+
+class Member(msgspec.Struct, frozen=True, gc=False):
+    """Where one array's data lies in a ``.npz``.
+
+    Attributes:
+        offset: of the first data byte, from the file's start.
+        nbytes: length of the data.
+        dtype: NumPy type of the elements.
+        shape: of the array; always in C order.
+    """
+
+    offset: int
+    nbytes: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+class _LastRead(threading.local):
+    """What this thread read last of a file when it looked for a member's data: for a small member, the data too."""
+
+    offset = 0
+    content = b""
+
+
+class Archive:
+    """A ``.npz`` opened for reading, one of ours or ``numpy.savez``'s: an index of its members, and positional reads of their data.
+
+    Any number of threads may use it at once.
+    """
+
+    def __init__(self, path: Place, windows: Windows | None = None) -> None:
+        """Open the file and read its directory; members are looked at when they are asked for.
+
+        Args:
+            path: the file.
+            windows: of an object in storage, what its bundle keeps of such.
+
+        Raises:
+            BundleError: if it is missing, truncated, or no ZIP file.
+        """
+        self.path = path
+        try:
+            self._source = open_source(path, windows)
+        except OSError as error:
+            raise BundleError(f"{path}: cannot be read ({error.strerror})") from None
+        self._last = _LastRead()
+        self._size = self._source.size
+        try:
+            self._directory, count = self._read_directory()
+            self._positions = _index(self._directory, count)
+            if doubled := count - len(self._positions):
+                raise BundleError(f"{path}: damaged; {doubled} of its members have the name of another")
+        except _DamageError as damage:
+            self._source.close()
+            raise BundleError(f"{path}: not a readable .npz, truncated or damaged ({damage})") from None
+        except BundleError:
+            self._source.close()
+            raise
+
+    def close(self) -> None:
+        self._source.close()
+
+    def changed(self) -> bool:
+        """Whether the file was written to, or another one took its place, since it was opened."""
+        return self._source.changed()
+
+    def member(self, name: str) -> Member:
+        """Find one member and read its header.
+
+        Raises:
+            RecordError: if it is not there, compressed, pickled, out of bounds, or its header is damaged.
+        """
+        encoded = f"{name}.npy".encode(errors="surrogatepass")
+        position = self._positions.get(encoded)
+        if position is None:
+            raise RecordError(f"{self.path}: has no member {name!r}")
+        try:
+            offset, size = _place(self._directory, position)
+            start, header = self._read_headers(offset, encoded, size)
+            dtype, shape, nbytes = _parse_npy_header(header)
+            if len(header) + nbytes != size or start + size > self._size:
+                raise _DamageError("is damaged (its header and its length disagree)")
+        except _DamageError as damage:
+            raise RecordError(f"{self.path}: member {name!r} {damage}") from None
+        return Member(start + len(header), nbytes, dtype, shape)
+
+    def read_whole(self, name: str) -> Array:
+        """One member's array, verified against the archive's own checksum.
+
+        Raises:
+            RecordError: as ``member``, or if its bytes are not as they were written.
+            BundleError: if the file cannot be read.
+        """
+        member = self.member(name)
+        if member.nbytes > _WHOLE_LIMIT:
+            raise RecordError(f"{self.path}: member {name!r} is too large to be read whole; one of ours is not")
+        found = np.empty(member.shape, member.dtype)
+        self.read_into(memoryview(found.reshape(-1).view("u1")), member.offset)
+        position = self._positions[f"{name}.npy".encode(errors="surrogatepass")]
+        offset, size = _place(self._directory, position)
+        _, header = self._read_headers(offset, f"{name}.npy".encode(errors="surrogatepass"), size)
+        if crc32(memoryview(found.reshape(-1).view("u1")), crc32(header)) != _CRC.unpack_from(self._directory, position)[0]:
+            raise RecordError(f"{self.path}: member {name!r} is corrupt (its checksum does not match); capture it again")
+        return found
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill the buffer with the file's bytes from an offset.
+
+        Raises:
+            BundleError: if the file ends before the buffer is full, or cannot be read.
+        """
+        last, done = self._last, 0
+        start = offset - last.offset
+        if 0 <= start <= len(last.content) - len(buffer):
+            buffer[:] = last.content[start : start + len(buffer)]
+            return
+        while done < len(buffer):
+            try:
+                count = self._source.read_into(buffer[done:] if done else buffer, offset + done)
+            except OSError as error:
+                raise BundleError(f"{self.path}: cannot be read ({error.strerror})") from None
+            if count == 0:
+                raise BundleError(f"{self.path}: ends early; it was truncated while being read")
+            done += count
+
+    def _read(self, count: int, offset: int) -> bytes:
+        """As many bytes as there are from an offset, this many at most."""
+        if offset >= self._size:  # it may be larger than any that the system takes
+            return b""
+        try:
+            return self._source.read(count, offset)
+        except OSError as error:
+            raise BundleError(f"{self.path}: cannot be read ({error.strerror})") from None
+
+    def _read_directory(self) -> tuple[bytes, int]:
+        """The central directory, and the number of entries that it should have."""
+        tail_offset = max(0, self._size - _TAIL)
+        tail = self._read(_TAIL, tail_offset)
+        end = _find_end(tail)
+        *_, count, size, offset, _ = END.unpack_from(tail, end)
+        locator = end - ZIP64_LOCATOR.size
+        if (count == COUNT_IN_ZIP64 or IN_ZIP64 in (size, offset)) and locator >= 0 and tail.startswith(b"PK\x06\x07", locator):
+            record = self._read(ZIP64_END.size, ZIP64_LOCATOR.unpack_from(tail, locator)[2])
+            if len(record) < ZIP64_END.size or record[:4] != b"PK\x06\x06":
+                raise _DamageError("no ZIP64 end record")
+            *_, count, size, offset = ZIP64_END.unpack(record)
+        if offset + size > tail_offset + end or size > _DIRECTORY_LIMIT:
+            raise _DamageError("its directory is out of bounds")
+        return self._read(size, offset), count
+
+    def _read_headers(self, offset: int, encoded: bytes, size: int) -> tuple[int, bytes]:
+        """The ``.npy`` header of the member of a size whose local header is at an offset, and its own offset."""
+        head = self._read(_HEAD + size if size <= _SMALL else _HEAD, offset)
+        self._last.offset, self._last.content = offset, head
+        start, end = _npy_header_place(head)
+        if end > len(head):
+            head = self._read(_HEAD_LIMIT, offset)
+            start, end = _npy_header_place(head)
+        if not head.startswith(encoded, LOCAL_HEADER.size):
+            raise _DamageError("is damaged (its local header has another name)")
+        if end > len(head) or end - start > _NPY_HEADER_LIMIT:
+            raise _DamageError("has no valid .npy header")
+        return offset + start, head[start:end]
+
+
+class _DamageError(Exception):
+    """What is wrong with a file or a member; ``Archive`` says which."""
+
+
+def _find_end(tail: bytes) -> int:
+    """Where the end record lies in the last bytes of a file: the last one whose comment reaches to the file's end."""
+    end = len(tail)
+    while (end := tail.rfind(b"PK\x05\x06", 0, end)) >= 0:
+        if len(tail) - end - END.size == int.from_bytes(tail[end + END.size - 2 :][:2], "little"):
+            return end
+    raise _DamageError("no end record")
+
+
+def _index(directory: bytes, count: int) -> dict[bytes, int]:
+    """Where in the directory each name has its entry; the last one of several that share it."""
+    positions = {}
+    position = 0
+    try:
+        for _ in range(count):
+            signature, name, extra, comment = _ENTRY_LENGTHS.unpack_from(directory, position)
+            if signature != b"PK\x01\x02":
+                raise _DamageError("an entry of its directory is damaged")
+            start = position + ENTRY.size
+            positions[directory[start : start + name]] = position
+            position = start + name + extra + comment
+    except struct.error:
+        raise _DamageError("its directory ends early") from None
+    if position != len(directory):
+        raise _DamageError(f"its directory is not that of {count} members")
+    return positions
+
+
+def _place(directory: bytes, position: int) -> tuple[int, int]:
+    """The offset of a member's local header and the length of its content, by its entry in the directory."""
+    flags, method, stored, size, name, extra, offset = _ENTRY_PLACE.unpack_from(directory, position)
+    if method or flags & _ENCRYPTED:
+        raise _DamageError("is compressed or encrypted; accucompare stores members plain")
+    if IN_ZIP64 in (size, stored, offset):
+        start = position + ENTRY.size + name
+        values = iter(_zip64_values(directory[start : start + extra]))
+        size, stored, offset = (next(values, -1) if value == IN_ZIP64 else value for value in (size, stored, offset))
+    if size != stored or offset < 0:
+        raise _DamageError("is damaged (its entry in the directory contradicts itself)")
+    return offset, size
+
+
+def _zip64_values(extra: bytes) -> tuple[int, ...]:
+    """What the extra field of an entry holds that 32 bits cannot; nothing if it is not there."""
+    position = 0
+    while position + FIELD.size <= len(extra):
+        number, length = FIELD.unpack_from(extra, position)
+        position += FIELD.size
+        if number == ZIP64_FIELD:
+            return struct.unpack_from(f"<{min(length, len(extra) - position) // 8}Q", extra, position)
+        position += length
+    return ()
+
+
+def _npy_header_place(head: bytes) -> tuple[int, int]:
+    """Where the ``.npy`` header after a local header begins and ends; the end is further than ``head`` if that is too short to tell."""
+    if len(head) < LOCAL_HEADER.size or not head.startswith(b"PK\x03\x04"):
+        raise _DamageError("is damaged (no local header)")
+    name, extra = FIELD.unpack_from(head, LOCAL_HEADER.size - FIELD.size)
+    start = LOCAL_HEADER.size + name + extra
+    return start, start + _NPY_PREFIX + int.from_bytes(head[start + 8 : start + 10], "little")
+
+
+@lru_cache(maxsize=1024)
+def _parse_npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Type, shape and length in bytes of the array after a ``.npy`` header; matched against what NumPy writes, never evaluated."""
+    match = _NPY_HEADER.fullmatch(header)
+    if match is None:
+        raise _DamageError("has no valid .npy header")
+    described, fortran, lengths = (group.decode() for group in match.groups())
+    if "O" in described:
+        raise _DamageError("holds pickled Python objects; refused, nothing was executed")
+    if described not in _STORAGE:
+        raise _DamageError(f"has the unknown type {described[:80]}")
+    if fortran == "True":
+        raise _DamageError("is not a plain C-ordered array")
+    dtype = _STORAGE[described]
+    shape = tuple(int(length) for length in re.findall("[0-9]+", lengths))
+    if str(shape) != f"({lengths})" or len(shape) > _MAX_DIMENSIONS or dtype.itemsize * math.prod(filter(None, shape)) > sys.maxsize:
+        raise _DamageError("has no valid .npy header")
+    return dtype, shape, math.prod(shape) * dtype.itemsize

@@ -1,0 +1,159 @@
+"""Sketches of records as values to compute with: sums over ranks, means over micro-batches, multiples; and how far apart two are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from accucompare.bundle.reading.reader import Bundle
+from accucompare.bundle.format.records import Record
+from accucompare.errors import RecordError, UsageError
+from accucompare.numbers import sums
+from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers.sketch import deviation, distance, power_near, sketch, sketch_of
+from accucompare.numbers.sums import BLOCK, Float64
+from accucompare.selection import SKETCH_SIZE
+
+
+class Estimate(NamedTuple):
+    """A number and its standard deviation; that of an exact number is 0."""
+
+    value: float
+    deviation: float
+
+
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """The sketch of a tensor, or of a sum of tensors. Sums, differences and multiples are those of the tensors.
+
+    Attributes:
+        numbers: float64, of shape (size,).
+        shape: of the whole tensor; a part that a rank holds is sketched by its place in the whole, so that parts add up to it.
+        l2: the tensor's L2 norm, where it is known exactly; a sum's is not.
+        nonfinite: how many values are NaN or Inf. They count as 0.
+
+    Example:
+        >>> total = sum(ac.Sketch.of(bundle, record) for record in of_all_ranks)     # doctest: +SKIP
+        >>> total.error(ac.Sketch.of(golden, whole)).value                           # doctest: +SKIP
+        0.0031
+    """
+
+    numbers: Float64
+    shape: tuple[int, ...]
+    l2: float | None = None
+    nonfinite: int = 0
+
+    @classmethod
+    def of(cls, bundle: Bundle, record: Record, size: int | None = None) -> Sketch:
+        """The sketch of one record.
+
+        Args:
+            bundle, record: a record of it, with a sketch or with values, of which one is made then.
+            size: how many numbers it has; by default as many as the bundle's, or 256.
+
+        Raises:
+            RecordError: if the record has neither, is damaged, or its sketch is of another size.
+        """
+        facts = bundle.manifests[record.rank].options.sketch
+        size = size or (facts.size if facts is not None else SKETCH_SIZE)
+        if not record.has_values or record.statistics is None:
+            raise RecordError(f"{bundle.path}: {record.key} has neither values nor a sketch; capture it with --mode sketch or tensors")
+        known = record.statistics
+        shape = record.shape if record.shard is None else record.shard.shape
+        return cls(numbers_of(bundle, record, size), shape, known.l2, known.nan + known.inf)
+
+    def __add__(self, other: Sketch) -> Sketch:
+        if isinstance(other, int) and other == 0:  # where sum() begins
+            return self
+        if not isinstance(other, Sketch):
+            return NotImplemented
+        self._check(other)
+        return Sketch(self.numbers + other.numbers, self.shape, None, self.nonfinite + other.nonfinite)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Sketch) -> Sketch:
+        return self + -other if isinstance(other, Sketch) else NotImplemented
+
+    def __mul__(self, factor: float) -> Sketch:
+        if not isinstance(factor, (int, float, np.floating, np.integer)):
+            return NotImplemented
+        return replace(self, numbers=self.numbers * factor, l2=None if self.l2 is None else self.l2 * abs(factor))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float) -> Sketch:
+        return self * (1.0 / divisor)
+
+    def __neg__(self) -> Sketch:
+        return self * -1.0
+
+    def norm(self) -> Estimate:
+        """The L2 norm."""
+        if self.l2 is not None:
+            return Estimate(self.l2, 0.0)
+        found = distance(self.numbers, np.zeros_like(self.numbers))
+        return Estimate(found, found * deviation(len(self.numbers)))
+
+    def error(self, golden: Sketch) -> Estimate:
+        """The L2 norm of the difference from golden, relative to golden's; infinite if NaN or Inf are known to be on one side only.
+
+        Of two tensors they are if the sides hold different numbers of them; of a sum, whose terms may hold them in the same places, if one
+        side holds none.
+
+        Raises:
+            UsageError: if the tensors have two shapes, or the sketches two sizes.
+        """
+        self._check(golden)
+        counts = self.nonfinite, golden.nonfinite
+        if counts[0] != counts[1] and (0 in counts or None not in (self.l2, golden.l2)):
+            return Estimate(math.inf, 0.0)
+        apart, norm = distance(self.numbers, golden.numbers), golden.norm()
+        if not (math.isfinite(apart) and math.isfinite(norm.value)):  # of sums that exceed float64
+            return Estimate(math.inf, 0.0)
+        if not norm.value:
+            return Estimate(math.inf if apart else 0.0, 0.0)
+        spread = math.hypot(deviation(len(self.numbers)), norm.deviation / norm.value)
+        return Estimate(apart / norm.value, apart / norm.value * spread)
+
+    def _check(self, other: Sketch) -> None:
+        if self.shape != other.shape:
+            raise UsageError(f"sketches of tensors of two shapes, {list(self.shape)} and {list(other.shape)}, cannot be put together")
+        if len(self.numbers) != len(other.numbers):
+            sizes = len(self.numbers), len(other.numbers)
+            raise UsageError(f"sketches of {sizes[0]} and {sizes[1]} numbers cannot be put together; capture with one --sketch-size")
+
+
+def numbers_of(bundle: Bundle, record: Record, size: int) -> Float64:
+    """The numbers of a record's sketch, which is made from its values if it has those.
+
+    Args:
+        bundle, record: a record with statistics, and a sketch or values.
+        size: how many.
+
+    Raises:
+        RecordError: if it is damaged, or has a sketch of another size.
+    """
+    if record.sketch is not None:
+        found = bundle.sketch(record)
+        if len(found) != size:
+            raise RecordError(
+                f"{bundle.path}: {record.key} has a sketch of {len(found)} numbers, not of {size}; capture with one --sketch-size"
+            )
+        return found
+    assert record.statistics is not None
+    shard, dtype = record.shard, DTYPES[record.dtype]
+    if shard is not None and shard.shape[1:] != record.shape[1:]:
+        placed = sketch_of(bundle.raw(record), dtype, record.statistics, size, shard.shape, shard.start)
+        return np.full(size, math.inf) if placed is None else placed
+    stored, elements = bundle.stored(record), math.prod(record.shape)
+    starts = range(0, elements, sums.SEGMENT)
+    blocks = (block for start in starts for block in stored.blocks(start, min(start + sums.SEGMENT, elements), BLOCK))
+    scale = power_near(record.statistics)
+    offset = shard.start[0] * math.prod(record.shape[1:]) if shard is not None and record.shape else 0
+    numbers = sketch(blocks, dtype, size, scale, offset) / scale
+    stored.verify()
+    return np.asarray(numbers)

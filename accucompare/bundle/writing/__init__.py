@@ -1,0 +1,1 @@
+"""Writing a bundle in the background, every file whole."""

@@ -1,0 +1,136 @@
+"""Writes the ``.npz`` of one step: a ZIP of ``.npy`` members, stored plain, each one's data aligned to 64 bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import struct
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from isal.isal_zlib import crc32
+
+from accucompare.bundle.format.zip_records import (
+    COUNT_IN_ZIP64,
+    END,
+    ENTRY,
+    FIELD,
+    IN_ZIP64,
+    LOCAL_HEADER,
+    ZIP64_END,
+    ZIP64_FIELD,
+    ZIP64_LOCATOR,
+)
+from accucompare.numbers.dtypes import Array
+
+ALIGNMENT = 64
+# Sizes and offsets, and counts, from here on do not fit into a ZIP's own fields.
+_ZIP64_LIMIT = IN_ZIP64
+_COUNT_LIMIT = COUNT_IN_ZIP64
+_WRITE_LIMIT = 1 << 30  # macOS refuses to write 2 GiB at once, Linux writes a part of it
+_PADDING_FIELD = 0xD935  # the extra field that Android's zipalign pads with
+_VERSION = 45  # of the format: the one that has ZIP64
+_MADE_ON_UNIX = 3 << 8 | _VERSION
+_OWNER_ONLY = 0o600 << 16  # the mode of an unpacked file
+_UTF8 = 0x800  # the flag that says how names are encoded
+_DOS_EPOCH = 0x21  # 1 January 1980: equal arrays make equal files
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_NAME_LIMIT = 120
+
+
+def member_name(number: int, name: str, role: str, path: str) -> str:
+    """A safe and readable name for a member; the true name is in the record."""
+    readable = _UNSAFE.sub("_", ".".join(part for part in (name, role, path) if part))
+    return f"{number:06d}.{readable[:_NAME_LIMIT]}"
+
+
+class ArchiveWriter:
+    """A ``.npz`` being written, one member after the other, in a single pass."""
+
+    def __init__(self, path: Path) -> None:
+        """Create the file, or empty the one that is there.
+
+        Raises:
+            OSError: if that cannot be done. So do ``add`` and ``finish``, if the disk is full; then ``discard`` what was written.
+        """
+        self.path = path
+        self._file = path.open("wb", buffering=0)
+        self._end = 0
+        self._directory = bytearray()
+        self._count = 0
+
+    def add(self, name: str, array: Array) -> None:
+        """Append one C-contiguous array as ``<name>.npy``, its data at a multiple of 64 bytes; no name may come twice."""
+        encoded = f"{name}.npy".encode()
+        header = _npy_header(array.dtype, array.shape)
+        data = memoryview(array.reshape(-1).view("u1"))
+        crc = crc32(data, crc32(header))
+        offset, size = self._end, len(header) + len(data)
+        sizes = [size, size] if size >= _ZIP64_LIMIT else []
+        offsets = [offset] if offset >= _ZIP64_LIMIT else []
+        short_size, short_offset = (IN_ZIP64 if sizes else size), (IN_ZIP64 if offsets else offset)
+
+        extra = _zip64_field(sizes)
+        unpadded = offset + LOCAL_HEADER.size + len(encoded) + len(extra) + FIELD.size + len(header)
+        padding = -unpadded % ALIGNMENT
+        extra += FIELD.pack(_PADDING_FIELD, padding) + bytes(padding)
+        common = (_UTF8, 0, 0, _DOS_EPOCH, crc, short_size, short_size, len(encoded))
+        local = LOCAL_HEADER.pack(b"PK\x03\x04", _VERSION, *common, len(extra))
+        self._write(local + encoded + extra + header, data)
+
+        extra = _zip64_field(sizes + offsets)
+        entry = ENTRY.pack(b"PK\x01\x02", _MADE_ON_UNIX, _VERSION, *common, len(extra), 0, 0, 0, _OWNER_ONLY, short_offset)
+        self._directory += entry + encoded + extra
+        self._count += 1
+
+    def finish(self) -> None:
+        """Write the directory and close the file."""
+        count, size, offset = self._count, len(self._directory), self._end
+        end = b""
+        if count >= _COUNT_LIMIT or size >= _ZIP64_LIMIT or offset >= _ZIP64_LIMIT:
+            end = ZIP64_END.pack(b"PK\x06\x06", ZIP64_END.size - 12, _VERSION, _VERSION, 0, 0, count, count, size, offset)
+            end += ZIP64_LOCATOR.pack(b"PK\x06\x07", 0, offset + size, 1)
+            count, size, offset = COUNT_IN_ZIP64, IN_ZIP64, IN_ZIP64
+        self._write(self._directory, memoryview(end + END.pack(b"PK\x05\x06", 0, 0, count, count, size, offset, 0)))
+        try:
+            self._file.close()  # where a network file system tells that the disk is full
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
+
+    def discard(self) -> None:
+        """Close the file and remove it; never raises."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
+    def _write(self, head: bytes | bytearray, data: memoryview) -> None:
+        """Append both in a single system call, if it takes all of them."""
+        rest = memoryview(head)
+        try:
+            while rest or data:
+                written = os.writev(self._file.fileno(), [rest, data[:_WRITE_LIMIT]])
+                self._end += written
+                data = data[max(0, written - len(rest)) :]
+                rest = rest[written:]
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
+
+
+@lru_cache(maxsize=1024)
+def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    stream = io.BytesIO()
+    fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, fields)
+    return stream.getvalue()
+
+
+def _zip64_field(values: list[int]) -> bytes:
+    """The extra field that holds what 32 bits cannot; nothing if there are no such values."""
+    return struct.pack(f"<2H{len(values)}Q", ZIP64_FIELD, 8 * len(values), *values) if values else b""

@@ -1,0 +1,181 @@
+"""The two files of a step: a ``.npz`` with the tensors, and a ``.jsonl`` with a line a record."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+import xxhash
+from msgspec.structs import replace
+
+from accucompare.bundle.writing.archive_writer import ArchiveWriter, member_name
+from accucompare.bundle.format.records import Record, Shard
+from accucompare.numbers.digests import digest
+from accucompare.numbers.dtypes import DTYPES, Array
+from accucompare.numbers.sketch import sketch_of
+from accucompare.numbers.statistics import Statistics, summarize
+from accucompare.numbers.sums import Float64
+from accucompare.selection import SKETCH_SIZE, Mode
+from accucompare.text import storable
+
+#: What makes two records' data and statistics equal: dtype, shape, digest; and their sketches: where in a whole they lie.
+Content = tuple[str, tuple[int, ...], str | None]
+_Placed = tuple[str, tuple[int, ...], str | None, Shard | None]
+#: How many sketches one member holds: 8 MiB of the usual size, which a reader takes at once.
+SKETCHES_A_MEMBER = 4096
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+def _line(record: Record) -> bytes:
+    content = record.to_json()
+    try:
+        return _JSON.encode(content).encode() + b"\n"
+    except UnicodeEncodeError:
+        content = {name: storable(value) if isinstance(value, str) else value for name, value in content.items()}
+        return _JSON.encode(content).encode() + b"\n"
+
+
+class _Kept(NamedTuple):
+    """What was kept of a tensor: its member or its sketch, if any, and its statistics."""
+
+    statistics: Statistics | None
+    member: str | None = None
+    sketch: int | None = None
+
+
+class Sketched(NamedTuple):
+    """What a device has made of a tensor, of which no values came; ``sketch`` is ``None`` if its numbers exceed float64."""
+
+    digest: str
+    statistics: Statistics
+    sketch: Float64 | None
+
+
+def sketches_name(number: int) -> str:
+    """A member that holds sketches: sketch ``n`` is row ``n % SKETCHES_A_MEMBER`` of member ``n // SKETCHES_A_MEMBER``."""
+    return f"sketches.{number}"
+
+
+class RecordFile:
+    """A ``.npz`` and its ``.jsonl``, written under temporary names and renamed whole.
+
+    A record whose bytes, shape and storage type equal an earlier one's names that one's member. What else is kept of a tensor is what
+    the ``Mode`` says. A tensor that is not larger than its sketch would be is kept itself.
+    """
+
+    def __init__(self, stem: Path, mode: Mode = Mode.TENSORS, sketch_size: int = SKETCH_SIZE) -> None:
+        self._npz = stem.with_name(stem.name + ".npz")
+        self._jsonl = stem.with_name(stem.name + ".jsonl")
+        self._parts = [path.with_name(path.name + ".part") for path in (self._npz, self._jsonl)]
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        self._lines: IO[bytes] = self._parts[1].open("wb")
+        try:
+            self._archive = ArchiveWriter(self._parts[0])
+        except OSError:
+            self._lines.close()
+            self._parts[1].unlink()
+            raise
+        self._hasher = xxhash.xxh3_128()
+        self._mode = mode
+        self._sketch_size = sketch_size
+        self._sketches: list[Float64] = []  # those that are not written yet
+        self._sketched = 0
+        self._members: dict[tuple[str, tuple[int, ...], str | None], str] = {}  # by storage type, shape and digest
+        self._known: dict[_Placed, _Kept] = {}
+        self.records = 0
+
+    def add(self, record: Record, array: Array | None, sketched: Sketched | None = None) -> Record:
+        """Write one record.
+
+        Args:
+            record: with the digest and the statistics of the array, if they are known already.
+            array: C-contiguous, of the storage type of the record's dtype; ``None`` for a record without data, for one whose
+                digest is that of an earlier record of the same dtype, shape and shard, and for one whose statistics are all that is kept.
+            sketched: in place of an array, what a device has made of it.
+
+        Returns:
+            The record as it was written, with its member, digest and statistics.
+        """
+        if sketched is not None:
+            record = replace(record, digest=sketched.digest, statistics=sketched.statistics)
+        elif array is not None and record.digest is None:
+            record = replace(record, digest=digest(array))
+        content = (record.dtype, record.shape, record.digest, record.shard)
+        if sketched is not None and content not in self._known:
+            self._known[content] = _Kept(sketched.statistics, sketch=self._sketch(sketched.sketch))
+        if record.statistics is not None and record.digest is not None:  # another tool's statistics come without a digest
+            self._known.setdefault(content, _Kept(record.statistics))
+        if array is not None and content not in self._known:
+            self._known[content] = self._store(record, array)
+        if content in self._known:
+            kept = self._known[content]
+            record = replace(record, member=kept.member, sketch=kept.sketch, statistics=kept.statistics)
+        line = _line(record)
+        self._hasher.update(line)
+        try:
+            self._lines.write(line)
+        except OSError as error:
+            raise self._of_lines(error) from None
+        self.records += 1
+        return record
+
+    def _store(self, record: Record, array: Array) -> _Kept:
+        """Write an array, unless one of another dtype has the same bits; its statistics are its own all the same."""
+        if self._mode is Mode.DIGEST:
+            return _Kept(None)
+        statistics = summarize(array, DTYPES[record.dtype])
+        if self._mode is Mode.STATS:
+            return _Kept(statistics)
+        if self._mode is Mode.SKETCH and array.nbytes > self._sketch_size * np.dtype(np.float64).itemsize:
+            place = () if record.shard is None else (record.shard.shape, record.shard.start)
+            sketch = sketch_of(array, DTYPES[record.dtype], statistics, self._sketch_size, *place)
+            return _Kept(statistics, sketch=self._sketch(sketch))
+        bits = (array.dtype.str, array.shape, record.digest)
+        if bits not in self._members:
+            self._members[bits] = member_name(len(self._members), record.name, record.role.value, record.path)
+            self._archive.add(self._members[bits], array)
+        return _Kept(statistics, self._members[bits])
+
+    def _sketch(self, sketch: Float64 | None) -> int | None:
+        """The number of a sketch, which is written with its neighbours; ``None`` for none."""
+        if sketch is None:
+            return None
+        self._sketches.append(sketch)
+        self._sketched += 1
+        if len(self._sketches) == SKETCHES_A_MEMBER:
+            self._write_sketches()
+        return self._sketched - 1
+
+    def _write_sketches(self) -> None:
+        if self._sketches:
+            self._archive.add(sketches_name((self._sketched - 1) // SKETCHES_A_MEMBER), np.stack(self._sketches))
+            self._sketches.clear()
+
+    def finish(self) -> str:
+        """Close both files, give them their names, and return the digest of the ``.jsonl``."""
+        self._write_sketches()
+        self._archive.finish()
+        try:
+            self._lines.close()
+        except OSError as error:
+            raise self._of_lines(error) from None
+        for part, final in zip(self._parts, (self._npz, self._jsonl), strict=True):
+            os.replace(part, final)
+        return self._hasher.hexdigest()
+
+    def _of_lines(self, error: OSError) -> OSError:
+        """The same error with the name of the file, which a write does not know."""
+        error.filename = str(self._parts[1])
+        return error
+
+    def discard(self) -> None:
+        """Remove what was written; never raises."""
+        self._archive.discard()
+        with contextlib.suppress(OSError):
+            self._lines.close()
+        with contextlib.suppress(OSError):
+            self._parts[1].unlink()

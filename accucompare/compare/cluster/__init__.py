@@ -1,0 +1,1 @@
+"""The tasks of a diff on a Dask cluster."""

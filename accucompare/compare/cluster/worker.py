@@ -1,0 +1,166 @@
+"""What runs in a worker of a cluster: it opens the bundles by their paths, and measures and judges the tasks that it is sent."""
+
+from __future__ import annotations
+
+import platform
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from accucompare.bundle.reading.reader import Bundle, open_bundle
+from accucompare.compare.judging.judging import judge_task
+from accucompare.compare.rows.outcomes import Outcome
+from accucompare.compare.cluster.parcels import Parcel, Reply, pack_outcomes, unpack_tasks
+from accucompare.compare.judging.sides import Sides
+from accucompare.errors import BundleError, ClusterError
+from accucompare.numbers import kernel
+from accucompare.numbers.dtypes import DTYPES
+from accucompare.places import place_of
+from accucompare.version import __version__
+
+_JOBS_HELD = 4  # of clients that are at work, or that were killed and could not say that they are done
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A bundle as a worker finds it.
+
+    Attributes:
+        path: absolute, or a URL with its credentials, which Dask would log with the arguments of what fails.
+        identity: what ``Bundle.identity`` must be there, as it is at the client's.
+    """
+
+    path: str = field(repr=False)
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A comparison, as each of its parcels names it.
+
+    Attributes:
+        token: its own name.
+        bundles: by their names in ``compare.judging.sides.Sides``.
+        client: what the client computes with (``introduce``).
+        verify, keep_going: as there.
+    """
+
+    token: str
+    bundles: dict[str, Located]
+    client: dict[str, str]
+    verify: bool
+    keep_going: bool
+
+
+_sides: dict[str, Sides] = {}  # by the job's token, the oldest first
+_opening = threading.Lock()
+
+
+def introduce() -> dict[str, str]:
+    """What this process computes with; what must agree with the client's, or may change the last bits of a result."""
+    float32 = DTYPES["float32"]
+    compiled = kernel.can_measure(float32, float32)
+    return {
+        "accucompare": __version__,
+        "kernel": f"compiled kernel {kernel.VERSION}" if compiled else "no compiled kernel",
+        "NumPy": np.__version__,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "processor": platform.machine(),
+    }
+
+
+def refusal(theirs: dict[str, str], ours: dict[str, str]) -> str:
+    """What a worker has that makes other results than the client's, and what to install; ``""`` if it may work."""
+    if theirs["accucompare"] != ours["accucompare"]:
+        return (
+            f"has accucompare {theirs['accucompare']}, but {ours['accucompare']} compares here; "
+            f"install the same there: pip install 'accucompare[cluster]=={ours['accucompare']}'"
+        )
+    if theirs["kernel"] != ours["kernel"]:
+        return (
+            f"has {theirs['kernel']}, but {ours['kernel']} is in use here, so that last digits would differ; install accucompare there "
+            "as it is here (`accucompare doctor` says why a kernel is not used)"
+        )
+    return ""
+
+
+def judge_parcel(job: Job, parcel: Parcel) -> Reply:
+    """The outcomes of a parcel's tasks. A record that cannot be read is part of the reply: to try again would not help.
+
+    Raises:
+        ClusterError: if this worker cannot do the work; the message names it. Dask then tries again, maybe on another one.
+    """
+    outcomes: list[Outcome | BundleError] = []
+    try:
+        sides = _opened(job)
+        for task in unpack_tasks(parcel):
+            try:
+                outcomes.append(judge_task(sides, task))
+            except BundleError as error:
+                outcomes.append(error)
+                break
+        return pack_outcomes(outcomes)
+    except ClusterError:
+        raise
+    except Exception as error:
+        candidate = place_of(job.bundles["candidate"].path)
+        raise ClusterError(f"worker {_own_address()}: {type(error).__name__}: {error}, while it compared {candidate}") from error
+
+
+def forget(token: str) -> None:
+    """Let go of a job's bundles. Their files are closed when the last task that still reads them ends."""
+    with _opening:
+        _sides.pop(token, None)
+
+
+def _opened(job: Job) -> Sides:
+    """The job's bundles, opened once in each process.
+
+    Raises:
+        ClusterError: if one is not there, or is another one than the client's; or if this worker came later and has another accucompare.
+    """
+    with _opening:
+        if job.token not in _sides:
+            if why := refusal(introduce(), job.client):
+                raise ClusterError(f"worker {_own_address()} {why}")
+            opened = {name: _open(place) for name, place in job.bundles.items()}
+            while len(_sides) >= _JOBS_HELD:
+                del _sides[next(iter(_sides))]
+            _sides[job.token] = Sides(
+                opened["golden"],
+                opened["candidate"],
+                opened.get("baseline"),
+                opened.get("repeat"),
+                job.verify,
+                job.keep_going,
+                opened.get("golden_repeat"),
+                opened.get("proof"),
+                opened.get("proof_again"),
+                opened.get("conditioned"),
+            )
+        return _sides[job.token]
+
+
+def _open(place: Located) -> Bundle:
+    try:
+        bundle = open_bundle(place.path)
+    except (BundleError, OSError) as error:
+        raise ClusterError(
+            f"worker {_own_address()}: {error}\nEvery worker reads the bundles itself: mount them there under the same path, or give URLs."
+        ) from None
+    if bundle.identity() != place.identity:
+        raise ClusterError(
+            f"worker {_own_address()}: {place_of(place.path)}: is another bundle there than here; "
+            "give a path that is the same directory everywhere"
+        )
+    return bundle
+
+
+def _own_address() -> str:
+    from distributed import get_worker
+
+    try:
+        return str(get_worker().address)
+    except ValueError:  # called in no worker
+        return f"on {platform.node()}"

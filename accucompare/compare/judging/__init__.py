@@ -1,0 +1,1 @@
+"""Whether the error of a pair is within its limit."""

@@ -1,0 +1,260 @@
+"""Whether a baseline is proved: golden's own case, run beside it in golden's precision on golden's values, has to give golden's values.
+
+That the same files ran does not make a baseline golden's: an environment variable, a library built otherwise or a patch makes another
+computation of them, and the candidate's fault is in the baseline, too. The **proof** is one more fed capture by the process that made the
+baseline. Where it does not reproduce golden, the baseline's distance from golden is no rounding. Its distance from the proof is, and takes
+its place: the same environment in two precisions. A pair over that limit is a bug; one within it is no pass. Explained is a deviation
+
+- within the fixed limit of a fed capture in golden's precision;
+- within ``HIDES_NOTHING`` of the smallest error that counts as a baseline's: the candidate's own rounding hides it, whatever the baseline;
+- where the baseline rounds more coarsely than golden: within so much of its error as the ratio of their roundings comes to. What magnifies
+  rounding magnifies both; a fault adds the same to both;
+- where it rounds more finely (float64): within the limit of the excess over what the proof is from the baseline, which is the rounding of
+  golden's precision, as it is made here.
+
+By the last two, none is over the ceiling of golden's precision.
+
+Where that does not explain it, and two runs of the proof differ as much from each other, golden's value is no reference.
+
+**Conditioned.** A second run of golden's code, in golden's precision too, on golden's values rounded to the candidate's type, tells how far
+that rounding alone drives a result: sin(3500 x 1.001). Where it is as far off as the candidate, the error is rounding, however large.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from accucompare.bundle.format.flags import roundoff
+from accucompare.bundle.format.manifest import CONDITIONED, PROOF, Manifest
+from accucompare.bundle.reading.reader import Bundle, open_bundle
+from accucompare.bundle.format.records import Record
+from accucompare.compare.pairing.align import Pair, Renaming
+from accucompare.compare.limits.baseline import FEW, Expected, check_beside, differing, floor, limit, partners
+from accucompare.compare.limits.brought import ERRORS
+from accucompare.compare.pairing.choices import most_changed
+from accucompare.compare.judging.judge import RUNS, UNSTEADY
+from accucompare.compare.measuring.measure import Metrics
+from accucompare.compare.measuring.norms import Run
+from accucompare.compare.rows.outcomes import Proof, Task, same_bits
+from accucompare.compare.limits.provenance import other_surroundings
+from accucompare.compare.rows.rows import Reason, Status, Verdict
+from accucompare.compare.judging.sides import Sides
+from accucompare.compare.limits.suggest import float_dtype, product_formats
+from accucompare.compare.limits.tolerance import EXACT, FED_ROUNDINGS_OF_SUMS, Tolerance
+from accucompare.devices.settings import is_a_librarys
+from accucompare.numbers.dtypes import DTYPES
+from accucompare.places import Place, is_file
+
+#: A quarter of an error, at right angles to it, makes it 3 % larger, and hides nothing. So much of the smallest error that counts as a
+#: baseline's is explained; and of a coarser baseline's own error no more, however near the two precisions are.
+HIDES_NOTHING = 0.25
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The runs of golden's own code beside a baseline; each may be missing.
+
+    Attributes:
+        proof: on golden's values.
+        again: the proof's second run.
+        conditioned: on golden's values, rounded to the candidate's type.
+        share: how much of the baseline's error golden's precision explains; 0 where the baseline rounds more finely.
+    """
+
+    proof: Bundle | None = None
+    again: Bundle | None = None
+    conditioned: Bundle | None = None
+    share: float = 0.0
+
+
+def open_beside(stack: contextlib.ExitStack, golden: Bundle, baseline: Bundle | None) -> Beside:
+    """What was captured beside a baseline, in its directory.
+
+    Raises:
+        BundleError: if one of these cannot be read.
+        UsageError: if it is incomplete, was fed with another golden, or is of another precision than golden.
+    """
+
+    def found(place: Place, rounded: bool) -> Bundle | None:
+        if not is_file(place / "manifest.json"):
+            return None
+        bundle = stack.enter_context(open_bundle(place))
+        check_beside(golden, bundle, rounded)
+        return bundle
+
+    if baseline is None or not baseline.manifest.fed:
+        return Beside()
+    proof, again = found(baseline.path / PROOF, False), found(baseline.path / PROOF / "repeat1", False)
+    ours, theirs = rounding_of(golden.manifest), rounding_of(baseline.manifest)
+    share = min(FED_ROUNDINGS_OF_SUMS * ours / theirs, HIDES_NOTHING) if theirs > ours else 0.0
+    return Beside(proof, again, found(baseline.path / CONDITIONED, True), share)
+
+
+def why_not_proved(golden: Bundle, baseline: Bundle | None, beside: Beside) -> str:
+    """What makes a proof due that a baseline has not: its own code was told something else than golden's, or found another library.
+
+    Variables of libraries such as ``OMP_NUM_THREADS`` differ between machines whenever two runs are compared, and make none due.
+    """
+    if baseline is None or not baseline.manifest.fed or beside.proof is not None or baseline.manifest.options.mode == ERRORS:
+        return ""
+    around = other_surroundings(golden.manifest, baseline.manifest)
+    return "; ".join(each.told("baseline") for each in around if each.library or not is_a_librarys(each.name))
+
+
+def rounding_of(manifest: Manifest) -> float:
+    """The unit roundoff of the type, or of the products, that a capture computed in; 0 if unknown."""
+    dtype = float_dtype(manifest)
+    return max([DTYPES[dtype].rounding if dtype else 0.0, *map(roundoff, product_formats(manifest))])
+
+
+def with_proofs(
+    tasks: list[Task], beside: Beside, golden: list[Record], renamings: list[Renaming], fixed: Callable[[Pair], Tolerance]
+) -> list[Task]:
+    """The tasks with what was run beside the baseline, where its bits are not golden's.
+
+    Args:
+        tasks: in execution order, with the baseline's records.
+        golden: its records.
+        renamings: of golden's layers.
+        fixed: the limits of a fed capture in golden's precision.
+    """
+    if beside.proof is None and beside.conditioned is None:
+        return tasks
+    runs = (beside.proof, beside.again, beside.conditioned)
+    proof, again, conditioned = ({} if run is None else partners(golden, list(run.records()), renamings) for run in runs)
+
+    def with_proof(task: Task) -> Task:
+        ours = task.pair.golden
+        if ours is None:
+            return task
+        found, other = proof.get(ours.key), conditioned.get(ours.key)
+        limits = fixed(Pair(ours, found))  # of every pair, since limits of gradients depend on those before
+        doubtful = beside.proof is not None and not same_bits(ours, found) and (found is not None or task.baseline is not None)
+        return replace(
+            task,
+            proof=Proof(found, again.get(ours.key), limits.rel_l2 or 0.0, limits.ceiling or 0.0, beside.share) if doubtful else None,
+            conditioned=None if same_bits(ours, other) else other,
+        )
+
+    return [with_proof(task) for task in tasks]
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Where golden's own code, run beside the baseline in golden's precision, does not give golden's value.
+
+    Attributes:
+        error: relative L2 error of the proof; inf where it has another shape, or NaN or Inf in other places.
+        expected: the baseline's distance from the proof; ``None`` if it cannot be measured, so that fixed limits judge.
+        apart: how far two runs of the proof are from each other, if that explains it: then golden's value is no reference.
+    """
+
+    error: float
+    expected: Expected | None = None
+    apart: float | None = None
+
+    def __str__(self) -> str:
+        if self.apart is not None:
+            return f"golden's value is no reference here: two runs of its own code differ by {self.apart:.2e} from each other"
+        return f"golden's own code in golden's precision does not give golden's value here (rel_l2 {self.error:.2e})"
+
+    def settle(self, verdict: Verdict) -> Verdict:
+        """The verdict on a pair that was judged by ``expected``."""
+        if self.apart is not None:
+            return replace(verdict, reason=Reason.NOT_DETERMINISTIC, detail=str(self)) if verdict.status is Status.FAIL else verdict
+        return replace(verdict, unproved=True, detail="; ".join(filter(None, (verdict.detail, str(self)))))
+
+
+def doubt(sides: Sides, task: Task, golden: Record, candidate: Record, expected: Expected | None, run: Run) -> Doubt | None:
+    """Why a pair's baseline may not judge it; ``None`` if it is proved, or nothing was run to prove it.
+
+    Args:
+        golden, candidate: the pair.
+        expected: the baseline's error, if it is known.
+        run: as for ``Sides.measure``.
+    """
+    proof = task.proof
+    if proof is None or sides.proof is None or same_bits(golden, candidate):
+        return None
+    if not (task.tolerance.by_default or task.tolerance == EXACT):  # which judges integers, whatever the user's limits
+        return None
+    record = proof.record
+    if record is None or (record.shape, record.components) != (golden.shape, golden.components):
+        return Doubt(math.inf)
+    if golden.member is None or record.member is None:
+        return None
+    metrics = sides.measure(sides.golden, golden, sides.proof, record, EXACT, run)
+    if _explained(sides, task, proof, metrics, candidate, expected, run):
+        return None
+    apart = sides.apart(sides.proof, record, sides.proof_again, proof.again, run)
+    error, baseline, own = math.inf if metrics.nonfinite_mismatch else metrics.rel_l2, task.baseline, None
+    if sides.baseline is not None and baseline is not None and baseline.member is not None:
+        metrics = sides.measure(sides.proof, record, sides.baseline, baseline, EXACT, run)
+        own = None if metrics.nonfinite_mismatch else Expected.of(metrics, candidate, baseline)
+    return Doubt(error, own, apart if apart is not None and _unsteady(error, apart) else None)
+
+
+def _unsteady(error: float, apart: float) -> bool:
+    """Whether two runs are so far apart that nothing is compared with them, or as far as the first is from golden."""
+    return apart > UNSTEADY or (apart > 0.0 and error <= RUNS * apart)
+
+
+def _explained(sides: Sides, task: Task, proof: Proof, metrics: Metrics, candidate: Record, expected: Expected | None, run: Run) -> bool:
+    """Whether golden's precision explains how far the proof is from golden."""
+    golden, baseline = task.pair.golden, task.baseline
+    assert golden is not None
+    if metrics.nonfinite_mismatch:
+        return False
+    if not DTYPES[golden.dtype].digits:
+        return differing(metrics) <= min(most_changed(0), metrics.compared / FEW)  # of a single number none
+    if metrics.rel_l2 <= max(proof.limit, HIDES_NOTHING * floor(candidate.dtype)):
+        return True
+    if expected is None or baseline is None or proof.ceiling < metrics.rel_l2 < math.inf:
+        return False
+    if proof.share:
+        return _of(metrics, expected.rel_l2, expected.rmse) <= proof.share
+    if sides.baseline is None or sides.proof is None or proof.record is None or None in (baseline.member, proof.record.member):
+        return False
+    own = sides.measure(sides.baseline, baseline, sides.proof, proof.record, EXACT, run)
+    return not own.nonfinite_mismatch and _of(metrics, own.rel_l2, own.rmse) <= limit(metrics.compared, golden.dtype)
+
+
+def _of(metrics: Metrics, rel_l2: float, rmse: float) -> float:
+    """An error as a multiple of another; of golden that is all zeros, of their root mean squares."""
+    ours, theirs = (metrics.rel_l2, rel_l2) if math.isfinite(metrics.rel_l2) and math.isfinite(rel_l2) else (metrics.rmse, rmse)
+    return ours / theirs if theirs else (math.inf if ours else 0.0)
+
+
+def conditioned(sides: Sides, task: Task, golden: Record, candidate: Record, expected: Expected, error: float, run: Run) -> float | None:
+    """The largest relative L2 error that is rounding, however large, for golden's own code on rounded values is off as far.
+
+    Args:
+        golden, candidate: the pair.
+        expected: the baseline's error, which is proved.
+        error: the candidate's relative L2 error.
+        run: as for ``Sides.measure``.
+
+    Returns:
+        ``None`` if the error is not over the ceiling, or no such run tells.
+    """
+    record, ceiling = task.conditioned, task.tolerance.ceiling
+    if record is None or sides.conditioned is None or ceiling is None or not (task.tolerance.fed and ceiling < error < math.inf):
+        return None
+    if sides.proof is None and (task.baseline is None or task.baseline.error is None):  # golden's own baseline needs no proof
+        return None
+    kept = record.error
+    if kept is not None:
+        driven = kept.rel_l2 or 0.0
+    elif golden.member is not None and record.member is not None and record.shape == golden.shape:
+        metrics = sides.measure(sides.golden, golden, sides.conditioned, record, EXACT, run)
+        driven = 0.0 if metrics.nonfinite_mismatch else metrics.rel_l2
+    else:
+        return None
+    dtype = expected.dtype or candidate.dtype
+    elements = math.prod(golden.shape)
+    return driven * limit(elements, dtype) if math.isfinite(driven) else None

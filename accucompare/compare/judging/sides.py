@@ -1,0 +1,135 @@
+"""The bundles of a comparison, and how two of their records are measured, with a few blocks of each in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from accucompare.bundle.reading.reader import Bundle
+from accucompare.bundle.format.records import Record
+from accucompare.compare.limits.baseline import Expected
+from accucompare.compare.judging.estimates import Estimates, can_estimate
+from accucompare.compare.measuring.masks import may_hold_masks
+from accucompare.compare.measuring.measure import Metrics, measure, measure_identical
+from accucompare.compare.measuring.norms import Run
+from accucompare.compare.rows.outcomes import same_bits
+from accucompare.compare.limits.tolerance import EXACT, Tolerance
+from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers.statistics import Statistics
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The bundles, and how to compare their pairs."""
+
+    golden: Bundle
+    candidate: Bundle
+    baseline: Bundle | None
+    repeat: Bundle | None
+    verify: bool
+    keep_going: bool
+    golden_repeat: Bundle | None = None
+    proof: Bundle | None = None
+    proof_again: Bundle | None = None
+    conditioned: Bundle | None = None
+    estimates: Estimates = field(default_factory=Estimates, compare=False)
+
+    def bundles(self) -> dict[str, Bundle]:
+        """Those that there are, by their names here."""
+        named = {
+            "golden": self.golden,
+            "candidate": self.candidate,
+            "baseline": self.baseline,
+            "repeat": self.repeat,
+            "golden_repeat": self.golden_repeat,
+            "proof": self.proof,
+            "proof_again": self.proof_again,
+            "conditioned": self.conditioned,
+        }
+        return {name: bundle for name, bundle in named.items() if bundle is not None}
+
+    @contextlib.contextmanager
+    def given_up_on_error(self) -> Iterator[None]:
+        """After an error, and after Ctrl-C, let no thread wait for storage that may never answer."""
+        try:
+            yield
+        except BaseException:
+            for bundle in self.bundles().values():
+                bundle.give_up()
+            raise
+
+    def expected(self, golden: Record, candidate: Record, metrics: Metrics, baseline: Record | None, run: Run) -> Expected | None:
+        """The baseline's error; ``None`` if there is none, or it cannot be measured."""
+        if self.baseline is None or baseline is None:
+            return None
+        if baseline.error is not None:
+            return Expected.kept(baseline.error, candidate, baseline)
+        if self.verify or not same_bits(candidate, baseline):
+            metrics = self.measure(self.golden, golden, self.baseline, baseline, EXACT, run)
+        return None if metrics.nonfinite_mismatch else Expected.of(metrics, candidate, baseline)
+
+    def noise(self, candidate: Record, repeat: Record | None, error: Metrics, run: Run) -> float | None:
+        """The distance of the candidate's two runs, relative to golden's norm; ``None`` if it cannot be measured.
+
+        Args:
+            candidate, repeat: the two runs' records.
+            error: the candidate's metrics against golden, from which golden's norm follows.
+            run: as for ``measure``.
+        """
+        apart = self._apart(self.candidate, candidate, self.repeat, repeat, run)
+        if apart is None or apart.nonfinite_mismatch:
+            return None if apart is None else math.inf
+        if not apart.rmse or not error.rmse:  # without an error, the candidate's norm is golden's
+            return apart.rel_l2
+        return apart.rmse / error.rmse * error.rel_l2
+
+    def unsteadiness(self, golden: Record, repeat: Record | None, run: Run) -> float | None:
+        """The distance of golden's two captures, relative to the first's norm; ``None`` if it cannot be measured."""
+        return self.apart(self.golden, golden, self.golden_repeat, repeat, run)
+
+    def apart(self, bundle: Bundle, record: Record, second: Bundle | None, repeat: Record | None, run: Run) -> float | None:
+        """The distance of two runs, relative to the first's norm; ``None`` if it cannot be measured."""
+        apart = self._apart(bundle, record, second, repeat, run)
+        if apart is None or apart.nonfinite_mismatch:
+            return None if apart is None else math.inf
+        return apart.rel_l2
+
+    def _apart(self, bundle: Bundle, record: Record, second: Bundle | None, repeat: Record | None, run: Run) -> Metrics | None:
+        """The metrics of a record of two captures of one side; ``None`` if they cannot be measured."""
+        if second is None or repeat is None:
+            return None
+        if None in (record.member, repeat.member) and not (same_bits(record, repeat) or can_estimate(record, repeat)):
+            return None
+        if (record.shape, record.dtype, record.shard) != (repeat.shape, repeat.dtype, repeat.shard):
+            return None
+        return self.measure(bundle, record, second, repeat, EXACT, run)
+
+    def measure(self, ours: Bundle, left: Record, theirs: Bundle, right: Record, tolerance: Tolerance, run: Run) -> Metrics:
+        """The metrics of two records with data. They are read only if their digests differ, or everything is to be verified."""
+        identical = same_bits(left, right)
+        if None in (left.member, right.member):
+            known = left.statistics if identical else None
+            return metrics_of_identical(left, known, tolerance) if known is not None else self.estimates.metrics(ours, left, theirs, right)
+        stored = ours.stored(left), theirs.stored(right)  # this finds damaged headers
+        if left.statistics is not None and identical and not self.verify:
+            return metrics_of_identical(left, left.statistics, tolerance)
+        dtypes = DTYPES[left.dtype], DTYPES[right.dtype]
+        atol, rtol = _elementwise(left, tolerance)
+        masks = not identical and may_hold_masks(dtypes[0], left.statistics) and may_hold_masks(dtypes[1], right.statistics)
+        metrics = measure(stored[0].blocks, stored[1].blocks, *dtypes, left.shape, atol=atol, rtol=rtol, masks=masks, run=run)
+        for each in stored:
+            each.verify()
+        return metrics
+
+
+def metrics_of_identical(record: Record, statistics: Statistics, tolerance: Tolerance) -> Metrics:
+    """The metrics of a record and one of the same bits."""
+    asked = _elementwise(record, tolerance) != (None, None)
+    return measure_identical(DTYPES[record.dtype], record.shape, statistics, asked=asked)
+
+
+def _elementwise(record: Record, tolerance: Tolerance) -> tuple[float | None, float | None]:
+    """atol and rtol; for integers and booleans 0, so that those that differ are counted."""
+    return (tolerance.atol, tolerance.rtol) if DTYPES[record.dtype].digits else (0.0, None)

@@ -1,0 +1,92 @@
+"""The command that captures a suitable baseline; and the formats that a capture's products were rounded to."""
+
+from __future__ import annotations
+
+import shlex
+
+from accucompare.bundle.format.flags import FLAGS
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.reading.reader import Bundle, open_bundle
+from accucompare.places import Place
+from accucompare.selection import Steps
+
+_SHORT = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def product_formats(manifest: Manifest) -> tuple[str, str]:
+    """The formats (see ``bundle.format.flags``) that a capture's float32 matrix products and convolutions were rounded to, or ``""``."""
+    emulated = manifest.options.emulate or ""
+    values = manifest.flags
+    formats = [(flag.products, flag.rounds_to(values.get(flag.name))) for flag in _BY_DEVICE]
+    matmul, conv = (emulated or next((to for products, to in formats if to and products == kind), "") for kind in ("matmul", "conv"))
+    return matmul, conv
+
+
+#: The flags of an accelerator before those of its host.
+_BY_DEVICE = sorted(FLAGS, key=lambda flag: "cpu" in flag.types)
+
+
+def float_dtype(manifest: Manifest) -> str:
+    """The floating dtype that a capture computed in: its cast, or else the dtype of most parameters; ``""`` if unknown."""
+    if cast := manifest.options.dtype:
+        return cast
+    dtypes = [entry["dtype"] for entry in (manifest.model.get("parameters") or {}).values() if entry["dtype"] in _SHORT]
+    return max(sorted(set(dtypes)), key=dtypes.count, default="")
+
+
+def suggest_baseline(golden: str | Place, candidate: str | Place) -> str:
+    """The command that captures the baseline for two bundles.
+
+    Returns:
+        A line such as ``accucompare capture model.py --device cpu --dtype bfloat16 --feed golden --out cpu-bf16-fed``. ``CASE`` stands
+        for a case that golden's manifest does not name, for example after a capture by the Python API.
+
+    Raises:
+        BundleError: if one of the bundles is missing, damaged, or of a newer format.
+
+    Example:
+        >>> suggest_baseline("golden", "npu")                           # doctest: +SKIP
+        'accucompare capture model.py --device cpu --dtype bfloat16 --out cpu-bf16'
+    """
+    with open_bundle(golden) as golden_bundle, open_bundle(candidate) as candidate_bundle:
+        return baseline_command(golden_bundle, candidate_bundle)
+
+
+def baseline_command(golden: Bundle, candidate: Bundle) -> str:
+    """``suggest_baseline`` for open bundles."""
+    return suggested(golden, candidate)[0]
+
+
+def suggested(golden: Bundle, candidate: Bundle) -> tuple[str, str]:
+    """The command, and the directory that it writes."""
+    ours, theirs = golden.manifest, candidate.manifest
+    dtypes = float_dtype(ours), float_dtype(theirs)
+    command = ["accucompare", "capture", ours.case or theirs.case or "CASE", "--device", "cpu"]
+    lowered = next((each for each in product_formats(theirs) if each and dtypes[1] == "float32"), "")
+    if lowered:
+        name = lowered
+        command += ["--dtype", dtypes[1]] if dtypes[0] != dtypes[1] else []
+        command += ["--emulate", lowered]
+    else:  # in golden's own dtype the CPU may give golden itself; float64 shows golden's rounding
+        dtype = dtypes[1] if dtypes[0] != dtypes[1] and dtypes[1] else "float64"
+        name = _SHORT.get(dtype, dtype)
+        command += ["--dtype", dtype]
+    fed = theirs.fed
+    made = ours.options
+    like = golden.path if ours.state is not None else made.like
+    if fed:  # then golden's rounding of weights is taken over
+        command += ["--feed", str(golden.path)]
+    elif made.round_weights:
+        command += ["--round-weights", made.round_weights]
+    command += ["--like", str(like)] if like else []
+    steps = made.steps if made.chosen_steps is None else Steps.held(made.chosen_steps)
+    for option, number in (("--seed", made.seed), ("--steps", steps)):
+        command += [option, str(number)] if number else []
+    command += ["--level", "op"] if theirs.options.level == "op" else []
+    for option, globs in (("--only", theirs.options.only), ("--skip", theirs.options.skip)):
+        for glob in globs or ():
+            command += [option, glob]
+    out = f"cpu-{name}{'-fed' if fed else ''}"
+    if out in (golden.path.resolve().name, candidate.path.resolve().name):
+        out += "-baseline"
+    return shlex.join([*command, "--out", out]), out

@@ -1,0 +1,1 @@
+"""The numbers of one pair of tensors, without an opinion of them."""

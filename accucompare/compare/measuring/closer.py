@@ -1,0 +1,128 @@
+"""What more than its size tells of an error in a gradient or an update: a closer look, at the few pairs that ask for one.
+
+**Few values.** The limit on a ratio of two errors allows for chance, by the number of elements. Where golden's norm lies in a few of
+them, the two errors do, too, and count as so few: (sum g^2)^2 / sum g^4 elements, which is n where all are equally large, and 1 where one
+has all of it.
+
+**A common factor.** Rounding errors of single elements average out in s = <candidate, golden> / <golden, golden>, of which the standard
+error is at most |e| / |g| * max|g| / |g|, where e is what the candidate is apart from the baseline at right angles to golden. So a factor
+on all elements shows in s, though the relative L2 error drowns it. What all elements may have in common without a fault is allowed: two
+roundings (a scalar that is rounded, results cut off in place of rounded), or twice what the baseline has.
+
+**The last place.** An update of a parameter of a half type is hardly more than the rounding of the parameter, and a relative L2 error of
+it tells little. But element by element rounding cannot do more than move the parameter by its last place, and the update by so many
+roundings of the tensor's largest.
+
+A baseline that keeps no tensors keeps its factor and its number of such elements. How far it is from the candidate is not known then,
+and the sum of their distances from golden, at right angles to it, takes its place, which allows for more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from accucompare.bundle.reading.reader import Bundle, StoredTensor
+from accucompare.bundle.format.records import Record
+from accucompare.numbers import sums
+from accucompare.numbers.dtypes import DTYPES, DType, widen
+from accucompare.numbers.statistics import Statistics
+from accucompare.numbers.sums import Float64, as_reals
+
+#: What all elements may have in common: roundings, or a multiple of the baseline's own factor.
+COMMON_ROUNDINGS, OF_BASELINE = 2.0, 2.0
+
+#: Standard errors by which a factor must be off besides. The standard error is an upper bound.
+ERRORS = 4.0
+
+#: Roundings of the largest element of an update: its moments, their quotient and clipping are rounded, each once or twice.
+ROUNDINGS_OF_UPDATE = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """A tensor's data on disk, with its true type and the number of its elements."""
+
+    stored: StoredTensor
+    dtype: DType
+    elements: int
+
+    @classmethod
+    def of(cls, bundle: Bundle, record: Record) -> Values:
+        """Of a record with data."""
+        return cls(bundle.stored(record), DTYPES[record.dtype], math.prod(record.shape))
+
+    def blocks(self) -> Iterator[Float64]:
+        """Its values as float64, block by block; verified when the last one was taken. Errors as ``StoredTensor.blocks`` and ``verify``."""
+        for start in range(0, self.elements or 1, sums.SEGMENT):
+            for raw in self.stored.blocks(start, min(start + sums.SEGMENT, self.elements)):
+                yield as_reals(widen(raw, self.dtype)).astype(np.float64)  # a copy, for the stored bits are overwritten
+        self.stored.verify()
+
+
+def carriers(golden: Values) -> float:
+    """How many elements carry a tensor's norm: (sum g^2)^2 / sum g^4, between 1 and its number of elements; 0 if all are zero."""
+    largest = max((float(np.max(np.abs(block), initial=0.0)) for block in golden.blocks()), default=0.0)
+    if not largest or not math.isfinite(largest):
+        return 0.0
+    squares, fourths = [], []
+    for block in golden.blocks():
+        block = np.square(block / largest)
+        squares.append(float(np.sum(block)))
+        fourths.append(float(np.dot(block, block)))
+    return math.fsum(squares) ** 2 / math.fsum(fourths)
+
+
+def common_factor(one_minus_cosine: float | None, golden: Statistics | None, other: Statistics | None) -> float | None:
+    """The factor on golden that comes closest to another tensor, by least squares, less 1; ``None`` if it is not known."""
+    if one_minus_cosine is None or golden is None or other is None or not golden.l2 or other.l2 is None:
+        return None
+    if golden.nan or golden.inf or other.nan or other.inf:
+        return None
+    return (1.0 - one_minus_cosine) * (other.l2 / golden.l2) - 1.0
+
+
+def at_right_angles(rel_l2: float, factor: float) -> float:
+    """The part of a relative L2 error that is at right angles to golden, where the factor on golden is known, less 1."""
+    return math.sqrt(max(rel_l2 * rel_l2 - factor * factor, 0.0))
+
+
+def common_limit(rounding: float, baseline: float) -> float:
+    """How far all elements may be off in common, before chance is allowed for.
+
+    Args:
+        rounding: the unit roundoff.
+        baseline: the baseline's factor on golden, less 1.
+    """
+    return max(COMMON_ROUNDINGS * rounding, OF_BASELINE * abs(baseline))
+
+
+def standard_error(apart: float, across: float, largest: float, norm: float) -> float:
+    """An upper bound of the standard error of the difference of two factors on golden.
+
+    Args:
+        apart: L2 distance of candidate and baseline.
+        across: the part of it along golden: the difference of their factors times golden's norm.
+        largest, norm: golden's largest magnitude and its L2 norm.
+    """
+    return math.sqrt(max(apart * apart - across * across, 0.0)) / norm * (largest / norm)
+
+
+def beyond_last_place(golden: Values, candidate: Values, before: Values, digits: int) -> int:
+    """How many elements of an update are off by more than rounding can do to one of them.
+
+    Args:
+        golden, candidate: the updates.
+        before: golden's parameter before it; the candidate was given its values, rounded to its own type.
+        digits: of the type that the candidate keeps its parameter in.
+    """
+    largest = max((float(np.max(np.abs(block), initial=0.0)) for block in golden.blocks()), default=0.0)
+    room, count = ROUNDINGS_OF_UPDATE * 2.0**-digits * largest, 0
+    for ours, theirs, parameter in zip(golden.blocks(), candidate.blocks(), before.blocks(), strict=True):
+        magnitude = np.maximum(np.abs(parameter), np.abs(parameter + ours))
+        last_place = np.ldexp(1.0, np.frexp(magnitude)[1] - digits)
+        count += int(np.count_nonzero(np.abs(theirs - ours) > last_place + room))
+    return count

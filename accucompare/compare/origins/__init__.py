@@ -1,0 +1,1 @@
+"""Where a wrong value was made, and what its error shows."""

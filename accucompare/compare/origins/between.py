@@ -1,0 +1,127 @@
+"""What something other than an update or a call has changed on one side alone, in a parameter or a buffer, as far as that is rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from accucompare.bundle.reading.reader import Bundle
+from accucompare.bundle.format.records import BUFFER_ROLES, Record, Role
+from accucompare.compare.pairing.align import Pair
+from accucompare.compare.limits.baseline import is_half
+from accucompare.compare.rows.outcomes import Outcome
+from accucompare.compare.rows.rows import Reason, Verdict
+from accucompare.compare.origins.training import parameter_of
+from accucompare.compare.rows.written import buffer_of
+from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers.sums import Float64
+
+#: A change is rounding up to so many roundings of the coarser side's type, relative to the value's norm: averaged weights that are swapped
+#: in and out again are rounded twice, and a change that is smaller than half a rounding may leave the other side's value as it is.
+ROUNDINGS = 2.0
+
+#: Free-running, clamping may cut what another update has made of other gradients: up to this share of that update, relative to its norm
+#: (Adam's first update makes 1.5e-2 of gradients that are 1e-5 off).
+SHARE_OF_UPDATE = 0.05
+
+#: What is looked at between updates and calls.
+_CHANGED = (Role.PARAM_CHANGED, Role.BUFFER_BEFORE, Role.BUFFER_AFTER)
+
+#: The rank, and the qualified name of a parameter or a buffer.
+_Name = tuple[int, str]
+
+
+def small_changes(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, Outcome]:
+    """The outcomes of such records, by the pair's place among the pairs.
+
+    Where it is not known what was there before, as of the first change of a value, a change may be too small for a side of half type; not
+    that of all parameters.
+
+    Errors as ``Bundle.values``.
+    """
+    alone = [(place, pair) for place, pair in enumerate(pairs) if None in (pair.golden, pair.candidate) and pair.record.role in _CHANGED]
+    if not alone:
+        return {}
+    sides = (
+        _Side(golden, (pair.golden for pair in pairs)),
+        _Side(candidate, (pair.candidate for pair in pairs)),
+    )
+    found = {}
+    for place, pair in alone:
+        side, other = (sides[1], sides[0]) if pair.golden is None else sides
+        dtype = other.dtype_of(pair.record)
+        change = side.change(pair.record)
+        if change is None:
+            if is_half(dtype) and (pair.record.role is not Role.PARAM_CHANGED or other.changed_some(pair.record)):
+                detail = f"so small a change may leave {'golden' if pair.golden is None else 'the candidate'}'s as it is, in {dtype}"
+                found[place] = Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=detail))
+            continue
+        size, norm, update = change
+        share = 0.0 if candidate.manifest.fed else SHARE_OF_UPDATE
+        rounding = max(DTYPES[each].rounding for each in (dtype, pair.record.dtype))
+        if size <= ROUNDINGS * rounding * norm + share * update:
+            detail = (
+                f"changed between two updates on this side alone, by no more than rounding: relative L2 {size / norm if norm else 0.0:.2g}"
+            )
+            found[place] = Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=detail))
+    return found
+
+
+@dataclass
+class _Side:
+    """The parameters and buffers of one side, with what was recorded of them in the order of time: (step, order)."""
+
+    bundle: Bundle
+    records: Iterable[Record | None]
+    _known: dict[_Name, dict[tuple[int, int], Record]] = field(default_factory=dict)
+    _given: dict[tuple[_Name, int, int], Record] = field(default_factory=dict)
+    _changed: set[tuple[int, int]] = field(default_factory=set)  # ranks and steps with a parameter that something else has changed
+
+    def __post_init__(self) -> None:
+        for record in self.records:
+            if record is None or record.member is None:
+                continue
+            if record.role in (Role.PARAM_UPDATE, Role.PARAM_CHANGED, *BUFFER_ROLES):
+                self._known.setdefault(_name_of(record), {})[record.step, record.order] = record
+                if record.role is Role.PARAM_CHANGED:
+                    self._changed.add((record.rank, record.step))
+            elif record.role is Role.PARAM_BEFORE:
+                self._given[_name_of(record), record.step, record.call] = record
+
+    def dtype_of(self, record: Record) -> str:
+        """The type of a parameter or buffer of this side, of which the other side has a record; that one's, if this side has no such."""
+        tables = (self.bundle.manifest.model.get(kind) or {} for kind in ("parameters", "buffers"))
+        found = next((str(table[name].get("dtype")) for table in tables if (name := _name_of(record)[1]) in table), "")
+        return found if found in DTYPES else record.dtype
+
+    def changed_some(self, record: Record) -> bool:
+        """Whether something else than an update has changed a parameter in the record's step on this side, too."""
+        return (record.rank, record.step) in self._changed
+
+    def change(self, record: Record) -> tuple[float, float, float] | None:
+        """The L2 norms of a change, of the value, and of the last update; ``None`` if it is not known what was there before."""
+        known = self._known.get(_name_of(record), {})
+        earlier = [time for time in known if time < (record.step, record.order)]
+        if not earlier or record.member is None or not DTYPES[record.dtype].digits:
+            return None
+        last = known[max(earlier)]
+        left, update = self._values(last), 0.0
+        if last.role is Role.PARAM_UPDATE:
+            given = self._given.get((_name_of(record), last.step, last.call))
+            if given is None:
+                return None
+            update = float(np.linalg.norm(left))
+            left = left + self._values(given)
+        now = self._values(record)
+        if now.shape != left.shape or not (np.isfinite(now).all() and np.isfinite(left).all()):
+            return None
+        return float(np.linalg.norm(now - left)), float(np.linalg.norm(now)), update
+
+    def _values(self, record: Record) -> Float64:
+        return self.bundle.values(record).astype(np.float64).reshape(-1)
+
+
+def _name_of(record: Record) -> _Name:
+    return record.rank, buffer_of(record) if record.role in BUFFER_ROLES else parameter_of(record)

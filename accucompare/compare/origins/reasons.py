@@ -1,0 +1,281 @@
+"""Where errors come from, as the order of the rows and the nesting of calls show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.format.records import NODE_ROLES, TRAINING_ROLES, Layout, Record, Role
+from accucompare.compare.rows.operator_rows import Operator, OperatorOrigins, is_operator, not_fed_operators
+from accucompare.compare.rows.rows import UNMATCHED, Reason, Status, Verdict
+from accucompare.compare.origins.training import MUCH_FURTHER, Training
+from accucompare.compare.rows.written import is_buffer, is_wrong, owner_of, trace_buffer
+
+#: (rank, step, name, call index).
+Call = tuple[int, int, str, int]
+
+
+def call_of(record: Record) -> Call:
+    """The module call that a record belongs to."""
+    return record.rank, record.step, record.name, record.call
+
+
+def caller_of(record: Record) -> Call | None:
+    """The call in which a record's call was made; ``None`` for the root's."""
+    return None if record.parent is None else (record.rank, record.step, *record.parent)
+
+
+@dataclass
+class _CallState:
+    known: bool = False  # the call has a row of its own; its children's rows come first if it has no inputs or was left out
+    over: bool = False  # an input of the call, or an output of a call made inside it, is over tolerance
+    nonfinite: bool = False  # and one is not finite
+    has_children: bool = False
+
+
+@dataclass
+class Origins:
+    """Traces errors of a free-running comparison, row by row in execution order. ``Fed`` does so for a fed one.
+
+    This is what limits alone can tell. An output over its limit is *introduced* by a module whose inputs were all within their
+    limits; it is *glue* if the module called children that were within theirs, since then its own code made the error. An input over its
+    limit is *glue* if everything that its parent had before was within limits. All else is *inherited*. An input of an outermost call has
+    no parent: it is *inputs differ* if nothing before it in its step was over its limit.
+
+    ``steps``: those recorded on both sides, with their ranks; ``None`` for all.
+    """
+
+    steps: Collection[tuple[int, int]] | None = None
+    _calls: dict[Call, _CallState] = field(default_factory=dict)
+    _operators: OperatorOrigins = field(default_factory=lambda: OperatorOrigins(fed=False))
+    _steps_over: set[tuple[int, int]] = field(default_factory=set)
+    _steps_nonfinite: set[tuple[int, int]] = field(default_factory=set)
+    _buffers: set[tuple[int, str]] = field(default_factory=set)  # modules with a buffer, or a parameter, that is wrong, by rank
+    _training: Training = field(default_factory=lambda: Training(fed=False))
+
+    def __post_init__(self) -> None:
+        self._training.modules = self._buffers
+
+    def trace(self, record: Record, verdict: Verdict) -> Verdict:
+        """The verdict with ``OVER`` replaced by the reason that says where the error comes from."""
+        if is_buffer(record):
+            return self._written(record, verdict)
+        if record.role in TRAINING_ROLES:
+            children = self._state(call_of(record)).has_children
+            return self._training.trace(record, verdict, False, children)
+        verdict = self._trace(record, verdict)
+        self._training.forward(record, verdict)
+        return verdict
+
+    def _written(self, record: Record, verdict: Verdict) -> Verdict:
+        place = record.rank, owner_of(record)
+        if record.role is Role.BUFFER_UPDATE:
+            before = self._state(call_of(record)).over
+        elif record.role is Role.BUFFER_AFTER:
+            before = place in self._buffers or (record.rank, record.step) in self._steps_over
+        else:
+            before = place in self._buffers or any(rank == record.rank and step < record.step for rank, step in self._steps_over)
+        verdict = trace_buffer(record, verdict, before, self.steps)
+        if is_wrong(verdict):
+            self._buffers.add(place)
+        return verdict
+
+    def _trace(self, record: Record, verdict: Verdict) -> Verdict:
+        step = record.rank, record.step
+        if record.role is Role.COMPUTED_BUFFER:
+            return _of_buffer(record, verdict, self._buffers)
+        call = self._state(call_of(record))
+        if is_operator(record):
+            before = self._training.before_node(record) if record.role in NODE_ROLES else call.over
+            return self._operators.trace(record, verdict, before)
+        call.known = True
+        parent = None
+        if (caller := caller_of(record)) is not None:
+            parent = self._state(caller)
+            parent.has_children = True
+        nonfinite = verdict.reason is Reason.NON_FINITE
+        if verdict.reason is Reason.OVER:
+            verdict = replace(verdict, reason=self._reason(record, call, parent))
+        elif nonfinite and not self._nonfinite_before(record, call, parent):
+            verdict = verdict.beginning()
+        if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
+            self._steps_over.add(step)
+            if nonfinite:
+                self._steps_nonfinite.add(step)
+            for state in (call if record.role is Role.INPUT else None, parent):
+                if state is not None:
+                    state.over = True
+                    state.nonfinite = state.nonfinite or nonfinite
+        return verdict
+
+    def _state(self, call: Call) -> _CallState:
+        """The state of a call. A wrong buffer is an input of every call of its module."""
+        state = self._calls.get(call)
+        if state is None:
+            rank, _, name, _ = call
+            state = self._calls[call] = _CallState(over=(rank, name) in self._buffers)
+        return state
+
+    def _reason(self, record: Record, call: _CallState, parent: _CallState | None) -> Reason:
+        if record.role is Role.INPUT:
+            earlier = parent.over if parent is not None and parent.known else (record.rank, record.step) in self._steps_over
+            if earlier:
+                return Reason.INHERITED
+            return Reason.INPUTS_DIFFER if record.parent is None else Reason.GLUE
+        if call.over:
+            return Reason.INHERITED
+        return Reason.GLUE if call.has_children else Reason.INTRODUCED
+
+    def _nonfinite_before(self, record: Record, call: _CallState, parent: _CallState | None) -> bool:
+        if record.role is Role.INPUT:
+            return parent.nonfinite if parent is not None and parent.known else (record.rank, record.step) in self._steps_nonfinite
+        return call.nonfinite
+
+
+#: A value that was not fed: (rank, step, name, call index, role, path).
+NotFed = tuple[int, int, str, int, str, str]
+
+
+def not_fed(manifests: Mapping[int, Manifest]) -> set[NotFed]:
+    """The values of a fed capture that were not replaced by golden's, from the manifests of its ranks."""
+    return {
+        (rank, entry.step, entry.name, entry.call, entry.role, entry.path)
+        for rank, manifest in manifests.items()
+        if (feed := manifest.feed) is not None
+        for entry in feed.not_fed
+    }
+
+
+def operators_not_fed(manifests: Mapping[int, Manifest]) -> frozenset[Operator]:
+    """The operators of a fed capture whose inputs or outputs were not replaced by golden's, from the manifests of its ranks."""
+    feeds = ((rank, manifest.feed) for rank, manifest in manifests.items())
+    return frozenset().union(*(not_fed_operators(rank, feed.not_fed) for rank, feed in feeds if feed is not None))
+
+
+@dataclass
+class Fed:
+    """Traces errors of a fed candidate, row by row. Every error is a row's own, except for what comes from values that were not fed.
+
+    If an input that was not fed is over its limit, or an output of a child that was not fed, then a call's own code computed with
+    wrong values: its outputs, and its children's inputs, are *inherited*. If such an input cannot be proven right, the outputs' verdicts
+    say so (``not_all_fed``).
+
+    A call's own code goes on with what it has computed itself, as a residual stream does. Of its children's inputs and its outputs, only
+    the first one over its limit is *glue*, and later ones that are much further over theirs.
+
+    Attributes:
+        not_fed: the values that were not replaced by golden's.
+        operators: the same for operators.
+        recorded: the modules that golden has, so that they were fed; ``None`` for all.
+        steps: those recorded on both sides, with their ranks; ``None`` for all.
+    """
+
+    not_fed: Collection[NotFed]
+    operators: OperatorOrigins = field(default_factory=lambda: OperatorOrigins(fed=True))
+    recorded: Collection[str] | None = None
+    steps: Collection[tuple[int, int]] | None = None
+    _tainted: set[Call] = field(default_factory=set)
+    _reshaped: set[Call] = field(default_factory=set)  # of these, those that computed with another shape
+    _with_children: set[Call] = field(default_factory=set)
+    _glue: dict[Call, float] = field(default_factory=dict)  # by call: how far over its limit its code has been until now
+    _buffers: set[tuple[int, str]] = field(default_factory=set)  # modules with a buffer, or a parameter, that stayed wrong, by rank
+    _unknown: dict[Call, set[str]] = field(default_factory=dict)  # paths of inputs that were not fed and are not known to be right
+    _erring: set[Call | None] = field(default_factory=set)  # calls whose own code has made an error in the forward
+
+    def __post_init__(self) -> None:
+        self._training = Training(fed=True, not_fed=self.not_fed, modules=self._buffers)
+        for rank, step, name, call, role, path in self.not_fed:
+            if role == Role.INPUT.value:
+                self._unknown.setdefault((rank, step, name, call), set()).add(path)
+
+    def trace(self, record: Record, verdict: Verdict) -> Verdict:
+        """The verdict with its reason made exact."""
+        if record.role is Role.COMPUTED_BUFFER:
+            return _of_buffer(record, verdict, self._buffers)
+        if is_buffer(record):
+            return self._written(record, verdict)
+        call, parent = call_of(record), caller_of(record)
+        if record.role in NODE_ROLES:
+            before = self._training.before_node(record) or call in self._erring or call in self._tainted
+            return self.operators.trace(record, verdict, before)
+        if is_operator(record):
+            return self.operators.trace(record, verdict, call in self._tainted)
+        if record.role in TRAINING_ROLES:
+            maker = parent if record.role is Role.GRAD_OUTPUT else call
+            erring = maker in self._erring or (maker is not None and maker in self._tainted)
+            return self._training.trace(record, verdict, erring, call in self._with_children)
+        self._training.forward(record, verdict)
+        if parent is not None:
+            self._with_children.add(parent)
+        source = parent if record.role is Role.INPUT else call  # whose own code made the value
+        tainted = source in self._tainted or (source is not None and (record.rank, source[2]) in self._buffers)
+        tainted = tainted or (source is not None and self.recorded is not None and source[2] not in self.recorded)
+        reshaped = verdict.reason is Reason.SHAPE
+        if record.role is Role.INPUT and _is_right(record, verdict):
+            self._unknown.get(call, set()).discard(record.path)
+        elif record.role in (Role.OUTPUT, Role.ARGUMENT_UPDATE) and verdict.status is Status.FAIL and self._unknown.get(call):
+            verdict = verdict.unfed()
+        if reshaped and source in self._reshaped:
+            verdict = replace(verdict, reason=Reason.INHERITED)
+        elif verdict.reason is Reason.OVER:
+            reason = Reason.INHERITED if tainted else self._reason(record, call)
+            if reason is Reason.GLUE and source is not None and self._passed_on(source, verdict):
+                reason = Reason.INHERITED
+            verdict = replace(verdict, reason=reason)
+        elif verdict.reason is Reason.NON_FINITE and not tainted:
+            verdict = verdict.beginning()
+        if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
+            self._erring.add(source)
+        wrong = verdict.status is Status.FAIL or verdict.chosen or verdict.reason is Reason.NOT_DETERMINISTIC
+        if wrong and (*call, record.role.value, record.path) in self.not_fed:
+            whose = call if record.role is Role.INPUT else parent  # whose own code goes on with it
+            if whose is not None:
+                self._tainted.add(whose)
+                if reshaped:
+                    self._reshaped.add(whose)
+        return verdict
+
+    def _written(self, record: Record, verdict: Verdict) -> Verdict:
+        call, place = call_of(record), (record.rank, owner_of(record))
+        before = place in self._buffers or (self.recorded is not None and record.name not in self.recorded)
+        if record.role is Role.BUFFER_UPDATE:
+            before = before or call in self._erring or call in self._tainted
+            if verdict.status is Status.FAIL and self._unknown.get(call):
+                verdict = verdict.unfed()
+        verdict = trace_buffer(record, verdict, before, self.steps)
+        if is_wrong(verdict) and (*call, record.role.value, record.path) in self.not_fed:
+            self._buffers.add(place)
+        return verdict
+
+    def _passed_on(self, source: Call, verdict: Verdict) -> bool:
+        """Whether an earlier value of a call's code was about as wrong."""
+        before, now = self._glue.get(source), verdict.used or 0.0
+        if math.isinf(now):  # another choice, or something tiny where golden is zero; neither says how wrong later values are
+            return False
+        self._glue[source] = max(before or 0.0, now)
+        return before is not None and now <= MUCH_FURTHER * before
+
+    def _reason(self, record: Record, call: Call) -> Reason:
+        if record.role is Role.INPUT:
+            return Reason.INPUTS_DIFFER if record.parent is None else Reason.GLUE
+        return Reason.GLUE if call in self._with_children else Reason.INTRODUCED
+
+
+def _of_buffer(record: Record, verdict: Verdict, wrong: set[tuple[int, str]]) -> Verdict:
+    """The verdict on a computed buffer, which has no inputs. The module of a wrong one is added to ``wrong``."""
+    if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
+        wrong.add((record.rank, record.name))
+    if verdict.reason is Reason.OVER:
+        return replace(verdict, reason=Reason.INTRODUCED)
+    return verdict.beginning() if verdict.reason is Reason.NON_FINITE else verdict
+
+
+def _is_right(record: Record, verdict: Verdict) -> bool:
+    """Whether an input passes, or is an opaque cache, which holds what earlier calls were fed."""
+    if verdict.reason is Reason.NOT_COMPARABLE and record.layout is Layout.OPAQUE:
+        return verdict.alike and record.is_cache
+    return verdict.status is Status.PASS

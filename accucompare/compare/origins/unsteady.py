@@ -1,0 +1,33 @@
+"""Where golden itself is not deterministic, as its second capture shows. Later values differ for that reason alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from accucompare.bundle.format.records import Key, Record, Role
+from accucompare.compare.origins.reasons import Call, call_of, caller_of
+
+
+def begins(golden: Iterable[Record], again: Mapping[Key, Record]) -> dict[Key, Record]:
+    """The records of golden's second capture that show, for a *fed* comparison, whether the code that made a value is deterministic.
+
+    Golden's own captures were not fed: after a random number that differs, everything differs, although each module is deterministic. A fed
+    candidate got the first capture's values, so its errors are its own. Therefore the second capture says nothing about a value if the
+    code that made it got other values in it, as arguments or from the calls that it made.
+
+    Args:
+        golden: the records.
+        again: those of the second capture.
+    """
+    kept: dict[Key, Record] = {}
+    changed: set[Call] = set()  # calls whose own code has got other values in the second capture
+    for record in sorted(golden, key=lambda each: (each.rank, each.step, each.order)):
+        call, caller = call_of(record), caller_of(record)
+        source, to = (caller, call) if record.role is Role.INPUT else (call, caller)
+        other = again.get(record.key)
+        if other is not None and source not in changed:
+            kept[record.key] = other
+        steady = other is not None and other.digest == record.digest  # both are None for an opaque object
+        if not steady and to is not None and record.role in (Role.INPUT, Role.OUTPUT):
+            changed.add(to)
+    return kept

@@ -1,0 +1,1 @@
+"""Which record, module or step of one side is which of the other."""

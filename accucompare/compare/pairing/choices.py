@@ -1,0 +1,111 @@
+"""Shapes and numbers of calls that rounding alone can change: boxes that are kept, an equation solver's steps.
+
+The baseline shows where. If its shape or its number of calls is not golden's, the candidate's may differ too, and neither its shape
+nor its values there show a bug. How far they may differ is judged as for a choice among nearly equal values (``judge``): such counts
+are about Poisson variables. Such a row is not comparable, so it does not pass either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from accucompare.bundle.format.records import OPERATOR_ROLES, Key, Record, Role
+from accucompare.compare.pairing.align import Pair, Renaming, rename
+
+#: (rank, step, name).
+_Module = tuple[int, int, str]
+_Call = tuple[int, int, str, int]
+
+
+#: Two such counts hardly ever differ by more than so many times their joint standard deviation, plus one.
+DEVIATIONS = 3.0
+
+
+def most_changed(different: float) -> float:
+    """The most that rounding may change if it changed ``different`` in the baseline."""
+    return different + DEVIATIONS * math.sqrt(2.0 * different) + 1.0
+
+
+def _may_be(golden: int, candidate: int, baseline: int) -> bool:
+    """Whether the baseline shows that rounding may change golden's count to the candidate's."""
+    return golden == candidate or (golden != baseline and abs(candidate - golden) <= most_changed(abs(baseline - golden)))
+
+
+def chosen_shape(golden: Record, candidate: Record, baseline: Record | None) -> str:
+    """How rounding changes the shape of a value, in words; ``""`` if it does not, or not by so much."""
+    if baseline is None or baseline.shape == golden.shape or len({len(each.shape) for each in (golden, candidate, baseline)}) > 1:
+        return ""
+    if not all(map(_may_be, golden.shape, candidate.shape, baseline.shape)):
+        return ""
+    return _changed("golden is", list(golden.shape), list(candidate.shape), list(baseline.shape))
+
+
+def given_otherwise(golden: Iterable[Record], baselines: Mapping[Key, Record]) -> set[_Call]:
+    """The calls that got inputs of another shape in the baseline. It could not be fed there, so it shows nothing about the call itself.
+
+    Args:
+        golden: the records.
+        baselines: the baseline's record for each of golden's.
+    """
+    inputs = (record for record in golden if record.role is Role.INPUT and record.key in baselines)
+    return {_call(record) for record in inputs if baselines[record.key].shape != record.shape}
+
+
+def judged_by_limits(pair: Pair, others: Collection[_Call]) -> bool:
+    """Whether limits must judge an output: the candidate's call was fed and gave golden's shape, the baseline's was not fed."""
+    golden, candidate = pair.golden, pair.candidate
+    if golden is None or candidate is None or golden.role is not Role.OUTPUT:
+        return False
+    return golden.shape == candidate.shape and _call(golden) in others
+
+
+def _call(record: Record) -> _Call:
+    return record.rank, record.step, record.name, record.call
+
+
+@dataclass(frozen=True)
+class Calls:
+    """How often each module is called in a step, in golden, candidate and baseline.
+
+    Attributes:
+        golden, candidate, baseline: the number of calls by rank, step and name.
+        renamings: of golden's names.
+    """
+
+    golden: Mapping[_Module, int]
+    candidate: Mapping[_Module, int]
+    baseline: Mapping[_Module, int]
+    renamings: list[Renaming]
+
+    @classmethod
+    def of(cls, golden: list[Record], candidate: list[Record], baseline: list[Record], renamings: list[Renaming]) -> Calls:
+        return cls(_counted(golden), _counted(candidate), _counted(baseline), renamings)
+
+    def chosen(self, pair: Pair) -> str:
+        """How rounding changes the number of calls, in words, if that is why one side alone has a record; else ``""``."""
+        record = pair.record
+        if None not in (pair.golden, pair.candidate) or record.role in OPERATOR_ROLES:
+            return ""
+        at = record.rank, record.step, record.name
+        golden, candidate, baseline = self.golden.get(at, 0), self._other(self.candidate, at), self._other(self.baseline, at)
+        if record.call < min(golden, candidate) or golden == candidate or not golden or not _may_be(golden, candidate, baseline):
+            return ""
+        return _changed("calls: golden makes", golden, candidate, baseline)
+
+    def _other(self, counts: Mapping[_Module, int], at: _Module) -> int:
+        new = rename(at[2], self.renamings)
+        return counts.get(at, 0) if new is None else counts.get((*at[:2], new), counts.get(at, 0))
+
+
+def _counted(records: Iterable[Record]) -> dict[_Module, int]:
+    calls: dict[_Module, int] = {}
+    for record in records:
+        at = record.rank, record.step, record.name
+        calls[at] = max(calls.get(at, 0), record.call + 1)
+    return calls
+
+
+def _changed(what: str, golden: object, candidate: object, baseline: object) -> str:
+    return f"{what} {golden}, the candidate {candidate}; the baseline {baseline}, so rounding changes it"

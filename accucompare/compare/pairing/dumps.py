@@ -1,0 +1,160 @@
+"""What only one side has since the other was imported from the dump of another tool, which cannot record it, or records it otherwise.
+
+That is no difference. Each rule goes by what the tool can record, or by what its dump proves: that a call handed its input on, that two
+names are of one parameter. Whatever none of them explains stays missing, or extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from accucompare.bundle.format.capture_facts import Imported
+from accucompare.bundle.reading.reader import Bundle
+from accucompare.bundle.format.records import Layout, Record, Role
+from accucompare.compare.pairing.align import Pair
+from accucompare.numbers.statistics import Statistics
+from accucompare.text import printable
+
+#: What a single output is called by a dump that does not tell a tensor from a tuple of one.
+_ALONE, _FIRST = "", "0"
+_OF_OUTPUTS = (Role.OUTPUT, Role.GRAD_OUTPUT)
+_OF_INPUTS = (Role.INPUT, Role.GRAD_INPUT)
+
+_Call = tuple[int, int, str, int]
+_Values = tuple[str, tuple[int, ...], str | Statistics]
+
+
+def with_paths_of(records: list[Record], others: Iterable[Record]) -> list[Record]:
+    """The records of an imported bundle, with what is alone without a path at the other side's.
+
+    A dump may not tell a tensor from a tuple of one, which has it at ``0``, nor by which position or name a call is given its only input.
+
+    Args:
+        records: of the imported bundle.
+        others: of the other side.
+    """
+    paths: dict[tuple[_Call, Role], set[str]] = {}
+    for record in others:
+        if record.role in (*_OF_OUTPUTS, *_OF_INPUTS) and record.layout is not Layout.OPAQUE:
+            paths.setdefault((_call(record), record.role), set()).add(record.path)
+
+    def path_of(record: Record) -> str:
+        found = paths.get((_call(record), record.role), set())
+        if record.path != _ALONE or len(found) != 1 or (record.role in _OF_OUTPUTS and found != {_FIRST}):
+            return record.path
+        return next(iter(found))
+
+    return [replace(record, path=path) if (path := path_of(record)) != record.path else record for record in records]
+
+
+def of_dumps(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, str]:
+    """Why records have no partner, where the other side's tool explains it: by the pair's place among the pairs."""
+    sides = golden.manifest.options.imported, candidate.manifest.options.imported
+    if sides == (None, None):
+        return {}
+    modules = _Modules.of(golden), _Modules.of(candidate)
+    explained = [_not_recorded(pair, sides, modules) for pair in pairs]
+    if sides[0] is not None:
+        explained = _otherwise([pair.golden for pair in pairs], explained, pairs, candidate)
+    if sides[1] is not None:
+        explained = _otherwise([pair.candidate for pair in pairs], explained, pairs, golden)
+    return {place: why for place, why in enumerate(explained) if why}
+
+
+@dataclass(frozen=True)
+class _Modules:
+    """The names of a model's modules, and those that have others inside."""
+
+    names: frozenset[str]
+    with_children: frozenset[str]
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> _Modules:
+        names = frozenset(bundle.manifest.model.get("modules") or ()) - {""}
+        above = {".".join(parts[:depth]) for name in names for parts in [name.split(".")] for depth in range(len(parts))}
+        return cls(names, frozenset(above))
+
+
+def _not_recorded(pair: Pair, sides: tuple[Imported | None, Imported | None], modules: tuple[_Modules, _Modules]) -> str:
+    """Why the tool of the other side has no counterpart of a record; ``""`` if it should have one, or has."""
+    record = pair.record
+    theirs, ours = sides if pair.golden is None else sides[::-1]
+    if None not in (pair.golden, pair.candidate):
+        return ""
+    if ours is not None and ours.partial:
+        return f"a value that {ours.format} holds, of whose name the other side has none; --map brings two names together"
+    if theirs is None:
+        return ""
+    if theirs.hashes and (kind := record.path.rpartition(".")[2]) not in theirs.hashes:
+        return f"this log of {theirs.format} has no {kind}"
+    if record.role.value not in theirs.roles:
+        return f"{theirs.format} does not record this role"
+    if not theirs.root and not record.name:
+        return f"{theirs.format} does not record the call of the whole model"
+    if record.layout is Layout.OPAQUE:
+        return f"no tensor, and {theirs.format} records tensors and numbers only"
+    if theirs.partial:
+        return f"{theirs.format} holds single values, and none of this name; --map brings two names together"
+    if record.role is Role.GRAD_INPUT and not theirs.named_gradients and not record.path.partition(".")[0].isdecimal():
+        return f"{theirs.format} does not record gradients of inputs that are passed by name"
+    own, other = modules if pair.candidate is None else modules[::-1]
+    if record.role is Role.OUTPUT and theirs.innermost_outputs and record.name in own.with_children:
+        return f"{theirs.format} records the outputs of modules without children only"
+    if record.name not in other.names and any(record.name.startswith(f"{name}.") for name in theirs.pruned):
+        return f"{theirs.format} has left this layer out (do_prune_layers)"
+    return ""
+
+
+def _otherwise(imported: Sequence[Record | None], explained: list[str], pairs: Sequence[Pair], other: Bundle) -> list[str]:
+    """Why the other side, a capture, has no counterpart of a record of the imported one.
+
+    Args:
+        imported: the imported side's record of each pair.
+        explained: what is explained already.
+        pairs: of both sides.
+        other: the other side.
+    """
+    arrived: dict[_Call, set[_Values]] = {}
+    shared: dict[tuple[int, int, _Values], str] = {}
+    for record, pair in zip(imported, pairs, strict=True):
+        values = None if record is None else _values(record)
+        if record is None or values is None:
+            continue
+        if record.role is Role.GRAD_OUTPUT:
+            arrived.setdefault(_call(record), set()).add(values)
+        elif record.role is Role.PARAM_GRAD and None not in (pair.golden, pair.candidate):
+            shared[(record.rank, record.step, values)] = _parameter(record)
+    parameters = other.manifest.model.get("parameters") or {}
+
+    def why(record: Record | None) -> str:
+        values = None if record is None else _values(record)
+        if record is None or values is None or other.manifest.options.imported is not None:
+            return ""
+        if record.role is Role.GRAD_INPUT and values in arrived.get(_call(record), ()):
+            return "the call hands its input on, so that a capture records no gradient of its own for it"
+        first = shared.get((record.rank, record.step, values))
+        if record.role is Role.PARAM_GRAD and first and parameters.get(_parameter(record), parameters.get(first)) == parameters.get(first):
+            return f"the same parameter as {printable(first)}, under which a capture records it"
+        return ""
+
+    return [
+        before or (why(record) if None in (pair.golden, pair.candidate) else "")
+        for record, before, pair in zip(imported, explained, pairs, strict=True)
+    ]
+
+
+def _parameter(record: Record) -> str:
+    return f"{record.name}.{record.path}" if record.name else record.path
+
+
+def _call(record: Record) -> _Call:
+    return record.rank, record.step, record.name, record.call
+
+
+def _values(record: Record) -> _Values | None:
+    """What tells that two records hold the same values: their digest, or else their statistics."""
+    content = record.digest or record.statistics
+    return None if content is None else (record.dtype, record.shape, content)

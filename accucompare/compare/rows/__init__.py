@@ -1,0 +1,1 @@
+"""What a diff finds, as data: rows, verdicts, and the tasks they come from."""

@@ -1,0 +1,61 @@
+"""Whether two bundles are of the same model. If most names and shapes differ, no culprit is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from accucompare.compare.pairing.align import Renaming, counterparts, rename_parameter
+from accucompare.compare.rows.operator_rows import is_operator
+from accucompare.compare.pairing.renames import Model
+from accucompare.compare.rows.rows import Row
+
+
+@dataclass(frozen=True)
+class OtherModel:
+    """Two models that have less than half in common.
+
+    Attributes:
+        alike: the number of rows whose two sides have one shape.
+        rows: the number of all rows.
+    """
+
+    alike: int
+    rows: int
+
+    def __str__(self) -> str:
+        return (
+            "these are two different models, or two configurations of one: "
+            f"only {self.alike} of {self.rows} rows have the same name and shape on both sides"
+        )
+
+
+def other_model(golden: Model, candidate: Model, rows: Iterable[Row], renamings: Sequence[Renaming]) -> OtherModel | None:
+    """What shows that two different models are compared; ``None`` if they are the same, or a manifest lists no parameters.
+
+    A single fault can change the shape of all later values, but of no parameter. A quantised model has other parameters, but values of
+    the same shapes. Therefore most of both have to differ.
+
+    Args:
+        golden, candidate: the two manifests' ``model``.
+        rows: of the comparison.
+        renamings: of golden's layers.
+    """
+    ours, theirs = (side.get("parameters") or {} for side in (golden, candidate))
+    if not ours or not theirs or not _less_than_half(*_parameters_alike(ours, theirs, renamings)):
+        return None
+    own = [row for row in rows if row.record is not None and not is_operator(row.record)]
+    alike = sum(row.golden is not None and row.candidate is not None and row.golden.shape == row.candidate.shape for row in own)
+    return OtherModel(alike, len(own)) if _less_than_half(alike, len(own)) else None
+
+
+def _parameters_alike(golden: dict[str, Any], candidate: dict[str, Any], renamings: Sequence[Renaming]) -> tuple[int, int]:
+    """How many parameters have the same name and shape on both sides, and how many there are."""
+    partners = counterparts(golden, candidate, renamings, rename_parameter)
+    alike = sum(golden[ours]["shape"] == candidate[theirs]["shape"] for ours, theirs in partners.items())
+    return alike, len(golden) + len(candidate) - len(partners)
+
+
+def _less_than_half(part: int, whole: int) -> bool:
+    return 2 * part < whole

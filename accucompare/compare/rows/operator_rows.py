@@ -1,0 +1,333 @@
+"""Rows of operators, which a capture of level op records inside modules.
+
+They show where in a module's own code an error is made. An operator without partner fails nothing, since another device may compose the
+same from other operators. A number or a string that is given differently is no error by itself, since its effect shows in the output.
+But if values are over their limit, the operators and options before them that differ between the two sides are the cause.
+
+The nodes of a call's backward are its operators likewise: what arrives at a node goes in, and what it gives on comes out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+
+import msgspec
+
+from accucompare.bundle.format.capture_facts import Unfed
+from accucompare.bundle.format.records import GRADIENT_ROLES, NODE_ROLES, OPERATOR_ROLES, UPDATE_ROLES, Layout, Record, Role, same_line
+from accucompare.compare.rows.rows import Difference, Option, Reason, Row, Status, Verdict
+
+#: An operator of a module call: (rank, step, name, call index, operator, number).
+Operator = tuple[int, int, str, int, str, int]
+
+#: What goes into an operator, or a node of a backward; and what comes out.
+_TAKEN = (Role.OP_INPUT, Role.OP_GRAD_OUTPUT)
+_GIVEN = (Role.OP_OUTPUT, Role.OP_GRAD_INPUT)
+
+ONLY_GOLDEN = "only golden runs this operator here"
+ONLY_CANDIDATE = "only the candidate runs this operator here"
+
+
+#: (rank, step, name, call index, whether it is the backward) of a module call's own code.
+_Code = tuple[int, int, str, int, bool]
+
+
+def _code_of(record: Record) -> _Code:
+    """The code that a record's value was computed by or given to: that of its own module call."""
+    return record.rank, record.step, record.name, record.call, record.role in (*GRADIENT_ROLES, *NODE_ROLES)
+
+
+def _makers_of(record: Record) -> _Code | None:
+    """The code of the module call that made a module's value; ``None`` if none did."""
+    if record.role in UPDATE_ROLES:
+        return None
+    own = _code_of(record)
+    if record.role not in (Role.INPUT, Role.GRAD_OUTPUT):
+        return own
+    return None if record.parent is None else (*own[:2], *record.parent, own[-1])
+
+
+def is_operator(record: Record | None) -> bool:
+    return record is not None and record.role in OPERATOR_ROLES
+
+
+def operator_of(record: Record) -> Operator:
+    return (record.rank, record.step, record.name, record.call, *record.operator)
+
+
+def without_partner(golden: Record | None, option: Option | None = None) -> Verdict:
+    """The verdict on an operator's record that only one side has. ``option``: the number or string, if the record is one."""
+    return Verdict(Reason.NOT_COMPARABLE, detail=ONLY_CANDIDATE if golden is None else ONLY_GOLDEN, option=option)
+
+
+def is_option(record: Record | None) -> bool:
+    """Whether a record is of a number or a string given to an operator."""
+    return record is not None and record.role is Role.OP_INPUT and record.layout in (Layout.SCALAR, Layout.OPAQUE)
+
+
+def options_differ(option: Option) -> Verdict:
+    """The verdict on a number or a string that the two sides give differently."""
+    return Verdict(Reason.NOT_COMPARABLE, detail=str(option), option=option)
+
+
+def with_options(rows: list[Row]) -> list[Row]:
+    """The rows, with the verdict ``options_differ`` where one side alone gives a number or a string to an operator that both run."""
+    operators = [row for row in rows if is_operator(row.record)]
+    if not operators:
+        return rows
+    partners = _partners(operators)
+    shared = set(partners.values())
+    return [
+        msgspec.structs.replace(row, verdict=options_differ(row.verdict.option))
+        if row.verdict.option is not None and None in (row.golden, row.candidate) and _giving(row, partners, shared)
+        else row
+        for row in rows
+    ]
+
+
+def _partners(rows: Iterable[Row]) -> dict[Operator, Operator]:
+    """Golden's operator by the candidate's that it is paired with."""
+    both = ((row.golden, row.candidate) for row in rows)
+    return {operator_of(candidate): operator_of(golden) for golden, candidate in both if golden and candidate and is_operator(golden)}
+
+
+def _giving(row: Row, partners: dict[Operator, Operator], shared: Collection[Operator]) -> Operator | None:
+    """Golden's operator, if a row with one side is of an operator that both sides run. ``shared``: golden's operators of that kind."""
+    if row.golden is not None:
+        return operator_of(row.golden) if operator_of(row.golden) in shared else None
+    return None if row.candidate is None else partners.get(operator_of(row.candidate))
+
+
+@dataclass
+class OperatorOrigins:
+    """Traces the errors of operators, row by row in execution order.
+
+    Attributes:
+        fed: whether operators were given golden's values.
+        not_fed: the operators that were not.
+    """
+
+    fed: bool
+    not_fed: frozenset[Operator] = frozenset()
+    _over: set[Operator] = field(default_factory=set)  # an input is over its limit
+    _calls_over: set[_Code] = field(default_factory=set)  # an operator's output is
+
+    def trace(self, record: Record, verdict: Verdict, inherited: bool) -> Verdict:
+        """The verdict with the reason that says where the error comes from.
+
+        ``inherited``: whether what the module call's own code, or its backward, computes with was wrong.
+        """
+        operator, call = operator_of(record), _code_of(record)
+        if verdict.status is not Status.FAIL:
+            return verdict
+        unfed = not self.fed or operator in self.not_fed
+        if record.role in _TAKEN:
+            before = inherited or call in self._calls_over
+            reason = Reason.GLUE
+            if unfed:
+                self._over.add(operator)
+        else:
+            before = operator in self._over or (record.role is Role.OP_GRAD_INPUT and inherited)
+            reason = Reason.INTRODUCED
+            if unfed:
+                self._calls_over.add(call)
+        if verdict.reason is Reason.OVER:
+            return msgspec.structs.replace(verdict, reason=Reason.INHERITED if before else reason)
+        if verdict.reason is Reason.NON_FINITE and not before:
+            return verdict.beginning()
+        return verdict
+
+
+def not_fed_operators(rank: int, entries: Iterable[Unfed]) -> set[Operator]:
+    """The operators of a fed capture's list of what was not fed."""
+    operators = set()
+    for entry in entries:
+        name, _, rest = entry.path.partition("#")
+        number = rest.partition(".")[0]
+        if entry.role in list(OPERATOR_ROLES) and number.isdecimal():
+            operators.add((rank, entry.step, entry.name, entry.call, name, int(number)))
+    return operators
+
+
+@dataclass(frozen=True)
+class Blame:
+    """What is to blame for a row over its limit, in the code of a module call whose operators were recorded.
+
+    Attributes:
+        operator: the operator in words, with its source line; ``""`` if ``difference`` says everything.
+        difference: what the two sides run or give differently, if that explains the row.
+        hints: where the error shows, and what else differs.
+    """
+
+    operator: str = ""
+    difference: Difference | None = None
+    hints: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class _Run:
+    """Operators that one side alone runs, between two that both run.
+
+    Attributes:
+        golden, candidate: one record of each.
+        settled: whether their results are known to be right, or they were blamed already.
+    """
+
+    golden: dict[Operator, Record] = field(default_factory=dict)
+    candidate: dict[Operator, Record] = field(default_factory=dict)
+    settled: bool = False
+
+    def difference(self) -> Difference | None:
+        """What one side alone runs. Equal operators that could not be paired, because their values are too different, are no difference."""
+        sides = list(self.golden.values()), list(self.candidate.values())
+        golden, candidate = ([record.type for record in records] for records in sides)
+        alone: tuple[dict[str, None], dict[str, None]] = ({}, {})
+        for what, *places in SequenceMatcher(None, golden, candidate).get_opcodes():
+            for own, records, first, last in zip(alone, sides, places[::2], places[1::2], strict=True):
+                own.update((_in_short(record), None) for record in records[first:last] if what != "equal")
+        return Difference(tuple(alone[0]), tuple(alone[1])) if any(alone) else None
+
+
+@dataclass
+class _Inside:
+    """What the rows until now show of a module call's own code.
+
+    Attributes:
+        runs: of operators that one side alone runs; the last one may go on.
+        makers: the runs by their results: the side, and traits of the values.
+        options: what an operator, by golden's name for it, is given differently.
+        passed: the same in words, if the operator's output was within its limit.
+        failed: whether a value was over its limit.
+    """
+
+    runs: list[_Run] = field(default_factory=lambda: [_Run()])
+    makers: dict[tuple[bool, Hashable], _Run] = field(default_factory=dict)
+    options: dict[Operator, list[Option]] = field(default_factory=dict)
+    passed: list[str] = field(default_factory=list)
+    failed: bool = False
+
+    def add(self, row: Row) -> None:
+        """Add an operator that one side alone runs."""
+        run, record = self.runs[-1], row.golden or row.candidate
+        assert record is not None
+        (run.candidate if row.golden is None else run.golden).setdefault(operator_of(record), record)
+        if record.role in _GIVEN:
+            self.makers.update(dict.fromkeys(_traits(row), run))
+
+    def end_run(self) -> None:
+        if self.runs[-1].golden or self.runs[-1].candidate:
+            self.runs.append(_Run())
+
+    def maker(self, row: Row) -> _Run | None:
+        return next((self.makers[trait] for trait in _traits(row) if trait in self.makers), None)
+
+    def explain(self, row: Row, near: bool) -> Difference | None:
+        """What one side alone ran to make a value over its limit. ``near``: if no run is known to have made it, take the last unsettled."""
+        maker = self.maker(row)
+        suspects = [maker] if maker is not None else [run for run in reversed(self.runs) if near and not run.settled]
+        for run in suspects:
+            run.settled = True
+            if (difference := run.difference()) is not None:
+                return difference
+        return None
+
+
+def blame(rows: list[Row]) -> dict[int, Blame]:
+    """What is to blame for each row over its limit in the code of a module call whose operators were recorded, by the row's ``id``.
+
+    For an operator's output that is the operator, or its options if they differ. Inputs of operators and of modules, and what is
+    returned, were made by earlier operators that one side alone runs, or else by views and casts, which are not recorded.
+    """
+    partners = _partners(row for row in rows if is_operator(row.record))
+    shared = set(partners.values())
+    calls: dict[_Code, _Inside] = {}
+    by_row: dict[int, Blame] = {}
+    for row in rows:
+        record = row.record
+        if record is None:
+            continue
+        if is_operator(record):
+            call = calls.setdefault(_code_of(record), _Inside())
+            blamed = _of_operator(row, record, call, _giving(row, partners, shared))
+        else:
+            made_by = _makers_of(record)
+            maker = None if made_by is None else calls.get(made_by)
+            blamed = None if maker is None else _of_value(row, maker, "")
+            caller = None if record.parent is None else calls.get((record.rank, record.step, *record.parent, _code_of(record)[-1]))
+            if caller is not None:
+                caller.end_run()
+        if blamed is not None:
+            by_row[id(row)] = blamed
+    return by_row
+
+
+def _of_operator(row: Row, record: Record, call: _Inside, shared: Operator | None) -> Blame | None:
+    """What is to blame for a row of an operator, if anything. ``shared``: golden's operator, if both sides run it."""
+    if row.golden is None or row.candidate is None:
+        if shared is None:
+            call.add(row)
+        elif row.verdict.option is not None:
+            call.options.setdefault(shared, []).append(row.verdict.option)
+        return None
+    operator = operator_of(row.golden)
+    if row.verdict.option is not None:
+        call.options.setdefault(operator, []).append(row.verdict.option)
+    if record.role in _TAKEN:
+        golden, own = row.golden.source_line, row.candidate.source_line
+        elsewhere = "" if same_line(golden, own) else f", in golden at {golden}"
+        taken = f"takes as {record.part}" if record.role is Role.OP_INPUT else "is given as gradient"
+        return _of_value(row, call, f"what {_in_words(row.candidate)} {taken}{elsewhere}")
+    call.end_run()
+    options = tuple(call.options.get(operator, ()))
+    if row.status is Status.FAIL:
+        blamed = Blame(_in_words(row.candidate), Difference(options=options) if options else None, tuple(call.passed))
+        call.failed = True
+        return blamed
+    if options and row.reason is not Reason.IDENTICAL:
+        call.passed.append(f"before it, {_in_words(row.candidate)}: {Difference(options=options)}")
+    return None
+
+
+def _of_value(row: Row, call: _Inside, taken: str) -> Blame | None:
+    """What is to blame for a value that a module call's own code made. ``taken``: words for where an operator takes it, or ``""``."""
+    if row.golden is None or row.candidate is None:
+        return None
+    if row.status is not Status.FAIL:
+        if row.status is Status.PASS and (maker := call.maker(row)) is not None:
+            maker.settled = True
+        return None
+    if row.reason is Reason.INHERITED:
+        return None
+    difference = call.explain(row, near=bool(taken) or not call.failed)
+    hints = tuple(call.passed)
+    call.failed = True
+    if difference is not None:
+        return Blame("", difference, (f"seen in {taken}", *hints) if taken else hints)
+    return Blame(taken, None, hints) if taken else None
+
+
+def _traits(row: Row) -> Iterator[tuple[bool, Hashable]]:
+    """Traits that identify values on either side: their digest; and their number and extrema, which no transposition changes."""
+    for of_golden, record in ((True, row.golden), (False, row.candidate)):
+        if record is None or record.layout is not Layout.STRIDED:
+            continue
+        yield of_golden, record.digest
+        known = record.statistics
+        if known is not None and isinstance(known.min, float) and known.min != known.max:
+            yield of_golden, (math.prod(record.shape), known.min, known.max)
+
+
+def _in_words(record: Record) -> str:
+    """``aten.bmm call 1 (bert/modeling_bert.py:187)``; ``BmmBackward0 (bert/modeling_bert.py:187), gradient of mat2``."""
+    name, number = record.operator
+    call = f" call {number}" if number else ""
+    what = f", gradient of {record.part}" if record.role is Role.OP_GRAD_INPUT and record.part else ""
+    return f"{name.removesuffix('.default')}{call}" + (f" ({record.source_line})" if record.source_line else "") + what
+
+
+def _in_short(record: Record) -> str:
+    """``aten.mul (lora/layer.py:1065)``."""
+    return ".".join(record.type.split(".")[:2]) + (f" ({record.source_line})" if record.source_line else "")

@@ -1,0 +1,105 @@
+"""What there is to do for a pair of records, and what comes of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import msgspec
+
+from accucompare.bundle.format.records import Key, Record, Role
+from accucompare.compare.pairing.align import Pair
+from accucompare.compare.limits.baseline import why_not
+from accucompare.compare.pairing.choices import chosen_shape
+from accucompare.compare.measuring.measure import Metrics
+from accucompare.compare.rows.rows import Verdict
+from accucompare.compare.limits.tolerance import Tolerance
+from accucompare.numbers.dtypes import DTYPES
+
+
+class Proof(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What golden's own code gave beside the baseline, in golden's precision, where that is not bit for bit golden's value.
+
+    Attributes:
+        record: it; ``None`` if there is none.
+        again: of its second run.
+        limit: the largest relative L2 error that a fed capture in golden's precision may have by the fixed limits.
+        ceiling: the largest that it may have, whatever the baseline.
+        share: how much of the baseline's error golden's precision explains; 0 where the baseline rounds more finely.
+    """
+
+    record: Record | None
+    again: Record | None
+    limit: float
+    ceiling: float
+    share: float
+
+
+class Task(msgspec.Struct, frozen=True, gc=False):
+    """A pair to compare, with its limits, and its records of the baseline and of both sides' second runs."""
+
+    pair: Pair
+    tolerance: Tolerance
+    baseline: Record | None = None
+    repeat: Record | None = None
+    chosen: str = ""  # how rounding changes the shape or the number of calls, as the baseline shows
+    golden_repeat: Record | None = None
+    before: Pair | None = None  # of an update, the parameter that it was given
+    given: bool = False  # whether both models were given these values, in a dtype each
+    proof: Proof | None = None  # where the baseline is not known to be proved
+    conditioned: Record | None = None  # of golden's own code on rounded values
+
+
+class Outcome(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The metrics of a pair, the verdict on the pair alone, and the errors of baseline and second run."""
+
+    metrics: Metrics | None
+    verdict: Verdict
+    baseline: float | None = None
+    noise: float | None = None
+
+
+def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:
+    """The task with the baseline's record, or with the reason why the baseline cannot judge it."""
+    golden, candidate = task.pair.golden, task.pair.candidate
+    if golden is None or candidate is None:
+        return task
+    record = baselines.get(golden.key)
+    why = why_not(golden, candidate, record)
+    if not why:
+        return msgspec.structs.replace(task, baseline=record)
+    chosen = chosen_shape(golden, candidate, record)
+    return msgspec.structs.replace(task, chosen=chosen, tolerance=because(task.tolerance, why))
+
+
+def with_parameters(tasks: list[Task]) -> list[Task]:
+    """The tasks of updates with the parameters that they were given, for updates are rounded as those are."""
+    given = {task.pair.golden.key: task.pair for task in tasks if task.pair.golden is not None and task.pair.candidate is not None}
+
+    def with_parameter(task: Task) -> Task:
+        golden = task.pair.golden
+        if golden is None or golden.role is not Role.PARAM_UPDATE:
+            return task
+        return msgspec.structs.replace(task, before=given.get(golden.key._replace(role=Role.PARAM_BEFORE)))
+
+    return [with_parameter(task) for task in tasks]
+
+
+def because(tolerance: Tolerance, why: str) -> Tolerance:
+    """A default limit whose ``source`` says why no baseline judges."""
+    return replace(tolerance, source=f"{tolerance.source}; {why}") if tolerance.by_default else tolerance
+
+
+def same_bits(golden: Record | None, candidate: Record | None) -> bool:
+    if golden is None or candidate is None or golden.digest is None:
+        return False
+    return (golden.digest, golden.dtype) == (candidate.digest, candidate.dtype)
+
+
+def nbytes(task: Task) -> int:
+    """Bytes of tensors that a task may read."""
+    size = 0
+    for record in (task.pair.golden, task.pair.candidate, task.baseline, task.repeat, task.golden_repeat):
+        if record is not None and record.member is not None:
+            size += math.prod(record.shape) * DTYPES[record.dtype].storage.itemsize
+    return size

@@ -1,0 +1,342 @@
+"""The rows of a diff, each a pair of records or one without partner, with their verdicts; and the findings of pre-flight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import msgspec
+
+from accucompare.bundle.format.records import DEVICE_DIGEST, SERIES_ROLES, Record
+from accucompare.compare.limits.limits import SmallestLimit
+from accucompare.compare.measuring.measure import Metrics
+from accucompare.compare.limits.provenance import OtherCode
+from accucompare.places import Place
+
+
+class Status(str, Enum):
+    """What a row means for the verdict."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    NOT_COMPARED = "not compared"
+
+
+class Reason(str, Enum):
+    """Why a row has its status."""
+
+    IDENTICAL = "identical"
+    OK = "ok"
+    INHERITED = "inherited"
+    INTRODUCED = "introduced"
+    GLUE = "glue"
+    INPUTS_DIFFER = "inputs differ"
+    NON_FINITE = "non-finite"
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    MISSING = "missing"
+    EXTRA = "extra"
+    ONE_SIDED = "one-sided"
+    NOT_CALLED = "not called"
+    NOT_COMPARABLE = "not comparable"
+    OVER_PRECISE = "over-precise"
+    NOT_DETERMINISTIC = "not deterministic"
+    OVER = "over"  # over its limit, until that is traced to where it came from; no row of a result has this
+
+
+STATUS_OF = {
+    Reason.IDENTICAL: Status.PASS,
+    Reason.OK: Status.PASS,
+    Reason.INHERITED: Status.FAIL,
+    Reason.INTRODUCED: Status.FAIL,
+    Reason.GLUE: Status.FAIL,
+    Reason.INPUTS_DIFFER: Status.FAIL,
+    Reason.NON_FINITE: Status.FAIL,
+    Reason.SHAPE: Status.FAIL,
+    Reason.DTYPE: Status.FAIL,
+    Reason.MISSING: Status.FAIL,
+    Reason.EXTRA: Status.FAIL,
+    Reason.ONE_SIDED: Status.NOT_COMPARED,
+    Reason.NOT_CALLED: Status.NOT_COMPARED,
+    Reason.NOT_COMPARABLE: Status.NOT_COMPARED,
+    Reason.OVER_PRECISE: Status.PASS,
+    Reason.NOT_DETERMINISTIC: Status.NOT_COMPARED,
+    Reason.OVER: Status.FAIL,
+}
+
+#: Reasons of rows that have only one side.
+UNMATCHED = (Reason.MISSING, Reason.EXTRA, Reason.ONE_SIDED)
+
+#: The meaning of each reason that a row of a result may have.
+MEANING = {
+    Reason.IDENTICAL: "bit for bit the same",
+    Reason.OK: "within tolerance",
+    Reason.INHERITED: "over tolerance, and so was something that went into it",
+    Reason.INTRODUCED: "over tolerance although everything that went into the module was within",
+    Reason.GLUE: "over tolerance, made by the parent's own code from values that were within",
+    Reason.INPUTS_DIFFER: "the two models were given different data",
+    Reason.NON_FINITE: "NaN or Inf on one side only",
+    Reason.SHAPE: "the shapes differ",
+    Reason.DTYPE: "different kinds of numbers (float, int, bool)",
+    Reason.MISSING: "only golden has it",
+    Reason.EXTRA: "only the candidate has it",
+    Reason.ONE_SIDED: "only one side has it, and all that both compute around it agrees",
+    Reason.NOT_CALLED: "a registered module that no forward called",
+    Reason.NOT_COMPARABLE: "a value without data to compare",
+    Reason.OVER_PRECISE: "much closer to golden than the baseline, which computes in the same precision: usually a cast is missing",
+    Reason.NOT_DETERMINISTIC: "over its limit, but no more than two runs of the candidate differ from each other",
+}
+
+#: Follows "judged", for a row without recorded values.
+BY_STATISTICS = "by statistics alone, which show neither values in another order nor most small differences"
+
+#: The same of a row whose errors were estimated.
+BY_SKETCH = "by sketches, whose estimates are right to some percent"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A number or a string that differs between the two sides: an argument of an operator, or an attribute of a module.
+
+    Attributes:
+        name: the argument, or the module's attribute: ``eps``.
+        golden, candidate: each side's value in words; ``""`` if it has none.
+    """
+
+    name: str
+    golden: str
+    candidate: str
+
+    def __str__(self) -> str:
+        return f"golden gives {self.name} {self.golden or 'none'}, the candidate {self.candidate or 'none'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Operators or options that differ between the two sides and explain an error.
+
+    Attributes:
+        only_golden, only_candidate: operators that only one side runs, with their source lines: ``aten.mul (lora/layer.py:1065)``.
+        options: numbers and strings that differ for an operator that both sides run.
+    """
+
+    only_golden: tuple[str, ...] = ()
+    only_candidate: tuple[str, ...] = ()
+    options: tuple[Option, ...] = ()
+
+    def __str__(self) -> str:
+        sides = (("golden runs", self.only_golden), ("the candidate runs", self.only_candidate))
+        alone = [f"only {who} {_listed(operators)}" for who, operators in sides if operators]
+        return "; ".join([*alone, *map(str, self.options)])
+
+
+#: The most operators of one side alone that are named.
+_NAMED = 3
+
+
+def _listed(operators: tuple[str, ...]) -> str:
+    more = len(operators) - _NAMED
+    return ", ".join(operators[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+#: A row that passes is near its limit if it uses more than this much of it.
+NEAR = 0.5
+
+
+class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The verdict on one row.
+
+    Attributes:
+        reason: why; it decides the status.
+        tolerance: the limits that judged it, ``""`` if none did.
+        rule: where those limits come from.
+        smallest: the smallest limits that would pass.
+        used: measured error as a multiple of its limit (over 1 fails); the largest, if there are several limits.
+        detail: one sentence more, if there is something to add.
+        rel_l2_limit: the limit on the relative L2 error, if there was one.
+        excess: the candidate's relative L2 error as a multiple of the baseline's (or of its floor); ``None`` without a baseline.
+        excess_limit: the limit on ``excess``, if that judged it.
+        beyond: whether the baseline would pass it, but the error is too large to be rounding, whatever the baseline.
+        option: for a number or a string given to an operator, the two sides' values, if they differ.
+        chosen: whether rounding alone changes the shape or the number of calls here, as the baseline shows, so that nothing judges it.
+        alike: for values that cannot be compared, whether both sides hold the same kind of value.
+        begins: whether what it shows begins here: values that are not finite, and nothing that went in has any; a gradient or an update
+            that only one side has, and both have what it is made of.
+        not_all_fed: for a fed row, whether something that went into its call was not fed and is not proven right.
+        unproved: whether its baseline may not judge it, for golden's own code does not give golden's value where that was made.
+        conditioned: whether it is over the ceiling, and passes since golden's own code on rounded values is off as far.
+    """
+
+    reason: Reason
+    tolerance: str = ""
+    rule: str = ""
+    smallest: tuple[SmallestLimit, ...] = ()
+    used: float | None = None
+    detail: str = ""
+    rel_l2_limit: float | None = None
+    excess: float | None = None
+    excess_limit: float | None = None
+    beyond: bool = False
+    option: Option | None = None
+    chosen: bool = False
+    alike: bool = False
+    begins: bool = False
+    not_all_fed: bool = False
+    unproved: bool = False
+    conditioned: bool = False
+
+    @property
+    def status(self) -> Status:
+        return STATUS_OF[self.reason]
+
+    @property
+    def needed(self) -> str:
+        """The smallest limits that would pass, rounded up, such as ``"atol 2.4e-05"``; ``""`` where none would."""
+        return ", ".join(filter(None, map(str, self.smallest)))
+
+    @property
+    def near(self) -> bool:
+        """Whether it passes, with more than half of its tolerance used."""
+        return self.status is Status.PASS and self.used is not None and self.used > NEAR
+
+    def beginning(self) -> Verdict:
+        """The same with ``begins`` set, and said in the detail."""
+        return msgspec.structs.replace(self, begins=True, detail=self._also("begins here"))
+
+    def unfed(self) -> Verdict:
+        """The same with ``not_all_fed`` set, and said in the detail."""
+        return msgspec.structs.replace(self, not_all_fed=True, detail=self._also("not all that went in was fed"))
+
+    def _also(self, words: str) -> str:
+        return f"{self.detail}; {words}" if self.detail else words
+
+
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """One line of the report: a pair of records, or one that has no partner. ``msgspec.structs.replace`` changes one.
+
+    Attributes:
+        golden, candidate: the records; at least one is there, except for a module that is called on neither side.
+        verdict: on the row.
+        metrics: what was measured; ``None`` if nothing could be.
+        nearest: for a record without partner, the other side's unmatched name most like its own.
+        module: the module's qualified name on golden's side (the candidate's, if only it has one).
+        baseline: relative L2 error of the baseline's record; ``None`` if there is none.
+        noise: L2 norm of the difference between two runs of the candidate, relative to golden's norm (0 for 0/0, inf for x/0 and if NaN
+            or Inf differ); ``None`` if it was run once.
+    """
+
+    golden: Record | None
+    candidate: Record | None
+    verdict: Verdict
+    metrics: Metrics | None = None
+    nearest: str = ""
+    module: str = ""
+    baseline: float | None = None
+    noise: float | None = None
+
+    def __repr__(self) -> str:
+        error = f", relative L2 {self.metrics.rel_l2:.3g}" if self.metrics else ""
+        return f"<Row {self.place}: {self.reason.value}{error}>"
+
+    @property
+    def record(self) -> Record | None:
+        """Golden's record, or else the candidate's."""
+        return self.golden or self.candidate
+
+    @property
+    def status(self) -> Status:
+        return STATUS_OF[self.verdict.reason]
+
+    @property
+    def reason(self) -> Reason:
+        return self.verdict.reason
+
+    @property
+    def lost(self) -> bool:
+        """Whether a gradient or an update that only one side has begins here."""
+        return self.reason in UNMATCHED and self.verdict.begins
+
+    @property
+    def by_statistics(self) -> bool:
+        """Whether it was judged by statistics alone. Then its metrics are lower bounds, and passing proves little."""
+        if self.by_sketch or (self.record is not None and self.record.role in SERIES_ROLES):
+            return False
+        sides = (self.golden, self.candidate)
+        without_values = any(record is not None and record.member is None for record in sides)
+        return self.metrics is not None and without_values and self.reason is not Reason.IDENTICAL
+
+    @property
+    def by_sketch(self) -> bool:
+        """Whether its errors were estimated from sketches."""
+        return self.metrics is not None and self.metrics.deviation > 0.0
+
+    @property
+    def same_bits(self) -> bool | None:
+        """Whether both sides hold the same bits, whatever the verdict; ``None`` if that is unknown, or one side is missing."""
+        golden, candidate = self.golden, self.candidate
+        if golden is None or candidate is None or golden.digest is None or candidate.digest is None:
+            return None
+        if golden.digest.startswith(DEVICE_DIGEST) is not candidate.digest.startswith(DEVICE_DIGEST):
+            return None
+        ours = golden.digest, golden.dtype, golden.shape, golden.shard
+        return ours == (candidate.digest, candidate.dtype, candidate.shape, candidate.shard)
+
+    @property
+    def place(self) -> str:
+        """Where the row is, in words: ``encoder.0.fc1 call 1 output``."""
+        record = self.record
+        if record is None:
+            return self.module
+        path = f".{record.path}" if record.path else ""
+        call = f" call {record.call}" if record.call else ""
+        return f"{self.module or '(root)'}{call} {record.role.value}{path}"
+
+
+class About(str, Enum):
+    """What a finding is about, if a decision depends on that."""
+
+    GIVEN = "given"  # weights and inputs, which alone explain any difference
+    WEIGHTS = "weights"  # of these, parameters that hold other values
+    STEPS = "steps"
+    SEED = "seed"
+    MODE = "mode"  # train mode, dropout, random numbers
+    CONFIGURATION = "configuration"  # attributes of modules
+    UNVERIFIED = "unverified"  # a part of the state that a capture started from, which it lacked; a module that feeding has changed
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that pre-flight found.
+
+    Attributes:
+        topic, message: words for people.
+        serious: whether it alone may explain differences.
+        of_baseline: whether it is about the baseline.
+        about: the field to decide by.
+    """
+
+    topic: str
+    message: str
+    serious: bool = True
+    of_baseline: bool = False
+    about: About = About.OTHER
+
+
+@dataclass(frozen=True)
+class RefusedBaseline:
+    """A baseline that may not judge, since it did not run golden's code; or one that could not be captured here for that reason.
+
+    Attributes:
+        path: of its bundle; ``None`` if there is none.
+        why: the differences of its code.
+        cure: the command that captures a proper one, to be run where golden was captured.
+    """
+
+    path: Place | None
+    why: OtherCode
+    cure: str
+
+    def __str__(self) -> str:
+        which = "a baseline made here" if self.path is None else f"the baseline {self.path}"
+        return f"{which} cannot judge, for it does not run golden's code ({self.why})"

@@ -1,0 +1,75 @@
+"""What calls write into buffers and arguments, and what else changes a buffer: where an error in it comes from.
+
+What a call writes into a buffer goes into later calls of the module that has it, and no further in this one: it is no part of the data that
+flows on. So its error is the call's own unless the call computed with wrong values, and its module's later calls inherit it. What a call
+writes into an argument goes on as its outputs do, and is traced with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from msgspec.structs import replace
+
+from accucompare.bundle.format.records import BUFFER_ROLES, WRITTEN_ROLES, Record, Role
+from accucompare.compare.rows.rows import UNMATCHED, Reason, Row, Status, Verdict
+
+#: What a row says of a buffer that steps have changed which were not recorded.
+BY_OTHER_STEPS = "made by steps that were not recorded"
+
+
+def owner_of(record: Record) -> str:
+    """The name of the module that has the buffer."""
+    return buffer_of(record).rpartition(".")[0]
+
+
+def buffer_of(record: Record) -> str:
+    """The qualified name of the buffer that a record of one of ``BUFFER_ROLES`` is of."""
+    own = record.path.partition("#")[0]
+    return own[1:] if own.startswith("/") else ".".join(part for part in (record.name, own) if part)
+
+
+def trace_buffer(record: Record, verdict: Verdict, before: bool, steps: Collection[tuple[int, int]] | None) -> Verdict:
+    """The verdict with its reason made exact.
+
+    Args:
+        record, verdict: of the row.
+        before: whether what it was computed with is wrong.
+        steps: those recorded on both sides, with their ranks; ``None`` for all.
+    """
+    between = record.role is Role.BUFFER_BEFORE and record.step > 0
+    if between and steps is not None and (record.rank, record.step - 1) not in steps and verdict.status is Status.FAIL:
+        return Verdict(Reason.NOT_COMPARABLE, detail=BY_OTHER_STEPS)
+    if verdict.reason is Reason.OVER:
+        return replace(verdict, reason=Reason.INHERITED if before else Reason.INTRODUCED)
+    return verdict.beginning() if verdict.reason is Reason.NON_FINITE and not before else verdict
+
+
+def is_wrong(verdict: Verdict) -> bool:
+    """Whether a row shows another value."""
+    return verdict.status is Status.FAIL and verdict.reason not in UNMATCHED
+
+
+def one_sided_writes(rows: Iterable[Row]) -> list[Row]:
+    """The rows of what only one side has written, in calls, or of modules, of which other rows have both sides."""
+    calls, modules, alone = set(), set(), []
+    for row in rows:
+        record = row.record
+        if record is None:
+            continue
+        if row.golden is not None and row.candidate is not None:
+            calls.add((record.rank, record.step, record.name, record.call))
+            modules.add((record.rank, record.step, record.name))
+        elif record.role in WRITTEN_ROLES and row.reason in UNMATCHED and row.status is Status.FAIL:
+            alone.append((row, record))
+    by_call = (Role.BUFFER_UPDATE, Role.ARGUMENT_UPDATE)
+    return [
+        row
+        for row, record in alone
+        if ((record.rank, record.step, record.name, record.call) in calls if record.role in by_call else (*record.key[:3],) in modules)
+    ]
+
+
+def is_buffer(record: Record | None) -> bool:
+    """Whether a record is of what was written into a buffer."""
+    return record is not None and record.role in BUFFER_ROLES

@@ -1,0 +1,1 @@
+"""Two runs of training, step by step."""

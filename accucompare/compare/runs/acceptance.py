@@ -1,0 +1,208 @@
+"""Standards of others that a run of training must meet: ``diff --accept``.
+
+A standard judges the losses and gradient norms of two free-running runs, in place of everything else: their layers differ, of course.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from accucompare.compare.runs.ladder import TrainingResult
+from accucompare.compare.runs.step_pairs import StepPair
+from accucompare.compare.runs.wander import Apart
+from accucompare.selection import Standard
+
+
+class Measure(str, Enum):
+    """What of a run a rule is about."""
+
+    FIRST_LOSS = "first loss"
+    MEAN_LOSS = "mean loss"
+    MEAN_NORM = "mean gradient norm"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A limit of a standard: it is met if one of the two is kept; ``None`` is no limit.
+
+    Attributes:
+        measure: of what; a mean is that of the absolute differences of all steps.
+        absolute: the largest |candidate - golden|.
+        relative: the largest |candidate - golden| / |golden|.
+        strict: whether a difference must be below its limit, not at it.
+    """
+
+    measure: Measure
+    absolute: float | None
+    relative: float | None
+    strict: bool = True
+
+    def __str__(self) -> str:
+        sign = "<" if self.strict else "<="
+        limits = [] if self.absolute is None else [f"{sign} {self.absolute:g}"]
+        limits += [] if self.relative is None else [f"{sign} {100 * self.relative:g} %"]
+        return " or ".join(limits)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A standard.
+
+    Attributes:
+        source: where it is written.
+        rules: all of which must be met.
+        least_steps: how many it asks for.
+    """
+
+    source: str
+    rules: tuple[Rule, ...]
+    least_steps: int
+
+
+PRESETS = {
+    Standard.MINDFORMERS: Preset(
+        source="MindSpore Transformers, migration standard (docs, acc_optimize)",
+        rules=(
+            Rule(Measure.FIRST_LOSS, 0.005, 0.005),
+            Rule(Measure.MEAN_LOSS, 0.01, 0.01),
+            Rule(Measure.MEAN_NORM, None, 0.10, strict=False),
+        ),
+        least_steps=1_000,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Met:
+    """What came of a rule.
+
+    Attributes:
+        rule: the rule.
+        absolute, relative: what was measured; NaN where a side is not finite, ``None`` where nothing could be measured.
+        why_not: why nothing could be measured.
+    """
+
+    rule: Rule
+    absolute: float | None = None
+    relative: float | None = None
+    why_not: str = ""
+
+    @property
+    def judged(self) -> bool:
+        return not self.why_not
+
+    @property
+    def passed(self) -> bool:
+        """Whether it was measured, and one of its limits is kept; NaN keeps none."""
+        return self._kept(self.absolute, self.rule.absolute) or self._kept(self.relative, self.rule.relative)
+
+    def _kept(self, measured: float | None, limit: float | None) -> bool:
+        if measured is None or limit is None:
+            return False
+        return measured < limit if self.rule.strict else measured <= limit
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Whether a standard is met.
+
+    Attributes:
+        standard: which.
+        rules: what came of each of its rules.
+        steps: how many were compared.
+    """
+
+    standard: Standard
+    rules: tuple[Met, ...]
+    steps: int
+
+    @property
+    def preset(self) -> Preset:
+        return PRESETS[self.standard]
+
+    @property
+    def kept(self) -> bool:
+        """Whether all rules are met by the steps that there are."""
+        return all(rule.passed for rule in self.rules)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all rules are met over as many steps as the standard asks for."""
+        return self.kept and not self.too_few
+
+    @property
+    def failed(self) -> bool:
+        return any(rule.judged and not rule.passed for rule in self.rules)
+
+    def trouble_of(self, training: TrainingResult | None, incomplete: Sequence[str]) -> str:
+        """Why it cannot be said whether the standard is met; ``""`` if it can.
+
+        Args:
+            training: the steps that were judged.
+            incomplete: the sides whose capture did not run to its end.
+        """
+        if training is None or not training.compared:
+            how = "capture both sides with --roles series, of a case with a loss"
+            return f"there are no losses to judge by the standard {self.standard.value}: {how}"
+        if incomplete and not self.failed:
+            return f"the standard is met as far as it goes, but the capture of {' and of '.join(incomplete)} did not run to its end"
+        if training.alone[0] and not self.failed:
+            return f"the standard is met as far as it goes, but the candidate lacks {training.alone[0]} of golden's steps"
+        return self.trouble
+
+    @property
+    def trouble(self) -> str:
+        """Which rules could not be judged, or how many steps are missing, in words; ``""`` if nothing is.
+
+        What fails, fails whatever could not be measured, and however many steps there are.
+        """
+        if self.failed:
+            return ""
+        if missing := [f"{rule.rule.measure.value}: {rule.why_not}" for rule in self.rules if not rule.judged]:
+            return f"the standard {self.standard.value} could not be judged ({'; '.join(missing)})"
+        if self.too_few:
+            steps = f"{self.steps:,} step{'' if self.steps == 1 else 's'}"
+            return f"meets the standard {self.standard.value} over {steps} so far, but that asks for {self.preset.least_steps:,}"
+        return ""
+
+    @property
+    def too_few(self) -> bool:
+        """Whether the standard asks for more steps."""
+        return self.steps < self.preset.least_steps
+
+
+def accept(standard: Standard, pairs: Sequence[StepPair]) -> Acceptance:
+    """Judge the steps of two runs by a standard.
+
+    Args:
+        standard: the standard.
+        pairs: the steps of both sides, by rank and step.
+    """
+    measured = tuple(_measured(rule, pairs) for rule in PRESETS[standard].rules)
+    compared = {pair.step for pair in pairs if pair.golden is not None and pair.candidate is not None}
+    return Acceptance(standard, measured, len(compared))
+
+
+def _measured(rule: Rule, pairs: Sequence[StepPair]) -> Met:
+    if rule.measure is Measure.MEAN_NORM:
+        found = [pair.norm for pair in pairs if pair.norm is not None]
+        return _mean(rule, found, "no step has a gradient norm on both sides")
+    losses = [pair.loss for pair in pairs if pair.loss is not None]
+    if rule.measure is Measure.MEAN_LOSS:
+        return _mean(rule, losses, "no step has a loss on both sides")
+    first = [pair.loss for pair in pairs if pair.step == 0 and pair.loss is not None]
+    return _mean(rule, first, "step 0 has no loss on both sides")
+
+
+def _mean(rule: Rule, numbers: Sequence[Apart], why_not: str) -> Met:
+    """Means of the absolute and of the relative differences; of one step, the differences themselves."""
+    if not numbers:
+        return Met(rule, why_not=why_not)
+    if not all(number.finite for number in numbers):
+        return Met(rule, math.nan, math.nan)
+    absolute = statistics.fmean(abs(number.candidate - number.golden) for number in numbers)
+    return Met(rule, absolute, statistics.fmean(abs(number.relative) for number in numbers))

@@ -1,0 +1,466 @@
+"""Where two free-running runs of training part: data, weights, forward, loss, gradients or update, and in which step.
+
+The rungs are climbed step by step, and the first is named on which the two are further apart than rounding explains
+(``compare.runs.wander``): what comes later may be off for that alone. Of each step its numbers are compared (the series of the manifest), and
+what rows there are. What the runs were told to do otherwise (another learning rate, an update left out) is said before any number.
+
+Of a fed candidate each step starts from golden's weights, so there is nothing to climb: its losses and clipped gradients are rows
+(``compare.runs.step_rows``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from accucompare.bundle.format.manifest import Manifest, StepSeries
+from accucompare.bundle.format.records import GRADIENT_ROLES, Role
+from accucompare.compare.rows.rows import UNMATCHED, Finding, Reason, Row, Status
+from accucompare.compare.runs.step_pairs import OtherSetting, StepPair, clipped, number, percent, settings_of
+from accucompare.compare.limits.suggest import float_dtype
+from accucompare.compare.limits.tolerance import DEFAULT_REL_L2, Tolerance
+from accucompare.compare.runs.wander import Apart, Limits, Place, Quantity, Wander, envelope, used_norm, value_of, wander
+from accucompare.numbers.dtypes import DTYPES
+
+#: The manifests of a bundle, by rank.
+Manifests = Mapping[int, Manifest]
+
+
+class Rung(str, Enum):
+    """What runs may part in, in the order in which a step computes it."""
+
+    DATA = "data"
+    WEIGHTS = "weights"
+    FORWARD = "forward"
+    LOSS = "loss"
+    GRADIENTS = "gradients"
+    UPDATE = "update"
+
+
+_RUNG_OF = {Quantity.LOSS: Rung.LOSS, Quantity.NORM: Rung.GRADIENTS, Quantity.CLIPPED: Rung.UPDATE}
+_ORDER = tuple(Rung)
+
+
+class JudgedBy(str, Enum):
+    """What says how far runs may be apart."""
+
+    GIVEN = "given limits"
+    BASELINE = "baseline"
+    REPEAT = "second golden run"
+    DEFAULT = "default limits"
+    NOTHING = "nothing"  # a fed candidate's steps are golden's
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Where two runs part.
+
+    Attributes:
+        rung, rank, step: where.
+        quantity: the number that shows it; ``None`` if it is no number.
+        golden, candidate: both values; digests, of data and weights; ``None`` of a gradient norm after clipping where a side clips none.
+        setting: what they were told to do otherwise, if that is it.
+        row: the first row that shows it, if rows do.
+        optimizers: the classes of both sides' optimizers, if these are all that shows it, by what they make in the next step.
+        weights: the finding on weights that differ before the first step, if that is it.
+    """
+
+    rung: Rung
+    rank: int
+    step: int
+    quantity: Quantity | None = None
+    apart: Apart | None = None
+    golden: float | str | None = None
+    candidate: float | str | None = None
+    setting: OtherSetting | None = None
+    row: Row | None = None
+    optimizers: tuple[str, str] | None = None
+    weights: Finding | None = None
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        return self.step, _ORDER.index(self.rung), self.rank
+
+    @property
+    def clips_alone(self) -> bool:
+        """Whether one side clips gradients, and the other does not."""
+        return self.quantity is Quantity.CLIPPED and (self.golden is None) is not (self.candidate is None)
+
+    @property
+    def clips_otherwise(self) -> bool:
+        """Whether gradients that agree are clipped otherwise, which no wandering explains."""
+        return self.clips_alone or (self.quantity is Quantity.CLIPPED and self.apart is not None and self.apart.clearly_over)
+
+    @property
+    def of_no_number(self) -> bool:
+        """Whether a loss is NaN or infinite on one side, which no wandering explains, and no gradient of it tells."""
+        return self.quantity is Quantity.LOSS and self.apart is not None and not self.apart.finite
+
+    @property
+    def evidence(self) -> str:
+        """What shows it, in words."""
+        if self.setting is not None:
+            return str(self.setting)
+        if self.optimizers is not None:
+            ours, theirs = self.optimizers
+            return f"the optimizer is {ours} in golden, {theirs} in the candidate, and the next step is the first that parts"
+        if self.weights is not None:
+            return self.weights.message
+        if self.clips_otherwise:
+            return clipped(*(value if isinstance(value, float) else None for value in (self.golden, self.candidate)))
+        if self.quantity is not None and self.apart is not None:
+            found = f"{self.quantity.value} {number(self.apart.golden)} in golden, {number(self.apart.candidate)} in the candidate"
+            size = abs(self.apart.relative)
+            return f"{found}" + (f", {percent(size)} apart (limit {percent(self.apart.limit)})" if math.isfinite(size) else "")
+        if self.row is not None:
+            metrics = self.row.metrics
+            error = "" if metrics is None or metrics.nothing_finite else f", relative L2 {metrics.rel_l2:.2e}"
+            limit = f" (limit {self.row.verdict.tolerance})" if self.row.verdict.tolerance else ""
+            return f"{self.row.place}{error}{limit}"
+        return f"other digests of the {'batch' if self.rung is Rung.DATA else 'parameters'}"
+
+    def __str__(self) -> str:
+        return f"the runs part at step {self.step} in the {self.rung.value}: {self.evidence}"
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """The steps of two runs compared.
+
+    Attributes:
+        pairs: every step of either side, by rank and step.
+        judged_by: what said how far they may be apart.
+        dtype: the coarsest floating type of the two sides, whose default limits hold where there are no others.
+        settings: what the two sides were told to do otherwise, each once.
+        parting: where they part by more than rounding; ``None`` if they do not, or nothing judges.
+        other_bits: where they first hold other bits; ``None`` if they never do.
+        loss, norm: drift and scatter; ``None`` without such numbers.
+        expected_loss, expected_norm: the same of the run that judges.
+        same_batches: whether digests could tell that data agree; ``None`` if each side has it in a type of its own, or does not say.
+        several_ranks: whether there are more than one.
+        same_type: whether both sides compute in one type; of two, other bits are the rule, and tell nothing.
+    """
+
+    pairs: tuple[StepPair, ...]
+    judged_by: JudgedBy
+    dtype: str
+    settings: tuple[OtherSetting, ...] = ()
+    parting: Parting | None = None
+    other_bits: Parting | None = None
+    loss: Wander | None = None
+    norm: Wander | None = None
+    expected_loss: Wander | None = None
+    expected_norm: Wander | None = None
+    same_batches: bool | None = None
+    several_ranks: bool = False
+    same_type: bool = True
+
+    @property
+    def updated(self) -> bool:
+        """Whether the steps made updates, so that each goes on with what the one before it made."""
+        return any(side is not None and side.updates for pair in self.pairs for side in (pair.golden, pair.candidate))
+
+    @property
+    def compared(self) -> int:
+        """Steps with a number on both sides."""
+        return sum(any(True for _ in pair.numbers) for pair in self.pairs)
+
+    @property
+    def judged(self) -> int:
+        """Steps with a finite number on both sides that was judged."""
+        if self.judged_by is JudgedBy.NOTHING:
+            return 0
+        return sum(any(apart.finite for _, apart in pair.numbers) for pair in self.pairs)
+
+    @property
+    def alone(self) -> tuple[int, int]:
+        """How many steps only golden has, and only the candidate."""
+        return sum(pair.candidate is None for pair in self.pairs), sum(pair.golden is None for pair in self.pairs)
+
+    @property
+    def identical(self) -> bool:
+        """Whether every number, batch and parameter of every step is bit for bit golden's, as far as recorded, with all of these."""
+        whole = all(pair.golden is not None and pair.candidate is not None and pair.golden.weights for pair in self.pairs)
+        return bool(self.pairs) and whole and self.other_bits is None
+
+    @property
+    def not_finite(self) -> StepPair | None:
+        """The first step with a number that is NaN or infinite on both sides."""
+        return next((pair for pair in self.pairs if any(not (a.finite or a.over) for _, a in pair.numbers)), None)
+
+    @property
+    def beyond(self) -> tuple[StepPair, Quantity, Apart] | None:
+        """The first number that is far beyond rounding, and within its limit only because the run that judges is as far off."""
+        found = ((pair, quantity, apart) for pair in self.pairs for quantity, apart in pair.numbers if apart.beyond)
+        return next(found, None)
+
+    @property
+    def unclear(self) -> str:
+        """Why steps that are within their limits prove nothing; ``""`` if they do."""
+        if self.judged_by is JudgedBy.NOTHING:
+            return ""
+        if self.beyond is not None:
+            pair, quantity, apart = self.beyond
+            found = f"the {quantity.value} at step {pair.step} is {percent(abs(apart.relative))} off"
+            return f"{found}, far beyond rounding, and so is the run that judges"
+        if missing := self.alone[0]:
+            return f"what there is agrees, but the candidate lacks {missing} of golden's {len(self.pairs) - self.alone[1]} steps"
+        return ""
+
+
+def climb(
+    golden: Manifests,
+    candidate: Manifests,
+    *,
+    baseline: Manifests,
+    repeat: Manifests,
+    given: Tolerance,
+    rows: Sequence[Row],
+    weights: Finding | None = None,
+) -> TrainingResult | None:
+    """Compare the steps of two runs; ``None`` if neither recorded any numbers of them.
+
+    Args:
+        golden, candidate: the manifests, by rank.
+        baseline: of the run that shows what rounding does; none, if there is none that may judge.
+        repeat: of golden's second run; none, if it was run once.
+        given: what the user gave for all layers.
+        rows: of the comparison, in execution order.
+        weights: what pre-flight has found of parameters that differ before the first step.
+    """
+    ours, theirs, expected, again = map(_series, (golden, candidate, baseline, repeat))
+    if not ours and not theirs:
+        return None
+    ours, theirs = asked_of(candidate, ours), asked_of(golden, theirs)
+    dtype = coarsest(*golden.values(), *candidate.values())
+    fed = any(manifest.fed for manifest in candidate.values())
+    judges = [run for run in (expected, again) if _tells(ours, run)]
+    envelopes = {quantity: _widest(ours, judges, quantity, dtype) for quantity in Quantity}
+    limits = Limits(dtype, given, envelopes)
+    pairs = []
+    for place in sorted(ours.keys() | theirs.keys()):
+        both = ours.get(place), theirs.get(place)
+        numbers = [limits.apart(quantity, place, *_values(both, quantity)) for quantity in Quantity]
+        pairs.append(StepPair(*place, *both, *numbers))
+    settings = settings_of(pairs)
+    judged_by = _judged_by(fed, limits, bool(_tells(ours, expected)), bool(judges))
+    same_type = float_dtype(golden[0]) == float_dtype(candidate[0])
+    digests = _Digests(same_type or _any_same(pairs, "batch"), same_type)
+    shown = judges[0] if judges else {}
+    compared = _given_within(rows, limits.by_user) if limits.by_user or not given.given else frozenset()
+    partings = itertools.chain(_other_weights(golden, weights), _partings(pairs, digests, settings, rows, compared))
+    return TrainingResult(
+        tuple(pairs),
+        judged_by,
+        dtype,
+        tuple(settings),
+        parting=None if fed else _through_optimizer(_first(partings), pairs),
+        other_bits=_first(_other_bits(pairs)),
+        loss=_wander(ours, theirs, Quantity.LOSS),
+        norm=_wander(ours, theirs, Quantity.NORM),
+        expected_loss=_wander(ours, shown, Quantity.LOSS),
+        expected_norm=_wander(ours, shown, Quantity.NORM),
+        same_batches=_same_batches(pairs, digests),
+        several_ranks=len(golden) > 1 or len(candidate) > 1,
+        same_type=same_type,
+    )
+
+
+def _values(both: tuple[StepSeries | None, StepSeries | None], quantity: Quantity) -> tuple[float | None, float | None]:
+    """A number of a step on both sides. Where one side alone clips gradients, the other's update used them as they were."""
+    ours, theirs = both
+    if quantity is Quantity.CLIPPED and ours is not None and theirs is not None and ours.updates and theirs.updates:
+        clips = ours.clipped_norm is not None or theirs.clipped_norm is not None
+        return (used_norm(ours), used_norm(theirs)) if clips else (None, None)
+    return value_of(ours, quantity), value_of(theirs, quantity)
+
+
+def _wander(golden: Mapping[Place, StepSeries], other: Mapping[Place, StepSeries], quantity: Quantity) -> Wander | None:
+    return wander((value_of(golden.get(place), quantity), value_of(other.get(place), quantity)) for place in sorted(golden))
+
+
+def asked_of(other: Manifests, series: dict[Place, StepSeries]) -> dict[Place, StepSeries]:
+    """The steps that the other side was asked to record as well: ``--steps`` may have chosen some."""
+    chosen = {rank: manifest.options.chosen_steps for rank, manifest in other.items()}
+    return {(rank, step): entry for (rank, step), entry in series.items() if step in (chosen.get(rank) or (step,))}
+
+
+def _series(manifests: Manifests) -> dict[Place, StepSeries]:
+    return {(rank, entry.step): entry for rank, manifest in manifests.items() for entry in manifest.series}
+
+
+def _tells(golden: Mapping[Place, StepSeries], run: Mapping[Place, StepSeries]) -> bool:
+    """Whether another run of golden shows how runs wander: one that is bit for bit golden's says nothing of another device."""
+    return any(
+        value_of(golden[place], quantity) != value_of(run[place], quantity) for place in golden.keys() & run.keys() for quantity in Quantity
+    )
+
+
+def _widest(
+    golden: Mapping[Place, StepSeries], runs: Iterable[Mapping[Place, StepSeries]], quantity: Quantity, dtype: str
+) -> dict[Place, float]:
+    """The envelope of several runs."""
+    limits: dict[Place, float] = {}
+    ours = _numbers(golden, quantity)
+    for run in runs:
+        for place, limit in envelope(ours, _numbers(run, quantity), dtype).items():
+            limits[place] = max(limit, limits.get(place, 0.0))
+    return limits
+
+
+def _numbers(series: Mapping[Place, StepSeries], quantity: Quantity) -> dict[Place, float]:
+    found = {place: value_of(entry, quantity) for place, entry in series.items()}
+    return {place: value for place, value in found.items() if value is not None}
+
+
+def _judged_by(fed: bool, limits: Limits, by_baseline: bool, by_any: bool) -> JudgedBy:
+    if fed:
+        return JudgedBy.NOTHING
+    if limits.by_user:
+        return JudgedBy.GIVEN
+    if by_baseline:
+        return JudgedBy.BASELINE
+    return JudgedBy.REPEAT if by_any else JudgedBy.DEFAULT
+
+
+def coarsest(*manifests: Manifest) -> str:
+    """The floating type with the fewest digits that one of the runs computes in: of its weights, or of its autocast."""
+    found = {float_dtype(manifest) for manifest in manifests}
+    autocasts = (manifest.environment.get("autocast") for manifest in manifests)
+    found |= {str(each.get("dtype")) for each in autocasts if isinstance(each, dict)}
+    known = [name for name in found if name in DEFAULT_REL_L2]
+    return min(known, key=lambda name: (DTYPES[name].digits, name), default="float32")
+
+
+@dataclass(frozen=True)
+class _Digests:
+    """Whether digests of batches, and of weights, can tell that both sides have the same."""
+
+    batches: bool
+    weights: bool
+
+
+def _any_same(pairs: Iterable[StepPair], name: str) -> bool:
+    both = ((getattr(pair.golden, name, None), getattr(pair.candidate, name, None)) for pair in pairs)
+    return any(ours is not None and ours == theirs for ours, theirs in both)
+
+
+def _same_batches(pairs: Iterable[StepPair], digests: _Digests) -> bool | None:
+    known = [pair.golden.batch == pair.candidate.batch for pair in pairs
+             if pair.golden is not None and pair.candidate is not None and pair.golden.batch and pair.candidate.batch]  # fmt: skip
+    return all(known) if known and digests.batches else None
+
+
+def _first(partings: Iterable[Parting]) -> Parting | None:
+    return min(partings, key=lambda parting: parting.order, default=None)
+
+
+def _other_weights(golden: Manifests, weights: Finding | None) -> Iterator[Parting]:
+    """The parting before the first step, if weights differ there: digests of the series may not say so, or begin later."""
+    if weights is not None and golden:
+        rank = min(golden)
+        yield Parting(Rung.WEIGHTS, rank, golden[rank].described_at, weights=weights)
+
+
+def _through_optimizer(parting: Parting | None, pairs: Iterable[StepPair]) -> Parting | None:
+    """Where the first that parts is a loss or a forward, and the step before was made by another optimizer, its update.
+
+    An optimizer of another class need not be another one, as a device's own is not: so this is said of the step right after only.
+    """
+    if parting is None or parting.rung not in (Rung.FORWARD, Rung.LOSS):
+        return parting
+    for pair in pairs:
+        if (pair.rank, pair.step) == (parting.rank, parting.step - 1) and (classes := pair.optimizers) is not None:
+            return Parting(Rung.UPDATE, pair.rank, pair.step, optimizers=classes)
+    return parting
+
+
+def _given_within(rows: Iterable[Row], by_user: bool) -> frozenset[Place]:
+    """Steps of which all that the model was given was compared and is within its limits: there these decide, and no digests.
+
+    By default limits only where values show how far apart the batches are: another model, as of a GAN, may have computed them.
+    """
+    passed: dict[Place, bool] = {}
+    measured: set[Place] = set()
+    for row in rows:
+        if row.record is not None and row.record.role is Role.INPUT and row.record.parent is None:
+            place = row.record.rank, row.record.step
+            passed[place] = row.status is Status.PASS and passed.get(place, True)
+            if by_user or (row.reason is Reason.OK and row.verdict.used):
+                measured.add(place)
+    return frozenset(place for place, all_of_them in passed.items() if all_of_them and place in measured)
+
+
+def _partings(
+    pairs: Sequence[StepPair], digests: _Digests, settings: Iterable[OtherSetting], rows: Iterable[Row], given_within: Collection[Place]
+) -> Iterator[Parting]:
+    """Every place where the two are further apart than rounding explains. ``given_within``: steps whose batches no digests judge."""
+    data = (parting for parting in _by_digests(pairs) if digests.batches and parting.rung is Rung.DATA)
+    yield from (parting for parting in data if (parting.rank, parting.step) not in given_within)
+    beginning = min((pair.step for pair in pairs), default=0)
+    if digests.weights and not beginning:  # later, weights differ for what was trained into them
+        yield from (each for each in _by_digests(pairs) if each.rung is Rung.WEIGHTS and not each.step)
+    for pair in pairs:
+        for quantity, apart in pair.numbers:
+            if apart.over:
+                values = (apart.golden, apart.candidate) if quantity is not Quantity.CLIPPED else pair.clipped_to
+                yield Parting(_RUNG_OF[quantity], pair.rank, pair.step, quantity, apart, *values)
+    yield from (
+        Parting(Rung.UPDATE, each.rank, each.step, golden=each.golden, candidate=each.candidate, setting=each)
+        for each in settings
+        if each.parts
+    )
+    yield from _by_rows(rows, beginning)
+
+
+def _by_rows(rows: Iterable[Row], beginning: int) -> Iterator[Parting]:
+    """The first failing row of each rung of each step."""
+    told: set[tuple[int, int, Rung]] = set()
+    for row in rows:
+        record = row.record
+        if row.status is not Status.FAIL or (row.reason in UNMATCHED and not row.lost) or record is None:
+            continue
+        rung = _rung_of(row)
+        if rung is Rung.WEIGHTS and record.step != beginning:  # an update before made it
+            continue
+        place = record.rank, record.step, rung
+        if place not in told:
+            told.add(place)
+            yield Parting(rung, record.rank, record.step, row=row)
+
+
+def _rung_of(row: Row) -> Rung:
+    record = row.record
+    assert record is not None
+    if row.reason is Reason.INPUTS_DIFFER:
+        return Rung.DATA
+    if record.role is Role.PARAM_BEFORE:
+        return Rung.WEIGHTS
+    if record.role in (*GRADIENT_ROLES, Role.PARAM_GRAD):
+        return Rung.GRADIENTS
+    updates = (Role.PARAM_UPDATE, Role.STATE_BEFORE, Role.STATE_AFTER, Role.BUFFER_AFTER)
+    return Rung.UPDATE if record.role in updates else Rung.FORWARD
+
+
+def _by_digests(pairs: Iterable[StepPair]) -> Iterator[Parting]:
+    for pair in pairs:
+        if pair.golden is None or pair.candidate is None:
+            continue
+        for rung, ours, theirs in (
+            (Rung.DATA, pair.golden.batch, pair.candidate.batch),
+            (Rung.WEIGHTS, pair.golden.weights, pair.candidate.weights),
+        ):
+            if ours is not None and theirs is not None and ours != theirs:
+                yield Parting(rung, pair.rank, pair.step, golden=ours, candidate=theirs)
+
+
+def _other_bits(pairs: Sequence[StepPair]) -> Iterator[Parting]:
+    """Every place where the two do not hold the same bits."""
+    yield from _by_digests(pairs)
+    for pair in pairs:
+        for quantity, apart in pair.numbers:
+            if apart.relative:
+                yield Parting(_RUNG_OF[quantity], pair.rank, pair.step, quantity, apart, apart.golden, apart.candidate)

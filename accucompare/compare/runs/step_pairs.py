@@ -1,0 +1,145 @@
+"""The steps of two runs of training side by side, and what the runs were told to do otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from accucompare.bundle.format.manifest import StepSeries
+from accucompare.compare.runs.wander import Apart, Quantity
+
+#: Learning rates that differ by less are one: some optimizers keep them in float32.
+_SAME_RATE = 1e-6
+
+
+class Setting(str, Enum):
+    """What a step was told to do, or did, that is no result of arithmetic."""
+
+    LR = "learning rate"
+    LOSS_SCALE = "loss scale"
+    SKIPPED = "skipped updates"
+    UPDATES = "updates"
+    BACKWARDS = "losses"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSetting:
+    """A setting that the two sides have otherwise.
+
+    Attributes:
+        setting, name: which, and of what: ``AdamW.0``.
+        rank, step: the first step with it.
+        golden, candidate: what each has there; ``None`` for nothing.
+        steps: in how many steps it differs.
+    """
+
+    setting: Setting
+    name: str
+    rank: int
+    step: int
+    golden: float | None
+    candidate: float | None
+    steps: int = 1
+
+    @property
+    def parts(self) -> bool:
+        """Whether the update is another one for it. Loss scales are divided out, and sums of losses compared."""
+        return self.setting in (Setting.LR, Setting.UPDATES)
+
+    def __str__(self) -> str:
+        name = f" of {self.name}" if self.name else ""
+        sides = f"{number(self.golden)} in golden, {number(self.candidate)} in the candidate"
+        more = f", in {self.steps:,} steps" if self.steps > 1 else ""
+        return f"{self.setting.value}{name} from step {self.step} on: {sides}{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepPair:
+    """A step of one rank on both sides; one of them may lack it."""
+
+    rank: int
+    step: int
+    golden: StepSeries | None
+    candidate: StepSeries | None
+    loss: Apart | None = None
+    norm: Apart | None = None
+    clipped: Apart | None = None
+
+    @property
+    def numbers(self) -> Iterator[tuple[Quantity, Apart]]:
+        """What can be compared, in the order of the rungs."""
+        for quantity, apart in ((Quantity.LOSS, self.loss), (Quantity.NORM, self.norm), (Quantity.CLIPPED, self.clipped)):
+            if apart is not None:
+                yield quantity, apart
+
+    @property
+    def clipped_to(self) -> tuple[float | None, float | None]:
+        """The norms of both sides' clipped gradients; ``None`` of a side that clips none."""
+        ours, theirs = self.golden, self.candidate
+        return None if ours is None else ours.clipped_norm, None if theirs is None else theirs.clipped_norm
+
+    @property
+    def optimizers(self) -> tuple[str, str] | None:
+        """The classes of both sides' optimizers that made an update, if they differ."""
+        if self.golden is None or self.candidate is None or not (self.golden.updates and self.candidate.updates):
+            return None
+        ours, theirs = (
+            ", ".join(dict.fromkeys(name.partition(".")[0].partition("#")[0] for name in side.lr)) for side in (self.golden, self.candidate)
+        )
+        return (ours, theirs) if ours and theirs and ours != theirs else None
+
+
+def settings_of(pairs: Iterable[StepPair]) -> list[OtherSetting]:
+    """What was told otherwise, each with its first step, in the order of those."""
+    found: dict[tuple[Setting, str], OtherSetting] = {}
+    for pair in pairs:
+        for setting, name, ours, theirs in _told(pair):
+            first = found.get((setting, name))
+            if first is None:
+                found[setting, name] = OtherSetting(setting, name, pair.rank, pair.step, ours, theirs)
+            else:
+                values = first.rank, first.step, first.golden, first.candidate
+                found[setting, name] = OtherSetting(setting, name, *values, first.steps + 1)
+    return list(found.values())
+
+
+def _told(pair: StepPair) -> Iterator[tuple[Setting, str, float | None, float | None]]:
+    """Of one step: the setting, of what, and both values."""
+    ours, theirs = pair.golden, pair.candidate
+    if ours is None or theirs is None:
+        return
+    rates = theirs.lr
+    if len(ours.lr) == len(rates) and ours.lr.keys().isdisjoint(rates):  # an optimizer of another class, as a device's own fused one
+        rates = dict(zip(ours.lr, rates.values(), strict=True))
+    for name in [*ours.lr, *(name for name in rates if name not in ours.lr)]:
+        both = ours.lr.get(name), rates.get(name)
+        if None in both or not math.isclose(both[0] or 0.0, both[1] or 0.0, rel_tol=_SAME_RATE):
+            yield Setting.LR, name, *both
+    if ours.loss_scale != theirs.loss_scale:
+        yield Setting.LOSS_SCALE, "", ours.loss_scale, theirs.loss_scale
+    if ours.skipped != theirs.skipped:
+        yield Setting.SKIPPED, "", int(ours.skipped), int(theirs.skipped)
+    elif ours.updates != theirs.updates:
+        yield Setting.UPDATES, "", ours.updates, theirs.updates
+    if len(ours.losses) != len(theirs.losses):
+        yield Setting.BACKWARDS, "", len(ours.losses), len(theirs.losses)
+
+
+def clipped(golden: float | None, candidate: float | None) -> str:
+    """To what norms both sides clip gradients; ``None`` for a side that clips none."""
+    if golden is None or candidate is None:
+        clips, other = ("golden", "the candidate") if candidate is None else ("the candidate", "golden")
+        return f"the gradients are clipped to {number(golden if candidate is None else candidate)} in {clips}, not in {other}"
+    factor = f": all updates are given {candidate / golden:.4g} x golden's, the clip factor" if golden else ""
+    return f"the gradients are clipped to {number(golden)} in golden, to {number(candidate)} in the candidate{factor}"
+
+
+def percent(share: float) -> str:
+    """A relative difference: ``5.3 %``, or ``2.1e-07``."""
+    return f"{100 * share:.3g} %" if 1e-7 <= share < 100 or not share else f"{share:.2e}"
+
+
+def number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"

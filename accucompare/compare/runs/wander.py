@@ -1,0 +1,210 @@
+"""How far the losses and gradient norms of two runs may be apart by rounding alone, and how far they are.
+
+**Envelope.** Two runs that differ by rounding alone part slowly: a difference of one step is trained into the next. How far they have
+parted at a step is what another run of golden shows: a baseline in the candidate's precision, or a second run of golden itself. Its
+largest relative difference until that step (the first ten steps taken together, for one number alone may be small by chance), or the
+floor of the dtype, times what ``compare.limits.baseline`` allows for chance, is the limit.
+
+**Without one** the limits hold that tensors of the dtype have by default, four times as wide for a norm of gradients as for a loss.
+
+**Drift and scatter.** The mean and the standard deviation of the signed relative difference over the steps. A mean that is far from zero
+for its standard error is a bias, whatever its size. Neighbouring steps are alike, so the standard error counts as many independent steps
+as the correlation of neighbours leaves: n (1 - r) / (1 + r).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+
+from accucompare.bundle.format.manifest import StepSeries
+from accucompare.compare.limits.baseline import floor, precision_of, ratio_limit
+from accucompare.compare.limits.tolerance import CEILING, CLEAR, DEFAULT_REL_L2, Tolerance
+from accucompare.compare.origins.training import FREE_GRADIENTS
+
+#: (rank, step).
+Place = tuple[int, int]
+
+#: Steps at the beginning of a run whose differences are taken together.
+TOGETHER = 10
+
+#: A mean that is so many of its standard errors from zero, over no fewer steps than these, is a bias.
+BIASED, FEWEST = 4.0, 10
+
+
+class Quantity(str, Enum):
+    """A number of a step that is compared."""
+
+    LOSS = "loss"
+    NORM = "gradient norm"
+    CLIPPED = "gradient norm after clipping"
+
+
+#: How much wider a default limit is than that of a value.
+_WIDER = {Quantity.LOSS: 1.0, Quantity.NORM: FREE_GRADIENTS, Quantity.CLIPPED: FREE_GRADIENTS}
+
+
+def value_of(series: StepSeries | None, quantity: Quantity) -> float | None:
+    """A number of a step; the loss is the sum of those of its backwards, whose gradients are summed, too. ``None`` if there is none."""
+    if series is None:
+        return None
+    if quantity is Quantity.LOSS:
+        return sum(series.losses) if series.losses else None
+    return series.grad_norm if quantity is Quantity.NORM else series.clipped_norm
+
+
+def used_norm(series: StepSeries) -> float | None:
+    """The norm of the gradients as the step's updates used them, clipped or not; ``None`` if it is not known."""
+    return series.grad_norm if series.clipped_norm is None else series.clipped_norm
+
+
+def relative(golden: float, candidate: float) -> float:
+    """(candidate - golden) / |golden|: 0 for equal numbers, and for NaN on both sides; infinite where one is not finite, or golden is 0."""
+    if golden == candidate or (math.isnan(golden) and math.isnan(candidate)):
+        return 0.0
+    if not (math.isfinite(golden) and math.isfinite(candidate)) or not golden:
+        return -math.inf if candidate < golden else math.inf
+    return (candidate - golden) / abs(golden)
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A number of a step on both sides.
+
+    Attributes:
+        golden, candidate: it.
+        limit: how large |relative| may be.
+        ceiling: beyond which a difference is no rounding, whatever another run shows.
+    """
+
+    golden: float
+    candidate: float
+    limit: float
+    ceiling: float
+
+    @property
+    def relative(self) -> float:
+        """The signed relative difference, see ``relative``."""
+        return relative(self.golden, self.candidate)
+
+    @property
+    def finite(self) -> bool:
+        """Whether it is a number on both sides, so that the difference tells something."""
+        return math.isfinite(self.golden) and math.isfinite(self.candidate)
+
+    @property
+    def over(self) -> bool:
+        return not abs(self.relative) <= self.limit
+
+    @property
+    def clearly_over(self) -> bool:
+        """Whether it is so far over its limit that chance does not explain it."""
+        return not abs(self.relative) <= CLEAR * self.limit
+
+    @property
+    def beyond(self) -> bool:
+        """Whether it is within a limit that is itself no rounding."""
+        return not self.over and abs(self.relative) > self.ceiling
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far numbers may be apart by rounding alone.
+
+    Attributes:
+        dtype: the coarsest floating type that the two sides compute in.
+        given: what the user gave; it judges alone, if it limits single numbers.
+        envelopes: by quantity, rank and step, what other runs of golden allow.
+    """
+
+    dtype: str
+    given: Tolerance
+    envelopes: Mapping[Quantity, Mapping[Place, float]]
+
+    @property
+    def by_user(self) -> bool:
+        """Whether the user's limits judge. A cosine tells nothing of single numbers."""
+        return (self.given.atol, self.given.rtol, self.given.rel_l2) != (None, None, None)
+
+    def apart(self, quantity: Quantity, place: Place, golden: float | None, candidate: float | None) -> Apart | None:
+        """A number on both sides with its limit; ``None`` if a side has none."""
+        if golden is None or candidate is None:
+            return None
+        if self.by_user:
+            return Apart(golden, candidate, self._given(golden), math.inf)
+        default = DEFAULT_REL_L2[self.dtype] * _WIDER[quantity]
+        limit = self.envelopes.get(quantity, {}).get(place, default)
+        return Apart(golden, candidate, limit, CEILING[self.dtype][1] * _WIDER[quantity])
+
+    def _given(self, golden: float) -> float:
+        limits = [] if self.given.rel_l2 is None else [self.given.rel_l2]
+        if self.given.atol is not None or self.given.rtol is not None:
+            size = abs(golden)
+            limits.append((self.given.rtol or 0.0) + ((self.given.atol or 0.0) / size if size else math.inf))
+        return min(limits)
+
+
+def envelope(golden: Mapping[Place, float], other: Mapping[Place, float], dtype: str) -> dict[Place, float]:
+    """The limits that another run of golden allows, at each step that both have.
+
+    Args:
+        golden, other: a number of both runs, by rank and step.
+        dtype: that the candidate computes in.
+    """
+    precision, limits = precision_of(dtype), {}
+    for rank in sorted({rank for rank, _ in golden}):
+        places = sorted(place for place in golden.keys() & other.keys() if place[0] == rank)
+        found = [abs(relative(golden[place], other[place])) for place in places]
+        for number, place in enumerate(places):
+            known = [error for error in found[: max(number + 1, TOGETHER)] if math.isfinite(error)]
+            most = max([*known, floor(dtype)])
+            limits[place] = precision.slack * ratio_limit(len(known)) * most
+    return limits
+
+
+@dataclass(frozen=True, slots=True)
+class Wander:
+    """How a number of two runs differs over the steps, relative to golden's.
+
+    Attributes:
+        steps: how many were finite on both sides.
+        drift: mean of the signed relative difference.
+        scatter: its standard deviation.
+        error: the standard error of the mean.
+    """
+
+    steps: int
+    drift: float
+    scatter: float
+    error: float
+
+    @property
+    def biased(self) -> bool:
+        """Whether the mean is further from zero than scatter explains."""
+        return self.steps >= FEWEST and abs(self.drift) > BIASED * self.error
+
+    @classmethod
+    def of(cls, differences: Sequence[float]) -> Wander | None:
+        """``None`` of no differences."""
+        if not differences:
+            return None
+        count, mean = len(differences), statistics.fmean(differences)
+        if count < 2:
+            return cls(count, mean, 0.0, math.inf)
+        deviations = [each - mean for each in differences]
+        squares = math.fsum(each * each for each in deviations)
+        scatter = math.sqrt(squares / (count - 1))
+        alike = math.fsum(one * following for one, following in pairwise(deviations)) / squares if squares else 0.0
+        alike = min(max(alike, 0.0), 1.0 - 1.0 / count)
+        return cls(count, mean, scatter, scatter / math.sqrt(max(count * (1.0 - alike) / (1.0 + alike), 1.0)))
+
+
+def wander(numbers: Iterable[tuple[float | None, float | None]]) -> Wander | None:
+    """Drift and scatter of pairs of golden's and another run's number, of which those that are not finite are left out."""
+    both = [(ours, theirs) for ours, theirs in numbers if ours is not None and theirs is not None]
+    found = [relative(*pair) for pair in both if all(map(math.isfinite, pair))]
+    return Wander.of([each for each in found if math.isfinite(each)])

@@ -1,0 +1,1 @@
+"""What an error looks like: where it is, and what turned golden's values into the candidate's."""

@@ -1,0 +1,324 @@
+"""Simple descriptions of what turned golden's values into the candidate's, each with the share of the error that it leaves unexplained.
+
+A description with k free numbers that leaves a share r of the error of n carriers has a log-likelihood ratio against chance of
+-n/2 log r, less k/2 log n (Schwarz's criterion, BIC). It is reported if that exceeds ``CERTAIN`` and r is at most ``LEFT``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accucompare.compare.shape.marginals import CERTAIN, LISTED, LONGEST, Sums, Tensors, carriers_of, percent
+from accucompare.numbers.sums import Float64
+
+LEFT = 0.1  # the largest share of the squared error that a description may leave: noise of a tenth of the error takes 1 %
+FLOOR = 1e-4  # a smaller share left counts as none: among exact descriptions the shortest wins
+NEAR = 0.05  # a scale this near to 1 is a slip; this near to 0 or -1 it counts as that
+SLIGHT = 1e-3  # factors of slices nearer to 1 may have any cause; wrong weights and scales are further off
+SLIP = 0.5  # a factor of each row further from 1 is no slip
+FAINT = 0.05  # of golden's RMS: a fainter channel counts as this large, or its noise would outweigh the errors of others
+TURNS = 4  # of fitting rows' factors and channels' biases in turn; after 2, a wrong eps is fitted as well as it can be
+FITTED = 1 << 22  # the most elements that rows' factors are fitted to
+NEARLY_ZERO = "nearly zero"  # it has no hint, since many causes make values small
+ROW = "each row of the tensor"  # along the last dimension: a token, if that dimension holds channels
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """One description of what may have turned golden's values into the candidate's.
+
+    Attributes:
+        hint: what kind it is; some are keys in ``patterns.HINTS``.
+        words: the description.
+        left: share of the squared error that it does not explain.
+        numbers: how many free numbers it has.
+        carriers: how many elements carry the error that it explains.
+        of_all: whether it describes all values that were looked at, not rows, slices or some elements.
+    """
+
+    hint: str
+    words: str
+    left: float
+    numbers: float
+    carriers: float
+    of_all: bool = False
+
+    def evidence(self) -> float:
+        """Nats for the description and against chance."""
+        return -0.5 * self.carriers * math.log(max(self.left, FLOOR)) - 0.5 * self.numbers * math.log(self.carriers + 1)
+
+    def certain(self) -> bool:
+        """Whether it may be reported: it explains enough, has at least two elements per free number, and is not chance."""
+        return self.left <= LEFT and self.numbers <= self.carriers / 2 and self.evidence() >= CERTAIN
+
+
+def describe(pair: Tensors, sums: Sums) -> Description | None:
+    """The certain description with the most evidence; ``None`` if none is certain."""
+    all_of_them = itertools.chain(
+        _zero(pair, sums),
+        scales_and_offsets(pair, sums),
+        _row_scales(pair),
+        _clipped(pair, sums),
+        _softmax_again(pair, sums),
+        _moved_slices(pair, sums),
+        _layouts(pair, sums),
+    )
+    return max((one for one in all_of_them if one.certain()), key=Description.evidence, default=None)
+
+
+def _left(pair: Tensors, guess: Float64) -> float:
+    """The share of the squared error left if ``guess`` stands for the candidate."""
+    missed, diff = (pair.candidate - guess).reshape(-1), (pair.candidate - pair.golden).reshape(-1)
+    return float(missed @ missed) / float(diff @ diff)
+
+
+def _left_of_both(pair: Tensors, guess: Float64) -> float:
+    """The larger of the shares left of the error and of the candidate's variance. If that is small, nearly any guess explains d."""
+    missed = (pair.candidate - guess).reshape(-1)
+    varies = float(np.var(pair.candidate)) * missed.size
+    return max(_left(pair, guess), float(missed @ missed) / varies if varies else 1.0)
+
+
+def _zero(pair: Tensors, sums: Sums) -> Iterator[Description]:
+    zero = pair.candidate == 0
+    count = np.count_nonzero(zero & (pair.golden != 0))
+    if zero.all():
+        yield Description("zero", "the candidate is exactly zero", 0.0, 0, zero.size, of_all=True)  # a fact, of every element
+    elif count:
+        words = f"exactly zero where golden is not, at {percent(count / zero.size)} of the elements"
+        yield Description("zero", words, _left(pair, np.where(zero, 0.0, pair.golden)), 2, sums.carriers)
+
+
+def scales_and_offsets(pair: Tensors, sums: Sums) -> Iterator[Description]:
+    """One scale or one offset of all elements, or of each slice along a dimension, or of each row."""
+    size, error = pair.golden.size, float(sums.leading[1].sum())
+    rms = math.sqrt(float(sums.leading[3].sum()) / size)
+    for kept, each in _groupings(pair):
+        over = sums.over(kept)
+        if over is None or over.shape[1] > sums.carriers / 2:
+            continue
+        diff, _, product, squares = over
+        groups = over.shape[1]
+        excess, offsets = _ratio(product, squares), diff * groups / size  # the least squares fit; scales are 1 + excess
+        scaled, moved = (_unexplained(float(part.sum()) / error) for part in (product * excess, diff * offsets))
+        hint, words = _scales_in_words(1 + excess, each)
+        if hint != NEARLY_ZERO:
+            scaled = max(scaled, _not_golden(scaled * error, error + float((2 * product + squares).sum())))
+        yield Description(hint, words, scaled, groups, sums.carriers, of_all=not each)
+        yield Description("offset", _offset_in_words(offsets, each, rms), moved, groups, sums.carriers, of_all=not each)
+
+
+def _not_golden(missed: float, candidate: float) -> float:
+    """The share of the candidate's own squares that a multiple of golden misses.
+
+    A candidate that is small beside golden is nearly all error, and nearly any multiple of golden explains nearly all of that.
+    """
+    return missed / candidate if candidate else 1.0
+
+
+def _unexplained(share: float) -> float:
+    """1 less the share explained. A share above 1, or NaN, comes from overflow and explains nothing."""
+    return max(0.0, 1 - share) if share <= 1 + FLOOR else 1.0
+
+
+def _groupings(pair: Tensors) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Sets of dimensions, of which each combination of slices gets a number of its own, and what such a combination is called."""
+    rows = tuple(range(len(pair.places) - 1))
+    yield (), ""
+    if rows:
+        yield rows, ROW
+        yield from (((dim,), f"each {place.name} (dimension {place.dim})") for dim, place in enumerate(pair.places) if (dim,) != rows)
+
+
+def _ratio(part: Float64, whole: Float64) -> Float64:
+    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
+
+
+def _range(values: Float64) -> tuple[float, float]:
+    """All but the outermost tenth of them."""
+    low, high = np.quantile(values, (0.05, 0.95), method="nearest")
+    return float(low), float(high)
+
+
+def _factor(scale: float) -> str:
+    """A factor in three digits; near 1, in two digits of its difference from 1."""
+    if 0 < abs(scale - 1) < NEAR:
+        return str(round(scale, 1 + math.ceil(-math.log10(abs(scale - 1)))))
+    return f"{scale:.3g}"
+
+
+def _scales_in_words(scales: Float64, each: str) -> tuple[str, str]:
+    """The key of the hint, and the words, for scales."""
+    low, high = _range(scales)
+    if each:
+        one_sided = 0 < low <= high < 1 or low > 1  # an eps that is too large shrinks every row, one that is too small grows it
+        digits = max(2, math.ceil(-math.log10(high - low))) if 0 < high - low < 1 else 2  # as many as tell them apart
+        words = f"{each} is scaled by a factor of its own, {low:.{digits}f} to {high:.{digits}f}"
+        if not SLIP < low <= high < 1 / SLIP:
+            return "", words  # no slip of a normalisation does so much
+        if each == ROW and one_sided:
+            return "eps", words
+        return "scale by group" if max(1 - low, high - 1) >= SLIGHT else "", words
+    if abs(low + 1) < NEAR:
+        return "sign", "the sign is flipped"
+    if abs(low) < NEAR:
+        return NEARLY_ZERO, "the candidate is nearly zero"
+    return "scale near 1" if abs(low - 1) < NEAR else "scale", f"the candidate is about {_factor(low)} × golden"
+
+
+def _offset_in_words(offsets: Float64, each: str, rms: float) -> str:
+    low, high = (f"{value / rms:.2g}" if rms else "" for value in _range(offsets))
+    if each:
+        return f"{each} has a constant offset of its own" + (f", {low} to {high} × golden's RMS" if rms else "")
+    return "a constant offset" + (f" of {low} × golden's RMS" if rms else "")
+
+
+def _row_scales(pair: Tensors) -> Iterator[Description]:
+    """Every row scaled by one factor, or by its own, or about a bias of each channel: candidate = factor * (golden - bias) + bias.
+
+    The last is what a wrong eps does. Channels are divided by golden's RMS in them first. Rounding errors are in proportion to it, so
+    that all channels count alike, and a few large ones do not hide what the others have in common.
+    """
+    length, step = pair.golden.shape[-1], -(-pair.golden.size // FITTED)
+    golden = pair.golden.reshape(-1, length)[::step]
+    diff = pair.candidate.reshape(-1, length)[::step] - golden
+    if len(golden) == 1:
+        return
+    rms = np.sqrt(np.einsum("ij,ij->j", golden, golden) / len(golden))
+    rms = np.maximum(rms, FAINT * math.sqrt(float(rms @ rms) / length))
+    golden = golden / rms
+    diff /= rms
+    error, carriers = float(np.vdot(diff, diff)), carriers_of(diff)
+    if not error:
+        return
+    product, squares = np.einsum("ij,ij->i", diff, golden), np.einsum("ij,ij->i", golden, golden)
+
+    together, apart = _ratio(product.sum(keepdims=True), squares.sum(keepdims=True)), _ratio(product, squares)
+    candidate = error + float(np.sum(2 * product + squares))
+    for excess, each in ((together, ""), (apart, ROW)):
+        left = _unexplained(float(np.sum(excess * product)) / error)
+        hint, words = _scales_in_words(1 + excess, each)
+        if hint != NEARLY_ZERO:
+            left = max(left, _not_golden(left * error, candidate))
+        yield Description(hint, words, left, len(excess), carriers, of_all=not each)
+
+    excess, bias = apart, np.zeros(length)  # this bias has the opposite sign: d = excess * (golden + bias)
+    for _ in range(TURNS):
+        bias = np.nan_to_num((excess @ diff - excess**2 @ golden) / (excess @ excess)).clip(-1, 1)  # none is above golden's RMS
+        excess = _ratio(product + diff @ bias, squares + 2 * (golden @ bias) + bias @ bias)
+    if np.abs(np.median(1 + excess)) < NEAR:  # every row is but the bias
+        return
+    missed = golden + bias
+    missed *= excess[:, None]
+    np.subtract(diff, missed, out=missed)
+    left = float(np.vdot(missed, missed))
+    left = max(left / error, _not_golden(left, candidate))
+    yield Description(*_scales_in_words(1 + excess, ROW), left, len(golden) + length, carriers)
+
+
+def _clipped(pair: Tensors, sums: Sums) -> Iterator[Description]:
+    low, high = float(pair.candidate.min()), float(pair.candidate.max())
+    below, above = float(pair.golden.min()) < low, float(pair.golden.max()) > high
+    flat = high - low < NEAR * float(np.ptp(pair.golden))
+    if flat:
+        exactly = high == low
+        hint, words, numbers = "constant" if exactly else "", f"the candidate is {'' if exactly else 'nearly '}constant", 1
+    elif below and above:
+        hint, words, numbers = "clip", "clipped on both sides", 3
+    elif below or above:
+        at, numbers = (" at 0", 1) if (low if below else high) == 0 else ("", 2)
+        hint, words = "clip", f"clipped from {'below' if below else 'above'}{at}"
+    else:
+        return
+    guess = np.clip(pair.golden, low, high)
+    left = _left_of_both(pair, guess) if hint == "clip" else _left(pair, guess)
+    yield Description(hint, words, left, numbers, sums.carriers, of_all=flat)
+
+
+def _softmax_again(pair: Tensors, sums: Sums) -> Iterator[Description]:
+    """A second softmax along the last dimension. Where golden is zero, it was masked, and may be masked again."""
+    golden, last = pair.golden, pair.places[-1]
+    if len(last.chosen) != last.size or golden.min() < 0 or np.abs(golden.sum(-1) - 1).max() > NEAR:
+        return
+    powers = np.exp(golden)
+    for kept in (powers, np.where(golden > 0, powers, 0.0)):
+        guess = kept / kept.sum(-1, keepdims=True)
+        words = "the candidate is the softmax of golden, which already is a softmax"
+        yield Description("softmax", words, _left_of_both(pair, guess), 1, sums.carriers, of_all=True)
+
+
+def _moved_slices(pair: Tensors, sums: Sums) -> Iterator[Description]:
+    """Slices along one dimension that were shifted, or have changed places."""
+    for dim, place in enumerate(pair.places):
+        over = sums.over((dim,))
+        if over is not None and place.step == 1 and 1 < len(place.chosen) <= LONGEST // 4:
+            looked, matched = _matched(pair, dim, over[1])
+            yield from _shifted(pair, sums, dim, looked, matched)
+            if np.array_equal(np.sort(matched), looked):
+                yield from _permuted(pair, sums, dim, looked, matched)
+
+
+def _matched(pair: Tensors, dim: int, squares: Float64) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The candidate's slices with the largest errors, in order, and golden's nearest slice to each, by 64 of its elements."""
+    size, random = pair.golden.shape[dim], np.random.default_rng(0)
+    looked = np.sort(np.argsort(-squares, kind="stable")[: max(16, min(512, (1 << 22) // size))])
+    others = tuple(random.integers(n, size=64) for axis, n in enumerate(pair.golden.shape) if axis != dim)
+    ours, theirs = (np.atleast_2d(np.moveaxis(values, dim, -1)[others]) for values in (pair.golden, pair.candidate))
+    theirs = theirs[:, looked]
+    length = (theirs**2).sum(0)
+    distance = length[:, None] - 2 * theirs.T @ ours + (ours**2).sum(0)
+    matched = distance.argmin(1)
+    stays = distance[np.arange(len(looked)), looked] <= distance.min(1) + FLOOR * length
+    return looked, np.where(stays, looked, matched)
+
+
+def _shifted(pair: Tensors, sums: Sums, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]) -> Iterator[Description]:
+    place, size = pair.places[dim], pair.golden.shape[dim]
+    shifts, votes = np.unique((looked - matched) % size, return_counts=True)
+    shift = int(shifts[votes.argmax()])
+    if size > 2 and shift and votes.max() >= len(looked) / 2:
+        words = f"shifted by {shift if shift <= size // 2 else shift - size:+d} along the {place.names} (dimension {place.dim})"
+        yield Description("shift", words, _left(pair, np.roll(pair.golden, shift, dim)), 1, sums.carriers)
+
+
+def _permuted(pair: Tensors, sums: Sums, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]) -> Iterator[Description]:
+    place, order = pair.places[dim], np.arange(pair.golden.shape[dim])
+    order[looked] = matched
+    moved = place.chosen[looked[matched != looked]].tolist()
+    if not moved:
+        return
+    if len(moved) == 2:
+        words = f"{place.names} {moved[0]} and {moved[1]} (dimension {place.dim}) are swapped"
+    elif np.array_equal(order[::-1], np.arange(len(order))):
+        words = f"the {place.names} (dimension {place.dim}) are in reverse order"
+    else:
+        few = ", ".join(map(str, moved[:LISTED])) + (", …" if len(moved) > LISTED else "")
+        words = f"{len(moved)} {place.names} (dimension {place.dim}) have changed places: {few}"
+    yield Description("swap", words, _left(pair, np.take(pair.golden, order, dim)), len(moved), sums.carriers)
+
+
+def _layouts(pair: Tensors, sums: Sums) -> Iterator[Description]:
+    """Values laid out with the dimensions in another order and read as if in this one; a plain transposition if the sizes agree."""
+    ndim, shape = pair.golden.ndim, pair.golden.shape
+    if not 2 <= ndim <= 4 or any(place.step > 1 for place in pair.places):
+        return
+    some = np.random.default_rng(0).integers(pair.golden.size, size=4096)
+    theirs, ours = pair.candidate.reshape(-1)[some], pair.golden.reshape(-1)[some]
+    for order in itertools.islice(itertools.permutations(range(ndim)), 1, None):  # without the first, which moves nothing
+        moved = np.transpose(pair.golden, order)
+        missed = theirs - moved[np.unravel_index(some, moved.shape)]
+        if missed @ missed > 2 * LEFT * ((theirs - ours) @ (theirs - ours)):
+            continue
+        dims = [pair.places[dim].dim for dim in order]
+        changed = [place.dim for place, dim in zip(pair.places, dims, strict=True) if place.dim != dim]
+        if moved.shape == shape and len(changed) == 2:
+            words = f"dimensions {changed[0]} and {changed[1]} are transposed"
+        else:
+            words = f"laid out with the dimensions in the order {tuple(dims)}"
+        yield Description("layout", words, _left(pair, np.ascontiguousarray(moved).reshape(shape)), 2, sums.carriers)

@@ -1,0 +1,124 @@
+"""The baseline of one diff: which bundle it is, whether it may judge, and which of its records judges which pair."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from accucompare.bundle.reading.reader import Bundle, open_bundle
+from accucompare.bundle.format.records import Key, Record
+from accucompare.compare.pairing.align import Pair, Renaming
+from accucompare.compare.limits.baseline import check_baseline, check_dtypes, partners
+from accucompare.compare.limits.brought import own_baseline
+from accucompare.compare.pairing.choices import Calls, given_otherwise, judged_by_limits
+from accucompare.compare.rows.outcomes import Task, with_baseline
+from accucompare.compare.trust.preflight import preflight_baseline
+from accucompare.compare.limits.provenance import other_code
+from accucompare.compare.pairing.renames import Model, signatures_of
+from accucompare.compare.rows.rows import Finding, Reason, RefusedBaseline, Row
+from accucompare.compare.pairing.sequences import numbered_as
+from accucompare.compare.limits.suggest import baseline_command
+from accucompare.errors import BundleError, UsageError
+from accucompare.numbers.dtypes import DTYPES
+from accucompare.places import Place
+
+
+@dataclass(frozen=True)
+class ChosenBaseline:
+    """The baseline of a diff.
+
+    Attributes:
+        asked: whether the user named it, so that it is an error if it does not fit.
+        bundle: it, if it may judge records.
+        refused: why it may not judge, if it did not run golden's code.
+        unfit: why golden's own baseline does not fit; ``""`` if it does, or there is none.
+        records: its records by golden's keys; ``None`` if it judges none.
+    """
+
+    asked: bool
+    bundle: Bundle | None = None
+    refused: RefusedBaseline | None = None
+    unfit: str = ""
+    records: dict[Key, Record] | None = None
+
+    def judging(
+        self,
+        tasks: list[Task],
+        pairs: list[Pair],
+        records: tuple[list[Record], list[Record], list[Record]],
+        model: Model,
+        renamings: list[Renaming],
+        fed: bool,
+    ) -> tuple[ChosenBaseline, list[Task]]:
+        """The baseline with its records by golden's keys, and the tasks with those records.
+
+        Args:
+            records: of golden, the candidate and the baseline.
+            model: ``model`` of golden's manifest.
+
+        Raises:
+            UsageError: if the user named it, and it is of another dtype than the candidate.
+        """
+        golden, candidate, own = records
+        if self.bundle is None or (tasks and not own):  # one that holds a series alone judges the series alone
+            return replace(self, bundle=None), tasks
+        if not fed:
+            own = numbered_as(golden, own, renamings)
+        fallback = self.bundle.manifest.options.fallback
+        narrowed = () if fallback is None else fallback.modules
+        by_key = partners(golden, own, renamings, signatures_of(model, self.bundle.manifest.model), narrowed)
+        try:
+            check_dtypes(pairs, by_key, self.bundle.path)
+        except UsageError as error:
+            if self.asked:
+                raise
+            return replace(self, bundle=None, unfit=str(error)), tasks
+        tasks = [with_baseline(task, by_key) for task in tasks]
+        calls = Calls.of(golden, candidate, own, renamings)
+        tasks = [msgspec.structs.replace(task, chosen=calls.chosen(task.pair) or task.chosen) for task in tasks]
+        odd = given_otherwise(golden, by_key) if fed else set()
+        tasks = [msgspec.structs.replace(task, chosen="") if judged_by_limits(task.pair, odd) else task for task in tasks]
+        return replace(self, records=by_key), tasks
+
+    def has_none_of(self, row: Row) -> bool:
+        """Whether a compared row was judged without this baseline, which has no such record, or none with an error."""
+        if self.records is None or row.golden is None or row.reason is Reason.IDENTICAL or row.verdict.unproved:  # which is told apart
+            return False
+        if row.golden.key not in self.records:
+            return True
+        judged = row.baseline is not None or row.reason in (Reason.SHAPE, Reason.DTYPE, Reason.NON_FINITE)
+        return not judged and row.golden.dtype in DTYPES and DTYPES[row.golden.dtype].digits > 0
+
+    def findings(self, golden: Bundle, candidate: Bundle, renamings: list[Renaming], alone: list[Row], compared: int) -> list[Finding]:
+        """Findings about the baseline, or about its absence. ``alone``: the compared rows that it has no record of."""
+        findings = [Finding("baseline", f"golden's own baseline does not judge: {self.unfit}")] if self.unfit else []
+        findings += preflight_baseline(golden, candidate, self.bundle, renamings, self.refused)
+        if alone:
+            what = f"{len(alone)} of {compared} compared rows (such as {alone[0].place})"
+            findings.append(Finding("baseline", f"the baseline has no record of {what}, which are judged without it"))
+        return findings
+
+
+def choose_baseline(stack: contextlib.ExitStack, golden: Bundle, candidate: Bundle, asked: Place | None) -> ChosenBaseline:
+    """The baseline that the user asked for, or else golden's own for the candidate's precision, if there is one.
+
+    Raises:
+        BundleError, UsageError: if the one that the user asked for cannot be read, or cannot judge.
+    """
+    chosen = ChosenBaseline(asked is not None)
+    try:
+        path = own_baseline(golden, candidate) if asked is None else asked
+        if path is None:
+            return chosen
+        bundle = stack.enter_context(open_bundle(path))
+        check_baseline(golden, candidate, bundle)
+    except (BundleError, UsageError) as error:
+        if asked is not None:
+            raise
+        return replace(chosen, unfit=str(error))
+    why = other_code(golden.manifest, bundle.manifest)
+    if why:  # it may have the same fault as the candidate
+        return replace(chosen, refused=RefusedBaseline(bundle.path, why, baseline_command(golden, candidate)))
+    return replace(chosen, bundle=bundle)

@@ -1,0 +1,1 @@
+"""What a watch wrote, read back: one run's analysis, and that of all ranks."""

@@ -1,0 +1,314 @@
+"""What a watch wrote: one run's analysis, and that of all ranks together. Without torch."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import statistics
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from accucompare.bundle.format.records import display_name
+from accucompare.errors import UsageError
+from accucompare.findings.log.events import (
+    Alert,
+    End,
+    Event,
+    Finding,
+    Frames,
+    ScaleChange,
+    Start,
+    Step,
+)
+from accucompare.findings.words.hints import hints as hints
+from accucompare.findings.log.log import read_log
+from accucompare.findings.log.vitals import Setup, Vitals
+from accucompare.findings.words.wording import printable
+
+#: So many steps skipped without one between that was not are an alarm: the loss scale was halved as often.
+MANY_IN_A_ROW = 8
+#: A grad_norm so many times the median of those before it has jumped.
+JUMP = 10.0
+_BEFORE = 10  # so many norms before make that median; with fewer than _FEWEST there is none
+_FEWEST = 3
+
+
+class Trail(NamedTuple):
+    """An origin, and the findings after it that it passed through, up to the next origin; ``None`` if the log names no origin."""
+
+    run: Analysis
+    origin: Finding | None
+    passed: list[Finding]
+
+    @property
+    def first(self) -> Finding:
+        return self.origin or self.passed[0]
+
+
+class Jump(NamedTuple):
+    """A step in which grad_norm jumped: to what, and from which median of the steps before."""
+
+    step: Step
+    before: float
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """One rank's run.
+
+    Attributes:
+        start: of the run.
+        findings: in execution order: by step, then by their place in it.
+        warnings, frames, scaled, steps: as they were written.
+        end: ``None`` if the process was killed, or the run is not over.
+        path: the log, if it was read from one.
+        setups, vitals: what the checklist is judged by.
+        earlier: the run before this one in the same log.
+    """
+
+    start: Start
+    findings: list[Finding]
+    warnings: list[Alert]
+    frames: list[Frames]
+    scaled: list[ScaleChange]
+    steps: list[Step]
+    end: End | None
+    path: Path | None = None
+    setups: list[Setup] = field(default_factory=list)
+    vitals: list[Vitals] = field(default_factory=list)
+    earlier: Analysis | None = None
+
+    @cached_property
+    def origins(self) -> list[Finding]:
+        """The findings that began where they were found."""
+        return [finding for finding in self.findings if finding.origin]
+
+    @cached_property
+    def trails(self) -> list[Trail]:
+        """The findings, each origin with those after it that only passed something on."""
+        trails: list[Trail] = []
+        for finding in self.findings:
+            if finding.origin:
+                trails.append(Trail(self, finding, []))
+            elif trails and trails[-1].first.step == finding.step:
+                trails[-1].passed.append(finding)
+            else:
+                trails.append(Trail(self, None, [finding]))
+        return trails
+
+    @cached_property
+    def jumps(self) -> list[Jump]:
+        """The steps in which grad_norm jumped: to ten times the median of the ten before it, or to no number at all."""
+        jumps: list[Jump] = []
+        before: list[float] = []
+        was_finite = True
+        skipped = {scaled.step for scaled in self.scaled if scaled.skipped}
+        for step in self.steps:
+            if step.grad_norm is None or step.step in skipped:
+                continue
+            norm = float(step.grad_norm)
+            usual = statistics.median(before[-_BEFORE:]) if len(before) >= _FEWEST else math.inf
+            if (norm > JUMP * usual) if math.isfinite(norm) else was_finite:
+                jumps.append(Jump(step, usual if math.isfinite(usual) else math.nan))
+            was_finite = math.isfinite(norm)
+            if was_finite:
+                before.append(norm)
+        return jumps
+
+    @cached_property
+    def alarms(self) -> list[ScaleChange]:
+        """The changes of the loss scale that are no longer normal: many skipped steps in a row, or a scale at 1."""
+        return [each for each in self.scaled if each.alarm or (each.skipped and each.scale <= 1)]
+
+    @cached_property
+    def unexplained(self) -> list[Step]:
+        """Steps that something was wrong in, without a finding, such as that the device's overflow flag was up; none that was skipped."""
+        explained = {finding.step for finding in self.findings}
+        wrong = [step for step in self.steps if (step.overflowed or not step.finite) and not step.skipped]
+        return [step for step in wrong if step.step not in explained]
+
+    @cached_property
+    def last_step(self) -> int:
+        """The last step in the log; -1 if there is none."""
+        return max([step.step for step in self.steps[-1:]] + [finding.step for finding in self.findings[-1:]], default=-1)
+
+    @property
+    def ending(self) -> str:
+        """How the run ended, in a sentence."""
+        if self.end is None:
+            return "the log has no end: the process was killed, its disk was full, or it is still running"
+        plural = "" if self.end.steps == 1 else "s"
+        watched = "all" if self.end.watched == self.end.steps else f"{self.end.watched:,}"
+        return f"ended after {self.end.steps:,} step{plural}, {watched} watched: {printable(self.end.reason, 300)}"
+
+    def scale_at(self, step: int) -> float | None:
+        """The loss scale in a step, if there was one."""
+        return next((each.scale for each in reversed(self.steps) if each.step == step), None)
+
+    def frames_of(self, finding: Finding) -> Frames | None:
+        """The last frames before a finding, if they were kept; of its step."""
+        return next((frames for frames in self.frames if frames.step == finding.step and not frames.traced), None)
+
+
+def analyse(run: list[Event], path: Path | None = None, earlier: Analysis | None = None) -> Analysis:
+    """Sort out a run.
+
+    Args:
+        run: its events, the ``Start`` first, as ``read_log`` gives them.
+        path: the log that they are from.
+        earlier: the run before it in the same log.
+    """
+    start = run[0]
+    assert isinstance(start, Start)
+    ends = [event for event in run if isinstance(event, End)]
+    findings = [event for event in run if isinstance(event, Finding)]
+    return Analysis(
+        start=start,
+        findings=sorted(findings, key=lambda finding: (finding.step, finding.order)),
+        warnings=[event for event in run if isinstance(event, Alert)],
+        frames=[event for event in run if isinstance(event, Frames)],
+        scaled=[event for event in run if isinstance(event, ScaleChange)],
+        steps=[event for event in run if isinstance(event, Step)],
+        end=ends[-1] if ends else None,
+        path=path,
+        setups=[event for event in run if isinstance(event, Setup)],
+        vitals=[event for event in run if isinstance(event, Vitals)],
+        earlier=earlier,
+    )
+
+
+def _last_run(log: Path) -> Analysis:
+    """The last run of a log, with the one before it."""
+    runs = read_log(log)
+    return analyse(runs[-1], log, analyse(runs[-2], log) if len(runs) > 1 else None)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """The last run of every rank.
+
+    Attributes:
+        path: the log, or the directory of the logs.
+        ranks: by number.
+        notes: what is missing or unequal: logs that cannot be read, ranks without one, ranks that end before the others.
+        incomplete: whether a log is missing or cannot be read.
+    """
+
+    path: Path
+    ranks: list[Analysis]
+    notes: list[str] = field(default_factory=list)
+    incomplete: bool = False
+
+    @cached_property
+    def trails(self) -> list[Trail]:
+        """All ranks' trails in execution order: by step, place in the step, and rank."""
+        every = (trail for run in self.ranks for trail in run.trails)
+        return sorted(every, key=lambda trail: (trail.first.step, trail.first.order, trail.run.start.rank))
+
+    @cached_property
+    def findings(self) -> list[tuple[Analysis, Finding]]:
+        """All ranks' findings in execution order: by step, place in the step, and rank."""
+        every = [(run, finding) for run in self.ranks for finding in run.findings]
+        return sorted(every, key=lambda pair: (pair[1].step, pair[1].order, pair[0].start.rank))
+
+    @cached_property
+    def first(self) -> tuple[Analysis, Finding] | None:
+        """The first origin of any rank, and that rank; if the logs name no origin, the first finding; ``None`` if there is none."""
+        return next((pair for pair in self.findings if pair[1].origin), self.findings[0] if self.findings else None)
+
+    @property
+    def directory(self) -> Path:
+        """Where the logs and reproducers are."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def several(self) -> bool:
+        """Whether it matters which rank something is of."""
+        return len(self.ranks) > 1 or self.ranks[0].start.ranks > 1
+
+    @property
+    def watched(self) -> int:
+        """How many steps were watched, of the rank with the most."""
+        return max(len(run.steps) for run in self.ranks)
+
+    @property
+    def unexplained(self) -> list[tuple[Analysis, Step]]:
+        """Steps that something was wrong in, without a finding of any rank."""
+        explained = {finding.step for _, finding in self.findings}
+        return [(run, step) for run in self.ranks for step in run.unexplained if step.step not in explained]
+
+    @property
+    def trouble(self) -> str:
+        """Why a log without findings proves nothing; empty if there are findings, or if it does prove that all was finite."""
+        if self.findings or self.unexplained:
+            return ""
+        if not self.watched:
+            return f"no step was watched; {self.ranks[0].ending}"
+        if self.incomplete:
+            return "nothing was found, but not in every rank's log: " + "; ".join(self.notes)
+        unseen = {name: what for run in self.ranks for step in run.steps for name, what in step.unseen.items()}
+        if unseen:
+            name, what = next(iter(unseen.items()))
+            more = f", and {len(unseen) - 1:,} more" if len(unseen) > 1 else ""
+            return f"nothing was found, but not all was seen: {what}, of {display_name(name)}{more}"
+        unended = [run for run in self.ranks if run.end is None]
+        unended += [run for run in self.ranks if run.end is not None and not run.end.as_meant]
+        return f"nothing was found, but {unended[0].ending}" if unended else ""
+
+
+def read(path: Path) -> Ranks:
+    """Read a log, or a directory with the logs of all ranks; of each its last run.
+
+    Raises:
+        UsageError: if there is no log, or none of them can be read.
+    """
+    if not os.path.isdir(path):
+        return Ranks(path, [_last_run(path)])
+    numbered = [(int(match[1]), log) for log in path.iterdir() if (match := re.fullmatch(r"rank(\d{1,9})\.jsonl", log.name))]
+    if not numbered:
+        raise UsageError(f"{path}: holds no log of a watch (rank0.jsonl); name the directory that `watch` wrote, or a log in it")
+    runs, notes = _last_runs([log for _, log in sorted(numbered)])
+    ranks = max(runs, key=lambda run: run.start.time).start.ranks  # of the newest start; logs of one with more ranks are still there
+    earlier = [f"{run.path}: left out, of a run with {run.start.ranks} ranks" for run in runs if run.start.ranks != ranks]
+    runs = [run for run in runs if run.start.ranks == ranks]
+    missing = sorted(set(range(runs[0].start.ranks)) - {run.start.rank for run in runs})
+    absent = [f"no log of rank {_ranges(missing)} of {runs[0].start.ranks}"] if missing else []
+    return Ranks(path, runs, [*notes, *absent, *earlier, *_shorter(runs)], bool(notes or absent))
+
+
+def _last_runs(logs: list[Path]) -> tuple[list[Analysis], list[str]]:
+    runs, errors = [], []
+    for log in logs:
+        try:
+            runs.append(_last_run(log))
+        except UsageError as error:
+            errors.append(error)
+    if not runs:
+        raise errors[0]
+    return runs, [str(error) for error in errors]
+
+
+def _shorter(runs: list[Analysis]) -> list[str]:
+    """In words, the ranks whose log ends before the others' do."""
+    last = max(run.last_step for run in runs)
+    return [
+        f"rank {run.start.rank} ends at step {run.last_step}, others go on to step {last}; {run.ending}"
+        if run.last_step >= 0
+        else f"rank {run.start.rank} has no step, others go on to step {last}; {run.ending}"
+        for run in runs
+        if run.last_step < last
+    ]
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Numbers in few characters: ``0, 2-7``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)

@@ -1,0 +1,1 @@
+"""The checklist: its checks, and what a log says to each."""

@@ -1,0 +1,300 @@
+"""What a check of the checklist is, and what it is given. Without torch; the checks themselves are tables in ``checks_*.py``.
+
+A check is a pure function from what the log holds to an outcome. It states what was measured, never a mechanism that nobody saw.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
+
+from accucompare.findings.analysis.analysis import Analysis
+from accucompare.findings.log.number import Number
+from accucompare.findings.log.vitals import ParameterFacts, Setup, Vitals
+
+
+class Status(str, Enum):
+    """What came of a check, the worst first."""
+
+    __str__ = str.__str__
+
+    FAIL = "FAIL"
+    WARN = "WARN"
+    NOT_LOOKED_AT = "NOT LOOKED AT"
+    PASS = "PASS"
+
+
+class Layer(str, Enum):
+    """What a check is about."""
+
+    __str__ = str.__str__
+
+    DATA = "data"
+    RANDOMNESS = "randomness"
+    MODEL = "model"
+    LOSS = "loss"
+    PRECISION = "precision"
+    OPTIMIZER = "optimizer"
+    SCHEDULE = "schedule and clipping"
+    RUN = "run"
+
+
+class Threshold(NamedTuple):
+    """A number that a check judges by; ``source`` says where its default is from."""
+
+    name: str
+    default: float
+    meaning: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one check has seen in one run.
+
+    Attributes:
+        status: of the check.
+        measured: what was measured, in words; if it was not looked at, why not.
+        value: the number that was judged, if there is one.
+        step: where it was so first, or worst.
+        place: the parameter, module or input.
+    """
+
+    status: Status
+    measured: str
+    value: float | None = None
+    step: int | None = None
+    place: str = ""
+
+
+def passed(measured: str, value: float | None = None) -> Outcome:
+    return Outcome(Status.PASS, measured, value)
+
+
+def warned(measured: str, value: float | None = None, step: int | None = None, place: str = "") -> Outcome:
+    return Outcome(Status.WARN, measured, value, step, place)
+
+
+def failed(measured: str, value: float | None = None, step: int | None = None, place: str = "") -> Outcome:
+    return Outcome(Status.FAIL, measured, value, step, place)
+
+
+def not_looked_at(because: str) -> Outcome:
+    return Outcome(Status.NOT_LOOKED_AT, because)
+
+
+class Point(NamedTuple):
+    """A number of a step."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What a check is given: one rank's run, the thresholds in force, and the runs of the other ranks.
+
+    Attributes:
+        run: of the rank.
+        limits: by name, every threshold of the check.
+        ranks: of all ranks, this one among them.
+    """
+
+    run: Analysis
+    limits: Mapping[str, float]
+    ranks: Sequence[Analysis] = ()
+
+    @cached_property
+    def setup(self) -> Setup | None:
+        """The last one of the run."""
+        return self.run.setups[-1] if self.run.setups else None
+
+    @cached_property
+    def vitals(self) -> Sequence[Vitals]:
+        """Of each step that came to its end."""
+        return [each for each in self.run.vitals if not each.died]
+
+    @cached_property
+    def updates(self) -> list[Vitals]:
+        """The steps in which parameters were updated."""
+        return [each for each in self.vitals if each.updates]
+
+    @cached_property
+    def losses(self) -> list[Point]:
+        """The loss of each step: the one that the loop told, or else the one that the backward began with."""
+        seen = {each.step: each.loss for each in self.vitals}
+        every = [(step.step, step.loss if step.loss is not None else seen.get(step.step)) for step in self.run.steps]
+        return [Point(step, float(loss)) for step, loss in every if loss is not None]
+
+    @cached_property
+    def norms(self) -> list[Point]:
+        """The gradient norm of each step whose update was not skipped."""
+        skipped = {each.step for each in self.run.scaled if each.skipped}
+        return [
+            Point(step.step, float(step.grad_norm)) for step in self.run.steps if step.grad_norm is not None and step.step not in skipped
+        ]
+
+    @cached_property
+    def looked(self) -> list[Vitals]:
+        """The steps that were looked at closely."""
+        return [each for each in self.vitals if each.layers]
+
+    def of_layers(self, *measurements: str) -> Iterator[tuple[ParameterFacts, list[tuple[int, list[float]]]]]:
+        """For each parameter, the steps in which all of these were measured, with the numbers."""
+        parameters = self.setup.parameters if self.setup is not None else []
+        for index, parameter in enumerate(parameters):
+            series: list[tuple[int, list[float]]] = []
+            for each in self.looked:
+                found = [_at(each.layers.get(name), index) for name in measurements]
+                if None not in found:
+                    series.append((each.step, [float(value) for value in found if value is not None]))
+            if series:
+                yield parameter, series
+
+
+def _at(values: list[Number | None] | None, index: int) -> Number | None:
+    return values[index] if values is not None and index < len(values) else None
+
+
+Judge = Callable[[Evidence], Outcome]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A line of the checklist.
+
+    Attributes:
+        id: its name, as options and programs know it.
+        layer: what it is about.
+        looks_at: what it looks at.
+        cure: what to do.
+        judge: decides; ``None`` for what nothing here looks at, which ``because`` explains.
+        thresholds: what it judges by.
+        across: whether it compares ranks, so that it is judged once for all of them.
+        because: why nobody looks.
+        needs: what a run must have.
+        why: what a fault of this kind does.
+    """
+
+    id: str
+    layer: Layer
+    looks_at: str
+    cure: str
+    judge: Judge | None = None
+    thresholds: tuple[Threshold, ...] = ()
+    across: bool = False
+    because: str = ""
+    needs: tuple[Need, ...] = field(default=())
+    why: str = ""
+
+
+class Need(str, Enum):
+    """What a run must have so that a check can look at it; the value is the reason if it has not."""
+
+    __str__ = str.__str__
+
+    VITALS = "the log holds no numbers for the checklist: it is of an earlier version, or of a watch without (checks_every=0)"
+    BEGUN = "the log holds no numbers for the checklist, not even of a step that an error ended"
+    UPDATES = "no update was seen"
+    LOSSES = "no loss was seen: no backward reached the model inside the watch, and step() was given none"
+    NORMS = "no gradient norm was seen: no backward reached the model inside the watch"
+    CLOSE = "no step with an update was looked at closely"
+    SCALER = "there is no loss scaler, or the watch was not told of it (scaler=)"
+    SCHEDULER = "the watch was given no scheduler (scheduler=; in a case, Case(scheduler=))"
+    GIVEN = "the model was not called inside the watch"
+    TARGETS = "no cross entropy was seen in the graph of the loss"
+    ADAM = "no optimizer keeps Adam's moments"
+    EARLIER = "the log holds no earlier run to compare with: watch twice with the same --out"
+    RANKS = "one rank"
+
+    def missing(self, evidence: Evidence) -> bool:
+        """Whether the run does not have it."""
+        return not _HAS[self](evidence)
+
+
+_HAS: dict[Need, Callable[[Evidence], object]] = {
+    Need.VITALS: lambda seen: seen.vitals and seen.setup is not None,
+    Need.BEGUN: lambda seen: seen.run.vitals and seen.setup is not None,
+    Need.UPDATES: lambda seen: seen.updates,
+    Need.LOSSES: lambda seen: seen.losses,
+    Need.NORMS: lambda seen: seen.norms,
+    Need.CLOSE: lambda seen: any("update" in each.layers for each in seen.looked),
+    Need.SCALER: lambda seen: any(step.scale is not None for step in seen.run.steps),
+    Need.SCHEDULER: lambda seen: seen.setup is not None and seen.setup.schedulers,
+    Need.GIVEN: lambda seen: any(each.given for each in seen.run.vitals),
+    Need.TARGETS: lambda seen: any(each.targets is not None for each in seen.vitals),
+    Need.ADAM: lambda seen: any(value is not None for each in seen.looked for value in each.layers.get("v", ())),
+    Need.EARLIER: lambda seen: seen.run.earlier is not None and seen.run.earlier.vitals,
+    Need.RANKS: lambda seen: len(seen.ranks) > 1,
+}
+
+
+# what several checks measure by
+
+
+def median(values: Iterable[float]) -> float:
+    """The median of what is no NaN; NaN of nothing."""
+    known = sorted(value for value in values if not math.isnan(value))
+    if not known:
+        return math.nan
+    middle = len(known) // 2
+    return known[middle] if len(known) % 2 else (known[middle - 1] + known[middle]) / 2
+
+
+#: The spread of a normal distribution as a multiple of its median absolute deviation.
+_NORMAL = 1.4826
+#: So many values before a spike are its surroundings.
+_RECENT = 10
+
+
+class Spike(NamedTuple):
+    """A value far above those before it: it, their median, and how many spreads lie between."""
+
+    point: Point
+    usual: float
+    spreads: float
+
+
+def spikes(series: Sequence[Point], times: float, *, window: int = 100, fewest: int = 20, floor: float = 0.1) -> list[Spike]:
+    """The values of a positive series that lie more than ``times`` spreads above the median of the ten before them.
+
+    Measured in logarithms. The spread is that of a value from its neighbours: of the steps from one value to the next, the standard
+    deviation of a normal distribution with the same median absolute deviation, over the square root of two. So a slow fall over decades is
+    no spread. It is at least ``floor`` (0.1: a tenth of the value), since a smooth series would have none.
+
+    Args:
+        series: by step; what is not finite or not positive is left out, for other checks to see.
+        times: how many spreads.
+        window: how many values before count for the spread.
+        fewest: with fewer values before, nothing is a spike.
+    """
+    found: list[Spike] = []
+    before: list[float] = []
+    for point in series:
+        if not (math.isfinite(point.value) and point.value > 0):
+            continue
+        value = math.log(point.value)
+        if len(before) >= fewest:
+            usual = median(before[-_RECENT:])
+            steps = [after - earlier for earlier, after in itertools.pairwise(before[-window:])]
+            middle = median(steps)
+            spread = max(_NORMAL * median(abs(each - middle) for each in steps) / math.sqrt(2), floor)
+            if value - usual > times * spread:
+                found.append(Spike(point, math.exp(usual), (value - usual) / spread))
+        before.append(value)
+    return found
+
+
+def most(names: Sequence[str], shown: int = 3) -> str:
+    """The first few of several names."""
+    more = f" and {len(names) - shown:,} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
+def steps_of(count: int) -> str:
+    return f"{count:,} step{'' if count == 1 else 's'}"

@@ -1,0 +1,150 @@
+"""The checklist: every check, judged by what a watch's log holds. Without torch."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from accucompare.errors import UsageError
+from accucompare.files import bounded
+from accucompare.findings.analysis.analysis import Analysis, Ranks
+from accucompare.findings.checklist.checks import Check, Evidence, Outcome, Status, Threshold, not_looked_at
+from accucompare.findings.checklist.checks_data import DATA
+from accucompare.findings.checklist.checks_loss import LOSS
+from accucompare.findings.checklist.checks_model import MODEL
+from accucompare.findings.checklist.checks_optimizer import OPTIMIZER
+from accucompare.findings.checklist.checks_precision import PRECISION
+from accucompare.findings.checklist.checks_randomness import RANDOMNESS
+from accucompare.findings.checklist.checks_run import RUN
+from accucompare.findings.checklist.checks_schedule import SCHEDULE
+
+#: All of them, in the order in which they are shown.
+CHECKS: tuple[Check, ...] = (*DATA, *RANDOMNESS, *MODEL, *LOSS, *PRECISION, *OPTIMIZER, *SCHEDULE, *RUN)
+THRESHOLDS: dict[str, Threshold] = {threshold.name: threshold for check in CHECKS for threshold in check.thresholds}
+_ORDER = list(Status)
+_MOST_BYTES = 1 << 20  # of a file of thresholds
+
+
+@dataclass(frozen=True)
+class Result:
+    """A check, what came of it, and what it was judged by.
+
+    Attributes:
+        check: which.
+        outcome: what came of it.
+        limits: its thresholds, as they were in force.
+        rank: on which rank, if there are several and it is of one; else ``None``.
+    """
+
+    check: Check
+    outcome: Outcome
+    limits: Mapping[str, float]
+    rank: int | None = None
+
+    @property
+    def status(self) -> Status:
+        return self.outcome.status
+
+
+@dataclass(frozen=True)
+class Health:
+    """What came of all checks.
+
+    Attributes:
+        results: in the order of the table.
+    """
+
+    results: Sequence[Result]
+
+    def of(self, *statuses: Status) -> list[Result]:
+        return [each for each in self.results if each.status in statuses]
+
+    @property
+    def status(self) -> Status:
+        """The worst of all; *not looked at* if nothing was."""
+        judged = [each.status for each in self.results if each.status is not Status.NOT_LOOKED_AT]
+        return min(judged, key=_ORDER.index) if judged else Status.NOT_LOOKED_AT
+
+    def counts(self) -> dict[Status, int]:
+        return {status: len(self.of(status)) for status in (Status.PASS, Status.WARN, Status.FAIL, Status.NOT_LOOKED_AT)}
+
+
+def examine(ranks: Ranks, thresholds: Mapping[str, float] | None = None) -> Health:
+    """Judge the last run of every rank.
+
+    Of a check that is made on each rank, the worst outcome counts, and the first rank that has it.
+
+    Args:
+        ranks: as ``accucompare.findings.analysis.analysis.read`` gives them.
+        thresholds: by name, in place of the defaults (see ``THRESHOLDS``).
+
+    Raises:
+        UsageError: if there is no threshold of a name.
+    """
+    given = thresholds or {}
+    for name in given:
+        if name not in THRESHOLDS:
+            raise UsageError(f"there is no threshold {name!r}; known are {', '.join(THRESHOLDS)}")
+    return Health([_result(check, ranks, given) for check in CHECKS])
+
+
+def _result(check: Check, ranks: Ranks, given: Mapping[str, float]) -> Result:
+    limits = {each.name: float(given.get(each.name, each.default)) for each in check.thresholds}
+    runs = ranks.ranks[:1] if check.across else ranks.ranks
+    outcomes = [(_outcome(check, Evidence(run, limits, ranks.ranks)), run) for run in runs]
+    outcome, run = min(outcomes, key=lambda pair: _ORDER.index(pair[0].status))
+    return Result(check, outcome, limits, run.start.rank if ranks.several and not check.across else None)
+
+
+def _outcome(check: Check, evidence: Evidence) -> Outcome:
+    if check.judge is None:
+        return not_looked_at(check.because)
+    missing = next((need for need in check.needs if need.missing(evidence)), None)
+    return not_looked_at(missing.value) if missing is not None else check.judge(evidence)
+
+
+def is_unread(run: Analysis) -> bool:
+    """Whether a run has nothing that a check could look at."""
+    return not run.steps and not run.findings
+
+
+def read_thresholds(texts: Iterable[str], file: Path | None = None) -> dict[str, float]:
+    """Thresholds as they are given on the command line, ``name=value``, and in a TOML file of such lines; the former win.
+
+    Raises:
+        UsageError: if one cannot be read, or there is none of that name.
+    """
+    given: dict[str, float] = {}
+    if file is not None:
+        given |= _of_file(file)
+    for text in texts:
+        name, sign, value = text.partition("=")
+        try:
+            number = float(value) if sign else math.nan
+        except ValueError:
+            number = math.nan
+        if math.isnan(number):
+            raise UsageError(f"--threshold {text}: write it as name=value, such as loss-spike=20")
+        given[name.strip()] = number
+    for name in given:
+        if name not in THRESHOLDS:
+            raise UsageError(f"--threshold {name}: there is none of this name; known are {', '.join(THRESHOLDS)}")
+    return given
+
+
+def _of_file(file: Path) -> dict[str, float]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        content = tomllib.loads(bounded(file, _MOST_BYTES).decode())
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{file}: not valid TOML ({error})") from None
+    for name, value in content.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+            raise UsageError(f"{file}: {name} must be a number, but is {value!r}")
+    return {name: float(value) for name, value in content.items()}

@@ -1,0 +1,1 @@
+"""The events of a watch's log, written line by line."""

@@ -1,0 +1,361 @@
+"""The events of a watch's log, each a line of JSON. Without torch, so that a log can be read anywhere.
+
+A log holds runs, one after the other. Each begins with a ``Start``; then for each step, in this order, its ``Alert``, ``Finding``,
+``Frames`` and ``ScaleChange`` events, its ``Setup`` (in the first step, and where it has changed), its ``Vitals`` and its ``Step``; and
+at last an ``End``, which is missing if the process was killed.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import Any, TypeAlias
+
+import msgspec
+
+from accucompare.bundle.format.records import display_name
+from accucompare.findings.log.number import Number as Number
+from accucompare.findings.log.number import number as number
+from accucompare.findings.log.vitals import Setup, Vitals
+
+
+class Site(str, Enum):
+    """Where a value that is not finite was made."""
+
+    __str__ = str.__str__
+
+    MODULE = "module"  # inside this module call
+    GLUE = "glue"  # in the module's own forward, between its children: before or after the one that `near` names
+    POINT = "point"  # it was seen at a point of the user's own (`check_finite`), which `near` names
+    WEIGHTS = "weights"  # it was in a parameter or a buffer of this module before
+    INPUT = "input"  # the model was given it
+    LOSS = "loss"  # of a gradient: it came from outside of the model, from the loss
+    HOOK = "hook"  # of a gradient: a hook of the user's on a parameter, which `near` names
+    GRADIENTS = "gradients"  # in a parameter's gradient, between the backward and the update
+    UPDATE = "update"  # in a parameter, by the optimizer's last update
+    RANK = "rank"  # another rank has found it
+    SUM = "sum"  # of a gradient: the sum of what came from several places, or of several ranks, steps or micro-batches
+
+
+_ASIDES = {
+    Site.GLUE: ["glue"],
+    Site.POINT: ["point"],
+    Site.WEIGHTS: ["weights"],
+    Site.HOOK: ["hook on"],
+    Site.GRADIENTS: ["gradients before the update"],
+    Site.UPDATE: ["weights after the update"],
+    Site.SUM: ["sum of gradients"],
+}
+
+
+class Direction(str, Enum):
+    """In which pass."""
+
+    __str__ = str.__str__
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class Cause(str, Enum):
+    """What is known of the inputs of a call whose output is not finite."""
+
+    __str__ = str.__str__
+
+    RANKS = "made inside, or given by another rank"  # its inputs were finite, but it has talked to other ranks
+    INSIDE = "made inside"  # its inputs were finite, or held no more than a legal Inf
+    NEAR = "inputs near the limit"  # finite, but within a factor of the largest number of their dtype
+    INPUTS = "inputs already bad"
+
+
+class AlertKind(str, Enum):
+    """Of what a watch warns that is not yet wrong."""
+
+    __str__ = str.__str__
+
+    NEAR = "near the limit"
+    UNDERFLOW = "underflow"
+    FLAG = "device flag"
+    SCALE = "loss scale"
+    NOTE = "note"
+
+
+class Ending(str, Enum):
+    """How a run ended."""
+
+    __str__ = str.__str__
+
+    FINISHED = "finished"
+    FINDING = "a finding"
+    STOPPED = "stopped, as asked"
+    PAUSED = "paused"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"  # the loop has raised an error
+
+
+class TensorRange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One tensor, or one Python number, that was looked at.
+
+    Attributes:
+        role: ``input``, ``output``, ``weight``, ``buffer`` or ``grad``; of an operator's gradients, too.
+        path: where in a nested value it is; of a weight, its name in the module.
+        dtype: PyTorch's name without ``torch.``.
+        shape: of the tensor.
+        low, high: the smallest and the largest value; ``"nan"`` if there is a NaN.
+        abs_min: the smallest magnitude, if it was looked for.
+        nan, inf: how many NaN and Inf there are, if they were counted.
+    """
+
+    role: str
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    low: Number
+    high: Number
+    abs_min: Number | None = None
+    nan: int | None = None
+    inf: int | None = None
+
+    @property
+    def abs_max(self) -> float:
+        """The largest magnitude; NaN if there is a NaN."""
+        low, high = float(self.low), float(self.high)
+        return math.nan if math.isnan(low) or math.isnan(high) else max(abs(low), abs(high))
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(float(self.low)) and math.isfinite(float(self.high))
+
+
+class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One module call (or, backward, one operator's gradient), as the table of the last frames shows it.
+
+    Attributes:
+        order: its place in the step.
+        name, call, type: of the module call; the class's name.
+        direction: of the pass.
+        operator: the operator, such as ``aten.bmm.default`` or ``SqrtBackward0``, if it is one's.
+        tensors: weights, inputs, outputs; or gradients.
+    """
+
+    order: int
+    name: str
+    call: int
+    type: str
+    direction: Direction = Direction.FORWARD
+    operator: str = ""
+    tensors: list[TensorRange] = []
+
+
+class Start(msgspec.Struct, tag="start", tag_field="event", frozen=True, omit_defaults=True):
+    """The beginning of a run.
+
+    Attributes:
+        version: of accucompare.
+        time: ISO 8601, in UTC.
+        rank, ranks: of torch.distributed; 0 of 1 without it.
+        coordinates: of this rank, such as ``{"tp": 1, "pp": 0, "dp": 3}``, where they are known.
+        model: the class of the model.
+        parameters: how many elements its parameters have.
+        device: such as ``npu:0``.
+        case: what is run, if the command line runs it.
+        options: those of ``accucompare.watch``.
+        environment: versions and flags.
+        saturates: whether the device gives the largest number in place of Inf.
+    """
+
+    version: str
+    time: str
+    rank: int
+    ranks: int
+    model: str
+    parameters: int
+    device: str
+    coordinates: dict[str, int] = {}
+    case: str | None = None
+    options: dict[str, Any] = {}
+    environment: dict[str, Any] = {}
+    saturates: bool = False
+
+
+class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_defaults=True):
+    """A module call, or a gradient, that is not finite.
+
+    Attributes:
+        step, order: when: the step, and the place in it.
+        name, call, type: the module call that made it, or that it passed through; its class.
+        site, direction: where and in which pass.
+        origin: whether it began here; else it came in.
+        cause: what is known of the inputs.
+        kinds: of what came out: ``NaN``, ``+Inf``, ``-Inf``, ``saturated``.
+        near: of glue, the child that it was made ``before`` or ``after``, as ``"before block.2"``; of a point, its label.
+        operator: that made it, if known: ``aten.log.default``, or backward ``LogBackward0``.
+        line: the source line that called the operator, such as ``model.py:57``.
+        tensors: what went in and what came out.
+        operator_tensors: what went into the operator and came out of it.
+        weights: the module's parameters and buffers that are not finite.
+        parameters: of a gradient: every parameter whose gradient is not finite, in the order of the backward.
+        legal: for the reader: paths of inputs that held an Inf and may have; of a loss, what the model gave that did.
+        unseen: of what may have gone in, what was not looked at: paths of inputs, ``weights``, or an operator's input that is neither.
+        second: whether it was in a second backward, through the gradients that another one gave.
+        reproducer: the path of the script, from the log's directory.
+        reproducer_notes: what the reproducer lacks, or why there is none.
+        notes: further sentences, such as why the step could not be run again.
+    """
+
+    step: int
+    order: int
+    name: str
+    call: int
+    type: str
+    site: Site
+    direction: Direction
+    origin: bool
+    cause: Cause
+    kinds: list[str]
+    near: str = ""
+    operator: str = ""
+    line: str = ""
+    tensors: list[TensorRange] = []
+    operator_tensors: list[TensorRange] = []
+    weights: list[TensorRange] = []
+    parameters: list[str] = []
+    legal: list[str] = []
+    unseen: list[str] = []
+    second: bool = False
+    reproducer: str = ""
+    reproducer_notes: list[str] = []
+    notes: list[str] = []
+
+    def noting(self, *notes: str) -> Finding:
+        """The same with further notes."""
+        return msgspec.structs.replace(self, notes=[*self.notes, *notes])
+
+    def passing_on(self, *notes: str) -> Finding:
+        """The same as what did not begin here, but came in."""
+        return msgspec.structs.replace(self.noting(*notes), origin=False, cause=Cause.INPUTS)
+
+    @property
+    def place(self) -> str:
+        """What people read: ``encoder.layers.3.fc1``, ``encoder.layers.3 (glue, before norm2)``, ``fc1, backward``."""
+        name = display_name(self.name) + (f" call {self.call}" if self.call else "")
+        if self.site is Site.LOSS:
+            return "the loss, backward" if self.direction is Direction.BACKWARD else "the loss"
+        if self.site is Site.RANK:
+            return "another rank"
+        if self.site is Site.INPUT:
+            path = self.tensors[0].path if self.tensors else ""
+            return f"{name}, input {path}".rstrip()
+        aside = _ASIDES.get(self.site, [])
+        aside = [*aside, *([self.near] if self.near else [])]
+        direction = ", backward" if self.direction is Direction.BACKWARD else ""
+        return name + (f" ({(' ' if self.site is Site.HOOK else ', ').join(aside)})" if aside else "") + direction
+
+
+class Alert(msgspec.Struct, tag="warned", tag_field="event", frozen=True, omit_defaults=True):
+    """What is not yet wrong. Each module is warned of once for each kind.
+
+    Attributes:
+        kind: of what.
+        text: the whole sentence.
+        step: when.
+        name, call, type: of the module call; empty for what concerns no module.
+        value: the largest magnitude, or the share (0 to 1) of values that became zero or subnormal.
+        dtype: of the tensor.
+    """
+
+    kind: AlertKind
+    text: str
+    step: int
+    name: str = ""
+    call: int = 0
+    type: str = ""
+    value: Number | None = None
+    dtype: str = ""
+
+
+class Frames(msgspec.Struct, tag="frames", tag_field="event", frozen=True, omit_defaults=True):
+    """The last frames before a finding, or all of a traced step.
+
+    Attributes:
+        step: when.
+        traced: whether they are all of the step's.
+        frames: in the order in which they ended.
+    """
+
+    step: int
+    frames: list[Frame]
+    traced: bool = False
+
+
+class ScaleChange(msgspec.Struct, tag="scaled", tag_field="event", frozen=True, omit_defaults=True):
+    """The loss scale changed, or the optimizer's step was skipped.
+
+    Attributes:
+        step: when.
+        scale: after the step.
+        skipped: whether the step was skipped because gradients overflowed.
+        in_a_row: how many were skipped without one between that was not.
+        alarm: whether this is no longer normal.
+        text: the whole sentence.
+    """
+
+    step: int
+    scale: float
+    skipped: bool
+    in_a_row: int = 0
+    alarm: bool = False
+    text: str = ""
+
+
+class Step(msgspec.Struct, tag="step", tag_field="event", frozen=True, omit_defaults=True):
+    """The end of a step that was watched.
+
+    Attributes:
+        step: its number.
+        grad_norm: the L2 norm of all gradients together, before clipping and without the loss scale.
+        largest: the parameters that carry most of it, with their own norms, the largest first.
+        scale: the loss scale, if there is one.
+        overflowed: whether the device's overflow flag was up; ``None`` on devices without.
+        loss: if it is known.
+        finite: whether nothing was found in this step, and every gradient was finite.
+        unseen: by the names of modules, what could not be looked at: ``finite`` holds for the rest.
+        skipped: whether the update was skipped since gradients overflowed, as a loss scaler does now and then: that is no finding.
+    """
+
+    step: int
+    finite: bool
+    grad_norm: Number | None = None
+    largest: list[tuple[str, Number]] = []
+    scale: float | None = None
+    overflowed: bool | None = None
+    loss: Number | None = None
+    skipped: bool = False
+    unseen: dict[str, str] = {}
+
+
+class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaults=True):
+    """The end of a run.
+
+    Attributes:
+        steps: how many there were; ``watched`` of them were watched.
+        reason: how it ended, in words: ``finished``, ``stopped after step N, as asked``, or the error that ended the loop.
+        ending: the same, as a fact.
+        weights: the norm of each of ``Setup.parameters`` at last, in that order: by them, a run that goes on from here is known.
+        state: of a run that was paused: where the state is saved from which it can go on.
+    """
+
+    steps: int
+    watched: int
+    reason: str
+    ending: Ending
+    weights: list[Number | None] = []
+    state: str = ""
+
+    @property
+    def as_meant(self) -> bool:
+        """Whether the loop was neither interrupted nor ended by an error."""
+        return self.ending in (Ending.FINISHED, Ending.FINDING, Ending.STOPPED, Ending.PAUSED)
+
+
+Event: TypeAlias = Start | Setup | Finding | Alert | Frames | ScaleChange | Vitals | Step | End

@@ -1,0 +1,134 @@
+"""What a watch sees of a step, in order. Without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from accucompare.bundle.format.records import display_name
+from accucompare.findings.log.events import TensorRange
+from accucompare.numbers.dtypes import DTYPES
+
+
+class What(Enum):
+    """What can be seen."""
+
+    BEGAN = "began"  # a module call: its inputs
+    ENDED = "ended"  # a module call: its outputs
+    OPERATOR = "operator"  # an operator called in a module's own code: its inputs and outputs
+    POINT = "point"  # a point of the user's own: one tensor
+    FLAG = "flag"  # the device's overflow flag went up since the last time that it was looked at
+    ARRIVED = "arrived"  # the gradient of what an outermost call gave
+    SUM = "sum"  # what arrives at an operator's backward; the call is the one in which what the operator gave was used
+    GRADIENT = "gradient"  # what an operator's backward gives
+    SECOND = "second"  # likewise, in a backward through the gradients that another one gave
+    LOSS = "loss"  # likewise, of an operator that was called outside of the model, after it
+    HOOKED = "hooked"  # what the user's hooks on a parameter have made of its gradient
+    PARAMETER = "parameter"  # the norm of a parameter's gradient, after a backward
+
+
+class ModuleCall(NamedTuple):
+    """A module call; of no module, what happens outside of the model."""
+
+    name: str
+    call: int
+    type: str
+    parent: tuple[str, int] | None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.name, self.call
+
+
+OUTSIDE = ModuleCall("", 0, "", None)
+
+
+@dataclass(eq=False)
+class Observation:
+    """One thing that was seen.
+
+    Attributes:
+        what, place: what, and of which module call.
+        tensors: what was looked at.
+        operator: of an operator or its gradient, its name.
+        line: of an operator, the source line that called it.
+        near: of an operator's gradient, the child that its call's own code had called last, if it has children; of a point, its label;
+            of a flag, ``before`` and the child, if it went up before one.
+        parameter: of a parameter's gradient, the parameter's name in its module, which is the place.
+        order: its place in the step.
+        unseen: paths of tensors that could not be looked at.
+        talked: of a call that began or ended, whether this rank has talked to others since the last thing of that kind.
+    """
+
+    what: What
+    place: ModuleCall
+    tensors: list[TensorRange] = field(default_factory=list)
+    operator: str = ""
+    line: str = ""
+    near: str = ""
+    parameter: str = ""
+    order: int = 0
+    unseen: list[str] = field(default_factory=list)
+    talked: bool = False
+
+    @property
+    def parameter_name(self) -> str:
+        """The qualified name of the parameter; empty if this is of none."""
+        return f"{self.place.name}.{self.parameter}" if self.place.name and self.parameter else self.parameter
+
+    def of(self, role: str) -> list[TensorRange]:
+        return [tensor for tensor in self.tensors if tensor.role == role]
+
+
+def within(child: ModuleCall, parent: ModuleCall) -> str:
+    """A child's name as its parent's code knows it."""
+    prefix = f"{parent.name}." if parent.name else ""
+    name = child.name.removeprefix(prefix) if child.name.startswith(prefix) else child.name
+    return display_name(name) + (f" call {child.call}" if child.call else "")
+
+
+NAN, PLUS, MINUS, SATURATED, FLAG = "NaN", "+Inf", "-Inf", "saturated", "overflow flag"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What counts as a finding.
+
+    Attributes:
+        allow: whether the output of the module of this name may be infinite or NaN.
+        saturates: whether the device gives the largest number in place of Inf.
+        near: an input is near its type's limit from a ``near``-th of it on.
+        fills: whether the module of this name fills what it gives, or hands on, with this Inf: as logits of what shall not be chosen with
+            -Inf, or a minimum that has yet to be found with +Inf.
+    """
+
+    allow: Callable[[str], bool] = lambda name: False
+    saturates: bool = False
+    near: float = 4.0
+    fills: Callable[[str, str], bool] = lambda name, kind: False
+
+
+def kinds_of(tensors: Iterable[TensorRange], saturates: bool = False) -> frozenset[str]:
+    """Which kinds of values that are not finite there are.
+
+    ``saturates``: whether the device gives the largest number in place of Inf. The lowest number does not count: masks are made of it.
+    """
+    kinds: set[str] = set()
+    for each in tensors:
+        low, high = float(each.low), float(each.high)
+        largest = DTYPES[each.dtype].largest if saturates and each.dtype in DTYPES else 0.0
+        shown = ((NAN, low != low or high != high), (PLUS, high == math.inf), (MINUS, low == -math.inf), (SATURATED, 0 < largest == high))
+        kinds.update(kind for kind, there in shown if there)
+    return frozenset(kinds)
+
+
+def near_the_limit(dtype: str, low: float, high: float, near: float) -> bool:
+    """Whether finite values come within a factor of the largest number of their type.
+
+    Negative values within 1 % of the limit do not count: masks are made of the lowest number.
+    """
+    largest = DTYPES[dtype].largest if dtype in DTYPES else 0.0
+    return largest > 0 and (largest / near <= high < float("inf") or -0.99 * largest < low <= -largest / near)

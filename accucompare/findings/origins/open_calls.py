@@ -1,0 +1,109 @@
+"""A module call that is running, as far as a step's observations tell: which kinds of values it can have met, and who made them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from accucompare.findings.log.events import Finding, TensorRange
+from accucompare.findings.log.observations import MINUS, NAN, PLUS, ModuleCall, Observation
+from accucompare.numbers.dtypes import DTYPES
+
+INFINITE = frozenset((PLUS, MINUS))
+
+#: Operators that give -Inf for what lies outside of a tensor, and those that masks are added by, or cast by.
+_POOLS = re.compile(r"aten\.(adaptive_|fractional_)?max_pool")
+_SUMS = re.compile(r"aten\.(add|sub|_to_copy|copy)_?\.")
+#: Those that make an Inf of the one of the other sign; any other that is given one has made it of something else.
+_TURNS = re.compile(r"aten\.(neg|negative|sub|rsub|mul|div|true_divide|foreach_neg)_?\.")
+
+
+@dataclass
+class OpenCall:
+    """A module call that is running, or what is outside of all of them.
+
+    Attributes:
+        caller: the call that it was made in.
+        arrived: the kinds that it was given.
+        known: those, and what its children gave and its own code was seen to make.
+        bad: of the known, those that come from a finding.
+        pending: by kind, findings that are held back until the value does harm: it was made by this call's own code or, outside of all
+            calls, given to the model.
+        fills: of the pending, the kinds that something was filled with, as a running minimum is with +Inf.
+        makers: the operators that made each kind, if operators were seen.
+        sources: operators that gave a kind which no tensor given to them had, such as a mask of -Inf made of a number.
+        brought: operators that were given a kind by a tensor that is neither an input of the call nor made in it.
+        last: the child that ended last.
+    """
+
+    place: ModuleCall
+    inputs: Observation | None
+    caller: OpenCall | None = None
+    arrived: frozenset[str] = frozenset()
+    known: set[str] = field(default_factory=set)
+    bad: set[str] = field(default_factory=set)
+    pending: dict[str, Finding] = field(default_factory=dict)
+    fills: set[str] = field(default_factory=set)
+    makers: dict[str, Observation] = field(default_factory=dict)
+    sources: dict[str, Observation] = field(default_factory=dict)
+    brought: dict[str, Observation] = field(default_factory=dict)
+    last: ModuleCall | None = None
+
+    @property
+    def given(self) -> list[TensorRange]:
+        """What it was given."""
+        return self.inputs.of("input") if self.inputs is not None else []
+
+    def around(self, kind: str) -> list[OpenCall]:
+        """This call and those around it, up to the one whose own code has made an Inf that all within were given."""
+        around: list[OpenCall] = [self]
+        while (caller := around[-1].caller) is not None and kind in around[-1].arrived and kind not in around[-1].pending:
+            around.append(caller)
+        return around
+
+    def maker_of(self, kinds: Collection[str]) -> Observation | None:
+        """The operator that a value of these kinds comes from, NaN first: it made it, or was the first that had it."""
+        makers = {**self.brought, **self.sources, **self.makers}
+        return next((makers[kind] for kind in (NAN, *kinds) if kind in kinds and kind in makers), None)
+
+    def saw(self, observation: Observation, arrival: frozenset[str], given: frozenset[str], kinds: frozenset[str]) -> None:
+        """An operator of its own code, by the kinds that it was given, numbers among them or not, and those that it gave."""
+        new, infinite = kinds - arrival, arrival & INFINITE
+        computed = next((self.makers[kind] for kind in (PLUS, MINUS) if kind in infinite and kind in self.makers), None)
+        if NAN in new and NAN not in self.makers:
+            self.makers[NAN] = computed or observation
+        for kind in kinds - given:
+            self.sources[kind] = observation
+        for kind in (kinds & given) - self.known - self.makers.keys() - self.sources.keys():
+            self.brought.setdefault(kind, observation)
+        if NAN in arrival or (infinite and computed is None and _TURNS.match(observation.operator)):
+            return  # of a NaN, or of an Inf that something was filled with
+        filled = {MINUS} if _is_mask(observation) else set()
+        self.sources.update(dict.fromkeys(new & filled, observation))
+        self.makers.update(dict.fromkeys(new - {NAN} - filled, computed or observation))  # the last: an earlier one may have done no harm
+
+
+def blame(kinds: Iterable[str], *calls: OpenCall) -> None:
+    """From now on these calls' values of some kinds are known to come from a finding."""
+    for call in calls:
+        call.known |= set(kinds)
+        call.bad |= set(kinds)
+
+
+def _is_mask(observation: Observation) -> bool:
+    """Whether an operator that gives -Inf does so as masks are made.
+
+    So it is where there is nothing; where something was added to the lowest number, or that was cast; where a number that the type cannot
+    hold was multiplied by; and of what holds whole numbers, or yes and no, of which nothing is seen.
+    """
+    given = observation.of("input")
+    if _POOLS.match(observation.operator) or not given:
+        return True
+    lowest = [-DTYPES[each.dtype].largest for each in observation.of("output") if each.dtype in DTYPES]
+    if any(not each.shape and each.dtype == "float64" and float(each.low) < min(lowest, default=-math.inf) for each in given):
+        return True
+    return _SUMS.match(observation.operator) is not None and any(
+        each.dtype in DTYPES and -DTYPES[each.dtype].largest <= float(each.low) <= -0.99 * DTYPES[each.dtype].largest for each in given
+    )

@@ -1,0 +1,158 @@
+"""One finding in words: what and where, made how, what went in and came out, what to try. Without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from accucompare.findings.log.events import Cause, Direction, Finding, Number, Site, Start, TensorRange
+from accucompare.findings.words.hints import hints as hints
+from accucompare.findings.log.log import log_path
+from accucompare.text import printable as shown
+
+_MOST = {"in": 3, "out": 2, "weights": 2, "parameters": 3, "hints": 2}  # that the answer shows
+
+
+def printable(text: str, most: int = 160) -> str:
+    """A text in one line that a terminal can show (see ``accucompare.text``), the middle left out of a long one."""
+    text = shown(text)
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
+
+
+def short(value: Number | None) -> str:
+    """A number in few characters; nothing for none."""
+    return "" if value is None else f"{float(value):.5g}"
+
+
+def smallest(tensor: TensorRange) -> float | None:
+    """The smallest magnitude, as far as it is known."""
+    low, high = float(tensor.low), float(tensor.high)
+    if tensor.abs_min is not None:
+        return float(tensor.abs_min)
+    return max(low, -high) if low > 0 or high < 0 else None
+
+
+def called(tensor: TensorRange) -> str:
+    """What a tensor was to its call: ``input 0``, ``output``, ``weight bias``."""
+    return printable(tensor.role if tensor.path in ("", tensor.role) else f"{tensor.role} {tensor.path}", 60)
+
+
+def described(tensor: TensorRange) -> str:
+    """One tensor in words: ``input 0 float16 [2, 16] |x| 0.001..3.2, 5 NaN``."""
+    name = called(tensor)
+    least = smallest(tensor)
+    size = "" if math.isnan(tensor.abs_max) else f" |x| {'up to ' if least is None else short(least) + '..'}{short(tensor.abs_max)}"
+    counts = [f"{count:,} {kind}" for count, kind in ((tensor.nan, "NaN"), (tensor.inf, "Inf")) if count]
+    if not counts and not tensor.finite:
+        counts = ["NaN"] if math.isnan(tensor.abs_max) else ["Inf"]
+    return f"{name} {printable(tensor.dtype, 40)} {list(tensor.shape)}{size}" + (
+        f"{',' if size else ':'} {', '.join(counts)}" if counts else ""
+    )
+
+
+def where(start: Start) -> str:
+    """The rank and its coordinates: ``rank 3 (tp 1, pp 0, dp 3)``."""
+    coordinates = ", ".join(f"{printable(axis, 20)} {index}" for axis, index in start.coordinates.items())
+    return f"rank {start.rank}" + (f" ({coordinates})" if coordinates else "")
+
+
+def answer(finding: Finding, start: Start, directory: Path | None = None, scale: float | None = None) -> str:
+    """A finding in five lines at most.
+
+    Args:
+        finding: to be described.
+        start: of its run.
+        directory: of the watch, where its log and reproducer are; ``None`` if nothing was written.
+        scale: the loss scale in its step, if there is one.
+
+    Returns:
+        What and where; made how; what went in and came out; what to try; the reproducer and the log.
+    """
+    tried = "; ".join(printable(hint, 300) for hint in hints(finding, start, scale)[: _MOST["hints"]])
+    taken, given = _both_sides(finding)
+    values = " → ".join(f"{side}: {_listed(tensors, _MOST[side])}" for side, tensors in (("in", taken), ("out", given)) if tensors)
+    lines = [headline(finding, start), how(finding), values, tried and f"try: {tried}", _files(finding, start, directory)]
+    return "\n".join(line for line in lines if line)
+
+
+def kinds(finding: Finding) -> str:
+    """What kind of values: ``NaN and +Inf``."""
+    return printable(" and ".join(finding.kinds) or "not finite", 60)
+
+
+def headline(finding: Finding, start: Start) -> str:
+    """What and where."""
+    direction = "" if finding.site is Site.LOSS or finding.direction is Direction.BACKWARD else ", forward"
+    of_class = f" ({printable(finding.type, 60)})" if finding.type and finding.site is not Site.LOSS else ""
+    rank = f", {where(start)}" if start.ranks > 1 or start.coordinates else ""
+    return f"{kinds(finding)} in {printable(finding.place)}{of_class}{direction}, step {finding.step}{rank}"
+
+
+def how(finding: Finding) -> str:
+    """How it came to be there: made by which operator at which line, from what; or where it came from."""
+    by = (f" by {printable(finding.operator, 80)}" if finding.operator else "") + (f" at {printable(finding.line)}" if finding.line else "")
+    if finding.site is Site.LOSS and finding.operator and not finding.line:
+        by += " (at a line that is not known: the loss was computed otherwise than in the steps before; --level op notes every step)"
+    sentence = {
+        Site.WEIGHTS: f"in its weights before it was called: {_listed(list(map(described, finding.weights)), _MOST['weights'])}".rstrip(
+            ": "
+        ),
+        Site.INPUT: "the model was given it",
+        Site.LOSS: f"it came from outside of the model, from the loss{by}"
+        if finding.direction is Direction.BACKWARD
+        else "made outside of the model",
+        Site.RANK: "another rank has found it, and its log names where; this one stops with it, before the update",
+        Site.HOOK: "made by a hook of your own on the parameter: the gradient that it was given was finite",
+        Site.GRADIENTS: "finite when the backward ended, and not when the update began: made in between, as by clipping",
+        Site.UPDATE: f"made by the last update: {_listed(list(map(described, finding.weights)), _MOST['weights'])}",
+        Site.SUM: f"a sum of gradients{by}: of several places, micro-batches, steps or ranks",
+        Site.POINT: f"made{by} between the call before this point and here{_aside(finding)}",
+    }.get(finding.site, f"made inside{by}{_aside(finding)}")
+    if finding.site is Site.LOSS and finding.direction is Direction.FORWARD:
+        sentence = "made outside of the model: what it gave was finite" + _but_for_legal(finding)
+    if finding.second:
+        sentence += ", in a second backward, through gradients"
+    if not finding.origin and finding.site is not Site.RANK:
+        sentence = "it came in and passed through; it did not begin here"
+    if finding.parameters:
+        sentence += f"; gradients not finite: {_listed([printable(name) for name in finding.parameters], _MOST['parameters'])}"
+    return "; ".join([sentence, *(printable(note, 300) for note in finding.notes)])
+
+
+def _aside(finding: Finding) -> str:
+    """In words, what went in."""
+    if finding.cause is Cause.INPUTS:
+        return ""
+    if finding.cause is Cause.RANKS:
+        return ", or given to it by another rank: what went in here was finite"
+    if finding.unseen:
+        return f": what was looked at of what went in was finite; not looked at: {_listed([printable(each) for each in finding.unseen], 2)}"
+    if finding.cause is Cause.NEAR:
+        return ": what went in was finite, but near the limit of its dtype"
+    return ": what went in was finite" + _but_for_legal(finding)
+
+
+def _but_for_legal(finding: Finding) -> str:
+    return f", but for an Inf that is legal ({_listed([printable(path, 40) for path in finding.legal], 2)})" if finding.legal else ""
+
+
+def _both_sides(finding: Finding) -> tuple[list[str], list[str]]:
+    """What went in, and what came out."""
+    sides: tuple[list[str], list[str]] = [], []
+    for tensor in finding.operator_tensors or finding.tensors:
+        sides[tensor.role not in ("input", "weight", "buffer")].append(described(tensor))
+    return sides
+
+
+def _listed(texts: Sequence[str], most: int) -> str:
+    return "; ".join(texts[:most]) + (f"; and {len(texts) - most:,} more" if len(texts) > most else "")
+
+
+def _files(finding: Finding, start: Start, directory: Path | None) -> str:
+    place = directory or Path()
+    parts = [f"reproducer: {printable(str(place / finding.reproducer), 400)}"] if finding.reproducer else []
+    parts += [printable(note, 400) for note in finding.reproducer_notes]
+    parts += [f"log: {printable(str(log_path(directory, start.rank)), 400)}"] if directory is not None else []
+    return "; ".join(parts)

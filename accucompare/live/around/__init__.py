@@ -1,0 +1,1 @@
+"""Where a model runs: machine, code, libraries, ranks."""

@@ -1,0 +1,182 @@
+"""Where and how a capture ran, for the manifest."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from accucompare import devices
+from accucompare.devices.settings import variables
+from accucompare.live.modules.names import Modules, name_modules
+from accucompare.live.around.sources import class_sources, configuration, digests_of, homes_of_classes, version_of
+from accucompare.live.values.tensors import round_to, to_host
+from accucompare.numbers.digests import fingerprint
+from accucompare.numbers.dtypes import DTYPES
+from accucompare.text import without_credentials
+
+_PACKAGES = ("accucompare", "torch", "torch_npu", "numpy", "transformers")
+
+
+def describe_environment(device: torch.device, case: str | None) -> dict[str, Any]:
+    """Device, versions, flags, command line, git commit, threads and time."""
+    backend = devices.backend(device.type)
+    description = backend.describe(device.index) if device.type in devices.TYPES else {"type": device.type}
+    return {
+        "command": without_credentials(shlex.join(sys.argv)),
+        "case": case,
+        "git": _git(),
+        "device": description,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version for name in _PACKAGES if (version := version_of(name)) is not None},
+            **({"cann": description["cann"]} if "cann" in description else {}),
+        },
+        "platform": platform.platform(),
+        "flags": backend.flags(),
+        "threads": torch.get_num_threads(),
+        "variables": variables(os.environ),
+        "libraries": {},
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def describe_tensors(modules: Modules) -> dict[str, dict[str, Any]]:
+    """The tables ``parameters`` and ``buffers`` of a manifest: a fingerprint of each."""
+    tables: dict[str, dict[str, Any]] = {"parameters": {}, "buffers": {}}
+    described: dict[int, dict[str, Any]] = {}  # tied weights have several names
+    for kind, name, tensor in modules.tensors():
+        if id(tensor) not in described:
+            described[id(tensor)] = _describe_tensor(tensor)
+        tables[kind][name] = described[id(tensor)]
+    for module, buffer, _ in modules.computed():
+        name = f"{module}.{buffer}" if module else buffer
+        tables["buffers"][name] = {**tables["buffers"][name], "computed": True}
+    return tables
+
+
+def describe_model(modules: Modules) -> dict[str, Any]:
+    """Class, mode, modules, their code and configuration, and a fingerprint of every parameter and buffer."""
+    tables = describe_tensors(modules)
+    return {
+        **describe_classes(modules),
+        "active_dropout": sum(_drops_out(module) for module in modules.named.values()),
+        "dtypes": sorted({entry["dtype"] for entry in tables["parameters"].values()}),
+        "classes": homes_of_classes(modules.named),
+        "class_sources": class_sources(modules.named),
+        "sources": digests_of(class_sources(modules.named)),
+        "configuration": configuration(modules.named),
+        "signatures": modules.signatures(),
+        **tables,
+    }
+
+
+def describe_classes(modules: Modules) -> dict[str, Any]:
+    """Class, mode, modules and what has several names."""
+    root = modules.named[""]
+    return {
+        "class": f"{type(root).__module__}.{type(root).__qualname__}",
+        "training": _training(root),
+        "other_mode": [name for name, module in modules.named.items() if _training(module) != _training(root)],
+        "modules": {name: type(module).__name__ for name, module in modules.named.items()},
+        "aliases": modules.aliases,
+        "tied": modules.tied(),
+    }
+
+
+def _describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
+    host = to_host(tensor)
+    digests = {} if host.array is None else fingerprint(host.array, DTYPES[host.dtype], round_to)
+    return {"dtype": host.dtype, "shape": list(host.shape), "digests": digests}
+
+
+def _training(module: nn.Module) -> bool:
+    """Whether a module is in train mode; a frozen scripted one has no mode."""
+    return bool(getattr(module, "training", False))
+
+
+def _drops_out(module: nn.Module) -> bool:
+    return _training(module) and "Dropout" in type(module).__name__ and bool(getattr(module, "p", True))
+
+
+def notes_on(modules: Modules) -> list[str]:
+    """What about a model makes its capture differ from what a reader would assume."""
+    notes = []
+    scripted = [name or "(root)" for name, module in modules.named.items() if isinstance(module, torch.jit.ScriptModule)]
+    if scripted:
+        notes.append(f"{len(scripted)} scripted or traced module(s) hide what happens inside them: {', '.join(scripted[:3])}")
+    lazy = [
+        name for name, module in modules.named.items() if any(is_lazy(each) for each in module._parameters.values() if each is not None)
+    ]
+    if lazy:
+        notes.append(
+            f"{len(lazy)} lazy module(s) draw their weights in their first call, inside the capture, so not those of a plain run: "
+            f"{', '.join(lazy[:3])}; call the model once before the capture"
+        )
+    fused = [name for name, module in modules.named.items() if isinstance(module, nn.TransformerEncoderLayer) and not _training(module)]
+    if fused:
+        notes.append(f"{len(fused)} nn.TransformerEncoderLayer(s) take their unfused path while hooked")
+    return notes
+
+
+def notes_on_what_ran(before: Modules, compiled: bool, called: Collection[str]) -> list[str]:
+    """What a capture has done to a model, or has not seen of it.
+
+    Args:
+        before: its modules when the capture began.
+        compiled: whether compiled code was called, and ran eagerly.
+        called: the names of those that were called; none if it does not matter.
+    """
+    notes = ["compiled code (torch.compile) was called in the forward; it ran eagerly"] if compiled else []
+    new = [name for name in name_modules(before.named[""]).named if name not in before.named]
+    if new:
+        notes.append(
+            f"{len(new)} module(s) were added to the model while it ran, so nothing of them is recorded, and weights that they drew are "
+            f"not those of a plain run: {', '.join(new[:3])}; call the model once before the capture"
+        )
+    elif {*called} == {""} and _has_parts(before.named[""]):  # as of Keras, or of plain objects
+        notes.append(
+            f"only the whole {type(before.named['']).__name__} was recorded, for its parts are not called as modules of PyTorch are; "
+            "record its operators to look inside: --level op --only '(root)'"
+        )
+    return notes
+
+
+def _has_parts(model: nn.Module) -> bool:
+    """Whether a model that is not torch's own has modules, or holds anything else that may be a layer."""
+    own = vars(model).keys() - vars(nn.Module()).keys()
+    plain = (torch.Tensor, torch.dtype, torch.device, torch.Size, str, int, float, complex, type(None))
+    held = bool(model._modules) or any(not isinstance(vars(model)[name], plain) for name in own)
+    return held and not type(model).__module__.startswith("torch.nn.")
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's first parameter or buffer is; the CPU if it has none."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not tensor.is_meta:
+            return tensor.device
+    return torch.device("cpu")
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the working directory, and whether it has uncommitted changes; ``None`` outside of git."""
+    if shutil.which("git") is None:
+        return None
+    answers = []
+    for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
+        try:
+            answer = subprocess.run(["git", *command], capture_output=True, text=True, timeout=5, check=True)
+        except (subprocess.SubprocessError, OSError):
+            return None
+        answers.append(answer.stdout.strip())
+    return {"commit": answers[0], "modified": bool(answers[1])}

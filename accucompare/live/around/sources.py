@@ -1,0 +1,195 @@
+"""Which code a model ran: source files with their digests, packages with their versions, and how its modules are configured.
+
+A baseline is trusted because it ran golden's code. These are the facts that prove it (``compare.limits.provenance``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import re
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import xxhash
+from torch import nn
+
+#: Functions in these folders are not noted: Python's own library, whose version is in the manifest, and accucompare's own code.
+_OWN = str(Path(__file__).parents[2])
+_STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+
+#: Where what ``torch.compile`` gives is written: a function that closes over the compiler, which it calls back.
+_COMPILER = str(Path(torch.__file__).parent / "_dynamo" / "eval_frame.py")
+
+#: Where Python code reads an environment variable that it names.
+_READS = re.compile(rb"""(?:environ(?:\.get\(|\.setdefault\(|\.pop\(|\[)|getenv\()\s*["']([A-Za-z_][A-Za-z0-9_]*)["']""")
+
+#: Attributes that name where, in which type, or of which file a module is: what differs between two captures of one model.
+_NOT_CONFIGURED = {"training", "device", "dtype", "name_or_path"}
+
+
+class FunctionsRun:
+    """Collects the files of the Python functions that a thread runs, by ``sys.setprofile``.
+
+    If another profiler is at work on the thread, nothing is collected.
+
+    Attributes:
+        files: of the functions that were called.
+        running: the thread that collects now; ``None`` if none does.
+        compiled: whether a function of ``torch.compile`` was called.
+        disturbed: whether another profiler was at work.
+    """
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self.running: int | None = None
+        self.compiled = False
+        self.disturbed = False
+
+    def start(self) -> None:
+        """Collect from now on, on this thread."""
+        self.disturbed = self.disturbed or sys.getprofile() is not None
+        if self.running is None and not self.disturbed:
+            self.running = threading.get_ident()
+            sys.setprofile(self._note)
+
+    def stop(self) -> None:
+        """Collect no more; does nothing on another thread."""
+        if self.running == threading.get_ident():
+            self.running = None
+            sys.setprofile(None)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not collect what runs inside; if it stops the collecting, that stays."""
+        sys.setprofile(None)
+        try:
+            yield
+        finally:
+            if self.running == threading.get_ident():
+                sys.setprofile(self._note)
+
+    def _note(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            file = frame.f_code.co_filename
+            self.files.add(file)
+            if file == _COMPILER and "callback" in frame.f_code.co_freevars:
+                self.compiled = True
+
+
+def class_sources(modules: Mapping[str, nn.Module]) -> list[str]:
+    """The names of the Python modules in which the classes of a model's modules are written."""
+    return sorted({type(module).__module__ for module in modules.values()})
+
+
+def homes_of_classes(modules: Mapping[str, nn.Module]) -> dict[str, list[str]]:
+    """Where the classes of each name are written: two classes of a model may have one name, or that of one of torch's."""
+    homes: dict[str, set[str]] = {}
+    for module in modules.values():
+        homes.setdefault(type(module).__name__, set()).add(plain(type(module).__module__))
+    return {name: sorted(found) for name, found in homes.items()}
+
+
+def plain(name: str) -> str:
+    """A Python module's name without the folder of its file, which ``load_case`` adds to names that are taken."""
+    return name.partition(" of ")[0]
+
+
+def digests_of(names: Iterable[str]) -> dict[str, str]:
+    """Digests of the source files of Python modules, by the modules' names; without those that have none, or are not loaded.
+
+    Of two case files of one name the second is imported as ``model of /folder``; it is called ``model`` here, and comes before the first.
+    """
+    digests: dict[str, str] = {}
+    for name in sorted(set(names), key=lambda name: (" of " not in name, name)):
+        file = _file_of(name)
+        if file and not _is_foreign(file):
+            with contextlib.suppress(OSError):  # it is gone, or may not be read
+                digests.setdefault(plain(name), xxhash.xxh3_128_hexdigest(Path(file).read_bytes()))
+    return dict(sorted(digests.items()))
+
+
+def variables_named(names: Iterable[str]) -> set[str]:
+    """The environment variables that the source files of Python modules name where they read one."""
+    found: set[str] = set()
+    for name in names:
+        file = _file_of(name)
+        if file and not _is_foreign(file):
+            with contextlib.suppress(OSError):
+                found |= _variables_in(file, Path(file).stat().st_mtime_ns)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _variables_in(file: str, changed: int) -> frozenset[str]:
+    """Of a file that was changed at that time."""
+    return frozenset(each.decode() for each in _READS.findall(Path(file).read_bytes()))
+
+
+def modules_in(files: Iterable[str]) -> set[str]:
+    """The names of the loaded Python modules that are written in these files."""
+    wanted = {file for file in files if not _is_foreign(file)}
+    return {name for name in list(sys.modules) if _file_of(name) in wanted}
+
+
+def versions_of(names: Iterable[str]) -> dict[str, str]:
+    """The versions of the installed packages that Python modules belong to, by the packages' names; without those that have none."""
+    versions = {}
+    for package in sorted({name.partition(".")[0] for name in names}):
+        version = version_of(package)
+        if version is not None:
+            versions[package] = version
+    return versions
+
+
+def version_of(package: str) -> str | None:
+    """The version of a package: as it says itself, or as it was installed; ``None`` if neither is known."""
+    version = getattr(sys.modules.get(package), "__version__", None)
+    if isinstance(version, str):
+        return str(version)  # torch's is of a class of its own
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    return next((importlib.metadata.version(each) for each in _distributions().get(package, ())), None) if _is_installed(package) else None
+
+
+def configuration(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
+    """The numbers, strings and booleans that each module keeps as public attributes, such as ``eps`` and ``approximate``, by its name."""
+    found = {
+        name: {
+            key: value
+            for key, value in vars(module).items()
+            if not key.startswith("_") and key not in _NOT_CONFIGURED and type(value) in (bool, int, float, str)
+        }
+        for name, module in modules.items()
+    }
+    return {name: values for name, values in found.items() if values}
+
+
+def _file_of(name: str) -> str | None:
+    """The file of a loaded Python module. It is not asked by attribute, for that may load a module that is loaded lazily."""
+    file = getattr(sys.modules.get(name), "__dict__", {}).get("__file__")
+    return file if isinstance(file, str) else None
+
+
+def _is_foreign(file: str) -> bool:
+    if file.startswith(_OWN):
+        return True
+    return file.startswith(_STANDARD) and "site-packages" not in file and "dist-packages" not in file
+
+
+def _is_installed(package: str) -> bool:
+    file = _file_of(package) or ""
+    return "site-packages" in file or "dist-packages" in file
+
+
+def _distributions() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()

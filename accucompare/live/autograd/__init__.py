@@ -1,0 +1,1 @@
+"""Whose a gradient is."""

@@ -1,0 +1,359 @@
+"""Whose a gradient is: the module call and operator whose backward gives it, the output that it arrives at, or the parameter it is of.
+
+When a module call ends, the autograd nodes that lead to its outputs and are not older than the call are its own, except those of the
+calls in it, which ended before. Each gets a hook. Nothing is put into the graph, and nothing in it is kept alive.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from accucompare.live.autograd.graph import ACCUMULATES, ENTRANCE, PASSING_ON, Observer, entered, nodes_outside, observe, observe_no_more
+from accucompare.live.modules.hooks import Hook, Listener
+from accucompare.live.modules.names import Modules
+from accucompare.live.around.ranks import has_sharded_parameters
+from accucompare.live.modules.unsaved import Unsaved
+
+Grads = tuple[torch.Tensor | None, ...]
+#: How a module call is called; whoever listens chooses.
+P = TypeVar("P")
+
+
+class Parameter(NamedTuple):
+    """A parameter under its first name, the name of its module, and its own name there."""
+
+    name: str
+    own: str
+    owner: str
+    tensor: torch.Tensor
+
+
+class Operator(NamedTuple):
+    """An operator that a module's own code called, known by the autograd node that it made.
+
+    Attributes:
+        name: of the node, such as ``LogBackward0``.
+        near: the child that the module had called last, as ``after fc1``; else the first that it calls, as ``before fc1``.
+        line: the source line that called it, if that was asked for.
+        number: of the node.
+    """
+
+    name: str
+    near: str
+    line: str
+    number: int
+
+
+class GradientListener(Generic[P]):
+    """Is called with the gradients of a backward; what it does with them, its subclasses say. It changes none.
+
+    Attributes:
+        parameters: of the model, each once.
+        backwards: how many there were in this step.
+        uses: by a node's number, the calls that use what the node gave, where lines were asked for.
+    """
+
+    def __init__(self, listener: Listener[Any], modules: Modules, distributed: bool) -> None:
+        """
+        Args:
+            listener: runs what a hook does, and is idle while gradients are not wanted.
+            modules: of the model.
+            distributed: whether there are several ranks; then gradients of what FSDP gathers are looked at, too.
+        """
+        self.parameters = list(parameters_of(modules))
+        self.backwards = 0
+        self.uses: defaultdict[int, list[P]] = defaultdict(list)
+        self._listener = listener
+        self._modules = modules
+        self._distributed = distributed
+        self._gathered: dict[int, torch.Tensor] = {}  # by id: what takes the place of sharded parameters, and has a hook
+        self._followed: set[int] = set()  # numbers of nodes that have a hook
+        self._end_queued = False  # whether the end of the running backward will be seen
+        self._task = -1  # autograd's number of that backward
+        self._calls: list[tuple[int, int]] = []  # of outermost calls: the numbers of the nodes that they have made, from and to
+        self._second: tuple[int, int] = -1, 0  # of a backward that makes a graph: its thread, and the number of the first node it makes
+        self._entered: set[int] = set()  # numbers of the nodes at which the running backward enters the model; empty if not known
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._observer = Observer(self._begins)
+
+    # what subclasses do
+
+    def backward_began(self, outside: Sequence[Any]) -> None:
+        """A backward begins. ``outside``: the nodes between its roots and the model, as of a loss; none if they are not known."""
+
+    def operator_gradient(self, call: P, operator: Operator, grad_inputs: Grads, grad_outputs: Grads) -> None:
+        """The backward of an operator has run.
+
+        Args:
+            call: whose code called the operator.
+            operator: which.
+            grad_inputs: what it gives, one for each of the node's ``next_functions``.
+            grad_outputs: what arrived at its outputs.
+        """
+
+    def second_gradient(self, call: P, operator: Operator, grad_inputs: Grads, grad_outputs: Grads) -> None:
+        """The same, in a second backward: of an operator that the first backward called to compute a gradient of ``call``."""
+
+    def output_gradient(self, call: P, path: str, grad: torch.Tensor, from_outside: bool) -> None:
+        """The whole gradient of an output, after hooks on it.
+
+        ``from_outside``: whether a part of it may come from outside of the model, or from a hook.
+        """
+
+    def parameter_gradient(self, parameter: Parameter, grad: torch.Tensor, hooked: bool) -> None:
+        """This backward's gradient of a parameter, before hooks of the user's; ``hooked``: whether there are any."""
+
+    def hooked_gradient(self, parameter: Parameter, grad: torch.Tensor) -> None:
+        """What the user's hooks have made of it."""
+
+    def backward_ended(self) -> None:
+        """All gradients are accumulated, and summed over ranks."""
+
+    # when
+
+    def install(self) -> None:
+        """Put hooks on the parameters, and listen to backwards that begin."""
+        for parameter in self.parameters:
+            if not is_lazy(parameter.tensor) and parameter.tensor.requires_grad and type(parameter.tensor.data) is torch.Tensor:
+                hook = functools.partial(self._guarded, self._parameter_gradient, parameter)
+                self._handles.append(register_first_hook(parameter.tensor, ReadingHook(hook)))
+        observe(self._observer)
+        if self._distributed and has_sharded_parameters(self._modules):
+            for name in {parameter.owner for parameter in self.parameters}:
+                gather = Hook(self._listener, functools.partial(self._gather, name), name)
+                self._handles.append(self._modules.named[name].register_forward_pre_hook(gather))
+
+    def remove(self) -> None:
+        """Take the hooks off the parameters; those on nodes go with the graph."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._gathered.clear()
+        observe_no_more(self._observer)
+
+    def begin(self) -> None:
+        """An outermost call begins: no backward is running."""
+        self._end_queued = False
+        self._followed.clear()
+        self.uses.clear()
+
+    def end(self, first: int) -> bool:
+        """An outermost call ends that has made the autograd nodes from this number on.
+
+        Returns:
+            Whether there are any.
+        """
+        last = torch._C._autograd._get_sequence_nr()
+        if last > first and torch.is_grad_enabled():
+            self._calls.append((first, last))
+            return True
+        return False
+
+    def forget(self) -> None:
+        """A step ends."""
+        self._calls.clear()
+        self._entered = set()
+        self.backwards = 0
+
+    # hooks
+
+    def follow(
+        self,
+        call: P,
+        first: int,
+        children: Sequence[tuple[int, str]],
+        outputs: Iterable[torch.Tensor],
+        line: Callable[[Any], str] | None = None,
+    ) -> None:
+        """Put hooks on the autograd nodes that a call has made.
+
+        Args:
+            call: that ends.
+            first: the number of the first node that it may have made.
+            children: the calls in it, each with the number of the first node after it.
+            outputs: that it gives.
+            line: gives a node's source line. Then nodes that only pass a gradient on get a hook, too, and ``uses`` is filled.
+        """
+        nodes = [tensor.grad_fn for tensor in outputs]
+        visited = set()
+        while nodes:
+            node = nodes.pop()
+            if node is None or (name := node.name()) == ACCUMULATES:
+                continue
+            number = node._sequence_nr()
+            if number < first or number in visited:
+                continue
+            visited.add(number)
+            nodes.extend(following for following, _ in node.next_functions)
+            if number in self._followed:  # of a call in this one; this one's own may lie behind it
+                continue
+            self._followed.add(number)
+            if line is not None:
+                for following, _ in node.next_functions:
+                    if following is not None:
+                        self.uses[following._sequence_nr()].append(call)
+            if line is not None or name not in PASSING_ON:
+                before = [name for after, name in children if after <= number]
+                near = f"after {before[-1]}" if before else f"before {children[0][1]}" if children else ""
+                operator = Operator(name, near, line(node) if line is not None else "", number)
+                self.hook(node, functools.partial(self._operator_gradient, call, operator))
+
+    def expect(self, call: P, path: str, output: torch.Tensor) -> None:
+        """Put a hook on the node of a call's output: there, the gradient has been through all hooks that the user puts on the tensor."""
+        if output.grad_fn is not None:
+            grad_outputs = functools.partial(self._output_gradient, call, path, output.grad_fn._sequence_nr(), weakref.ref(output))
+            hook = functools.partial(self._guarded, grad_outputs, output.output_nr)
+            output.grad_fn.register_prehook(hook)
+
+    def hook(self, node: Any, act: Callable[..., None]) -> None:
+        """Put a hook on a node: ``act`` is called with what its backward gives, and what arrived there."""
+        node.register_hook(functools.partial(self._guarded, act))
+
+    def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
+        if not self._listener.idle():
+            self._listener.run(functools.partial(self._run, act), "a gradient", arguments)
+
+    def _run(self, act: Callable[..., None], *arguments: Any) -> None:
+        if not self._end_queued or self._was_given_up():
+            self._end_queued, self._task = True, torch._C._current_graph_task_id()
+            self.backwards += 1
+            # only a callback that another callback queues comes after that of DistributedDataParallel, which sums gradients
+            _queue(functools.partial(_queue, functools.partial(self._guarded, self._ended)))
+        act(*arguments)
+
+    def _ended(self) -> None:
+        self._end_queued = False
+        self.backward_ended()
+
+    def _was_given_up(self) -> bool:
+        """Whether the backward that was running has raised: this one is another, and is not inside it, as a checkpoint's is."""
+        if torch._C._current_graph_task_id() == self._task:
+            return False
+        running, frame = 0, sys._getframe()
+        while frame.f_back is not None:
+            frame = frame.f_back
+            running += frame.f_code.co_name == ENTRANCE
+        return running == 1
+
+    def _begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
+        if not self._listener.idle():
+            self._listener.run(self._backward_began, "a backward", (roots, makes_graph))
+
+    def _backward_began(self, roots: Any, makes_graph: bool) -> None:
+        nodes = nodes_outside(roots, self._is_the_models)
+        self.backward_began(nodes)
+        if torch._C._current_graph_task_id() < 0:  # else it is a checkpoint's, inside another
+            self._entered = entered(roots, nodes, self._is_the_models) if len(self._calls) == 1 else set()
+        if makes_graph:
+            self._second = threading.get_ident(), torch._C._autograd._get_sequence_nr()
+
+    def _is_the_models(self, number: int) -> bool:
+        return number in self._followed or any(first <= number < last for first, last in self._calls)
+
+    def _operator_gradient(self, call: P, operator: Operator, grad_inputs: Grads, grad_outputs: Grads) -> None:
+        self.operator_gradient(call, operator, grad_inputs, grad_outputs)
+        thread, first = self._second
+        if not torch.is_grad_enabled() or thread != threading.get_ident():  # nodes are numbered by thread
+            return
+        waiting = [grad.grad_fn for grad in grad_inputs if grad is not None]  # what this backward has made, for a second one through it
+        while waiting:
+            node = waiting.pop()
+            if node is None or node.name() == ACCUMULATES or node._sequence_nr() < first or node._sequence_nr() in self._followed:
+                continue
+            self._followed.add(node._sequence_nr())
+            waiting += [following for following, _ in node.next_functions]
+            if node.name() not in PASSING_ON:
+                again = Operator(node.name(), operator.near, "", node._sequence_nr())
+                self.hook(node, functools.partial(self.second_gradient, call, again))
+
+    def _output_gradient(
+        self, call: P, path: str, number: int, output: weakref.ref[torch.Tensor], output_number: int, grads: Grads
+    ) -> None:
+        grad = grads[output_number]
+        if grad is not None:
+            from_outside = not self._entered or number in self._entered or has_foreign_hooks(output())
+            self.output_gradient(call, path, grad, from_outside)
+
+    def _parameter_gradient(self, parameter: Parameter, grad: torch.Tensor) -> None:
+        hooked = has_foreign_hooks(parameter.tensor)
+        self.parameter_gradient(parameter, grad, hooked)
+        if hooked:
+            node = torch.autograd.graph.get_gradient_edge(parameter.tensor).node
+            handles: list[Any] = []
+            handles.append(node.register_prehook(functools.partial(self._guarded, self._hooked_gradient, parameter, handles)))
+
+    def _hooked_gradient(self, parameter: Parameter, handles: list[Any], grads: tuple[torch.Tensor, ...]) -> None:
+        handles.pop().remove()
+        self.hooked_gradient(parameter, grads[0])
+
+    def _gather(self, name: str, module: nn.Module, args: Any) -> None:
+        """Put hooks on what FSDP, for a call, puts in the place of a module's parameters: this rank's own gradients, not yet summed."""
+        for parameter in self.parameters:
+            gathered = getattr(module, parameter.own, None) if parameter.owner == name else None
+            if not isinstance(gathered, torch.Tensor) or gathered is parameter.tensor or id(gathered) in self._gathered:
+                continue
+            if gathered.requires_grad and type(gathered.data) is torch.Tensor:
+                hook = functools.partial(self._guarded, self._parameter_gradient, parameter)
+                handle = gathered.register_hook(ReadingHook(hook))  # type: ignore[no-untyped-call]
+                if gathered.is_leaf:  # of FSDP2, which takes the same one again; FSDP1's are views, new in each call
+                    self._gathered[id(gathered)] = gathered
+                    self._handles.append(handle)
+
+
+class ReadingHook(Unsaved):
+    """A tensor's hook that leaves the gradient as it is, and is left behind where the tensor is saved."""
+
+    __torch_unserializable__ = True
+
+    def __init__(self, act: Callable[[torch.Tensor], None]) -> None:
+        self._act = act
+
+    def __call__(self, grad: torch.Tensor) -> None:
+        self._act(grad)
+
+
+def has_foreign_hooks(tensor: torch.Tensor | None) -> bool:
+    """Whether the user has put hooks on a tensor, which may change its gradient. FSDP takes a tensor's hooks away."""
+    hooks: Any = getattr(tensor, "_backward_hooks", None) or {}
+    return any(not isinstance(hook, ReadingHook) for hook in hooks.values())
+
+
+def register_first_hook(tensor: torch.Tensor, act: Callable[[torch.Tensor], Any]) -> torch.utils.hooks.RemovableHandle:
+    """Register a tensor's hook that is called before those that it has."""
+    handle: torch.utils.hooks.RemovableHandle = tensor.register_hook(act)  # type: ignore[no-untyped-call]
+    hooks: Any = tensor._backward_hooks
+    others = [(key, hook) for key, hook in hooks.items() if key != handle.id]
+    for key, _ in others:  # autograd goes by the order in which they were put in, and not by that of the OrderedDict
+        del hooks[key]
+    hooks.update(others)
+    return handle
+
+
+def _queue(act: Callable[[], None]) -> None:
+    """Call something when the running backward is over."""
+    torch.autograd.Variable._execution_engine.queue_callback(act)
+
+
+def parameters_of(modules: Modules) -> Iterator[Parameter]:
+    """The parameters of a model, each once."""
+    seen = set()
+    for name, module in modules.named.items():
+        for own, tensor in module._parameters.items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield Parameter(f"{name}.{own}" if name else own, own, name, tensor)
+
+
+def gradient_state(parameter: torch.Tensor) -> tuple[int, int]:
+    """Which tensor a parameter's gradient is, and how often it has been written into."""
+    return id(parameter.grad), -1 if parameter.grad is None or parameter.grad.is_inference() else parameter.grad._version

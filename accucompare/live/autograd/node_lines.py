@@ -1,0 +1,60 @@
+"""Where the operators were called that made the nodes of autograd's graph, as torch's anomaly mode notes it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PurePath
+from typing import Any
+
+import torch
+
+from accucompare.live.operators.operator_calls import CALLERS
+
+#: Directories whose code is not the user's.
+_PACKAGES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
+
+
+class NodeLines:
+    """Has the lines noted of the nodes that are made between ``begin`` and ``end``. That takes long.
+
+    A mode of the user's own is left as it is.
+    """
+
+    def __init__(self) -> None:
+        self._on = False
+        self._begun = 0
+
+    @property
+    def noted(self) -> bool:
+        """Whether lines are noted now, and not only for the user."""
+        return self._on
+
+    def begin(self) -> None:
+        """Note lines from now on; can be begun again before it ends."""
+        self._begun += 1
+        if not torch.is_anomaly_enabled():
+            torch.autograd.set_detect_anomaly(True, check_nan=False)
+            self._on = True
+
+    def end(self) -> None:
+        """Note them no more, if it has ended as often as it was begun."""
+        self._begun = max(self._begun - 1, 0)
+        if self._on and not self._begun and not torch.is_anomaly_check_nan_enabled():
+            torch.autograd.set_detect_anomaly(False)
+            self._on = False
+
+
+def line_of(node: Any, folders: int = 0) -> str:
+    """Where the operator of a node was called, if it was noted: ``lora/layer.py:1065`` with one of the folders that the file lies in.
+
+    It is the last frame outside of torch and accucompare; none of a model that accucompare itself called and that is made of torch's
+    modules alone.
+    """
+    for frame in reversed(node.metadata.get("traceback_") or ()):
+        match = re.match(r'\s*File "(.+)", line (\d+)', frame)
+        if match is not None and match[1] in CALLERS:
+            break
+        if match is not None and not match[1].startswith(_PACKAGES):
+            return f"{PurePath(*PurePath(match[1]).parts[-1 - folders :]).as_posix()}:{match[2]}"
+    return ""

@@ -1,0 +1,301 @@
+"""What each module call adds to the gradients of its inputs and parameters.
+
+Autograd numbers the nodes that a thread makes one after the other. So the nodes numbered while a call ran are the call's, and the
+gradient that a call adds to an input is the sum of what its nodes give to the node that made the input. Nothing is put into the graph,
+so that a backward gives the same bits with and without.
+
+``live/autograd/gradients.py`` answers the same question for a watch, which needs the operator behind each node, by walking the graph of each output.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+
+from accucompare.live.autograd.gradients import ReadingHook
+from accucompare.live.autograd.graph import ACCUMULATES
+
+#: Names a tensor in autograd's graph: (number of the node that made it, index of the node's output); for a leaf, (-1, id of the tensor).
+Edge = tuple[int, int]
+
+C = TypeVar("C")
+
+
+def edge_of(tensor: torch.Tensor) -> Edge | None:
+    """Where the gradient of a tensor goes to; ``None`` if it has none, or one of ``torch.func``'s, which are no graph's."""
+    if not tensor.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return None
+    return (-1, id(tensor)) if tensor.grad_fn is None else (tensor.grad_fn._sequence_nr(), tensor.output_nr)
+
+
+def edges_of(parts: Iterable[tuple[str, Any]]) -> dict[Edge, list[str]]:
+    """The parts of a value that have gradients, by edge: their paths."""
+    found: dict[Edge, list[str]] = {}
+    for path, part in parts:
+        edge = edge_of(part) if isinstance(part, torch.Tensor) else None
+        if edge is not None:
+            found.setdefault(edge, []).append(path)
+    return found
+
+
+def edge_to(node: Any, number: int) -> Edge:
+    """The edge that an entry of a node's ``next_functions`` leads to."""
+    return (-1, id(node.variable)) if node.name() == ACCUMULATES else (node._sequence_nr(), number)
+
+
+class Cut(NamedTuple):
+    """Where a view lies in the tensor that it is a view of.
+
+    Attributes:
+        shape, stride, offset: of the view, the offset from where the tensor begins.
+        whole, strides: the tensor's own shape and strides.
+    """
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    whole: torch.Size
+    strides: tuple[int, ...]
+
+    def of(self, grad: torch.Tensor) -> torch.Tensor:
+        """The part of the tensor's gradient that is the view's."""
+        with torch.no_grad():
+            if grad.stride() != self.strides:
+                grad = torch.empty_strided(self.whole, self.strides, dtype=grad.dtype, device=grad.device).copy_(grad)
+            return grad.as_strided(self.shape, self.stride, grad.storage_offset() + self.offset)
+
+
+#: The node of what was written into a view: it takes the place of what made the tensor that the view is of.
+WRITES_INTO_VIEW = "torch::autograd::CopySlices"
+
+
+def views_of(parts: Iterable[tuple[str, Any]]) -> dict[Edge, list[tuple[str, Cut]]]:
+    """The parts of a value that are views of tensors with gradients, by these tensors' edges: their paths, and where they lie."""
+    found: dict[Edge, list[tuple[str, Cut]]] = {}
+    for path, part in parts:
+        if not isinstance(part, torch.Tensor) or not part.requires_grad or not part._is_view() or part.layout is not torch.strided:
+            continue
+        base = part._base
+        edge = edge_of(base) if base is not None and base.layout is torch.strided else None
+        if base is not None and edge is not None:
+            cut = Cut(part.shape, part.stride(), int(part.storage_offset() - base.storage_offset()), base.shape, base.stride())
+            found.setdefault(edge, []).append((path, cut))
+    return found
+
+
+def seeded(roots: Any, seeds: Any) -> Iterator[tuple[Edge, torch.Tensor]]:
+    """The roots of a backward that are no leaves, as edges, each with the gradient that the backward begins with there."""
+    for root, seed in zip(roots, seeds, strict=False):
+        node, number = (root.grad_fn, root.output_nr) if isinstance(root, torch.Tensor) else (root.node, root.output_nr)
+        if node is not None and isinstance(seed, torch.Tensor):
+            yield edge_to(node, number), seed
+
+
+@dataclass
+class Span(Generic[C]):
+    """The nodes that one call has made: those numbered from ``first`` up to ``last``, which is not one of them.
+
+    Attributes:
+        call: whose they are.
+        outer: the span of the call that it was made in.
+        inputs: its inputs that have gradients, by edge: their paths.
+        views: likewise those that are views, by the edge of what they are views of: a module that works in place writes into that.
+        outputs: its outputs, as ``inputs``.
+    """
+
+    call: C
+    first: int
+    last: int
+    outer: Span[C] | None
+    inputs: dict[Edge, list[str]] = field(default_factory=dict)
+    views: dict[Edge, list[tuple[str, Cut]]] = field(default_factory=dict)
+    outputs: dict[Edge, list[str]] = field(default_factory=dict)
+
+    def __contains__(self, number: int) -> bool:
+        """Whether the call made the node of this number, itself or in a call inside it."""
+        return self.first <= number < self.last
+
+    def chain(self) -> Iterator[Span[C]]:
+        """This span and those around it, the innermost first."""
+        span: Span[C] | None = self
+        while span is not None:
+            yield span
+            span = span.outer
+
+    def owner(self, edge: Edge) -> Span[C] | None:
+        """The innermost of ``chain`` that was not given what the edge belongs to as an argument; ``None`` if all were."""
+        return next((span for span in self.chain() if edge not in span.inputs), None)
+
+
+#: After all numbers of nodes: the end of a span whose call still runs: it may call ``autograd.grad`` itself.
+OPEN = 1 << 64
+
+
+class Spans(Generic[C]):
+    """The spans of the calls of one thread, in the order in which they began."""
+
+    def __init__(self) -> None:
+        self._all: list[Span[C]] = []
+        self._firsts: list[int] = []
+        self._giving: dict[Edge, list[Span[C]]] = {}
+        self._known: set[int] = set()
+
+    def begin(self, call: C, outer: Span[C] | None, parts: Iterable[tuple[str, Any]]) -> Span[C]:
+        """A call begins with these inputs."""
+        parts = list(parts)
+        inputs, views = edges_of(parts), views_of(parts)  # to ask for a view's edge may make a node, which is not the call's
+        first = torch._C._autograd._get_sequence_nr()
+        span = Span(call, first, OPEN, outer, inputs, views)
+        self._all.append(span)
+        self._known.add(id(span))
+        self._firsts.append(first)
+        return span
+
+    def end(self, span: Span[C]) -> None:
+        """The call ends, unless it has; nodes made from now on are not its own."""
+        if span.last == OPEN:
+            span.last = torch._C._autograd._get_sequence_nr()
+
+    def __contains__(self, span: Span[C]) -> bool:
+        """Whether it is of this step."""
+        return id(span) in self._known
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._all)
+
+    def give(self, span: Span[C], outputs: dict[Edge, list[str]]) -> None:
+        """The call hands on these, beside what it has handed on before."""
+        span.outputs = {**span.outputs, **outputs}
+        for edge in outputs:
+            self._giving.setdefault(edge, []).append(span)
+
+    def giving(self, edge: Edge) -> list[Span[C]]:
+        """The spans of the calls that handed on what a gradient belongs to."""
+        return self._giving.get(edge, [])
+
+    def of(self, number: int) -> Span[C] | None:
+        """The span of the innermost call that made the node of this number; ``None`` if no call did."""
+        place = bisect_right(self._firsts, number) - 1
+        if place < 0:
+            return None
+        return next((span for span in self._all[place].chain() if number in span), None)
+
+    def clear(self) -> None:
+        self._all.clear()
+        self._firsts.clear()
+        self._giving.clear()
+        self._known.clear()
+
+
+#: Under this name, a node that a backward has made (``create_graph=True``) has the span of the call that it was made in the backward of.
+_MADE_BY = "accucompare: made in the backward of"
+
+
+class Graph(Generic[C]):
+    """The nodes that a backward goes through that makes a graph itself. The nodes that it makes are told whose they are.
+
+    They cannot be told by their numbers: they are made after the call, and on a GPU or an NPU in another thread, which counts for itself.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, Any] = {}  # by id; as long as a node is kept, no other one gets its id
+
+    def add(self, node: Any) -> None:
+        self._nodes[id(node)] = node
+
+    def tell(self, span: Span[C] | None, tensors: Iterable[Any]) -> None:
+        """All nodes that this backward has made, lead to these tensors and do not know whose they are, are of this call's backward."""
+        waiting: list[Any] = [tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor)]
+        while waiting:
+            node = waiting.pop()
+            if node is None or id(node) in self._nodes or node.name() == ACCUMULATES or _MADE_BY in node.metadata:
+                continue
+            node.metadata[_MADE_BY] = span
+            waiting += [following for following, _ in node.next_functions]
+
+
+def made_by_backward(node: Any) -> bool:
+    """Whether a backward has made a node, as ``Graph`` has told it."""
+    return node.name() != ACCUMULATES and _MADE_BY in node.metadata
+
+
+def backward_of(node: Any) -> Span[Any] | None:
+    """The span of the call in whose backward such a node was made; ``None`` if it was in none's."""
+    span: Span[Any] | None = node.metadata[_MADE_BY]
+    return span
+
+
+#: The node of a cast; autocast keeps what it has cast of a parameter, and all calls after the first one use that.
+_CASTS = "ToCopyBackward0"
+
+
+def cast_parameter(node: Any) -> torch.Tensor | None:
+    """The parameter, or another leaf, that a node has cast to another type; ``None`` of any other node."""
+    if node.name() != _CASTS:
+        return None
+    following = node.next_functions[0][0]
+    return following.variable if following is not None and following.name() == ACCUMULATES else None
+
+
+class Sum:
+    """A gradient that several nodes give parts of, added up in the order in which they run, as autograd does."""
+
+    def __init__(self, whole: Callable[[torch.Tensor | None], None]) -> None:
+        """``whole``: called once with the sum, when all parts are there; ``None`` if no part was defined."""
+        self._parts = 0
+        self._total: torch.Tensor | None = None
+        self._whole = whole
+
+    @property
+    def waits(self) -> bool:
+        """Whether parts are still to come."""
+        return self._parts > 0
+
+    def expect(self) -> None:
+        """One more part will come."""
+        self._parts += 1
+
+    def add(self, part: torch.Tensor | None) -> None:
+        if part is not None:
+            with torch.no_grad():  # in a backward that makes a graph, this sum is no part of it
+                self._total = part if self._total is None else self._total + part
+        self._parts -= 1
+        if self._parts == 0:
+            self.end()
+
+    def end(self) -> None:
+        """No further part will come."""
+        total, self._total, self._parts = self._total, None, 0
+        self._whole(total)
+
+
+class GradientHook(ReadingHook):
+    """A tensor's hook that may give another gradient to go on with."""
+
+    def __init__(self, act: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+        self._exchange = act
+
+    def __call__(self, grad: torch.Tensor) -> torch.Tensor | None:  # type: ignore[override]
+        return self._exchange(grad)
+
+
+def hook_arriving(tensor: torch.Tensor, act: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
+    """Call ``act`` with the gradient that arrives at a tensor that is no leaf, after all hooks on the tensor, also later ones.
+
+    The node that made the tensor goes on with what ``act`` returns, if that is not ``None``. Where autograd is only asked for the
+    gradient of the tensor itself (``autograd.grad``), the node does not run.
+    """
+    number = tensor.output_nr
+    assert tensor.grad_fn is not None
+
+    def arrives(grads: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...] | None:
+        grad = grads[number]
+        new = None if grad is None else act(grad)
+        return None if new is None else (*grads[:number], new, *grads[number + 1 :])
+
+    return tensor.grad_fn.register_prehook(arrives)

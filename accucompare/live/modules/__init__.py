@@ -1,0 +1,1 @@
+"""Modules and their names, the hooks on them, and what they hold."""

@@ -1,0 +1,332 @@
+"""Hooks on every module of a model, and which module calls are running: by thread, numbered in forward order."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from accucompare.live.modules import unsaved
+from accucompare.live.modules.names import Modules
+from accucompare.live.modules.unsaved import Unsaved
+from accucompare.live.values.values import leaves
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a module.
+
+    Attributes:
+        module, name, index: what is called, and which of its calls in the step this is.
+        parent: (qualified name, call index) of the call that it was made in; ``None`` for an outermost one.
+        handling: the exception that was being handled when the call began.
+    """
+
+    module: nn.Module
+    name: str
+    index: int
+    parent: tuple[str, int] | None
+    handling: BaseException | None
+
+
+C = TypeVar("C", bound=Call)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where a forward stands.
+
+    Attributes:
+        step: its number.
+        indices: how often each module has been called in it.
+        parent: the call that is running.
+    """
+
+    step: int
+    indices: Counter[str]
+    parent: tuple[str, int] | None
+
+
+@dataclass
+class SecondRun:
+    """A part of a forward that is run again: it has the numbers of the first one."""
+
+    mark: Mark
+    indices: Counter[str]
+
+
+class Listener(Generic[C]):
+    """Is called when a module call begins and when it ends; what it does then, its subclasses say.
+
+    The hooks come last, so that they see what the next module sees. They do nothing inside a backward: there, activation checkpointing
+    runs forwards again, and those calls have been seen; ``again`` lets them be seen once more. Replicas of a model may run in several
+    threads.
+
+    Attributes:
+        step: the number of the step.
+        listening: whether the hooks do anything.
+        called: the names of the modules that were called.
+    """
+
+    #: Whether ``returned`` is to be called.
+    sees_returns = False
+
+    def __init__(self, modules: Modules, kind: type[C]) -> None:
+        """``kind``: the class of its calls."""
+        self.step = 0
+        self.listening = True
+        self.called: set[str] = set()
+        self._modules = modules
+        self._kind = kind
+        self._busy: set[int] = set()  # threads that are in a hook
+        self._last: dict[str, int] = {}  # the ids of the hooks that came last
+        self._indices: Counter[str] = Counter()
+        self._calls: dict[int, list[C]] = {}  # by thread
+        self._second_runs: dict[int, list[SecondRun]] = {}  # by thread, one inside the other
+        self._raised: dict[int, str] = {}  # by thread: the module that raised, until another one is called
+        self._lock = threading.RLock()
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+
+    def began(self, call: C, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        """A call begins. Returns what takes the place of its arguments; ``None`` leaves them."""
+        raise NotImplementedError
+
+    def returned(self, call: C, output: Any) -> None:
+        """A forward has returned; hooks of the user's have not run yet."""
+
+    def ended(self, call: C, output: Any) -> Any:
+        """A call ends. Returns what takes the place of its output; ``None`` leaves it."""
+        raise NotImplementedError
+
+    def left(self, call: C) -> None:
+        """A call is over, also if it raised. Can be called several times for one call."""
+
+    def failed(self, error: Exception, name: str) -> None:
+        """A hook on the module of this name has raised."""
+        raise NotImplementedError
+
+    def install(self) -> None:
+        """Put the hooks on."""
+        self.listening = True
+        self._put_on()
+
+    def remove(self) -> None:
+        """Take every hook off again."""
+        self.listening = False
+        self._take_off()
+        self._leave_all()
+
+    @contextlib.contextmanager
+    def without_hooks(self) -> Iterator[None]:
+        """Between two calls: what runs meanwhile runs as it would, also where PyTorch chooses a path by whether there are hooks."""
+        hooked = bool(self._handles)
+        self._take_off()
+        try:
+            yield
+        finally:
+            if hooked:
+                self._put_on()
+
+    def _put_on(self) -> None:
+        unsaved.hide()
+        for name, module in self._modules.named.items():
+            before = Hook(self, functools.partial(self._before, name), name)
+            after = Hook(self, functools.partial(self._after, name), name)
+            # by the class, since a scripted module refuses what it is asked itself; it calls the hooks all the same, where Python calls it
+            self._handles.append(nn.Module.register_forward_pre_hook(module, before, with_kwargs=True))
+            self._handles.append(nn.Module.register_forward_hook(module, after, with_kwargs=True, always_call=True))
+            self._last[name] = self._handles[-1].id
+            if self.sees_returns:
+                returned = Hook(self, self._returned, name)
+                self._handles.append(nn.Module.register_forward_hook(module, returned, prepend=True))
+
+    def _take_off(self) -> None:
+        if self._handles:
+            unsaved.hide_no_more()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def next_step(self) -> None:
+        """Number calls from 0 again."""
+        self.step += 1
+        self._indices.clear()
+        self._leave_all()
+        self._calls.clear()
+        self._raised.clear()
+
+    def failing_call(self) -> str | None:
+        """The name of the innermost module whose forward is running or has just raised; ``None`` if there is none."""
+        thread = threading.get_ident()
+        call = self.running()
+        return self._raised.get(thread, call.name if call else None)
+
+    def open_call(self) -> str | None:
+        """The name of the innermost module whose forward has begun and not ended, on whatever thread; ``None`` if there is none."""
+        return next((calls[-1].name for calls in [*self._calls.values()] if calls), None)
+
+    def not_called(self) -> list[str]:
+        """Registered modules that no forward has called; without those that none can call and that hold nothing (a ``ModuleList``)."""
+        return [name for name, module in self._modules.named.items() if name not in self.called and not _only_holds_modules(module)]
+
+    def running(self) -> C | None:
+        """The innermost call on this thread."""
+        calls = self._calls.get(threading.get_ident())
+        return calls[-1] if calls else None
+
+    def caller(self, call: C) -> C | None:
+        """The call that a running one was made in; ``None`` of an outermost one."""
+        outer = [each for each in self._calls.get(threading.get_ident(), ()) if (each.name, each.index) == call.parent]
+        return outer[-1] if outer else None
+
+    def is_running(self, call: C) -> bool:
+        """Whether a module's own code runs on this thread: none of a child's, of a hook's, or of a backward's."""
+        return self.running() is call and threading.get_ident() not in self._busy and not self.idle()
+
+    def idle(self) -> bool:
+        """Whether a hook has nothing to do now."""
+        return not self.listening or in_backward()
+
+    def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
+        """Do what a hook does, one thread at a time."""
+        thread = threading.get_ident()
+        with self._lock:
+            self._busy.add(thread)
+            try:
+                return act(*arguments)
+            except Exception as error:
+                self.failed(error, name)
+                return None
+            finally:
+                self._busy.discard(thread)
+
+    def come_last(self, call: C) -> None:
+        """Let the hook at a call's end come after those that the user has added since."""
+        hooks, last = call.module._forward_hooks, self._last.get(call.name, 0)
+        if next(reversed(hooks)) != last and last in hooks:
+            hooks[last] = hooks.pop(last)
+
+    def number(self, name: str) -> int:
+        """The index of the call of a module that begins now."""
+        indices = self._indices
+        if self._second_runs and (second := self.second_run()) is not None:
+            indices = second.indices
+        index = indices.get(name, 0)  # a Counter's own way takes long
+        indices[name] = index + 1
+        return index
+
+    def mark(self) -> Mark:
+        """Where the forward on this thread stands; of one that is run again, where the first one stood."""
+        second, running = self.second_run(), self.running()
+        step, indices = (self.step, self._indices) if second is None else (second.mark.step, second.indices)
+        parent = (running.name, running.index) if running is not None else None if second is None else second.mark.parent
+        return Mark(step, indices.copy(), parent)
+
+    @contextlib.contextmanager
+    def again(self, mark: Mark) -> Iterator[None]:
+        """On this thread, what was run from here on is run again, inside a backward: its calls have the numbers that they had."""
+        thread = threading.get_ident()
+        calls, raised = self._calls.get(thread), self._raised.get(thread)
+        self._calls[thread] = []
+        self._second_runs.setdefault(thread, []).append(SecondRun(mark, mark.indices.copy()))
+        try:
+            yield
+        finally:
+            self._leave_all()  # checkpointing ends it by an exception as soon as it has what it needs
+            self._second_runs[thread].pop()
+            if not self._second_runs[thread]:
+                del self._second_runs[thread]
+            self._calls[thread] = calls or []
+            self._raised.pop(thread, None)
+            if raised is not None:
+                self._raised[thread] = raised
+
+    def second_run(self) -> SecondRun | None:
+        """What is run again on this thread; ``None`` if nothing is."""
+        running = self._second_runs.get(threading.get_ident()) if self._second_runs else None
+        return running[-1] if running else None
+
+    def indices(self) -> Counter[str]:
+        """How often each module has been called in this step."""
+        return self._indices.copy()
+
+    def _leave_all(self) -> None:
+        for call in self._calls.get(threading.get_ident(), ()):
+            self.left(call)
+
+    def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        thread = threading.get_ident()
+        self._raised.pop(thread, None)
+        calls = self._calls.setdefault(thread, [])
+        parent = (calls[-1].name, calls[-1].index) if calls else None
+        if not calls and self._second_runs and (second := self.second_run()) is not None:
+            parent = second.mark.parent
+        call = self._kind(module, name, self.number(name), parent, sys.exc_info()[1])
+        calls.append(call)
+        self.called.add(name)
+        return self.began(call, args, kwargs)
+
+    def _returned(self, module: nn.Module, args: Any, output: Any) -> None:
+        call = self.running()
+        if call is not None and call.module is module:
+            self.returned(call, output)
+            self.left(call)
+
+    def _after(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        thread = threading.get_ident()
+        calls = self._calls.get(thread, [])
+        if not any(call.module is module for call in calls):
+            return None  # it was called before listening began
+        while calls[-1].module is not module:
+            self.left(calls.pop())  # a module whose hook did not run; its caller went on
+        call = calls.pop()
+        self.left(call)
+        if sys.exc_info()[1] is not call.handling:  # the forward raised; the hook runs all the same, and the caller may go on
+            self._raised.setdefault(thread, name)
+            return None
+        self._raised.pop(thread, None)
+        return self.ended(call, output)
+
+
+class Hook(Unsaved):
+    """One hook of a listener."""
+
+    def __init__(self, listener: Listener[Any], act: Callable[..., Any], name: str) -> None:
+        self._listener = listener
+        self._act = act
+        self._name = name
+
+    def __call__(self, *arguments: Any) -> Any:
+        return None if self._listener.idle() else self._listener.run(self._act, self._name, arguments)
+
+
+def _only_holds_modules(module: nn.Module) -> bool:
+    """Whether a module has no forward and no tensors of its own, as a ``ModuleList``, which nobody calls."""
+    forward = getattr(type(module), "forward", None)  # a scripted module's class gives none
+    callable_ = "forward" in vars(module) or forward is not nn.Module.forward
+    return not callable_ and not (*module.parameters(recurse=False), *module.buffers(recurse=False))
+
+
+def listens(module: nn.Module, kind: type[Listener[Any]]) -> bool:
+    """Whether a listener of this class has its hooks on a module."""
+    return any(isinstance(hook, Hook) and isinstance(hook._listener, kind) for hook in module._forward_pre_hooks.values())
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside a backward."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every part of what a module is given, with its path."""
+    yield from leaves(args)
+    if kwargs:
+        yield from leaves(kwargs)

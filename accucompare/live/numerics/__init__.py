@@ -1,0 +1,1 @@
+"""How a model computes: precision, determinism, autocast, eager mode."""

@@ -1,0 +1,243 @@
+"""What a lower precision of matrix products is expected to do to a model: its error, layer by layer, computed on the CPU.
+
+While ``emulated`` lasts, the operands of float32 matrix products and convolutions, forward and backward, are rounded to the
+format that a device's matrix unit reads, and the product is accumulated in float32. Everything else stays bit for bit as it is.
+
+What comes out is the **expected error for a format**, never a device's result. How large the error of each layer is can be relied
+upon: a device that rounds the same and sums in another order had errors 0.99 to 1.03 times as large in every layer. Which elements
+are off, and whether up or down, cannot: that agreement is gone after the first block. Whatever a device does besides, in its
+transcendental functions, fused kernels and internal formats, is not in it.
+
+Not rounded: dot and outer products of two vectors, which are no work for a matrix unit; and products in types other than float32,
+of which bfloat16 and float16 have their rounding already. ``Emulation.untouched`` names what looked like a product and was left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from accucompare.bundle.format.flags import MANTISSA
+from accucompare.live.operators.dispatch import Inside
+from accucompare.selection import Precision
+
+_CASTS = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+
+
+@dataclass(eq=False)
+class Emulation:
+    """What was emulated.
+
+    Attributes:
+        precision: the format.
+        counts: how often each operator ran with rounded operands. A fused attention counts as such and by its products.
+        untouched: operators that look like products and ran as they are, and why, such as ``mm of float64``.
+    """
+
+    precision: Precision
+    counts: Counter[str] = field(default_factory=Counter)
+    untouched: set[str] = field(default_factory=set)
+
+
+@contextlib.contextmanager
+def emulated(precision: Precision) -> Iterator[Emulation]:
+    """Round the operands of this thread's float32 matrix products and convolutions on the CPU while the context lasts.
+
+    A backward is emulated if it is called inside the context, whenever its forward was, and plain if it is called after it.
+    ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` take their slow path inside, and ``nn.LSTM`` the one without oneDNN:
+    their fast ones hide the products. Code that torch.compile has compiled must run eagerly (``force_eager``).
+    """
+    emulation = Emulation(Precision(precision))
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with _PlainLSTM(), _Rounding(emulation):
+            yield emulation
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def rounded(tensor: torch.Tensor, precision: Precision) -> torch.Tensor:
+    """A float32 tensor's values rounded to the nearest of a format, ties to even, again in float32.
+
+    What is too large becomes infinite; NaN, infinities and signs are kept. The 8-bit exponents' subnormal numbers lose bits as
+    float32's do; FP16 has its own range, with its largest number at 65504.
+    """
+    if precision in _CASTS:
+        return tensor.to(_CASTS[precision]).to(torch.float32)
+    dropped = 23 - MANTISSA[precision]  # of float32's explicit bits
+    bits = tensor.view(torch.int32)  # sign and magnitude: a carry out of the mantissa raises the exponent, as it should
+    nearest = (bits >> dropped).bitwise_and_(1).add_(bits).add_((1 << (dropped - 1)) - 1).bitwise_and_(-1 << dropped)
+    return torch.where(tensor.isnan(), tensor, nearest.view(torch.float32))
+
+
+#: The operands that a matrix unit reads, by position. What is added to the product (``self`` of addmm, a bias) is not one.
+_OPERANDS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("mm", "bmm", "mv", "_grouped_mm"), (0, 1)),
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation"), (1, 2)),
+    **dict.fromkeys(("convolution", "_convolution", "mkldnn_convolution", "conv_tbc", "slow_conv3d_forward"), (0, 1)),
+    **dict.fromkeys(("_slow_conv2d_forward", "slow_conv_dilated2d", "slow_conv_dilated3d"), (0, 1)),
+    **dict.fromkeys(("slow_conv_transpose2d", "slow_conv_transpose3d"), (0, 1)),
+    **dict.fromkeys(("convolution_backward", "_slow_conv2d_backward"), (0, 1, 2)),
+    "_scaled_dot_product_flash_attention_for_cpu": (0, 1, 2),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": (0, 1, 2, 3),
+}
+
+#: Operators that PyTorch composes of others below autograd. (Those that it composes above it need no table, though without autograd,
+#: as in inference mode, they too arrive whole.)
+_COMPOSED = ("_trilinear", "_euclidean_dist", "_foreach_mm", "linalg_pinv", "linear")
+
+#: The kernels that an operator may have on the CPU; the first counts.
+_KERNELS = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+
+#: What an operator with products inside may be called, if it is in no table.
+_LOOKS_LIKE_PRODUCT = re.compile(
+    r"attention|attn|matmul|lstm|rnn|einsum|encoder_layer|matrix_exp|gemm"
+    r"|(?<![a-z])([a-z0-9]*mm|dot|vdot|mv|gru|(b|tri)?linear|conv(olution|_?transpose)?(\dd)?)(?![a-z0-9])"
+)
+
+_NOT_PLAIN = "a sparse, nested or foreign tensor"
+
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+
+
+class _PlainLSTM(TorchFunctionMode):
+    """Runs LSTMs in float32 without oneDNN's kernel, which hides the products."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.lstm or args[0].dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+            return func(*args, **kwargs or {})
+        enabled = torch._C._get_mkldnn_enabled()
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            return func(*args, **kwargs or {})
+        finally:
+            torch._C._set_mkldnn_enabled(enabled)
+
+
+class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees operators below autograd and autocast: operands have their final dtype, and gradients pass the rounding unchanged."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, emulation: Emulation) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.emulation = emulation
+        self._seen = 0  # products, rounded or not
+        self._inside = Inside("CPU")
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for cls in types):
+            return NotImplemented  # such a tensor runs operators of its own, which come here in turn
+        known = _operator(op)
+        if known is None:
+            return op(*args, **kwargs)
+        kinds = _kinds([args[position] for position in known.operands] or [*args, *kwargs.values()])
+        before = self._seen
+        if known.operands and kinds == {"float32"}:
+            self.emulation.counts[known.name] += 1
+            self._seen += 1
+            way: Callable[..., Any] = _WAYS.get(known.name, _product)
+            result = way(self, op, *args, **kwargs)
+        elif known.inside is not None and _NOT_PLAIN not in kinds:
+            with self._inside.of(op, self):
+                result = op._op_dk(known.inside, *args, **kwargs)
+        else:
+            result = op(*args, **kwargs)
+        if known.is_product and kinds and self._seen == before:
+            self.emulation.untouched.add(f"{known.name} of {', '.join(sorted(kinds))}")
+            self._seen += 1
+        return result
+
+
+class _Operator(NamedTuple):
+    """An operator that is a product, or whose kernel of the key ``inside`` must run under the mode, for the products or draws in it."""
+
+    name: str
+    operands: tuple[int, ...]
+    inside: torch._C.DispatchKey | None
+    is_product: bool
+
+
+@cache
+def _operator(op: Any) -> _Operator | None:
+    if not isinstance(op, torch._ops.OpOverload):  # an operator on functions, which may hide anything
+        return _Operator(op.name(), (), None, is_product=True)
+    qualified, overload = op._schema.name, op._schema.overload_name
+    name = qualified.removeprefix("aten::")
+    is_open = name == qualified or name in _COMPOSED or torch.Tag.nondeterministic_seeded in op.tags
+    operator = f"{qualified}.{overload}".removesuffix(".")
+    key = next((key for key in _KERNELS if _has_kernel(operator, key)), "")
+    inside = getattr(torch._C.DispatchKey, key) if key == "CompositeImplicitAutograd" or (key and is_open) else None
+    operands = () if "backward" in name and overload not in ("", "output_mask") else _OPERANDS.get(name.removesuffix("_"), ())
+    is_product = bool(operands or _LOOKS_LIKE_PRODUCT.search(name))
+    return _Operator(name, operands, inside, is_product) if is_product or inside else None
+
+
+def _kinds(values: list[Any]) -> set[str]:
+    """The dtypes of tensors; of those that are no plain CPU tensors, what they are instead."""
+    flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
+    tensors = [item for item in flat if isinstance(item, torch.Tensor)]
+    plain = [tensor for tensor in tensors if tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested]
+    return {str(tensor.dtype).removeprefix("torch.") for tensor in plain} | {_NOT_PLAIN for _ in tensors[len(plain) :]}
+
+
+def _product(mode: _Rounding, op: Any, *args: Any, **kwargs: Any) -> Any:
+    operands = _OPERANDS[op._schema.name.removeprefix("aten::").removesuffix("_")]
+    return op(*(rounded(arg, mode.emulation.precision) if position in operands else arg for position, arg in enumerate(args)), **kwargs)
+
+
+def _convolution_backward(mode: _Rounding, op: Any, *args: Any) -> tuple[Any, ...]:
+    """Convolutions of rounded operands; but the bias' gradient is a sum of gradients as they are."""
+    *others, (of_input, of_weight, of_bias) = args
+    grads = _product(mode, op, *others, [of_input, of_weight, False])
+    return (*grads[:2], op(*others, [False, False, True])[2]) if of_bias else tuple(grads)
+
+
+def _attention(mode: _Rounding, op: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mathematical form's output in the fused one's layout, and the fused one's other output, for a backward after the context."""
+    output, logsumexp = op(*args, **kwargs)
+    with mode:
+        output.copy_(_attention_math(*args, **kwargs)[0])
+    return output, logsumexp
+
+
+def _attention_backward(mode: _Rounding, op: Any, grad: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """The mathematical form's gradients; it multiplies query and key by the root of the scale each."""
+    query, key, value, _, _, *options = args
+    heads = (key.shape[1], query.shape[1] // key.shape[1])
+    key, value = (tensor.repeat_interleave(heads[1], 1) for tensor in (key, value))
+    scale = query.shape[-1] ** -0.5 if kwargs.get("scale") is None else kwargs["scale"]
+    root = abs(scale) ** 0.5
+    with mode:
+        weights = _attention_math(query, key, value, *options, **kwargs)[1]
+        of_weights = grad @ value.mT
+        of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True)) * math.copysign(1, scale)
+        of_heads = of_scores.mT @ (query * root) * root, weights.mT @ grad
+        return of_scores @ (key * root) * root, *(product.unflatten(1, heads).sum(2) for product in of_heads)
+
+
+def _attention_math(query: Any, key: Any, value: Any, *options: Any, attn_mask: Any = None, scale: float | None = None) -> Any:
+    """The output and the weights. Shapes: (batch, heads, length, size); a key's and value's head may serve several of the query."""
+    key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value))
+    return torch.ops.aten._scaled_dot_product_attention_math.default(query, key, value, attn_mask, *options, scale=scale)
+
+
+#: What takes more than to round the operands: products are hidden, or not all that it does is a product.
+_WAYS: dict[str, Callable[..., Any]] = {
+    "convolution_backward": _convolution_backward,
+    "_slow_conv2d_backward": _convolution_backward,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+}

@@ -1,0 +1,1 @@
+"""Operators as they are called, their schemas, and random ones."""

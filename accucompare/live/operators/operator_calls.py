@@ -1,0 +1,84 @@
+"""Operators seen while a module call runs, and the source lines that called them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path, PurePath
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch as dispatching
+
+from accucompare.live.operators import randomness
+
+#: Files that call models: what called them is no code of a model's.
+CALLERS = tuple(
+    str(Path(__file__).parents[2] / name) for name in ("recorder/state/training.py", "reproduce/reproducer.py", "watcher/again/second_run.py")
+)
+_PACKAGES = ("torch", "torch_npu", "accucompare")
+
+
+class CallMode(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees operators, below autograd and autocast, while a module call runs; it may be left although others were entered since.
+
+    Attributes:
+        entered: whether it sees any now.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.entered = False
+
+    def see(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and give what it gives."""
+        raise NotImplementedError
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for cls in types):
+            return NotImplemented  # such a tensor runs operators of its own, which come here in turn
+        if not isinstance(op, torch._ops.OpOverload):
+            return op(*args, **(kwargs or {}))
+        return self.see(op, args, kwargs or {})
+
+    def enter(self) -> None:
+        """See the operators that this thread calls from now on."""
+        self.__enter__()  # type: ignore[no-untyped-call]
+        self.entered = True
+
+    def leave(self) -> None:
+        """See no more; modes that were entered since, and were not left, stay."""
+        if not self.entered:
+            return
+        self.entered = False
+        above = []
+        while (top := dispatching._get_current_dispatch_mode()) is not self and top is not None:
+            above.append(dispatching._pop_mode())
+        if dispatching._get_current_dispatch_mode() is self:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        for mode in reversed(above):
+            dispatching._push_mode(mode)
+
+
+def source_line(folders: int = 0) -> str | None:
+    """Where the operator was called, by the first frame outside of torch and accucompare; ``None`` if it is part of a matched draw.
+
+    It is the file's name, after so many of the folders that it lies in, and the number of the line: ``lora/layer.py:1065``.
+
+    Of a model that accucompare itself called and that is made of torch's modules alone, there is none. Draws agree on every device
+    already; what they overwrite with is no work of the module's.
+    """
+    frame = sys._getframe(2)
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if frame.f_globals is randomness.__dict__ and frame.f_code not in randomness.RUN_FOR_THE_MODEL:
+            return None
+        if frame.f_code.co_filename in CALLERS:
+            break
+        if package not in _PACKAGES:
+            return f"{PurePath(*PurePath(frame.f_code.co_filename).parts[-1 - folders :]).as_posix()}:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,327 @@
+"""The same random numbers on every device, in every dtype: random operations draw from a CPU generator.
+
+Device generators never match (an NPU's state is 16 bytes, a CPU's 5,056), and even CPUs differ in how they fill a tensor. So,
+while a capture runs, each random operation is first done plainly, which leaves all generators as a plain run leaves them, and
+then its numbers are replaced by ones drawn in float32 on the CPU by a Mersenne Twister seeded with the seed and the
+operation's number.
+
+Activation checkpointing restores the plain generators before it computes a forward again; a draw then finds its
+number by their state, so that a recomputed dropout mask is the one of the first time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import xxhash
+
+from accucompare.bundle.format.training_state import SavedDraws
+from accucompare.live.operators.dispatch import intercepting, of_this_thread, plainly, register
+from accucompare.live.operators.random_state import get_state, set_state
+
+_STEPS = {torch.bfloat16: 2.0**8, torch.float16: 2.0**11}  # how many uniform numbers a narrow type has between 0 and 1
+_aten = torch.ops.aten
+
+
+@dataclass(eq=False)  # two captures may have drawn alike
+class Draws:
+    """The random operations of one capture.
+
+    Attributes:
+        seed: of the capture.
+        count: how many draws there were.
+        unmatched: operations whose numbers still came from the device.
+        repeated: whether a step drew what the one before had drawn, since the generators were seeded again.
+    """
+
+    seed: int
+    count: int = 0
+    unmatched: set[str] = field(default_factory=set)
+    repeated: bool = False
+    _numbers: dict[bytes, int] = field(default_factory=dict)
+    _earlier: dict[bytes, int] = field(default_factory=dict)
+
+    def generator(self, state: bytes) -> torch.Generator:
+        """The generator of the draw that found the plain generator in this state, or else of the next draw.
+
+        So a loop that seeds again draws the same again, as it would plainly, and so does a recomputation.
+        """
+        number = self._numbers.get(state)
+        if number is None and state in self._earlier:
+            number, self.repeated = self._earlier[state], True
+        if number is None:
+            number = self.count
+            self.count += 1
+        self._numbers[state] = number
+        return torch.Generator("cpu").manual_seed((self.seed * 1_000_003 + number) % (1 << 63))
+
+    def end_step(self) -> None:
+        """Forget the states of the step before the one that ends; this one's backward may be still to come."""
+        self._earlier, self._numbers = self._numbers, {}
+
+    def saved(self) -> SavedDraws:
+        """What the draws of the next step depend on; to be asked between two steps."""
+        return SavedDraws(self.count, {state.hex(): number for state, number in self._earlier.items()}, self.repeated)
+
+    def restore(self, saved: SavedDraws) -> None:
+        """Draw on from there.
+
+        Raises:
+            ValueError: if it is damaged.
+        """
+        self.count, self.repeated = saved.count, saved.repeated
+        self._earlier, self._numbers = {bytes.fromhex(state): number for state, number in saved.numbers.items()}, {}
+
+
+_active: list[tuple[int, Draws]] = []
+_registered: list[bool] = []
+
+
+@contextlib.contextmanager
+def matched_randomness(seed: int) -> Iterator[Draws | None]:
+    """Draw every random number of this thread on the CPU while the context lasts.
+
+    Yields:
+        The draws, or ``None`` where this version of torch does not let them be caught.
+    """
+    try:
+        register_kernels()
+        switch = contextlib.ExitStack()
+        switch.enter_context(intercepting())
+    except (AttributeError, RuntimeError, TypeError):
+        yield None
+        return
+    draws = Draws(seed)
+    entered = (threading.get_ident(), draws)
+    _active.append(entered)
+    try:
+        with switch:
+            yield draws
+    finally:
+        _active.remove(entered)
+
+
+def register_kernels() -> None:
+    """Let random operations be caught; errors as ``register``. To be called before other kernels are registered for them."""
+    if not _registered:
+        register(_kernels())
+        _registered.append(True)
+
+
+def _kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
+    yield "uniform_", _uniform_
+    for name in ("normal_", "exponential_", "geometric_", "log_normal_", "cauchy_"):
+        yield name, _filling(getattr(_aten, name).default)
+    for overload in ("default", "from", "to"):
+        op = getattr(_aten.random_, overload)
+        yield _name_of(op), _filling(op)
+    yield "bernoulli_.float", _bernoulli(_aten.bernoulli_.float, default=0.5)
+    for op in (_aten.bernoulli_.Tensor, _aten.bernoulli.p, _aten.bernoulli.out):
+        yield _name_of(op), _bernoulli(op)
+    yield "native_dropout", _native_dropout
+    yield "scaled_dot_product_attention", _scaled_dot_product_attention
+    yield "randperm.generator_out", _randperm_out
+    for op in (
+        _aten.multinomial.default,
+        _aten.poisson.default,
+        _aten.binomial.default,
+        _aten._standard_gamma.default,
+        _aten._sample_dirichlet.default,
+        _aten.normal.Tensor_float,
+        _aten.normal.float_Tensor,
+        _aten.normal.Tensor_Tensor,
+    ):
+        yield _name_of(op), _on_cpu(op)
+    for op in (
+        _aten._cudnn_rnn.default,
+        _aten.rrelu_with_noise.default,
+        _aten.rrelu_with_noise_.default,
+        _aten._fused_dropout.default,
+    ):
+        yield _name_of(op), _unmatched(op)
+
+
+def _name_of(op: Any) -> str:
+    return str(op._schema.name).removeprefix("aten::") + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
+
+
+def _generator_for(tensor: torch.Tensor, given: torch.Generator | None) -> torch.Generator | None:
+    """The generator to draw from; ``None`` where the plain numbers shall stand.
+
+    They stand for a CPU generator of the user's own, which agrees on every device, and where there is no plain data.
+    """
+    draws = of_this_thread(_active)
+    if draws is None or (given is not None and given.device.type == "cpu") or not _is_plain(tensor, draws):
+        return None
+    state = given.get_state() if given is not None else get_state(tensor.device)
+    return draws.generator(xxhash.xxh3_128_digest(state.numpy()))
+
+
+def _is_plain(tensor: torch.Tensor, draws: Draws) -> bool:
+    """Whether a tensor has data that can be overwritten here: no subclass that acts by itself, not inside torch.func, not meta."""
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # DTensor, FakeTensor
+        draws.unmatched.add(f"an operation on a {type(tensor).__name__}")
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        draws.unmatched.add("an operation inside torch.func")
+        return False
+    return not (tensor.is_meta or tensor.is_nested)
+
+
+def _uniform(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    drawn: torch.Tensor = plainly(torch.rand, shape, generator=generator, dtype=torch.float32, device="cpu")
+    return drawn
+
+
+def _overwrite(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Put values drawn on the CPU in place of the plain ones, as data: to autograd, the plain operation made the tensor."""
+    tensor.detach().copy_(values)
+    return tensor
+
+
+def _filling(op: Any) -> Callable[..., torch.Tensor]:
+    """For ``tensor.normal_()`` and its like."""
+    wide = "random_" not in str(op)  # random_'s range depends on the dtype, so it is drawn in the tensor's own
+
+    def kernel(tensor: torch.Tensor, *args: Any, generator: torch.Generator | None = None) -> torch.Tensor:
+        ours = _generator_for(tensor, generator)
+        plainly(op, tensor, *args, generator=generator)
+        if ours is None:
+            return tensor
+        dtype = torch.float32 if wide and tensor.is_floating_point() else tensor.dtype
+        return _overwrite(tensor, plainly(op, torch.empty(tensor.shape, dtype=dtype, device="cpu"), *args, generator=ours))
+
+    return kernel
+
+
+def _uniform_(tensor: torch.Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    ours = _generator_for(tensor, generator)
+    plainly(_aten.uniform_.default, tensor, low, high, generator=generator)
+    if ours is None:
+        return tensor
+    values = _uniform(tensor.shape, ours)
+    if tensor.dtype in _STEPS:  # rounded to nearest, many would become `high`, which is never drawn
+        values = values.mul_(_STEPS[tensor.dtype]).floor_().div_(_STEPS[tensor.dtype])
+    values = values.mul_(high - low).add_(low).to(tensor.dtype)
+    return _overwrite(tensor, values.masked_fill_(values >= high, low) if high > low else values)
+
+
+def _bernoulli(op: Any, default: float | None = None) -> Callable[..., torch.Tensor]:
+    """For ``bernoulli`` in all its forms. ``default``: the probability if none is given; ``None`` where the tensor holds them."""
+
+    def kernel(tensor: torch.Tensor, *args: Any, generator: torch.Generator | None = None, **out: torch.Tensor) -> torch.Tensor:
+        ours = _generator_for(tensor, generator)
+        result: torch.Tensor = plainly(op, tensor, *args, generator=generator, **out)
+        if ours is None:
+            return result
+        p = args[0] if args else tensor if default is None else default
+        return _overwrite(result, _uniform(tensor.shape, ours) < (p.detach().cpu() if isinstance(p, torch.Tensor) else p))
+
+    return kernel
+
+
+def _native_dropout(tensor: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    ours = _generator_for(tensor, None) if train is not False and p > 0 else None
+    result: tuple[torch.Tensor, torch.Tensor] = plainly(_aten.native_dropout.default, tensor, p, train)
+    if ours is None:
+        return result
+    kept = (_uniform(tensor.shape, ours) < 1 - p).to(tensor.device)
+    return tensor * kept * (1 / (1 - p) if p < 1 else 0.0), kept
+
+
+def _scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> torch.Tensor:
+    """With dropout, the fused kernels draw inside; the mathematical form drops out by an operation of its own."""
+    plain = _aten.scaled_dot_product_attention.default
+    draws = of_this_thread(_active)
+    matched = dropout_p > 0 and draws is not None and _is_plain(query, draws)
+    before = get_state(query.device) if matched else None
+    run = _advance_generators if matched else plainly
+    result: torch.Tensor = run(plain, query, key, value, attn_mask, dropout_p, is_causal, **options)
+    if before is None:
+        return result
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value = (tensor.to(result.dtype) for tensor in (query, key, value))
+    if attn_mask is not None:
+        attn_mask = _additive(attn_mask, query.dtype)
+    options = {name: option for name, option in options.items() if option not in (None, False)}
+    math = _aten._scaled_dot_product_attention_math.default
+    after = get_state(query.device)
+    set_state(query.device, before)  # so that the dropout inside is known by the state that the plain operation found
+    with torch.autocast(query.device.type, enabled=False):
+        output: torch.Tensor = math(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
+    set_state(query.device, after)
+    return output
+
+
+def _advance_generators(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator only because the generators must advance as they would plainly; what it runs inside is no work of the model's.
+
+    Whoever looks for the source line of such an operator meets this function's frame, which is none of ``RUN_FOR_THE_MODEL``.
+    """
+    return plainly(op, *args, **kwargs)
+
+
+def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """An attention mask in the form that is added."""
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, float("-inf"))
+    return mask.to(dtype)
+
+
+def _randperm_out(n: int, *, generator: torch.Generator | None, out: torch.Tensor) -> torch.Tensor:
+    ours = _generator_for(out, generator)
+    plainly(_aten.randperm.generator_out, n, generator=generator, out=out)
+    return out if ours is None else _overwrite(out, plainly(torch.randperm, n, generator=ours, device="cpu"))
+
+
+def _on_cpu(op: Any) -> Callable[..., torch.Tensor]:
+    """For operations that take their parameters as tensors: done again on the CPU, in float32."""
+
+    def kernel(*args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> torch.Tensor:
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        generators = [arg for arg in args if isinstance(arg, torch.Generator)]
+        given = generator or (generators[0] if generators else None)
+        ours = _generator_for(tensors[0], given)
+        args = tuple(arg for arg in args if not isinstance(arg, torch.Generator))
+        result: torch.Tensor = plainly(op, *args, generator=given, **kwargs)
+        if ours is None:
+            return result
+        hosts = [_host(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+        return plainly(op, *hosts, generator=ours, **kwargs).to(result.device, result.dtype)  # type: ignore[no-any-return]
+
+    return kernel
+
+
+def _host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.cpu().float() if tensor.is_floating_point() else tensor.cpu()
+
+
+def _unmatched(op: Any) -> Callable[..., Any]:
+    """For operations that draw inside a fused kernel: they are listed in the bundle."""
+    names = [argument.name for argument in op._schema.arguments]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        draws = of_this_thread(_active)
+        if draws is not None and (given.get("dropout") or given.get("training") or "dropout" in _name_of(op)):
+            draws.unmatched.add(_name_of(op))
+        return plainly(op, *args, **kwargs)
+
+    return kernel
+
+
+#: The code of the kernels that run operators of the model's own. Whatever the other functions here run is part of a draw.
+RUN_FOR_THE_MODEL = (_scaled_dot_product_attention.__code__, _unmatched(_aten._cudnn_rnn.default).__code__)

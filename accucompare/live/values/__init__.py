@@ -1,0 +1,1 @@
+"""Values: nested ones, tensors on their way to the host, sketches on the device."""

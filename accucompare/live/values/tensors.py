@@ -1,0 +1,330 @@
+"""From a live tensor to bits on the host, where nothing can overwrite them later."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from enum import Enum
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+from torch._subclasses.fake_tensor import FakeTensor
+
+from accucompare import devices
+from accucompare.bundle.writing.memory import Lease
+from accucompare.bundle.writing.record_file import Sketched
+from accucompare.bundle.format.records import Layout
+from accucompare.bundle.writing.writer import BundleWriter
+from accucompare.live.values import device_sketch
+from accucompare.live.values.nested import Shapes, joined
+from accucompare.live.values.values import describe
+from accucompare.numbers.digests import digest
+from accucompare.numbers.dtypes import DTYPES, Array, DType
+from accucompare.numbers.statistics import Statistics, summarize
+
+_LOGGER = logging.getLogger(__name__)
+_SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+_UNKNOWN_TO_NUMPY = {name for name, dtype in DTYPES.items() if dtype.ml_dtype or name == "complex32"}
+_SMALL = 4 << 10  # bytes; a block of memory to use again takes longer to find than one of them to copy
+_LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of them
+_SHARED = 4 << 20  # bytes; the same of summarizing one
+_WORTH_A_SKETCH = 1 << 20  # bytes; a device's hundred kernels take as long to start as one of them to copy, and to sketch on the host
+
+
+class HostValue(NamedTuple):
+    """A value as a record keeps it: its bits, or why there are none.
+
+    Attributes:
+        array: its bits; ``None`` if there are none, or if the writer has them already.
+        digest: of the bits, if it is known already; or of a string, which has no array but can be compared.
+        statistics: of the bits, if they are known already.
+        lease: the memory of the writer's that the array is in.
+        ready: to be called before the array is read, if a device is still filling it in.
+        components: of a nested tensor, whose values are one array: the shapes of its parts.
+        sketched: of a tensor that its device makes a sketch of, which has no array: gives what it has made, after ``ready``.
+    """
+
+    array: Array | None
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    detail: str = ""
+    digest: str | None = None
+    statistics: Statistics | None = None
+    lease: Lease | None = None
+    ready: Callable[[], None] | None = None
+    components: Shapes | None = None
+    sketched: Callable[[], Sketched] | None = None
+
+
+@cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """PyTorch's name without ``torch.``"""
+    return str(dtype).removeprefix("torch.")
+
+
+class Bits(Enum):
+    """What is known of a tensor's bits.
+
+    ``NEW``: most likely no record of the step has them, so that they need not be digested before they are copied. ``OURS``: nobody writes
+    into them any more, so that they need not be copied either.
+    """
+
+    ANY = "any"
+    NEW = "new"
+    OURS = "ours"
+
+
+def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bool = False, bits: Bits = Bits.ANY) -> HostValue:
+    """Bring a tensor's bits to the host; never raises.
+
+    Bits that lie there already are digested where they lie, and copied only if the writer does not have them from this step; the
+    content decides, whichever tensor holds it. For a writer that keeps no tensors they are summarized there too, unless the array is
+    ``needed``. Without a writer, the array may be the tensor's own memory. For a writer that keeps sketches, a device makes those of its
+    large tensors itself, as far as it can.
+
+    A nested tensor comes as its values in one array, and the shapes of its components. A tensor that has no plain data (sparse, meta,
+    quantized, inside vmap) or cannot be copied comes without an array.
+    """
+    dtype = dtype_name(tensor.dtype)
+    try:
+        layout, array = Layout.STRIDED, _in_place(tensor)
+        if array is not None:
+            shape = array.shape
+        else:
+            layout = layout_of(tensor)
+            if layout is Layout.NESTED:
+                return _nested(tensor, writer, needed)
+            if layout is Layout.BATCHED:
+                return HostValue(None, (), dtype, layout)
+            shape = tuple(tensor.shape)
+            if layout is not Layout.STRIDED:
+                return HostValue(None, shape, dtype, layout)
+            if dtype not in DTYPES:
+                return HostValue(None, shape, dtype, Layout.UNREADABLE, "accucompare does not know this dtype")
+            with torch.no_grad():
+                tensor = _plain(tensor.detach())
+                array = _in_place(tensor)
+                if array is None:
+                    made = None if writer is None or needed else _sketched(tensor, writer)
+                    return made or _copied(tensor, writer)
+        if writer is None or bits is Bits.OURS:
+            return HostValue(array, shape, dtype, layout)
+        if bits is Bits.NEW and writer.wants_values:
+            return _kept(array, dtype, shape, layout, None, writer)
+        if bits is Bits.NEW and not needed and writer.wants_statistics and array.nbytes >= _SHARED:
+            return HostValue(None, shape, dtype, layout, **_digested_and_summarized(array, DTYPES[dtype]))
+        checksum = digest(array)
+        if writer.has(dtype, shape, checksum):
+            return HostValue(None, shape, dtype, layout, digest=checksum)
+        if not (writer.wants_values or needed):
+            statistics = summarize(array, DTYPES[dtype]) if writer.wants_statistics else None
+            return HostValue(None, shape, dtype, layout, digest=checksum, statistics=statistics)
+        return _kept(array, dtype, shape, layout, checksum, writer)
+    except Exception as error:  # a tensor subclass may raise anything; the record then says so, and the model runs on
+        return HostValue(None, (), dtype, Layout.UNREADABLE, f"{type(error).__name__}: {error}"[:200])
+
+
+def _digested_and_summarized(array: Array, dtype: DType) -> dict[str, Any]:
+    """The digest and the statistics of an array, by two threads."""
+    found: list[Statistics] = []
+    helper = threading.Thread(target=lambda: found.append(summarize(array, dtype)), daemon=True)
+    helper.start()
+    checksum = digest(array)
+    helper.join()
+    return {"digest": checksum, "statistics": found[0] if found else summarize(array, dtype)}
+
+
+def _kept(array: Array, dtype: str, shape: tuple[int, ...], layout: Layout, checksum: str | None, writer: BundleWriter) -> HostValue:
+    """A copy of bits that lie in the host's memory."""
+    if array.nbytes <= _SMALL:
+        return HostValue(array.copy(), shape, dtype, layout, digest=checksum)
+    lease = writer.take(array.nbytes, devices.backend("cpu").host_memory)
+    kept = _as_array(lease.block, dtype, shape)
+    _copy(array, kept)
+    return HostValue(kept, shape, dtype, layout, digest=checksum, lease=lease)
+
+
+def _nested(tensor: torch.Tensor, writer: BundleWriter | None, needed: bool) -> HostValue:
+    """A nested tensor's values in one array; without one where those have no plain data."""
+    with torch.no_grad():
+        values, components = joined(tensor)
+    host = to_host(values, writer, needed)
+    known = host.layout is Layout.STRIDED
+    return host._replace(layout=Layout.NESTED if known else host.layout, components=components if known else None)
+
+
+def _copied(tensor: torch.Tensor, writer: BundleWriter | None) -> HostValue:
+    """A copy of a tensor of a device or of one that is not contiguous; its digest is left to the writer."""
+    dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
+    backend = devices.backend(tensor.device.type)
+    nbytes = tensor.numel() * tensor.element_size()
+    lease = None if writer is None else writer.take(nbytes, backend.host_memory)
+    try:
+        block = torch.empty(nbytes, dtype=torch.uint8, device="cpu") if lease is None else lease.block
+        ready = backend.copy_to_host(tensor, block[:nbytes].view(tensor.dtype).view(shape))
+        if ready is not None and lease is None:
+            ready()
+        return HostValue(_as_array(block, dtype, shape), shape, dtype, Layout.STRIDED, lease=lease, ready=lease and ready)
+    except BaseException:
+        if lease is not None:
+            lease.release()
+        raise
+
+
+def _sketched(tensor: torch.Tensor, writer: BundleWriter) -> HostValue | None:
+    """What a tensor's device makes of it in place of its values; ``None`` if these are to be copied."""
+    dtype, size, backend = dtype_name(tensor.dtype), writer.sketch_size, devices.backend(tensor.device.type)
+    if size is None or tensor.numel() * tensor.element_size() < max(_WORTH_A_SKETCH, 8 * size):
+        return None
+    if backend.SKETCHES_IN is None or not device_sketch.can_sketch(tensor, backend.SKETCHES_IN):
+        return None
+    try:
+        packed, made = device_sketch.begin(tensor, size, backend.SKETCHES_IN)
+    except (RuntimeError, TypeError) as error:  # no memory there, or no such operator
+        _LOGGER.debug("a tensor of %s is copied, for no sketch could be made there: %s", tensor.device, error)
+        return None
+    lease = writer.take(packed.nbytes, backend.host_memory)
+    try:
+        block = lease.block[: packed.nbytes]
+        ready = backend.copy_to_host(packed, block)
+    except BaseException:
+        lease.release()
+        raise
+    shape = tuple(tensor.shape)
+    return HostValue(None, shape, dtype, Layout.STRIDED, lease=lease, ready=ready, sketched=lambda: made(block.numpy()))
+
+
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that nobody else writes into, where the tensor lies; on the host in memory that is faster to get than PyTorch's own."""
+    tensor = tensor.detach()
+    array = _in_place(tensor)
+    if array is None or array.nbytes < _LARGE:
+        return tensor.clone()
+    block = devices.backend("cpu").host_memory(array.nbytes)
+    _copy(array, _as_array(block, dtype_name(tensor.dtype), array.shape))
+    return block[: array.nbytes].view(tensor.dtype).view(tensor.shape)
+
+
+def difference(after: torch.Tensor, before: torch.Tensor, take: Callable[[int], Lease]) -> tuple[torch.Tensor, Lease | None]:
+    """``after`` minus ``before``, which have one shape and dtype; in float32 if that is wider.
+
+    ``take`` gives memory for so many bytes, which large tensors of the host are computed in; it comes with the difference.
+    """
+    after = after.detach()
+    wide = torch.float32 if before.itemsize < 4 else before.dtype
+    nbytes = before.numel() * wide.itemsize
+    if nbytes <= _SMALL or _in_place(after) is None or _in_place(before) is None:
+        return after.to(wide) - before.to(wide), None
+    lease = take(nbytes)
+    result = lease.block[:nbytes].view(wide).view(before.shape)
+    if wide is before.dtype:
+        torch.sub(after, before, out=result)
+    else:
+        result.copy_(after).sub_(before)
+    return result, lease
+
+
+def scalar_to_host(value: Any) -> HostValue:
+    """A Python number as a 0-d array; an int too large for 64 bits comes without one."""
+    name = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}[
+        next(kind for kind in (bool, int, float, complex) if isinstance(value, kind))
+    ]
+    try:
+        return HostValue(np.array(value, DTYPES[name].storage), (), name, Layout.SCALAR)
+    except OverflowError:
+        return other_to_host(value)
+
+
+def other_to_host(value: Any) -> HostValue:
+    """A value that no array can hold: a string or a large int by its digest, anything else by its name."""
+    comparable = isinstance(value, (str, bytes, int))
+    digest = xxhash.xxh3_128_hexdigest(repr(value).encode()) if comparable else None
+    return HostValue(None, (), "", Layout.OPAQUE, describe(value), digest)
+
+
+def from_bits(raw: Array, dtype: str) -> torch.Tensor:
+    """The inverse of the copy: a CPU tensor of the true type over the bits."""
+    tensor = torch.from_numpy(raw)
+    true = getattr(torch, dtype)
+    return tensor if tensor.dtype == true else torch.from_numpy(raw.view(f"i{raw.dtype.itemsize}")).view(true)
+
+
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """How a tensor holds its data."""
+    if torch._C._functorch.is_batchedtensor(tensor):
+        return Layout.BATCHED
+    if tensor.is_nested:
+        return Layout.NESTED
+    if isinstance(tensor, FakeTensor) or tensor.is_meta:
+        return Layout.META
+    if tensor.is_quantized:
+        return Layout.QUANTIZED
+    if tensor.layout not in (torch.strided, torch._mkldnn):  # type: ignore[attr-defined]
+        return Layout.SPARSE
+    return Layout.STRIDED
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with data of its own: sharded ones gathered, oneDNN's put into plain order."""
+    if hasattr(tensor, "full_tensor"):  # DTensor; a collective, which every rank's hook enters in the same order
+        tensor = tensor.full_tensor()
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
+def _in_place(tensor: torch.Tensor) -> Array | None:
+    """A tensor's bits as they lie in the host's memory; ``None`` if they do not lie there, one after the other.
+
+    By as few calls as can be of those that let another thread take the interpreter: getting it back takes longer than the call.
+    """
+    plain = (
+        type(tensor) is torch.Tensor  # else its data may be anywhere
+        and not tensor.requires_grad
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and tensor.is_contiguous()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+    if not plain:
+        return None
+    name = dtype_name(tensor.dtype)
+    if name not in DTYPES:
+        return None
+    if name in _UNKNOWN_TO_NUMPY:
+        if tensor.is_conj() or tensor.is_neg():
+            return None
+        tensor = tensor.view(_SAME_WIDTH[tensor.element_size()])
+    try:
+        array: Array = tensor.numpy()
+    except RuntimeError:  # it is yet to be conjugated or negated
+        return None
+    return array.view(DTYPES[name].storage)
+
+
+def _as_array(block: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Array:
+    """The beginning of a row of bytes as an array of the storage type."""
+    return np.ndarray(shape, DTYPES[dtype].storage, block.numpy())
+
+
+def _copy(source: Array, target: Array) -> None:
+    """Copy one contiguous array to another; by two threads if they are large, for most of the time goes into fresh pages."""
+    source, target = source.reshape(-1), target.reshape(-1)
+    half = source.size // 2 if source.nbytes >= _LARGE else 0
+    helper = threading.Thread(target=np.copyto, args=(target[:half], source[:half]), daemon=True) if half else None
+    if helper is not None:
+        helper.start()
+    np.copyto(target[half:], source[half:])
+    if helper is not None:
+        helper.join()
+
+
+def round_to(values: Array, dtype: DType) -> Array:
+    """As ``accucompare.numbers.dtypes.round_to``, by PyTorch, which has instructions for it where NumPy computes bit by bit."""
+    array = _in_place(torch.from_numpy(values).to(getattr(torch, dtype.name)))
+    assert array is not None
+    return array

@@ -1,0 +1,1 @@
+"""Golden's values in place of a module's own."""

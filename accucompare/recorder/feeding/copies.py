@@ -1,0 +1,101 @@
+"""Golden's values in tensors like those whose place they take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from accucompare.live.values import nested
+from accucompare.live.values.subclasses import dressed_as, plainly
+from accucompare.live.values.tensors import dtype_name
+from accucompare.numbers.dtypes import DTYPES, Kind
+from accucompare.recorder.feeding.lending import Exchange
+
+#: The name of the nodes that golden's values have in autograd's graph.
+IN_PLACE_OF = "_InPlaceOfBackward"
+
+
+class _InPlaceOf(torch.autograd.Function):
+    """Golden's values to whoever computes with them, and to autograd the tensor whose place they take: gradients go on to that.
+
+    With an ``exchange``, they go on as what that makes of them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, arrived: torch.Tensor, golden: list[torch.Tensor], exchange: Exchange | None) -> torch.Tensor:
+        ctx.exchange = exchange
+        ctx.set_materialize_grads(False)
+        return golden[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return ctx.exchange(grads[0]) if ctx.exchange and grads[0] is not None else grads[0], None, None
+
+
+def in_place_of(arrived: torch.Tensor, values: torch.Tensor, exchange: Exchange | None) -> torch.Tensor:
+    """A tensor of these values, in their memory, whose gradient goes on to another; see ``_InPlaceOf``."""
+    if not (arrived.requires_grad and torch.is_grad_enabled()):
+        return values
+    new: torch.Tensor = _InPlaceOf.apply(arrived, [values], exchange)  # type: ignore[no-untyped-call]
+    return new
+
+
+def like(tensor: torch.Tensor, golden: torch.Tensor, exchange: Exchange | None = None) -> torch.Tensor:
+    """Golden's values in a tensor of another's class, which is nested or plain; gradients of it are gradients of the other."""
+    with torch.inference_mode(False), torch.no_grad():
+        if tensor.is_nested:
+            new = nested.like(tensor, _cast(golden, tensor.dtype))
+        else:
+            with plainly():
+                new = _copy_like(tensor, golden)
+    if tensor.requires_grad:
+        with torch.enable_grad():  # a forward may turn it on later, and ask for gradients with respect to what it was given
+            new = _InPlaceOf.apply(tensor, [new], exchange)  # type: ignore[no-untyped-call]
+    with plainly():
+        return dressed_as(tensor, new)
+
+
+def _copy_like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
+    """Golden's values in a tensor of its own: of the dtype, the device and the strides of another, by which kernels choose their ways.
+
+    Args:
+        tensor: the one whose place it takes.
+        golden: of the same shape, on the CPU.
+    """
+    with torch.inference_mode(False), torch.no_grad():  # outside of it, tensors count the writes into them
+        values = _cast(golden, tensor.dtype)
+        like, single = tensor.detach(), values
+        for dim in range(tensor.dim()):
+            if tensor.stride(dim) == 0 and tensor.size(dim) > 1:  # expanded
+                like, single = like.narrow(dim, 0, 1), single.narrow(dim, 0, 1)
+        if single is not values and not torch.equal(single.expand_as(values), values):
+            like, single = tensor.detach(), values
+        strides = like.stride() if _apart(like.shape, like.stride()) else torch.empty_like(like, device="meta").stride()
+        copy = torch.empty_strided(like.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(single)
+        return copy if copy.shape == tensor.shape else copy.expand(tensor.shape)
+
+
+def _apart(shape: Iterable[int], strides: Iterable[int]) -> bool:
+    """Whether no two elements share their memory; ``False`` also where that takes more than a look."""
+    reach = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1):
+        if stride < reach:
+            return False
+        reach += stride * (size - 1)
+    return True
+
+
+def rounded(golden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Golden's values rounded to a type, in their own; what is finite stays finite."""
+    return _cast(golden, dtype).to(golden.dtype)
+
+
+def _cast(golden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Golden's values in another type of the same kind; what is finite stays finite, as a mask of float32's lowest numbers has to."""
+    ours, theirs = DTYPES[dtype_name(dtype)], DTYPES[dtype_name(golden.dtype)]
+    if ours.kind is Kind.FLOAT and ours.largest < theirs.largest:
+        wide = golden if golden.itemsize > 1 else golden.float()
+        golden = torch.where(wide.isinf(), wide, wide.clamp(-ours.largest, ours.largest))
+    return golden.to(dtype)

@@ -1,0 +1,56 @@
+"""A fed update: it is given golden's gradients, parameters and state, and what comes after it golden's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from accucompare.bundle.format.records import Role
+from accucompare.recorder.feeding.feeding import Feed
+from accucompare.recorder.feeding.golden_values import Memory, Place
+
+
+@dataclass(frozen=True)
+class FedUpdates:
+    """Golden's parameters, gradients and state, for updates (``accucompare.recorder.recording.updates.Golden``).
+
+    Attributes:
+        feed: where they come from.
+        step: tells the number of the step.
+    """
+
+    feed: Feed
+    step: Callable[[], int]
+
+    def start(self, name: str, update: int, path: str, tensor: torch.Tensor) -> None:
+        """Write what golden's parameter was after so many updates of the step into the candidate's, if it is another.
+
+        That is what the next update of it was given, be it in a later step. The write is not counted as one: a graph that was made before
+        goes on with golden's value.
+        """
+        golden = self.feed.parameter(self.step(), name, update, path, tensor.detach())
+        if golden is not None and not torch.equal(golden, tensor):
+            tensor.data.copy_(golden)
+
+    def has_changed(self, name: str, update: int, path: str) -> bool:
+        """Whether something else had changed golden's parameter after so many updates of the step. Errors as ``Feed.inputs``."""
+        self.feed.load(self.step())
+        return self.feed.has_value(Place(self.step(), name, update, Role.PARAM_CHANGED), path)
+
+    def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
+        """Write golden's value into a tensor that an update is given; if golden has none, that is noted. Errors as ``Feed.inputs``."""
+        place = Place(self.step(), name, update, role)
+        self.feed.load(place.step)
+        golden = self.feed.golden_value(place, path, tensor.detach(), Memory())
+        if isinstance(golden, torch.Tensor):
+            with torch.no_grad():
+                tensor.copy_(golden)
+            self.feed.fed += 1
+        elif isinstance(golden, str) and self.feed.has(place):
+            self.feed.pass_on(place, path, golden)
+
+    def leave(self, name: str, update: int, role: Role, path: str, why: str) -> None:
+        """Note that an update was not given golden's value."""
+        self.feed.pass_on(Place(self.step(), name, update, role), path, why)

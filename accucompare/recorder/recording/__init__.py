@@ -1,0 +1,1 @@
+"""What is recorded of module calls, operators, backwards and updates."""

@@ -1,0 +1,397 @@
+"""Recording the backward: the gradients at the outputs, the inputs and the parameters of every module call."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from accucompare.bundle.format.records import Role
+from accucompare.live.autograd.gradients import has_foreign_hooks, parameters_of
+from accucompare.live.autograd.graph import Observer, observe, observe_no_more, reachable
+from accucompare.live.modules.hooks import Call
+from accucompare.live.modules.names import Modules
+from accucompare.live.around.ranks import has_sharded_parameters
+from accucompare.live.autograd.spans import (
+    OPEN,
+    WRITES_INTO_VIEW,
+    Edge,
+    GradientHook,
+    Graph,
+    Span,
+    Spans,
+    Sum,
+    backward_of,
+    cast_parameter,
+    edge_of,
+    edge_to,
+    edges_of,
+    hook_arriving,
+    made_by_backward,
+    seeded,
+)
+from accucompare.recorder.recording.contributions import Cast, Exchanged, Gift, Output, Running, Uses, add_as
+from accucompare.recorder.feeding.copies import IN_PLACE_OF
+from accucompare.recorder.recording.guard import Guard, guarded
+from accucompare.recorder.recording.nodes import Nodes
+
+C = TypeVar("C", bound=Call)
+
+#: What gives calls views of one flat parameter, whose gradients are not told apart.
+_FLAT = "FullyShardedDataParallel"
+
+
+class Backward(Generic[C]):
+    """The backward's part of a recorder.
+
+    Of each module call it records ``grad_output``, the whole gradient that arrives at an output; ``grad_input``, what this call adds to
+    the gradient of an input; and ``call_grad``, what it adds to that of a parameter. The path of the last is the parameter's name in its
+    module. For a shared parameter that was first met in another module it is ``/`` and its full name there.
+    Nothing is put into autograd's graph.
+
+    Attributes:
+        count: how many backwards there were.
+        other_threads: whether calls of one step were made in several threads; gradients of such steps are not recorded, since autograd
+            numbers the nodes of each thread for itself.
+        late: how many gradients arrived at calls of a step that had ended, and are not recorded.
+        past: how many steps had calls and backwards, none of which went through a call.
+    """
+
+    def __init__(
+        self, modules: Modules, guard: Guard, record: Callable[[C, Role, str, torch.Tensor], None], nodes: Nodes[C] | None = None
+    ) -> None:
+        """``nodes``: records those of some calls, too."""
+        self.count = 0
+        self.other_threads = False
+        self.late = 0
+        self.past = 0
+        self._reached: bool | None = None  # whether a backward of this step went through a call; None before the first
+        self._guard = guard
+        self._record = record
+        self._nodes = nodes
+        self._spans: Spans[C] = Spans()
+        self._again: dict[int, Spans[C]] = {}  # by thread: of calls that are run again, until the backward through them begins
+        self._threads: set[int] = set()  # in which calls of this step were made
+        self._second = False  # whether a backward has made a graph, which another may go through
+        self._running: list[Running] = []  # one inside the other, as a reentrant checkpoint's is
+        self._handles: list[Any] = []
+        self._outputs: dict[Output, weakref.ref[torch.Tensor]] = {}
+        self._hooked: set[Output] = set()  # those on which the user had put hooks when the call gave them
+        self._changing: dict[str, None] = {}  # names of modules that use such an output themselves
+        self._observer = Observer(self._begins, self._ends)
+        self._gathers = has_sharded_parameters(modules)
+        self._flat = any(type(wrapper).__name__ == _FLAT for wrapper in modules.wrappers)
+        self._gathered: dict[int, torch.Tensor] = {}  # by id: what takes the place of sharded parameters
+        self._parameters: dict[int, str] = {}
+        self._own: dict[tuple[str, int], str] = {}
+        for each in parameters_of(modules):
+            self._own[each.owner, id(each.tensor)] = each.own
+            self._parameters[id(each.tensor)] = f"/{each.name}"
+
+    def install(self) -> None:
+        observe(self._observer)
+
+    def remove(self) -> None:
+        observe_no_more(self._observer)
+        self.next_step()
+
+    def next_step(self) -> None:
+        self.past += self._reached is False
+        self._reached = None
+        self._spans.clear()
+        self._again.clear()
+        self._threads.clear()
+        self._outputs.clear()
+        self._hooked.clear()
+        if self._nodes is not None:
+            self._nodes.next_step()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def began(self, call: C, outer: Span[C] | None, parts: Iterable[tuple[str, Any]]) -> Span[C] | None:
+        """A call that autograd follows begins with these inputs; ``None`` if its gradients are not to be recorded."""
+        if self._gathers:
+            self._gather(call)
+        if self._again and (again := self._again.get(threading.get_ident())) is not None:
+            return again.begin(call, outer, parts)
+        self._threads.add(threading.get_ident())
+        if len(self._threads) > 1:
+            self.other_threads = True
+            return None
+        return self._spans.begin(call, outer, parts)
+
+    def _gather(self, call: C) -> None:
+        """Learn what FSDP has put in the place of a module's parameters: their gradients are this rank's own, not yet summed."""
+        for own, tensor in call.module._parameters.items():
+            if tensor is not None and tensor.is_leaf and id(tensor) not in self._parameters:
+                self._gathered[id(tensor)] = tensor
+                self._own[call.name, id(tensor)] = own
+                self._parameters[id(tensor)] = f"/{call.name}.{own}" if call.name else f"/{own}"
+
+    def run_again(self) -> None:
+        """On this thread, inside a backward, calls begin whose first run autograd did not follow; a backward of their own comes next."""
+        self._again[threading.get_ident()] = Spans()
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether the calls that begin now on this thread are such."""
+        return threading.get_ident() in self._again
+
+    def ended(self, span: Span[C]) -> None:
+        """A call ends; nodes made from now on are not its own. Can be called again."""
+        self._spans.end(span)
+
+    def notes(self) -> list[str]:
+        """What is not recorded, one sentence each."""
+        found = ["calls of one step were made in several threads; gradients of such steps are not recorded"] if self.other_threads else []
+        if self._changing:
+            found.append(
+                f"an output that its module uses, too, has a hook of your own ({', '.join(list(self._changing)[:3]) or '(root)'}): "
+                "its grad_output is what arrives from outside before that hook, and what the hook changes is not fed"
+            )
+        if self._flat and self.count:
+            found.append(f"what a call adds to the gradient of a parameter (call_grad) is not recorded under {_FLAT}")
+        if self.past:
+            found.append(
+                f"in {self.past} step(s) no backward went through a call of the model: the loss is of none of its outputs, or of detached "
+                "ones; those steps have no gradients of layers"
+            )
+        return found + ([f"{self.late} gradient(s) arrived after session.step(), and are not recorded"] if self.late else [])
+
+    def gave(self, span: Span[C], parts: Iterable[tuple[str, Any]], exchange: Callable[[str, torch.Tensor], torch.Tensor] | None) -> None:
+        """A call has given these.
+
+        Args:
+            span: of the call.
+            parts: of its outputs.
+            exchange: gives what the backward goes on with in place of the gradient that arrives at a path.
+        """
+        parts = list(parts)
+        self._again.get(threading.get_ident(), self._spans).give(span, edges_of(parts))
+        for path, part in parts:
+            if isinstance(part, torch.Tensor) and (edge := edge_of(part)) is not None:
+                self._outputs[id(span), edge] = weakref.ref(part)
+                if has_foreign_hooks(part):
+                    self._hooked.add((id(span), edge))
+                arrived = functools.partial(guarded, self._guard, self._arrived, span.call.name, path, span, edge, exchange)
+                if part.is_leaf:  # which outlives its graph
+                    self._handles.append(part.register_hook(GradientHook(arrived)))  # type: ignore[no-untyped-call]
+                else:
+                    hook_arriving(part, arrived)
+
+    def passed_on(self, span: Span[C], pairs: Iterable[tuple[Any, torch.Tensor]]) -> None:
+        """A fed call returned what it was given, and its caller gets its own tensor back: the gradient of that arrives at inner calls, too.
+
+        Without a feed, a tensor that inner calls pass on unchanged is one and the same, so that its gradient is recorded for each of them.
+
+        Args:
+            span: of the call.
+            pairs: (what it returned, the caller's own tensor).
+        """
+        spans = self._again.get(threading.get_ident(), self._spans)
+        for returned, own in pairs:
+            edge = edge_of(returned) if isinstance(returned, torch.Tensor) else None
+            if edge is None:
+                continue
+            for inner in list(spans.giving(edge)):
+                if inner is not span and any(each is span for each in inner.chain()):
+                    self.gave(inner, [(path, own) for path in inner.outputs[edge]], None)
+
+    def from_outside(
+        self, span: Span[C], path: str, grad: torch.Tensor, exchange: Callable[[str, torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """What a fed backward goes on with in place of a gradient of an output that arrives from outside of the call.
+
+        That is the gradient itself, unless the call uses the output, too: all that arrives there is not from outside then.
+        """
+        running = self._running_through(span)
+        used = running is not None and any(
+            path in paths and (id(span), edge) in running.used_inside for edge, paths in span.outputs.items()
+        )
+        return exchange(path, grad) if used else grad
+
+    def _running_through(self, span: Span[C]) -> Running | None:
+        """The backward that is running through a call; ``None`` also if the call was of a step that has ended."""
+        return next((running for running in reversed(self._running) if span in running.spans), None)
+
+    def _arrived(
+        self,
+        path: str,
+        span: Span[C],
+        edge: Edge,
+        exchange: Callable[[str, torch.Tensor], torch.Tensor] | None,
+        grad: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        running = self._running_through(span)
+        if running is None:
+            self.late += bool(self._running)
+            return None
+        if len(self._threads) > 1:
+            return None
+        if grad is None or (id(span), edge) in running.used_inside:
+            return None
+        self._record(span.call, Role.GRAD_OUTPUT, path, grad)
+        return exchange and exchange(path, grad)
+
+    def _begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
+        again = self._again.pop(threading.get_ident(), None) if torch._C._current_graph_task_id() >= 0 else None
+        running = Running(self._spans if again is None else again, Graph() if makes_graph else None)
+        self._running.append(running)
+        self._second = self._second or makes_graph
+        if self._guard.listening:
+            self.count += 1
+            self._guard.run(self._follow, "a backward", (roots, seeds, running))
+
+    def _follow(self, roots: Any, seeds: Any, running: Running) -> None:
+        """Put hooks on the nodes that give something to an input or a parameter of the call that made them."""
+        if len(self._threads) > 1:
+            return
+        self._reached = self._reached or not running.spans
+        uses: dict[Output, Uses[C]] = {}  # of outputs, after the calls that gave them
+        casts: dict[int, Cast[C]] = {}  # by the number of the node
+        for edge, seed in seeded(roots, seeds):
+            for giver in running.spans.giving(edge):
+                uses.setdefault((id(giver), edge), Uses(giver)).seeds.append(seed)
+        for node in reachable(roots):
+            made, span = self._made(node, running)
+            if self._nodes is not None and span is not None and made != OPEN:
+                running.handles += self._nodes.follow(node, made, span.call)
+            gifts: list[Gift] = []
+            for index, (following, number) in enumerate(node.next_functions):
+                if following is None or (self._second and made_by_backward(following)):  # no gradient of such a one is recorded
+                    continue
+                edge = edge_to(following, number)
+                for giver in running.spans.giving(edge):
+                    if made < giver.last or (made == OPEN and span is not None and any(each is giver for each in span.chain())):
+                        running.used_inside.add((id(giver), edge))
+                    else:
+                        uses.setdefault((id(giver), edge), Uses(giver)).nodes.append((node, index))
+                if span is not None:
+                    gifts += self._to_inputs(span, node, index, edge, running)
+                gifts += self._to_parameters(span, node, index, edge, casts, running)
+            if gifts:
+                self._hook(node, "" if span is None else span.call.name, gifts, running)
+            self._reached = self._reached or span is not None
+        self._reached = self._reached or bool(uses)
+        for cast in casts.values():
+            self._cast(cast, running)
+        for key in running.used_inside & uses.keys():  # what arrives there is not all from outside
+            self._outside(uses[key], key[1], running)
+
+    def _made(self, node: Any, running: Running) -> tuple[int, Span[C] | None]:
+        """The number of a node, and the span of the innermost call that made it; of one that a backward has made, after all numbers."""
+        if self._second and made_by_backward(node):
+            made, span = OPEN, backward_of(node)
+        else:
+            made = node._sequence_nr()
+            span = running.spans.of(made)
+        if running.graph is not None:
+            running.graph.add(node)
+            tell = functools.partial(self._tell, running.graph, span)
+            running.handles.append(node.register_hook(functools.partial(guarded, self._guard, tell, "a backward")))
+        return made, span
+
+    def _tell(self, graph: Graph[C], span: Span[C] | None, given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
+        graph.tell(None, arrived)  # sums, which autograd makes itself
+        graph.tell(span, given)
+
+    def _hook(self, node: Any, name: str, gifts: list[Gift], running: Running) -> None:
+        """When a node has run, a module's of this name, add what it gives."""
+        for gift in gifts:
+            gift.total.expect()
+        running.handles.append(node.register_hook(functools.partial(guarded, self._guard, self._add, name, gifts)))
+
+    def _to_inputs(self, span: Span[C], node: Any, index: int, edge: Edge, running: Running) -> Iterable[Gift]:
+        """What a node of a call gives along an edge, as parts of the gradients of its inputs, and of those of the calls around it."""
+        for each in span.chain():
+            for path in each.inputs.get(edge, ()):
+                yield Gift(index, self._sum(each.call, Role.GRAD_INPUT, path, running))
+            if index == 0 and edge in each.views and node.name() == WRITES_INTO_VIEW:
+                for path, cut in each.views[edge]:
+                    yield Gift(index, self._sum(each.call, Role.GRAD_INPUT, path, running), cut)
+
+    def _to_parameters(
+        self, span: Span[C] | None, node: Any, index: int, edge: Edge, casts: dict[int, Cast[C]], running: Running
+    ) -> Iterable[Gift]:
+        """Likewise as a part of the gradient of a parameter. It counts for the call that was not given the parameter as an argument."""
+        owner = None if span is None else span.owner(edge)
+        following = node.next_functions[index][0]
+        if edge[0] >= 0:
+            parameter = cast_parameter(following)
+            if parameter is not None and id(parameter) in self._parameters:
+                casts.setdefault(edge[0], Cast(parameter)).users.append((owner, node, index))
+        elif edge[1] in self._parameters and (parameter := cast_parameter(node)) is not None:
+            casts.setdefault(node._sequence_nr(), Cast(parameter)).maker = owner, node, index
+        elif edge[1] in self._parameters and owner is not None:
+            yield Gift(index, self._of_parameter(owner.call, edge[1], running))
+
+    def _cast(self, cast: Cast[C], running: Running) -> None:
+        """Put hooks on the nodes that use what a parameter was cast to, if several calls do; else on the one that has cast it."""
+        maker, node, index = cast.maker or (None, None, 0)
+        if all(owner is maker for owner, *_ in cast.users):
+            if maker is not None:
+                self._hook(node, maker.call.name, [Gift(index, self._of_parameter(maker.call, id(cast.parameter), running))], running)
+            return
+        parts: dict[int, Sum] = {}  # by the id of the call's span: added up in the type that autograd adds them up in
+        for owner, node, index in cast.users:
+            if owner is None:
+                continue
+            if id(owner) not in parts:
+                total = self._of_parameter(owner.call, id(cast.parameter), running)
+                total.expect()
+                parts[id(owner)] = Sum(functools.partial(add_as, total, cast.parameter.dtype))
+                running.parts.append(parts[id(owner)])
+            self._hook(node, owner.call.name, [Gift(index, parts[id(owner)])], running)
+
+    def _outside(self, uses: Uses[C], edge: Edge, running: Running) -> None:
+        """Record what arrives at an output from outside of the call that gave it, and uses it itself."""
+        giver = uses.giver
+        output = self._outputs.get((id(giver), edge))
+        if (id(giver), edge) in self._hooked or (output is not None and has_foreign_hooks(output())):
+            self._changing[giver.call.name] = None
+        for path in giver.outputs[edge]:
+            total = self._sum(giver.call, Role.GRAD_OUTPUT, path, running)
+            for _ in uses.seeds:
+                total.expect()
+            for node, index in uses.nodes:
+                kind = Exchanged if node.name() == IN_PLACE_OF else Gift
+                self._hook(node, giver.call.name, [kind(index, total)], running)
+            for seed in uses.seeds:  # autograd begins its sum with them
+                total.add(seed)
+
+    def _of_parameter(self, call: C, parameter: int, running: Running) -> Sum:
+        path = self._own.get((call.name, parameter)) or self._parameters[parameter]
+        return self._sum(call, Role.CALL_GRAD, path, running)
+
+    def _sum(self, call: C, role: Role, path: str, running: Running) -> Sum:
+        key = id(call), role, path
+        if key not in running.sums:
+            running.sums[key] = Sum(functools.partial(self._whole, call, role, path))
+        return running.sums[key]
+
+    def _add(self, gifts: list[Gift], given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
+        """A node has run; ``given`` is what it gives on, one entry for each of its ``next_functions``."""
+        for gift in gifts:
+            gift.total.add(gift.taken(given, arrived))
+
+    def _whole(self, call: C, role: Role, path: str, total: torch.Tensor | None) -> None:
+        if total is not None:
+            self._record(call, role, path, total)
+
+    def _ends(self, given: Sequence[Any]) -> None:
+        if not self._running:
+            return
+        running = self._running.pop()
+        if running.graph is not None and self._guard.listening:
+            running.graph.tell(None, given)
+        for handle in running.handles:
+            handle.remove()
+        if self._guard.listening:
+            for each in (*running.parts, *running.sums.values()):
+                if each.waits:  # nodes that a backward with inputs= left out
+                    self._guard.run(each.end, "a backward", ())

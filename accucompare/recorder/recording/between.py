@@ -1,0 +1,71 @@
+"""What something other than an update does to parameters between two updates: clamping, an average swapped in, a checkpoint loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from accucompare.live.autograd.gradients import Parameter
+from accucompare.recorder.recording.series import digest_of
+
+#: What tells a tensor's bits: a digest, or a sum on the tensor's device that is read later; ``None`` if nothing does.
+_Bits = str | torch.Tensor | None
+
+
+class Between:
+    """Tells which parameters no longer hold what the last update left.
+
+    The bits tell, and not how often a tensor has been written into: PyTorch does not count writes through ``.data``.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[int, tuple[Parameter, _Bits]] = {}  # by id
+        self._age = 0  # steps that have ended since this was known
+
+    def leave(self, parameters: Iterable[Parameter]) -> None:
+        """These parameters are as they should be: an update is over, or they were given golden's values."""
+        for each in parameters:
+            self._left[id(each.tensor)] = each, _bits_of(each.tensor)
+
+    def __contains__(self, parameter: Parameter) -> bool:
+        """Whether an update has left it."""
+        return id(parameter.tensor) in self._left
+
+    def changed(self) -> set[int]:
+        """The ids of the parameters that hold other bits than they were left with. From now on, those that they hold count."""
+        now = {key: _bits_of(each.tensor) for key, (each, _) in self._left.items()}
+        pairs = {key: (before, now[key]) for key, (_, before) in self._left.items()}
+        found = {key for key, (before, after) in pairs.items() if isinstance(before, str) and isinstance(after, str) and before != after}
+        sums = [
+            (key, one, other) for key, (one, other) in pairs.items() if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        ]
+        if sums:  # they are read together: each reading waits for the device
+            differ = torch.stack([one != other.to(one.device) for _, one, other in sums]).tolist()
+            found |= {key for (key, *_), other in zip(sums, differ, strict=True) if other}
+        self._left = {key: (each, now[key]) for key, (each, _) in self._left.items()}
+        self._age = 0
+        return found
+
+    def next_step(self) -> None:
+        """A step is over. What updates left before a step that was not recorded says nothing: that one had updates of its own."""
+        self._age += 1
+        if self._age > 1:
+            self._left.clear()
+
+
+def _bits_of(tensor: torch.Tensor) -> _Bits:
+    """A digest on the host; of a tensor on a device the sum of its words, made there, which does not see them in another order."""
+    if is_lazy(tensor) or tensor.is_meta:
+        return None
+    local = tensor.detach()
+    if hasattr(local, "to_local"):  # a DTensor's own part: no other rank is asked
+        local = local.to_local()
+    if local.is_cpu or local.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(local):
+        return digest_of(local)
+    words = {1: torch.uint8, 2: torch.int16}.get(local.element_size(), torch.int32)
+    try:
+        return local.contiguous().view(words).sum(dtype=torch.int64)
+    except RuntimeError:  # a layout of the device's own
+        return digest_of(local)

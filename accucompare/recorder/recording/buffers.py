@@ -1,0 +1,272 @@
+"""Recording what is written into buffers, and giving them golden's values.
+
+PyTorch counts the writes into a tensor (``_version``), so a look at the counts tells which buffers a call has written into: a call is
+looked at when it ends, and when it calls a child, for then its own code has written what changed since the last look. Some writes are not
+counted: those of ``batch_norm`` into running statistics, and those through ``.data``. So with a buffer that a call has written into, the
+floating ones beside it are recorded too; and before a step and at its end, digests tell of modules in train mode what nothing has counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from accucompare.bundle.format.records import Role
+from accucompare.live.modules.hooks import Call
+from accucompare.live.modules.names import Modules
+from accucompare.live.values.tensors import dtype_name, to_host
+from accucompare.numbers.digests import digest
+from accucompare.recorder.feeding.feeding import Feed
+from accucompare.recorder.feeding.golden_values import Memory, Place
+
+#: Is given a call, a role, a path and a value to record.
+Record = Callable[[Call, Role, str, torch.Tensor], None]
+
+
+@dataclass(eq=False)
+class _Slot:
+    """Where a module keeps a tensor: a buffer, or a plain attribute that held one when the capture began.
+
+    Attributes:
+        module, owner, own: the module, its name, and the attribute's.
+        table: the dictionary that holds it.
+        registered: whether it is a buffer.
+        tensor, version: what it held when it was looked at last, and how often that had been written into; -1 if nothing counts that.
+        digest: of the bytes at the last look between calls; ``None`` if a call has written since.
+        shared: others that held the same tensor when the capture began.
+    """
+
+    module: nn.Module
+    owner: str
+    own: str
+    table: dict[str, Any]
+    registered: bool = True
+    tensor: torch.Tensor | None = None
+    version: int = -1
+    digest: str | None = None
+    shared: list[_Slot] = field(default_factory=list)
+
+    @property
+    def now(self) -> torch.Tensor | None:
+        value = self.table.get(self.own)
+        return value if isinstance(value, torch.Tensor) else None
+
+    @property
+    def changed(self) -> bool:
+        """Whether it holds another tensor than at the last look, or one that was written into, as far as that is counted."""
+        tensor = self.now
+        return tensor is not self.tensor or (tensor is not None and self.version >= 0 and tensor._version != self.version)
+
+    def looked_at(self) -> None:
+        """What it holds now is known."""
+        tensor = self.tensor = self.now
+        self.version = -1 if tensor is None or is_lazy(tensor) or tensor.is_inference() else tensor._version
+
+    def path_of(self, name: str) -> str:
+        """Its path in the records of the module of this name."""
+        return self.own if self.owner == name else f"/{self.owner}.{self.own}".replace("/.", "/")
+
+
+class Buffers:
+    """The buffers' part of a recorder. With a feed, what golden wrote takes the place of what is written here, after that is recorded."""
+
+    def __init__(self, modules: Modules, record: Record, feed: Feed | None, step: Callable[[], int]) -> None:
+        """``step``: tells the number of the step."""
+        self._modules = modules
+        self._record = record
+        self._feed = feed if feed is not None and feed.written else None
+        self._step = step
+        self._slots: list[_Slot] = []
+        self._inside: dict[str, list[_Slot]] = {}  # by module: its own and those of the modules inside
+        self._buffers_of: dict[str, list[_Slot]] = {}  # by module: its own, plain attributes left out
+        by_tensor: dict[int, list[_Slot]] = {}
+        for slot in _slots(modules):
+            slot.shared = by_tensor.setdefault(id(slot.now), []) if slot.now is not None else []
+            slot.shared.append(slot)
+            self._hold(slot)
+        self._lazy: list[_Slot] = []
+        self._dirty: dict[_Slot, None] = {}  # that calls have written into since the last look between calls
+        self._times: Counter[tuple[str, int, str]] = Counter()  # how often a call has written into a buffer, in this step
+        self._outermost = 0  # calls of the step
+        self._starts = True  # whether the model was not called yet
+        for slot in self._slots:
+            slot.looked_at()
+            slot.digest = _digest_of(slot.now)
+            if slot.tensor is not None and is_lazy(slot.tensor):
+                self._lazy.append(slot)
+
+    def next_step(self) -> None:
+        """Count calls from 0 again."""
+        self._times.clear()
+        self._outermost = 0
+
+    def model_is_called(self) -> None:
+        """An outermost call begins: what changed since the last one, no call has written."""
+        self._settle()
+        if self._outermost:
+            self._outside(Role.BUFFER_AFTER, self._outermost - 1, counted=True)
+        else:
+            self._outside(Role.BUFFER_BEFORE, 0, every=self._starts and self._step() > 0)
+        self._starts = False
+        self._outermost += 1
+
+    def end_step(self) -> None:
+        """A step ends in which the model was called."""
+        self._outside(Role.BUFFER_AFTER, max(self._outermost - 1, 0))
+
+    def calls(self, caller: Call, name: str) -> None:
+        """A call's own code calls the module of this name: what changed inside that since the last look, this code has written."""
+        self._settle()
+        self._written(caller, [slot for slot in self._inside.get(name, ()) if slot.changed])
+
+    def ended(self, call: Call) -> None:
+        """A call ends: what changed since the last look, its own code has written."""
+        buffers = self._modules.named[call.name]._buffers  # of the module itself, and of no replica
+        if len(buffers) > len(self._buffers_of.get(call.name, ())):
+            self._add(call.name, buffers)
+        slots = self._inside.get(call.name, ())
+        changed = [slot for slot in slots if slot.changed]
+        if changed or self._feed is not None:
+            self._written(call, changed, ends=True)
+        if call.parent is None:
+            for slot in self._dirty:
+                slot.digest = _digest_of(slot.now)
+            self._dirty.clear()
+
+    def _add(self, name: str, buffers: dict[str, Any]) -> None:
+        """Know the buffers that a module has registered since."""
+        known = {slot.own for slot in self._buffers_of.get(name, ())}
+        for own in buffers:
+            if own not in known:
+                self._hold(_Slot(self._modules.named[name], name, own, buffers))
+
+    def _hold(self, slot: _Slot) -> None:
+        self._slots.append(slot)
+        if slot.registered:
+            self._buffers_of.setdefault(slot.owner, []).append(slot)
+        parts = slot.owner.split(".") if slot.owner else []
+        for depth in range(len(parts) + 1):
+            self._inside.setdefault(".".join(parts[:depth]), []).append(slot)
+
+    def _settle(self) -> None:
+        """Know the buffers that have got values only now: that is no write."""
+        for slot in [slot for slot in self._lazy if slot.now is None or not is_lazy(slot.now)]:
+            self._lazy.remove(slot)
+            slot.looked_at()
+
+    def _written(self, call: Call, changed: list[_Slot], ends: bool = False) -> None:
+        """Record what a call's own code has written, and the floating buffers beside, of which writes may not be counted."""
+        owners = dict.fromkeys(slot.owner for slot in changed if slot.registered)
+        beside = [slot for owner in owners for slot in self._buffers_of[owner] if _is_floating(slot.now)]
+        found = {slot.path_of(call.name): slot for slot in _once([*changed, *beside])}
+        place = Place(self._step(), call.name, call.index, Role.BUFFER_UPDATE)
+        for path, slot in found.items():
+            times = self._times[call.name, call.index, path] = self._times[call.name, call.index, path] + 1
+            self._one(call, place, path if times == 1 else f"{path}#{times}", slot)
+        for path in self._golden_paths(place) if ends else ():
+            own, _, number = path.partition("#")
+            times, unwritten = self._times[call.name, call.index, own], self._at(call.name, own)
+            if unwritten is not None and times < int(number or 1):  # golden has written there, and this call has not
+                self._times[call.name, call.index, own] += 1
+                self._one(call, place, path, unwritten)
+        for slot in (*changed, *beside):
+            self._know(slot)
+
+    def _know(self, slot: _Slot) -> None:
+        """What a buffer holds now is known, under each name that it has."""
+        for each in slot.shared or [slot]:
+            if each.now is slot.now:
+                each.looked_at()
+                self._dirty[each] = None
+
+    def _outside(self, role: Role, number: int, counted: bool = False, every: bool = False) -> None:
+        """Record what changed although no call of the model ran.
+
+        Args:
+            role, number: of the record, and its call.
+            counted: look only where a write was counted.
+            every: take them all for changed: by steps that were not recorded, of this run or of the one that it goes on with.
+        """
+        changed = []
+        trains = getattr(self._modules.named[""], "training", False)  # a frozen part of the model may be written into all the same
+        for slot in self._slots:
+            if every or slot.changed or ((trains or slot.module.training) and not counted):
+                before, slot.digest = slot.digest, _digest_of(slot.now)
+                if (every or slot.digest != before) and slot.digest is not None:
+                    changed.append(slot)
+                else:
+                    slot.looked_at()
+        found = {(slot.owner, slot.own): slot for slot in _once(changed)}
+        for slot in self._slots if self._feed is not None else ():
+            if slot.own in self._golden_paths(Place(self._step(), slot.owner, number, role)):
+                found.setdefault((slot.owner, slot.own), slot)
+        for slot in found.values():
+            self._one(Call(slot.module, slot.owner, number, None, None), Place(self._step(), slot.owner, number, role), slot.own, slot)
+            slot.digest = _digest_of(slot.now)
+        for slot in changed:
+            slot.looked_at()
+
+    def _one(self, call: Call, place: Place, path: str, slot: _Slot) -> None:
+        """Record what a buffer holds, and let it hold golden's."""
+        tensor = slot.now
+        if tensor is None:
+            return
+        self._record(call, place.role, path, tensor.detach())
+        if self._feed is None:
+            return
+        replaced = tensor is not slot.tensor
+        if replaced and tensor.requires_grad:
+            self._feed.pass_on(place, path, "autograd follows it")
+            return
+        golden = self._feed.value(place, path, tensor.detach(), Memory())
+        if golden is None:
+            return
+        if replaced:  # what it holds may be somebody else's, too
+            for each in [each for each in self._slots if each.now is tensor]:
+                each.table[each.own] = golden
+                self._know(each)
+        else:
+            with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                tensor.data.copy_(golden)  # not counted as a write: a graph that was made before goes on with golden's value
+        self._know(slot)
+
+    def _golden_paths(self, place: Place) -> Iterable[str]:
+        return () if self._feed is None else self._feed.paths(place)
+
+    def _at(self, name: str, path: str) -> _Slot | None:
+        """The buffer of this path in the records of a module."""
+        return next((slot for slot in self._slots if slot.path_of(name) == path), None)
+
+
+def _slots(modules: Modules) -> Iterator[_Slot]:
+    for name, module in modules.named.items():
+        scripted = not isinstance(module._buffers, dict)  # whose own is made anew each time that it is asked for
+        table = dict(module._buffers.items()) if scripted else module._buffers
+        for own in table:
+            yield _Slot(module, name, own, table)
+        for own, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and not value.requires_grad:
+                yield _Slot(module, name, own, vars(module), registered=False)
+
+
+def _is_floating(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None and (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _once(slots: Iterable[_Slot]) -> list[_Slot]:
+    """Those that hold a tensor, of several that hold the same one the first."""
+    return list({id(slot.now): slot for slot in reversed(list(slots)) if slot.now is not None}.values())[::-1]
+
+
+def _digest_of(tensor: torch.Tensor | None) -> str | None:
+    """A digest of a tensor's bytes, wherever they lie; ``None`` if it has no plain data."""
+    if tensor is None or is_lazy(tensor):
+        return None
+    host = to_host(tensor.detach())
+    return None if host.array is None else f"{dtype_name(tensor.dtype)} {digest(host.array)}"

@@ -1,0 +1,77 @@
+"""A value as a record: copied to the host, known by its place, handed to the writer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+
+from accucompare.bundle.format.records import Record, Role
+from accucompare.bundle.writing.writer import BundleWriter
+from accucompare.live.modules.hooks import Call
+from accucompare.live.values.tensors import Bits, HostValue, other_to_host, scalar_to_host, to_host
+from accucompare.live.values.values import Scalar
+from accucompare.recorder.recording.updates import How
+
+
+class RecordMaker:
+    """Makes the records of one step after the other.
+
+    Attributes:
+        count: how many there are of this step.
+    """
+
+    def __init__(self, writer: BundleWriter) -> None:
+        self.count = 0
+        self._writer = writer
+        self._seen: Counter[tuple[str, int, Role, str]] = Counter()
+
+    def next_step(self) -> None:
+        """Number records from 0 again."""
+        self.count = 0
+        self._seen.clear()
+
+    def make(self, step: int, call: Call, role: Role, path: str, value: Any, given: bool, operator: str, line: str, how: How) -> None:
+        """Record a value.
+
+        Args:
+            step, call, role, path: what it is known by; a path that the call had before in this role is numbered.
+            given: whether the model is called with it: its fingerprint goes into the manifest.
+            operator, line: of an operator's value, its name and source line; else ``""``.
+            how: what more there is to say of it.
+        """
+        host = self._host_value(value, given or how.by_digest, how.bits)
+        place = (call.name, call.index, role, path)
+        seen = self._seen[place] = self._seen.get(place, 0) + 1
+        if seen > 1:
+            path = f"{path}#{seen}"
+        record = Record(  # by position as far as they are all given: it takes half as long
+            0,
+            step,
+            call.name,
+            call.index,
+            role,
+            path,
+            self.count,
+            operator or type(call.module).__name__,
+            (call.name, call.index) if operator else call.parent,
+            host.shape,
+            host.dtype,
+            host.layout,
+            digest=host.digest,
+            statistics=host.statistics,
+            detail=how.detail or host.detail,
+            components=host.components,
+            requires_grad=role in (Role.INPUT, Role.OUTPUT) and isinstance(value, torch.Tensor) and value.requires_grad,
+            source_line=line,
+        )
+        self.count += 1
+        self._writer.add(record, host.array, given, host.lease or how.lease, host.ready, how.written, host.sketched)
+
+    def _host_value(self, value: Any, needed: bool, bits: Bits) -> HostValue:
+        if isinstance(value, torch.Tensor):
+            return to_host(value, self._writer, needed, bits)
+        if isinstance(value, Scalar):
+            return scalar_to_host(value)
+        return other_to_host(value)

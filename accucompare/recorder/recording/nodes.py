@@ -1,0 +1,145 @@
+"""The operator level of a backward: what each autograd node of chosen module calls is given and gives on, and golden's in its place.
+
+A node stands for the operator that made it in the forward. It is known by its module call, its name and its number among the nodes of that
+name in that call, in the order in which the backward runs them; all three are in a record's ``name``, ``call`` and ``path``
+(``AddmmBackward0#1.mat2``). The source line of the operator is the record's ``source_line``.
+
+**Fed**, a node is given golden's gradients, and what it gives on is exchanged for golden's, so that its error is its own. Which of golden's
+nodes it is, is told by the order of their names and lines.
+
+Not recorded are nodes that pass on what they are given, in another order or shape: a fault in them shows in what the next node is given.
+Nor are sums of several uses, which autograd makes itself, and nodes of a second backward (``create_graph=True``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from accucompare.bundle.format.records import NODE_ROLES, Record, Role
+from accucompare.compare.pairing.sequences import numbered_nodes
+from accucompare.live.autograd.graph import PASSING_ON
+from accucompare.live.modules.hooks import Call
+from accucompare.live.autograd.node_lines import line_of
+from accucompare.live.operators.schemas import differentiated
+from accucompare.recorder.feeding.copies import IN_PLACE_OF
+from accucompare.recorder.feeding.feeding import Feed
+from accucompare.recorder.feeding.golden_values import Place
+from accucompare.recorder.recording.guard import Guard, guarded
+
+C = TypeVar("C", bound=Call)
+
+_Grads = tuple[torch.Tensor | None, ...]
+
+
+@dataclass(eq=False)
+class _Met:
+    """The nodes of one module call that backwards have come to, by their numbers in autograd.
+
+    Attributes:
+        waiting: name and source line of those that are not known yet.
+        known: of the others, what each is called, such as ``AddmmBackward0#1``, and its line.
+        golden: whether golden's gradients are to be put in the place of such a one's.
+    """
+
+    waiting: dict[int, tuple[str, str]] = field(default_factory=dict)
+    known: dict[int, tuple[str, str]] = field(default_factory=dict)
+    golden: set[int] = field(default_factory=set)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class Nodes(Generic[C]):
+    """The nodes' part of a recorder, of the calls that it is asked to follow."""
+
+    def __init__(
+        self, guard: Guard, wanted: Callable[[C], bool], add: Callable[[C, Role, str, torch.Tensor, str, str], None], feed: Feed | None
+    ) -> None:
+        """
+        Args:
+            guard: runs what a hook does.
+            wanted: whether the nodes of a call are recorded.
+            add: records a gradient: call, role, path, value, the node's name and its source line.
+            feed: where golden's gradients come from; ``None`` if the backward is not fed.
+        """
+        self._guard = guard
+        self._wanted = wanted
+        self._add = add
+        self._feed = feed
+        self._met: dict[C, _Met] = {}  # which a call is kept by until the step ends
+
+    def next_step(self) -> None:
+        self._met.clear()
+
+    def follow(self, node: Any, number: int, call: C) -> Iterable[Any]:
+        """A backward will come to a node of this number, which the call has made. Gives the handles of the hooks that it has now."""
+        name = node.name()
+        if name in PASSING_ON or name == IN_PLACE_OF or not self._wanted(call):
+            return []
+        met = self._met.setdefault(call, _Met())
+        if number not in met.known:
+            met.waiting[number] = name, line_of(node, folders=1)
+        arguments = differentiated(name, len(node.next_functions))
+        return (
+            node.register_prehook(functools.partial(guarded, self._guard, self._arrives, call.name, call, number, name)),
+            node.register_hook(functools.partial(guarded, self._guard, self._gives, call.name, call, number, name, arguments)),
+        )
+
+    def _arrives(self, call: C, number: int, name: str, grads: _Grads) -> _Grads | None:
+        parts = [""] if len(grads) == 1 else [str(part) for part in range(len(grads))]
+        return self._exchanged(call, Role.OP_GRAD_OUTPUT, number, name, parts, grads)
+
+    def _gives(self, call: C, number: int, name: str, arguments: Iterable[str], given: _Grads, arrived: _Grads) -> _Grads | None:
+        return self._exchanged(call, Role.OP_GRAD_INPUT, number, name, arguments, given)
+
+    def _exchanged(self, call: C, role: Role, number: int, name: str, parts: Iterable[str], grads: _Grads) -> _Grads | None:
+        """Record gradients; gives golden's, if they are to be put in their place."""
+        met = self._met.get(call)
+        if met is None:
+            return None  # of a step that has ended
+        if met.waiting:
+            self._number(call, met)
+        identity, line = met.known[number]
+        paths = [f"{identity}.{part}" if part else identity for part in parts]
+        for path, grad in zip(paths, grads, strict=True):
+            if grad is not None:
+                self._add(call, role, path, grad, name, line)
+        if self._feed is None or number not in met.golden:
+            return None
+        place = Place(self._guard.step, call.name, call.index, role)
+        return tuple(None if grad is None else self._feed.gradient(place, path, grad) for path, grad in zip(paths, grads, strict=True))
+
+    def _number(self, call: C, met: _Met) -> None:
+        """Say what each new node is called, before the first one runs: the last that was made is the first that does."""
+        counts: Counter[str] = Counter()
+        own: dict[int, tuple[str, int, str]] = {}
+        for number, (name, line) in sorted(met.waiting.items(), reverse=True):
+            own[number] = name, counts[name], line
+            counts[name] += 1
+        records = [] if self._feed is None else self._feed.operators_of(self._guard.step, call.name, call.index, NODE_ROLES)
+        matched = self._matched(met, records, own)
+        for number, (name, _, line) in own.items():
+            met.known[number] = f"{name}#{matched.get(number, met.counts[name])}", line
+            if number in matched:
+                met.golden.add(number)
+                continue
+            met.counts[name] += 1
+            if records and self._feed is not None:  # else golden was captured without them
+                place = Place(self._guard.step, call.name, call.index, Role.OP_GRAD_OUTPUT)
+                self._feed.pass_on(place, met.known[number][0], "golden's backward runs no such node here")
+        met.waiting.clear()
+
+    def _matched(self, met: _Met, records: Sequence[Record], own: Mapping[int, tuple[str, int, str]]) -> dict[int, int]:
+        """The numbers that golden's nodes have which these are, as far as it has them. No other one will get a number of golden's."""
+        taken = {met.known[number][0] for number in met.golden}
+        golden = [record for record in records if f"{record.operator[0]}#{record.operator[1]}" not in taken]
+        theirs = {record.operator for record in golden}
+        numbers = numbered_nodes(golden, own.values()) if golden else {}
+        for name, number in (record.operator for record in records):
+            met.counts[name] = max(met.counts[name], number + 1)
+        found = {number: (name, numbers.get((name, place), -1)) for number, (name, place, _) in own.items()}
+        return {number: operator[1] for number, operator in found.items() if operator in theirs}

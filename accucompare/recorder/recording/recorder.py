@@ -1,0 +1,449 @@
+"""Recording what every module call takes and gives."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from accucompare import devices
+from accucompare.bundle.format.manifest import StepSeries
+from accucompare.bundle.writing.memory import Lease
+from accucompare.bundle.format.records import BUFFER_ROLES, ROLES_OF, TRAINING_ROLES, Role
+from accucompare.bundle.writing.writer import BundleWriter
+from accucompare.errors import AccucompareError, CaptureError
+from accucompare.live.modules.hooks import Call, Listener, Mark, arguments_of, in_backward
+from accucompare.live.modules.names import Modules
+from accucompare.live.autograd.node_lines import NodeLines
+from accucompare.live.modules.recomputation import Again, Witness, witness, witness_no_more
+from accucompare.live.around.sources import FunctionsRun
+from accucompare.live.autograd.spans import Span
+from accucompare.live.values.values import leaves
+from accucompare.recorder.recording.arguments import Arguments
+from accucompare.recorder.recording.backward import Backward
+from accucompare.recorder.recording.buffers import Buffers
+from accucompare.recorder.feeding.fed_updates import FedUpdates
+from accucompare.recorder.feeding.feeding import Feed
+from accucompare.recorder.feeding.golden_values import Place
+from accucompare.recorder.feeding.lending import Lent
+from accucompare.recorder.recording.making import RecordMaker
+from accucompare.recorder.recording.nodes import Nodes
+from accucompare.recorder.feeding.operator_feed import OperatorFeed, storages
+from accucompare.recorder.recording.operators import Operators
+from accucompare.recorder.state.training import NOTHING, Training
+from accucompare.recorder.recording.updates import PLAINLY, How, Updates
+from accucompare.selection import RoleGroup, Selection, Steps
+
+
+@dataclass(eq=False)
+class _Call(Call):
+    # of a fed capture:
+    lent: Lent | None = None
+    # of what it is given, where writes into that are recorded:
+    arguments: Arguments | None = None
+    returned: tuple[Any, ...] = ()  # what the forward returned, if it has, before any other hook saw it
+    operators: Operators | None = None  # of a capture of operators, where they are recorded
+    span: Span[_Call] | None = None  # of a capture of the backward: the nodes of autograd's graph that it makes
+    notes_lines: bool = False  # whether the lines are noted of the nodes that it makes
+    again: bool = False  # whether it was recorded in its first run, and is run again by activation checkpointing
+
+
+class Recorder(Listener[_Call]):
+    """Records the inputs and outputs of every module call.
+
+    An input is recorded before the module runs, since an in-place module overwrites it; an output when it is returned, since the
+    next module may. Whatever goes wrong in a hook is noted in ``errors`` and never reaches the model.
+
+    With a ``feed``, the hooks hand on golden's values instead. A model that is not fed as it should be would be measured wrongly, so
+    that whatever then goes wrong in a hook is raised, and kept as ``failure`` in case that the model catches it.
+    """
+
+    def __init__(
+        self,
+        modules: Modules,
+        selection: Selection,
+        writer: BundleWriter,
+        started: Callable[[], None],
+        feed: Feed | None = None,
+        operators: bool = False,
+        groups: Collection[RoleGroup] = (RoleGroup.FORWARD,),
+        training: Training = NOTHING,
+    ) -> None:
+        """What to record.
+
+        Args:
+            started: called when an outermost call begins.
+            operators: record those of the selected modules, too.
+            groups: which records to make, where there is what they are of.
+            training: what the loop has beside the model, as far as it is known.
+        """
+        super().__init__(modules, _Call)
+        self.errors: list[str] = []
+        self.failure: AccucompareError | None = None
+        self.sees_returns = feed is not None or operators
+        self._selection = selection
+        self._writer = writer
+        self._started = started
+        self._feed = feed
+        self._operators = operators
+        self._state: frozenset[int] = frozenset()  # of operators that are fed: the storages of parameters and buffers
+        self._maker = RecordMaker(writer)
+        self._functions = FunctionsRun()
+        self._roles = frozenset(role for group in groups for role in ROLES_OF[group])
+        golden = FedUpdates(feed, lambda: self.step) if feed is not None and feed.updates else None
+        self._updates = Updates(modules, self, golden, training)
+        follows = RoleGroup.BACKWARD in groups or (feed is not None and feed.backward)
+        nodes = None
+        if operators and follows:
+            fed = feed if feed is not None and feed.backward else None
+            nodes = Nodes(self, lambda call: self._selection.allows(call.name), self.add_operator, fed)
+        self._backward = Backward(modules, self, self._record_gradient, nodes) if follows else None
+        self._lines = NodeLines() if nodes is not None else None
+        self._buffers: Buffers | None = None
+        self._called = False  # whether an outermost call has begun in this step
+        self._computed_recorded = False
+        self._outermost: set[str] = set()  # modules whose first outermost call has begun
+        self._witness = Witness(self._will_run_again)
+        self._known_second_runs = 0  # that are running, and need nothing
+        self._ran_in_backward = False  # whether calls were made in a backward, and not by torch.utils.checkpoint
+
+    @property
+    def files_run(self) -> set[str]:
+        """The files of the functions that ran in the first outermost call of each module."""
+        return self._functions.files
+
+    @property
+    def called_compiled(self) -> bool:
+        """Whether one of those functions was compiled by ``torch.compile``."""
+        return self._functions.compiled
+
+    @property
+    def all_files_seen(self) -> bool:
+        """Whether no other profiler kept them from being seen."""
+        return not self._functions.disturbed
+
+    def training_notes(self) -> list[str]:
+        """What is not recorded of backwards and updates, one sentence each."""
+        trained = self._updates if self._roles & {*TRAINING_ROLES} else None
+        found = [note for part in (self._backward, trained) if part is not None for note in part.notes()]
+        if self._ran_in_backward:
+            found.append(
+                "modules were called in a backward, and not by torch.utils.checkpoint: those calls are not fed, "
+                "nor are their gradients recorded if their first run was without"
+            )
+        return found
+
+    @property
+    def backwards(self) -> int:
+        """How many backwards there were of which something was to be recorded."""
+        if self._backward is not None:
+            return self._backward.count
+        return self._updates.backwards if self._roles & {*TRAINING_ROLES} else 0
+
+    @property
+    def records(self) -> int:
+        """How many records there are of this step."""
+        return self._maker.count
+
+    @property
+    def began_step(self) -> bool:
+        """Whether the model has been called in this step, as far as it is recorded."""
+        return self._called
+
+    @property
+    def holds_records(self) -> bool:
+        """Whether any record is to be made."""
+        return bool(self._roles)
+
+    def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
+        if self._functions.running != threading.get_ident():
+            return super().run(act, name, arguments)
+        with self._functions.paused():
+            return super().run(act, name, arguments)
+
+    def install(self, steps: Steps | None = None) -> None:
+        """Put the hooks on; they listen in the given steps."""
+        super().install()
+        self.listening = steps is None or steps.has(self.step)
+        witness(self._witness)
+        if self._backward is not None:
+            self._backward.install()
+        self._updates.install()
+        if self._buffers is None and (self._roles & {*BUFFER_ROLES} or (self._feed is not None and self._feed.written)):
+            self._buffers = Buffers(self._modules, self._record_written, self._feed, lambda: self.step)
+
+    def remove(self) -> None:
+        super().remove()
+        witness_no_more(self._witness)
+        if self._backward is not None:
+            self._backward.remove()
+        self._updates.remove()
+        self._functions.stop()
+
+    def _record_computed(self) -> None:
+        """Record the buffers that the model computes itself, before the first call: they are not what ``--like`` brings, nor fed."""
+        self._computed_recorded = True
+        for name, buffer, tensor in self._modules.computed():
+            if self._selection.allows(name) and Role.COMPUTED_BUFFER in self._roles:
+                call = _Call(self._modules.named[name], name, 0, None, None)
+                self._record_value(call, Role.COMPUTED_BUFFER, buffer, tensor, False)
+
+    def end_step(self) -> Callable[[], StepSeries] | None:
+        """A step is over. Returns what gives its entry in the series, when all its records are written; ``None`` if it did not train."""
+        if self._buffers is not None and self._called:
+            self.run(self._buffers.end_step, "the end of a step", ())
+        entry: Callable[[], StepSeries] | None = self.run(self._updates.end_step, "the end of a step", (self.step,))
+        return entry
+
+    def next_step(self) -> None:
+        """Number calls and records from 0 again."""
+        super().next_step()
+        self._called = False
+        self._maker.next_step()
+        if self._backward is not None:
+            self._backward.next_step()
+        self._updates.next_step()
+        if self._buffers is not None:
+            self._buffers.next_step()
+        if self._feed is not None:
+            self._feed.end_step()
+
+    def began(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        call.again = self.second_run() is not None
+        if call.parent is None and not call.again:
+            self._started()
+            if not self._computed_recorded:
+                self._record_computed()
+            if self._buffers is not None:
+                self._buffers.model_is_called()
+            self._updates.model_begins()
+            if call.name not in self._outermost:
+                self._outermost.add(call.name)
+                self._functions.start()
+        if not call.again:
+            caller = self.caller(call) if self._buffers is not None else None
+            if self._buffers is not None and caller is not None:
+                self._buffers.calls(caller, call.name)
+            self._record(call, Role.INPUT, arguments_of(args, kwargs))
+        self._called = True
+        if self._feed is None or (self._operators and call.parent is not None and not self._is_selected(call)):
+            self._watch(call, args, kwargs)
+            self._note_arguments(call, args, kwargs)
+            return None
+        self.come_last(call)
+        args, kwargs, call.lent = self._feed.inputs(Place(self.step, call.name, call.index, Role.INPUT), args, kwargs)
+        self._watch(call, args, kwargs)
+        self._note_arguments(call, args, kwargs)
+        return args, kwargs
+
+    def returned(self, call: _Call, output: Any) -> None:
+        call.returned = (output,)
+
+    def ended(self, call: _Call, output: Any) -> Any:
+        given: dict[str, Any] = {}
+        if call.arguments is not None:
+            given = dict(call.arguments.now())
+        if not call.again:
+            self._record(call, Role.OUTPUT, leaves(output))
+            if call.arguments is not None:
+                self._record_arguments(call, call.arguments, given, output)
+            if self._buffers is not None:
+                self._buffers.ended(call)
+        call.arguments = None
+        span, call.span = call.span, None  # the two would lead to each other, and wait for Python's collection of such, which takes long
+        if span is not None and self._backward is not None:
+            self._backward.ended(span)
+        if self._feed is None or (self._operators and not self._is_selected(call)):  # golden's selection is the same
+            self._gave(call, span, leaves(output))
+            return None
+        if call.returned and call.returned[0] is not output:
+            name = call.name or "(root)"
+            raise CaptureError(f"a forward hook on {name} replaces what the module returns, as --feed does; take the hook off")
+        place = Place(self.step, call.name, call.index, Role.OUTPUT)
+        exchange = functools.partial(self._feed.gradient, place) if self._feed.backward else None
+        handed_on, own = self._feed.outputs(place, output, call.lent, given, functools.partial(self._from_outside, span, exchange))
+        call.lent, call.returned = None, ()  # nothing of a graph is kept longer than it lives
+        if span is not None and self._backward is not None and own:
+            self._backward.passed_on(span, [(part, own[path]) for path, part in leaves(output) if path in own])
+        self._gave(call, span, ((path, own.get(path, part)) for path, part in leaves(output)), exchange)
+        return handed_on
+
+    def _gave(
+        self,
+        call: _Call,
+        span: Span[_Call] | None,
+        parts: Iterator[tuple[str, Any]],
+        exchange: Callable[[str, torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        if span is not None and self._backward is not None and self._is_selected(call):
+            self._backward.gave(span, parts, exchange)
+
+    def _from_outside(
+        self, span: Span[_Call] | None, exchange: Callable[[str, torch.Tensor], torch.Tensor] | None, path: str, grad: torch.Tensor
+    ) -> Any:
+        if span is None or self._backward is None or exchange is None:
+            return grad
+        return self._backward.from_outside(span, path, grad, exchange)
+
+    def left(self, call: _Call) -> None:
+        """See no more of a call's operators and functions."""
+        if call.operators is not None:
+            call.operators.leave()
+        if call.span is not None and self._backward is not None:
+            self._backward.ended(call.span)  # also of a module that raised
+        if call.notes_lines and self._lines is not None:
+            call.notes_lines = False
+            self._lines.end()
+        if call.parent is None:
+            self._functions.stop()
+
+    def idle(self) -> bool:
+        """Whether a hook has nothing to do now: inside a backward, it has where checkpointing runs again what was seen."""
+        if not self.listening:
+            return True
+        if not in_backward() or self.second_run() is not None:
+            return False
+        if not self._known_second_runs and self.running() is None:
+            self._ran_in_backward = True
+        return True
+
+    def _will_run_again(self, reentrant: bool) -> Again:
+        """A part of the forward begins that is run again in the backward. Gives what is entered then."""
+        return functools.partial(self._runs_again, self.mark(), reentrant)
+
+    @contextlib.contextmanager
+    def _runs_again(self, mark: Mark, reentrant: bool) -> Iterator[None]:
+        """What it computes is not recorded again, but fed; if autograd did not follow its first run, gradients are recorded now."""
+        follows = reentrant and self._backward is not None
+        if not self.listening or mark.step != self.step or not (follows or self._feed is not None):
+            self._known_second_runs += 1
+            try:
+                yield
+            finally:
+                self._known_second_runs -= 1
+            return
+        if follows and self._backward is not None:
+            self._backward.run_again()
+        with self.again(mark):
+            yield
+
+    def failed(self, error: Exception, name: str) -> None:
+        """Note what goes wrong, or raise it if the model is fed."""
+        place = f"step {self.step}, {name or '(root)'}"
+        if self._feed is not None:
+            self.listening = False
+            self.failure = error if isinstance(error, AccucompareError) else _as_failure(error, place)
+            raise self.failure from error
+        self.errors.append(f"{place}: {type(error).__name__}: {error}")
+
+    def _watch(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """From now on see the operators that a module calls, and the nodes that it makes, if they are to be recorded."""
+        if self._backward is not None and torch.is_grad_enabled() and (not call.again or self._backward.runs_again):
+            outer = self.caller(call)
+            call.span = self._backward.began(call, outer.span if outer else None, arguments_of(args, kwargs))
+            if self._lines is not None and call.span is not None and self._selection.allows(call.name):
+                call.notes_lines = True
+                self._lines.begin()
+        if self._operators and not call.again and self._selection.allows(call.name):
+            feed = None
+            if self._feed is not None:
+                self._state = self._state or storages(tensor for *_, tensor in self._modules.tensors())
+                feed = OperatorFeed(self._feed, self.step, call.name, call.index, self._state)
+            call.operators = Operators(_Inside(self, call), feed)
+            call.operators.enter()
+
+    def _is_selected(self, call: _Call) -> bool:
+        """Whether a call is recorded; those made by a module whose operators are, too, since they are parts of its own code."""
+        caller = call.parent is not None and self._operators and self._selection.allows(call.parent[0])
+        return caller or self._selection.allows(call.name)
+
+    def add_operator(self, call: _Call, role: Role, path: str, value: Any, operator: str, line: str) -> None:
+        """Record what an operator, or the node of its backward, took or gave."""
+        if self._writer.failure is None and role in self._roles:
+            self._record_value(call, role, path, value, False, operator, line)
+
+    def wants(self, name: str, role: Role) -> bool:
+        """Whether what updates take or give is recorded of a module."""
+        return role in self._roles and (self._selection.allows(name) or not name)
+
+    def add_update(self, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
+        """Record what an update of this step takes or gives, if that is wanted."""
+        if self._writer.failure is None and self.wants(name, role):
+            self._record_value(_Call(self._modules.named[name], name, update, None, None), role, path, value, False, how=how)
+        elif how.lease is not None:
+            how.lease.release()
+
+    def room(self, nbytes: int) -> Lease:
+        """Memory of the host for a value that will be recorded; waits until there is some."""
+        return self._writer.take(nbytes, devices.backend("cpu").host_memory)
+
+    def _record_gradient(self, call: _Call, role: Role, path: str, grad: torch.Tensor) -> None:
+        if self._writer.failure is None and role in self._roles and self._is_selected(call):
+            self._record_value(call, role, path, grad, False)
+
+    def _record(self, call: _Call, role: Role, parts: Iterator[tuple[str, Any]]) -> None:
+        outermost = role is Role.INPUT and call.parent is None
+        if self._writer.failure is not None or not (outermost or (role in self._roles and self._is_selected(call))):
+            return
+        if outermost:
+            self._record_given(call, parts)
+            return
+        for path, value in parts:
+            self._record_value(call, role, path, value, False)
+
+    def _note_arguments(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if (Role.ARGUMENT_UPDATE in self._roles and self._is_selected(call)) or (self._feed is not None and self._feed.written):
+            call.arguments = Arguments.of(args, kwargs)
+
+    def _record_arguments(self, call: _Call, arguments: Arguments, given: Mapping[str, Any], output: Any) -> None:
+        """Record what a call has written into its arguments, and what it has where golden's has written."""
+        paths = dict.fromkeys(arguments.written(given.items(), output))
+        if self._feed is not None:
+            paths.update(dict.fromkeys(self._feed.paths(Place(self.step, call.name, call.index, Role.ARGUMENT_UPDATE))))
+        for path in paths:
+            if isinstance(given.get(path), torch.Tensor):
+                self._record_written(call, Role.ARGUMENT_UPDATE, path, given[path])
+
+    def _record_written(self, call: Call, role: Role, path: str, value: torch.Tensor) -> None:
+        if self._writer.failure is None and role in self._roles and self._selection.allows(call.name):
+            self._record_value(call, role, path, value, False)
+
+    def _record_given(self, call: _Call, parts: Iterator[tuple[str, Any]]) -> None:
+        """Record what the model is called with, and digest it for the series."""
+        recorded = Role.INPUT in self._roles
+        self._updates.call_begins()
+        for path, value in parts:
+            how = How(written=self._updates.given(value, recorded), by_digest=True) if isinstance(value, torch.Tensor) else PLAINLY
+            if recorded:  # a later call of the step may be given what an earlier one computed
+                self._record_value(call, Role.INPUT, path, value, not self._called, how=how)
+
+    def _record_value(
+        self, call: Call, role: Role, path: str, value: Any, given: bool, operator: str = "", line: str = "", how: How = PLAINLY
+    ) -> None:
+        self._maker.make(self.step, call, role, path, value, given, operator, line, how)
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """Records the operators of one module call."""
+
+    recorder: Recorder
+    call: _Call
+
+    def listening(self) -> bool:
+        return self.recorder.is_running(self.call)
+
+    def do(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        return self.recorder.run(act, self.call.name, arguments)
+
+    def add(self, role: Role, path: str, value: Any, operator: str, line: str) -> None:
+        self.recorder.add_operator(self.call, role, path, value, operator, line)
+
+
+def _as_failure(error: Exception, place: str) -> CaptureError:
+    return CaptureError(f"{place}: could not be fed: {type(error).__name__}: {error}")

@@ -1,0 +1,242 @@
+"""The numbers that a step of training comes to: losses, learning rates, norms of gradients, loss scale, digests of batch and weights."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import xxhash
+
+from accucompare.bundle.format.manifest import StepSeries
+from accucompare.bundle.format.records import Record
+from accucompare.live.values.tensors import to_host
+from accucompare.numbers.digests import digest
+from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers.statistics import Statistics, summarize
+
+#: Between what a scaler made of a loss and the root of the backward lie at most so many nodes, as where it is divided for accumulation.
+_MOST_NODES = 32
+
+#: Room for a number, or a digest, that comes later, when the record is written.
+Later = list[Any]
+
+
+@dataclass
+class _Numbers:
+    """Of the step that runs. Tensors in it are copies, read when the step is over, so that nothing waits for a device before."""
+
+    losses: list[tuple[torch.Tensor, Any]] = field(default_factory=list)  # each with the scale that it was multiplied by
+    lr: dict[str, Any] = field(default_factory=dict)
+    norms: dict[tuple[int, int], Later] = field(default_factory=dict)  # of gradients, by the update and the parameter's id
+    clipped: dict[int, list[float | None]] = field(default_factory=dict)  # the same of updates with clipped gradients
+    scale: Any = None
+    skipped: bool = False
+    overflowed: list[torch.Tensor] = field(default_factory=list)
+    updates: int = 0
+    batch: list[list[Later]] = field(default_factory=list)  # of each call, digests of the tensors that it was given
+    weights: list[Later] | None = None
+    begun: bool = False
+
+
+class Series:
+    """Collects the numbers of one step after the other.
+
+    What is recorded anyway is not read again: the thread that writes a record calls back with its digest and statistics.
+
+    Attributes:
+        backwards: how many there were.
+    """
+
+    def __init__(self) -> None:
+        self.backwards = 0
+        self._now = _Numbers()
+        self._scales: dict[int, Any] = {}  # by the number of the node that a scaler made
+        self._optimizers: dict[str, list[int]] = {}  # ids, by class
+        self._digests: dict[int, tuple[tuple[int, int], str | None]] = {}  # of parameters, with what tells whether they were written into
+
+    def scaled(self, results: Iterable[Any], scale: Any) -> None:
+        """A scaler has made these of losses, by this factor: a tensor or a number."""
+        self._now.scale = scale = _copy(scale)
+        for result in results:
+            if isinstance(result, torch.Tensor) and result.grad_fn is not None:
+                self._scales[result.grad_fn._sequence_nr()] = scale
+
+    def backward_begins(self, roots: Iterable[Any]) -> None:
+        """Keep the values of the roots that are losses: floating, of one element."""
+        self.backwards += 1
+        self._now.begun = True
+        for root in roots:
+            value = _local(root) if isinstance(root, torch.Tensor) and root.numel() == 1 and root.is_floating_point() else None
+            if value is not None:
+                self._now.losses.append((_copy(value), self._scale_of(root)))
+
+    def rates(self, optimizer: Any) -> None:
+        """An optimizer is about to step, or its step to be left out."""
+        kind = type(optimizer).__name__
+        known = self._optimizers.setdefault(kind, [])
+        if id(optimizer) not in known:
+            known.append(id(optimizer))
+        place = known.index(id(optimizer))
+        for number, group in enumerate(optimizer.param_groups):
+            if (lr := group.get("lr")) is not None:
+                self._now.lr.setdefault(f"{kind}#{place + 1}.{number}" if place else f"{kind}.{number}", _copy(lr))
+
+    def left_out(self) -> None:
+        """A scaler has left out an update."""
+        self._now.skipped = self._now.begun = True
+
+    def norm_of(self, parameter: torch.Tensor) -> Callable[[Record], None]:
+        """A parameter's gradient is to be recorded: what is to be called with the record."""
+        later = self._now.norms[self._now.updates, id(parameter)] = [None]
+        return functools.partial(_keep_norm, later)
+
+    def measure(self, parameter: torch.Tensor, grad: torch.Tensor) -> None:
+        """The same of a gradient that is not recorded, or without data."""
+        self._now.norms[self._now.updates, id(parameter)] = [norm(grad)]
+
+    def clipped(self, grads: Iterable[torch.Tensor]) -> None:
+        """The gradients that the update is given, some of which were clipped."""
+        self._now.clipped[self._now.updates] = [norm(grad) for grad in grads]
+
+    def updated(self, overflowed: torch.Tensor | None) -> None:
+        """An update is over. ``overflowed``: over 0 if a fused optimizer has left it out, for its gradients were not finite."""
+        self._now.begun = True
+        self._now.updates += 1
+        if overflowed is not None:
+            self._now.overflowed.append(_copy(overflowed))
+
+    @property
+    def wants_weights(self) -> bool:
+        """Whether no update of the step has begun yet."""
+        return self._now.weights is None
+
+    def weight(self, parameter: torch.Tensor, recorded: bool) -> Callable[[Record], None]:
+        """A parameter when the step's first update begins; what is to be called with its record, if it is to be recorded."""
+        if self._now.weights is None:
+            self._now.weights = []
+        later: Later = [None if recorded else self._digest_of(parameter)]
+        self._now.weights.append(later)
+        return functools.partial(_keep_digest, later)
+
+    def call_begins(self) -> None:
+        """The model is called."""
+        self._now.batch.append([])
+
+    def given(self, tensor: torch.Tensor, recorded: bool) -> Callable[[Record], None]:
+        """A tensor that the model is called with; what is to be called with its record, if it is to be recorded."""
+        later: Later = [None if recorded else digest_of(tensor)]
+        self._now.batch[-1].append(later)
+        return functools.partial(_keep_digest, later)
+
+    def end_step(self, step: int) -> Callable[[], StepSeries] | None:
+        """The step is over: what gives its numbers, when all its records are written; ``None`` if it did not train."""
+        numbers, self._now = self._now, _Numbers()
+        self._scales.clear()
+        return functools.partial(_entry, step, numbers) if numbers.begun else None
+
+    def _scale_of(self, root: torch.Tensor) -> Any:
+        """What a scaler has multiplied a loss by, if one has."""
+        waiting: list[Any] = [root.grad_fn]
+        known: set[int] = set()
+        while waiting and len(known) < _MOST_NODES and self._scales:
+            node = waiting.pop(0)
+            if node is not None and (number := node._sequence_nr()) not in known:
+                if number in self._scales:
+                    return self._scales[number]
+                known.add(number)
+                waiting += [following for following, _ in node.next_functions]
+        return None
+
+    def _digest_of(self, parameter: torch.Tensor) -> str | None:
+        """A parameter's digest; that of one that nothing has written into is known."""
+        if parameter.is_inference():
+            return digest_of(parameter)
+        state = parameter._version, parameter.data_ptr() if type(parameter.data) is torch.Tensor else 0
+        if self._digests.get(id(parameter), (None,))[0] != state:
+            self._digests[id(parameter)] = state, digest_of(parameter)
+        return self._digests[id(parameter)][1]
+
+
+def norm(tensor: torch.Tensor) -> float | None:
+    """The L2 norm of a tensor, in float64, on the host; NaN or Inf where it holds such, ``None`` if it cannot be read."""
+    values = tensor.detach().coalesce().values() if tensor.layout is torch.sparse_coo else tensor
+    host = to_host(values)
+    return None if host.array is None else _norm(summarize(host.array, DTYPES[host.dtype]))
+
+
+def digest_of(tensor: torch.Tensor) -> str | None:
+    """A tensor's digest; ``None`` if it has no plain data."""
+    host = to_host(tensor)
+    return None if host.array is None else digest(host.array)
+
+
+def _norm(statistics: Statistics) -> float:
+    """The norm of all values, of which statistics leave out those that are not finite."""
+    if statistics.nan:
+        return math.nan
+    return math.inf if statistics.inf or statistics.l2 is None else statistics.l2
+
+
+def _keep_norm(later: Later, record: Record) -> None:
+    later[0] = None if record.statistics is None else _norm(record.statistics)
+
+
+def _keep_digest(later: Later, record: Record) -> None:
+    later[0] = record.digest
+
+
+def _local(tensor: Any) -> torch.Tensor | None:
+    """A tensor's own data, for which no other rank is asked; ``None`` if there is none."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.is_meta:
+        return None
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.detach().to_local() if all(each.is_replicate() for each in tensor.placements) else None
+    own: torch.Tensor | None = tensor
+    return own
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _number(value: Any) -> float:
+    return float(value.item() if isinstance(value, torch.Tensor) else value)
+
+
+def _total(norms: Iterable[float | None]) -> float | None:
+    """The norm of what has these norms, put together; ``None`` if there is none, or one is not known."""
+    parts = list(norms)
+    if not parts or any(part is None for part in parts):
+        return None
+    if any(math.isnan(part) for part in parts if part is not None):  # hypot(inf, nan) is inf
+        return math.nan
+    return math.hypot(*(part for part in parts if part is not None))
+
+
+def _mixed(digests: Iterable[str | None]) -> str:
+    """One digest of several, whatever their order: names and places may be others in another version of the model."""
+    return xxhash.xxh3_128_hexdigest("\n".join(sorted(each or "" for each in digests)).encode())
+
+
+def _entry(step: int, numbers: _Numbers) -> StepSeries:
+    """The step's numbers, read from its tensors."""
+    left_out = sum(_number(each) > 0 for each in numbers.overflowed)
+    clipped: list[float | None] = []
+    for (update, _), later in numbers.norms.items():
+        clipped += [] if update in numbers.clipped else later
+    return StepSeries(
+        step=step,
+        losses=tuple(_number(loss) / (1.0 if scale is None else _number(scale)) for loss, scale in numbers.losses),
+        lr={name: _number(lr) for name, lr in numbers.lr.items()},
+        grad_norm=_total(later[0] for later in numbers.norms.values()),
+        clipped_norm=_total([*clipped, *(part for parts in numbers.clipped.values() for part in parts)]) if numbers.clipped else None,
+        loss_scale=None if numbers.scale is None else _number(numbers.scale),
+        skipped=numbers.skipped or left_out > 0,
+        updates=numbers.updates - left_out,
+        batch=_mixed(_mixed(later[0] for later in call) for call in numbers.batch) if numbers.batch else None,
+        weights=None if numbers.weights is None else _mixed(later[0] for later in numbers.weights),
+    )

@@ -1,0 +1,457 @@
+"""Recording updates: what an optimizer's step is given, and what it makes of that."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from accucompare.bundle.format.manifest import StepSeries
+from accucompare.bundle.writing.memory import Lease
+from accucompare.bundle.format.records import AT_THE_END, WAYS_OF_UPDATING, Record, Role
+from accucompare.live.operators import entrances
+from accucompare.live.autograd.gradients import Parameter, gradient_state, parameters_of
+from accucompare.live.autograd.graph import Observer, observe, observe_no_more
+from accucompare.live.modules.hooks import in_backward
+from accucompare.live.modules.names import Modules
+from accucompare.live.values.tensors import Bits, copy_of, difference
+from accucompare.live.values.values import Scalar, leaves
+from accucompare.recorder.recording.between import Between
+from accucompare.recorder.recording.guard import Guard, guarded
+from accucompare.recorder.recording.series import Series
+from accucompare.recorder.state.training import Training
+
+#: What is recorded in place of a gradient where a trainable parameter has none, and where nothing steps it either.
+NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
+
+#: Where Megatron keeps gradients that it has taken out of ``grad``.
+MAIN_GRAD = "main_grad"
+
+
+def gradient_of(parameter: torch.Tensor) -> tuple[torch.Tensor | None, str]:
+    """A parameter's gradient, and where that is, if it is not in ``grad``."""
+    if parameter.grad is not None or not isinstance(getattr(parameter, MAIN_GRAD, None), torch.Tensor):
+        return parameter.grad, ""
+    return getattr(parameter, MAIN_GRAD), MAIN_GRAD
+
+
+@dataclass(frozen=True)
+class How:
+    """How a value is recorded.
+
+    Attributes:
+        detail: of the record.
+        written: called with the record, when it is written.
+        bits: what is known of the value's bits.
+        lease: the memory that they are in, if it was taken from the sink.
+        by_digest: whether ``written`` asks for the digest of the bits, wherever they lie.
+    """
+
+    detail: str = ""
+    written: Callable[[Record], None] | None = None
+    bits: Bits = Bits.ANY
+    lease: Lease | None = None
+    by_digest: bool = False
+
+
+PLAINLY = How()
+
+
+class UpdateSink(Guard, Protocol):
+    """What is asked of the recorder."""
+
+    def running(self) -> Any:
+        """The module call that is running on this thread; ``None`` if none is."""
+
+    def wants(self, name: str, role: Role) -> bool:
+        """Whether what updates take or give is recorded of a module."""
+
+    def room(self, nbytes: int) -> Lease:
+        """Memory of the host for a value that will be recorded; waits until there is some."""
+
+    def add_update(self, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
+        """Record what an update of this step, counted from 0, takes or gives of the module of this name, if that is wanted."""
+
+
+class Golden(Protocol):
+    """Where golden's parameters, gradients and state come from."""
+
+    def start(self, name: str, update: int, path: str, tensor: torch.Tensor) -> None:
+        """Write what golden's parameter was after so many updates of the step, unless it is there."""
+
+    def has_changed(self, name: str, update: int, path: str) -> bool:
+        """Whether something other than an update had changed golden's parameter after so many updates of the step."""
+
+    def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
+        """Write golden's value into a tensor; what cannot be is noted."""
+
+    def leave(self, name: str, update: int, role: Role, path: str, why: str) -> None:
+        """Note that an update was not given golden's value."""
+
+
+class Updates:
+    """The optimizers' part of a recorder: any ``torch.optim.Optimizer`` that steps parameters of the model.
+
+    An update is given ``param_before``, ``param_grad`` (before PyTorch's functions clip it) and ``state_before``, and the numbers of
+    its parameter groups; it makes ``param_update`` (after minus before) and ``state_after``. With golden, the update is given golden's.
+    """
+
+    def __init__(self, modules: Modules, sink: UpdateSink, golden: Golden | None, training: Training) -> None:
+        self._sink = sink
+        self._golden = golden
+        self._series = Series()
+        self._parameters = {id(each.tensor): each for each in parameters_of(modules)}
+        self._count = 0  # of updates in this step
+        self._started = -1  # after how many of them the model was called
+        self._between = Between()
+        self._recorded: set[int] = set()  # ids of parameters whose gradient was recorded for the next update
+        self._times: Counter[int] = Counter()  # how often a parameter's gradient was recorded for the next update
+        self._told: set[int] = set()  # ids of parameters whose gradient was recorded in this step
+        self._clipped: set[int] = set()  # ids of parameters whose gradient was clipped for the next update
+        self._before: dict[int, torch.Tensor] = {}
+        self._after_hooks: Any = None  # of the update that runs, behind the user's own
+        self._held = {id(each.tensor) for optimizer in training.optimizers for each in self._of(optimizer)}
+        self._updated: set[int] = set()
+        self._begun: Counter[int] = Counter()  # steps of each optimizer, by its id
+        self._any_update = False  # whether an optimizer stepped in this step, also one of other parameters
+        self._versions: list[int] = []  # how often each parameter had been written into when the step began
+        self._backwards = 0  # until then
+        self._changed_otherwise = False  # whether parameters changed in a step that trained without an optimizer's step
+        self._others: dict[str, None] = {}  # classes of optimizers that hold no parameter of the model
+        self._handles: list[Any] = []
+        self._observer = Observer(self._backward_begins)
+        self._observed: list[tuple[Any, str, entrances.Before]] = [
+            (*place, functools.partial(self._clipping, callers)) for place, callers in entrances.CLIPPING.items()
+        ]
+        for kind in entrances.scalers(training.scaler):
+            self._observed += [(kind, "scale", self._scaling), (kind, "step", self._stepping)]
+
+    @property
+    def backwards(self) -> int:
+        """How many backwards there were."""
+        return self._series.backwards
+
+    def notes(self) -> list[str]:
+        """What was not updated though it could be, one sentence each."""
+        kinds = ", ".join(self._others)
+        notes = [f"an optimizer stepped that holds no parameter of the model ({kinds}); its updates are not recorded"] if kinds else []
+        if self._changed_otherwise:
+            notes.append(
+                "parameters changed in a step with a backward, but without a step of a torch.optim optimizer: what became of them is "
+                "recorded, and the whole gradients of parameters are not"
+            )
+        idle = [each for key, each in self._parameters.items() if key not in self._updated and each.tensor.requires_grad]
+        if not idle or not self._updated:
+            return notes
+        return [*notes, f"{len(idle)} trainable parameter(s) are in no optimizer that stepped, such as {idle[0].name}"]
+
+    def install(self) -> None:
+        self._between = Between()
+        self._versions = self._written()
+        self._handles = [
+            register_optimizer_step_pre_hook(functools.partial(self._guarded, self._begins)),
+            register_optimizer_step_post_hook(functools.partial(self._guarded, self._ends)),
+        ]
+        observe(self._observer)
+        for owner, name, act in self._observed:
+            entrances.observe(owner, name, act)
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._leave_hooks()
+        observe_no_more(self._observer)
+        for owner, name, act in self._observed:
+            entrances.observe_no_more(owner, name, act)
+        self._before.clear()
+
+    def end_step(self, step: int) -> Callable[[], StepSeries] | None:
+        """A step ends: tell the gradients that no update was given. Gives what ``Series.end_step`` does."""
+        if self._started == self._count and self._trained:
+            self._note_changed(AT_THE_END)
+        elif self._count and self._started != self._count:
+            self._note_changed()
+        if not self._any_update and self._series.backwards > self._backwards:
+            versions = zip(self._versions, self._written(), strict=True)
+            self._changed_otherwise = self._changed_otherwise or any(before not in (-1, now) for before, now in versions)
+        if self._any_update:
+            for key, each in self._parameters.items():
+                if each.tensor.requires_grad and key not in self._held and key not in self._told:
+                    grad, _ = gradient_of(each.tensor)
+                    value = IN_NO_OPTIMIZER if grad is None else grad
+                    self._sink.add_update(each.owner, 0, Role.PARAM_GRAD, each.own, value, How(IN_NO_OPTIMIZER))
+        return self._series.end_step(step)
+
+    def next_step(self) -> None:
+        self._count = 0
+        self._started = -1
+        self._between.next_step()
+        self._any_update = False
+        self._versions, self._backwards = self._written(), self._series.backwards
+        for each in (self._recorded, self._times, self._told, self._clipped, self._before):
+            each.clear()
+
+    @property
+    def _trained(self) -> bool:
+        """Whether there was a backward or an update in this step."""
+        return self._any_update or self._series.backwards > self._backwards
+
+    def _written(self) -> list[int]:
+        """How often each parameter has been written into; -1 if that is not counted, or it has no values yet."""
+        tensors = (each.tensor for each in self._parameters.values())
+        return [-1 if is_lazy(tensor) or tensor.is_inference() else tensor._version for tensor in tensors]
+
+    def model_begins(self) -> None:
+        """The model is called: for the first time in a step, or since an update, with golden's weights, where it has recorded them."""
+        if self._started == self._count:
+            return
+        self._started = self._count
+        self._note_changed()
+        if self._golden is not None:
+            for each in self._parameters.values():
+                self._golden.start(each.owner, self._count, each.own, each.tensor)
+            self._between.leave(each for each in self._parameters.values() if each in self._between)
+        if torch.is_grad_enabled():  # what a loop changes that has no optimizer for it: an average of others, an update by hand
+            others = (each for key, each in self._parameters.items() if key not in self._held and each not in self._between)
+            self._between.leave(each for each in others if self._sink.wants(each.owner, Role.PARAM_CHANGED))
+
+    def _note_changed(self, when: str = "") -> None:
+        """Record the parameters that something else has changed since the last update, here or in golden.
+
+        ``when``: behind their paths; ``AT_THE_END`` of a step in which no update came after the last call of the model.
+        """
+        changed = self._between.changed()
+        for key, each in self._parameters.items():
+            place = each.owner, self._count, each.own + when
+            if key in changed or (self._golden is not None and each in self._between and self._golden.has_changed(*place)):
+                self._give(each, Role.PARAM_CHANGED, each.own + when, each.tensor)
+
+    def call_begins(self) -> None:
+        """The model is called."""
+        self._series.call_begins()
+
+    def given(self, tensor: torch.Tensor, recorded: bool) -> Callable[[Record], None]:
+        """As ``Series.given``."""
+        return self._series.given(tensor, recorded)
+
+    def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
+        guarded(self._sink, act, "an update", *arguments)
+
+    def _of(self, optimizer: Any) -> Iterator[Parameter]:
+        for group in optimizer.param_groups:
+            for tensor in group["params"]:
+                if id(tensor) in self._parameters:
+                    yield self._parameters[id(tensor)]
+
+    def _backward_begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
+        """Record the gradients again: this backward adds to clipped ones, or the update that they were meant for was skipped."""
+        if self._sink.listening and self._sink.running() is None and not in_backward():
+            self._recorded.clear()
+            self._guarded(self._series.backward_begins, roots)
+
+    def _clipping(self, callers: Collection[str], caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if caller in callers:
+            self._guarded(self._clips, {id(grad) for _, grad in leaves(args)})
+
+    def _clips(self, grads: Collection[int]) -> None:
+        """Gradients are about to be clipped; their ids."""
+        for key, each in self._parameters.items():
+            if each.tensor.grad is not None and id(each.tensor.grad) in grads:
+                self._gradient(each, None)
+                self._clipped.add(key)
+
+    def _scaling(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
+        return functools.partial(self._guarded, self._scaled, args[0]) if self._sink.listening else None
+
+    def _scaled(self, scaler: Any, result: Any) -> None:
+        """A scaler has multiplied losses."""
+        if getattr(scaler, "is_enabled", lambda: True)():
+            scale = getattr(scaler, "_scale", None)
+            self._series.scaled((part for _, part in leaves(result)), scale if isinstance(scale, torch.Tensor) else scaler.get_scale())
+
+    def _stepping(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
+        """A scaler is told to step an optimizer; it does not if a gradient is not finite."""
+        optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
+        if not self._sink.listening or optimizer is None:
+            return None
+        before = self._begun[id(optimizer)]
+
+        def stepped(result: Any) -> None:
+            if self._begun[id(optimizer)] == before and any(self._of(optimizer)):
+                self._series.rates(optimizer)
+                self._series.left_out()
+
+        return functools.partial(self._guarded, stepped)
+
+    def _begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        parameters = list(self._of(optimizer))
+        self._begun[id(optimizer)] += 1
+        self._any_update = True
+        if not parameters:
+            self._others[type(optimizer).__name__] = None
+            for key, each in self._parameters.items():
+                if key not in self._held and gradient_of(each.tensor)[1]:  # it steps copies of the parameters
+                    self._gradient(each, None)
+            return
+        if self._is_inner(optimizer, parameters):
+            self._states(optimizer, parameters, Role.STATE_BEFORE)
+            return
+        self._series.rates(optimizer)
+        self._groups(optimizer)
+        closure = any(each is not None for each in (*args[1:2], kwargs.get("closure")))  # the first argument is the optimizer
+        first, scale = self._series.wants_weights, getattr(optimizer, "grad_scale", None)
+        for each in parameters:
+            self._updated.add(id(each.tensor))
+            if not closure:  # which computes gradients only then
+                self._gradient(each, scale)
+            self._parameter(each, self._weight(each) if first else None)
+            self._states(optimizer, [each], Role.STATE_BEFORE)
+        self._held |= {id(each.tensor) for each in parameters}
+        if first:
+            held = {id(each.tensor) for each in parameters}
+            for key, each in self._parameters.items():
+                if key not in held:
+                    self._weight(each, recorded=False)
+        self._clipped_to(parameters, scale)
+        if getattr(optimizer, "_optimizer_step_pre_hooks", None):  # of the user's, which come after this one, and may clip
+            states = {id(each.tensor): gradient_state(each.tensor) for each in parameters}
+            clips = functools.partial(guarded, self._sink, self._hooks_ran, "an update", parameters, states, scale)
+            self._leave_hooks()  # of a step that has raised
+            self._after_hooks = optimizer.register_step_pre_hook(lambda *_: clips())
+
+    def _leave_hooks(self) -> None:
+        if self._after_hooks is not None:
+            self._after_hooks.remove()
+            self._after_hooks = None
+
+    def _hooks_ran(self, parameters: list[Parameter], states: dict[int, tuple[int, int]], scale: torch.Tensor | None) -> None:
+        """The optimizer's own hooks have run: they may have written into gradients, which had these states before."""
+        changed = {id(each.tensor) for each in parameters if gradient_state(each.tensor) != states[id(each.tensor)]}
+        if changed:
+            self._clipped |= changed
+            self._clipped_to(parameters, scale)
+
+    def _clipped_to(self, parameters: list[Parameter], scale: torch.Tensor | None) -> None:
+        """Keep the norm of the gradients as the update uses them, if some were clipped."""
+        if any(id(each.tensor) in self._clipped for each in parameters):
+            grads = (gradient_of(each.tensor)[0] for each in parameters)
+            self._series.clipped(grad if scale is None else grad / scale for grad in grads if grad is not None)
+
+    def _ends(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        parameters = list(self._of(optimizer))
+        self._leave_hooks()
+        if not parameters:
+            return
+        if self._is_inner(optimizer, parameters):
+            self._states(optimizer, parameters, Role.STATE_AFTER)
+            return
+        for each in parameters:
+            if id(each.tensor) not in self._recorded:
+                self._gradient(each, None, late=True)
+            before = self._before.pop(id(each.tensor), None)
+            if before is not None:
+                update, lease = difference(each.tensor, before, self._sink.room)
+                self._give(each, Role.PARAM_UPDATE, each.own, update, How(bits=Bits.OURS, lease=lease))
+                del before
+            self._states(optimizer, [each], Role.STATE_AFTER)
+        self._between.leave(each for each in parameters if self._sink.wants(each.owner, Role.PARAM_CHANGED))
+        self._series.updated(getattr(optimizer, "found_inf", None))
+        for record in (self._recorded, self._times, self._clipped):
+            record.clear()
+        self._count += 1
+
+    def _weight(self, parameter: Parameter, recorded: bool | None = None) -> Callable[[Record], None] | None:
+        """What is to be called with the record of a parameter before the step's first update, for the digest of all weights."""
+        if not self._sink.wants("", Role.PARAM_BEFORE):
+            return None
+        if recorded is None:
+            recorded = self._sink.wants(parameter.owner, Role.PARAM_BEFORE)
+        return self._series.weight(parameter.tensor, recorded)
+
+    def _groups(self, optimizer: Any) -> None:
+        """Record learning rates, betas and whatever numbers else the parameter groups have."""
+        for number, group in enumerate(optimizer.param_groups):
+            options = {name: value for name, value in group.items() if name not in ("params", *WAYS_OF_UPDATING)}
+            for path, value in leaves(options):
+                if isinstance(value, (torch.Tensor, *Scalar)):
+                    path = f"{type(optimizer).__name__}.{number}.{path}"
+                    self._sink.add_update("", self._count, Role.STATE_BEFORE, path, value)
+
+    def _gradient(self, parameter: Parameter, scale: torch.Tensor | None, late: bool = False) -> None:
+        """Record a parameter's gradient, once for each update; again if there was a backward since.
+
+        Args:
+            parameter: whose.
+            scale: what the gradient is still multiplied by, which a fused optimizer undoes itself.
+            late: the update is over, so that golden's gradient comes too late.
+        """
+        key = id(parameter.tensor)
+        if key in self._recorded:
+            return
+        self._recorded.add(key)
+        self._told.add(key)
+        self._times[key] += 1
+        path = parameter.own if self._times[key] == 1 else f"{parameter.own}#{self._times[key]}"
+        grad, where = gradient_of(parameter.tensor)
+        if grad is None:
+            if parameter.tensor.requires_grad:
+                self._give(parameter, Role.PARAM_GRAD, path, NO_GRADIENT)
+            return
+        value = grad if scale is None else grad / scale
+        written = self._norm(parameter, value)
+        if late:
+            self._give(parameter, Role.PARAM_GRAD, path, value, How(where, written))
+            if self._golden is not None:
+                self._golden.leave(parameter.owner, self._count, Role.PARAM_GRAD, path, "the update computed it itself, in its closure")
+            return
+        self._take(parameter, Role.PARAM_GRAD, path, value, How(where, written))
+        if scale is not None and self._golden is not None:
+            grad.copy_(value * scale)
+
+    def _parameter(self, parameter: Parameter, written: Callable[[Record], None] | None) -> None:
+        """Record a parameter that an update is given, keep it until that is over, and give it golden's."""
+        tensor, wanted = parameter.tensor.detach(), self._sink.wants(parameter.owner, Role.PARAM_BEFORE)
+        if self._golden is None and wanted:  # one copy is recorded, and kept
+            tensor = self._before[id(parameter.tensor)] = copy_of(tensor)
+            self._give(
+                parameter, Role.PARAM_BEFORE, parameter.own, tensor, How(written=written, bits=Bits.OURS, by_digest=written is not None)
+            )
+        elif self._golden is not None:
+            self._take(parameter, Role.PARAM_BEFORE, parameter.own, parameter.tensor, How(written=written, by_digest=written is not None))
+            if wanted:
+                self._before[id(parameter.tensor)] = copy_of(tensor)
+
+    def _norm(self, parameter: Parameter, grad: torch.Tensor) -> Callable[[Record], None] | None:
+        """What is to be called with the record of a gradient, for its norm; if it is not recorded, or has no plain data, it is read now."""
+        if self._sink.wants(parameter.owner, Role.PARAM_GRAD) and grad.layout is torch.strided:
+            return self._series.norm_of(parameter.tensor)
+        self._series.measure(parameter.tensor, grad)
+        return None
+
+    def _is_inner(self, optimizer: Any, parameters: Collection[Parameter]) -> bool:
+        """Whether an optimizer steps as a part of another's step of the same parameters, which is the update. It may keep the state."""
+        own = {id(each.tensor) for each in parameters}
+        others = (each for each in entrances.running_steps() if each is not optimizer)
+        return any(id(each.tensor) in own for other in others for each in self._of(other))
+
+    def _states(self, optimizer: Any, parameters: Iterable[Parameter], role: Role) -> None:
+        """Record an optimizer's state of parameters, before an update or after it."""
+        for each in parameters:
+            for path, value in leaves(dict(optimizer.state.get(each.tensor, {}))):
+                (self._take if role is Role.STATE_BEFORE else self._give)(each, role, f"{each.own}.{path}", value, How(bits=Bits.NEW))
+
+    def _take(self, parameter: Parameter, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
+        """Record what an update is given, and give it golden's."""
+        self._give(parameter, role, path, value, how)
+        if self._golden is not None and isinstance(value, torch.Tensor):
+            self._golden.put(parameter.owner, self._count, role, path, value)
+
+    def _give(self, parameter: Parameter, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
+        self._sink.add_update(parameter.owner, self._count, role, path, value, how)

@@ -1,0 +1,1 @@
+"""A capture from beginning to end."""

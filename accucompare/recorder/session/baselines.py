@@ -1,0 +1,98 @@
+"""The baselines that golden brings along: fed runs of golden's own case, made where its code is (``capture --with-baseline``)."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from accucompare.bundle.writing.directory import discard_unfinished
+from accucompare.bundle.format.manifest import BASELINES, Manifest
+from accucompare.bundle.reading.reader import open_bundle
+from accucompare.compare.limits.brought import PRECISIONS, keep_errors
+from accucompare.compare.limits.suggest import float_dtype
+from accucompare.devices import DeviceName
+from accucompare.errors import CaptureError, UsageError
+from accucompare.places import Place, place_of
+from accucompare.recorder.session.capture_case import capture_case
+from accucompare.recorder.options import CaptureOptions
+from accucompare.selection import FloatType, Level
+
+
+def capture_baselines(
+    target: str | None,
+    golden: str | Place,
+    device: DeviceName,
+    precisions: Iterable[str],
+    *,
+    tensors: bool = False,
+    announce: Callable[[str], None] = lambda doing: None,
+) -> list[Place]:
+    """Capture golden's case once for each precision of a candidate, fed with golden, and keep the errors beside golden.
+
+    Args:
+        target: golden's case.
+        golden: its bundle's directory; the baselines go to ``baselines/<precision>`` in it.
+        device: golden's own, which is trusted. Products are rounded to HF32 or TF32 on the CPU.
+        precisions: names of ``compare.limits.brought.PRECISIONS``.
+        tensors: keep what each module computed, too: as much as golden itself, each time.
+        announce: called with what is done, before it begins.
+
+    Returns:
+        The baselines' directories.
+
+    Raises:
+        UsageError: if golden was captured by several processes.
+        CaseError, DeviceError, CaptureError, BundleError: as ``capture_case``.
+    """
+    golden = place_of(golden)
+    with open_bundle(golden) as bundle:
+        trusted = bundle.manifest
+    if trusted.ranks > 1:
+        raise UsageError("--with-baseline: golden is of several ranks; capture its baselines by hand (--feed)")
+    made = []
+    for precision in precisions:
+        dtype, emulate = baseline_dtype(trusted, precision)
+        announce(f"baseline for {precision}: {dtype}{f' with products in {emulate}' if emulate else ''}")
+        out = golden / BASELINES / precision
+        options = CaptureOptions(
+            emulate=emulate,
+            feed=golden,
+            like=golden if trusted.state is not None else trusted.capture.get("like"),
+            level=trusted.capture.get("level") or Level.MODULE,
+            overwrite=True,
+            backward=bool(trusted.options.backward),
+        )
+        place = DeviceName("cpu") if emulate else device
+        with _whole_or_not_at_all(golden, out, precision):
+            if tensors:
+                made.append(capture_case(target, out, place, options, dtype=FloatType(dtype)))
+                continue
+            with tempfile.TemporaryDirectory(prefix=".baseline-", dir=golden if isinstance(golden, Path) else None) as folder:
+                fed = capture_case(target, Path(folder) / precision, place, options, dtype=FloatType(dtype))
+                made.append(keep_errors(golden, fed, out))
+    return made
+
+
+@contextlib.contextmanager
+def _whole_or_not_at_all(golden: Place, out: Place, precision: str) -> Iterator[None]:
+    """Remove a baseline that does not come to its end: golden is complete without it."""
+    try:
+        yield
+    except (CaptureError, KeyboardInterrupt) as error:
+        discard_unfinished(out)
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(f"{golden} is complete, without its baseline for {precision}") from None
+        what = str(error).splitlines()[0]  # the rest tells where its records are, which are removed
+        cure = f"leave {precision} out of --with-baseline, or see --debug"
+        raise CaptureError(f"baseline for {precision}: {what}\n{golden} is complete, without this baseline; {cure}") from error
+
+
+def baseline_dtype(golden: Manifest, precision: str) -> tuple[str, str | None]:
+    """What the baseline for candidates of a precision computes in: a floating type, and what its products are rounded to.
+
+    In golden's own type a device would give golden itself; float64 then shows golden's rounding, which is the candidate's.
+    """
+    dtype, emulate = PRECISIONS[precision]
+    return ("float64" if emulate is None and dtype == float_dtype(golden) else dtype), emulate

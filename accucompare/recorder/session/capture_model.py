@@ -1,0 +1,48 @@
+"""Capturing a model that is there already: where it is, with the weights, the mode and the type that it has."""
+
+from __future__ import annotations
+
+import torch
+
+from accucompare.case import Case, steps_of
+from accucompare.errors import CaseError
+from accucompare.live.around.environment import device_of
+from accucompare.places import Place, place_of
+from accucompare.recorder.session.capture_case import Casting, moved
+from accucompare.recorder.options import DEFAULTS, CaptureOptions
+from accucompare.recorder.session.session import recording
+from accucompare.recorder.state.training import Training, run_step
+
+
+def capture_model(case: Case, out: str | Place, options: CaptureOptions = DEFAULTS) -> Place:
+    """Run a case that is built already, once for each of its inputs, and record it.
+
+    The model is not moved, cast or seeded, and gradients are on or off as the caller has them; the inputs are copied to its device. With an
+    optimizer the weights are updated, as in any step of training.
+
+    Args:
+        case: the case; its inputs are needed.
+        out: directory to write the bundle to.
+        options: as for ``accucompare.capture``.
+
+    Returns:
+        The bundle's directory.
+
+    Raises:
+        CaseError: if there are no inputs, or an optimizer without a loss.
+        CaptureError, UsageError: as for ``accucompare.capture``; what the model raises is passed on.
+    """
+    steps = [] if case.inputs is None else steps_of(case.inputs)
+    if not steps:
+        raise CaseError("the case has no inputs; give Case(model, inputs)")
+    if case.optimizer is not None and case.loss is None:
+        raise CaseError("the case has an optimizer but no loss to send backward; give Case(…, loss=…)")
+    training = Training.of(case.optimizer, case.scheduler, case.scaler)
+    made = {"loss": case.loss is not None, "case_steps": len(steps)}
+    with recording(case.model, out, options, training=training, made=made) as session:
+        device, as_they_are = device_of(case.model), Casting(None, None)
+        for arguments in steps:
+            args, kwargs = moved(arguments, device, as_they_are)
+            run_step(case.model, args, kwargs, case.loss, training, grad=torch.is_grad_enabled())
+            session.step()
+    return place_of(out)

@@ -1,0 +1,50 @@
+"""The maps of a capture that starts from, or is fed with, a bundle of a model that calls its layers otherwise."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.compare.pairing.align import Renaming, counterparts
+from accucompare.compare.pairing.proposals import propose
+from accucompare.compare.pairing.renames import check_maps, options, read_maps
+from accucompare.live.around.environment import describe_model
+from accucompare.live.modules.names import Modules
+from accucompare.places import place_of
+from accucompare.recorder.options import CaptureOptions
+from accucompare.selection import Selection
+
+
+def maps_in_force(asked: CaptureOptions, modules: Modules) -> tuple[list[Renaming], list[str]]:
+    """The renamings of golden's layers, those that ``auto`` finds among them; and notes that list the latter.
+
+    Raises:
+        UsageError: if a map matches nothing or leads nowhere, or two layers become one.
+        BundleError: if there is no such bundle.
+    """
+    renamings, auto = read_maps(asked.map)
+    notes = []
+    goldens = [Manifest.read(place_of(source) / "manifest.json").model for source in (asked.like, asked.feed) if source is not None]
+    if auto:
+        own = modules.outline() if asked.like is not None else describe_model(modules)  # of the former the weights will be replaced
+        taken: list[str] = []
+        for golden in goldens:
+            new = propose(golden, own, renamings, fingerprints=asked.like is None)
+            renamings += [Renaming.parse(text) for text in new]
+            taken += new
+        notes.append(f"--map auto took {options(taken)}" if taken else "--map auto found nothing to rename")
+    if renamings:
+        outline = modules.outline()
+        check_maps(renamings, [(golden, outline) for golden in goldens])
+    return renamings, notes
+
+
+def selection_of(golden: Manifest, modules: Modules, renamings: Sequence[Renaming]) -> Selection:
+    """The layers that golden recorded, under the model's own names."""
+    chosen = Selection.of(golden.capture.get("only") or (), golden.capture.get("skip") or ())
+    if not renamings or not (chosen.only or chosen.skip):
+        return chosen
+    new = counterparts(golden.model.get("modules") or (), modules.named.keys(), renamings)
+    allowed = [glob.escape(name) for old, name in new.items() if chosen.allows(old)]
+    return Selection.of(allowed, ()) if allowed else chosen

@@ -1,0 +1,208 @@
+"""A running capture: its steps, and what it writes at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import torch
+
+from accucompare.bundle.reading.notebook import bundle_html
+from accucompare.bundle.writing.writer import BundleWriter
+from accucompare.devices.settings import variables
+from accucompare.errors import CaptureError
+from accucompare.live.numerics.eager import eager_stance
+from accucompare.live.around.environment import notes_on_what_ran
+from accucompare.live.around.libraries import libraries
+from accucompare.live.modules.names import Modules
+from accucompare.live.numerics.numerics import Numerics
+from accucompare.live.operators.randomness import Draws
+from accucompare.live.around.sources import digests_of, modules_in, variables_named, versions_of
+from accucompare.places import Place
+from accucompare.recorder.feeding.feeding import Feed
+from accucompare.recorder.recording.recorder import Recorder
+from accucompare.recorder.session.start import Start
+from accucompare.recorder.state.training_state import StateSaver, UnknownOptimizers
+from accucompare.selection import Level, Steps
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Session:
+    """A running capture. Made by ``capture``.
+
+    Attributes:
+        path: the bundle's directory.
+        step_number: of the step being recorded, from 0.
+    """
+
+    def __init__(
+        self,
+        path: Place,
+        recorder: Recorder,
+        writer: BundleWriter,
+        draws: Draws | None,
+        steps: Steps | None,
+        numerics: Numerics,
+        modules: Modules,
+        start: Start,
+        saver: StateSaver | None,
+        unknown: UnknownOptimizers | None,
+    ) -> None:
+        """What the running capture is made of.
+
+        Args:
+            start: what it starts from.
+            saver: of the training's state; ``None`` if that is not to be saved, or no more.
+            unknown: the optimizers that step although they were not given; ``None`` if no state is saved or restored.
+        """
+        self.path = path
+        self._recorder = recorder
+        self._writer = writer
+        self._draws = draws
+        self._steps = steps
+        self._numerics = numerics
+        self._modules = modules
+        self._eager = False  # whether compiled code was run eagerly
+        self._stance = contextlib.ExitStack()
+        self._start = start
+        self._saver = saver
+        self._unknown = unknown
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the bundle as far as it is written."""
+        manifest = self._writer.published
+        return bundle_html(self.path, manifest, manifest.steps, manifest.complete)
+
+    @property
+    def step_number(self) -> int:
+        return self._recorder.step
+
+    def step(self) -> None:
+        """End a step: what was recorded since the last one becomes readable, and calls are numbered from 0 again.
+
+        Raises:
+            CaptureError: if recording failed, for example on a full disk.
+        """
+        failure = self._writer.failure or self._recorder.failure
+        if failure is not None:
+            raise failure
+        recorder, steps = self._recorder, self._steps
+        if steps is not None and recorder.step >= steps.count:
+            return
+        if recorder.listening:
+            self._numerics.end_step(recorder.step)
+            series = recorder.end_step()
+            self._note_unfed()
+            self._writer.end_step(recorder.step, series=series, holds_records=recorder.holds_records)
+        recorder.next_step()
+        if self._draws is not None:  # also in steps that are not recorded, whose draws are numbered with the others
+            self._draws.end_step()
+        if self._saver is not None and recorder.step == self._start.first_recorded:
+            self._saver.write(self._writer, recorder.step, self._draws)
+        recorder.listening = steps is None or steps.has(recorder.step)
+
+    def wake(self) -> None:
+        """Put the hooks on, before the first step and after ``rest``; from now on compiled code runs eagerly.
+
+        Not inside a hook of an optimizer's: PyTorch goes through the hooks that this adds to.
+        """
+        if "torch._dynamo" in sys.modules:  # inner hooks of a compiled model stop firing after its first call
+            self._stance.enter_context(eager_stance())
+            self._eager = True
+        self._recorder.install(self._steps)
+
+    def rest(self) -> None:
+        """Take the hooks off, for steps that are not recorded, until ``wake``; not inside a hook either."""
+        self._recorder.remove()
+        self._stance.close()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What runs meanwhile is not recorded, such as an evaluation between two steps of training."""
+        listening, self._recorder.listening = self._recorder.listening, False
+        try:
+            with self._recorder.without_hooks():
+                yield
+        finally:
+            self._recorder.listening = listening
+
+    def _note_unknown_optimizers(self) -> None:
+        """List as missing what the state that was saved, or started from, does not have of them."""
+        if self._unknown is None:
+            return
+        self._unknown.remove()
+        capture = self._writer.manifest.capture
+        for name in ("training_state", "started"):
+            if capture[name] is not None:
+                missing = msgspec.to_builtins(self._unknown.missing(capture[name]["step"]))
+                capture[name] = {**capture[name], "missing": [*capture[name]["missing"], *missing]}
+
+    def _note_unfed(self) -> None:
+        """Bring the manifest up to date with what could not be fed."""
+        if (feed := self._start.feed) is not None:
+            capture = self._writer.manifest.capture
+            capture["feed"] = {**capture["feed"], "not_fed": [*feed.not_fed]}
+
+    def check_end(self, feed: Feed | None, golden: str | Place | None) -> None:
+        """Raise what the model has caught, and refuse a fed capture in which nothing was fed."""
+        recorder = self._recorder
+        if recorder.failure is not None:
+            raise recorder.failure
+        if recorder.records:
+            self._numerics.end_step(recorder.step)
+        if feed is not None:
+            self._writer.manifest.notes += feed.notes()
+            if not feed.fed:
+                raise CaptureError(f"{golden}: nothing of it was fed; {'; '.join(feed.notes()) or 'no module was called'}")
+
+    def end(self, error: BaseException | None) -> None:
+        """Write the last step and the manifest."""
+        recorder, manifest = self._recorder, self._writer.manifest
+        series = recorder.end_step()
+        manifest.model["not_called"] = recorder.not_called()
+        optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]
+        ran = {*manifest.model["sources"], *modules_in(recorder.files_run), *self._start.sources, optimizer} - {""}
+        manifest.model["sources"] = digests_of(ran)
+        manifest.model["differentiates"] = torch.autograd.__file__ in recorder.files_run
+        manifest.capture["backward"] = recorder.backwards > 0
+        manifest.model["functions_seen"] = recorder.all_files_seen
+        manifest.environment["versions"] = {**manifest.environment["versions"], **versions_of(ran)}
+        manifest.environment["variables"] = variables(os.environ, variables_named(ran))
+        manifest.environment["libraries"] = libraries()
+        manifest.environment["random"] = "drawn on the device" if self._draws is None else "drawn on the CPU"
+        if self._draws is not None:
+            manifest.notes += [f"{name} drew its random numbers on the device" for name in sorted(self._draws.unmatched)]
+        self._note_unknown_optimizers()
+        self._note_unfed()
+        manifest.notes += self._numerics.notes()
+        manifest.notes += recorder.training_notes()
+        of_modules = manifest.capture["level"] == Level.MODULE and recorder.holds_records
+        manifest.notes += notes_on_what_ran(self._modules, self._eager and recorder.called_compiled, recorder.called if of_modules else ())
+        if recorder.errors:
+            manifest.notes += [f"recording failed: {failure}" for failure in recorder.errors[:100]]
+        if recorder.records or series is not None:
+            partial = error is not None or recorder.open_call() is not None
+            self._writer.end_step(recorder.step, partial, series, recorder.holds_records)
+        self._writer.close(self._stopped(error), hurry=isinstance(error, KeyboardInterrupt))
+        if recorder.errors:
+            count, first = len(recorder.errors), recorder.errors[0]
+            _LOGGER.warning("could not record %d module call(s), so %s is incomplete; the first: %s", count, self.path, first)
+        _LOGGER.debug("captured %d step(s) in %s", len(self._writer.published.steps), self.path)
+
+    def _stopped(self, error: BaseException | None) -> dict[str, Any] | None:
+        """Where and why the capture ended early; ``None`` if it did not."""
+        recorder = self._recorder
+        if error is not None:
+            reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+            return {"step": recorder.step, "module": recorder.failing_call(), "error": reason}
+        if (module := recorder.open_call()) is not None:
+            return {"step": recorder.step, "module": module, "error": "the process ended inside of the forward"}
+        if recorder.errors:
+            return {"error": f"{len(recorder.errors)} module call(s) could not be recorded; the first: {recorder.errors[0]}"}
+        return None

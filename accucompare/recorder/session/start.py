@@ -1,0 +1,271 @@
+"""What a capture starts from: the options, and what the bundles of ``like`` and ``feed`` add to them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import msgspec
+import torch
+from torch import nn
+
+from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.reading.reader import Bundle, open_bundle
+from accucompare.bundle.format.records import display_name
+from accucompare.bundle.format.training_state import Started
+from accucompare.compare.pairing.align import Renaming, counterparts
+from accucompare.errors import UsageError
+from accucompare.live.around.environment import describe_model
+from accucompare.live.modules.names import Modules
+from accucompare.live.operators.randomness import Draws
+from accucompare.numbers.sketch import VERSION
+from accucompare.places import Place
+from accucompare.recorder.state.continuation import Continuation
+from accucompare.recorder.feeding.feeding import Feed
+from accucompare.recorder.feeding.golden_checks import check_golden, check_model, held_steps
+from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.session.renaming import maps_in_force, selection_of
+from accucompare.recorder.state.state import restore_weights
+from accucompare.recorder.state.training import Training
+from accucompare.selection import Level, Mode, RoleGroup, Selection, Steps
+
+
+@dataclass(frozen=True)
+class Within:
+    """What there is around a capture already, where it is part of something larger, as of a script that runs anyway.
+
+    Attributes:
+        first: the number of the step that begins; of a capture that starts from a state, that of the state counts.
+        matched: whether random operations draw from the CPU under the seed; else they draw as without a capture.
+        prepared: whether the directory is ready, for all ranks, so that they need not ask each other.
+    """
+
+    first: int = 0
+    matched: bool = True
+    prepared: bool = False
+
+
+ALONE = Within()
+
+
+@dataclass
+class Start:
+    """What a capture starts from: what was asked, and what ``like`` and ``feed`` add to it.
+
+    Attributes:
+        seed, steps, selection, groups: in force.
+        renamings: of the layers of ``like`` and ``feed``.
+        notes: sentences for the manifest.
+        replaced: the weights that held other values before those of ``like`` were copied.
+        overruled: what else was not as in the state of ``like`` before that was put in: ``the mode of encoder.drop``.
+        model: described, with its weights as they are now.
+        golden, feed: what it is fed with, if it is.
+        without_gradients: whether gradients are off, since that golden has none.
+        continuation: the training state of ``like``, if it has one.
+        begun: the number of the step that begins, without such a state.
+    """
+
+    seed: int | None
+    steps: Steps | None
+    selection: Selection
+    groups: tuple[RoleGroup, ...]
+    renamings: list[Renaming]
+    notes: list[str]
+    replaced: list[str] = field(default_factory=list)
+    overruled: list[str] = field(default_factory=list)
+    model: dict[str, Any] = field(default_factory=dict)
+    golden: Bundle | None = None
+    feed: Feed | None = None
+    without_gradients: bool = False
+    continuation: Continuation | None = None
+    begun: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        modules: Modules,
+        out: str | Place,
+        options: CaptureOptions,
+        ranks: tuple[int, int],
+        stack: contextlib.ExitStack,
+        training: Training,
+        device: torch.device,
+        within: Within = ALONE,
+    ) -> Start:
+        """Restore the weights of ``like`` and open the golden of ``feed``, which the stack closes.
+
+        Args:
+            ranks: this process's, and how many there are.
+            training: what the loop has beside the model.
+            device: where the model computes.
+
+        Raises:
+            UsageError: if one of them does not fit the model or the options.
+        """
+        renamings, notes = maps_in_force(options, modules) if options.map else ([], [])
+        start = cls(options.seed, options.asked, options.selection, options.groups, renamings, notes, begun=within.first)
+        if options.like is not None:
+            source = stack.enter_context(open_bundle(options.like))
+            start.continuation = Continuation.of(source, ranks[0], training, modules, renamings, device)
+            start.steps = starting(options.asked, start.step, options.like)
+            start._take_weights(source, modules)
+            start.overruled += [f"the mode of {display_name(name)}" for name in _set_mode(model, modules, source.manifest.model, renamings)]
+            start._take_over(source.manifest, modules)
+        start.model = describe_model(modules)
+        if options.feed is not None:
+            golden = start.golden = stack.enter_context(open_bundle(options.feed))
+            check_golden(golden, out, start.steps, ranks[1])
+            check_model(golden, ranks[0], start.model, options.force, renamings, options.like, start.step)
+            start._take_over(golden.manifest, modules)
+            start.steps = start.steps or held_steps(golden.manifests[ranks[0]])
+            start.feed = Feed(golden, ranks[0], modules, renamings, options.round_feed)
+            start.feed.backward = start.feed.backward and options.trains
+            start.feed.updates = start.feed.updates and start.feed.backward
+            held = golden.manifest.options
+            if options.roles is None:  # what golden does not hold has no partner
+                start.groups = tuple(group for group in start.groups if held.roles is None or group in held.roles)
+            if not start.feed.backward:
+                if held.backward and options.trains:
+                    notes.append("nothing of the backward and the update was run: golden holds no gradients of layers to feed (--roles)")
+                    start.groups = tuple(group for group in start.groups if group in (RoleGroup.FORWARD, RoleGroup.SERIES))
+                start.without_gradients = not _differentiates(golden)
+                stack.enter_context(torch.set_grad_enabled(not start.without_gradients))
+            if options.level == Level.OP and golden.manifest.capture.get("level") != Level.OP:
+                chosen = f"--only {' --only '.join(start.selection.only) or 'NAME'}"
+                raise UsageError(f"{options.feed}: holds no operators; capture it with --level op {chosen}")
+        if options.level == Level.OP and not start.selection.only:
+            raise UsageError(
+                "--level op: give the modules whose operators are to be recorded (--only NAME); those of all would be too many"
+            )
+        start.seed = (start.seed or 0) if within.matched else None
+        _check_selection(start.selection, modules)
+        return start
+
+    def _take_weights(self, source: Bundle, modules: Modules) -> None:
+        """Copy the weights of ``like``, and note which held other values."""
+        changed = () if self.continuation is None else self.continuation.state.buffers
+        notes, replaced = restore_weights(source, modules, self.renamings, changed)
+        self.notes += notes
+        if replaced and not self.step:  # at a later step, the model's own are those of step 0, and nobody expects them to be the same
+            self.replaced = replaced
+            first = ", ".join(replaced[:3]) + (f", and {len(replaced) - 3} more" if len(replaced) > 3 else "")
+            self.notes.append(f"--like: {len(replaced)} of the model's weights held other values before: {first}")
+
+    def _take_over(self, manifest: Manifest, modules: Modules) -> None:
+        """Seed and selection of a bundle, where none was given."""
+        self.seed = manifest.capture.get("seed") if self.seed is None else self.seed
+        if not (self.selection.only or self.selection.skip):
+            self.selection = selection_of(manifest, modules, self.renamings)
+
+    def restore_training(self, manifest: Manifest, draws: Draws | None) -> None:
+        """Put the training state of ``like`` in place, and note in the manifest what it lacks. Errors as ``Continuation.apply``."""
+        if manifest.capture["like"] is None:
+            return
+        if self.continuation is not None:
+            self.continuation.apply(draws, self.seed)
+            self.notes += self.continuation.notes
+            manifest.capture["overruled"] = self.overruled = [*self.overruled, *self.continuation.overruled]
+        if self.overruled:
+            self.notes.append(f"--like: {len(self.overruled)} of the case's own were not golden's before: {', '.join(self.overruled[:3])}")
+        manifest.capture["started"] = msgspec.to_builtins(Started(0) if self.continuation is None else self.continuation.started)
+
+    @property
+    def first_recorded(self) -> int:
+        """The first step that is recorded, which the saved state is that before."""
+        return self.step if self.steps is None else next(iter(self.steps.numbers))
+
+    @property
+    def step(self) -> int:
+        """The step that it begins with: that of the state, or 0."""
+        return self.begun if self.continuation is None else self.continuation.step
+
+    @property
+    def sources(self) -> Iterable[str]:
+        """Python modules that golden ran: functions that are cached do not run again."""
+        return () if self.golden is None else self.golden.manifest.model.get("sources") or ()
+
+    def manifest(self, options: CaptureOptions, ranks: int) -> Manifest:
+        """What the capture says of itself when it begins."""
+        fed = None
+        if self.golden is not None and self.feed is not None:
+            fed = {"golden": str(options.feed), "identity": self.golden.identity(), "not_fed": []}
+        return Manifest(
+            ranks=ranks,
+            capture={
+                "mode": Mode(options.mode).value,
+                **({"sketch": {"version": VERSION, "size": options.sketch_size}} if options.mode == Mode.SKETCH else {}),
+                "level": Level(options.level).value,
+                "seed": self.seed,
+                "steps": None if self.steps is None or self.steps.chosen is not None else self.steps.count - self.steps.first,
+                "chosen_steps": None if self.steps is None or self.steps.chosen is None else list(self.steps.chosen),
+                "roles": [group.value for group in self.groups],
+                "only": list(self.selection.only),
+                "skip": list(self.selection.skip),
+                "like": options.like and str(options.like),
+                "replaced": self.replaced,
+                "overruled": self.overruled,
+                "started": None,
+                "training_state": None,
+                "map": [renaming.text for renaming in self.renamings],
+                "inputs": None,
+                "feed": fed,
+                "round_feed": options.round_feed and str(options.round_feed),
+                "grad": None,
+                "backward": False,
+                "no_backward": not options.trains,
+                "written": True,
+                "dtype": None,
+                "round_weights": None,
+                **({"begun": self.begun} if self.begun else {}),
+            },
+            model={**self.model, "not_called": [], "functions_seen": True, "differentiates": False},
+            notes=self.notes,
+        )
+
+
+@overload
+def starting(steps: Steps, first: int, like: str | Place | None) -> Steps: ...
+
+
+@overload
+def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps | None: ...
+
+
+def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps | None:
+    """The steps of a run that begins with the state of ``like``: so many from there, or those of a list.
+
+    Raises:
+        UsageError: if the list has an earlier one.
+    """
+    if steps is None or not first:
+        return steps
+    if steps.chosen is None:
+        return steps if steps.first else Steps(first + steps.count, first=first)
+    if steps.chosen[0] < first:
+        raise UsageError(f"--steps {steps}: the state of {like} is that before step {first}; choose steps from {first} on")
+    return steps
+
+
+def _differentiates(golden: Bundle) -> bool:
+    """Whether golden's forward asked autograd for gradients, and left it to its caller to turn them on: a force field, a PINN."""
+    return bool(golden.manifest.capture.get("grad") and golden.manifest.model.get("differentiates"))
+
+
+def _check_selection(selection: Selection, modules: Modules) -> None:
+    if not any(selection.allows(name) for name in modules.named):
+        globs = ", ".join(f"--only {glob}" for glob in selection.only) + "".join(f" --skip {glob}" for glob in selection.skip)
+        names = [name for name in modules.named if name] or [display_name("")]
+        more = f", … ({len(names)} in all)" if len(names) > 5 else ""
+        raise UsageError(f"{globs}: leaves no module to record; the model has {', '.join(names[:5])}{more}")
+
+
+def _set_mode(model: nn.Module, modules: Modules, saved: dict[str, Any], renamings: Sequence[Renaming]) -> list[str]:
+    """Set train or eval mode as in a saved model, on each module. Gives the names of those that were in the other."""
+    before = {name: getattr(module, "training", None) for name, module in modules.named.items()}
+    model.train(bool(saved.get("training")))
+    for name in counterparts(saved.get("other_mode") or (), modules.named.keys(), renamings).values():
+        modules.named[name].training = not saved.get("training")
+    return [name for name, module in modules.named.items() if getattr(module, "training", None) is not before[name]]

@@ -1,0 +1,317 @@
+"""Starting a training from the state that another capture saved: ``--like``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from accucompare.bundle.reading.reader import Bundle
+from accucompare.bundle.format.records import Record, Role
+from accucompare.bundle.format.training_state import Component, Missing, SavedObject, Started, TrainingState
+from accucompare.compare.pairing.align import Renaming, counterparts, rename_parameter
+from accucompare.errors import BundleError, CaptureError
+from accucompare.live.modules.names import Modules
+from accucompare.live.operators.random_state import RandomState
+from accucompare.live.operators.randomness import Draws
+from accucompare.live.modules.state import put_together
+from accucompare.live.values.tensors import dtype_name, from_bits
+from accucompare.recorder.state.training import Part, Training
+from accucompare.recorder.state.training_state import OF_NO_PARAMETER, Frozen, names_of
+
+#: What malformed JSON of a state makes ``put_together`` and the loaders raise.
+_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+
+
+class _NotSavedError(Exception):
+    """A part of a value was left out when it was saved."""
+
+
+@dataclass
+class Continuation:
+    """A saved state, and the training that goes on from it.
+
+    Attributes:
+        step: the step to begin with.
+        missing: what the training does not get of it.
+        notes: sentences for the manifest.
+        overruled: what held something else before the state of the first step was put in.
+        own_rank: whether the state is that of the same rank; it is rank 0's, if the bundle has no such rank.
+    """
+
+    bundle: Bundle
+    state: TrainingState
+    training: Training
+    modules: Modules
+    renamings: Sequence[Renaming]
+    device: torch.device
+    missing: list[Missing] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    overruled: list[str] = field(default_factory=list)
+    own_rank: bool = True
+    _records: dict[str, Record] = field(default_factory=dict)
+    _dtypes: dict[str, str] = field(default_factory=dict)  # of the saved parameters
+
+    @property
+    def step(self) -> int:
+        return self.state.step
+
+    @property
+    def started(self) -> Started:
+        return Started(self.step, tuple(self.missing))
+
+    @classmethod
+    def of(
+        cls, bundle: Bundle, rank: int, training: Training, modules: Modules, renamings: Sequence[Renaming], device: torch.device
+    ) -> Continuation | None:
+        """Check that a training can go on from a bundle's state; nothing is changed yet.
+
+        Returns:
+            ``None`` for a bundle of an older version, if there is no optimizer that would need more than weights and inputs.
+
+        Raises:
+            CaptureError: if the state is of another optimizer class, of other parameter groups, or of an older version.
+            BundleError: if it is damaged.
+        """
+        own = rank if rank in bundle.manifests else 0
+        manifest = bundle.manifests[own]
+        state = manifest.training.training_state
+        if state is None:
+            if manifest.state is not None and training.optimizers:
+                raise CaptureError(
+                    f"--like: {bundle.path} was written by an older accucompare, which saved weights and inputs, but not the state of the "
+                    "optimizer; capture it again with --save-state"
+                )
+            return None
+        found = cls(bundle, state, training, modules, renamings, device, list(state.missing), own_rank=own == rank)
+        for record in bundle.state(own):
+            if record.role is Role.TRAINING_STATE:
+                found._records[record.name] = record
+            elif record.role is Role.PARAM:
+                found._dtypes[record.name] = record.dtype
+        for part, saved in found._pairs():
+            if part.component is not Component.SCALER and saved.kind != part.kind:
+                raise CaptureError(f"--like: {part.place} is a {part.kind} here, but a {saved.kind} in {bundle.path}")
+            if part.component is Component.OPTIMIZER:
+                found._check_groups(part, saved)
+        return found
+
+    def apply(self, draws: Draws | None, seed: int | None) -> None:
+        """Put the state into the training.
+
+        Args:
+            draws: of the capture.
+            seed: of the capture; with another one than the state's, random numbers are not continued.
+
+        Raises:
+            BundleError: if the state is damaged.
+            CaptureError: if an optimizer or a scheduler refuses it.
+        """
+        for part, saved in self._pairs():
+            if part.component is Component.OPTIMIZER:
+                self._guarded(self._put_optimizer_state, part, saved)
+            self._guarded(self._put_options, part, saved)
+        self._put_gradients()
+        self._put_attributes()
+        same_seed = (seed or 0) == (self.bundle.manifest.capture.get("seed") or 0)
+        if same_seed and self.own_rank:
+            self._put_random(draws)
+        elif self.step:
+            reason = "the state has none of this rank" if same_seed else f"seed {seed} was given in place of the state's"
+            self._miss(Component.RANDOM, reason)
+
+    # -- which part is which ------------------------------------------------------------------------------------------------------------
+
+    def _pairs(self) -> Iterator[tuple[Part, SavedObject]]:
+        """The parts of the training, each with its saved state; what one side lacks is noted, once."""
+        saved = {
+            Component.OPTIMIZER: self.state.optimizers,
+            Component.SCHEDULER: self.state.schedulers,
+            Component.SCALER: () if self.state.scaler is None else (self.state.scaler,),
+        }
+        for component, objects in saved.items():
+            parts = [part for part in self.training.parts if part.component is component]
+            if objects and not parts:
+                self._miss(component, f"{self.bundle.path} has a {objects[0].kind.rpartition('.')[2]}, this capture has none")
+            elif objects and len(parts) != len(objects):
+                raise CaptureError(f"--like: there are {len(parts)} {component}s here, but {len(objects)} in {self.bundle.path}")
+            yield from zip(parts, objects, strict=False)
+
+    def _miss(self, component: Component, reason: str) -> None:
+        missing = Missing(component, reason)
+        if missing not in self.missing:
+            self.missing.append(missing)
+
+    def _parameter_names(self, names: Iterable[str]) -> dict[str, str]:
+        """Names of saved parameters, each with the model's."""
+        names = list(names)
+        own = set(names_of(self.modules).values())
+        new = counterparts(dict.fromkeys(names), own, self.renamings, rename_parameter)
+        return {name: new.get(name, name) for name in names}
+
+    def _check_groups(self, part: Part, saved: SavedObject) -> None:
+        own_names = names_of(self.modules)
+        own = [{own_names.get(id(tensor), "") for tensor in group} for group in part.parameters()]
+        theirs = [set(self._parameter_names(group).values()) for group in saved.groups]
+        if len(own) != len(theirs):
+            raise CaptureError(f"--like: {part.place} has {len(own)} parameter group(s) here, but {len(theirs)} in {self.bundle.path}")
+        for number, (ours, golden) in enumerate(zip(own, theirs, strict=True)):
+            if ours != golden:
+                name = min(ours ^ golden)
+                where = "here only" if name in ours else f"in {self.bundle.path} only"
+                raise CaptureError(f"--like: {part.place}: other parameter groups: {name or 'a parameter'!r} is in group {number} {where}")
+
+    # -- loading ------------------------------------------------------------------------------------------------------------------------
+
+    def _load(self, component: Component, place: str, structure: Any) -> Any:
+        """A value that was taken apart.
+
+        Raises:
+            _NotSavedError: if a part of it was not saved.
+            BundleError: if it is damaged.
+        """
+
+        def load(number: str) -> torch.Tensor:
+            record = self._records[f"{place} {number}"]
+            return from_bits(self.bundle.raw(record), record.dtype)
+
+        def lost(where: str) -> Any:
+            raise _NotSavedError(where)
+
+        try:
+            return put_together(structure, load, lost)
+        except _DAMAGE as error:
+            what = f"it has no record {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+            raise BundleError(f"{self.bundle.path}: the saved state is damaged in {component}, {place} ({what[:200]})") from None
+
+    def _guarded(self, put: Callable[[Part, SavedObject], None], part: Part, saved: SavedObject) -> None:
+        try:
+            put(part, saved)
+        except (BundleError, CaptureError):
+            raise
+        except Exception as error:  # a class of the user's may refuse in any way
+            reason = f"{type(error).__name__}: {str(error)[:200]}"
+            raise CaptureError(f"--like: the state of {part.place} in {self.bundle.path} does not fit a {part.kind} ({reason})") from error
+
+    def _put_optimizer_state(self, part: Part, saved: SavedObject) -> None:
+        own = names_of(self.modules)
+        tensors = {own[id(tensor)]: tensor for group in part.parameters() for tensor in group if id(tensor) in own}
+        numbers = {name: number for number, name in enumerate(own.get(id(each), "") for group in part.parameters() for each in group)}
+        state: dict[Any, Any] = {}
+        kept_wide: list[tuple[torch.Tensor, str, torch.Tensor]] = []
+        for old, name in self._parameter_names(name for name in saved.state if name != OF_NO_PARAMETER).items():
+            try:
+                values = self._load(part.component, f"{part.place} {old}", saved.state[old])
+            except _NotSavedError:
+                continue  # it is among what is missing
+            if not isinstance(values, dict) or name not in numbers:
+                raise BundleError(f"{self.bundle.path}: the saved state is damaged in {part.place}, {old}")
+            state[numbers[name]] = values
+            for key, value in values.items():
+                other = isinstance(value, torch.Tensor) and value.is_floating_point() and key != "step"
+                if other and dtype_name(value.dtype) != self._dtypes.get(old):
+                    kept_wide.append((tensors[name], key, value))
+        if OF_NO_PARAMETER in saved.state:
+            with contextlib.suppress(_NotSavedError):
+                state.update(self._load(part.component, f"{part.place} {OF_NO_PARAMETER}", saved.state[OF_NO_PARAMETER]))
+        if not state and not part.live.state:
+            return
+        before = Frozen.of(part.live.state_dict().get("state"))
+        part.live.load_state_dict({**part.live.state_dict(), "state": state})
+        for tensor, key, value in kept_wide:  # load_state_dict casts to the parameter's type what was kept in another
+            part.live.state[tensor][key] = value.to(tensor.device)
+        if not self.step and not before.same(Frozen.of(part.live.state_dict().get("state"))):  # later, nobody expects it to be the same
+            self.overruled.append(f"the state of {part.place}")
+
+    def _put_options(self, part: Part, saved: SavedObject) -> None:
+        """Take what the steps before have changed; of the rest, note what is otherwise here."""
+        own, taken = part.options(), {}
+        for name, structure in saved.options.items():
+            try:
+                value = self._load(part.component, f"{part.place} {name}", structure)
+            except _NotSavedError:
+                continue
+            if name in saved.changed:
+                taken[name] = value
+            elif name in own and not Frozen.of(own[name]).same(Frozen.of(value)):
+                values = f"{_shown(own[name])} here, {_shown(value)} in the state"
+                self.notes.append(f"--like: {part.place} has {name} {values}; it keeps its own")
+        if part.component is not Component.OPTIMIZER:
+            if taken:
+                part.live.load_state_dict({**part.live.state_dict(), **taken})
+            return
+        for name, value in taken.items():
+            number, _, key = name.partition(".")
+            group = part.live.param_groups[int(number)]
+            if isinstance(group.get(key), torch.Tensor):  # whoever holds it is to see the new value
+                group[key].fill_(value)
+            else:
+                group[key] = value
+
+    def _put_gradients(self) -> None:
+        parameters = {name: tensor for kind, name, tensor in self.modules.tensors() if kind == "parameters"}
+        try:
+            gradients = self._load(Component.GRADIENTS, "gradients", self.state.gradients) if self.state.gradients else {}
+        except _NotSavedError:
+            return
+        if not isinstance(gradients, dict):
+            raise BundleError(f"{self.bundle.path}: the saved state is damaged in {Component.GRADIENTS}")
+        names = self._parameter_names(gradients)
+        for name in sorted(parameters.keys() - names.values()):
+            if parameters[name].grad is not None and not self.step:
+                self.overruled.append(f"the gradient of {name}")
+            parameters[name].grad = None
+        for old, name in names.items():
+            gradient, parameter = gradients[old], parameters.get(name)
+            if parameter is None or not isinstance(gradient, torch.Tensor) or gradient.shape != parameter.shape:
+                raise BundleError(f"{self.bundle.path}: the saved state is damaged: the gradient of {old!r} fits no parameter")
+            gradient = gradient.to(parameter.device, parameter.dtype)
+            if not self.step and (parameter.grad is None or not Frozen.of(parameter.grad).same(Frozen.of(gradient))):
+                self.overruled.append(f"the gradient of {name}")
+            parameter.grad = gradient
+
+    def _put_attributes(self) -> None:
+        """Numbers and strings of modules; nothing else of theirs is replaced."""
+        for old, new in counterparts(self.state.attributes, self.modules.named.keys(), self.renamings).items():
+            module = self.modules.named[new]
+            for name, value in self.state.attributes[old].items():
+                now = vars(module).get(name, getattr(type(module), name, 0))
+                if now is not None and not isinstance(now, (int, float, str)):
+                    raise BundleError(f"{self.bundle.path}: the saved state is damaged in {Component.ATTRIBUTES}: {name!r} of {new!r}")
+                vars(module)[name] = value
+
+    def _put_random(self, draws: Draws | None) -> None:
+        state = self.state
+        other_device = self.device.type != state.device
+        if state.draws is not None and draws is not None:
+            if other_device and state.draws.repeated:
+                self._miss(Component.RANDOM, f"the model seeds them again in each step, which only a {state.device} can continue")
+            try:
+                draws.restore(state.draws)
+            except ValueError as error:
+                raise BundleError(f"{self.bundle.path}: the saved state is damaged in draws ({error})") from None
+        elif self.step and state.draws is not None:
+            self._miss(Component.RANDOM, "this version of torch does not let random operations be matched")
+        elif draws is not None and not any(entry.component is Component.RANDOM for entry in state.missing):
+            self._miss(Component.RANDOM, "the state is of a watch, which lets the model draw as it does; a capture draws on the CPU")
+        try:
+            table = self._load(Component.RANDOM, "random", state.random)
+            version, numbers, gauss = table["python"]
+            python = (version, tuple(numbers.tolist()), gauss)
+            kind, keys, *position = table.get("numpy", ("", None))
+            own = {name: value for name, value in table["devices"].items() if name.partition(":")[0] in ("cpu", self.device.type)}
+            devices = {"cpu" if name == "cpu" else str(self.device): value for name, value in own.items()}
+            of_numpy = None if keys is None else (kind, np.array(keys.tolist(), np.uint32), *position)
+            RandomState(devices, python, of_numpy).restore()
+        except _NotSavedError:
+            return
+        except (*_DAMAGE, RuntimeError) as error:
+            raise BundleError(f"{self.bundle.path}: the saved state is damaged in {Component.RANDOM} ({str(error)[:200]})") from None
+
+
+def _shown(value: Any) -> str:
+    return str(value.tolist() if isinstance(value, torch.Tensor) and value.numel() < 5 else value)[:80]

@@ -1,0 +1,273 @@
+"""What a training step starts from beside weights and inputs: saved with ``--save-state``.
+
+Only what the steps before have changed is state. A learning rate that no step has changed is code, and is left to the case that starts
+from the state: else the state would hide that it is wrong there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from accucompare.bundle.format.records import Record, Role
+from accucompare.bundle.format.training_state import Component, Missing, SavedObject, TrainingState
+from accucompare.bundle.writing.writer import BundleWriter
+from accucompare.live.modules.attributes import generators_of, numbers_of
+from accucompare.live.operators.entrances import running_steps
+from accucompare.live.around.environment import describe_tensors
+from accucompare.live.modules.names import Modules
+from accucompare.live.operators.random_state import RandomState
+from accucompare.live.operators.randomness import Draws
+from accucompare.live.modules.state import state_record, take_apart
+from accucompare.numbers.dtypes import DTYPES, Array
+from accucompare.recorder.state.state import Arguments, state_records
+from accucompare.recorder.state.training import Part, Training
+
+#: A record of the state, with the function that brings its data to the host.
+Entry = tuple[Record, Callable[[], Array]]
+
+#: Of optimizers' state: what belongs to no parameter.
+OF_NO_PARAMETER = "*"
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A value as it was, to see whether it has changed since."""
+
+    text: str
+    tensors: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, value: Any) -> Frozen:
+        tensors: list[torch.Tensor] = []
+        structure = take_apart(value, tensors, "", lambda part, place: problem_of(part) is not None)
+        return cls(json.dumps(structure), [tensor.detach().clone() for tensor in tensors])
+
+    def same(self, other: Frozen) -> bool:
+        pairs = zip(self.tensors, other.tensors, strict=False)
+        return self.text == other.text and all(ours.dtype == theirs.dtype and torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+def problem_of(value: Any) -> str | None:
+    """Why a value cannot be saved; ``None`` if it can be."""
+    if not isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__} cannot be saved"
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return f"a {type(value).__name__} cannot be saved"
+    name = str(value.dtype).removeprefix("torch.")
+    if value.layout is not torch.strided or value.is_meta or value.is_quantized or value.is_nested or name not in DTYPES:
+        kind = "meta" if value.is_meta else "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+        return f"a tensor that is {kind}, of {name}, cannot be saved"
+    return None
+
+
+def names_of(modules: Modules) -> dict[int, str]:
+    """The first name of each parameter, by its id."""
+    names: dict[int, str] = {}
+    for kind, name, tensor in modules.tensors():
+        if kind == "parameters":
+            names.setdefault(id(tensor), name)
+    return names
+
+
+@dataclass
+class _Parts:
+    """Takes values apart; keeps the records of their tensors, and what could not be saved."""
+
+    records: list[Entry] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)
+
+    def take(self, component: Component, place: str, value: Any) -> dict[str, Any]:
+        tensors: list[torch.Tensor] = []
+
+        def lost(part: Any, where: str) -> bool:
+            problem = problem_of(part)
+            if problem is not None:
+                self.missing.append(Missing(component, f"{where}: {problem}"))
+            return problem is not None
+
+        structure = take_apart(value, tensors, place, lost)
+        self.records += [state_record(Role.TRAINING_STATE, f"{place} {number}", tensor) for number, tensor in enumerate(tensors)]
+        return structure
+
+
+class StateSaver:
+    """Saves the state of a training before a step.
+
+    It is made before a capture restores or runs anything, since what has changed since then is state.
+    """
+
+    def __init__(
+        self, modules: Modules, training: Training, device: torch.device, inputs: list[Arguments] | None, matched: bool = True
+    ) -> None:
+        """What is to be saved.
+
+        Args:
+            inputs: one entry a step; ``None`` if they come from a loop of the user's own.
+            matched: whether random operations draw from the CPU under a seed; else generators are drawn from as they are.
+        """
+        self._matched = matched
+        self._modules = modules
+        self._training = training
+        self._device = device
+        self._inputs = inputs
+        self._options = {part.place: {name: Frozen.of(value) for name, value in part.options().items()} for part in training.parts}
+        self._numbers = {name: numbers_of(module) for name, module in modules.named.items()}
+        self._computed = {name: Frozen.of(tensor) for name, tensor in self._computed_now()}
+
+    def write(self, writer: BundleWriter, step: int, draws: Draws | None, batch: list[Arguments] | None = None) -> None:
+        """Write the state as it is now, before a step; the manifest then describes the weights of that step.
+
+        ``batch``: what the model is given in that step, if its inputs come from a loop of the user's own.
+
+        Raises:
+            CaptureError: if it cannot be written, or a weight or an input cannot be saved.
+        """
+        records, writer.manifest.capture["inputs"] = state_records(self._modules, self._inputs if batch is None else batch)
+        state, more = self._state(step, draws)
+        writer.write_state([*records, *more])
+        writer.manifest.capture["training_state"] = msgspec.to_builtins(state)
+        lost = [entry for entry in state.missing if entry.component is not Component.DATA]  # whose digests are compared
+        writer.manifest.notes += [f"--save-state: not all of the {entry.component} could be saved: {entry.reason}" for entry in lost]
+        if step:
+            writer.manifest.model.update(describe_tensors(self._modules))
+
+    def _state(self, step: int, draws: Draws | None) -> tuple[TrainingState, list[Entry]]:
+        """The state, and the records of its tensors."""
+        parts = _Parts()
+        objects: dict[Component, list[SavedObject]] = {}
+        for part in self._training.parts:
+            objects.setdefault(part.component, []).append(self._object(part, parts))
+        state = TrainingState(
+            step=step,
+            device=self._device.type,
+            optimizers=tuple(objects.get(Component.OPTIMIZER, ())),
+            schedulers=tuple(objects.get(Component.SCHEDULER, ())),
+            scaler=next(iter(objects.get(Component.SCALER, ())), None),
+            random=self._random(parts, step),
+            draws=None if draws is None else draws.saved(),
+            gradients=parts.take(Component.GRADIENTS, "gradients", self._gradients()),
+            attributes=self._attributes(),
+            buffers=tuple(name for name, tensor in self._computed_now() if not self._computed[name].same(Frozen.of(tensor))),
+            missing=(*parts.missing, *self._not_saved(step, draws)),
+            unused=tuple(self._unused(objects)),
+        )
+        return state, parts.records
+
+    def _object(self, part: Part, parts: _Parts) -> SavedObject:
+        first, options = self._options[part.place], part.options()
+        changed = [name for name, value in options.items() if name not in first or not first[name].same(Frozen.of(value))]
+        taken = {name: parts.take(part.component, f"{part.place} {name}", value) for name, value in options.items()}
+        if part.component is not Component.OPTIMIZER:
+            if not part.has_state:
+                parts.missing.append(Missing(part.component, f"a {part.kind.rpartition('.')[2]} has no state_dict and load_state_dict"))
+            return SavedObject(part.kind, taken, tuple(changed))
+        names, groups, unknown = names_of(self._modules), [], 0
+        for group in part.parameters():
+            groups.append(tuple(names.get(id(tensor), "") for tensor in group))
+            unknown += groups[-1].count("")
+        if unknown:
+            reason = f"{part.place} holds {unknown} parameter(s) that the model does not have"
+            parts.missing.append(Missing(part.component, reason))
+        return SavedObject(part.kind, taken, tuple(changed), tuple(groups), self._optimizer_state(part, parts, groups))
+
+    def _optimizer_state(self, part: Part, parts: _Parts, groups: list[tuple[str, ...]]) -> dict[str, Any]:
+        """An optimizer's state by parameter, taken apart."""
+        try:
+            table = part.live.state_dict() if part.has_state else None
+        except Exception as error:  # ZeroRedundancyOptimizer's, of which each rank has a part
+            reason = str(error).strip().partition("\n")[0]
+            parts.missing.append(Missing(part.component, f"{part.place}: its state_dict fails ({type(error).__name__}: {reason})"))
+            return {}
+        if not isinstance(table, Mapping) or not isinstance(table.get("state"), Mapping) or "param_groups" not in table:
+            parts.missing.append(Missing(part.component, f"{part.place}: its state_dict is not that of a torch.optim.Optimizer"))
+            return {}
+        names = [name for group in groups for name in group]
+        state: dict[str, Any] = {}
+        others: dict[Any, Any] = {}
+        for key, value in table["state"].items():
+            if type(key) is not int:
+                others[key] = value
+            elif key < len(names) and names[key]:
+                state[names[key]] = parts.take(part.component, f"{part.place} {names[key]}", value)
+        if others:
+            state[OF_NO_PARAMETER] = parts.take(part.component, f"{part.place} {OF_NO_PARAMETER}", others)
+        return state
+
+    def _random(self, parts: _Parts, step: int) -> dict[str, Any]:
+        now = RandomState.now(self._device)
+        version, numbers, gauss = now.python
+        table: dict[str, Any] = {"devices": now.devices, "python": [version, torch.tensor(numbers, dtype=torch.int64), gauss]}
+        if isinstance(now.numpy, tuple):
+            kind, keys, *position = now.numpy
+            table["numpy"] = [str(kind), torch.tensor(keys.tolist(), dtype=torch.int64), *(number + 0 for number in position)]
+        else:
+            parts.missing.append(Missing(Component.RANDOM, "numpy.random has another bit generator than MT19937"))
+        if step:
+            for name, module in self._modules.named.items():
+                for attribute in generators_of(module):
+                    place = f"{name}.{attribute}" if name else attribute
+                    parts.missing.append(Missing(Component.RANDOM, f"{place}: a generator of the model's own cannot be saved"))
+        return parts.take(Component.RANDOM, "random", table)
+
+    def _gradients(self) -> dict[str, torch.Tensor]:
+        names = names_of(self._modules)
+        tensors = {names[id(tensor)]: tensor for kind, _, tensor in self._modules.tensors() if kind == "parameters"}
+        return {name: tensor.grad for name, tensor in tensors.items() if tensor.grad is not None}
+
+    def _attributes(self) -> dict[str, dict[str, Any]]:
+        now = {name: numbers_of(module) for name, module in self._modules.named.items()}
+        changed = {
+            name: {key: value for key, value in table.items() if key not in self._numbers[name] or self._numbers[name][key] != value}
+            for name, table in now.items()
+        }
+        return {name: table for name, table in changed.items() if table}
+
+    def _computed_now(self) -> Iterable[tuple[str, torch.Tensor]]:
+        return ((f"{module}.{buffer}" if module else buffer, tensor) for module, buffer, tensor in self._modules.computed())
+
+    def _not_saved(self, step: int, draws: Draws | None) -> Iterable[Missing]:
+        if self._inputs is None:
+            cure = f"; let it begin with the batch of step {step}" if step else ""
+            yield Missing(Component.DATA, f"the batches come from a loop of your own{cure}")
+        if step and draws is None and self._matched:
+            yield Missing(Component.RANDOM, "this version of torch does not let random operations be matched")
+
+    def _unused(self, objects: Mapping[Component, Any]) -> Iterable[Missing]:
+        for component in (Component.OPTIMIZER, Component.SCHEDULER, Component.SCALER):
+            if component not in objects:
+                disabled = component is Component.SCALER and self._training.scaler is not None
+                yield Missing(component, "it is not enabled" if disabled else "there is none")
+
+
+class UnknownOptimizers:
+    """Sees optimizers that step parameters of the model although the capture was not given them: their state is not saved."""
+
+    def __init__(self, modules: Modules, training: Training) -> None:
+        inner = (getattr(optimizer, "optimizer", None) for optimizer in training.optimizers)  # of a wrapper
+        self._known = {id(each) for each in (*training.optimizers, *inner)}
+        self._parameters = set(names_of(modules))
+        self._kinds: dict[str, bool] = {}  # and whether it had no state
+        self._handle = register_optimizer_step_pre_hook(self._steps)
+
+    def _steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if any(id(each) in self._known for each in (optimizer, *running_steps())):  # also one that a known one steps
+            return
+        self._known.add(id(optimizer))
+        if any(id(tensor) in self._parameters for group in optimizer.param_groups for tensor in group["params"]):
+            self._kinds.setdefault(type(optimizer).__name__, not optimizer.state)
+
+    def remove(self) -> None:
+        """See no more."""
+        self._handle.remove()
+
+    def missing(self, step: int) -> list[Missing]:
+        """What a state before this step lacks; one that is new in step 0 has none."""
+        reason = "stepped the model's parameters, but the capture was not given it (optimizer=…)"
+        return [Missing(Component.OPTIMIZER, f"{kind} {reason}") for kind, new in self._kinds.items() if step or not new]

@@ -1,0 +1,45 @@
+"""The Excel report of a comparison.
+
+*Summary*, *Training* if there is any, *Layers*, summaries of very many rows or of several ranks or steps, *Divergence*, *Unmatched*,
+*Environment*.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from accucompare.compare.result import Result
+from accucompare.errors import ReportError
+from accucompare.files import is_stream
+from accucompare.report.excel.excel_divergence import divergence
+from accucompare.report.excel.excel_environment import environment
+from accucompare.report.excel.excel_layers import all_layers, unmatched
+from accucompare.report.excel.excel_overview import summaries
+from accucompare.report.excel.excel_sheets import write_workbook
+from accucompare.report.excel.excel_summary import summary
+from accucompare.report.excel.excel_training import training
+from accucompare.report.table.overview import overview
+from accucompare.report.table.sheets import Page, Table
+
+
+def write_excel(comparison: Result, path: Path) -> Path:
+    """Write the Excel report, and return its path.
+
+    Raises:
+        ReportError: if the path is a directory or does not end in ``.xlsx``, or the file cannot be written.
+    """
+    if path.suffix.lower() != ".xlsx" and not os.path.isdir(path) and not is_stream(path):  # of a directory, that is said first
+        raise ReportError(f"{path}: an Excel report's name must end in .xlsx, such as {path.stem or 'report'}.xlsx")
+    found = overview(comparison)
+    layers = all_layers(comparison, found)
+    sheets: list[Page | Table] = [
+        summary(comparison, layers, found),
+        *training(comparison),
+        layers,
+        *summaries(comparison, layers, found),
+        divergence(comparison, layers, found),
+        unmatched(comparison, found),
+        environment(comparison),
+    ]
+    return write_workbook(path, f"{comparison.golden.path.name} and {comparison.candidate.path.name} compared", sheets)

@@ -1,0 +1,129 @@
+"""The sheet *Divergence*: the relative L2 error of every output over the execution order, as a chart and the data behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from accucompare.bundle.format.records import Role
+from accucompare.compare.result import Result
+from accucompare.compare.rows.rows import Row, Status
+from accucompare.report.table import looks
+from accucompare.report.table.columns import COUNT, SCIENTIFIC, TEXT, Column, layer, limit_on_error
+from accucompare.report.table.looks import CAPTION, SECTION
+from accucompare.report.table.overview import Overview
+from accucompare.report.table.sheets import Chart, Item, Line, Series, Table
+from accucompare.text import cut
+
+_LABEL = 26  # characters of a layer's name under the axis
+_CHART_LINES = 30
+
+_BASELINE = Series("baseline", looks.BASELINE_CURVE, width=3.5)  # below the others, and seen where they cover it
+_SERIES = (
+    Series("relative L2", looks.CURVE),
+    Series("tolerance", looks.LIMIT_CURVE, width=1.25, dashed=True),
+    Series("over tolerance", looks.OVER, width=0),
+)
+
+
+@dataclass(frozen=True)
+class _Point:
+    """One output in the chart: its row, the row's number, its relative L2 error, the limit on that, and the baseline's."""
+
+    number: int
+    row: Row
+    error: float
+    limit: float | None
+    baseline: float | None
+
+
+def divergence(comparison: Result, layers: Table, found: Overview) -> Table:
+    """The table behind the chart, with the chart above it; its rows link to those of *Layers*."""
+    places = found.points.places[found.points.shown].tolist()
+    shown = [_point(place, comparison.rows[place]) for place in places]
+    low, high = _bounds(shown)
+
+    def drawn(error: float | None) -> float | None:
+        """Where an error is on the axis; at an end of it if it is outside."""
+        return None if error is None else high if math.isnan(error) else min(max(error, low), high)
+
+    columns = [
+        Column("#", lambda point: point.number, COUNT, 8),
+        Column("layer", lambda point: layer(point.row), TEXT, 44, link=lambda point: found.link(layers, point.number - 1)),
+        Column("relative L2", lambda point: drawn(point.error), SCIENTIFIC, 16),
+        Column("tolerance", lambda point: point.limit, SCIENTIFIC, 16),
+        Column("over tolerance", lambda point: drawn(point.error) if point.row.status is Status.FAIL else None, SCIENTIFIC, 16),
+        Column("under the axis", lambda point: _label(layer(point.row)), TEXT, 40),
+        Column("measured", lambda point: point.error, SCIENTIFIC, 16),
+    ]
+    series = list(_SERIES)
+    if any(point.baseline is not None for point in shown):
+        columns.append(Column("baseline", lambda point: drawn(point.baseline), SCIENTIFIC, 16))
+        series.insert(0, _BASELINE)
+    titles = ("", "outputs in execution order", "relative L2 error (logarithmic)")
+    chart = Chart("A4", series, "under the axis", titles, size=(27.5, 15), labels=40, bounds=(low, high), spanned=True)
+    heading = [
+        Line([Item("Relative L2 error of every output, in execution order", SECTION)], height=26),
+        Line([Item(_caption(len(found.points.places), shown, low, high), CAPTION)], spread=0, height=44),
+    ]
+    return Table("Divergence", columns, shown, heading=heading, space=1 + _CHART_LINES, charts=[chart] if shown else [])
+
+
+def _point(place: int, row: Row) -> _Point:
+    error = math.nan if row.metrics is None or row.metrics.nothing_finite else row.metrics.rel_l2
+    return _Point(place + 1, row, error, limit_on_error(row), row.baseline)
+
+
+def _bounds(shown: Sequence[_Point]) -> tuple[float, float]:
+    """Powers of ten as the ends of a logarithmic axis; every positive finite value lies between them."""
+    values = [value for point in shown for value in (point.error, point.limit, point.baseline) if value and math.isfinite(value)]
+    if not values:
+        return 1e-8, 1.0
+    low, high = (math.floor(math.log10(value)) for value in (min(values), max(values)))
+    return 10.0 ** max(low - 1, -300), 10.0 ** min(high + 1, 300)
+
+
+def _label(name: str, most: int = _LABEL) -> str:
+    """A layer's name in few characters: its numbers, which tell blocks apart, its last part, and as much of the rest as fits.
+
+    ``encoder.layer.2.attention.output.LayerNorm`` becomes ``…layer.2…output.LayerNorm``.
+    """
+    parts = name.split(".")
+    kept = {len(parts) - 1}
+    wanted = [at for at, part in enumerate(parts) if part.isdigit()]
+    wanted += [at for at in (near - 1 for near in wanted) if at >= 0]  # what is numbered
+    for at in (*wanted, *range(len(parts) - 1, -1, -1)):
+        if len(_joined(parts, kept | {at})) <= most:
+            kept.add(at)
+    return cut(_joined(parts, kept), most)
+
+
+def _joined(parts: Sequence[str], kept: Collection[int]) -> str:
+    """The parts that are kept, with dots between neighbours and ``…`` for each gap."""
+    name, before = "", -1
+    for at in sorted(kept):
+        name += ("." if name else "") if at == before + 1 else "…"
+        name, before = name + parts[at], at
+    return name
+
+
+def _caption(count: int, shown: Sequence[_Point], low: float, high: float) -> str:
+    if not shown:
+        return "No output could be measured, so there is nothing to draw."
+    parts = [
+        "Tolerance: the limit on the relative L2 error where there is one; elsewhere the one that the error as a"
+        + " multiple of its limit implies (relative L2 / x limit), and none where that is unknown."
+    ]
+    if any(point.row.record is not None and point.row.record.role is Role.INPUT for point in shown):
+        parts.append("Inputs that glue made wrong are drawn, too.")
+    if any(point.baseline is not None for point in shown):
+        parts.append("Baseline: the error that rounding alone makes.")
+    if any(point.error < low for point in shown):
+        parts.append(f"A logarithmic axis has no zero: outputs without any difference are drawn at {low:.0e}; see the column measured.")
+    if any(not point.error <= high for point in shown):
+        parts.append(f"Errors that are infinite or not a number are drawn at {high:.0e}.")
+    if len(shown) < count:
+        run = math.ceil(count / len(shown))
+        parts.append(f"{count:,} outputs are too many for a chart: of each {run} neighbours the worst is drawn.")
+    return " ".join(parts)

@@ -1,0 +1,37 @@
+"""The sheet *Health* of a watch's workbook, and the workbook of the checklist alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from accucompare.findings.analysis.analysis import Ranks
+from accucompare.findings.checklist.checks import Status
+from accucompare.findings.checklist.health import Health, Result
+from accucompare.report.excel.excel_norms import norm_sheets
+from accucompare.report.excel.excel_sheets import write_workbook
+from accucompare.report.table.health_columns import HEALTH, headline
+from accucompare.report.table.looks import AMBER, GREEN, PALE_RED, RED, SECTION
+from accucompare.report.table.sheets import Item, Line, Table
+
+_TABS = {Status.FAIL: RED, Status.WARN: AMBER, Status.PASS: GREEN, Status.NOT_LOOKED_AT: ""}
+_FILLS = {Status.FAIL: PALE_RED, Status.WARN: AMBER}
+
+
+def health_sheet(ranks: Ranks, health: Health) -> Table:
+    """Every check with its result, what was measured, its thresholds, and what to do."""
+
+    def fill(row: Result) -> str:
+        return _FILLS.get(row.status, "")
+
+    columns = [column for column in HEALTH if ranks.several or column.title != "rank"]
+    heading = [Line([Item(f"The checklist: {headline(health)}", SECTION)])]
+    return Table("Health", columns, health.results, heading=heading, frozen=3, fill=fill, tab=_TABS[health.status], pages_wide=2)
+
+
+def write_health(ranks: Ranks, health: Health, path: Path) -> Path:
+    """Write the checklist as an Excel report, with the norms of each parameter behind it, and return its path.
+
+    Raises:
+        ReportError: if it cannot be written.
+    """
+    return write_workbook(path, f"the checklist of {ranks.path.name}", [health_sheet(ranks, health), *norm_sheets(ranks)])

@@ -1,0 +1,64 @@
+"""The sheets of a watch's log with a number of each parameter in each step: shaded as a heat map, and a few of them as curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from accucompare.findings.analysis.analysis import Analysis, Ranks
+from accucompare.report.table.columns import COUNT, SCIENTIFIC, Column, Scale
+from accucompare.report.table.looks import CURVES, MUTED_TEXT, SECTION
+from accucompare.report.table.sheets import Chart, Item, Line, Series, Table, thinned
+from accucompare.report.table.watch_columns import MEASURES, LayerStep, Measure, layer_steps, main_run
+from accucompare.text import printable
+
+#: A sheet has a column for each of so many parameters.
+_MOST = 500
+#: So many of the largest, and as many of the smallest at the end, are drawn.
+_DRAWN = 4
+_CHART_LINES = 17
+
+
+def norm_sheets(ranks: Ranks) -> list[Table]:
+    """A sheet for each number of each parameter that the log has, of the rank of which all is shown; none of a log without."""
+    run = main_run(ranks)
+    of_rank = f", rank {run.start.rank}" if ranks.several else ""
+    return [sheet for measure in MEASURES if (sheet := _sheet(run, measure, measure.title + of_rank)) is not None]
+
+
+def _sheet(run: Analysis, measure: Measure, title: str) -> Table | None:
+    names, looks = layer_steps(run, measure)
+    if not looks:
+        return None
+    rows = thinned(looks, lambda group: group[-1])
+    shown = names[:_MOST]
+    columns = [Column("step", lambda row: row.step, COUNT, 10)]
+    columns += [Column(printable(name), _number(name), SCIENTIFIC, 14, "difference", scale=Scale.MATRIX) for name in shown]
+    note = "Parameters side by side, steps below each other; darker is larger. Empty: not looked at."
+    note += f" {len(names) - _MOST:,} more parameters are left out." if len(names) > _MOST else ""
+    drawn = _ends(rows, shown)
+    series = [Series(printable(name), color) for name, color in zip(drawn, CURVES, strict=False)]
+    titles = (f"{title}: the largest and the smallest at the end", "step", "")
+    chart = Chart("B4", series, "step", titles, size=(24, 8), labels=20, spanned=True)
+    return Table(
+        measure.sheet,
+        columns,
+        rows,
+        heading=[Line([Item(title, SECTION)], height=26), Line([Item(note, MUTED_TEXT)])],
+        space=_CHART_LINES,
+        frozen=1,
+        dense=True,
+        charts=[chart] if series else [],
+    )
+
+
+def _number(name: str) -> Callable[[LayerStep], float | None]:
+    return lambda row: row.numbers.get(name)
+
+
+def _ends(rows: Sequence[LayerStep], names: Sequence[str]) -> list[str]:
+    """The parameters with the largest and the smallest numbers at the end, of those that a logarithmic axis can show."""
+    known = {name: [each for row in rows if (each := row.numbers.get(name)) is not None] for name in names}
+    last = {name: numbers[-1] for name, numbers in known.items() if numbers and all(0 < each < math.inf for each in numbers)}
+    by_size = sorted(last, key=last.__getitem__, reverse=True)
+    return by_size if len(by_size) <= 2 * _DRAWN else [*by_size[:_DRAWN], *by_size[-_DRAWN:]]

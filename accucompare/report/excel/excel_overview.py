@@ -1,0 +1,121 @@
+"""The sheets that sum up very many rows, or several ranks or steps: *By layer*, *By rank*, *By step*, and a heat map of each of the two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from accucompare.compare.result import Result
+from accucompare.numbers.dtypes import Array
+from accucompare.report.table.columns import COUNT, EXCESS, LOGARITHM, SCIENTIFIC, TEXT, Column, Scale, Value
+from accucompare.report.excel.excel_layers import sized
+from accucompare.report.table.heat import HeatMap, heat_maps, heat_note
+from accucompare.report.table.looks import MUTED_TEXT, PALE_RED, SECTION
+from accucompare.report.table.overview import MOST_ROWS, Groups, Overview
+from accucompare.report.table.sheets import Item, Line, Table
+from accucompare.report.table.tallies import NONE
+
+_SAME, _NARROW = "=", 6.5
+
+
+def summaries(comparison: Result, layers: Table, found: Overview) -> list[Table]:
+    """The sheets; their links lead to rows of *Layers*. None of a comparison that its rows tell all about."""
+    if not found.summarised:
+        return []
+    tables = [_groups(comparison, layers, found, "layer", found.layers)]
+    for name, groups in (("rank", found.ranks), ("step", found.steps)):
+        if len(groups.names) > 1:
+            tables.append(_groups(comparison, layers, found, name, groups))
+    return [*tables, *map(_heat, heat_maps(found))]
+
+
+def group_columns(name: str, groups: Groups) -> list[Column]:
+    """What is shown of each group, whose number is the row; ``name`` says what the groups are: ``layer``, ``rank`` or ``step``."""
+
+    def measured(values: Array) -> Any:
+        listed = [None if value == NONE else value for value in values.tolist()]
+        return lambda group: listed[group]
+
+    def counted(values: Array) -> Any:
+        return values.tolist().__getitem__
+
+    of_layers = name == "layer"
+    columns = [
+        Column(name, groups.names.__getitem__, TEXT if of_layers else COUNT, 40 if of_layers else 8),
+        Column("rows", counted(groups.rows), COUNT, 10),
+        Column("failing", counted(groups.failing), COUNT, 10, "verdict"),
+        Column("layers failing", counted(groups.layers_failing), COUNT, 10, "verdict"),
+        Column("not compared", counted(groups.not_compared), COUNT, 10, "verdict"),
+        Column("worst x limit", measured(groups.worst.used), EXCESS, 10, "judgement", scale=Scale.BAR),
+        Column("worst excess", measured(groups.worst.excess), EXCESS, 10, "baseline", sparse=True),
+        Column("worst relative L2", measured(groups.worst.rel_l2), SCIENTIFIC, 12, "difference", scale=Scale.SHADES),
+    ]
+    return [column for column in columns if column.title != "layers failing" or not of_layers]
+
+
+def _groups(comparison: Result, layers: Table, found: Overview, name: str, groups: Groups) -> Table:
+    places = groups.worst.places.tolist()
+
+    def where(group: int) -> Value:
+        return comparison.place(comparison.rows[places[group]]) if places[group] >= 0 else ""
+
+    columns = sized(group_columns(name, groups), groups.names if name == "layer" else [])
+    columns += [
+        Column("#", lambda group: places[group] + 1 if places[group] >= 0 else None, COUNT, 10),
+        Column("worst row", where, TEXT, 60, link=lambda group: found.link(layers, places[group] if places[group] >= 0 else None)),
+    ]
+    note = f"All {found.total:,} rows by their {name}; worst: by the error as a multiple of its limit. inf: it fails without a number"
+    rows: Sequence[int] = range(len(groups.names))
+    if len(rows) > MOST_ROWS:
+        rows = np.sort(np.argsort(-groups.worst.used, kind="stable")[:MOST_ROWS]).tolist()
+        note += f"; {len(groups.names) - MOST_ROWS:,} layers, none of them worse, are left out"
+    failing = groups.failing.tolist()
+    return Table(
+        f"By {name}",
+        columns,
+        rows,
+        nothing="No row.",
+        heading=_heading(f"What the rows of each {name} come to", f"{note}."),
+        frozen=1,
+        dense=True,
+        fill=lambda group: PALE_RED if failing[group] else "",
+    )
+
+
+def _heading(title: str, note: str) -> list[Line]:
+    return [Line([Item(title, SECTION)], height=26), Line([Item(note, MUTED_TEXT)])]
+
+
+def _heat(heat: HeatMap) -> Table:
+    """A heat map, as logarithms: a cell shows how many powers of ten an error is over its limit."""
+    lines = [[_power(size) for size in line] for line in heat.sizes.tolist()]
+
+    def cell(at: int) -> Any:
+        return lambda line: lines[line][at]
+
+    legend = "in powers of ten: over 0 fails. =: no difference. inf: fails without a number. Empty: not compared."
+    where = "on" if heat.across == "rank" else "in"
+    note = f"The largest error of each layer {where} each {heat.across}, as a multiple of its limit, {legend} {heat_note(heat)}".rstrip()
+    columns = [
+        Column("layer", heat.layers.__getitem__, TEXT, 40),
+        *(Column(title, cell(at), LOGARITHM, max(_NARROW, len(title) + 2), "difference", scale=Scale.HEAT)
+          for at, title in enumerate(heat.columns)),
+    ]  # fmt: skip
+    return Table(
+        f"Layer by {heat.across}",
+        sized(columns, heat.layers),
+        range(len(heat.layers)),
+        nothing="Nothing was compared.",
+        heading=_heading(f"Layer by {heat.across}", note),
+        frozen=1,
+        dense=True,
+    )
+
+
+def _power(size: float) -> Value:
+    if size == NONE:
+        return None
+    return _SAME if not size else math.log10(size) if math.isfinite(size) else math.inf

@@ -1,0 +1,138 @@
+"""The Excel report of a watch: *Findings*, *Frames*, *Steps*, numbers by parameter, *Warnings*, *Health*, *Environment*."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from accucompare.findings.analysis.analysis import Ranks
+from accucompare.findings.log.events import Cause, Number, Step
+from accucompare.findings.checklist.health import examine
+from accucompare.report.table import looks
+from accucompare.report.table import watch_columns as log
+from accucompare.report.table.columns import COUNT, NUMBER, Column
+from accucompare.report.excel.excel_environment import entry_table
+from accucompare.report.excel.excel_health import health_sheet
+from accucompare.report.excel.excel_norms import norm_sheets
+from accucompare.report.excel.excel_sheets import write_workbook
+from accucompare.report.table.looks import AMBER, BOLD, GREEN, MUTED_TEXT, PALE_RED, PLAIN, RED, SECTION, Look
+from accucompare.report.table.sheets import Chart, Item, Line, Series, Table, column_letter, thinned
+from accucompare.report.terminal.terminal_watch import verdict_line
+from accucompare.report.excel.watch_environment import rank_entries
+
+_CHART_LINES = 17  # lines that a chart covers
+_MARKED = 60  # points of a chart, up to which each of them is marked
+_NOT_FINITE = "not finite (drawn at the top)"
+
+
+def write_watch(ranks: Ranks, path: Path) -> Path:
+    """Write the Excel report of the last run of every rank, and return its path.
+
+    Raises:
+        ReportError: if it cannot be written.
+    """
+    health = [health_sheet(ranks, examine(ranks))] if any(run.vitals for run in ranks.ranks) else []
+    sheets = [_findings(ranks), _frames(ranks), *_steps(ranks), *norm_sheets(ranks), _warnings(ranks), *health, _environment(ranks)]
+    return write_workbook(path, f"what a watch found: {ranks.path.name}", sheets)
+
+
+def _table(
+    ranks: Ranks, title: str, columns: Sequence[Column], rows: Sequence[Any], heading: Sequence[tuple[str, Look]], **more: Any
+) -> Table:
+    """A table, with what tells ranks apart if there are several."""
+    shown = [column for column in columns if ranks.several or column.title not in ("rank", "coordinates")]
+    return Table(title, shown, rows, heading=[Line([Item(*line)]) for line in heading], pages_wide=2, **more)
+
+
+def _findings(ranks: Ranks) -> Table:
+    def fill(row: log.FindingRow) -> str:
+        if not row.finding.origin:
+            return ""
+        return AMBER if row.finding.cause is Cause.NEAR else PALE_RED
+
+    heading = [(verdict_line(ranks, alone=False).plain, SECTION)]
+    heading += [(line, PLAIN if place else BOLD) for place, line in enumerate(log.main_answer(ranks).splitlines())]
+    heading += [(note, MUTED_TEXT) for note in ranks.notes[:3]]
+    rows = [log.FindingRow(run, finding) for run, finding in ranks.findings]
+    tab, frozen = RED if rows or ranks.trouble else GREEN, 3 + ranks.several
+    return _table(ranks, "Findings", log.FINDINGS, rows, heading, nothing="Nothing was found.", frozen=frozen, fill=fill, tab=tab)
+
+
+def _frames(ranks: Ranks) -> Table:
+    def fill(row: log.TensorRow) -> str:
+        return PALE_RED if row.origin else AMBER if row.tensor is not None and not row.tensor.finite else ""
+
+    rows = [row for run in ranks.ranks for frames in run.frames for row in log.tensor_rows(frames, run)]
+    heading = [("The last calls before a finding, and all of traced steps, in the order in which they ended", SECTION)]
+    return _table(ranks, "Frames", log.FRAMES, rows, heading, nothing="No frames were kept.", frozen=3 + ranks.several, fill=fill)
+
+
+def _warnings(ranks: Ranks) -> Table:
+    def fill(row: log.WarningRow) -> str:
+        return PALE_RED if row.alarm else ""
+
+    rows = sorted((row for run in ranks.ranks for row in log.warning_rows(run)), key=lambda row: (row.alert.step, row.run.start.rank))
+    heading = [("What was not wrong yet, and the loss scale", SECTION)]
+    return _table(ranks, "Warnings", log.WARNINGS, rows, heading, nothing="Nothing was warned of.", frozen=1 + ranks.several, fill=fill)
+
+
+def _steps(ranks: Ranks) -> list[Table]:
+    """The table *Steps* with its charts, and the hidden one that these are drawn from."""
+
+    def fill(row: log.StepRow) -> str:
+        if not row.step.finite and not row.skipped:
+            return PALE_RED
+        return AMBER if row.jumped or row.alarm or row.step.overflowed else ""
+
+    run = log.main_run(ranks)
+    data = _chart_data(run.steps)
+    charts = _charts(data, f", rank {run.start.rank}" if ranks.several else "", column_letter(len(log.STEPS) + 1 + ranks.several))
+    rows, heading = [row for run in ranks.ranks for row in log.step_rows(run)], [("Every step that was watched", SECTION)]
+    frozen = 1 + ranks.several
+    return [_table(ranks, "Steps", log.STEPS, rows, heading, nothing="No step was watched.", frozen=frozen, fill=fill, charts=charts), data]
+
+
+def _chart_data(steps: Sequence[Step]) -> Table:
+    """The hidden table that the charts are drawn from: of neighbouring steps the last one, or the first that is not finite."""
+    shown = thinned(steps, lambda group: next(filter(_is_bad, group), group[-1]))
+    top = max((norm for step in shown if (norm := _positive(step.grad_norm))), default=1.0)
+    columns = [
+        Column("step", lambda step: step.step, COUNT, 10),
+        Column("grad_norm", lambda step: _positive(step.grad_norm), NUMBER, 16),
+        Column(_NOT_FINITE, lambda step: top if _is_bad(step) else None, NUMBER, 16),
+        Column("loss scale", lambda step: _positive(step.scale), NUMBER, 16),
+    ]
+    return Table("Chart data", columns, shown, hidden=True)
+
+
+def _is_bad(step: Step) -> bool:
+    return step.grad_norm is not None and not math.isfinite(float(step.grad_norm))
+
+
+def _positive(number: Number | None) -> float | None:
+    """A number that a logarithmic axis can show; it has neither 0 nor infinity."""
+    return float(number) if number is not None and 0 < float(number) < math.inf else None
+
+
+def _charts(data: Table, of_rank: str, letter: str) -> list[Chart]:
+    """What there is to draw, one chart below the other from this column on."""
+    norm, scale = Series("grad_norm", looks.CURVE, marked=_MARKED), Series("loss scale", looks.SCALE_CURVE, marked=_MARKED)
+    drawn = []
+    if any(step.grad_norm for step in data.rows):
+        drawn.append(("grad_norm", [norm, Series(_NOT_FINITE, looks.OVER, width=0)]))
+    if any(_positive(step.scale) for step in data.rows):
+        drawn.append(("loss scale", [scale]))
+    return [
+        Chart(f"{letter}{2 + place * _CHART_LINES}", series, "step", (title + of_rank, "step", ""), size=(24, 8), labels=20, data=data)
+        for place, (title, series) in enumerate(drawn)
+    ]
+
+
+def _environment(ranks: Ranks) -> Table:
+    """How each rank ran; what is not as in the first column is marked, but for what is each rank's own."""
+    shown, listed = rank_entries(ranks)
+    left_out = len(ranks.ranks) - len(shown)
+    note = f"{left_out:,} more ranks are not shown." if left_out else ""
+    return entry_table("How it ran", note, [f"rank {run.start.rank}" for run in shown], listed)

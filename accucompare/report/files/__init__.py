@@ -1,0 +1,1 @@
+"""A comparison or a checklist as a file for other programs."""

@@ -1,0 +1,126 @@
+"""The rows of a comparison as calls inside calls, in execution order: what the exports draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from accucompare.bundle.format.records import GROUP_OF, OPERATOR_ROLES, Role, display_name
+from accucompare.compare.rows.rows import Status
+from accucompare.report.files.written import WrittenRow, value_of
+from accucompare.selection import RoleGroup
+
+
+class Stage(str, Enum):
+    """A part of a step."""
+
+    __str__ = str.__str__
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+
+
+_STAGE = {
+    RoleGroup.FORWARD: Stage.FORWARD,
+    RoleGroup.BACKWARD: Stage.BACKWARD,
+    RoleGroup.GRADS: Stage.UPDATE,
+    RoleGroup.UPDATE: Stage.UPDATE,
+}
+_MOST_DEPTH = 200  # calls inside calls; real models have some ten
+_Key = tuple[object, ...]  # rank, step, stage, name, call; and the operator
+#: Roles of values that go into a call.
+ENTERS = (Role.INPUT, Role.GRAD_OUTPUT, Role.COMPUTED_BUFFER, Role.BUFFER_BEFORE, Role.OP_INPUT, Role.OP_GRAD_OUTPUT)
+
+
+@dataclass
+class Call:
+    """A call of a module, or of an operator in a module's own code; or the update of a module's parameters.
+
+    Attributes:
+        name, call: the module's, as in a record.
+        operator: the operator with its number, ``aten.bmm.default#0``; ``""`` for the module's own call.
+        type: the class of the module.
+        rows: the numbers (from 1) of its rows.
+        inside: the calls that it made.
+    """
+
+    name: str
+    call: int
+    operator: str = ""
+    type: str = ""
+    rows: list[int] = field(default_factory=list)
+    inside: list[Call] = field(default_factory=list)
+
+    def title(self, around: Call | None) -> str:
+        """Its name within the call that made it, ``attn.c_proj``; and which call it is, if not the first."""
+        if self.operator:
+            return self.operator
+        name = self.name if around is None or not around.name else self.name.removeprefix(f"{around.name}.")
+        return f"{display_name(name)} call {self.call}" if self.call else display_name(name)
+
+
+@dataclass
+class Pass:
+    """The calls of one stage of a step, on one rank."""
+
+    rank: int
+    step: int
+    stage: Stage
+    calls: list[Call] = field(default_factory=list)
+
+
+def passes(rows: Sequence[WrittenRow]) -> list[Pass]:
+    """All calls of a comparison by rank, step and stage, each of these in execution order. Modules never called are left out."""
+    found: dict[tuple[int, int, Stage], Pass] = {}
+    calls: dict[_Key, Call] = {}
+    callers: dict[_Key, _Key] = {}
+    place_of: dict[_Key, tuple[int, int, Stage]] = {}
+    for number, row in enumerate(rows, 1):
+        if row.role is None:
+            continue
+        place = (row.rank, row.step, _STAGE[GROUP_OF.get(row.role, RoleGroup.FORWARD)])
+        found.setdefault(place, Pass(*place))
+        module = (*place, row.name, row.call)
+        key: _Key = module
+        if row.role in OPERATOR_ROLES:
+            operator = row.type + row.path.removeprefix(row.type).partition(".")[0]
+            key = (*module, operator)
+            calls.setdefault(key, Call(row.name, row.call, operator)).rows.append(number)
+            callers[key] = module
+        else:
+            call = calls.setdefault(key, Call(row.name, row.call))
+            call.type = row.type
+            call.rows.append(number)
+            if row.parent is not None:
+                callers[key] = (*place, *row.parent)
+        place_of[key] = place
+    for key, call in calls.items():
+        caller = calls.get(callers.get(key, ()))
+        if caller is None or _too_deep(callers, key):
+            found[place_of[key]].calls.append(call)
+        else:
+            caller.inside.append(call)
+    return [found[place] for place in sorted(found, key=lambda place: (*place[:2], list(Stage).index(place[2])))]
+
+
+def _too_deep(callers: dict[_Key, _Key], key: _Key) -> bool:
+    """Whether a call has more callers than the drawing has room for, or is among them: so says only a damaged file."""
+    for _ in range(_MOST_DEPTH):
+        if key not in callers:
+            return False
+        key = callers[key]
+    return True
+
+
+def worst(rows: Sequence[WrittenRow]) -> WrittenRow | None:
+    """The row that tells most: one that fails before one that passes, then the one furthest over its limit, then from golden."""
+
+    def rank(row: WrittenRow) -> tuple[float, ...]:
+        status = (Status.FAIL, Status.NOT_COMPARED, Status.PASS).index(row.status)
+        used, error = value_of(row.used), value_of(row.rel_l2)
+        return -status, *(-1.0 if number is None or math.isnan(number) else number for number in (used, error))
+
+    return max(rows, key=rank, default=None)

@@ -1,0 +1,51 @@
+"""The checklist as JSON, for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from accucompare.files import written_whole
+from accucompare.findings.analysis.analysis import Ranks
+from accucompare.findings.checklist.health import Health, Result
+from accucompare.findings.log.number import number
+from accucompare.report.table.health_columns import headline
+
+
+def write_health_json(ranks: Ranks, health: Health, path: Path) -> Path:
+    """Write every check with its result; NaN and infinities as the strings ``"nan"``, ``"inf"``, ``"-inf"``.
+
+    Raises:
+        ReportError: if the file cannot be written.
+    """
+    content = {
+        "log": str(ranks.path),
+        "status": health.status.value,
+        "headline": headline(health),
+        "counts": {status.value: count for status, count in health.counts().items()},
+        "steps": ranks.watched,
+        "checks": [_check(result) for result in health.results],
+        "notes": ranks.notes,
+    }
+    encoded = (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
+    return written_whole(path, lambda temporary: temporary.write_bytes(encoded))
+
+
+def _check(result: Result) -> dict[str, Any]:
+    check, outcome = result.check, result.outcome
+    value = outcome.value
+    return {
+        "id": check.id,
+        "layer": check.layer.value,
+        "looks_at": check.looks_at,
+        "status": result.status.value,
+        "measured": outcome.measured,
+        "value": value if value is None or math.isfinite(value) else number(value),
+        "step": outcome.step,
+        "place": outcome.place,
+        "rank": result.rank,
+        "thresholds": {name: number(limit) for name, limit in result.limits.items()},
+        "cure": check.cure,
+    }

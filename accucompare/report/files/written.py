@@ -1,0 +1,140 @@
+"""The comparison that ``accucompare diff --json`` wrote, read back: what the exports show of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from accucompare.bundle.format.records import Role
+from accucompare.compare.rows.rows import Reason, Status
+from accucompare.errors import UsageError
+from accucompare.files import bounded
+from accucompare.numbers.statistics import Count
+
+#: A float as report.json writes it.
+Number = float | Literal["nan", "inf", "-inf"] | None
+
+_MOST_BYTES = 4 << 30  # a row takes 2 to 3 KB
+
+
+class WrittenMetrics(msgspec.Struct, frozen=True, gc=False):
+    """What was measured of a pair; each as in ``compare.measuring.measure.Metrics``."""
+
+    rel_l2: Number = None
+    one_minus_cosine: Number = None
+    max_abs: Number = None
+    max_rel: Number = None
+    golden_nan: int = 0
+    candidate_nan: int = 0
+    golden_inf: int = 0
+    candidate_inf: int = 0
+    nonfinite_mismatch: int = 0
+
+
+class WrittenSide(msgspec.Struct, frozen=True, gc=False):
+    """One side's record."""
+
+    name: str
+    shape: tuple[Count, ...]
+    dtype: str
+
+
+class WrittenRow(msgspec.Struct, frozen=True, gc=False):
+    """One row; a module that was never called has no role."""
+
+    name: str
+    status: Status
+    reason: Reason
+    golden: WrittenSide | None
+    candidate: WrittenSide | None
+    metrics: WrittenMetrics | None
+    producer: Annotated[int, msgspec.Meta(ge=1)] | None
+    rank: Count = 0
+    step: Count = 0
+    call: Count = 0
+    role: Role | None = None
+    path: str = ""
+    type: str = ""
+    parent: tuple[str, Count] | None = None
+    used: Number = None
+    excess: Number = None
+    tolerance: str = ""
+    detail: str = ""
+
+    @property
+    def rel_l2(self) -> Number:
+        """The relative L2 error; ``None`` if nothing was measured."""
+        return None if self.metrics is None else self.metrics.rel_l2
+
+
+class Written(msgspec.Struct, frozen=True):
+    """A comparison."""
+
+    golden: str
+    candidate: str
+    conclusion: str
+    rows: list[WrittenRow]
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """The first of its JSON lines."""
+
+    golden: str
+    candidate: str
+    conclusion: str
+    row_count: Count
+
+
+_T = TypeVar("_T")
+
+
+def read_written(path: Path) -> Written:
+    """Read what ``accucompare diff --json`` wrote.
+
+    Raises:
+        UsageError: if it cannot be read, or is something else.
+    """
+    content = bounded(path, _MOST_BYTES)
+    try:
+        written = _of_lines(content) if is_lines(path) else _decoded(content, Written)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        name = path.name if path.suffix.lower() == ".json" or is_lines(path) else path.with_suffix(".json").name  # not over a report
+        raise UsageError(
+            f"{path}: is not a comparison of this version ({str(error)[:200]}); "
+            f"write one with `accucompare diff GOLDEN CANDIDATE --json {name}`"
+        ) from None
+    if all(row.role is None for row in written.rows):
+        raise UsageError(f"{path}: compares no call of any layer; there is nothing to draw")
+    if any(row.producer is not None and row.producer >= number for number, row in enumerate(written.rows, 1)):
+        raise UsageError(f"{path}: is damaged (a producer does not come before its row); write it again with `accucompare diff --json`")
+    return written
+
+
+def is_lines(path: Path) -> bool:
+    """Whether a file holds JSON lines: a head, and one row a line."""
+    return path.suffix.lower() in (".jsonl", ".ndjson")
+
+
+def _of_lines(content: bytes) -> Written:
+    first, *others = content.removesuffix(b"\n").split(b"\n")
+    head = _decoded(first, _Head)
+    if head.row_count != len(others):
+        raise ValueError(f"it has {len(others):,} of {head.row_count:,} rows")
+    return Written(head.golden, head.candidate, head.conclusion, [_decoded(line, WrittenRow) for line in others])
+
+
+def _decoded(content: bytes, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:  # it refuses half surrogates, which names of files may have
+        return msgspec.convert(json.loads(content), kind)
+
+
+def value_of(number: Number) -> float | None:
+    """The number itself."""
+    return None if number is None else float(number)

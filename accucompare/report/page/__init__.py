@@ -1,0 +1,1 @@
+"""The pages: one HTML file that needs nothing else."""

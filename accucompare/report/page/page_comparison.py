@@ -1,0 +1,255 @@
+"""The page of a comparison: the sentence, culprits, divergence, the model as a tree, every row, the two environments."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+
+from accucompare.bundle.format.records import GRADIENT_ROLES, NODE_ROLES, ROLES_OF, UPDATE_ROLES, Role
+from accucompare.compare.conclusion import conclude
+from accucompare.compare.result import Result
+from accucompare.compare.rows.rows import MEANING, Reason, Row
+from accucompare.compare.origins.sites import Culprit
+from accucompare.numbers.dtypes import Array
+from accucompare.report.words import culprit_words as culprits
+from accucompare.report.words import training_words
+from accucompare.report.table.columns import COLUMNS, EXCESS, SCIENTIFIC, TEXT, Column, layer, limit_on_error
+from accucompare.report.excel.excel_environment import Entry, entries
+from accucompare.report.excel.excel_layers import sized
+from accucompare.report.excel.excel_overview import group_columns
+from accucompare.report.excel.excel_summary import meaning
+from accucompare.report.excel.excel_training import step_columns
+from accucompare.report.table.heat import heat_maps, heat_note
+from accucompare.report.table.overview import Chosen, Overview, overview, what_is_held
+from accucompare.report.page.page_data import PageData
+from accucompare.report.page.page_file import write_page
+from accucompare.report.terminal.tables import shown
+from accucompare.report.table.tallies import NONE
+from accucompare.selection import RoleGroup
+from accucompare.text import printable, without_credentials
+
+_MOST_LISTED = 50  # pre-flight findings and damaged records
+_MOST_CULPRITS = 20
+
+#: What the page knows of a row besides the columns of every report.
+_MORE = (
+    Column("limit on relative L2", limit_on_error, SCIENTIFIC, group="judgement", folded=2),
+    Column("source line", lambda row: row.record.source_line if row.record else "", TEXT, folded=2),
+)
+
+
+#: Over which heat maps show the worst error of each layer.
+_HEAT_TITLES = {"rank": "x limit of each layer on each rank", "step": "x limit of each layer in each step"}
+
+
+class Phase(NamedTuple):
+    """A part of a step, whose errors are drawn in a chart of its own.
+
+    Attributes:
+        title: its name.
+        roles: of its rows.
+        drawn: those whose errors are drawn; of others only what glue has made wrong is.
+    """
+
+    title: str
+    roles: tuple[Role, ...]
+    drawn: tuple[Role, ...]
+
+
+PHASES = (
+    Phase("forward", (*ROLES_OF[RoleGroup.FORWARD], Role.LOSS), (Role.OUTPUT, Role.OP_OUTPUT)),
+    Phase("backward", (*GRADIENT_ROLES, *NODE_ROLES), (Role.GRAD_INPUT, Role.CALL_GRAD, Role.OP_GRAD_INPUT)),
+    Phase("update", (*UPDATE_ROLES, Role.CLIPPED_NORM), (Role.PARAM_GRAD, Role.PARAM_UPDATE, Role.STATE_AFTER)),
+)
+
+
+class StepChart(NamedTuple):
+    """A chart of the steps of two runs: the titles of its columns, each with its look, and whether its axis is logarithmic."""
+
+    title: str
+    series: tuple[tuple[str, str], ...]
+    logarithmic: bool = False
+
+
+STEP_CHARTS = (
+    StepChart("loss", (("golden loss", "golden"), ("candidate loss", "candidate"))),
+    StepChart("relative difference of the loss", (("loss difference", "golden"), ("loss limit", "limit")), True),
+    StepChart("gradient norm", (("golden norm", "golden"), ("candidate norm", "candidate")), True),
+    StepChart("relative difference of the gradient norm", (("norm difference", "golden"), ("norm limit", "limit")), True),
+    StepChart("learning rate", (("golden learning rate", "golden"), ("candidate learning rate", "candidate"))),
+    StepChart("loss scale", (("golden loss scale", "golden"), ("candidate loss scale", "candidate")), True),
+)
+
+
+def write_comparison_page(comparison: Result, path: Path) -> Path:
+    """Write the page of a comparison, and return its path.
+
+    Raises:
+        ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be written.
+    """
+
+    found = overview(comparison)
+
+    def write_data(data: PageData) -> dict[str, Any]:
+        return _head(comparison, found, data)
+
+    return write_page(path, "comparison.html", _content(comparison, found), write_data)
+
+
+def _head(comparison: Result, found: Overview, data: PageData) -> dict[str, Any]:
+    """Write the tables, and return what the page's script has to know."""
+    places = None if found.places is None else np.sort(found.places)  # here in execution order
+    rows = comparison.rows if places is None else Chosen(comparison.rows, places)
+    numbers = None if places is None else (places + 1).tolist()
+    tables = [data.table("rows", [*sized(COLUMNS, found.layers.names), *_MORE], rows, numbers)]
+    summaries, heats = _summaries(found, data) if found.summarised else ([], [])
+    tables += summaries
+    if (training := comparison.training) is not None:
+        tables.append(data.table("steps", step_columns(training), training.pairs))
+    return {
+        "kind": "comparison",
+        "tables": tables,
+        "phases": [{"title": title, "roles": roles, "drawn": drawn} for title, roles, drawn in PHASES],
+        "charts": [{"table": "steps", **chart._asdict()} for chart in STEP_CHARTS] if training is not None else [],
+        "first": _place(places, found.first),
+        "until": _place(places, found.until),
+        "culprits": [_place(places, each) for each in found.culprits],
+        "heats": heats,
+        "meanings": {reason.value: words for reason, words in MEANING.items()},
+        "parting": training.parting.step if training is not None and training.parting is not None else None,
+    }
+
+
+def _place(places: Array | None, place: int | None) -> int | None:
+    """Where the row of a place stands in the page's table, which holds the rows of these places, or all."""
+    return place if place is None or places is None else int(np.searchsorted(places, place))
+
+
+def _summaries(found: Overview, data: PageData) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Write the tables and heat maps that sum up all rows, and return what the head says of each."""
+    groups = [("layer", found.layers), ("rank", found.ranks), ("step", found.steps)]
+    tables = [
+        data.table(f"by {name}", group_columns(name, each), range(len(each.names)))
+        for name, each in groups
+        if name == "layer" or len(each.names) > 1
+    ]
+    heats = [
+        {
+            "title": _HEAT_TITLES[heat.across],
+            "steps": heat.columns,
+            "across": heat.across,
+            "layers": [printable(name) for name in heat.layers],
+            "limit": 1,
+            "at": data.matrix([None if size == NONE else size for size in heat.sizes.ravel().tolist()]),
+        }
+        for heat in heat_maps(found)
+    ]
+    return tables, heats
+
+
+def anchor(row: Row) -> str:
+    """The part of a link behind ``#`` that leads to a row, also on a page that is written anew: ``a.fc;role=output;step=2``."""
+    parts = [quote(printable(layer(row)), safe="")]
+    if (record := row.record) is not None:
+        known = ("role", record.role.value), ("path", printable(record.path)), ("call", record.call), ("step", record.step)
+        parts += [f"{name}={quote(str(value), safe='')}" for name, value in (*known, ("rank", record.rank)) if value]
+    return ";".join(parts)
+
+
+def _content(comparison: Result, found: Overview) -> dict[str, Any]:
+    """What the template is filled with: words only, made by what every report says."""
+    concluded = conclude(comparison)
+    third = comparison.baseline
+    listed = entries(comparison.golden.manifest, comparison.candidate.manifest, None if third is None else third.manifest)
+    paths = [str(side.path) for side in (comparison.golden, comparison.candidate, *([third] if third else []))]
+    counts = comparison.counts()
+    first = comparison.first_divergence
+    return {
+        "title": f"{comparison.golden.path.name} and {comparison.candidate.path.name} compared",
+        "verdict": culprits.verdict(comparison),
+        "passed": concluded.passed,
+        "sentence": str(concluded),
+        "meaning": [meaning(comparison)],
+        "facts": list(_facts(comparison)),
+        "until": culprits.identical_until(comparison),
+        "until_anchor": anchor(comparison.identical_until) if comparison.identical_until is not None else "",
+        "first": None if first is None else {"place": comparison.place(first), "anchor": anchor(first), "what": MEANING[first.reason]},
+        "note": culprits.note(comparison) if comparison.culprits else "",
+        "culprits": [_culprit(comparison, culprit) for culprit in comparison.culprits[:_MOST_CULPRITS]],
+        "more_culprits": max(0, len(comparison.culprits) - _MOST_CULPRITS),
+        "preflight": comparison.preflight[:_MOST_LISTED],
+        "more_preflight": max(0, len(comparison.preflight) - _MOST_LISTED),
+        "counts": [(reason.value, counts[reason], MEANING[reason]) for reason in Reason if counts[reason]],
+        "left_out": comparison.left_out,
+        "total": len(comparison.rows),
+        "held": "" if found.places is None else what_is_held(found, "This page", "something in it leads to"),
+        "summarised": [
+            name
+            for name, groups in (("layer", found.layers), ("rank", found.ranks), ("step", found.steps))
+            if found.summarised and (name == "layer" or len(groups.names) > 1)
+        ],
+        "heat_notes": [heat_note(heat) for heat in heat_maps(found)] if found.summarised else [],
+        "damage": comparison.damage[:_MOST_LISTED],
+        "more_damage": max(0, len(comparison.damage) - _MOST_LISTED),
+        "training": list(_training(comparison)),
+        "environment": [Entry("path", paths, [False] * len(paths)), *listed],
+        "sides": ("golden", "candidate", "baseline")[: len(paths)],
+    }
+
+
+def _facts(comparison: Result) -> Iterator[tuple[str, str]]:
+    yield "golden", str(comparison.golden.path)
+    yield "candidate", str(comparison.candidate.path)
+    if comparison.baseline is not None:
+        yield "baseline", str(comparison.baseline.path)
+    if (feed := comparison.candidate.manifest.feed) is not None:
+        kept = len(feed.not_fed)
+        yield "fed", "every call was given golden's values" + (f", but for {kept:,} values" if kept else "") + ", so each error is its own"
+    yield "tolerance", culprits.tolerance(comparison)
+    yield "report made", f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC: {without_credentials(shlex.join(sys.argv))}"
+
+
+def _culprit(comparison: Result, culprit: Culprit) -> dict[str, Any]:
+    """A culprit, with its numbers and what is said of it."""
+    numbers = (
+        ("excess", EXCESS, culprits.excess(culprit)),
+        ("x limit", EXCESS, culprits.over_limit(culprit)),
+        ("relative L2", SCIENTIFIC, culprits.error(culprit)),
+    )
+    said = (
+        ("its module", [culprits.configuration(culprit)]),
+        ("its error", culprit.words),
+        ("hint", culprit.hints),
+    )
+    return {
+        "place": culprits.place(comparison, culprit),
+        "anchor": anchor(culprit.row),
+        "kind": culprits.kind(culprit),
+        "numbers": [(title, shown(Column(title, None, form), value)) for title, form, value in numbers if value is not None],
+        "said": [(title, [each for each in words if each]) for title, words in said if any(words)],
+    }
+
+
+def _training(comparison: Result) -> Iterator[tuple[str, str]]:
+    """Lines on the steps of two runs, each with how it looks."""
+    found, sentence = comparison.training, training_words.steps_sentence(comparison)
+    if found is None:
+        return
+    if sentence:
+        yield "bad" if found.parting is not None else "strong", sentence
+    for line in training_words.settings(found):
+        yield "warn", f"told otherwise: {line}"
+    for line in training_words.details(comparison, found):
+        yield "muted", line
+    if comparison.acceptance is not None:
+        yield "strong", training_words.acceptance_sentence(comparison.acceptance)
+        for met in comparison.acceptance.rules:
+            words = f"{training_words.outcome(met)}: {met.rule.measure.value} is {training_words.measured(met)} apart (limit {met.rule})"
+            yield "" if met.passed else "bad", words

@@ -1,0 +1,145 @@
+"""The data of a page: columns as bytes that a browser unpacks at once, with a head that says where each lies.
+
+A number is kept as the leading bytes of its float64, rounded to nearest: as many as are ever shown of it. All first bytes of a column
+come first, then all second ones, and so on, for so they compress best. A text is kept once, and a row holds its number. Everything
+is one gzip stream in base64, written while it is made, with the head at its end.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+from isal import isal_zlib
+
+from accucompare.numbers.dtypes import Array
+from accucompare.report.table.columns import COUNT, EXCESS, NUMBER, PERCENT, SCIENTIFIC, TEXT, Column, Value, value_blocks
+from accucompare.text import printable
+
+#: Bytes of a float64 that are kept: 12 bits of the mantissa for three digits, 20 for six; of all other numbers the whole.
+_BYTES = {SCIENTIFIC: 3, EXCESS: 3, PERCENT: 3, NUMBER: 4}
+_WHOLE = 8
+#: What the page's script calls the formats.
+_FORMATS = {TEXT: "text", COUNT: "count", SCIENTIFIC: "scientific", EXCESS: "excess", PERCENT: "percent", NUMBER: "number"}
+_INDEX = 4  # bytes of a text's number
+BLOCK = 1 << 14  # rows
+#: The first bytes of what stands for no number at all; a NaN is always written as the first.
+_NAN, _MISSING = (np.uint64(bits << 48) for bits in (0x7FF8, 0x7FFC))
+_EXPONENT = np.uint64(0x7FF << 52)
+_LEVEL = 2  # of isal's three: nearly as small as zlib's usual one, in a tenth of the time
+
+
+class PageData:
+    """Writes columns into a file, one after the other; only one is in memory."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._gzip = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, 31)
+        self._waiting = b""
+        self._size = 0
+
+    def table(self, title: str, columns: Sequence[Column], rows: Sequence[Any], numbers: Iterable[int] | None = None) -> dict[str, Any]:
+        """Write a table, block by block of its rows and in each column by column, and return what the head says of it.
+
+        A number of the candidate's is written as its difference in bits from golden's, since most are nearly equal. ``numbers`` are the
+        rows'; ``None`` for 1, 2, ….
+        """
+        at = self._size
+        texts: list[dict[Value, int]] = [{} for _ in columns]
+        for block in value_blocks(columns, rows, BLOCK, numbers):
+            of_golden: dict[str, Array] = {}
+            for column, values, known in zip(columns, block, texts, strict=True):
+                self._add(_planes(_indices(values, known), _INDEX) if column.format == TEXT else _numbers(column, values, of_golden))
+        listed = [self._texts(known) if column.format == TEXT else None for column, known in zip(columns, texts, strict=True)]
+        titles = {column.title for column in columns}
+        about = [
+            {
+                "title": column.title, "format": _FORMATS.get(column.format, "general"), "group": column.group, "folded": column.folded,
+                "width": column.width,
+                "bytes": _width(column), "texts": place, "other": other if (other := _other(column)) in titles else None,
+            }
+            for column, place in zip(columns, listed, strict=True)
+        ]  # fmt: skip
+        return {"title": title, "rows": len(rows), "at": at, "block": BLOCK, "columns": about}
+
+    def matrix(self, numbers: Sequence[float | None]) -> int:
+        """Write the numbers of a heat map, row after row, in three bytes each, and return where they lie."""
+        return self._add(_planes(leading_bits(numbers, 3), 3))
+
+    def finish(self, head: dict[str, Any]) -> None:
+        """Write the head, and its length in the last four bytes."""
+        encoded = json.dumps(head, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
+        self._add(encoded)
+        self._add(len(encoded).to_bytes(4, "little"))
+        self._write(self._gzip.flush(), last=True)
+
+    def _texts(self, known: dict[Value, int]) -> list[int]:
+        """Write the texts of a column, without characters that cannot be seen, and return where they lie."""
+        texts = json.dumps(["" if value is None else printable(str(value)) for value in known], ensure_ascii=False).encode()
+        return [self._add(texts), len(texts)]
+
+    def _add(self, content: bytes) -> int:
+        at, self._size = self._size, self._size + len(content)
+        self._write(self._gzip.compress(content))
+        return at
+
+    def _write(self, compressed: bytes, last: bool = False) -> None:
+        """Write in base64, which takes three bytes at a time."""
+        waiting = self._waiting + compressed
+        whole = len(waiting) if last else len(waiting) // 3 * 3
+        self._file.write(b64encode(waiting[:whole]))
+        self._waiting = waiting[whole:]
+
+
+def _width(column: Column) -> int:
+    """How many bytes a value takes."""
+    return _INDEX if column.format == TEXT else _BYTES.get(column.format, _WHOLE)
+
+
+def _other(column: Column) -> str:
+    """The column that the values of this one are differences from; ``""`` for none."""
+    side, _, what = column.title.partition(" ")
+    return f"golden {what}" if side == "candidate" and column.format != TEXT else ""
+
+
+def _indices(values: list[Value], known: dict[Value, int]) -> Array:
+    """The numbers of texts, after more of them have become known."""
+    for value in dict.fromkeys(values):
+        known.setdefault(value, len(known))
+    return np.fromiter(map(known.__getitem__, values), np.uint32, len(values))
+
+
+def _numbers(column: Column, values: list[Value], of_golden: dict[str, Array]) -> bytes:
+    """The bytes of numbers; ``of_golden`` holds golden's of this block, which the candidate's are told by."""
+    count = _width(column)
+    bits = leading_bits(values, count)
+    if column.title.startswith("golden "):
+        of_golden[column.title] = bits
+    other = of_golden.pop(_other(column), None)
+    return _planes(bits if other is None else bits ^ other, count)
+
+
+def leading_bits(values: Sequence[Value], count: int) -> Array:
+    """Numbers as the bits of float64, of which only the first ``count`` bytes are not 0; what is no number has bits of its own."""
+    if "" in values:
+        values = [None if value == "" else value for value in values]
+    numbers = np.array(values, np.float64)  # NaN for None
+    bits = numbers.view(np.uint64)
+    if count < _WHOLE:
+        dropped = np.uint64(64 - 8 * count)
+        rounded = bits + (np.uint64(1) << (dropped - np.uint64(1)))
+        bits = np.where(np.isfinite(numbers) & ((rounded & _EXPONENT) != _EXPONENT), rounded, bits) >> dropped << dropped
+    if not (nan := np.isnan(numbers)).any():
+        return bits
+    missing = np.array([value is None for value in values], bool)
+    return np.where(missing, _MISSING, np.where(nan, _NAN, bits))
+
+
+def _planes(numbers: Array, count: int) -> bytes:
+    """The ``count`` highest bytes of 64-bit numbers, or the lowest of others: all first ones, then all second ones."""
+    size = numbers.dtype.itemsize
+    written = numbers.astype(f">u{size}").view(np.uint8).reshape(-1, size)
+    return written[:, :count].T.tobytes() if size == _WHOLE else written[:, size - count :].T.tobytes()

@@ -1,0 +1,63 @@
+"""The file of a page: a template filled in, then the data, with nothing that a browser would fetch or run besides our own."""
+
+from __future__ import annotations
+
+import os
+from base64 import b64encode
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from accucompare.errors import ReportError
+from accucompare.files import is_stream, written_whole
+from accucompare.report.page.page_data import PageData
+from accucompare.text import printable
+from accucompare.version import __version__
+
+_FOLDER = Path(__file__).parent
+_STYLES = ("uPlot.min.css", "page.css")
+_SCRIPTS = ("uPlot.iife.min.js", "data.js", "format.js", "table.js", "chart.js", "heat.js", "tree.js", "details.js", "page.js")
+_END = b"</script>\n</body>\n</html>\n"
+
+
+def write_page(path: Path, template: str, content: dict[str, Any], write_data: Callable[[PageData], dict[str, Any]]) -> Path:
+    """Write a page, and return its path.
+
+    Args:
+        path: where to; its name must end in ``.html``.
+        template: the file in ``page/`` that says what stands in the page.
+        content: what the template is filled with; texts in it are escaped, and so are characters that cannot be seen.
+        write_data: writes the columns, and returns the head.
+
+    Raises:
+        ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be written.
+    """
+    if path.suffix.lower() != ".html" and not os.path.isdir(path) and not is_stream(path):  # of a directory, that is said first
+        raise ReportError(f"{path}: a page's name must end in .html, such as {path.stem or 'report'}.html")
+    style, script = ("\n".join((_FOLDER / name).read_text("utf-8") for name in names) for names in (_STYLES, _SCRIPTS))
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
+    )  # fmt: skip
+    environment.filters["thousands"] = lambda number: f"{number:,}"
+    policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+    top = environment.get_template(template).render(
+        content | {"style": style, "script": script, "policy": policy, "version": __version__}
+    )  # fmt: skip
+
+    def write(place: Path) -> None:
+        with place.open("wb") as file:
+            file.write(top.encode("utf-8", "backslashreplace"))
+            data = PageData(file)
+            data.finish(write_data(data))
+            file.write(_END)
+
+    return written_whole(path, write)
+
+
+def _hash(text: str) -> str:
+    """What a Content-Security-Policy calls a script or a style that stands in the page."""
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"

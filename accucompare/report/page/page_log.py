@@ -1,0 +1,135 @@
+"""The page of a watch's log: the answer, findings, frames, histories of steps, heat maps of layers, warnings, the checklist."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from accucompare.findings.analysis.analysis import Analysis, Ranks
+from accucompare.findings.checklist.checks import Status
+from accucompare.findings.checklist.health import Health, examine
+from accucompare.report.table import watch_columns as log
+from accucompare.report.table.columns import SCIENTIFIC, Column
+from accucompare.report.table.health_columns import HEALTH, headline
+from accucompare.report.page.page_comparison import StepChart
+from accucompare.report.page.page_data import PageData
+from accucompare.report.page.page_file import write_page
+from accucompare.report.terminal.terminal_watch import verdict_line
+from accucompare.report.excel.watch_environment import rank_entries
+from accucompare.text import printable
+
+_CHARTS = (
+    StepChart("loss", (("loss", "golden"),)),
+    StepChart("gradient norm", (("grad_norm", "golden"),), True),
+    StepChart("loss scale", (("loss scale", "scale"),), True),
+    StepChart("learning rate", (("learning rate", "golden"),)),
+)
+
+
+def write_log_page(ranks: Ranks, path: Path) -> Path:
+    """Write the page of the last run of every rank, and return its path.
+
+    Raises:
+        ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be written.
+    """
+    health = examine(ranks) if any(run.vitals for run in ranks.ranks) else None
+    verdict, _, sentence = verdict_line(ranks).plain.partition("  ")
+    words = {"title": f"what a watch found: {ranks.path.name}", "verdict": verdict, "sentence": sentence, "passed": verdict == "FINITE"}
+    words["checklist_first"] = False
+    words["answer"] = log.main_answer(ranks).splitlines()[1:]  # the first line is in the sentence
+    return _write(ranks, health, words, path)
+
+
+def write_health_page(ranks: Ranks, health: Health, path: Path) -> Path:
+    """Write the same page with the checklist's result as its sentence, and return its path.
+
+    Raises:
+        ReportError: as ``write_log_page``.
+    """
+    words = {
+        "title": f"the checklist of {ranks.path.name}",
+        "verdict": headline(health),
+        "sentence": str(ranks.path),
+        "passed": health.status is Status.PASS,
+        "answer": log.main_answer(ranks).splitlines(),
+        "checklist_first": True,
+    }
+    return _write(ranks, health, words, path)
+
+
+def _write(ranks: Ranks, health: Health | None, words: dict[str, Any], path: Path) -> Path:
+    shown, listed = rank_entries(ranks)
+    run = log.main_run(ranks)
+    counts = [] if health is None else [(status.value, count) for status, count in health.counts().items()]
+    content = words | {
+        "notes": ranks.notes,
+        "ending": run.ending,
+        "of_rank": f", rank {run.start.rank}" if ranks.several else "",
+        "checklist": counts,
+        "environment": listed,
+        "sides": [f"rank {each.start.rank}" for each in shown],
+        "ranks_left_out": len(ranks.ranks) - len(shown),
+        "findings": len(ranks.findings),
+    }
+    return write_page(path, "log.html", content, lambda data: _head(ranks, run, health, data))
+
+
+def _head(ranks: Ranks, run: Analysis, health: Health | None, data: PageData) -> dict[str, Any]:
+    """Write the tables and heat maps, and return what the page's script has to know."""
+    warnings = sorted((row for each in ranks.ranks for row in log.warning_rows(each)), key=lambda row: (row.alert.step, row.run.start.rank))
+    frames = [row for each in ranks.ranks for kept in each.frames for row in log.tensor_rows(kept, each)]
+    tables = [
+        data.table("findings", _shown(ranks, log.FINDINGS), [log.FindingRow(each, finding) for each, finding in ranks.findings]),
+        data.table("frames", _shown(ranks, log.FRAMES), frames),
+        data.table("steps", _shown(ranks, _step_columns(ranks)), [row for each in ranks.ranks for row in log.step_rows(each)]),
+        data.table("warnings", _shown(ranks, log.WARNINGS), warnings),
+    ]
+    if health is not None:
+        worst_first = sorted(health.results, key=lambda result: list(Status).index(result.status))
+        tables.append(data.table("checklist", _shown(ranks, HEALTH), worst_first))
+    layers, heats = _heats(run, data)
+    return {
+        "kind": "log",
+        "tables": tables,
+        "charts": [chart._asdict() for chart in _CHARTS],
+        "rank": run.start.rank,
+        "found": sorted({finding.step for finding in run.origins})[:20],
+        "layers": layers,
+        "heats": heats,
+    }
+
+
+def _step_columns(ranks: Ranks) -> list[Column]:
+    """The columns of every report's steps, with the loss and the learning rate that the backward and the update were seen to have."""
+    seen = {(run.start.rank, vitals.step): vitals for run in ranks.ranks for vitals in run.vitals}
+
+    def loss(row: log.StepRow) -> float | None:
+        vitals = seen.get((row.run.start.rank, row.step.step))
+        known = row.step.loss if row.step.loss is not None or vitals is None else vitals.loss
+        return None if known is None else float(known)
+
+    def rate(row: log.StepRow) -> float | None:
+        vitals = seen.get((row.run.start.rank, row.step.step))
+        return None if vitals is None else next((float(each) for each in vitals.lr.values()), None)
+
+    columns = [column._replace(get=loss) if column.title == "loss" else column for column in log.STEPS]
+    place = [column.title for column in columns].index("loss scale")
+    return [*columns[:place], Column("learning rate", rate, SCIENTIFIC, 13, "baseline"), *columns[place:]]
+
+
+def _shown(ranks: Ranks, columns: Sequence[Column]) -> list[Column]:
+    """The columns, without what tells ranks apart if there is one only."""
+    return [column for column in columns if ranks.several or column.title not in ("rank", "coordinates")]
+
+
+def _heats(run: Analysis, data: PageData) -> tuple[list[str], list[dict[str, Any]]]:
+    """Write the heat maps that the log has numbers for, and return the names of their rows, and what the head says of each."""
+    names: list[str] = []
+    heats = []
+    for measure in log.MEASURES:
+        names, looks = log.layer_steps(run, measure)
+        if looks and names:
+            numbers = [look.numbers.get(name) for name in names for look in looks]
+            heats.append({"title": measure.title, "steps": [look.step for look in looks], "at": data.matrix(numbers)})
+    return [printable(name) for name in names], heats

@@ -1,0 +1,1 @@
+"""What a report shows, as data: columns, sheets, charts, looks."""

@@ -1,0 +1,43 @@
+"""The checklist as rows and columns; every report of it reads them."""
+
+from __future__ import annotations
+
+from accucompare.findings.checklist.checks import Status
+from accucompare.findings.checklist.health import Health, Result
+from accucompare.report.table.columns import COUNT, NUMBER, TEXT, Column
+
+
+def headline(health: Health) -> str:
+    """The result in a line, with what was not looked at: ``WARN in 1 of 27 checks, 38 not looked at``."""
+    counts = health.counts()
+    unseen = counts.pop(Status.NOT_LOOKED_AT)
+    wrong = [f"{status.value} in {counts[status]:,}" for status in (Status.FAIL, Status.WARN) if counts[status]]
+    total = sum(counts.values())
+    if not total:
+        return f"{Status.NOT_LOOKED_AT.value}: none of {unseen:,} checks"
+    return f"{', '.join(wrong) if wrong else Status.PASS.value} of {total:,} checks, {unseen:,} not looked at"
+
+
+def limits(result: Result) -> str:
+    """The thresholds of a check, as they were in force: ``loss-spike=10``."""
+    return ", ".join(f"{name}={value:g}" for name, value in result.limits.items())
+
+
+def cure(result: Result) -> str:
+    """What to do; nothing where nothing is wrong."""
+    return result.check.cure if result.status in (Status.WARN, Status.FAIL) else ""
+
+
+HEALTH = (
+    Column("layer", lambda row: row.check.layer.value, TEXT, 20),
+    Column("check", lambda row: row.check.id, TEXT, 22, least=12),
+    Column("result", lambda row: row.status.value, TEXT, 16, "verdict"),
+    Column("rank", lambda row: row.rank, COUNT, 7),
+    Column("step", lambda row: row.outcome.step, COUNT, 9),
+    Column("place", lambda row: row.outcome.place, TEXT, 36, least=16),
+    Column("what was measured", lambda row: row.outcome.measured, TEXT, 90, "difference", least=30),
+    Column("value", lambda row: row.outcome.value, NUMBER, 15, "difference"),
+    Column("thresholds", limits, TEXT, 40, "baseline"),
+    Column("what to do", cure, TEXT, 90, "judgement"),
+    Column("what it looks at", lambda row: row.check.looks_at, TEXT, 80, "judgement"),
+)

@@ -1,0 +1,210 @@
+"""What a report consists of, as data: pages of lines, and tables with their columns, rows and charts. Formats write them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+from accucompare.report.table.columns import COUNT, Column, Value
+from accucompare.report.table.looks import PLAIN, Look, header_look, row_looks
+
+LINES_PER_SHEET = 1_048_576  # Excel's limit
+MAX_POINTS = 1_000  # of a chart: about one for each pixel of its width
+
+T = TypeVar("T")
+
+
+class Item(NamedTuple):
+    """A cell of a line."""
+
+    value: Value
+    look: Look = PLAIN
+    link: str = ""
+
+
+class Line(NamedTuple):
+    """A line of text.
+
+    Attributes:
+        items: its cells, from the first column in use on.
+        spread: which of them (from 0) reaches over several columns; ``None`` for none.
+        height: in points; 0 for the usual one.
+        free: how many columns on the right it leaves to the items after it.
+        margin: what stands before the first column in use.
+    """
+
+    items: Sequence[Item]
+    spread: int | None = None
+    height: float = 0
+    free: int = 0
+    margin: Item | None = None
+
+
+class Page(NamedTuple):
+    """A sheet of lines, whose first column is a margin."""
+
+    title: str
+    widths: Sequence[float]  # of the columns, in characters
+    lines: Sequence[Line]
+    tab: str  # the colour of the sheet's tab
+
+
+class Series(NamedTuple):
+    """A line of a chart.
+
+    Attributes:
+        column: the title of the column with its values.
+        color: red, green and blue, in hexadecimal.
+        width: in points; 0 for marks without a line.
+        dashed: whether the line is.
+        marked: up to so many points are also marked.
+    """
+
+    column: str
+    color: str
+    width: float = 1.5
+    dashed: bool = False
+    marked: int = 0
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart of columns of a table.
+
+    Attributes:
+        at: the cell at its upper left corner.
+        series: its lines; the first ones are below.
+        under: the title of the column whose values stand under the axis.
+        titles: of the chart, of the axis to the right, of the axis upwards; ``""`` for none.
+        size: width and height in cm.
+        labels: so many fit under the axis.
+        bounds: what the axis upwards runs between; ``None`` for as far as the values reach.
+        spanned: whether lines go on where a value is missing.
+        data: the table with the columns, if it is not the one that the chart stands beside.
+        logarithmic: whether the axis upwards is.
+    """
+
+    at: str
+    series: Sequence[Series]
+    under: str
+    titles: tuple[str, str, str]
+    size: tuple[float, float]
+    labels: int
+    bounds: tuple[float, float] | None = None
+    spanned: bool = False
+    data: Table | None = None
+    logarithmic: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, on as many sheets as its rows need.
+
+    Attributes:
+        title: of the sheet; further sheets are numbered.
+        columns: what is shown of each row.
+        rows: of any type that the columns can read.
+        nothing: the text shown if there are no rows.
+        numbers: the rows' numbers; ``None`` for 1, 2, …
+        heading: lines above the header.
+        space: so many empty lines between heading and header, as for a chart.
+        frozen: how many columns stay in view when the sheet is scrolled; the header does too, and has a filter. ``None`` for
+            neither.
+        dense: whether empty cells are left out and grid lines are shown instead of cell borders, as for large tables.
+        fill: gives the colour of a row, or of each of its cells; ``""`` for none.
+        coloring: conditions that colour rows, as Excel's formulas; the first that holds wins. ``{reason}`` stands for the row's cell
+            in the column *reason*.
+        depth: a row's level in the outline; ``None`` for a table without one.
+        height: a row's height in points; 0 for the usual one.
+        charts: what is drawn, on the first sheet.
+        pages_wide: on how many pages it is printed beside each other.
+        large: whether on large paper, if on one.
+        tab: the colour of the sheet's tab.
+        hidden: whether the sheet is.
+    """
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    nothing: str = ""
+    numbers: Sequence[int] | None = None
+    heading: Sequence[Line] = ()
+    space: int = 0
+    frozen: int | None = None
+    dense: bool = False
+    fill: Callable[[Any], str | tuple[str, ...]] = lambda row: ""
+    coloring: Sequence[tuple[str, Look]] = ()
+    depth: Callable[[Any], int] | None = None
+    height: Callable[[Any], float] | None = None
+    charts: Sequence[Chart] = ()
+    pages_wide: int = 1
+    large: bool = False
+    tab: str = ""
+    hidden: bool = False
+
+    @property
+    def header(self) -> int:
+        """The line that the titles of the columns stand in."""
+        return len(self.heading) + self.space + 1
+
+    @property
+    def _capacity(self) -> int:
+        """How many rows a sheet holds; those below their chart stay with it."""
+        return MAX_POINTS if self.space else LINES_PER_SHEET - self.header
+
+    @cached_property
+    def letters(self) -> dict[str, str]:
+        """The columns' letters, by their titles."""
+        return {column.title: column_letter(number) for number, column in enumerate(self.columns, 1)}
+
+    def pages(self) -> Iterator[tuple[str, int, int]]:
+        """For each sheet: its title, and the indices of its first row and after its last one."""
+        for page, start in enumerate(range(0, max(len(self.rows), 1), self._capacity)):
+            yield f"{self.title} {page + 1}" if page else self.title, start, min(start + self._capacity, len(self.rows))
+
+    def place(self, index: int, title: str) -> str:
+        """The cell of a row in the column of this title, as links name it; quoted, since a sheet's title may hold a space."""
+        page, offset = divmod(index, self._capacity)
+        return f"'{self.title}{f' {page + 1}' if page else ''}'!{self.letters[title]}{self.header + 1 + offset}"
+
+
+def column_letter(number: int) -> str:
+    """What Excel calls the column of this number, counted from 1: A, …, Z, AA, …. openpyxl's own would load all of it for a page."""
+    letters = ""
+    while number:
+        number, digit = divmod(number - 1, 26)
+        letters = chr(ord("A") + digit) + letters
+    return letters
+
+
+def table_lines(
+    columns: Sequence[Column],
+    rows: Sequence[Any],
+    *,
+    spread: int | None = None,
+    free: int = 0,
+    fill: Callable[[Any], str | tuple[str, ...]] = lambda row: "",
+    height: Callable[[Any], float] = lambda row: 0,
+    below: Callable[[Any], Iterable[Line]] = lambda row: (),
+    numbered: bool = False,
+) -> Iterator[Line]:
+    """A small table among the lines of a page: a header and its rows; below each what ``below`` gives, before it its number."""
+    count = Column("#", None, COUNT)
+    margin = Item(count.title, header_look(count)) if numbered else None
+    yield Line([Item(column.title, header_look(column)) for column in columns], spread, free=free, margin=margin)
+    for number, row in enumerate(rows, 1):
+        items = [
+            Item(number if column.get is None else column.get(row), look, column.link(row) if column.link else "")
+            for column, look in zip(columns, row_looks(columns, fill(row)), strict=True)
+        ]
+        yield Line(items, spread, height(row), free, Item(number, row_looks([count], fill(row))[0]) if numbered else None)
+        yield from below(row)
+
+
+def thinned(items: Sequence[T], choose: Callable[[Sequence[T]], T]) -> list[T]:
+    """At most ``MAX_POINTS`` items: one of each group of neighbours, taken by ``choose``."""
+    group = max(1, math.ceil(len(items) / MAX_POINTS))
+    return [choose(items[start : start + group]) for start in range(0, len(items), group)]

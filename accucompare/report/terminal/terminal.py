@@ -1,0 +1,248 @@
+"""What ``diff`` prints of a comparison, on stdout: as wide as the terminal, or in 100 columns."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from accucompare.compare.conclusion import Conclusion, conclude
+from accucompare.compare.result import Result
+from accucompare.compare.rows.rows import BY_STATISTICS, MEANING, Reason, Row, Status
+from accucompare.compare.origins.sites import Culprit
+from accucompare.report.words import culprit_words as culprits
+from accucompare.report.words import training_words as training
+from accucompare.report.table.columns import COLUMNS, COUNT, EXCESS, GENERAL, SCIENTIFIC, Column, chosen
+from accucompare.report.terminal.console import fitted, open_console, print_heading, print_rest, safe_text, short_number
+from accucompare.report.table.overview import overview
+from accucompare.report.terminal.tables import NAME_WIDTH, print_table
+from accucompare.text import counted, printable
+
+_STYLE = {Status.PASS: "green", Status.FAIL: "red", Status.NOT_COMPARED: "bright_black"}
+_UNMATCHED_SHOWN = 10
+_CULPRITS_SHOWN = 5
+_WORST_SHOWN = 8
+
+
+def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -> None:
+    """Print the verdict, how far all is identical, what pre-flight found, the culprits, the first divergence, the worst rows, counts."""
+    console = open_console()
+    console.print(_verdict_line(comparison), soft_wrap=True)
+    if quiet:
+        return
+    if until := culprits.identical_until(comparison):
+        console.print(until, soft_wrap=True)
+    _print_preflight(console, comparison)
+    _print_training(console, comparison)
+    _print_culprits(console, comparison)
+    if comparison.first_divergence is not None:
+        _print_divergence(console, comparison, comparison.first_divergence)
+    _print_worst(console, comparison)
+    _print_unmatched(console, comparison)
+    for damage in comparison.damage[:_UNMATCHED_SHOWN]:
+        console.print(safe_text(f"unreadable: {damage}", "red"), soft_wrap=True)
+    console.print()
+    if not comparison.series_only:
+        console.print(_counts(comparison))
+    if line := _ranks_and_steps(comparison):
+        console.print(line, soft_wrap=True)
+    if nonfinite := comparison.nonfinite_on_both:
+        console.print(Text(f"{nonfinite} {'row holds' if nonfinite == 1 else 'rows hold'} NaN or Inf on both sides", "yellow"))
+    if not comparison.series_only:
+        console.print(safe_text(f"tolerance: {culprits.tolerance(comparison)}"))
+    for report in reports:
+        console.print(safe_text(f"report: {report}"), soft_wrap=True)
+
+
+def _verdict_line(comparison: Result) -> Text:
+    sides, concluded = f"{comparison.candidate.path} against {comparison.golden.path}", conclude(comparison)
+    verdict = culprits.verdict(comparison), "bold green" if concluded.passed else "bold red"
+    return Text.assemble(verdict, safe_text(f"  {sides}: {'; '.join(_sentences(comparison, concluded))}"))
+
+
+def _sentences(comparison: Result, concluded: Conclusion) -> Iterator[str]:
+    """What is concluded, and how many rows say so."""
+    failed, total = comparison.counts_by_status()[Status.FAIL], len(comparison.rows)
+    if concluded.trouble:
+        yield concluded.trouble
+    elif comparison.acceptance is not None:
+        yield training.acceptance_sentence(comparison.acceptance)
+        if comparison.compared:
+            yield f"{failed} of {total} rows fail, which does not decide"
+    elif comparison.series_only or not (failed or concluded.passed):
+        yield str(concluded)
+    elif concluded.passed:
+        yield str(concluded)
+        yield f"all {comparison.compared} compared rows {culprits.agreement(comparison)}"
+        if comparison.by_statistics:
+            yield f"{comparison.by_statistics} judged {BY_STATISTICS}"
+    else:
+        yield str(concluded)
+        yield f"{failed} of {total} rows fail"
+        if comparison.first_divergence is None:
+            yield "all of them are on one side only"
+        if comparison.incomplete:
+            yield f"the capture of {' and of '.join(comparison.incomplete)} did not run to its end"
+
+
+def _print_preflight(console: Console, comparison: Result) -> None:
+    if comparison.preflight:
+        print_heading(console, "Pre-flight")
+    for finding in comparison.preflight:
+        line = safe_text(f"  {'!' if finding.serious else '·'} {finding.message}", "yellow" if finding.serious else "")
+        console.print(line, soft_wrap=True)  # a command in it can be copied whole
+
+
+def _print_training(console: Console, comparison: Result) -> None:
+    """What two runs were told to do otherwise, where they part, how they wander, and what came of a standard."""
+    found, sentence = comparison.training, training.steps_sentence(comparison)
+    if found is None or not (sentence or comparison.acceptance):
+        return
+    print_heading(console, "Training")
+    for line in training.settings(found):
+        console.print(safe_text(f"  ! {line}", "yellow"), soft_wrap=True)
+    if sentence:
+        console.print(safe_text(f"  {sentence}", "bold red" if found.parting is not None else ""), soft_wrap=True)
+    for line in training.details(comparison, found):
+        console.print(safe_text(f"  {line}", "bright_black"), soft_wrap=True)
+    if comparison.acceptance is not None:
+        columns = [
+            Column("rule", lambda met: met.rule.measure.value, least=12),
+            Column("measured", training.measured, GENERAL),
+            Column("limit", lambda met: str(met.rule), GENERAL),
+            Column("", training.outcome, GENERAL),
+        ]
+        print_table(console, columns, comparison.acceptance.rules, f"Standard {comparison.acceptance.standard.value}")
+
+
+def _print_culprits(console: Console, comparison: Result) -> None:
+    """The first few, each with the shape of its error and what that may come from."""
+    shown = comparison.culprits[:_CULPRITS_SHOWN]
+    if not shown:
+        return
+    columns = [
+        Column("#", None, COUNT),
+        Column("place", lambda culprit: culprits.place(comparison, culprit), least=NAME_WIDTH),
+        Column("excess", culprits.excess, EXCESS),
+        Column("x limit", culprits.over_limit, EXCESS),
+        Column("rel L2", culprits.error, SCIENTIFIC),
+    ]
+    if all(culprits.excess(culprit) is None for culprit in shown):
+        del columns[2]
+    print_heading(console, "Culprits")
+    console.print(safe_text(culprits.note(comparison), "bright_black"))
+    print_table(console, columns, shown, style=lambda culprit, column: "bold red" if column.title == "place" else "", below=_about)
+    print_rest(console, len(comparison.culprits), _CULPRITS_SHOWN)
+
+
+def _about(culprit: Culprit) -> Iterator[Text]:
+    yield safe_text(culprits.kind(culprit))
+    if configured := culprits.configuration(culprit):
+        yield safe_text(configured, "yellow")
+    yield from map(safe_text, culprit.words)
+    yield from (safe_text(f"hint, {hint}", "bright_black") for hint in culprit.hints)
+
+
+def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
+    print_heading(console, "First divergence")
+    record = row.record
+    assert record is not None
+    dtypes = record.dtype if row.candidate is None or row.candidate.dtype == record.dtype else f"{record.dtype} → {row.candidate.dtype}"
+    about = f"  ({record.type}, {dtypes} {list(record.shape)})"
+    place = fitted(console, printable(comparison.place(row)), used=2 + cell_len(printable(about)))
+    console.print(Text.assemble("  ", (place, "bold red"), safe_text(about)), soft_wrap=True)
+    console.print(safe_text(f"  {row.reason.value}: {row.verdict.detail or MEANING[row.reason]}"))
+    metrics, verdict = row.metrics, row.verdict
+    if row.by_statistics or (metrics is not None and metrics.nothing_finite):
+        console.print(safe_text(f"  limit: {verdict.tolerance} ({verdict.rule})"))
+    elif metrics is not None:
+        where = ""
+        if metrics.max_abs_index is not None:
+            sides = f"golden {short_number(metrics.golden_at_max)}, candidate {short_number(metrics.candidate_at_max)}"
+            where = f" at {list(metrics.max_abs_index)} ({sides})"
+        console.print(
+            f"  {'of the finite values: ' if metrics.nonfinite_mismatch else ''}relative L2 {metrics.rel_l2:.2e}, "
+            f"1 - cosine {metrics.one_minus_cosine:.2e}, max difference {metrics.max_abs:.2e}{where}"
+        )
+        needed = f"; would pass at {verdict.needed}" if verdict.needed else ""
+        console.print(safe_text(f"  limit: {verdict.tolerance} ({verdict.rule}){needed}"))
+
+
+def _print_worst(console: Console, comparison: Result) -> None:
+    """The rows furthest over their limit; where none fails, those that use more than half of it, if there are such."""
+    rows = [row for row in comparison.worst(_WORST_SHOWN) if row.status is Status.FAIL]
+    failing = bool(rows)
+    if not comparison.counts_by_status()[Status.FAIL]:
+        near = (row for row in comparison.rows if row.verdict.near and row.metrics is not None)
+        rows = heapq.nlargest(_WORST_SHOWN, near, key=lambda row: row.verdict.used or 0.0)
+    if not rows:
+        return
+
+    def measured(name: str) -> Callable[[Row], str]:
+        """A difference; of rows that are judged by their statistics, what it is at least."""
+
+        def get(row: Row) -> str:
+            assert row.metrics is not None
+            return "" if row.metrics.nothing_finite else f"{culprits.mark(row)}{getattr(row.metrics, name):.2e}"
+
+        return get
+
+    columns = [
+        Column("row", comparison.place, least=NAME_WIDTH),
+        *chosen(COLUMNS, "reason", "x limit"),
+        Column("rel L2", measured("rel_l2"), SCIENTIFIC),
+        Column("1-cosine", measured("one_minus_cosine"), SCIENTIFIC, spare=3),
+        Column("max abs", measured("max_abs"), SCIENTIFIC, spare=2),
+        Column("would pass at", lambda row: row.verdict.needed, GENERAL, spare=1),
+    ]
+    title = "Worst rows" if failing else "Closest to the limit, and within it"
+    print_table(console, columns, rows, title, style=lambda row, column: _STYLE[row.status] if column.title == "reason" else "")
+
+
+def _print_unmatched(console: Console, comparison: Result) -> None:
+    unmatched = comparison.unmatched()
+    if not unmatched:
+        return
+    columns = [
+        Column("row", comparison.place, least=NAME_WIDTH),
+        *chosen(COLUMNS, "reason"),
+        Column("nearest name on the other side", lambda row: row.nearest, least=16),
+    ]
+    print_table(console, columns, unmatched[:_UNMATCHED_SHOWN], f"Only on one side ({len(unmatched)})")
+    print_rest(console, len(unmatched), _UNMATCHED_SHOWN)
+    if any(row.nearest not in ("", row.module) for row in unmatched):
+        console.print("--map OLD=NEW compares a layer with one of another name")
+
+
+def _ranks_and_steps(comparison: Result) -> str:
+    """Which rank is worst, and in which step failing begins, where there are several of each; ``""`` if none fails."""
+    manifests = (comparison.golden.manifest, comparison.candidate.manifest)
+    several = any(manifest.ranks > 1 or len(manifest.steps) > 1 for manifest in manifests)
+    if not several or not comparison.counts_by_status()[Status.FAIL]:
+        return ""
+    found = overview(comparison)
+    ranks, steps = found.ranks, found.steps
+    parts = []
+    if len(ranks.names) > 1 and (failing := np.flatnonzero(ranks.failing)).size:
+        worst = failing[np.lexsort((ranks.failing[failing], ranks.worst.used[failing]))[-1]]
+        at = f"{ranks.failing[worst]} of its {ranks.rows[worst]} rows fail"
+        parts.append(f"{len(failing)} of {len(ranks.names)} ranks {_fail(len(failing))}, rank {ranks.names[worst]} worst ({at})")
+    if len(steps.names) > 1 and (failing := np.flatnonzero(steps.failing)).size:
+        parts.append(f"{len(failing)} of {len(steps.names)} steps {_fail(len(failing))}, the first is step {steps.names[failing[0]]}")
+    return "; ".join(parts)
+
+
+def _fail(count: int) -> str:
+    return "fails" if count == 1 else "fail"
+
+
+def _counts(comparison: Result) -> str:
+    counts = comparison.counts()
+    parts = ", ".join(f"{counts[reason]} {reason.value}" for reason in Reason if counts[reason]) or "nothing to compare"
+    left_out = f"; {counted(comparison.left_out, 'record')} left out by --only and --skip" if comparison.left_out else ""
+    return f"{counted(len(comparison.rows), 'row')}: {parts}{left_out}"

@@ -1,0 +1,48 @@
+"""What the terminal shows of custom backwards checked against finite differences."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from accucompare.bundle.format.records import display_name
+from accucompare.findings.checklist.checks import Status
+from accucompare.findings.differences import FunctionGradients, GradientCheck
+from accucompare.findings.words.wording import printable
+from accucompare.report.terminal.console import open_console
+
+_STYLES = {Status.FAIL: "bold red", Status.WARN: "yellow", Status.PASS: "green", Status.NOT_LOOKED_AT: "bright_black"}
+_MODULES_SHOWN = 3
+_NONE = "the first forward and the loss apply no custom autograd Function; PyTorch's own derivatives are not checked"
+_ON_PURPOSE = "if that is on purpose, as of a straight-through estimator or a gradient reversal, leave it out: --skip MODULE"
+
+
+def print_gradcheck(found: GradientCheck, quiet: bool = False) -> None:
+    """Print the verdict; then a line for each custom Function in each form of its calls.
+
+    ``quiet``: print the verdict line only.
+    """
+    console = open_console()
+    counts = {status: len(found.of(status)) for status in (Status.PASS, Status.WARN, Status.FAIL, Status.NOT_LOOKED_AT)}
+    words = ", ".join(f"{count} {status.value}" for status, count in counts.items() if count)
+    names = len({each.name for each in found.functions})
+    forms = f" in {len(found.functions):,} forms of calls" if len(found.functions) > names else ""
+    what = f"{names:,} custom Function{'s' if names > 1 else ''}{forms}: {words}" if found.functions else _NONE
+    console.print(Text.assemble((found.status.value, _STYLES[found.status]), f"  {what}"), soft_wrap=True)
+    if quiet:
+        return
+    for each in found.functions:
+        console.print(_line(each), soft_wrap=True)
+    if counts[Status.FAIL]:
+        console.print(Text(_ON_PURPOSE, "bright_black"), soft_wrap=True)
+
+
+def _line(each: FunctionGradients) -> Text:
+    status = each.outcome.status
+    line = Text(f"  {status.value:<13} ", _STYLES[status])
+    line.append(printable(each.name, 80), "bold" if status is Status.FAIL else "")
+    if each.modules:
+        more = f" and {len(each.modules) - _MODULES_SHOWN} more" if len(each.modules) > _MODULES_SHOWN else ""
+        line.append(f" in {', '.join(printable(display_name(name)) for name in each.modules[:_MODULES_SHOWN])}{more}")
+    line.append(f" ({printable(each.given, 200)})" if each.given else "")
+    line.append(f": {printable(each.outcome.measured, 500)}")
+    return line

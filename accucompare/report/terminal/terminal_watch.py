@@ -1,0 +1,272 @@
+"""What a watch prints: findings with the last frames before them, on stderr, while it runs; the analysis of a log, on stdout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from accucompare.bundle.format.records import display_name
+from accucompare.findings.analysis.analysis import Analysis, Ranks, Trail
+from accucompare.findings.log.events import Cause, Direction, Ending, Finding, Frame, Frames, Start, Step
+from accucompare.findings.words.wording import answer, called, headline, kinds, printable, short, where
+from accucompare.report.table.columns import Column, chosen
+from accucompare.report.terminal.console import fitted, open_console, print_heading, print_rest
+from accucompare.report.terminal.tables import print_table
+from accucompare.report.table.watch_columns import FINDINGS, FRAMES, FindingRow, main_answer, main_run, tensor_rows
+
+_TRAILS_SHOWN, _PASSED_SHOWN, _LISTED = 10, 3, 10
+_NORMS_SHOWN = 10
+_INPUTS = {Cause.RANKS: "finite, of this rank", Cause.INSIDE: "finite", Cause.NEAR: "near the limit", Cause.INPUTS: "already bad"}
+
+
+def print_finding(
+    finding: Finding,
+    start: Start,
+    frames: Frames | None,
+    directory: Path | None = None,
+    *,
+    scale: float | None = None,
+    with_answer: bool = True,
+    console: Console | None = None,
+) -> None:
+    """Print the answer and the last frames, the one of the finding marked, to stderr, apart from the output of the training loop.
+
+    Args:
+        finding: the finding.
+        start: of its run.
+        frames: the last calls before it, if they were recorded.
+        directory: of the watch, with its log and reproducer.
+        scale: the loss scale in its step, if there is one.
+        with_answer: false if an exception will give the answer.
+        console: where to print; stderr if not given.
+    """
+    console = console or open_console(stderr=True)
+    if with_answer:
+        _print_answer(console, f"accucompare: {answer(finding, start, directory, scale)}")
+    if frames is not None and frames.frames:
+        count = len(frames.frames)
+        print_heading(console, "the last call, as it ended" if count == 1 else f"the last {count} calls, as they ended")
+        _print_frames(console, frames, finding)
+
+
+def print_frames(frames: Frames, *, console: Console | None = None) -> None:
+    """Print all frames of a traced step; to stderr, if no console is given."""
+    console = console or open_console(stderr=True)
+    title = f"step {frames.step}: {'all' if frames.traced else 'the last'} {len(frames.frames):,} calls, as they ended"
+    console.print(Text(title, "bold"))
+    _print_frames(console, frames)
+
+
+def print_analysis(ranks: Ranks, reports: Sequence[Path], quiet: bool = False) -> None:
+    """Print the verdict, the answer to the first origin, the findings, the frames, what led to it, and the report's path.
+
+    Args:
+        ranks: the last run of every rank.
+        reports: what was written.
+        quiet: print the verdict line only.
+    """
+    console = open_console()
+    console.print(verdict_line(ranks, quiet), soft_wrap=True)
+    if quiet:
+        return
+    first = ranks.first
+    if first is not None:
+        run, finding = first
+        console.print()
+        _print_answer(console, main_answer(ranks))
+        _print_findings(console, ranks)
+        frames = run.frames_of(finding)
+        if frames is not None and frames.frames:
+            print_heading(console, "The last calls before the first finding")
+            _print_frames(console, frames, finding)
+    for run, step in ranks.unexplained[:_LISTED]:
+        console.print(Text(f"{_rank(ranks, run)}step {step.step}: {_unexplained(step)}, and no call was found", "yellow"))
+    run = main_run(ranks)
+    _print_history(console, ranks, run)
+    _print_warnings(console, ranks)
+    console.print()
+    if run.ending not in ranks.trouble:  # else it is in the verdict line
+        console.print(Text(f"{_rank(ranks, run)}{run.ending}", "" if run.end else "yellow"), soft_wrap=True)
+    for note in ranks.notes[:_LISTED]:
+        console.print(Text(f"note: {printable(note, 400)}", "yellow"), soft_wrap=True)
+    for report in reports:
+        console.print(f"report: {printable(str(report), 400)}", soft_wrap=True)
+
+
+def print_watched(ranks: Ranks, quiet: bool) -> None:
+    """Print the verdict and the answer to the first origin, after a run, what was warned of, and where there is more.
+
+    Args:
+        ranks: what the run wrote.
+        quiet: print the verdict line only.
+    """
+    console = open_console()
+    console.print(verdict_line(ranks, quiet), soft_wrap=True)
+    if quiet:
+        return
+    _print_answer(console, main_answer(ranks))
+    _print_warnings(console, ranks)
+    run = main_run(ranks)
+    told = run.ending in ranks.trouble  # in the verdict line
+    if run.end is not None and run.end.ending not in (Ending.FINISHED, Ending.FINDING) and not told:
+        console.print(Text(f"{_rank(ranks, run)}{run.ending}"), soft_wrap=True)
+    console.print(f"more: accucompare overflow {printable(str(ranks.path), 400)}", soft_wrap=True)
+
+
+def verdict_line(ranks: Ranks, alone: bool = True) -> Text:
+    """The verdict in a line: ``NOT FINITE``, ``FINITE`` or ``TROUBLE``; and what and where, if it stands alone."""
+    path = printable(str(ranks.path), 400)
+    if ranks.trouble:
+        return Text.assemble(("TROUBLE", "bold red"), f"  {path}: {printable(ranks.trouble, 600)}")
+    if ranks.first is not None:
+        run, finding = ranks.first
+        origins = sum(trail.origin is not None for trail in ranks.trails)
+        passed = len(ranks.findings) - origins
+        counts = f"{origins:,} {'origin' if origins == 1 else 'origins'}" + (f", {passed:,} passed on" if passed else "")
+        what = f"{headline(finding, run.start)}; " if alone else ""
+        return Text.assemble(("NOT FINITE", "bold red"), f"  {path}: {what}{counts}")
+    if ranks.unexplained:
+        count = len(ranks.unexplained)
+        flag = f"{_unexplained(ranks.unexplained[0][1])} in {count:,} {'step' if count == 1 else 'steps'}, and no call was found"
+        return Text.assemble(("NOT FINITE", "bold red"), f"  {path}: {flag}")
+    warned = sum(len(run.warnings) for run in ranks.ranks)
+    but = f"; {warned:,} {'warning' if warned == 1 else 'warnings'}" if warned else ""
+    steps = f"{ranks.watched:,} watched {'step' if ranks.watched == 1 else 'steps'}"
+    return Text.assemble(("FINITE", "bold green"), f"  {path}: everything was finite in {steps}{but}")
+
+
+def _unexplained(step: Step) -> str:
+    return "the device's overflow flag was up" if step.overflowed else "something was not finite"
+
+
+def _print_answer(console: Console, text: str) -> None:
+    for number, line in enumerate(text.splitlines()):
+        console.print(Text(line if not number else f"  {line}", "bold red" if not number else ""), soft_wrap=True)
+
+
+def _rank(ranks: Ranks, run: Analysis) -> str:
+    return f"{where(run.start)}: " if ranks.several else ""
+
+
+_ORDER, *_PLACE = chosen(FINDINGS, "order in step", "place", "class")
+_FINDINGS = [
+    *chosen(FINDINGS, "step", "rank"),
+    _ORDER._replace(title="#"),
+    *_PLACE,
+    Column("what", lambda row: kinds(row.finding), least=14),
+    Column("its inputs", lambda row: inputs_of(row.finding), least=14),
+]
+
+
+def _print_findings(console: Console, ranks: Ranks) -> None:
+    """In execution order: origins, and below each the first few calls that it passed through."""
+    print_table(
+        console, [column for column in _FINDINGS if ranks.several or column.title != "rank"],
+        [row for trail in ranks.trails[:_TRAILS_SHOWN] for row in _rows(trail)], "Findings, in execution order",
+        style=lambda row, column: "bold red" if row.finding.origin else "",
+        below=lambda row: [Text(f"… and passed through {row.more:,} more", "bright_black")] if row.more else [],
+    )  # fmt: skip
+    print_rest(console, len(ranks.trails), _TRAILS_SHOWN)
+
+
+def _rows(trail: Trail) -> list[FindingRow]:
+    shown = [*([trail.origin] if trail.origin else []), *trail.passed[:_PASSED_SHOWN]]
+    *rows, last = [FindingRow(trail.run, finding) for finding in shown]
+    return [*rows, last._replace(more=max(len(trail.passed) - _PASSED_SHOWN, 0))]
+
+
+def inputs_of(finding: Finding) -> str:
+    """The inputs of a finding in a word or two."""
+    return "not all looked at" if finding.unseen and finding.cause is not Cause.INPUTS else _INPUTS[finding.cause]
+
+
+def _guilty(finding: Finding, frames: Sequence[Frame]) -> Frame | None:
+    """The frame that the finding is of, if it is among them."""
+    same = [frame for frame in frames if (frame.name, frame.call, frame.direction) == (finding.name, finding.call, finding.direction)]
+    exact = [frame for frame in same if frame.order == finding.order]
+    return next(reversed(exact or same), None)
+
+
+_TENSORS = [
+    Column("    # call, tensor", lambda row: row.tensor and f"      {called(row.tensor)}", least=32),
+    *chosen(FRAMES, "dtype", "shape", "abs min", "abs max", "NaN", "Inf"),
+]
+
+
+def _print_frames(console: Console, frames: Frames, finding: Finding | None = None) -> None:
+    """A line for each frame, over the whole width, and below it a line for each tensor."""
+    guilty = None if finding is None else _guilty(finding, frames.frames)
+    print_table(
+        console, _TENSORS, list(tensor_rows(frames)),
+        above=lambda row: [_frame_line(console, row.frame, row.frame is guilty)] if row.first else [],
+        style=lambda row, column: "" if row.tensor is None or row.tensor.finite else "red",
+    )  # fmt: skip
+
+
+def _frame_line(console: Console, frame: Frame, guilty: bool) -> Text:
+    about = [printable(frame.operator, 80)] if frame.operator else []
+    about += [printable(frame.type, 60)] if frame.type else []
+    about += [f"call {frame.call}"] if frame.call else []
+    about += ["backward"] if frame.direction is Direction.BACKWARD else []
+    behind = f"  {', '.join(about)}" if about else ""
+    mark = "  ◀ here" if guilty else ""
+    style = "bold red" if guilty else "bold"
+    line = Text(f"{frame.order:>5} ", style)
+    line.append(fitted(console, printable(display_name(frame.name)), used=line.cell_len + cell_len(behind + mark)))
+    line.append(behind, "not bold")
+    line.append(mark)
+    return line
+
+
+def _print_history(console: Console, ranks: Ranks, run: Analysis) -> None:
+    """What led to it: grad_norm and the loss scale."""
+    norms = [step for step in run.steps if step.grad_norm is not None]
+    if norms:
+        print_heading(console, f"{_rank(ranks, run)}grad_norm")
+        last = norms[-_NORMS_SHOWN:]
+        values = " ".join(short(step.grad_norm) for step in last)
+        console.print(Text(f"  steps {last[0].step} to {last[-1].step}: {values}" if len(last) > 1 else f"  step {last[0].step}: {values}"))
+    for jump in run.jumps[:_LISTED]:
+        before = "" if math.isnan(jump.before) else f" from about {short(jump.before)}"
+        most = "; most of it: " + ", ".join(f"{printable(name, 60)} {short(norm)}" for name, norm in jump.step.largest[:3])
+        console.print(
+            Text(f"  jumped in step {jump.step.step}{before} to {short(jump.step.grad_norm)}{most if jump.step.largest else ''}", "yellow")
+        )
+    if len(run.jumps) > _LISTED:
+        console.print(f"  … and {len(run.jumps) - _LISTED:,} more jumps in the report")
+    _print_scale(console, ranks, run)
+
+
+def _print_scale(console: Console, ranks: Ranks, run: Analysis) -> None:
+    scales = [step.scale for step in run.steps if step.scale is not None]
+    if not scales and not run.scaled:
+        return
+    skipped = sum(each.skipped for each in run.scaled)
+    scales += [each.scale for each in run.scaled[-1:]] if not scales else []
+    print_heading(console, f"{_rank(ranks, run)}loss scale")
+    summary = f"  {scales[0]:g} at first, {scales[-1]:g} at last, {min(scales):g} at least; {skipped:,} of {len(run.steps):,} steps skipped"
+    console.print(Text(summary))
+    if not run.alarms:
+        console.print(Text("  a skipped step now and then is normal: the scale was too large" if skipped else "  never too large"))
+        return
+    worst = max(each.in_a_row for each in run.alarms)
+    first = run.alarms[0]
+    text = printable(first.text, 300) or f"the scale fell to {first.scale:g}, {worst} steps were skipped in a row: this is not normal"
+    console.print(Text(f"  alarm in step {first.step}: {text}", "bold red"))
+
+
+def _print_warnings(console: Console, ranks: Ranks) -> None:
+    warned = [(run, warning) for run in ranks.ranks for warning in run.warnings]
+    if not warned:
+        return
+    warned.sort(key=lambda pair: pair[1].step)
+    print_heading(console, "Warnings")
+    for run, warning in warned[:_LISTED]:
+        console.print(Text(f"  {_rank(ranks, run)}step {warning.step}: {printable(warning.text, 300)}", "yellow"), soft_wrap=True)
+    if len(warned) > _LISTED:
+        console.print(f"  … and {len(warned) - _LISTED:,} more in the report")

@@ -1,0 +1,1 @@
+"""The words of verdicts, culprits and steps, the same in every report."""

@@ -1,0 +1,125 @@
+"""What every report says of the culprits: where, how far beyond what is expected, and how certain that is."""
+
+from __future__ import annotations
+
+import math
+
+from accucompare.compare.limits.baseline import differing
+from accucompare.compare.conclusion import Answer, conclude, exit_code, trust
+from accucompare.compare.origins.describing import is_choice
+from accucompare.compare.result import Result
+from accucompare.compare.rows.rows import Row
+from accucompare.compare.origins.sites import Culprit
+from accucompare.numbers.dtypes import DTYPES
+
+#: What a culprit is, and what the two measures of its error mean.
+_CULPRIT = "where errors are made, the most certain first"
+_EXCESS = "excess: the relative L2 error as a multiple of the baseline's, which rounding alone makes"
+_OPTIONS_SHOWN = 5  # of what is configured otherwise
+_OVER_LIMIT = "x limit: the error as a multiple of its limit"
+
+
+def verdict(comparison: Result) -> str:
+    """The verdict in one word: IDENTICAL, PASS, FAIL or TROUBLE."""
+    answer = conclude(comparison).answer
+    if answer is Answer.IDENTICAL:
+        return "PASS" if comparison.uncompared else "IDENTICAL"
+    return ("PASS", "FAIL", "TROUBLE")[exit_code(answer)]
+
+
+def agreement(comparison: Result) -> str:
+    """How far the rows agree of a comparison that passes."""
+    if conclude(comparison).answer is not Answer.IDENTICAL:
+        return "within tolerance"
+    if not comparison.by_digests:
+        return "bit for bit identical"
+    more = "" if comparison.without_values else " (--verify reads the values)"
+    return f"bit for bit identical by their digests{more}"
+
+
+def mark(row: Row) -> str:
+    """What stands before an error that was not measured: a lower bound, or an estimate."""
+    return "≥" if row.by_statistics else "≈" if row.by_sketch else ""
+
+
+def tolerance(comparison: Result) -> str:
+    """What judged: what the user gave, then the baseline, then the table by dtype."""
+    limits = comparison.tolerances
+    if comparison.baseline is None or limits.otherwise.given:
+        return str(limits)
+    parts = [limits.by_rules, f"the baseline; where it has no such record, {limits.by_dtype}"]
+    return ", then ".join(filter(None, parts))
+
+
+def note(comparison: Result) -> str:
+    """How to read the list of culprits, and how far to trust it."""
+    parts = [_CULPRIT, *([] if comparison.baseline is None else [_EXCESS]), _OVER_LIMIT]
+    if any(culprit.site == "glue" for culprit in comparison.culprits):
+        parts.append("glue: code of a module's own, between its children")
+    if any(is_choice(culprit.row) for culprit in comparison.culprits):
+        parts.append("blank for integers and booleans, of which none may differ")
+    if any(over_limit(culprit) == math.inf for culprit in comparison.culprits):
+        parts.append("inf: the limit is zero, or NaN or Inf is on one side only")
+    if comparison.fed:
+        parts.append("every call was given golden's values, so each error is its own")
+    if caution := trust(comparison):
+        parts.append(f"not certain: {caution}")
+    return "; ".join(parts)
+
+
+def identical_until(comparison: Result) -> str:
+    """``bit for bit identical until encoder.1.norm output: relative L2 4.50e-06``; ``""`` where there is no such row."""
+    row = comparison.identical_until
+    if row is None:
+        return ""
+    same = "equal hashes" if all(comparison.hashes) else "bit for bit identical"
+    return f"{same} until {comparison.place(row)}: {_difference(row)}"
+
+
+def _difference(row: Row) -> str:
+    metrics = row.metrics
+    if metrics is None or metrics.nonfinite_mismatch:
+        return row.verdict.detail or row.reason.value
+    if not metrics.max_abs:
+        return row.verdict.detail or "other bits of equal value"
+    if different := differing(metrics) if row.golden is not None and not DTYPES[row.golden.dtype].digits else 0:
+        return f"{different:,} of {metrics.compared:,} values different"
+    return f"relative L2 {'at least ' if row.by_statistics else 'about ' if row.by_sketch else ''}{metrics.rel_l2:.2e}"
+
+
+def place(comparison: Result, culprit: Culprit) -> str:
+    """Where a culprit is, with step and rank where there are several: ``encoder.0 (glue, before fc1) (step 2)``."""
+    return culprit.place + comparison.step_and_rank(culprit.row)
+
+
+def excess(culprit: Culprit) -> float | None:
+    """Its excess; ``None`` without a baseline, for another shape or kind of number, and for integers."""
+    return None if is_choice(culprit.row) else culprit.excess or None
+
+
+def over_limit(culprit: Culprit) -> float | None:
+    """Its error as a multiple of its limit, likewise."""
+    return None if is_choice(culprit.row) else culprit.over_limit or None
+
+
+def error(culprit: Culprit) -> float | None:
+    """Its relative L2 error; ``None`` where that was not measured."""
+    metrics = culprit.row.metrics
+    return None if metrics is None or metrics.nothing_finite else metrics.rel_l2
+
+
+def configuration(culprit: Culprit) -> str:
+    """The options of its module that differ: ``configured otherwise: eps is 1e-12 in golden, 0.01 in the candidate``; or ``""``."""
+    options = [f"{option.name} is {option.golden} in golden, {option.candidate} in the candidate" for option in culprit.configured]
+    more = [f"and {len(options) - _OPTIONS_SHOWN} more"] if len(options) > _OPTIONS_SHOWN else []
+    return f"configured otherwise: {'; '.join(options[:_OPTIONS_SHOWN] + more)}" if options else ""
+
+
+def kind(culprit: Culprit) -> str:
+    """Site and reason in words: ``module, introduced, 14 times what went in, in 3 calls``."""
+    parts = [culprit.site] if culprit.site == culprit.reason.value else [culprit.site, culprit.reason.value]
+    if culprit.jump is not None and math.isfinite(culprit.jump):
+        parts.append(f"{culprit.jump:.3g} times what went in")
+    if culprit.seen > 1:
+        parts.append(f"in {culprit.seen:,} calls")
+    return ", ".join(parts)

@@ -1,0 +1,1 @@
+"""A step or a call run again, to explain a finding."""

@@ -1,0 +1,174 @@
+"""What is kept of a step's outermost calls while it runs, so that they can be run again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from accucompare.live.modules.attributes import Attributes, attributes_of
+from accucompare.live.numerics.autocast import autocast_now
+from accucompare.live.modules.names import Modules
+from accucompare.live.operators.random_state import RandomState
+from accucompare.live.around.ranks import collectives, has_sharded_parameters
+from accucompare.live.values.values import is_cache, leaves, replaced
+from accucompare.reproduce.snapshot import Snapshot
+from accucompare.watcher.looking.notes import WatchedCall
+
+#: At most so many calls of a step are kept.
+_MOST = 16
+
+
+@dataclass(eq=False, kw_only=True)
+class Context(Snapshot):
+    """An outermost call, whose buffers are those of the whole model, by qualified name.
+
+    Attributes:
+        device: where it computes.
+        versions: how often each parameter had been written into.
+        indices: how often each module had been called in the step.
+        attributes: of all modules, other than parameters, buffers and modules.
+        own: whether its parameters were the model's own, and not what ``functional_call`` has put in their place.
+        obstacle: why it cannot be run again, and is not kept; empty if it is.
+        talks: why this rank alone cannot run it again, as ``"talks to other ranks"``; empty if it may be tried.
+    """
+
+    device: torch.device
+    versions: list[int]
+    indices: Counter[str]
+    attributes: Attributes
+    own: bool
+    obstacle: str
+    talks: str = ""
+
+
+class Contexts:
+    """Keeps what is needed to run the outermost calls of a step again.
+
+    Attributes:
+        kept: of the step, in order.
+    """
+
+    def __init__(self, modules: Modules, device: torch.device, ranks: int) -> None:
+        self.kept: list[Context] = []
+        self._modules = modules
+        self._device = device
+        self._copies: dict[str, tuple[int, int, torch.Tensor]] = {}  # of buffers: id, version, copy
+        self._parameters = [tensor for *_, tensor in self._parameters_now()]
+        self._ranks = ranks
+        self._obstacle, self._talks = _obstacle(modules, ranks), _talks(modules) if ranks > 1 else ""
+        self._collectives: int | None = 0  # when the last call began
+
+    def keep(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any], indices: Counter[str]) -> None:
+        """Keep a call that begins. ``indices``: how often each module has been called, this call included."""
+        if len(self.kept) >= _MOST:
+            return
+        indices[call.name] -= 1
+        obstacle = self._obstacle or _stateful(args, kwargs)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            obstacle = "it was called inside a function transform"
+        own = all(tensor is parameter for (*_, tensor), parameter in zip(self._parameters_now(), self._parameters, strict=False))
+        if not own:
+            obstacle = obstacle or "its parameters were others than when the watch began, as functional_call lets them be"
+        copied: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}) if obstacle else copies_of(args, kwargs)
+        context = Context(
+            module=call.module,
+            name=call.name,
+            call=call.index,
+            args=copied[0],
+            kwargs=copied[1],
+            random=RandomState.now(self._device),
+            autocast=autocast_now(),
+            buffers={} if obstacle else self._buffers(),
+            grad_enabled=torch.is_grad_enabled(),
+            device=self._device,
+            versions=self.versions(),
+            indices=indices,
+            attributes={} if obstacle else attributes_of(self._modules),
+            own=own,
+            obstacle=obstacle,
+            talks=self._talks,
+        )
+        self.kept.append(context)
+        self._collectives = collectives() if self._ranks > 1 else 0
+
+    def ended(self, call: WatchedCall) -> None:
+        """A call is over: it may have talked to other ranks."""
+        context = self.find((call.name, call.index))
+        if self._ranks == 1 or context is None:
+            return
+        now = collectives()
+        if now is None or now != self._collectives:
+            context.talks = context.talks or ("talks to other ranks" if now is not None else "may talk to other ranks")
+
+    def find(self, key: tuple[str, int] | None) -> Context | None:
+        """What is kept of the call of this name and index."""
+        return next((each for each in self.kept if (each.name, each.call) == key), None)
+
+    def _parameters_now(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        return (each for each in self._modules.tensors() if each[0] == "parameters")
+
+    def versions(self) -> list[int]:
+        return [-1 if tensor.is_inference() else tensor._version for tensor in self._parameters]
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """Copies of all buffers; a new one only where a buffer was written into."""
+        copies = {}
+        for prefix, module in self._modules.named.items():
+            for name, buffer in module._buffers.items():
+                if buffer is None:
+                    continue
+                qualified = f"{prefix}.{name}" if prefix else name
+                known = self._copies.get(qualified)
+                version = -1 if buffer.is_inference() else buffer._version
+                if known is None or known[0] != id(buffer) or known[1] != version or version < 0:
+                    known = self._copies[qualified] = (id(buffer), version, buffer.detach().clone())
+                copies[qualified] = known[2]
+        return copies
+
+
+def _obstacle(modules: Modules, ranks: int) -> str:
+    """Why no call of a model can be run again on this rank alone."""
+    if has_sharded_parameters(modules):
+        return "its parameters are sharded over ranks"
+    if ranks > 1:
+        if any("DeepSpeed" in type(module).__name__ for module in modules.named.values()):
+            return "DeepSpeed's calls may talk to other ranks"
+        if any(isinstance(module, nn.SyncBatchNorm) for module in modules.named.values()):
+            return "its SyncBatchNorm talks to other ranks"
+    return ""
+
+
+def _talks(modules: Modules) -> str:
+    """Why a model's calls may talk to other ranks in ways that nobody counts, or hold random states that are not known."""
+    if any(type(module).__module__.startswith("transformer_engine") for module in modules.named.values()):
+        return "may talk to other ranks, by Transformer Engine"
+    return ""
+
+
+def _stateful(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Why a call with these arguments cannot be run again."""
+    for value in (*args, *kwargs.values()):
+        if is_cache(value):
+            return f"it was given a {type(value).__name__}, which it changes"
+    return ""
+
+
+def copies_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with copies of all tensors; one that comes twice is one tensor in the copy, too."""
+    copies: dict[int, torch.Tensor] = {}
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in copies:
+            with torch.inference_mode(False), torch.no_grad():
+                copies[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return copies[id(tensor)]
+
+    def all_of(value: Any) -> Any:
+        return replaced(value, {path: copied(part) for path, part in leaves(value) if isinstance(part, torch.Tensor)})
+
+    return tuple(all_of(value) for value in args), {name: all_of(value) for name, value in kwargs.items()}

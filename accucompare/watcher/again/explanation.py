@@ -1,0 +1,194 @@
+"""Explains a finding while the model is still as it was: by its weights, and by running the step again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from msgspec.structs import replace
+from torch import nn
+
+from accucompare.findings.log.events import Direction, Finding, Site, TensorRange
+from accucompare.findings.log.observations import Limits, What
+from accucompare.findings.origins.open_calls import INFINITE
+from accucompare.live.modules.hooks import arguments_of
+from accucompare.live.modules.names import Modules
+from accucompare.reproduce.snapshot import Snapshot
+from accucompare.watcher.again.contexts import Context, Contexts
+from accucompare.watcher.looking.extrema import has_memory, look_now
+from accucompare.watcher.looking.notes import Note
+from accucompare.watcher.again.second_run import origins_again, part_of_this_rank, second_run
+
+#: Sites of which a second run shows no more.
+_OUTSIDE = (Site.INPUT, Site.LOSS, Site.HOOK, Site.GRADIENTS, Site.UPDATE)
+#: Sites inside a module's own code.
+_OF_ITS_OWN = (Site.MODULE, Site.GLUE)
+
+
+class Explainer:
+    """Explains the findings of one model."""
+
+    def __init__(self, modules: Modules, contexts: Contexts, limits: Limits) -> None:
+        self._modules = modules
+        self._contexts = contexts
+        self._limits = limits
+
+    def explain(self, finding: Finding, notes: Sequence[Note]) -> tuple[Finding, Snapshot | None]:
+        """Add to a finding its weights, the operator that made it, and notes.
+
+        Args:
+            finding: an origin.
+            notes: what was seen in its step.
+
+        Returns:
+            The finding with all that; and what the module call was given, for a reproducer, or ``None`` if the step could not be run again.
+        """
+        context = self._context_of(finding, notes)
+        module = self._modules.named.get(finding.name)
+        weights: list[TensorRange] | None = []
+        if module is not None and finding.direction is Direction.FORWARD and finding.site in _OF_ITS_OWN:
+            same = context is not None and context.own and context.versions == self._contexts.versions()
+            weights = _weights_at(finding, module, notes, context, same)
+            finding = finding if weights is not None else replace(finding, unseen=[*finding.unseen, "weights"])
+        if finding.site is Site.INPUT and context is not None:
+            finding = finding.noting(*_first_places(finding, context))
+        if finding.site in _OUTSIDE or not finding.type:  # no type: a point outside of the model
+            return finding, None
+        if context is None and finding.site is Site.SUM:
+            return finding, None
+        if finding.second:
+            return finding.noting("the step was not run again: it was in a second backward, through gradients"), None
+        if context is None:
+            blamed = _blame_weights(finding, weights or [])
+            return blamed.noting("the step was not run again: what that call was given was not kept"), None
+        again = second_run(context, finding, notes, self._modules, self._contexts.versions(), self._limits)
+        if again.note and (again.showed or _blame_weights(finding, weights or []) is finding):  # what a weight has, it has been given
+            finding = finding.noting(again.note)
+        if again.reproducer_note:
+            finding = replace(finding, reproducer_notes=[again.reproducer_note])
+        if again.finding is not None:
+            finding = _refined(finding, again.finding)
+        return _blame_weights(finding, weights or []), again.snapshot
+
+    def part_of_this_rank(self, finding: Finding) -> tuple[Finding, Snapshot | None]:
+        """A finding of another rank, with what this one has of the last call that both have made together; ``None`` if there is none."""
+        context = next((each for each in reversed(self._contexts.kept) if each.talks and not each.obstacle), None)
+        if context is None:
+            return finding, None
+        part = part_of_this_rank(context, context.talks)
+        return replace(finding, reproducer_notes=[part.reproducer_note]), part.snapshot
+
+    def origins_again(self, finding: Finding, notes: Sequence[Note]) -> list[Finding] | None:
+        """What the operators of the module in which something began tell of it, when the call is run again.
+
+        Returns:
+            Nothing of an Inf alone that something was filled with, which is legal; ``None`` if they cannot tell.
+        """
+        module = self._modules.named.get(finding.name)
+        if finding.direction is not Direction.FORWARD or finding.site not in _OF_ITS_OWN or not finding.origin or module is None:
+            return None
+        context = self._context_of(finding, notes)
+        if context is None or any(map(_is_spoilt, module.parameters())):
+            return None
+        found = origins_again(context, finding, self._modules, self._contexts.versions(), self._limits)
+        return None if not found and not set(finding.kinds) <= INFINITE else found
+
+    def has_spoilt_a_buffer(self) -> bool:
+        """Whether a buffer is not finite that was when a call of this step began."""
+        buffers = {name: tensor for kind, name, tensor in self._modules.tensors() if kind == "buffers"}
+        pairs = ((copy, buffers.get(name)) for context in self._contexts.kept for name, copy in context.buffers.items())
+        return any(now is not None and not _is_finite(now) and _is_finite(copy) for copy, now in pairs)
+
+    def _context_of(self, finding: Finding, notes: Sequence[Note]) -> Context | None:
+        """The outermost call of a finding; ``None`` of a sum over several."""
+        if finding.site is Site.SUM and len(self._contexts.kept) == 1:
+            return self._contexts.kept[0]
+        parents = {each.place.key: each.place.parent for each in notes if each.what is What.BEGAN}
+        key: tuple[str, int] | None = (finding.name, finding.call)
+        while key is not None and parents.get(key) is not None:
+            key = parents[key]
+        return self._contexts.find(key)
+
+
+def _is_spoilt(parameter: nn.Parameter) -> bool:
+    """Whether a parameter that is trained is not finite; one that is not may well be a mask."""
+    return parameter.requires_grad and has_memory(parameter) and not _is_finite(parameter)
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return (looked := look_now(tensor.detach())) is None or looked.finite
+
+
+def _first_places(finding: Finding, context: Context) -> list[str]:
+    """Where in the inputs the first value is that is not finite."""
+    parts = dict(arguments_of(context.args, context.kwargs))
+    notes = []
+    for entry in finding.tensors:
+        part = parts.get(entry.path)
+        if isinstance(part, torch.Tensor) and part.dim() > 0 and part.layout is torch.strided:
+            places = (~torch.isfinite(part.detach())).nonzero()
+            if len(places):
+                rows = len(torch.unique(places[:, 0]))
+                notes.append(f"input {entry.path}: the first at index {places[0].tolist()}; in {rows} of {len(part)} along its first axis")
+    return notes
+
+
+def _weights_at(
+    finding: Finding, module: nn.Module, notes: Sequence[Note], context: Context | None, same: bool
+) -> list[TensorRange] | None:
+    """What a call had of weights and buffers: its module's own, and those of modules in it that were not called, whose it may use.
+
+    Args:
+        same: whether the parameters are the ones that the call had.
+
+    Returns:
+        All of them as they were when it began; ``None`` if some were not looked at then, and are others now.
+    """
+    prefix = f"{finding.name}." if finding.name else ""
+    began = next((each for each in notes if each.what is What.BEGAN and each.place.key == (finding.name, finding.call)), None)
+    entry = [extrema.range_of(role, path) for role, path, extrema in began.parts if role != "input"] if began is not None else []
+    known, called = {each.path for each in entry}, {each.place.name for each in notes if each.what is What.BEGAN}
+    before = context.buffers if context is not None else {}
+    for owner, child in module.named_modules():
+        if owner and prefix + owner in called:
+            continue
+        for role, table in (("weight", child._parameters), ("buffer", child._buffers)):
+            for own, tensor in table.items():
+                name = f"{owner}.{own}" if owner else own
+                if tensor is None or name in known:
+                    continue
+                if not same:
+                    return None
+                looked = look_now(before.get(prefix + name, tensor.detach()))
+                entry += [looked.range_of(role, name)] if looked is not None else []
+    return entry
+
+
+def _blame_weights(finding: Finding, weights: Sequence[TensorRange]) -> Finding:
+    """If a module's own weights are not finite, they are the origin."""
+    bad = [entry for entry in weights if not entry.finite]
+    bad = [entry for entry in bad if entry.role == "weight" or math.isnan(entry.abs_max)]  # a buffer may well hold a mask of -Inf
+    made_of = [entry for entry in finding.operator_tensors if entry.role == "input"]
+    if not bad or (made_of and all(entry.finite for entry in made_of)):
+        return finding
+    return replace(finding, site=Site.WEIGHTS, near="", weights=bad, unseen=[])
+
+
+def _refined(finding: Finding, again: Finding) -> Finding:
+    """With what the second run knows better: the operator and its source line, and where it was, if that is another place."""
+    place = (finding.name, finding.call, finding.near)
+    if finding.site in (Site.MODULE, Site.GLUE, Site.SUM) and place != (again.name, again.call, again.near):
+        finding = replace(
+            finding.noting(f"by outputs alone it was first seen in {finding.place}"),
+            **{name: getattr(again, name) for name in ("name", "call", "type", "site", "near", "kinds", "cause")},
+        )
+    return replace(
+        finding.noting(*again.notes),
+        operator=again.operator,
+        line=again.line,
+        operator_tensors=again.operator_tensors,
+        tensors=again.tensors or finding.tensors,
+        legal=again.legal,
+        unseen=list(dict.fromkeys([*finding.unseen, *again.unseen])),
+    )

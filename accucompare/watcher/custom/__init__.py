@@ -1,0 +1,1 @@
+"""Custom autograd Functions against finite differences."""

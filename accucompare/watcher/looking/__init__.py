@@ -1,0 +1,1 @@
+"""What a watch looks at while a step runs."""

@@ -1,0 +1,144 @@
+"""What a watch looks at in a backward: every operator's gradient, and the norm of every parameter's."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from accucompare.findings.log.observations import OUTSIDE, ModuleCall, What
+from accucompare.live.autograd.gradients import GradientListener, Grads, Operator, Parameter, gradient_state
+from accucompare.live.autograd.graph import PASSING_ON
+from accucompare.live.modules.names import Modules
+from accucompare.live.autograd.node_lines import line_of
+from accucompare.watcher.looking.extrema import Extrema
+from accucompare.watcher.looking.lines import Lines
+from accucompare.watcher.looking.notes import NoteListener
+from accucompare.watcher.looking.own_operators import Part
+
+
+class Gradients(GradientListener[ModuleCall]):
+    """The backward's part of a ``Watcher``.
+
+    Attributes:
+        norms: by name, the L2 norm of each parameter's gradient when the last backward ended.
+        extrema: of these gradients, likewise.
+        states: by name, what tells whether a gradient still is what it was then.
+        late: by name, the norm of each gradient that has changed between then and the update.
+        order: the names of parameters in the order in which their gradients came.
+        lines: of operators outside of the model.
+    """
+
+    def __init__(
+        self, watcher: NoteListener, modules: Modules, distributed: bool, arrived: Callable[[ModuleCall, str, torch.Tensor], None]
+    ) -> None:
+        """``arrived``: is called with the gradient that an output of an outermost call got from outside of the model."""
+        super().__init__(watcher, modules, distributed)
+        self.norms: dict[str, Extrema] = {}
+        self.extrema: dict[str, Extrema] = {}
+        self.states: dict[str, tuple[int, int]] = {}
+        self.late: dict[str, Extrema] = {}
+        self.order: dict[str, None] = {}
+        self.lines = Lines()
+        self._watcher = watcher
+        self._arrived = arrived
+        self._types = {name: type(module).__name__ for name, module in modules.named.items()}
+
+    def place_of(self, parameter: Parameter) -> ModuleCall:
+        """The module that a parameter belongs to."""
+        return ModuleCall(parameter.owner, 0, self._types[parameter.owner], None)
+
+    def remove(self) -> None:
+        super().remove()
+        self.lines.end()
+
+    def begin(self) -> None:
+        super().begin()
+        self.lines.end()
+
+    def end(self, first: int) -> bool:
+        made = super().end(first)
+        if made:
+            self.lines.begin()
+        return made
+
+    def forget(self) -> None:
+        super().forget()
+        self.lines.give_up()
+        self.norms = {}
+        self.states = {}
+        self.late = {}
+        self.order = {}
+
+    def backward_began(self, outside: Sequence[Any]) -> None:
+        def look(name: str, line: str, grad_inputs: Grads, grad_outputs: Grads) -> None:
+            self._watcher.note(What.LOSS, OUTSIDE, _made(grad_inputs, grad_outputs), name, line)
+
+        for node, line in zip(outside, self.lines.of(outside, line_of), strict=True):
+            if node.name() not in PASSING_ON:
+                self.hook(node, functools.partial(look, node.name(), line))
+        self.lines.end()
+
+    def operator_gradient(self, call: ModuleCall, operator: Operator, grad_inputs: Grads, grad_outputs: Grads) -> None:
+        if self._watcher.scope.lines:
+            self._watcher.note(What.SUM, self._used_in(operator.number, call), _parts(grad_outputs))
+        self._watcher.note(What.GRADIENT, call, _made(grad_inputs, grad_outputs), operator.name, operator.line, operator.near)
+        self._watcher.look_at_flag_backward(call, operator.name)
+
+    def second_gradient(self, call: ModuleCall, operator: Operator, grad_inputs: Grads, grad_outputs: Grads) -> None:
+        self._watcher.note(What.SECOND, call, _made(grad_inputs, grad_outputs), operator.name, near=operator.near)
+
+    def _used_in(self, number: int, place: ModuleCall) -> ModuleCall:
+        """The innermost module that holds all uses of what a node gave; the gradients of the uses are summed there."""
+        paths = [used.name.split(".") if used.name else [] for used in self.uses[number]]
+        shared = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+        name = ".".join(parts[0] for parts in shared) if paths else place.name
+        return ModuleCall(name, 0, self._types.get(name, ""), None)
+
+    def output_gradient(self, call: ModuleCall, path: str, grad: torch.Tensor, from_outside: bool) -> None:
+        self._watcher.note(What.ARRIVED, call, [("grad", path, grad)])
+        if from_outside:  # else what is kept for a second run would be as large as logits are, and comes about there again
+            self._arrived(call, path, grad)
+
+    def parameter_gradient(self, parameter: Parameter, grad: torch.Tensor, hooked: bool) -> None:
+        self.order[parameter.name] = None
+        if self._distributed:  # before gradients are summed over ranks
+            self._note_parameter(What.PARAMETER, parameter, grad)
+        if hooked:
+            self._note_parameter(What.SUM, parameter, grad)
+
+    def hooked_gradient(self, parameter: Parameter, grad: torch.Tensor) -> None:
+        self._note_parameter(What.HOOKED, parameter, grad)
+
+    def _note_parameter(self, what: What, parameter: Parameter, grad: torch.Tensor) -> None:
+        self._watcher.note(what, self.place_of(parameter), [("grad", parameter.name, grad)], parameter=parameter.own)
+
+    def backward_ended(self) -> None:
+        having = [parameter for parameter in self.parameters if parameter.tensor.grad is not None]
+        self.norms = self._norms(having)
+        doubtful = [each for each in having if not self.norms[each.name].finite]  # a finite norm is one of finite numbers alone
+        looked = {parameter.name: self._watcher.meter.look(parameter.tensor.grad) for parameter in doubtful}
+        self.extrema = {name: extrema for name, extrema in looked.items() if extrema is not None}
+        self.states = {parameter.name: gradient_state(parameter.tensor) for parameter in having}
+
+    def look_again(self, tensors: Iterable[torch.Tensor]) -> None:
+        """An update of these parameters begins: look at gradients that were written into since the backward, as by clipping."""
+        updated = {id(tensor) for tensor in tensors}
+        having = [each for each in self.parameters if id(each.tensor) in updated and each.tensor.grad is not None]
+        self.late |= self._norms([each for each in having if gradient_state(each.tensor) != self.states.get(each.name)])
+
+    def _norms(self, parameters: Sequence[Parameter]) -> dict[str, Extrema]:
+        norms = self._watcher.meter.norm([each.tensor.grad for each in parameters if each.tensor.grad is not None])
+        return {each.name: norm for each, norm in zip(parameters, norms, strict=True)}
+
+
+def _parts(grads: Grads) -> list[Part]:
+    return [("grad", str(index), grad) for index, grad in enumerate(grads) if grad is not None]
+
+
+def _made(grad_inputs: Grads, grad_outputs: Grads) -> list[Part]:
+    """What a node's backward has made, and not only passed on."""
+    return [part for part in _parts(grad_inputs) if not any(part[2] is each for each in grad_outputs)]

@@ -1,0 +1,127 @@
+"""Observations while a step runs, in order; their numbers are read when the step ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from accucompare.findings.log.observations import OUTSIDE, ModuleCall, Observation, What
+from accucompare.live.modules.hooks import Call, Listener
+from accucompare.live.modules.names import Modules
+from accucompare.live.around.ranks import collectives
+from accucompare.watcher.looking.extrema import Extrema, Meter, is_hidden
+from accucompare.watcher.looking.own_operators import OwnOperators, Part
+
+
+@dataclass(eq=False)
+class WatchedCall(Call):
+    """A running call.
+
+    Attributes:
+        place: which one it is.
+        first: the number of the first autograd node that it makes.
+        children: the calls that it has made, by name, each with the number of the first autograd node after it.
+        operators: sees the operators of an outermost call.
+    """
+
+    place: ModuleCall = OUTSIDE
+    first: int = 0
+    children: list[tuple[int, str]] = field(default_factory=list)
+    operators: OwnOperators | None = None
+
+
+@dataclass(eq=False)
+class Note(Observation):
+    """An observation whose numbers are yet to be read: ``parts`` are (role, path, extrema) of its tensors."""
+
+    parts: list[tuple[str, str, Extrema]] = field(default_factory=list)
+
+    def read(self) -> Observation:
+        """This, with the numbers that were read."""
+        self.tensors = [extrema.range_of(role, path) for role, path, extrema in self.parts]
+        return self
+
+
+@dataclass
+class Scope:
+    """What is looked at in a step.
+
+    Attributes:
+        frames: smallest magnitudes, and numbers of NaN and Inf, of inputs, outputs and weights.
+        underflow: shares of small values among the outputs.
+        operators: those called in the modules' own code.
+        lines: the source lines of operators, for the backward; needs torch's anomaly mode.
+    """
+
+    frames: bool = False
+    underflow: bool = False
+    operators: bool = False
+    lines: bool = False
+
+
+class NoteListener(Listener[WatchedCall]):
+    """Keeps what hooks see, in order.
+
+    Attributes:
+        notes: what was seen in this step, in order.
+        scope: what is looked at.
+        errors: what went wrong in a hook; it never reaches the model.
+        unseen: by the names of modules, what could not be looked at in this step.
+    """
+
+    def __init__(
+        self, modules: Modules, meter: Meter, overflowed: Callable[[], bool | None] | None = None, distributed: bool = False
+    ) -> None:
+        super().__init__(modules, WatchedCall)
+        self.notes: list[Note] = []
+        self.scope = Scope()
+        self.errors: list[str] = []
+        self.unseen: dict[str, str] = {}
+        self.meter = meter
+        self._distributed = distributed
+        self._collectives: int | None = 0  # how often this rank has talked to others
+        self._overflowed = overflowed
+
+    def idle(self) -> bool:
+        return not self.listening or torch._C._get_tracing_state() is not None
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """See nothing meanwhile."""
+        before, self.listening = self.listening, False
+        try:
+            yield
+        finally:
+            self.listening = before
+
+    def failed(self, error: Exception, name: str) -> None:
+        self.unseen.setdefault(name, "an error in a hook")
+        self.errors.append(f"step {self.step}, {name or '(root)'}: {type(error).__name__}: {error}")
+
+    def note(
+        self, what: What, place: ModuleCall, parts: Iterable[Part], operator: str = "", line: str = "", near: str = "", parameter: str = ""
+    ) -> Note:
+        """Note one thing, and begin to look at its tensors. Arguments as the attributes of ``Observation``."""
+        frames = self.scope.frames and what in (What.BEGAN, What.ENDED, What.GRADIENT, What.OPERATOR)
+        underflow = self.scope.underflow and what in (What.ENDED, What.GRADIENT)
+        parts = list(parts)
+        looked = [(role, path, self.meter.look(value, frames, underflow)) for role, path, value in parts]
+        extrema = [(role, path, each) for role, path, each in looked if each]
+        note = Note(what, place, [], operator, line, near, parameter, len(self.notes), parts=extrema)
+        if self._distributed and what in (What.BEGAN, What.ENDED):
+            before, self._collectives = self._collectives, collectives()
+            note.talked = self._collectives != before
+        if len(note.parts) < len(looked):
+            hidden = [part for part, (*_, each) in zip(parts, looked, strict=True) if each is None and is_hidden(part[2])]
+            note.unseen = [f"{role} {path}".rstrip() for role, path, _ in hidden]
+            if note.unseen and place.type:
+                self.unseen.setdefault(place.name, note.unseen[0])
+        self.notes.append(note)
+        return note
+
+    def look_at_flag_backward(self, place: ModuleCall, operator: str) -> None:
+        if self._overflowed is not None and self._overflowed():
+            self.note(What.FLAG, place, (), near=f"in the backward of {operator}")

@@ -1,0 +1,188 @@
+"""The hooks of a watch: what every module call of a step takes and gives, and its gradients in the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch._C._functorch import TransformType
+
+from accucompare.findings.log.observations import OUTSIDE, ModuleCall, What, within
+from accucompare.live.modules.hooks import arguments_of, in_backward
+from accucompare.live.modules.names import Modules
+from accucompare.live.autograd.node_lines import line_of
+from accucompare.live.values.values import leaves
+from accucompare.watcher.looking.extrema import Extrema, Meter, plain
+from accucompare.watcher.looking.gradients import Gradients
+from accucompare.watcher.looking.notes import NoteListener, WatchedCall
+from accucompare.watcher.looking.own_operators import OwnOperators, Part
+
+
+class Outermost(Protocol):
+    """Is called for calls that no other module makes."""
+
+    def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+
+    def returned(self, call: WatchedCall) -> None:
+        """It is over."""
+
+    def given(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Any call, outermost or not, is given this."""
+
+    def gave(self, call: WatchedCall, output: Any) -> None:
+        """Any call, outermost or not, has given this."""
+
+    def arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
+        """The gradient of one of its outputs."""
+
+
+class Watcher(NoteListener):
+    """Hooks that look and change nothing.
+
+    Attributes:
+        gradients: those of the backward.
+    """
+
+    def __init__(
+        self,
+        modules: Modules,
+        meter: Meter,
+        outermost: Outermost | None = None,
+        overflowed: Callable[[], bool | None] | None = None,
+        distributed: bool = False,
+    ) -> None:
+        """
+        Args:
+            outermost: is called for outermost calls.
+            overflowed: whether the device's overflow flag is up, which clears it; if it is to be asked at every call.
+            distributed: whether gradients are summed over ranks, so that this rank's own are to be looked at before.
+        """
+        super().__init__(modules, meter, overflowed, distributed)
+        self.gradients = Gradients(self, modules, distributed, self._arrived)
+        self._outermost = outermost
+        self._again: dict[str, int] = {}  # how many calls of a module activation checkpointing has run again
+
+    def install(self) -> None:
+        super().install()
+        self.gradients.install()
+
+    def remove(self) -> None:
+        super().remove()
+        self.gradients.remove()
+
+    def next_step(self) -> None:
+        super().next_step()
+        self.unseen = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what was seen in this step."""
+        self.notes.clear()
+        self.meter.forget()
+        self.gradients.forget()
+        self._again.clear()
+
+    def number(self, name: str) -> int:
+        if not in_backward():
+            return super().number(name)
+        self._again[name] = self._again.get(name, 0) + 1  # the last call comes first
+        return max(0, self._indices[name] - self._again[name])
+
+    def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        call.place = ModuleCall(call.name, call.index, type(call.module).__name__, call.parent)
+        if not in_backward():
+            if call.parent is None:
+                self.gradients.begin()
+                if self._outermost is not None:
+                    self._outermost.began(call, args, kwargs)
+            if self._outermost is not None:
+                self._outermost.given(call, args, kwargs)
+            self._look_at_flag(call)
+            parts = [("input", path, value) for path, value in arguments_of(args, kwargs)]
+            self.note(What.BEGAN, call.place, [*parts, *(_weights(call.module) if self.scope.frames else ())])
+            if self.scope.operators and call.parent is None:
+                call.operators = OwnOperators(self._in_own_code, self._before_operator, self._after_operator)
+                call.operators.enter()
+        call.first = torch._C._autograd._get_sequence_nr()
+
+    def ended(self, call: WatchedCall, output: Any) -> None:
+        if call.parent is None and not in_backward():
+            self.gradients.end(call.first)
+        outputs = [("output", path, value) for path, value in leaves(output)]
+        if not in_backward():
+            self.note(What.ENDED, call.place, outputs)
+            self._look_at_flag(call, ended=True)
+            if self._outermost is not None:
+                self._outermost.gave(call, output)
+                if call.parent is None:
+                    self._outermost.returned(call)
+        if (caller := self.caller(call)) is not None:
+            caller.children.append((torch._C._autograd._get_sequence_nr(), within(call.place, caller.place)))
+        if torch.is_grad_enabled() and not self._is_differentiated(call):
+            tensors = [(path, plain(value)) for _, path, value in outputs if isinstance(value, torch.Tensor)]
+            tensors = [(path, value) for path, value in tensors if value.requires_grad]
+            line = line_of if self.scope.lines else None
+            self.gradients.follow(call.place, call.first, call.children, [tensor for _, tensor in tensors], line)
+            if call.parent is None and not in_backward():
+                for path, tensor in tensors:
+                    self.gradients.expect(call.place, path, tensor)
+
+    def _is_differentiated(self, call: WatchedCall) -> bool:
+        """Whether a function transform takes gradients of a call, for which autograd's hooks are not called."""
+        if torch._C._functorch.peek_interpreter_stack() is None:
+            return False
+        from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+
+        transforms = {interpreter.key() for interpreter in retrieve_all_functorch_interpreters()}
+        if transforms <= {TransformType.Vmap}:
+            return False
+        if call.parent is None and not in_backward():  # else what comes of them goes on through the model
+            self.unseen.setdefault(call.name, "the gradients that a function transform takes")
+        return True
+
+    def left(self, call: WatchedCall) -> None:
+        if call.operators is not None:
+            call.operators.leave()
+
+    def _arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
+        if self._outermost is not None:
+            self._outermost.arrived(place, path, grad)
+
+    def _look_at_flag(self, call: WatchedCall, ended: bool = False) -> None:
+        if self._overflowed is None or not self._overflowed():
+            return
+        caller = self.caller(call)
+        if ended or caller is None:
+            self.note(What.FLAG, call.place, ())
+        else:
+            self.note(What.FLAG, caller.place, (), near=f"before {call.name.removeprefix(caller.name + '.')}")
+
+    def _in_own_code(self) -> bool:
+        call = self.running()
+        return call is not None and self.is_running(call) and not in_backward()
+
+    def _before_operator(self, inputs: list[Part]) -> list[tuple[str, str, Extrema]]:
+        looked = [(role, path, self.meter.look(value, self.scope.frames)) for role, path, value in inputs]
+        return [(role, path, each) for role, path, each in looked if each]
+
+    def _after_operator(self, inputs: list[tuple[str, str, Extrema]], operator: str, line: str, outputs: list[Part]) -> None:
+        call = self.running()
+        for *_, value in outputs:
+            self.meter.forget_one(value)  # an operator that writes into its input has not raised its version yet
+        if call is not None:
+            note = self.note(What.OPERATOR, call.place, outputs, operator, line)
+            note.parts[:0] = inputs
+
+    def point(self, tensor: torch.Tensor, label: str) -> None:
+        """A point of the user's own."""
+        call = self.running()
+        self.run(lambda: self.note(What.POINT, call.place if call else OUTSIDE, [("point", "", tensor)], near=label) and None, label, ())
+
+
+def _weights(module: nn.Module) -> list[Part]:
+    return [
+        *(("weight", name, tensor) for name, tensor in module._parameters.items() if tensor is not None),
+        *(("buffer", name, tensor) for name, tensor in module._buffers.items() if tensor is not None),
+    ]

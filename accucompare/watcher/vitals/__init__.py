@@ -1,0 +1,1 @@
+"""What the checklist is judged by, collected step by step."""

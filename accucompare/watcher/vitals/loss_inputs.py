@@ -1,0 +1,193 @@
+"""What the functions near the root of a loss were given, for the checklist, read off autograd's graph: nothing of it is computed again."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from accucompare.findings.log.number import number
+from accucompare.findings.log.vitals import Labels, LossInput
+from accucompare.live.autograd.graph import ACCUMULATES, PASSING_ON
+from accucompare.watcher.looking.extrema import Extrema, Meter
+
+#: Functions that take logits or logarithms, by their node; where the prediction is, is their first edge.
+_TAKING = {
+    "LogSoftmaxBackward0": "cross_entropy",
+    "BinaryCrossEntropyWithLogitsBackward0": "binary_cross_entropy_with_logits",
+    "NllLossBackward0": "nll_loss",
+    "NllLoss2DBackward0": "nll_loss",
+}
+#: Functions of a prediction and a target of one shape, to which they are spread first.
+_SPREADING = {
+    "MseLossBackward0": "mse_loss",
+    "SmoothL1LossBackward0": "smooth_l1_loss",
+    "HuberLossBackward0": "huber_loss",
+    "SubBackward0": "sub",
+}
+#: Functions with labels.
+_LABELLED = ("NllLossBackward0", "NllLoss2DBackward0", "BinaryCrossEntropyWithLogitsBackward0", "BinaryCrossEntropyBackward0")
+#: What makes a prediction, by its node.
+_MAKERS = {
+    "SoftmaxBackward0": "softmax",
+    "SigmoidBackward0": "sigmoid",
+    "ReluBackward0": "relu",
+    "TanhBackward0": "tanh",
+    "AddmmBackward0": "linear",
+    "MmBackward0": "linear",
+    "BmmBackward0": "linear",
+    "ConvolutionBackward0": "linear",
+}
+#: These, too, leave values as they are, or choose among them.
+_LEAVING = PASSING_ON | {"ToCopyBackward0", "IndexBackward0", "IndexSelectBackward0", "MaskedSelectBackward0", "ExpandBackward0"}
+#: An axis more, as whoever wants each value to meet each other one asks for it.
+_ADDING = ("UnsqueezeBackward0", "ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0")
+#: So many nodes behind logits lies the weight whose rows the classes are.
+_BEHIND = 12
+_PASSED = 10
+#: Of up to so many classes it is noted which are there: as bits, they are a whole number that float32 holds.
+_BITS = 24
+
+
+@dataclass(eq=False)
+class LabelsOf:
+    """The labels of one classifier in a step, their numbers yet to be read; of ``ends``, low is above high if all are ignored."""
+
+    counts: list[Extrema] = field(default_factory=list)
+    ends: list[Extrema] = field(default_factory=list)
+    present: list[Extrema] = field(default_factory=list)
+
+    def read(self, parameter: str) -> Labels | None:
+        """These, with the numbers that were read; ``None`` if all are ignored."""
+        some = [each for each in self.ends if each.low <= each.high]
+        if not some:
+            return None
+        bits = functools.reduce(operator.or_, (int(each.low) for each in self.present), 0)
+        ends = number(min(each.low for each in some)), number(max(each.high for each in some))
+        return Labels(parameter, int(sum(each.low for each in self.counts)), *ends, bits if self.present else None)
+
+
+def loss_inputs(nodes: Iterable[Any]) -> list[LossInput]:
+    """What the functions among these nodes, behind a loss, were given."""
+    found = []
+    for node in nodes:
+        name = node.name()
+        if name in _TAKING and (before := node.next_functions[0][0]) is not None:
+            if before.name() not in _TAKING:  # else it is a cross entropy's likelihood, and its logarithm comes next
+                found.append(LossInput(_TAKING[name], maker_of(before)))
+        elif name in _SPREADING:
+            shapes = _shapes(node)
+            if shapes is not None:
+                found.append(LossInput(_SPREADING[name], shape=shapes[0], spread=shapes[1]))
+    return found
+
+
+def look_at_labels(nodes: Iterable[Any], meter: Meter, own: Mapping[int, str], found: dict[str, LabelsOf]) -> None:
+    """Begin to look at the labels of the cross entropies among these nodes whose classes are rows of one of the model's parameters.
+
+    Args:
+        nodes: behind a loss.
+        meter: reads the numbers.
+        own: by id, the names of the model's parameters.
+        found: by such a name, what was found in this step.
+    """
+    for node in nodes:
+        name = node.name()
+        if name not in _LABELLED:
+            continue
+        labels, before = node._saved_target.detach(), node.next_functions[0][0]
+        classes = 1
+        if name.startswith("Nll"):
+            scores = node._saved_self
+            classes = scores.shape[1 if scores.dim() > 1 else 0]
+        elif labels.dim() > 1:
+            classes = labels.shape[1]
+        parameter = parameter_behind(before, classes, own)
+        if parameter is None or not labels.numel():
+            continue
+        each = found.setdefault(parameter, LabelsOf())
+        with torch.no_grad():
+            low = high = labels
+            count = torch.tensor(labels.numel(), device="cpu")
+            if name.startswith("Nll"):
+                ignored, ends = labels == node._saved_ignore_index, torch.iinfo(labels.dtype)
+                low, high = torch.where(ignored, ends.max, labels), torch.where(ignored, ends.min, labels)
+                count = count - ignored.sum()
+                if classes <= _BITS:
+                    every = torch.arange(classes, device=labels.device)
+                    each.present.append(meter.later(((labels.reshape(1, -1) == every[:, None]).any(1) * 2.0 ** every.float()).sum()))
+            each.counts.append(meter.later(count))
+            each.ends.append(meter.later(low.amin().double(), high.amax().double()))
+
+
+def maker_of(node: Any) -> str:
+    """The function that made a value, past nodes that change none; empty if it is not one of those that matter."""
+    for _ in range(_PASSED):
+        if node is None or node.name() not in _LEAVING:
+            break
+        following = [each for each, _ in node.next_functions if each is not None]
+        if len(following) != 1:
+            return ""
+        node = following[0]
+    return "" if node is None else _MAKERS.get(node.name(), "")
+
+
+def parameter_behind(node: Any, rows: int, own: Mapping[int, str]) -> str | None:
+    """The name of the first of the model's parameters behind a node, and near it, that has so many rows."""
+    waiting, known = [node], 0
+    while waiting and known < _BEHIND:
+        node, known = waiting.pop(0), known + 1
+        if node is None:
+            continue
+        if node.name() == ACCUMULATES:
+            if id(node.variable) in own and node.variable.dim() and node.variable.shape[0] == rows:
+                return own[id(node.variable)]
+            continue
+        waiting += [following for following, _ in node.next_functions]
+    return None
+
+
+def _shapes(node: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The shape of a prediction, and the one to which it was spread if each of its values met each of the target's, unasked; else empty.
+
+    A target without a gradient, as data is: two predictions may well be compared each with each.
+    """
+    predictions = [edge for edge in node.next_functions if edge[0] is not None]
+    fused = node.name() != "SubBackward0"  # what it gives may be one number, and what it was given is kept
+    if len(predictions) != 1 or (sizes := tuple(node._saved_self.shape) if fused else _sizes(node, 0)) is None:
+        return None
+    before, at = predictions[0]
+    while before.name() == "ToCopyBackward0":  # of autocast, behind the spreading
+        before, at = before.next_functions[0]
+    own: tuple[int, ...] | None
+    if before.name() == "ExpandBackward0":
+        own, source = tuple(before._saved_self_sym_sizes), before.next_functions[0][0]
+    else:
+        own, source = _sizes(before, at), before
+    if own is None:
+        return None
+    count = math.prod(own)
+    met = count > 1 and sizes.count(count) == 2 and math.prod(sizes) == count * count
+    if not met or _adds_an_axis(source, own) or (fused and 0 not in node._saved_target.stride()):
+        return own, ()
+    return own, sizes
+
+
+def _adds_an_axis(node: Any, shape: tuple[int, ...]) -> bool:
+    while node is not None and node.name() == "ToCopyBackward0":
+        node = node.next_functions[0][0]
+    if node is None or node.name() not in _ADDING or len(shape) < 2:
+        return False
+    before = getattr(node, "_saved_self_sym_sizes", None)
+    return node.name() == "UnsqueezeBackward0" or (before is not None and len(before) < len(shape))
+
+
+def _sizes(node: Any, at: int) -> tuple[int, ...] | None:
+    """The shape of an output of a node's forward; ``None`` where autograd does not tell."""
+    known = getattr(node, "_input_metadata", ())
+    return tuple(known[at].shape) if at < len(known) else None

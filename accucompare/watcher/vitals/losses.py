@@ -1,0 +1,152 @@
+"""What a backward begins with, for the checklist: the loss, and what a cross entropy near it was computed of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from accucompare.findings.log.number import number
+from accucompare.findings.log.vitals import Targets
+from accucompare.live.autograd.graph import ACCUMULATES
+from accucompare.live.values.tensors import dtype_name
+from accucompare.watcher.looking.extrema import Extrema, Meter
+
+#: A cross entropy lies at most so many nodes behind the loss.
+_NEAR = 40
+#: Of an output, the entropy of at most so many rows is computed.
+_ROWS = 256
+#: The probabilities of one row may miss 1 by so much, as those of a bfloat16 output do.
+_UNEVEN = 0.05
+
+
+class Padding(NamedTuple):
+    """The id of padding, and how many ids there are."""
+
+    id: int
+    ids: int
+
+
+@dataclass(eq=False)
+class CrossEntropy:
+    """A cross entropy of a loss, its numbers yet to be read.
+
+    Attributes:
+        classes, dtype: of the log-probabilities.
+        kept: the smallest and the largest label that is not ignored; the former larger than the latter if all are.
+        ignored: the share of labels that are.
+        entropy: of the output, if it was asked for; NaN of what are no log-probabilities.
+        smoothing: the label smoothing.
+        padding: the share of labels that are padding behind padding.
+        missed: minus the mean log-probability of the labels, where the entropy was asked for.
+    """
+
+    classes: int
+    dtype: str
+    kept: Extrema
+    ignored: Extrema
+    entropy: Extrema | None = None
+    smoothing: float = 0.0
+    padding: Extrema | None = None
+    missed: Extrema | None = None
+
+    def read(self) -> Targets:
+        """This, with the numbers that were read."""
+        some = self.kept.low <= self.kept.high
+        return Targets(
+            self.classes,
+            self.dtype,
+            number(self.kept.low) if some else None,
+            number(self.kept.high) if some else None,
+            self.ignored.low,
+            None if self.entropy is None or math.isnan(self.entropy.low) else number(self.entropy.low),
+            self.smoothing,
+            None if self.padding is None else self.padding.low,
+            None if self.missed is None or math.isnan(self.missed.low) else number(self.missed.low),
+        )
+
+
+def loss_of(roots: Iterable[Any]) -> torch.Tensor | None:
+    """The root of a backward that is a loss: floating, of one element."""
+    for root in roots:
+        if isinstance(root, torch.Tensor) and root.numel() == 1 and root.is_floating_point() and not hasattr(root, "to_local"):
+            return root
+    return None
+
+
+def cross_entropy_of(loss: torch.Tensor, meter: Meter, closely: bool, padding: Padding | None = None) -> CrossEntropy | None:
+    """Begin to look at the labels and the log-probabilities of the first cross entropy behind a loss, as autograd has saved them.
+
+    Args:
+        loss: the root of a backward.
+        meter: reads the numbers.
+        closely: compute the entropy of the output, too.
+        padding: of the model's tokens, if it is known.
+    """
+    for node in nodes_near(loss.grad_fn):
+        if node.name() not in ("NllLossBackward0", "NllLoss2DBackward0"):
+            continue
+        scores = node._saved_self
+        if scores is None or scores.dim() < 1 or scores.numel() == 0 or node._saved_target.numel() == 0:
+            return None
+        axis = 1 if scores.dim() > 1 else 0
+        labels, ignored = node._saved_target, node._saved_ignore_index
+        with torch.no_grad():
+            is_ignored, classes = labels == ignored, scores.shape[axis]
+            low = torch.where(is_ignored, torch.iinfo(labels.dtype).max, labels).amin().double()
+            high = torch.where(is_ignored, torch.iinfo(labels.dtype).min, labels).amax().double()
+            share = meter.later(is_ignored.double().mean())
+            found = CrossEntropy(classes, dtype_name(scores.dtype), meter.later(low, high), share)
+            if closely and scores.dim() == 2:
+                apart = max(1, len(scores) // _ROWS)
+                rows = scores[::apart].float()
+                at = labels[::apart, None].clamp(0, classes - 1)
+                found.missed = meter.later(torch.where(is_ignored[::apart], math.nan, -rows.gather(1, at)[:, 0]).nanmean())
+                chances = rows.exp()
+                entropy = (chances * rows.clamp(min=-1e4)).sum(1).mean().abs()  # 0 x -Inf would be NaN
+                are_logarithms = ((chances.sum(1) - 1).abs() < _UNEVEN).all()  # what is given to nll_loss may be anything
+                found.entropy = meter.later(torch.where(are_logarithms, entropy, math.nan))
+            if padding is not None and padding.ids == classes and _counts(node, padding.id):
+                flat = labels.reshape(-1)
+                found.padding = meter.later(((flat[1:] == padding.id) & (flat[:-1] == padding.id)).double().mean())
+        found.smoothing = _smoothing_of(loss.grad_fn, node, classes)
+        return found
+    return None
+
+
+def _counts(node: Any, label: int) -> bool:
+    """Whether a label has a share in what a cross entropy makes one number of."""
+    weight = node._saved_weight
+    weighs = weight is None or (weight.device.type == "cpu" and bool(weight[label] != 0))  # a device would have to be waited for
+    return weighs and node._saved_reduction != 0 and node._saved_ignore_index != label
+
+
+def _smoothing_of(first: Any, likelihood: Any, classes: int) -> float:
+    """The label smoothing of a cross entropy, which torch adds as (1 - s) x its own loss + s / classes x the one over all classes."""
+    for node in nodes_near(first):
+        parts = [part for part, _ in node.next_functions if part is not None and part.name().startswith("MulBackward")]
+        factors = [getattr(part, "_saved_other", None) for part in parts]
+        if node.name() != "AddBackward0" or len(parts) != 2 or not any(part.next_functions[0][0] is likelihood for part in parts):
+            continue
+        kept, spread = factors if parts[0].next_functions[0][0] is likelihood else reversed(factors)
+        if not isinstance(kept, float) or not isinstance(spread, float):
+            continue
+        if 0 <= kept < 1 and math.isclose(1 - kept, spread * classes, rel_tol=1e-6):
+            return 1 - kept
+    return 0.0
+
+
+def nodes_near(first: Any) -> Iterator[Any]:
+    """The nodes behind a loss, the nearest first."""
+    waiting: list[Any] = [first]
+    known: set[Any] = set()
+    while waiting and len(known) < _NEAR:
+        node = waiting.pop(0)
+        if node is None or node in known or node.name() == ACCUMULATES:
+            continue
+        known.add(node)
+        yield node
+        waiting += [following for following, _ in node.next_functions]

@@ -1,0 +1,142 @@
+"""An update, for the checklist: what it was made with, and what it did to a sample of each parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from accucompare.findings.log.number import Number, number
+from accucompare.findings.log.vitals import Applied
+from accucompare.live.autograd.gradients import Parameter
+from accucompare.watcher.looking.extrema import Extrema, Meter, data_of, has_memory, sample_of
+
+#: What optimizers call the second moment.
+_SECOND_MOMENT = "exp_avg_sq"
+
+
+@dataclass(eq=False)
+class Updates:
+    """What is seen of the updates of one step.
+
+    Attributes:
+        count: how many began.
+        updated: the names of the parameters that were to be updated.
+        rates: by parameter group, the learning rate.
+        applied: by scheduler, what it had set when the first update began.
+        weights: by parameter, the norm before the update.
+        sizes: by parameter, the mean square of what a sample of it was, and of what was added to it.
+        moved: the share of that sample that has changed.
+        second_moments: by parameter, the mean of a sample of it.
+    """
+
+    count: int = 0
+    updated: set[str] = field(default_factory=set)
+    rates: dict[str, float | Extrema] = field(default_factory=dict)
+    applied: dict[str, Applied] = field(default_factory=dict)
+    weights: dict[str, Extrema] = field(default_factory=dict)
+    sizes: dict[str, Extrema] = field(default_factory=dict)
+    moved: dict[str, Extrema] = field(default_factory=dict)
+    second_moments: dict[str, Extrema] = field(default_factory=dict)
+    before: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def begin(self, optimizer: Any, parameters: Sequence[Parameter], meter: Meter, closely: bool) -> None:
+        """An update begins. ``closely``: keep a sample of each parameter, to compare it with what it will be."""
+        self.count += 1
+        for name, group in groups_of(optimizer):
+            rate = group.get("lr")
+            if isinstance(rate, torch.Tensor):
+                self.rates[name] = meter.later(rate.detach().reshape(()))
+            elif isinstance(rate, (int, float)):
+                self.rates[name] = float(rate)
+        held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        ours = [each for each in parameters if id(each.tensor) in held]
+        self.updated |= {each.name for each in ours}
+        if closely:
+            having = [each for each in ours if has_memory(each.tensor)]
+            self.weights |= dict(zip((each.name for each in having), meter.norm([each.tensor for each in having]), strict=True))
+            with torch.no_grad():
+                for each in having:
+                    if (data := data_of(each.tensor)) is not None:
+                        self.before[each.name] = sample_of(data).clone()
+
+    def end(self, optimizer: Any, parameters: Sequence[Parameter], meter: Meter) -> None:
+        """The update is over: compare the samples, and look at one of the second moment."""
+        held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        with torch.no_grad():
+            for each in parameters:
+                if id(each.tensor) not in held or (before := self.before.pop(each.name, None)) is None:
+                    continue
+                data = data_of(each.tensor)
+                if data is None:
+                    continue
+                after = sample_of(data)
+                moved = after != before
+                before = before.double()  # squares of small numbers are 0 in float32, and those of large ones infinite
+                self.sizes[each.name] = meter.later(before.square().mean(), (after.double() - before).square().mean())
+                self.moved[each.name] = meter.later(moved.float().mean())
+                moment = _second_moment_of(optimizer, each.tensor)
+                if moment is not None and (data := data_of(moment)) is not None:
+                    self.second_moments[each.name] = meter.later(sample_of(data).double().mean())
+
+    def lr(self) -> dict[str, Number]:
+        """The learning rates, read."""
+        return {name: number(rate.low if isinstance(rate, Extrema) else rate) for name, rate in self.rates.items()}
+
+    def layers(self, names: Iterable[str]) -> dict[str, list[Number | None]]:
+        """The columns of ``Vitals.layers`` but ``grad``, read; none of a step that was not looked at closely."""
+        names = list(names)
+        if not self.weights:
+            return {}
+        sizes = {name: (each.high / each.low) ** 0.5 for name, each in self.sizes.items() if each.low > 0}
+        columns: dict[str, dict[str, float]] = {
+            "weight": {name: each.low for name, each in self.weights.items()},
+            "update": sizes,
+            "moved": {name: each.low for name, each in self.moved.items()},
+            "v": {name: each.low for name, each in self.second_moments.items()},
+        }
+        return {key: [number(found[name]) if name in found else None for name in names] for key, found in columns.items() if found}
+
+
+def groups_of(optimizer: Any) -> list[tuple[str, dict[str, Any]]]:
+    """An optimizer's parameter groups, by name: ``AdamW.0``."""
+    return [(f"{type(optimizer).__name__}.{number}", group) for number, group in enumerate(optimizer.param_groups)]
+
+
+def steps_taken(optimizer: Any) -> int | None:
+    """How many steps an optimizer's state says that it has taken: the most of any parameter; ``None`` if it keeps no count.
+
+    A count on another device than the host is not read, since that would wait for it.
+    """
+    if not hasattr(optimizer, "state"):
+        return None
+    counts = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
+    known = [
+        int(each) for each in counts if isinstance(each, (int, float)) or (isinstance(each, torch.Tensor) and each.device.type == "cpu")
+    ]
+    if known:
+        return max(known)
+    return 0 if not counts and type(optimizer).__name__.startswith(("Adam", "NAdam", "RAdam")) else None
+
+
+def _second_moment_of(optimizer: Any, parameter: torch.Tensor) -> torch.Tensor | None:
+    state = optimizer.state.get(parameter, {}) if hasattr(optimizer, "state") else {}
+    found = state.get(_SECOND_MOMENT)
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def applied_by(schedulers: Iterable[tuple[str, Any]], optimizer: Any) -> dict[str, Applied]:
+    """By scheduler, how often it has been stepped, and the rates that it has set; ``optimizer``: that updates."""
+    found = {}
+    for name, scheduler in schedulers:
+        rates = getattr(scheduler, "_last_lr", None) or []
+        rates = [number(float(rate)) for rate in rates if not isinstance(rate, torch.Tensor) or rate.device.type == "cpu"]
+        found[name] = Applied(stepped(scheduler), rates, getattr(scheduler, "optimizer", optimizer) is optimizer)
+    return found
+
+
+def stepped(scheduler: Any) -> int:
+    """How often a scheduler has been stepped, without the step that it takes when it is made."""
+    return int(getattr(scheduler, "last_epoch", 0))

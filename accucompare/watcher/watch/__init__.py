@@ -1,0 +1,1 @@
+"""A watch from beginning to end, and what each step comes to."""

@@ -1,0 +1,174 @@
+"""Pausing a training whose loss stays NaN or Inf: its state from before is saved, and a run can go on from there."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accucompare.bundle.writing.directory import forget_previous, prepare_directory
+from accucompare.bundle.format.training_state import Component
+from accucompare.bundle.writing.writer import BundleWriter
+from accucompare.live.modules.attributes import numbers_of
+from accucompare.live.around.environment import describe_environment, describe_model
+from accucompare.live.modules.names import Modules
+from accucompare.live.operators.random_state import RandomState
+from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.session.start import Start
+from accucompare.recorder.state.state import Arguments
+from accucompare.recorder.state.training import Training
+from accucompare.recorder.state.training_state import StateSaver
+from accucompare.selection import Selection
+from accucompare.watcher.again.contexts import copies_of
+
+#: The arguments of at most so many calls of a step are saved.
+_MOST = 64
+
+
+@dataclass
+class _Begun:
+    """What a step changes before its update, as it was when the step began.
+
+    Attributes:
+        random: the states of all generators.
+        buffers, gradients: copies, of those that there were.
+        numbers: of each module, the numbers and the text that it keeps.
+        groups: of each parameter group of the optimizers, what it holds beside parameters.
+        states: of each scheduler and of the scaler, its state: a loop that skips a bad update steps them all the same.
+        batch: what the model was given in the step, a call each; copies.
+    """
+
+    random: RandomState
+    buffers: list[tuple[torch.Tensor, torch.Tensor]]
+    gradients: list[tuple[torch.Tensor, torch.Tensor | None]]
+    numbers: list[tuple[dict[str, Any], dict[str, Any]]]
+    groups: list[tuple[dict[str, Any], dict[str, Any]]]
+    states: list[tuple[Any, Any]]
+    batch: list[Arguments] = field(default_factory=list)
+
+
+class Pausing:
+    """Saves the state of a training before the first of several steps with a loss that is NaN or Inf.
+
+    The state is saved when that step's update is about to begin, since the update would spoil the weights; a loss that is finite again
+    removes it.
+
+    Attributes:
+        state: where the state of before the bad steps is saved; ``None`` if the last loss was finite.
+        inputs: of a case, what it is given, one entry a step: saved in place of the batch.
+    """
+
+    def __init__(self, modules: Modules, training: Training, device: torch.device, out: Path, times: int, case: str | None) -> None:
+        """``times``: so many bad losses running are a reason to pause."""
+        self.state: Path | None = None
+        self.inputs: list[Arguments] | None = None
+        self._modules = modules
+        self._training = training
+        self._device = device
+        self._out = out
+        self._times = times
+        self._case = case
+        self._saver = StateSaver(modules, training, device, None, matched=False)
+        self._running = 0
+        self._begun: _Begun | None = None
+
+    def begin_step(self) -> None:
+        """A step begins: keep what it changes before its update."""
+        tensors = [(kind, tensor) for kind, _, tensor in self._modules.tensors()]
+        with torch.no_grad():
+            self._begun = _Begun(
+                RandomState.now(self._device),
+                [(tensor, tensor.detach().clone()) for kind, tensor in tensors if kind == "buffers"],
+                [(each, None if each.grad is None else each.grad.detach().clone()) for kind, each in tensors if kind == "parameters"],
+                [(vars(module), numbers_of(module)) for module in self._modules.named.values()],
+                *self._around(),
+            )
+
+    def _around(self) -> tuple[list[tuple[dict[str, Any], dict[str, Any]]], list[tuple[Any, Any]]]:
+        """The options of all parameter groups, and the states of schedulers and the scaler, as they are now."""
+        parts = self._training.parts
+        groups = [group for part in parts if part.component is Component.OPTIMIZER for group in getattr(part.live, "param_groups", ())]
+        options = [(group, {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}) for group in groups]
+        others = [part.live for part in parts if part.component is not Component.OPTIMIZER and part.has_state]
+        return options, [(live, copy.deepcopy(live.state_dict())) for live in others]
+
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model is called, with gradients."""
+        if self._begun is not None and len(self._begun.batch) < _MOST:
+            self._begun.batch.append(copies_of(args, kwargs))
+
+    def look(self, losses: Iterable[float], step: int) -> None:
+        """The update of a step begins, which had these losses: save the state of before, if it is the first bad one.
+
+        Raises:
+            CaptureError: if the state cannot be written.
+        """
+        if self._begun is not None and self.state is None and not all(map(math.isfinite, losses)):
+            self.state = self._out / f"state-before-step{step}"
+            self._save(self._begun, step, self.state)
+
+    def end_step(self, losses: Iterable[float], step: int, updated: bool) -> bool:
+        """A step is over, which had these losses; whether to pause. Errors as of ``look``.
+
+        Args:
+            losses: those that were seen, and the one that the loop has told.
+            step: its number.
+            updated: whether parameters were updated in it.
+        """
+        losses = list(losses)
+        if all(map(math.isfinite, losses)):
+            if losses and self.state is not None:
+                shutil.rmtree(self.state, ignore_errors=True)
+                self.state = None
+            self._running = 0 if losses else self._running
+            return False
+        if not updated:
+            self.look(losses, step)
+        self._running += 1
+        return self._running >= self._times
+
+    def _save(self, begun: _Begun, step: int, directory: Path) -> None:
+        start = Start(None, None, Selection.of((), ()), (), [], [], model=describe_model(self._modules), begun=step)
+        manifest = start.manifest(CaptureOptions(save_state=True), 1)
+        manifest.environment.update({**describe_environment(self._device, self._case), "autocast": None, "random": None})
+        manifest.notes.append(f"the state of a training before step {step}, whose loss was NaN or Inf")
+        prepare_directory(directory, overwrite=True)
+        with BundleWriter(directory, manifest) as writer, _put_back(begun, self._device, self._around()):
+            self._saver.write(writer, step, None, self.inputs if self.inputs is not None else begun.batch)
+        forget_previous(directory)
+
+
+@contextlib.contextmanager
+def _put_back(begun: _Begun, device: torch.device, around: tuple[list[Any], list[Any]]) -> Iterator[None]:
+    """Let a training be meanwhile as it was when its step began. ``around``: what is around the model now."""
+    now = _Begun(
+        RandomState.now(device),
+        [(tensor, tensor.detach().clone()) for tensor, _ in begun.buffers],
+        [(tensor, tensor.grad) for tensor, _ in begun.gradients],
+        [(table, {name: table[name] for name in numbers if name in table}) for table, numbers in begun.numbers],
+        *around,
+    )
+    _put(begun)
+    try:
+        yield
+    finally:
+        _put(now)
+
+
+def _put(state: _Begun) -> None:
+    state.random.restore()
+    for tensor, value in state.buffers:
+        tensor.data.copy_(value)  # without a trace for autograd, which may still have use for it
+    for tensor, grad in state.gradients:
+        tensor.grad = grad
+    for table, numbers in (*state.numbers, *state.groups):
+        table.update(numbers)
+    for live, table in state.states:
+        live.load_state_dict(copy.deepcopy(table))

@@ -1,0 +1,174 @@
+"""Reporting findings: explained, in the log, on the terminal, with a reproducer, as an error."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+from msgspec.structs import replace
+
+from accucompare.errors import AccucompareError, NonFiniteError, NonFiniteWarning
+from accucompare.findings.log.events import Direction, Finding, Frames, Site, Start
+from accucompare.findings.log.frames import frames_of
+from accucompare.findings.log.log import Log
+from accucompare.findings.words.wording import answer
+from accucompare.live.around.ranks import any_has
+from accucompare.reproduce.saving import save_reproducer
+from accucompare.reproduce.snapshot import Snapshot
+from accucompare.selection import OnFinding
+from accucompare.watcher.again.explanation import Explainer
+from accucompare.watcher.options import WatchOptions
+from accucompare.watcher.watch.step_end import Reader
+from accucompare.watcher.looking.watcher import Watcher
+
+
+class Reporter:
+    """Reports the findings of a watch, each once.
+
+    Attributes:
+        findings: all, in execution order.
+    """
+
+    def __init__(
+        self, path: Path, start: Start, options: WatchOptions, log: Log, watcher: Watcher, reader: Reader, explainer: Explainer
+    ) -> None:
+        self.findings: list[Finding] = []
+        self._path = path
+        self._start = start
+        self._options = options
+        self._log = log
+        self._watcher = watcher
+        self._reader = reader
+        self._explainer = explainer
+        self._reported: dict[int, Finding] = {}  # by id, this step's findings that were reported, before and after they were explained
+        self._reported_places: set[str] = set()  # places that were reported in any step
+        self._others: int | None = None  # the step in which another rank spoilt gradients, with which parameters were updated
+        self._spoilt_update: int | None = None  # the last step in which parameters were updated in spite of a finding
+        self._reproduced = False
+
+    def next_step(self) -> None:
+        self._reported.clear()
+
+    def has_reported(self, finding: Finding) -> bool:
+        """Whether a finding of this step was reported, as it is or before it was explained."""
+        return id(finding) in self._reported
+
+    def spoilt_by_others(self, step: int) -> None:
+        """Another rank has spoilt gradients in this step: what follows from the update did not begin here."""
+        self._others = step if self._others is None else self._others
+
+    @property
+    def is_spoilt_by_others(self) -> bool:
+        return self._others is not None
+
+    def report(self, scale: float | None, updated: bool, forward_only: bool, may_raise: bool) -> NonFiniteError | None:
+        """Explain, log and report the findings of this step that were not reported yet.
+
+        Args:
+            scale: the loss scale of the step.
+            updated: whether parameters have been updated in it.
+            forward_only: leave the backward's findings to the loss scaler.
+            may_raise: whether the error, if any, is going to be raised.
+
+        Returns:
+            What is to be raised, if anything.
+        """
+        new = [finding for finding in self._reader.findings if id(finding) not in self._reported]
+        if forward_only:
+            new = [finding for finding in new if finding.direction is Direction.FORWARD]
+        self._reported |= {id(finding): finding for finding in new}
+        judged, new = new, [self._passed_on_of_others(finding) for finding in new]
+        origins = [finding for finding in new if finding.origin]
+        frames = self._frames_until(origins[0]) if origins and not self._reported_places else None
+        new = [self._explained(finding) if finding.origin else finding for finding in new]
+        self._reported |= {id(finding): finding for finding in new}
+        self._reader.settle(list(zip(judged, new, strict=True)))
+        origins = [finding for finding in new if finding.origin]
+        if origins and updated:
+            self._spoilt_update = self._watcher.step
+        self.findings += new
+        if frames is not None:
+            self._log.write(frames)
+        for finding in new:
+            self._log.write(finding)
+        if not origins:
+            return None
+        first = origins[0]
+        message = answer(first, self._start, self._path, scale)
+        again = first.place in self._reported_places
+        self._reported_places |= {finding.place for finding in origins}
+        raises = self._options.on_finding == OnFinding.RAISE and may_raise
+        if frames is not None and not self._options.quiet:
+            from accucompare.report.terminal.terminal_watch import print_finding
+
+            print_finding(first, self._start, frames, self._path, scale=scale, with_answer=not raises)
+        elif not again and not raises and not self._options.quiet:
+            warnings.warn(f"accucompare: {message}", NonFiniteWarning, stacklevel=4)
+        return NonFiniteError(message, first) if raises else None
+
+    def _passed_on_of_others(self, finding: Finding) -> Finding:
+        """What follows from gradients that another rank has spoilt did not begin here."""
+        if self._others is None or not finding.origin:
+            return finding
+        return finding.passing_on(f"in step {self._others} parameters were updated with gradients that another rank had spoilt")
+
+    def _passed_on_of_update(self, finding: Finding) -> Finding:
+        """Nor did weights that were updated with what was found in an earlier step."""
+        if self._spoilt_update is None or self._spoilt_update >= finding.step or finding.site is not Site.WEIGHTS:
+            return finding
+        return finding.passing_on(f"parameters were updated in step {self._spoilt_update}, in spite of what was found there")
+
+    def _explained(self, finding: Finding) -> Finding:
+        with self._watcher.paused():
+            finding = self._with_reproducer(*self._explainer.explain(finding, self._watcher.notes))
+        return self._passed_on_of_update(finding)
+
+    def _with_reproducer(self, finding: Finding, snapshot: Snapshot | None) -> Finding:
+        if snapshot is None or self._options.on_finding == OnFinding.WARN or self._reproduced:
+            return finding
+        self._reproduced = True
+        try:
+            script = save_reproducer(self._path / f"rank{self._start.rank}-step{finding.step}", finding, snapshot, self._options.case)
+        except AccucompareError as error:
+            return finding.noting(f"the reproducer was not written: {error}")
+        notes = [*finding.reproducer_notes, *script.notes]
+        return replace(finding, reproducer=script.path.relative_to(self._path).as_posix(), reproducer_notes=notes)
+
+    def _frames_until(self, finding: Finding) -> Frames | None:
+        if not self._options.frames:
+            return None
+        observations = (note.read() for note in self._watcher.notes)
+        return Frames(finding.step, frames_of(observations, finding.order)[-self._options.frames :])
+
+    def error_of_others(self, device: torch.device, known: bool = False, own: bool = False) -> NonFiniteError | None:
+        """What is to be raised since another rank has found something, so that none updates and then waits for one that has stopped.
+
+        Args:
+            device: where the model computes.
+            known: whether it is known without asking: gradients that were finite here have been summed over ranks, and are not any more.
+            own: whether this rank raises anyway, and the others only need to know.
+        """
+        if self._start.ranks == 1 or self._options.on_finding != OnFinding.RAISE:
+            return None
+        asked = self._options.agree and any_has(known or own, device)
+        if own or not (known or asked):
+            return None
+        found = self._reader.add_of_others()
+        finding = self._with_reproducer(*self._explainer.part_of_this_rank(found))
+        self._reader.settle([(found, finding)])
+        self._reported[id(finding)] = finding
+        self.findings.append(finding)
+        self._log.write(finding)
+        return NonFiniteError(answer(finding, self._start, self._path), finding)
+
+    def trace(self) -> None:
+        """Log and show all calls of the step, if that was asked for."""
+        if self._watcher.step not in self._options.trace_steps:
+            return
+        frames = Frames(self._watcher.step, frames_of(note.read() for note in self._watcher.notes), traced=True)
+        self._log.write(frames)
+        if not self._options.quiet:
+            from accucompare.report.terminal.terminal_watch import print_frames
+
+            print_frames(frames)

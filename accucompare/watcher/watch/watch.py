@@ -1,0 +1,239 @@
+"""A watch from beginning to end: ``with accucompare.watch(model, optimizer) as watch``."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from accucompare import devices
+from accucompare.bundle.reading.reader import open_bundle
+from accucompare.bundle.format.records import display_name
+from accucompare.errors import UsageError
+from accucompare.findings.log.events import Start
+from accucompare.live.numerics.eager import eager_stance
+from accucompare.live.around.environment import describe_environment, device_of
+from accucompare.live.modules.hooks import listens
+from accucompare.live.modules.names import Modules, name_modules
+from accucompare.live.around.ranks import coordinates
+from accucompare.places import local
+from accucompare.recorder.state.continuation import Continuation
+from accucompare.recorder.recording.recorder import Recorder
+from accucompare.recorder.session.session import rank_and_ranks
+from accucompare.recorder.state.state import restore_weights
+from accucompare.recorder.state.training import Training
+from accucompare.selection import Level, OnFinding
+from accucompare.version import __version__
+from accucompare.watcher.options import WatchOptions
+from accucompare.watcher.watch.pausing import Pausing
+from accucompare.watcher.watch.steps import Watch
+
+_watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def watch(
+    model: nn.Module,
+    optimizer: Any = None,
+    *,
+    scaler: Any = None,
+    out: str | Path = "watch",
+    on_finding: str = OnFinding.RAISE,
+    frames: int = 21,
+    trace_steps: Iterable[int] = (),
+    abort_after_step: int | None = None,
+    every: int = 1,
+    level: str = Level.MODULE,
+    allow: str | Iterable[str] = (),
+    near: float = 4.0,
+    flag_per_module: bool = False,
+    kernel_dump: str | Path | None = None,
+    mesh: Any = None,
+    agree: bool = False,
+    scheduler: Any = None,
+    checks_every: int = 10,
+    pause_after: int | None = None,
+    like: str | Path | None = None,
+    quiet: bool = False,
+    case: str | None = None,
+    device: torch.device | None = None,
+) -> contextlib.AbstractContextManager[Watch]:
+    """Find where NaN, Inf and overflow begin, forward and backward, while a loop of the user's own runs.
+
+    Everything is looked at on the device and read once a step: when the optimizer is about to update, or at ``step()``. Nothing of the
+    model's results changes. When something is found, the step is run again, to see by which operator it was made; then random
+    generators, buffers, gradients and plain attributes of modules are put back.
+
+    Args:
+        model: any module, on any device, wrapped or not.
+        optimizer: whose update ends a step's backward, or a list of them; any that updates parameters of the model, if not given.
+        scaler: a ``torch.amp.GradScaler``: an overflow that it handles is no finding, many in a row are.
+        out: directory of the log, ``rank0.jsonl``, to which a run is added, and of reproducers.
+        on_finding: ``"raise"`` saves a reproducer and raises ``NonFiniteError``, before parameters are updated; ``"snapshot"`` saves it,
+            warns and goes on; ``"warn"`` warns and goes on.
+        frames: how many of the last module calls to show with a finding, with extrema of weights, inputs and outputs; with 0 only what
+            is needed to find out is looked at.
+        trace_steps: steps of which to show all calls.
+        abort_after_step: end the loop after this step, by a ``WatchEndedError``.
+        every: watch every so many-th step only; the others cost nothing.
+        level: ``"op"`` looks at every operator that is called in a module's own code, too. After a finding, that is done anyway.
+        allow: globs of qualified names of modules whose outputs may be infinite or NaN; ``"(root)"`` is the model itself.
+        near: warn when values come within this factor of the largest number of their type.
+        flag_per_module: on a device with an overflow flag, read it after each module call, which waits for the device each time.
+        kernel_dump: directory into which an NPU's own software dumps all kernels of the first step.
+        mesh: the ``DeviceMesh`` that tells this rank's coordinates, if the parameters do not.
+        agree: with several ranks and ``on_finding="raise"``, let them ask each other before each update whether one has found something, so
+            that all raise: one reduction of one number, for which each waits. Without it, those raise whose own gradients it has come to.
+        scheduler: of learning rates, or a list of them: the checklist looks at how often it is stepped, and whether its rates are applied.
+        checks_every: what the checklist looks at closely (norms of weights and updates, optimizer state, units) it looks at in every so
+            many-th step; 0 leaves the whole checklist out.
+        pause_after: when the loss was NaN or Inf in so many steps running, end the loop by a ``WatchEndedError``. What the first of them
+            started from is saved in ``out``, as by ``capture(save_state=True)``, with its batch, so that a run can go on from there. The
+            copies cost as much memory as the model's buffers, the gradients that are kept between steps, and a batch. In one process only.
+        like: go on from such a state: weights, optimizer, scheduler, scaler and random generators are put back, and ``step_number``
+            begins with its step, whose batch the loop has to begin with.
+        quiet: print nothing, and warn of nothing; the log has it all.
+        case: how the log shall call what is run; the reproducer then builds the module from it.
+        device: where the model computes; where its first parameter or buffer is, if not given.
+
+    Yields:
+        The watch; call its ``step()`` at the end of each step.
+
+    Raises:
+        NonFiniteError: if something was found, with ``on_finding="raise"``.
+        WatchEndedError: after the step that ``abort_after_step`` names.
+        UsageError: if an option makes no sense, the model is watched or captured already, or the log cannot be written.
+
+    Example:
+        >>> with watch(model, optimizer) as watching:                   # doctest: +SKIP
+        ...     for batch in loader:
+        ...         model(**batch).loss.backward()
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        ...         watching.step()
+    """
+    if not isinstance(out, (str, Path)):
+        raise UsageError(f"out must be the path of a directory, but is a {type(out).__name__}")
+    options = WatchOptions(
+        optimizer=optimizer,
+        scaler=scaler,
+        on_finding=on_finding,
+        frames=frames,
+        trace_steps=trace_steps,
+        abort_after_step=abort_after_step,
+        every=every,
+        level=level,
+        allow=allow,
+        near=near,
+        flag_per_module=flag_per_module,
+        kernel_dump=kernel_dump,
+        case=case,
+        quiet=quiet,
+        agree=agree,
+        scheduler=scheduler,
+        checks_every=checks_every,
+        pause_after=pause_after,
+        like=like,
+    )
+    return watching(model, out, options, mesh, device)
+
+
+@contextlib.contextmanager
+def watching(
+    model: nn.Module, out: str | Path, options: WatchOptions, mesh: Any = None, device: torch.device | None = None
+) -> Iterator[Watch]:
+    """What ``watch`` does, with its options as one object."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
+    modules = name_modules(model)
+    _refuse_second(modules)
+    for each in options.optimizers:
+        _refuse_other_optimizer(modules, each)
+    device, rank, ranks = device or device_of(model), *rank_and_ranks()
+    backend = devices.backend(device.type)
+    folder = local(out)
+    pausing, first = _state_of(modules, folder, options, device, rank, ranks)
+    start = Start(
+        version=__version__,
+        time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        rank=rank,
+        ranks=ranks,
+        model=type(modules.named[""]).__name__,
+        parameters=sum(parameter.numel() for parameter in modules.named[""].parameters() if not is_lazy(parameter)),
+        device=str(device),
+        coordinates=coordinates(modules, mesh),
+        case=options.case,
+        options=options.as_json(),
+        environment=json.loads(json.dumps(describe_environment(device, options.case), default=str)),
+        saturates=backend.saturates(),
+    )
+    with contextlib.ExitStack() as stack:
+        session = Watch(modules, device, folder, start, options, pausing)
+        session.begin_with(first)
+        try:
+            if options.kernel_dump is not None:
+                folder = Path(options.kernel_dump) / (f"rank{rank}" if ranks > 1 else "")
+                session.dump = stack.enter_context(_closing(backend.kernel_dump(folder)))
+            if "torch._dynamo" in sys.modules:  # inner hooks of a compiled model stop firing after its first call
+                stack.enter_context(eager_stance())
+            stack.callback(_watched.difference_update, list(modules.named.values()))
+            _watched.update(modules.named.values())
+            stack.callback(register_optimizer_step_pre_hook(session.before_update).remove)
+            session.begin()
+            yield session
+            session.finish()
+        except BaseException as error:
+            session.fail(error)
+            raise
+
+
+def _state_of(
+    modules: Modules, out: Path, options: WatchOptions, device: torch.device, rank: int, ranks: int
+) -> tuple[Pausing | None, int]:
+    """What saves the training's state, if that was asked; and, once that of ``like`` is put in place, the step that begins with it."""
+    training = Training.of(list(options.optimizers), list(options.schedulers), options.scaler)
+    pausing = None
+    if options.pause_after is not None:
+        if ranks > 1:
+            raise UsageError("pause_after: is for one process; with several ranks, save checkpoints in the loop, and watch from the last")
+        pausing = Pausing(modules, training, device, out, options.pause_after, options.case)
+    if options.like is None:
+        return pausing, 0
+    with open_bundle(options.like) as bundle:
+        continuation = Continuation.of(bundle, rank, training, modules, (), device)
+        if continuation is None:
+            raise UsageError(f"{options.like}: holds no state of a training; save one with --save-state, or with pause_after")
+        restore_weights(bundle, modules, changed=continuation.state.buffers)
+        continuation.apply(None, bundle.manifest.capture.get("seed"))
+        return pausing, continuation.step
+
+
+@contextlib.contextmanager
+def _closing(context: contextlib.AbstractContextManager[None]) -> Iterator[contextlib.ExitStack]:
+    """Enter a context that can be left early."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(context)
+        yield stack
+
+
+def _refuse_second(modules: Modules) -> None:
+    for name, module in modules.named.items():
+        if module in _watched:
+            raise UsageError(f"{display_name(name)} is being watched already; end the other watch first, or watch once, around both")
+        if listens(module, Recorder):
+            raise UsageError(f"{display_name(name)} is being captured: watch it in a run of its own, or what is captured would cost more")
+
+
+def _refuse_other_optimizer(modules: Modules, optimizer: Any) -> None:
+    ours = {id(tensor) for *_, tensor in modules.tensors()}
+    if ours and not any(id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"]):
+        raise UsageError("optimizer updates no parameter of the model: give the one that does, or none")

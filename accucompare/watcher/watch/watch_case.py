@@ -1,0 +1,107 @@
+"""Running a case under a watch: what ``accucompare watch`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from accucompare.case import Case
+from accucompare.devices import DeviceName, backend, explain, open_device
+from accucompare.errors import AccucompareError, CaptureError, NonFiniteError, WatchEndedError
+from accucompare.findings.log.events import Finding
+from accucompare.live.modules.hooks import arguments_of
+from accucompare.live.numerics.numerics import Numerics
+from accucompare.recorder.session.capture_case import Casting, build, moved
+from accucompare.recorder.session.failures import telling_exits
+from accucompare.recorder.state.training import run_step
+from accucompare.selection import FloatType
+from accucompare.watcher.options import WatchOptions
+from accucompare.watcher.watch.steps import Watch
+from accucompare.watcher.watch.watch import watching
+
+
+@telling_exits()
+def watch_case(
+    target: str | None,
+    device: DeviceName,
+    out: str | Path,
+    options: WatchOptions,
+    *,
+    dtype: FloatType | None = None,
+    seed: int | None = None,
+    steps: int | None = None,
+    deterministic: bool = False,
+    hf32: bool | None = None,
+    tf32: bool | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Finding]:
+    """Build a case on the CPU under the seed, move it to the device, and watch its steps.
+
+    Args:
+        target: the case, see ``accucompare.case.load_case``.
+        device: where to run.
+        out: directory of the log and of the reproducer.
+        options: as for ``accucompare.watch``; the optimizer is the case's.
+        dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
+        seed: of weights and random operations; 0 if not given.
+        steps: how many, from that of ``options.like`` on; as many as the case has inputs if not given. Inputs are used again from the
+            first if there are fewer.
+        deterministic, hf32, tf32: as for ``accucompare.capture``.
+        progress: called with the steps done and the steps to do.
+
+    Returns:
+        What was found.
+
+    Raises:
+        CaseError: if the case cannot be found or built, or lacks inputs.
+        DeviceError: if the device is not there.
+        CaptureError: if the model raised.
+        KeyboardInterrupt: on Ctrl-C; once steps run, its argument says in which it was.
+    """
+    place = open_device(device)
+    numerics = Numerics(place, deterministic=deterministic, hf32=hf32, tf32=tf32, emulate=None)
+    casting = Casting(None, dtype)
+    built = build(target, place, casting, seed or 0)  # with inputs of its own: those that a state was saved with may be the bad ones
+    case, count = built.case, steps if steps is not None else len(built.inputs)
+    training = built.training
+    options = replace(options, optimizer=case.optimizer, scaler=training.scaler, scheduler=list(training.schedulers), case=built.name)
+    watch: Watch | None = None  # until it is set up
+    with numerics.in_force():
+        try:
+            with watching(built.model, out, options, device=place) as watch:
+                watch.is_given(built.inputs)
+                for note in _notes(case, place.type, options):
+                    watch.say(note)
+                different = len({tuple(id(part) for _, part in arguments_of(*given)) for given in built.inputs})
+                if count > different:
+                    watch.reuses(different)
+                first = watch.step_number
+                for step in range(first, first + count):
+                    args, kwargs = moved(built.inputs[step % len(built.inputs)], place, casting)
+                    watch.step(run_step(built.model, args, kwargs, case.loss, built.training))
+                    if progress is not None:
+                        progress(step - first + 1, count)
+        except (NonFiniteError, WatchEndedError):
+            pass
+        except AccucompareError:
+            raise
+        except (Exception, SystemExit) as error:  # a sys.exit(0) in the user's code is no success of the watch
+            if watch is None:
+                raise CaptureError(f"{built.name}: the model raised while it was set up: {explain(place.type, error)}") from error
+            message = f"{built.name}: the model raised in step {watch.step_number}: {explain(place.type, error)}"
+            raise CaptureError(f"{message}\nWhat was watched until then: accucompare overflow {out}") from error
+        except KeyboardInterrupt:
+            if watch is None:
+                raise
+            message = f"stopped in step {watch.step_number}; what was watched until then: accucompare overflow {out}"
+            raise KeyboardInterrupt(message) from None
+    return [] if watch is None else watch.findings
+
+
+def _notes(case: Case, device: str, options: WatchOptions) -> Iterator[str]:
+    """What was asked for and is not possible here."""
+    if case.loss is None:
+        yield "the case has no loss: only its forward was watched; give Case(…, loss=…) to watch gradients"
+    if options.flag_per_module and not backend(device).saturates():
+        yield "--flag-per-module: this device has no overflow flag, for its overflows give Inf; values alone were looked at"
