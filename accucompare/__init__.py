@@ -13,22 +13,22 @@ from accucompare.version import __version__ as __version__
 if TYPE_CHECKING:
     from accucompare.api import Comparison as Comparison
     from accucompare.api import diff as diff
-    from accucompare.bundle.reading.reader import Bundle as Bundle
-    from accucompare.bundle.reading.reader import open_bundle as open_bundle
-    from accucompare.bundle.format.records import Record as Record
-    from accucompare.bundle.reading.sketches import Sketch as Sketch
+    from accucompare.bundle.format import Record as Record
+    from accucompare.bundle.reading import Bundle as Bundle
+    from accucompare.bundle.reading import Sketch as Sketch
+    from accucompare.bundle.reading import open_bundle as open_bundle
     from accucompare.case import Case as Case
-    from accucompare.compare.limits.suggest import suggest_baseline as suggest_baseline
-    from accucompare.compare.limits.tolerance import Tolerance as Tolerance
+    from accucompare.compare.limits import Tolerance as Tolerance
+    from accucompare.compare.limits import suggest_baseline as suggest_baseline
     from accucompare.errors import AccucompareError as AccucompareError
     from accucompare.errors import NonFiniteError as NonFiniteError
     from accucompare.errors import WatchEndedError as WatchEndedError
-    from accucompare.live.modules.points import check_finite as check_finite
-    from accucompare.recorder.session.running import Session as Session
-    from accucompare.recorder.session.session import capture as capture
-    from accucompare.testing.closeness import assert_layers_close as assert_layers_close
-    from accucompare.watcher.watch.steps import Watch as Watch
-    from accucompare.watcher.watch.watch import watch as watch
+    from accucompare.live.modules import check_finite as check_finite
+    from accucompare.recorder.session import Session as Session
+    from accucompare.recorder.session import capture as capture
+    from accucompare.testing import assert_layers_close as assert_layers_close
+    from accucompare.watcher.watch import Watch as Watch
+    from accucompare.watcher.watch import watch as watch
 
 _HOMES = {
     "AccucompareError": "accucompare.errors",

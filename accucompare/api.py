@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from accucompare.compare.batches import Progress
 from accucompare.compare.conclusion import Answer, Conclusion, conclude, exit_code
 from accucompare.compare.diff import compare
-from accucompare.compare.pairing.renames import read_maps
+from accucompare.compare.limits import Tolerance, read_rules
+from accucompare.compare.pairing import read_maps
 from accucompare.compare.result import Result
-from accucompare.compare.limits.tolerance import Tolerance, read_rules
 from accucompare.errors import UsageError
 from accucompare.places import Place, local, place_of
 from accucompare.selection import Selection, Standard
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-    from accucompare.compare.cluster.cluster import Cluster
+    from accucompare.compare.cluster import Cluster
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Comparison(Result):
 
     def to_dataframe(self) -> pandas.DataFrame:
         """One line per row, with the columns of the report's sheet *Layers*."""
-        from accucompare.report.table.columns import to_dataframe
+        from accucompare.report.table import to_dataframe
 
         return to_dataframe(self)
 
@@ -98,7 +98,7 @@ class Comparison(Result):
         Raises:
             ReportError: if it cannot be written.
         """
-        from accucompare.report.excel.excel import write_excel
+        from accucompare.report.excel import write_excel
 
         return self._written(write_excel(self, local(path)))
 
@@ -108,7 +108,7 @@ class Comparison(Result):
         Raises:
             ReportError: if it cannot be written.
         """
-        from accucompare.report.page.page_comparison import write_comparison_page
+        from accucompare.report.page import write_comparison_page
 
         return self._written(write_comparison_page(self, local(path)))
 
@@ -118,7 +118,7 @@ class Comparison(Result):
         Raises:
             ReportError: if it cannot be written.
         """
-        from accucompare.report.files.json import write_json
+        from accucompare.report.files import write_json
 
         return write_json(self, local(path))
 
@@ -128,7 +128,7 @@ class Comparison(Result):
         Raises:
             ReportError: if pyarrow is missing, or it cannot be written.
         """
-        from accucompare.report.files.parquet import write_parquet
+        from accucompare.report.files import write_parquet
 
         return write_parquet(self, local(path))
 
@@ -225,7 +225,7 @@ def diff(
 
 
 def _connected(cluster: str) -> contextlib.AbstractContextManager[Cluster]:
-    from accucompare.compare.cluster.cluster import open_cluster
+    from accucompare.compare.cluster import open_cluster
 
     return open_cluster(cluster)
 

@@ -22,10 +22,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.format.flags import FLAGS
-from accucompare.devices import TYPES, DeviceName, backend, open_device
-from accucompare.devices.settings import ENVIRONMENT
-from accucompare.devices.software import PACKAGE, SEE, mismatch, release, version
+from accucompare.bundle.format import FLAGS
+from accucompare.devices import ENVIRONMENT, PACKAGE, SEE, TYPES, DeviceName, backend, mismatch, open_device, release, version
 from accucompare.errors import DeviceError
 from accucompare.text import printable
 from accucompare.version import __version__

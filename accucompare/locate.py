@@ -12,20 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.api import Comparison, diff
-from accucompare.bundle.format.manifest import CONDITIONED, PROOF, Manifest
-from accucompare.bundle.reading.reader import open_bundle
-from accucompare.bundle.format.records import display_name
+from accucompare.bundle.format import CONDITIONED, PROOF, Manifest, display_name
+from accucompare.bundle.reading import open_bundle
 from accucompare.case import file_of, whole_target
-from accucompare.compare.limits.brought import own_baseline
-from accucompare.compare.limits.provenance import OtherCode, other_code
-from accucompare.compare.pairing.renames import read_maps
-from accucompare.compare.rows.rows import RefusedBaseline
-from accucompare.compare.origins.sites import Stage
-from accucompare.compare.limits.suggest import baseline_command, float_dtype, product_formats
+from accucompare.compare.limits import OtherCode, baseline_command, float_dtype, other_code, own_baseline, product_formats
+from accucompare.compare.origins import Stage
+from accucompare.compare.pairing import read_maps
+from accucompare.compare.rows import RefusedBaseline
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import CaptureError, CaseError, UsageError
 from accucompare.places import Place, place_of, whole
-from accucompare.recorder.feeding.golden_checks import held_steps
+from accucompare.recorder.feeding import held_steps
 from accucompare.recorder.options import CaptureOptions
 from accucompare.selection import FloatType, Level, RoundedType, Steps
 from accucompare.text import printable, without_credentials
@@ -278,7 +275,7 @@ class _Trusted:
     ) -> Place:
         """Capture a case on the CPU, in this process, or by the other interpreter in one of its own; arguments as of ``capture_case``."""
         if self.python is None:
-            from accucompare.recorder.session.capture_case import capture_case
+            from accucompare.recorder.session import capture_case
 
             return capture_case(case, out, DeviceName("cpu"), options, dtype=dtype, round_weights=round_weights, repeat=repeat)
         command = [str(self.python), "-m", "accucompare", "capture", *([case] if case else []), "--device", "cpu"]
@@ -324,7 +321,7 @@ def _capture_and_compare(
         made_here: whether golden was made by this process, too, so that a proof is due only where something is wrong.
         compared: of ``diff``.
     """
-    from accucompare.recorder.session.capture_case import capture_case
+    from accucompare.recorder.session import capture_case
 
     golden = place_of(of_golden.feed or "")
     with open_bundle(golden) as bundle:

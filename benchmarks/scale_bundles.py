@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from accucompare.bundle.format.manifest import Manifest, StepEntry
-from accucompare.bundle.writing.record_file import RecordFile
 from accucompare.bundle.format.records import Layout, Record, Role
+from accucompare.bundle.writing.record_file import RecordFile
 from accucompare.numbers.dtypes import Array
 from accucompare.numbers.sketch import VERSION
 from accucompare.selection import SKETCH_SIZE, Mode

@@ -17,11 +17,11 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.bundle.reading.reader import Bundle, open_bundle
 from accucompare.bundle.format.records import TRAINING_ROLES, UPDATE_ROLES, Record, Role
-from accucompare.compare.rows.rows import Row, Status
+from accucompare.bundle.reading.reader import Bundle, open_bundle
 from accucompare.compare.origins.sites import Culprit, Stage
 from accucompare.compare.origins.training import parameter_of
+from accucompare.compare.rows.rows import Row, Status
 from planted.faults_alone import ROUNDOFF
 from planted.faults_orders import ORDERS
 from planted.training_catalogue import draw_faults

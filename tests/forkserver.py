@@ -37,7 +37,12 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 MODULE = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 #: What most commands import; every optimizer imports the compiler, which takes nearly as long as torch itself.
 MODULES = (
-    *("accucompare.locate", "accucompare.recorder.session.capture_case", "accucompare.report.terminal.terminal", "accucompare.watcher.watch.watch_case"),
+    *(
+        "accucompare.locate",
+        "accucompare.recorder.session.capture_case",
+        "accucompare.report.terminal.terminal",
+        "accucompare.watcher.watch.watch_case",
+    ),
     "torch._dynamo",
 )
 #: What a diff imports.

@@ -80,7 +80,10 @@ def test_it_runs_without_torch(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-@pytest.mark.parametrize("module", ["accucompare.findings.analysis.analysis", "accucompare.report.terminal.terminal_watch", "accucompare.report.excel.excel_watch"])
+@pytest.mark.parametrize(
+    "module",
+    ["accucompare.findings.analysis.analysis", "accucompare.report.terminal.terminal_watch", "accucompare.report.excel.excel_watch"],
+)
 def test_reading_imports_no_torch(module: str) -> None:
     subprocess.run([sys.executable, "-c", f"import sys; sys.modules['torch'] = None; import {module}"], check=True)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accucompare.bundle.writing import archive_writer
-from accucompare.bundle.writing.archive_writer import ArchiveWriter
 from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.reading.reader import open_bundle
+from accucompare.bundle.writing import archive_writer
+from accucompare.bundle.writing.archive_writer import ArchiveWriter
 from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.numbers.dtypes import DTYPES, widen
 from accucompare.selection import Mode

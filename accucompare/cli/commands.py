@@ -107,7 +107,7 @@ def capture(
     if (command := command_after_dashes()) is not None:
         asked_of_script = {**options, "queue_bytes": queue, "model": model, "arm": arm}
         return capture_script(command, out, asked_of_script.pop("overwrite"), quiet, asked_of_script)
-    from accucompare.bundle.writing.directory import refuse_directory
+    from accucompare.bundle.writing import refuse_directory
     from accucompare.cli.logs import told_later
     from accucompare.devices import DeviceName, open_device
 
@@ -116,11 +116,9 @@ def capture(
     refuse_directory(directory, options["overwrite"])  # before torch is imported and the model built
     precisions = _precisions(with_baseline, baseline_tensors, options)
     open_device(name)  # before anything else imports torch
-    from accucompare.recorder.session.capture_case import capture_case, repeat_of
     from accucompare.recorder.options import CaptureOptions
-    from accucompare.recorder.session.session import rank_and_ranks
-    from accucompare.report.terminal.console import progress_bar, reader_may_leave
-    from accucompare.report.terminal.terminal_bundle import print_capture
+    from accucompare.recorder.session import capture_case, rank_and_ranks, repeat_of
+    from accucompare.report.terminal import print_capture, progress_bar, reader_may_leave
 
     with progress_bar("capturing", "steps", quiet) as progress, told_later("accucompare.recorder.session.running"):
         asked = CaptureOptions(queue_bytes=queue, **options)
@@ -133,7 +131,7 @@ def capture(
     for path in written:
         _refuse_incomplete(path, rank_and_ranks()[0])
     if precisions:
-        from accucompare.recorder.session.baselines import capture_baselines
+        from accucompare.recorder.session import capture_baselines
 
         capture_baselines(case, directory, name, precisions, tensors=baseline_tensors, announce=_announcer(quiet))
     return PASS
@@ -193,7 +191,7 @@ def diff(
     losses and gradient norms gives the exit code, and rows that fail are shown only.
     """
     from accucompare.api import diff as compare
-    from accucompare.report.terminal.console import progress_bar
+    from accucompare.report.terminal import progress_bar
 
     reports = reports_to_write(reports, Path("reports") / f"{stem(golden)}-vs-{stem(candidate)}.xlsx")
     outputs = Outputs(reports, json_path, parquet_path).checked(inputs={"--tolerances": options["tolerances"]})
@@ -334,9 +332,8 @@ def show(bundle: Place, name: str | None, slices: str | None, save: Path | None,
 
     NAME is a layer's qualified name; the model itself is '(root)'. A glob, such as 'encoder.*', lists the records of the layers that match.
     """
-    from accucompare.bundle.reading.reader import open_bundle
-    from accucompare.report.terminal.console import reader_may_leave
-    from accucompare.report.terminal.terminal_bundle import print_records, print_tensor
+    from accucompare.bundle.reading import open_bundle
+    from accucompare.report.terminal import print_records, print_tensor, reader_may_leave
 
     refuse_places({"--save": save})
     with open_bundle(bundle) as opened, reader_may_leave():
@@ -362,10 +359,9 @@ def show(bundle: Place, name: str | None, slices: str | None, save: Path | None,
 @option.quiet()
 def verify(bundle: Place, quiet: bool) -> int:
     """Read all of BUNDLE and check that it is as it was written."""
-    from accucompare.bundle.reading.reader import open_bundle
-    from accucompare.bundle.reading.verification import verify as read_all
-    from accucompare.report.terminal.console import progress_bar, reader_may_leave
-    from accucompare.report.terminal.terminal_bundle import print_verified
+    from accucompare.bundle.reading import open_bundle
+    from accucompare.bundle.reading import verify as read_all
+    from accucompare.report.terminal import print_verified, progress_bar, reader_may_leave
 
     with open_bundle(bundle) as opened:
         with progress_bar("verifying", "bytes", quiet) as progress:
@@ -397,7 +393,7 @@ def doctor(device: str | None, timeout: float, as_json: bool, quiet: bool) -> in
     """
     from accucompare.devices import DeviceName
     from accucompare.doctor import examine
-    from accucompare.report.terminal.doctor import print_examination
+    from accucompare.report.terminal import print_examination
 
     found = examine(DeviceName.parse(device) if device is not None else None, timeout)
     print_examination(found, as_json=as_json, quiet=quiet)
@@ -415,7 +411,7 @@ def _precisions(with_baseline: str | None, tensors: bool, options: dict[str, Any
             raise UsageError(f"--with-baseline: the baselines are fed with this capture, which --{name} {options[name]} does not allow")
     if options["roles"] is not None and RoleGroup.FORWARD not in options["roles"]:
         raise UsageError("--with-baseline: the baselines are fed with this capture's forward; add forward to --roles")
-    from accucompare.compare.limits.brought import parse_precisions
+    from accucompare.compare.limits import parse_precisions
 
     return parse_precisions(with_baseline)
 
@@ -427,7 +423,7 @@ def _announcer(quiet: bool) -> Callable[[str], None]:
 
 def _refuse_incomplete(path: Place, rank: int) -> None:
     """Raise CaptureError if a capture ran to its end but its bundle is incomplete."""
-    from accucompare.bundle.reading.reader import open_bundle
+    from accucompare.bundle.reading import open_bundle
 
     with open_bundle(path) as bundle:
         manifest = bundle.manifests[rank]

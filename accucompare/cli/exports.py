@@ -40,15 +40,15 @@ def export(comparison: Path, to: Viewer, out: Path | None, quiet: bool) -> int:
     """
     out = out if out is not None else Path("reports") / f"{stem(comparison.with_suffix(''))}-{to.value}.json"
     refuse_places({"COMPARISON": comparison, "--out": out})
-    from accucompare.report.files.written import read_written
+    from accucompare.report.files import read_written
 
     written = read_written(comparison)
     if to is Viewer.MODEL_EXPLORER:
-        from accucompare.report.files.model_explorer import write_model_explorer
+        from accucompare.report.files import write_model_explorer
 
         files = write_model_explorer(written, out)
     else:
-        from accucompare.report.files.perfetto import write_perfetto
+        from accucompare.report.files import write_perfetto
 
         files = [write_perfetto(written, out)]
     if not quiet:

@@ -14,8 +14,8 @@ from accucompare.cli.outputs import is_page, logs_of, refuse_places, reports_to_
 from accucompare.errors import UsageError
 
 if TYPE_CHECKING:
-    from accucompare.findings.analysis.analysis import Ranks
-    from accucompare.findings.checklist.health import Health
+    from accucompare.findings.analysis import Ranks
+    from accucompare.findings.checklist import Health
 
 
 @cli.command(
@@ -46,21 +46,20 @@ def health(
     """
     reports = reports_to_write(reports, None)
     refuse_places({"LOG": logs_of(log), "--thresholds": threshold_file, "--report": reports, "--json": json_path})
-    from accucompare.findings.analysis.analysis import read
-    from accucompare.findings.checklist.health import examine, read_thresholds
+    from accucompare.findings.analysis import read
+    from accucompare.findings.checklist import examine, read_thresholds
 
     given = read_thresholds(thresholds, threshold_file)
     ranks = read(log)
     if not ranks.watched and not ranks.findings:
         raise UsageError(f"{log}: no step was watched, so that there is nothing to check; {ranks.ranks[0].ending}")
     found = examine(ranks, given)
-    from accucompare.report.terminal.console import reader_may_leave
-    from accucompare.report.terminal.terminal_health import print_health
+    from accucompare.report.terminal import print_health, reader_may_leave
 
     with reader_may_leave():
         print_health(ranks, found, quiet=quiet)
     if json_path is not None:
-        from accucompare.report.files.json_health import write_health_json
+        from accucompare.report.files import write_health_json
 
         write_health_json(ranks, found, json_path)
     for report in reports:
@@ -70,11 +69,11 @@ def health(
 
 def _write(ranks: Ranks, found: Health, report: Path) -> None:
     if is_page(report):
-        from accucompare.report.page.page_log import write_health_page
+        from accucompare.report.page import write_health_page
 
         write_health_page(ranks, found, report)
     else:
-        from accucompare.report.excel.excel_health import write_health
+        from accucompare.report.excel import write_health
 
         write_health(ranks, found, report)
 
@@ -108,9 +107,8 @@ def gradcheck(case: str | None, only: tuple[str, ...], skip: tuple[str, ...], se
     from accucompare.devices import DeviceName, open_device
 
     open_device(DeviceName.parse("cpu"))  # before anything else imports torch
-    from accucompare.report.terminal.console import progress_bar, reader_may_leave
-    from accucompare.report.terminal.terminal_gradcheck import print_gradcheck
-    from accucompare.watcher.custom.gradcheck import check_gradients
+    from accucompare.report.terminal import print_gradcheck, progress_bar, reader_may_leave
+    from accucompare.watcher.custom import check_gradients
 
     with progress_bar("checking", "Functions", quiet) as progress:
         found = check_gradients(case, only=only, skip=skip, seed=seed or 0, progress=progress)

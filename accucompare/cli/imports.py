@@ -42,10 +42,8 @@ def import_(
     DUMP is a directory, or a file, that another tool wrote. Names, calls and roles become accucompare's, so that diff takes the bundle like
     any other. What has no counterpart is listed, here and in the bundle. docs/import.md says what is read of each format.
     """
-    from accucompare.dumps.importing import import_dump
-    from accucompare.dumps.items import Naming
-    from accucompare.report.terminal.console import progress_bar, reader_may_leave
-    from accucompare.report.terminal.terminal_bundle import print_import
+    from accucompare.dumps import Naming, import_dump
+    from accucompare.report.terminal import print_import, progress_bar, reader_may_leave
 
     with progress_bar("importing", "tensors", quiet) as progress:
         naming = Naming(name_pattern, onnx)

@@ -87,7 +87,7 @@ class Outputs(NamedTuple):
             if path is not None:
                 _refuse_unwritable(option, path)
         if self.parquet is not None:
-            from accucompare.report.files.parquet import require_pyarrow
+            from accucompare.report.files import require_pyarrow
 
             require_pyarrow()
         return self
@@ -107,7 +107,7 @@ def refuse_places(outputs: Mapping[str, Path | tuple[Path, ...] | None], bundles
     Raises:
         UsageError: if one does.
     """
-    from accucompare.bundle.format.manifest import holds_bundle
+    from accucompare.bundle.format import holds_bundle
 
     listed = ((option, paths if isinstance(paths, tuple) else (paths,)) for option, paths in outputs.items())
     given = [(option, path) for option, paths in listed for path in paths if path is not None]
@@ -139,8 +139,7 @@ def conclude(comparison: Comparison, outputs: Outputs, quiet: bool) -> int:
     Raises:
         ReportError: if one could not be written; the others are, and what came out is printed all the same.
     """
-    from accucompare.report.terminal.console import reader_may_leave
-    from accucompare.report.terminal.terminal import print_comparison
+    from accucompare.report.terminal import print_comparison, reader_may_leave
 
     wanted = [(comparison.to_html if is_page(report) else comparison.to_excel, report) for report in outputs.reports]
     more = (comparison.to_json, outputs.json), (comparison.to_parquet, outputs.parquet)

@@ -83,8 +83,8 @@ def command_after_dashes(refused: Mapping[str, str] = OF_CASES) -> list[str] | N
 
 def capture_script(command: list[str], out: Place | None, overwrite: bool, quiet: bool, options: dict[str, Any]) -> int:
     """Run a script and capture its model; the exit code."""
-    from accucompare.bundle.writing.directory import refuse_directory
-    from accucompare.report.terminal.terminal_bundle import print_capture
+    from accucompare.bundle.writing import refuse_directory
+    from accucompare.report.terminal import print_capture
     from accucompare.scripts.captures import capture_script as capture_it
     from accucompare.scripts.captures import held_steps
     from accucompare.scripts.outcome import others

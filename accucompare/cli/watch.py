@@ -22,7 +22,7 @@ from accucompare.errors import NonFiniteWarning, UsageError
 from accucompare.selection import FloatType, OnFinding
 
 if TYPE_CHECKING:
-    from accucompare.findings.analysis.analysis import Ranks
+    from accucompare.findings.analysis import Ranks
 
 #: Of a watch, also what is set around a case.
 _NOT_OF_SCRIPTS = {**OF_CASES, "hf32": "--hf32: the script sets its device's flags", "tf32": "--tf32: the script sets its device's flags"}
@@ -105,7 +105,7 @@ def watch(
     A script is run by its COMMAND, unedited, with the same output, results and exit code. Its model is found and watched; a finding does
     not end it, unless --on-finding raise is given.
     """
-    from accucompare.findings.checklist.health import read_thresholds
+    from accucompare.findings.checklist import read_thresholds
 
     given = read_thresholds(thresholds, threshold_file)
     if (command := command_after_dashes(_NOT_OF_SCRIPTS)) is not None:
@@ -116,12 +116,12 @@ def watch(
 
     name = DeviceName.parse(device)
     open_device(name)  # before anything else imports torch
-    from accucompare.findings.analysis.analysis import read
-    from accucompare.findings.log.log import log_path
-    from accucompare.recorder.session.session import rank_and_ranks
-    from accucompare.report.terminal.console import progress_bar, reader_may_leave
+    from accucompare.findings.analysis import read
+    from accucompare.findings.log import log_path
+    from accucompare.recorder.session import rank_and_ranks
+    from accucompare.report.terminal import progress_bar, reader_may_leave
     from accucompare.watcher.options import WatchOptions
-    from accucompare.watcher.watch.watch_case import watch_case
+    from accucompare.watcher.watch import watch_case
 
     options["on_finding"] = _on_finding(options)
     with progress_bar("watching", "steps", quiet) as progress, _bare_warnings(), told_later("accucompare.watch"):
@@ -155,8 +155,8 @@ def _on_finding(options: dict[str, Any]) -> str:
 
 
 def _watch_script(command: list[str], out: Path, steps: int | None, given: dict[str, float], quiet: bool, options: dict[str, Any]) -> int:
-    from accucompare.findings.analysis.analysis import read
-    from accucompare.report.terminal.console import reader_may_leave
+    from accucompare.findings.analysis import read
+    from accucompare.report.terminal import reader_may_leave
 
     ended, code = watch_script(command, out, steps, quiet, options)
 
@@ -173,9 +173,8 @@ def _watch_script(command: list[str], out: Path, steps: int | None, given: dict[
 
 def _print_watched(ranks: Ranks, given: dict[str, float], quiet: bool, options: dict[str, Any]) -> None:
     """Print what was found, and the checklist in short."""
-    from accucompare.findings.checklist.health import examine
-    from accucompare.report.terminal.terminal_health import print_health_briefly
-    from accucompare.report.terminal.terminal_watch import print_watched
+    from accucompare.findings.checklist import examine
+    from accucompare.report.terminal import print_health_briefly, print_watched
 
     print_watched(ranks, quiet)
     if not quiet and options["checks_every"] and ranks.watched:
@@ -203,18 +202,17 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
     of each rank, or one of those logs. Only the last run in a log counts. Or it is a folder into which CANN dumped the operators that
     overflowed: they are shown in the order of time, and no report is written.
     """
-    from accucompare.dumps.overflows import holds_overflows
+    from accucompare.dumps import holds_overflows
 
     if holds_overflows(log) and not any(log.glob("rank*.jsonl")):  # a watch may have its kernel dumps in its own folder
         return _overflows_of_cann(log, reports, quiet)
     usual = Path("reports") / f"{stem(log.with_suffix('') if os.path.isfile(log) else log)}-overflow.xlsx"
     reports = reports_to_write(reports, usual)
     refuse_places({"LOG": logs_of(log), "--report": reports})
-    from accucompare.findings.analysis.analysis import read
+    from accucompare.findings.analysis import read
 
     ranks = read(log)
-    from accucompare.report.terminal.console import reader_may_leave
-    from accucompare.report.terminal.terminal_watch import print_analysis
+    from accucompare.report.terminal import print_analysis, reader_may_leave
 
     try:
         for report in reports:
@@ -229,9 +227,8 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
 
 
 def _overflows_of_cann(folder: Path, reports: tuple[Path, ...], quiet: bool) -> int:
-    from accucompare.dumps.overflows import overflows_in
-    from accucompare.report.terminal.console import reader_may_leave
-    from accucompare.report.terminal.terminal_overflows import print_overflows
+    from accucompare.dumps import overflows_in
+    from accucompare.report.terminal import print_overflows, reader_may_leave
 
     if reports_to_write(reports, None):
         raise UsageError("--report: of CANN's overflow dumps there is no report; leave it out")
@@ -243,11 +240,11 @@ def _overflows_of_cann(folder: Path, reports: tuple[Path, ...], quiet: bool) -> 
 
 def _write(ranks: Ranks, report: Path) -> None:
     if is_page(report):
-        from accucompare.report.page.page_log import write_log_page
+        from accucompare.report.page import write_log_page
 
         write_log_page(ranks, report)
     else:
-        from accucompare.report.excel.excel_watch import write_watch
+        from accucompare.report.excel import write_watch
 
         write_watch(ranks, report)
 

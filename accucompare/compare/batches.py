@@ -6,10 +6,9 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 
-from accucompare.compare.judging.judging import judge_task
-from accucompare.compare.measuring.norms import Run
-from accucompare.compare.rows.outcomes import Outcome, Task, nbytes
-from accucompare.compare.judging.sides import Sides
+from accucompare.compare.judging import Sides, judge_task
+from accucompare.compare.measuring import Run
+from accucompare.compare.rows import Outcome, Task, nbytes
 from accucompare.errors import BundleError
 
 #: Called with the bytes compared so far and the bytes to compare.

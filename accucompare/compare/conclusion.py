@@ -7,15 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from accucompare.bundle.format.records import GRADIENT_ROLES, SERIES_ROLES, WRITTEN_ROLES, Role
-from accucompare.compare.origins.culprits import STRUCTURAL, is_of_glue
-from accucompare.compare.origins.describing import different_values
-from accucompare.compare.runs.ladder import JudgedBy, Parting, TrainingResult
+from accucompare.bundle.format import GRADIENT_ROLES, SERIES_ROLES, WRITTEN_ROLES, Role
+from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, different_values, is_of_glue
 from accucompare.compare.result import Result
-from accucompare.compare.rows.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, Row, Status
-from accucompare.compare.origins.sites import Culprit, Stage
-from accucompare.compare.runs.step_pairs import clipped, number
-from accucompare.compare.runs.step_rows import number_of
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, Row, Status
+from accucompare.compare.runs import JudgedBy, Parting, TrainingResult, clipped, number, number_of
 from accucompare.selection import RoleGroup
 from accucompare.text import counted
 

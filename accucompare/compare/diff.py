@@ -11,50 +11,86 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from accucompare.bundle.format.flags import roundoff
-from accucompare.bundle.format.manifest import Manifest
-from accucompare.bundle.reading.reader import Bundle, open_bundle
-from accucompare.bundle.format.records import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, WRITTEN_ROLES, Key, Record, Role
-from accucompare.compare.origins import unsteady
-from accucompare.compare.runs.acceptance import accept
-from accucompare.compare.pairing.align import Pair, Renaming, align, unused
-from accucompare.compare.limits.baseline import check_feed, floor, is_half
+from accucompare.bundle.format import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, WRITTEN_ROLES, Key, Manifest, Record, Role, roundoff
+from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.batches import Progress, outcomes_of
-from accucompare.compare.origins.between import small_changes
-from accucompare.compare.trust.chosen_baseline import choose_baseline
-from accucompare.compare.origins.culprits import find_culprits, scaled_first
-from accucompare.compare.origins.describing import described
-from accucompare.compare.pairing.dumps import with_paths_of
-from accucompare.compare.judging.given import with_given
-from accucompare.compare.runs.ladder import climb
-from accucompare.compare.runs.later_steps import after_updates, by_envelope
-from accucompare.compare.rows.models import other_model
-from accucompare.compare.rows.one_sided import explained, never_called
-from accucompare.compare.rows.operator_rows import OperatorOrigins, with_options
-from accucompare.compare.rows.outcomes import Outcome, Task, same_bits, with_parameters
-from accucompare.compare.trust.preflight import preflight
-from accucompare.compare.judging.proof import open_beside, why_not_proved, with_proofs
-from accucompare.compare.pairing.proposals import propose
-from accucompare.compare.limits.provenance import OtherCode, other_optimizer
-from accucompare.compare.origins.reasons import Fed, NotFed, Origins, not_fed, operators_not_fed
-from accucompare.compare.pairing.renames import Model, advice, clashes, matches, options, signatures_of
+from accucompare.compare.judging import Sides, open_beside, why_not_proved, with_given, with_proofs
+from accucompare.compare.limits import (
+    COPIES,
+    EXACT,
+    RECURRENT,
+    SUMMED,
+    OtherCode,
+    Rule,
+    Tolerance,
+    Tolerances,
+    check_feed,
+    floor,
+    is_half,
+    other_optimizer,
+    product_formats,
+)
+from accucompare.compare.origins import (
+    FREE_GRADIENTS,
+    PARAMETER_GRADIENTS,
+    Fed,
+    NotFed,
+    Origins,
+    Terms,
+    described,
+    find_culprits,
+    not_fed,
+    operators_not_fed,
+    parameter_of,
+    scaled_first,
+    small_changes,
+    unsteady,
+    vouched_for,
+)
+from accucompare.compare.pairing import (
+    Model,
+    Pair,
+    Renaming,
+    advice,
+    align,
+    align_operators,
+    clashes,
+    matches,
+    options,
+    other_names,
+    propose,
+    signatures_of,
+    unused,
+    with_paths_of,
+)
 from accucompare.compare.result import Result, Side
-from accucompare.compare.rows.rows import UNMATCHED, About, Finding, Reason, Row, Status, Verdict
-from accucompare.compare.pairing.sequences import align_operators
-from accucompare.compare.judging.sides import Sides
-from accucompare.compare.runs.step_rows import with_clipping, with_step_rows
-from accucompare.compare.limits.suggest import product_formats
-from accucompare.compare.pairing.tied import other_names
-from accucompare.compare.limits.tolerance import COPIES, EXACT, RECURRENT, SUMMED, Rule, Tolerance, Tolerances
-from accucompare.compare.origins.training import FREE_GRADIENTS, PARAMETER_GRADIENTS, Terms, parameter_of
-from accucompare.compare.origins.vouching import vouched_for
+from accucompare.compare.rows import (
+    UNMATCHED,
+    About,
+    Finding,
+    OperatorOrigins,
+    Outcome,
+    Reason,
+    Row,
+    Status,
+    Task,
+    Verdict,
+    explained,
+    never_called,
+    other_model,
+    same_bits,
+    with_options,
+    with_parameters,
+)
+from accucompare.compare.runs import accept, after_updates, by_envelope, climb, with_clipping, with_step_rows
+from accucompare.compare.trust import choose_baseline, preflight
 from accucompare.errors import BundleError, UsageError
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers import DTYPES
 from accucompare.places import Place, is_file
 from accucompare.selection import Selection, Standard
 
 if TYPE_CHECKING:
-    from accucompare.compare.cluster.cluster import Cluster  # which most diffs need none of
+    from accucompare.compare.cluster import Cluster  # which most diffs need none of
 
 
 def compare(

@@ -7,18 +7,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from accucompare.bundle.format.manifest import Manifest
-from accucompare.bundle.format.records import SERIES_ROLES, Record, Role
-from accucompare.compare.runs.acceptance import Acceptance
-from accucompare.compare.runs.ladder import Parting, TrainingResult, coarsest
-from accucompare.compare.rows.models import OtherModel
-from accucompare.compare.rows.operator_rows import is_operator
-from accucompare.compare.limits.provenance import OtherCode
-from accucompare.compare.rows.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, RefusedBaseline, Row, Status
-from accucompare.compare.origins.sites import Culprit
-from accucompare.compare.limits.suggest import float_dtype
-from accucompare.compare.limits.tolerance import Tolerances
-from accucompare.compare.origins.unseen import unseen, without_output
+from accucompare.bundle.format import SERIES_ROLES, Manifest, Record, Role
+from accucompare.compare.limits import OtherCode, Tolerances, float_dtype
+from accucompare.compare.origins import Culprit, unseen, without_output
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, OtherModel, Reason, RefusedBaseline, Row, Status, is_operator
+from accucompare.compare.runs import Acceptance, Parting, TrainingResult, coarsest
 from accucompare.places import Place
 from accucompare.selection import Mode, Selection
 

@@ -1,1 +1,7 @@
 """Dumps of other tools, put into a bundle: ``accucompare import``. A reader per format; only what reads a ``.pt`` imports torch."""
+
+from accucompare.dumps.importing import import_dump
+from accucompare.dumps.items import Naming
+from accucompare.dumps.overflows import Overflows, holds_overflows, outputs_of, overflows_in
+
+__all__ = ["Naming", "Overflows", "holds_overflows", "import_dump", "outputs_of", "overflows_in"]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from accucompare.bundle.format.records import Layout, Role
+from accucompare.bundle.format import Layout, Role
 from accucompare.dumps.files import size_of
 from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
 from accucompare.errors import BundleError

@@ -21,7 +21,7 @@ import numpy as np
 
 from accucompare.dumps.items import Loaded, UnreadableError
 from accucompare.errors import BundleError
-from accucompare.numbers.dtypes import DTYPES, Array
+from accucompare.numbers import DTYPES, Array
 
 _JSON_LIMIT = 1 << 30  # of a model of 100,000 calls, msprobe's index has about 200 MB
 _HEADER_LIMIT = 100_000_000  # of a .safetensors, as its own library has it

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.format.records import GRADIENT_ROLES, Role
+from accucompare.bundle.format import GRADIENT_ROLES, Role
 from accucompare.dumps.files import (
     inside,
     load_npy,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from accucompare.bundle.format.manifest import holds_bundle
+from accucompare.bundle.format import holds_bundle
 from accucompare.dumps import cann, debug_mode, folder, hugging_face, msaccucmp, msprobe, polygraphy, router_trace, sglang
 from accucompare.dumps.items import Format
 from accucompare.errors import UsageError

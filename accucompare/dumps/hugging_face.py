@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.format.records import Layout, Role
+from accucompare.bundle.format import Layout, Role
 from accucompare.dumps.files import as_shape, inside, is_scalar, load_safetensors, read_json, safetensors_index, scalar
 from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
 from accucompare.errors import BundleError, UsageError

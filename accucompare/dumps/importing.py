@@ -9,16 +9,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.writing.directory import discard_unfinished, forget_previous, prepare_directory, refuse_directory
-from accucompare.bundle.writing.lock import locked
-from accucompare.bundle.format.manifest import Manifest
-from accucompare.bundle.format.records import TRAINING_ROLES, Key, Layout, Record, Role
-from accucompare.bundle.writing.writer import BundleWriter
+from accucompare.bundle.format import TRAINING_ROLES, Key, Layout, Manifest, Record, Role
+from accucompare.bundle.writing import BundleWriter, discard_unfinished, forget_previous, locked, prepare_directory, refuse_directory
 from accucompare.dumps.formats import format_of
 from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
 from accucompare.errors import BundleError, UsageError
-from accucompare.numbers.digests import fingerprint
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers import DTYPES, fingerprint
 from accucompare.places import Place
 from accucompare.selection import Mode
 

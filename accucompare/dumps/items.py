@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.format.records import Layout, Role
-from accucompare.numbers.dtypes import Array
-from accucompare.numbers.statistics import Statistics
+from accucompare.bundle.format import Layout, Role
+from accucompare.numbers import Array, Statistics
 
 
 @dataclass(frozen=True)

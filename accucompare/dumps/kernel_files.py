@@ -18,7 +18,7 @@ from accucompare.dumps.files import size_of
 from accucompare.dumps.items import Loaded, UnreadableError
 from accucompare.dumps.npu_layouts import BLOCKED, PLAIN, in_rows
 from accucompare.dumps.protobuf import fields, integers
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers import DTYPES
 
 _HEADER_LIMIT = 16 << 20  # a real one has some hundred bytes
 _MOST_DIMENSIONS = 64

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from accucompare.bundle.format.records import Role
+from accucompare.bundle.format import Role
 from accucompare.dumps.files import load_npy
 from accucompare.dumps.folders import files_in, folders_with, step_folders
 from accucompare.dumps.items import Dump, Format, Item, LeftOut, Naming, Part

@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.format.records import Layout, Role
+from accucompare.bundle.format import Layout, Role
 from accucompare.dumps.files import as_shape, inside, is_scalar, load_npy, load_pt, of_tensor, read_json, scalar
 from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part
 from accucompare.dumps.order import Ended, around, in_order
 from accucompare.errors import BundleError, UsageError
-from accucompare.numbers.statistics import Statistics
+from accucompare.numbers import Statistics
 from accucompare.selection import DumpFormat
 
 INDEX = "dump.json"

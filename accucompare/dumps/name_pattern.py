@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from accucompare.bundle.format.records import Role, display_name
+from accucompare.bundle.format import Role, display_name
 from accucompare.errors import UsageError
 
 #: The words for a role in a name.

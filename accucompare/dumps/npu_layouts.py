@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from accucompare.numbers.dtypes import Array
+from accucompare.numbers import Array
 
 Shape = tuple[int, ...]
 

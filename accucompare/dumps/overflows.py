@@ -22,8 +22,7 @@ from accucompare.dumps.folders import files_in, folders_with
 from accucompare.dumps.items import Loaded, UnreadableError
 from accucompare.dumps.kernel_files import NAME, NPY_NAME, load, read_header
 from accucompare.errors import BundleError
-from accucompare.numbers.dtypes import DTYPES, Kind, widen
-from accucompare.numbers.statistics import summarize
+from accucompare.numbers import DTYPES, Kind, summarize, widen
 from accucompare.text import counted
 
 _DEBUG = re.compile(

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.format.records import Role
+from accucompare.bundle.format import Role
 from accucompare.dumps.files import read_json, read_npy
 from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
 from accucompare.dumps.name_pattern import NamePattern, Place

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from accucompare.bundle.format.records import Role
+from accucompare.bundle.format import Role
 from accucompare.dumps.files import load_pt, of_tensor
 from accucompare.dumps.folders import files_in, folders_with
 from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError

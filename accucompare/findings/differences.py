@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accucompare.findings.checklist.checks import Outcome, Status
+from accucompare.findings.checklist import Outcome, Status
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,66 @@
 """Element types, sums, statistics, digests and the compiled kernel. NumPy only, never torch."""
+
+from accucompare.numbers import digests, kernel, sums
+from accucompare.numbers.digests import digest, digest_of_segments, fingerprint, same_fingerprint
+from accucompare.numbers.dtypes import DTYPES, Array, DType, Kind, round_to, widen
+from accucompare.numbers.sketch import (
+    GROUPS,
+    ROWS,
+    SKETCH_BLOCK,
+    TABLES,
+    VERSION,
+    Products,
+    block_places,
+    deviation,
+    distance,
+    power_near,
+    products,
+    random_numbers,
+    sign_tables,
+    sketch,
+    sketch_of,
+)
+from accucompare.numbers.statistics import Count, Number, Statistics, summarize
+from accucompare.numbers.sums import BLOCK, CHUNK, Float64, as_reals, chunk_dots, chunk_sums, power_of_two_near
+
+__all__ = [
+    "BLOCK",
+    "CHUNK",
+    "DTYPES",
+    "GROUPS",
+    "ROWS",
+    "SKETCH_BLOCK",
+    "TABLES",
+    "VERSION",
+    "Array",
+    "Count",
+    "DType",
+    "Float64",
+    "Kind",
+    "Number",
+    "Products",
+    "Statistics",
+    "as_reals",
+    "block_places",
+    "chunk_dots",
+    "chunk_sums",
+    "deviation",
+    "digest",
+    "digest_of_segments",
+    "digests",
+    "distance",
+    "fingerprint",
+    "kernel",
+    "power_near",
+    "power_of_two_near",
+    "products",
+    "random_numbers",
+    "round_to",
+    "same_fingerprint",
+    "sign_tables",
+    "sketch",
+    "sketch_of",
+    "summarize",
+    "sums",
+    "widen",
+]

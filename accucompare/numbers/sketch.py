@@ -38,7 +38,7 @@ from accucompare.numbers.sums import Float64, as_reals, power_of_two_near
 VERSION = 1
 ROWS, GROUPS, TABLES = 64, 1021, 8
 #: Values per block.
-BLOCK = ROWS * GROUPS
+SKETCH_BLOCK = ROWS * GROUPS
 #: Values of a run of a shard, which is mostly zeros where a shard has few of each row.
 _RUN = 1 << 21
 
@@ -57,7 +57,7 @@ def sketch(blocks: Iterable[Array], dtype: DType, size: int, scale: float = 1.0,
         float64, of shape ``(size,)``; the same bits however the values are cut, with the compiled kernel and without.
     """
     found = np.zeros(size)
-    each = BLOCK // 2 if dtype.kind is Kind.COMPLEX else BLOCK
+    each = SKETCH_BLOCK // 2 if dtype.kind is Kind.COMPLEX else SKETCH_BLOCK
     first, before = divmod(offset, each)
     signs, buckets, group_signs = sign_tables(size)
     tables = signs, np.roll(buckets, -first, 0), np.roll(group_signs, -first, 0)
@@ -222,7 +222,7 @@ def _sketch_blocks(
     if not np.isfinite(values).all():
         values = np.where(np.isfinite(values), values, 0.0)
     for block in range(len(rotations)):
-        part = values[block * BLOCK : (block + 1) * BLOCK]
+        part = values[block * SKETCH_BLOCK : (block + 1) * SKETCH_BLOCK]
         rows = np.zeros((-(-part.size // GROUPS), GROUPS))
         rows.reshape(-1)[: part.size] = part
         groups = np.zeros(GROUPS)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from accucompare.bundle.writing.writer import QUEUE_BYTES
-from accucompare.compare.pairing.renames import read_maps
+from accucompare.bundle.writing import QUEUE_BYTES
+from accucompare.compare.pairing import read_maps
 from accucompare.errors import UsageError
 from accucompare.places import Place, is_url, place_of
 from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE, SKETCH_SIZE, Level, Mode, RoleGroup, RoundedType, Selection, Steps

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from accucompare.findings.checklist.checks import Check, Layer
-from accucompare.findings.checklist.health import CHECKS
+from accucompare.findings.checklist import CHECKS, Check, Layer
 
 #: Between these lines of the page stand the tables.
 BEGIN, END = "<!-- begin: tables made of the checks -->", "<!-- end: tables made of the checks -->"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from accucompare.compare.conclusion import conclude
+from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
-from accucompare.compare.rows.rows import BY_STATISTICS, Reason, Row, Status
-from accucompare.compare.origins.sites import Culprit
+from accucompare.compare.rows import BY_STATISTICS, Reason, Row, Status
 from accucompare.markup import line, link, table
 from accucompare.report.words import culprit_words as culprits
 

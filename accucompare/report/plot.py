@@ -7,12 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from accucompare.bundle.format.records import Role
+from accucompare.bundle.format import Role
 from accucompare.compare.result import Result
-from accucompare.compare.rows.rows import Reason, Row, Status
+from accucompare.compare.rows import Reason, Row, Status
 from accucompare.errors import ReportError
-from accucompare.report.table import looks
-from accucompare.report.table.columns import layer, limit_on_error
+from accucompare.report.table import layer, limit_on_error, looks
 from accucompare.text import cut, printable
 
 if TYPE_CHECKING:

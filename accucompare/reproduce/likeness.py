@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from accucompare.live.modules.names import unwrapped
+from accucompare.live.modules import unwrapped
 
 #: What nn.Module itself keeps, and what frameworks note on a module that changes nothing of what it computes.
 _BOOKKEEPING = {

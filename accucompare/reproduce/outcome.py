@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from accucompare.live.modules import points
-from accucompare.live.modules.hooks import arguments_of
-from accucompare.live.values.tensors import dtype_name
-from accucompare.live.values.values import leaves
+from accucompare.live.modules import arguments_of, points
+from accucompare.live.values import dtype_name, leaves
 
 #: (what it is, its name or path, the value), as the table of a run lists them.
 TableRow = tuple[str, str, Any]

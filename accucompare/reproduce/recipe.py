@@ -27,8 +27,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from accucompare.live.modules.names import unwrapped
-from accucompare.live.operators.random_state import random_state_kept
+from accucompare.live.modules import unwrapped
+from accucompare.live.operators import random_state_kept
 from accucompare.reproduce.arguments import MISSING, guessed, is_default, parameters_of
 from accucompare.reproduce.imports import CannotRebuildError, import_lines
 from accucompare.reproduce.likeness import attributes, difference, is_transformers_config, same

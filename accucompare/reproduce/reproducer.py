@@ -12,19 +12,16 @@ import msgspec
 import torch
 from torch import nn
 
-from accucompare.bundle.reading.reader import Bundle, open_bundle
-from accucompare.bundle.format.records import Record, Role, display_name
+from accucompare.bundle.format import Record, Role, display_name
+from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.case import load_case
 from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import AccucompareError, BundleError, CaptureError, CaseError, DeviceError, UsageError
-from accucompare.findings.log.events import Direction, Site
-from accucompare.live.numerics.autocast import autocast_then
-from accucompare.live.modules.hooks import arguments_of
-from accucompare.live.modules.names import Modules, name_modules, unwrapped
-from accucompare.live.operators.random_state import RandomState
-from accucompare.live.modules.state import put_together
-from accucompare.live.values.tensors import from_bits
-from accucompare.live.values.values import leaves
+from accucompare.findings.log import Direction, Site
+from accucompare.live.modules import Modules, arguments_of, name_modules, put_together, unwrapped
+from accucompare.live.numerics import autocast_then
+from accucompare.live.operators import RandomState
+from accucompare.live.values import from_bits, leaves
 from accucompare.reproduce.outcome import Outcome, TableRow, cells, counts, is_bad, looking_inside
 from accucompare.reproduce.snapshot import SnapshotDescription, always
 

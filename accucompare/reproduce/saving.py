@@ -17,18 +17,14 @@ import msgspec
 import torch
 from torch import nn
 
-from accucompare.bundle.format.manifest import Manifest, StepEntry
-from accucompare.bundle.writing.record_file import RecordFile
-from accucompare.bundle.format.records import Layout, Record, Role
+from accucompare.bundle.format import Layout, Manifest, Record, Role, StepEntry
+from accucompare.bundle.writing import RecordFile
 from accucompare.errors import CaptureError
-from accucompare.findings.log.events import Finding
-from accucompare.live.around.environment import describe_classes, describe_environment, device_of
-from accucompare.live.modules.hooks import arguments_of
-from accucompare.live.modules.names import Modules, name_modules
-from accucompare.live.modules.state import state_record, take_apart
-from accucompare.live.values.tensors import dtype_name, layout_of, other_to_host, scalar_to_host, to_host
-from accucompare.live.values.values import Scalar, describe, leaves
-from accucompare.numbers.dtypes import DTYPES, Array
+from accucompare.findings.log import Finding
+from accucompare.live.around import describe_classes, describe_environment, device_of
+from accucompare.live.modules import Modules, arguments_of, name_modules, state_record, take_apart
+from accucompare.live.values import Scalar, describe, dtype_name, layout_of, leaves, other_to_host, scalar_to_host, to_host
+from accucompare.numbers import DTYPES, Array
 from accucompare.reproduce.imports import CannotRebuildError, place_text
 from accucompare.reproduce.recipe import Recipe, recipe
 from accucompare.reproduce.script import script_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from accucompare.findings.log.events import Finding, Site
+from accucompare.findings.log import Finding, Site
 from accucompare.reproduce.recipe import Recipe
 from accucompare.reproduce.snapshot import Snapshot
 

@@ -10,8 +10,8 @@ import msgspec
 import torch
 from torch import nn
 
-from accucompare.findings.log.events import Finding
-from accucompare.live.operators.random_state import RandomState
+from accucompare.findings.log import Finding
+from accucompare.live.operators import RandomState
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accucompare.live.modules.hooks import in_backward
+from accucompare.live.modules import in_backward
 
 
 class OutermostCalls:

@@ -12,11 +12,9 @@ from typing import Any
 import msgspec
 
 from accucompare.api import Comparison, diff
-from accucompare.bundle.writing.directory import forget_previous, prepare_directory, restore_previous
-from accucompare.bundle.writing.lock import locked
-from accucompare.bundle.reading.reader import open_bundle
-from accucompare.compare.limits.brought import own_baseline
-from accucompare.compare.limits.suggest import float_dtype
+from accucompare.bundle.reading import open_bundle
+from accucompare.bundle.writing import forget_previous, locked, prepare_directory, restore_previous
+from accucompare.compare.limits import float_dtype, own_baseline
 from accucompare.errors import CaptureError, UsageError
 from accucompare.places import Place, is_file, place_of, whole
 from accucompare.scripts.launch import Ended, run

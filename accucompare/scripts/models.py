@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from accucompare.live.modules.names import unwrapped
+from accucompare.live.modules import unwrapped
 from accucompare.scripts.plan import SeenModel
 
 

@@ -61,9 +61,8 @@ def _log_nothing() -> None:
 class _Capturing:
     def __init__(self, plan: Plan, model: nn.Module, optimizers: list[Any], steps: Steps | None, first: int) -> None:
         from accucompare.recorder.options import CaptureOptions
-        from accucompare.recorder.session.session import recording
-        from accucompare.recorder.session.start import Within
-        from accucompare.recorder.state.training import Training
+        from accucompare.recorder.session import Within, recording
+        from accucompare.recorder.state import Training
 
         options = CaptureOptions(**{**plan.options, "steps": steps, "seed": plan.seed, "deterministic": plan.deterministic})
         within = Within(first, matched=plan.seed is not None, prepared=True)
@@ -91,7 +90,7 @@ class _Capturing:
 class _Watching:
     def __init__(self, plan: Plan, model: nn.Module, optimizers: list[Any]) -> None:
         from accucompare.watcher.options import WatchOptions
-        from accucompare.watcher.watch.watch import watching
+        from accucompare.watcher.watch import watching
 
         scaler = next(_scalers(), None)
         options = WatchOptions(**{**plan.options, "optimizer": optimizers, "scaler": scaler, "quiet": True})

@@ -284,7 +284,7 @@ class Script:
             self._calls.remove()
 
     def _open(self, chosen: _Chosen) -> None:
-        from accucompare.recorder.session.session import rank_and_ranks
+        from accucompare.recorder.session import rank_and_ranks
         from accucompare.scripts.observing import observe
 
         rank, _ = rank_and_ranks()

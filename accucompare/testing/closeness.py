@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accucompare.api import Comparison, diff
-from accucompare.bundle.reading.reader import Bundle, open_bundle
+from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.case import Case
 from accucompare.errors import ReportError, UsageError
 from accucompare.places import Place, place_of
 from accucompare.recorder.options import DEFAULTS, CaptureOptions
-from accucompare.report.words.assertion import failure, nan_on_both
+from accucompare.report.words import failure, nan_on_both
 from accucompare.text import printable
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from accucompare.recorder.session.running import Session
+    from accucompare.recorder.session import Session
 
     Side = nn.Module | Case | str | os.PathLike[str] | Bundle | Session
 
@@ -121,7 +121,7 @@ def bundle_of(side: Side, out: Path, inputs: Any, name: str, options: CaptureOpt
         return place_of(os.fspath(side))
     if isinstance(side, Bundle):
         return side.path
-    from accucompare.recorder.session.running import Session  # not before: bundles are compared without torch
+    from accucompare.recorder.session import Session  # not before: bundles are compared without torch
 
     return side.path if isinstance(side, Session) else captured(side, out, inputs, name, options)
 
@@ -130,7 +130,7 @@ def captured(side: nn.Module | Case, out: Path, inputs: Any, name: str, options:
     """Capture a model or a case; arguments and errors as of ``bundle_of``."""
     from torch import nn
 
-    from accucompare.recorder.session.capture_model import capture_model
+    from accucompare.recorder.session import capture_model
 
     case = Case(side) if isinstance(side, nn.Module) else side
     if not isinstance(case, Case):

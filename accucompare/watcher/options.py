@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.format.records import display_name
+from accucompare.bundle.format import display_name
 from accucompare.errors import UsageError
 from accucompare.selection import Level, OnFinding, Selection
 

@@ -24,8 +24,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accucompare.bundle.writing import archive_writer
 from accucompare.bundle.reading.archive import Archive, Member
+from accucompare.bundle.writing import archive_writer
 from accucompare.bundle.writing.archive_writer import ArchiveWriter, member_name
 from accucompare.errors import BundleError, RecordError
 from accucompare.numbers.dtypes import DTYPES

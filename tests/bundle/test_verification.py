@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from accucompare.bundle.format.manifest import Manifest
-from accucompare.bundle.reading.reader import open_bundle
 from accucompare.bundle.format.records import Role
+from accucompare.bundle.reading.reader import open_bundle
 from accucompare.bundle.reading.verification import verify
 from accucompare.bundle.writing.writer import BundleWriter
 from tests.compare.builder import item, write

@@ -16,10 +16,10 @@ import pytest
 from msgspec.structs import replace
 
 import accucompare as ac
-from accucompare.bundle.writing.archive_writer import ArchiveWriter
 from accucompare.bundle.format.manifest import Manifest
-from accucompare.bundle.writing.record_file import RecordFile
 from accucompare.bundle.format.records import Record
+from accucompare.bundle.writing.archive_writer import ArchiveWriter
+from accucompare.bundle.writing.record_file import RecordFile
 from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.compare.rows.rows import Reason
 from accucompare.errors import CaptureError

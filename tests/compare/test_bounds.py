@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from accucompare.bundle.format.records import Record
 from accucompare.compare.judging.bounds import can_bound, judge_bounds, lower_bounds
 from accucompare.compare.judging.judge import judge
+from accucompare.compare.limits.tolerance import EXACT, Tolerance
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.rows.rows import Reason, Status, Verdict
-from accucompare.compare.limits.tolerance import EXACT, Tolerance
 from accucompare.numbers import kernel
 from accucompare.numbers.digests import digest
 from accucompare.numbers.dtypes import DTYPES, DType

@@ -25,8 +25,7 @@ from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.reading.reader import Bundle
 from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.compare.cluster import cluster as running
-from accucompare.compare.cluster import parcels
-from accucompare.compare.cluster import worker
+from accucompare.compare.cluster import parcels, worker
 from accucompare.compare.cluster.cluster import open_cluster
 from accucompare.compare.cluster.parcels import Parcel
 from accucompare.compare.cluster.worker import Job, Located, judge_parcel

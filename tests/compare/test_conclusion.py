@@ -15,15 +15,15 @@ from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.format.records import Layout, Record, Role
 from accucompare.compare.conclusion import EXIT_CODES, Answer, exit_code
-from accucompare.compare.origins.culprits import find_culprits
-from accucompare.compare.rows.models import OtherModel
 from accucompare.compare.limits.provenance import OtherCode
-from accucompare.compare.result import Side
-from accucompare.compare.rows.rows import UNMATCHED, About, Finding, Reason, RefusedBaseline, Row, Status, Verdict
 from accucompare.compare.limits.tolerance import Tolerance, Tolerances
+from accucompare.compare.origins.culprits import find_culprits
+from accucompare.compare.result import Side
+from accucompare.compare.rows.models import OtherModel
+from accucompare.compare.rows.rows import UNMATCHED, About, Finding, Reason, RefusedBaseline, Row, Status, Verdict
 from accucompare.places import local
-from accucompare.report.words.culprit_words import verdict
 from accucompare.report.files.json import head
+from accucompare.report.words.culprit_words import verdict
 from tests.compare.builder import Item, compare, item, write
 from tests.conftest import Run
 

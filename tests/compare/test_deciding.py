@@ -16,17 +16,17 @@ import pytest
 import accucompare as ac
 from accucompare.bundle.format.manifest import StepSeries
 from accucompare.bundle.format.records import Record
-from accucompare.compare.runs.acceptance import Acceptance, accept
-from accucompare.compare.limits.baseline import Expected
-from accucompare.compare.origins.culprits import find_culprits
 from accucompare.compare.judging.judge import judge, settle_noise, settle_unsteady
+from accucompare.compare.limits.baseline import Expected
+from accucompare.compare.limits.tolerance import Tolerance, Tolerances
 from accucompare.compare.measuring.masks import is_masked
 from accucompare.compare.measuring.measure import Metrics
+from accucompare.compare.origins.culprits import find_culprits
 from accucompare.compare.origins.reasons import Fed
-from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.compare.pairing.sequences import numbered_as
+from accucompare.compare.rows.rows import Reason, Row, Verdict
+from accucompare.compare.runs.acceptance import Acceptance, accept
 from accucompare.compare.runs.step_pairs import StepPair, settings_of
-from accucompare.compare.limits.tolerance import Tolerance, Tolerances
 from accucompare.compare.runs.wander import Apart, Limits, Quantity, Wander, envelope
 from accucompare.errors import UsageError
 from accucompare.numbers.dtypes import DTYPES

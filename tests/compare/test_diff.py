@@ -18,13 +18,13 @@ import accucompare as ac
 from accucompare.bundle.reading.archive import Archive
 from accucompare.bundle.reading.reader import open_bundle
 from accucompare.compare import batches
-from accucompare.compare.judging import sides as measuring
-from accucompare.compare.pairing.align import Pair
 from accucompare.compare.conclusion import Answer
-from accucompare.compare.rows.outcomes import Task, nbytes
-from accucompare.compare.rows.rows import Reason, Status
+from accucompare.compare.judging import sides as measuring
 from accucompare.compare.limits.tolerance import EXACT
 from accucompare.compare.origins.unseen import unseen
+from accucompare.compare.pairing.align import Pair
+from accucompare.compare.rows.outcomes import Task, nbytes
+from accucompare.compare.rows.rows import Reason, Status
 from accucompare.errors import BundleError, RecordError, UsageError
 from accucompare.numbers import sums
 from accucompare.numbers.dtypes import DTYPES, DType

@@ -14,13 +14,13 @@ import accucompare as ac
 from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.reading.verification import verify
 from accucompare.bundle.writing.writer import BundleWriter
-from accucompare.compare.limits.baseline import Expected, limit, ratio_limit
 from accucompare.compare.conclusion import Answer
 from accucompare.compare.judging.estimates import can_estimate, room
 from accucompare.compare.judging.judge import judge
+from accucompare.compare.limits.baseline import Expected, limit, ratio_limit
+from accucompare.compare.limits.tolerance import Tolerance
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.rows.rows import Reason
-from accucompare.compare.limits.tolerance import Tolerance
 from accucompare.errors import BundleError
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.numbers.sketch import GROUPS, deviation, sign_tables, sketch

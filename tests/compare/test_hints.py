@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.compare.shape.patterns import HINTS, describe_error
 from accucompare.compare.origins.sites import Culprit
+from accucompare.compare.shape.patterns import HINTS, describe_error
 
 
 def culprit(tmp_path: Path, golden: nn.Module, candidate: nn.Module, x: torch.Tensor) -> Culprit:

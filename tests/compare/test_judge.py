@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 import accucompare as ac
 from accucompare.bundle.format.records import OPERATOR_ROLES, Layout, Record, Role
 from accucompare.compare.judging.judge import judge, judge_without_data
+from accucompare.compare.limits.tolerance import EXACT, Tolerance
 from accucompare.compare.measuring.measure import measure
 from accucompare.compare.origins.reasons import Fed, Origins
 from accucompare.compare.rows.rows import MEANING, STATUS_OF, Reason, Row, Status, Verdict
-from accucompare.compare.limits.tolerance import EXACT, Tolerance
 from accucompare.numbers.dtypes import DTYPES
 from tests.compare.builder import Item, compare, in_blocks, item, write
 

@@ -216,7 +216,8 @@ def test_identical_masks_stay_identical(tmp_path: Path) -> None:
 def test_tensors_that_can_hold_no_mask_take_the_compiled_pass(tmp_path: Path) -> None:
     looks = []
     with patch(
-        "accucompare.compare.measuring.blocks.is_masked", side_effect=lambda values, dtype: looks.append(dtype) or np.zeros(values.shape, bool)
+        "accucompare.compare.measuring.blocks.is_masked",
+        side_effect=lambda values, dtype: looks.append(dtype) or np.zeros(values.shape, bool),
     ):
         row_of(tmp_path, [1.0, -65503.0], [1.0, -65505.0])
         row_of(tmp_path, [1.0, F32], [1.0, -65505.0])

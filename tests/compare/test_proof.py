@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.compare.limits.baseline import floor
 from accucompare.compare.conclusion import Answer, conclude
+from accucompare.compare.limits.baseline import floor
 from accucompare.compare.rows.rows import Reason
 from accucompare.errors import UsageError
 from accucompare.numbers.dtypes import DTYPES

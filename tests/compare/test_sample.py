@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import accucompare as ac
-from accucompare.compare.origins.describing import MOST_ELEMENTS, SAMPLED
 from accucompare.compare.measuring.sample import Sample
+from accucompare.compare.origins.describing import MOST_ELEMENTS, SAMPLED
 from tests.compare.builder import item, write
 
 SHAPE = (8, 4096, 640)  # tokens of channels, over the limit

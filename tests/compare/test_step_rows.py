@@ -14,8 +14,8 @@ from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import StepSeries
 from accucompare.bundle.format.records import Role
 from accucompare.compare.conclusion import Answer
-from accucompare.compare.rows.rows import Reason
 from accucompare.compare.origins.sites import Stage
+from accucompare.compare.rows.rows import Reason
 from tests.compare.builder import Item, item, write
 
 OUTPUT = np.linspace(-4, 4, 64, dtype=np.float32)

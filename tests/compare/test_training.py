@@ -11,9 +11,9 @@ import pytest
 import accucompare as ac
 from accucompare.bundle.format.records import Role
 from accucompare.compare.conclusion import Answer
-from accucompare.compare.rows.rows import Reason
 from accucompare.compare.origins.sites import Stage
 from accucompare.compare.origins.training import NOT_FED
+from accucompare.compare.rows.rows import Reason
 from tests.compare.builder import Item, compare, item, write
 
 X = np.linspace(-1, 1, 64, dtype=np.float32)

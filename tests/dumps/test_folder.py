@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 import accucompare as ac
-from accucompare.bundle.reading.reader import open_bundle
 from accucompare.bundle.format.records import Record
+from accucompare.bundle.reading.reader import open_bundle
 from accucompare.compare.rows.rows import Reason, Status
 from accucompare.dumps.importing import import_dump
 from accucompare.dumps.items import Naming

@@ -22,8 +22,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accucompare.bundle.reading.reader import open_bundle
 from accucompare.bundle.format.records import Layout
+from accucompare.bundle.reading.reader import open_bundle
 from accucompare.dumps import files, importing
 from accucompare.dumps.files import UnreadableError, read_npy
 from accucompare.dumps.importing import import_dump

@@ -14,8 +14,8 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.bundle.reading.reader import open_bundle
 from accucompare.bundle.format.records import Record, Role
+from accucompare.bundle.reading.reader import open_bundle
 from accucompare.compare.rows.rows import Reason, Status
 from accucompare.dumps.importing import import_dump
 from accucompare.errors import UsageError

@@ -11,8 +11,8 @@ import pytest
 from accucompare.errors import UsageError
 from accucompare.findings.analysis.analysis import Ranks, analyse, hints, read
 from accucompare.findings.log.events import Cause, Direction, ScaleChange, Site
-from accucompare.findings.words.hints import operator_name
 from accucompare.findings.log.log import log_path
+from accucompare.findings.words.hints import operator_name
 from accucompare.findings.words.wording import answer, described, headline, printable
 from tests.findings.logs import NASTY, end, found, passed, seen, start, step, training, write
 

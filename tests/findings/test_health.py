@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from accucompare.errors import UsageError
 from accucompare.findings.analysis.analysis import Analysis, Ranks
 from accucompare.findings.checklist.checks import Need, Point, Status, spikes
-from accucompare.findings.log.events import Alert, AlertKind, End, Ending, ScaleChange, Start, Step
 from accucompare.findings.checklist.health import CHECKS, examine, read_thresholds
+from accucompare.findings.log.events import Alert, AlertKind, End, Ending, ScaleChange, Start, Step
 from accucompare.findings.log.vitals import (
     Applied,
     Given,

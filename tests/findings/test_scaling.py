@@ -12,8 +12,8 @@ from torch import nn
 import accucompare as ac
 from accucompare.errors import NonFiniteError
 from accucompare.findings.analysis.analysis import MANY_IN_A_ROW, read
+from accucompare.findings.analysis.scaling import Scaling
 from accucompare.findings.log.events import ScaleChange, Step
-from accucompare.findings.log.scaling import Scaling
 from accucompare.watcher.watch.steps import Watch
 from tests.watcher.watched import events
 

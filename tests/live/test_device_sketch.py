@@ -22,7 +22,7 @@ from accucompare.live.values import device_sketch
 from accucompare.live.values.device_sketch import ROUNDING, begin, can_sketch
 from accucompare.live.values.tensors import to_host
 from accucompare.numbers.dtypes import DTYPES
-from accucompare.numbers.sketch import BLOCK, TABLES, sketch_of
+from accucompare.numbers.sketch import SKETCH_BLOCK, TABLES, sketch_of
 from accucompare.numbers.statistics import summarize
 from accucompare.numbers.sums import Float64
 from accucompare.selection import Mode
@@ -44,7 +44,7 @@ def drawn(count: int, dtype: str) -> torch.Tensor:
     return torch.from_numpy(DRAW.standard_normal(count) * 3 + 1).to(getattr(torch, dtype))
 
 
-def made(tensor: torch.Tensor, summed_in: str, run: int = 4 * TABLES * BLOCK) -> Sketched:
+def made(tensor: torch.Tensor, summed_in: str, run: int = 4 * TABLES * SKETCH_BLOCK) -> Sketched:
     packed, unpack = begin(tensor, 256, summed_in, run)
     assert packed.nbytes < 2200  # all that leaves the device
     return unpack(packed.numpy())
@@ -58,7 +58,7 @@ def sketch_on_host(tensor: torch.Tensor) -> Float64:
     return found
 
 
-@pytest.mark.parametrize("count", [300, BLOCK - 1, BLOCK, BLOCK + 1, (TABLES + 1) * BLOCK + 7])
+@pytest.mark.parametrize("count", [300, SKETCH_BLOCK - 1, SKETCH_BLOCK, SKETCH_BLOCK + 1, (TABLES + 1) * SKETCH_BLOCK + 7])
 @pytest.mark.parametrize(("dtype", "summed_in"), KINDS)
 def test_it_is_that_of_the_host(dtype: str, summed_in: str, count: int) -> None:
     tensor = drawn(count, dtype)
@@ -105,11 +105,11 @@ def test_zeros_have_a_sketch_of_zeros() -> None:
     assert not np.any(found.sketch)
 
 
-@given(blocks=st.integers(1, 5), rest=st.integers(0, BLOCK - 1), run=st.integers(1, 4), seed=st.integers(0, 99))
+@given(blocks=st.integers(1, 5), rest=st.integers(0, SKETCH_BLOCK - 1), run=st.integers(1, 4), seed=st.integers(0, 99))
 def test_digest_and_sketch_are_those_of_the_content_however_it_lies_and_is_cut(blocks: int, rest: int, run: int, seed: int) -> None:
-    count = blocks * BLOCK + rest
+    count = blocks * SKETCH_BLOCK + rest
     tensor = torch.randn(2, count, generator=torch.Generator().manual_seed(seed)).t()[:, 1]
-    whole, cut = made(tensor, "float64"), made(tensor.clone(), "float64", run * BLOCK)
+    whole, cut = made(tensor, "float64"), made(tensor.clone(), "float64", run * SKETCH_BLOCK)
     assert (whole.digest, whole.statistics.max) == (cut.digest, cut.statistics.max)
     assert whole.sketch is not None
     np.testing.assert_allclose(cut.sketch, whole.sketch, rtol=0, atol=1e-10)
@@ -164,7 +164,7 @@ def test_a_tensor_is_copied_where_the_device_cannot_make_a_sketch(tmp_path: Path
 @pytest.fixture
 def both(tmp_path: Path) -> ac.Comparison:
     """One bfloat16 tensor, sketched by the host and by a device that adds up in float32."""
-    tensor = drawn(5 * BLOCK, "bfloat16")
+    tensor = drawn(5 * SKETCH_BLOCK, "bfloat16")
     raw = tensor.view(torch.int16).numpy().view(DTYPES["bfloat16"].storage)
     for name in ("golden", "candidate"):
         facts = {"mode": "sketch", "sketch": {"version": 1, "size": 256}}
@@ -219,7 +219,7 @@ def test_weights_and_data_of_a_training_are_digested_by_their_bytes_wherever_the
 @pytest.mark.parametrize(("dtype", "summed_in"), [("bfloat16", "float32"), ("float64", "float64")])
 def test_a_device_that_takes_subnormal_numbers_for_zero_sketches_the_largest_values(dtype: str, summed_in: str) -> None:
     """A mask's smallest bfloat16 was multiplied by a scale that such a device rounds to zero, and then divided by it."""
-    tensor = drawn(BLOCK, dtype)
+    tensor = drawn(SKETCH_BLOCK, dtype)
     tensor[7] = torch.finfo(tensor.dtype).min
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush subnormal numbers")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from accucompare.numbers.dtypes import DTYPES, round_to
-from accucompare.numbers.sketch import BLOCK, GROUPS, ROWS, TABLES, block_places, deviation, distance, sign_tables, sketch, sketch_of
+from accucompare.numbers.sketch import GROUPS, ROWS, SKETCH_BLOCK, TABLES, block_places, deviation, distance, sign_tables, sketch, sketch_of
 from accucompare.numbers.statistics import summarize
 from tests.numbers.both_kernels import both_kernels  # noqa: F401
 
@@ -22,10 +22,10 @@ FLOAT64 = DTYPES["float64"]
 def by_definition(values: np.ndarray, size: int = SIZE) -> list[float]:
     """The sketch of float64 values, element by element, each sum exact."""
     signs, buckets, group_signs = (table.tolist() for table in sign_tables(size))
-    rotations, block_signs = (table.tolist() for table in block_places(0, -(-len(values) // BLOCK), size))
+    rotations, block_signs = (table.tolist() for table in block_places(0, -(-len(values) // SKETCH_BLOCK), size))
     terms: list[list[float]] = [[] for _ in range(size)]
     for place, value in enumerate(values.tolist()):
-        block, rest = divmod(place, BLOCK)
+        block, rest = divmod(place, SKETCH_BLOCK)
         row, group = divmod(rest, GROUPS)
         sign = signs[row][group] * group_signs[block % TABLES][group] * block_signs[block]
         terms[(buckets[block % TABLES][group] + rotations[block]) % size].append(sign * value)
@@ -37,7 +37,7 @@ def of(values: Any, dtype: str = "float64", size: int = SIZE) -> np.ndarray:
 
 
 def test_it_is_the_sum_by_definition() -> None:
-    values = np.random.default_rng(0).standard_normal(2 * BLOCK + 12345)
+    values = np.random.default_rng(0).standard_normal(2 * SKETCH_BLOCK + 12345)
     assert of(values) == pytest.approx(by_definition(values), rel=1e-12, abs=1e-11)
 
 
@@ -57,9 +57,11 @@ def test_every_floating_type_is_widened_exactly(dtype: str) -> None:
     assert of(raw.astype(kind.storage), dtype) == pytest.approx(by_definition(values), abs=1e-9)
 
 
-@pytest.mark.parametrize("cuts", [[1], [BLOCK, BLOCK + 1], [TABLES * BLOCK], [5, TABLES * BLOCK - 5], [8 * 131072, 131072]])
+@pytest.mark.parametrize(
+    "cuts", [[1], [SKETCH_BLOCK, SKETCH_BLOCK + 1], [TABLES * SKETCH_BLOCK], [5, TABLES * SKETCH_BLOCK - 5], [8 * 131072, 131072]]
+)
 def test_how_the_values_are_cut_changes_no_bit(cuts: list[int]) -> None:
-    values = np.random.default_rng(2).standard_normal(9 * BLOCK + 77).astype("f4")
+    values = np.random.default_rng(2).standard_normal(9 * SKETCH_BLOCK + 77).astype("f4")
     parts = np.split(values, np.minimum(np.cumsum(cuts), len(values)).astype(int))
     assert np.array_equal(sketch(parts, DTYPES["float32"], SIZE), of(values, "float32"))
 
@@ -67,8 +69,8 @@ def test_how_the_values_are_cut_changes_no_bit(cuts: list[int]) -> None:
 def test_both_kernels_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     from accucompare.numbers import kernel
 
-    values = np.random.default_rng(3).standard_normal(BLOCK + 5).astype("f4")
-    values[[7, BLOCK + 1]] = np.nan, np.inf
+    values = np.random.default_rng(3).standard_normal(SKETCH_BLOCK + 5).astype("f4")
+    values[[7, SKETCH_BLOCK + 1]] = np.nan, np.inf
     found = of(values, "float32")
     monkeypatch.setattr(kernel, "_kernel", None)
     assert np.array_equal(of(values, "float32"), found)
@@ -104,7 +106,7 @@ def test_the_sketches_of_shards_add_up_to_that_of_the_whole(dtype: str, axes: tu
 @pytest.mark.parametrize("dtype", ["float32", "float8_e8m0fnu"])
 def test_a_shard_far_behind_the_start_has_the_places_of_the_whole(dtype: str) -> None:
     """Behind more blocks than there are tables; and of the type that has no zero."""
-    kind, start = DTYPES[dtype], 9 * BLOCK + 5
+    kind, start = DTYPES[dtype], 9 * SKETCH_BLOCK + 5
     part = np.array([3.0, 5.0]).astype("f4") if dtype == "float32" else np.array([128, 129], "u1")
     found = sketch_of(part, kind, summarize(part, kind), SIZE, (start + 8,), (start,))
     whole = np.zeros(start + 8)
@@ -162,7 +164,7 @@ def test_a_distance_is_estimated_to_its_deviation(size: int) -> None:
 
 def test_the_block_is_odd_in_neither_direction() -> None:
     """A complex value must not lie in two blocks, and a table must serve every block."""
-    assert (BLOCK, BLOCK % 2) == (ROWS * GROUPS, 0)
+    assert (SKETCH_BLOCK, SKETCH_BLOCK % 2) == (ROWS * GROUPS, 0)
 
 
 def test_a_tensor_of_extreme_values_has_a_sketch_all_the_same() -> None:

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.reading.reader import Bundle
 from accucompare.bundle.format.records import GRADIENT_ROLES, Role
-from accucompare.compare.rows.rows import Reason
+from accucompare.bundle.reading.reader import Bundle
 from accucompare.compare.origins.sites import Stage
+from accucompare.compare.rows.rows import Reason
 from accucompare.errors import CaptureError
 from planted.training_faults import changed, of_glue, of_input, of_parameter
 from tests.recorded import Opened

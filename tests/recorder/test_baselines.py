@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.bundle.reading.reader import open_bundle
 from accucompare.bundle.format.records import Record
+from accucompare.bundle.reading.reader import open_bundle
 from accucompare.compare.limits.brought import parse_precisions
 from accucompare.compare.rows.rows import Reason
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, UsageError
+from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.session.baselines import capture_baselines
 from accucompare.recorder.session.capture_case import capture_case
-from accucompare.recorder.options import CaptureOptions
 from accucompare.selection import FloatType
 from tests.compare.builder import edit_manifest
 

@@ -12,8 +12,8 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.format.records import Role
-from accucompare.compare.rows.rows import Status
 from accucompare.compare.origins.sites import Stage
+from accucompare.compare.rows.rows import Status
 
 #: Changes the model at the end of a step, which has this number.
 Change = Callable[[nn.Sequential, list[torch.Tensor], int], object]

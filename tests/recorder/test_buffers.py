@@ -17,8 +17,7 @@ from accucompare.bundle.format.records import WRITTEN_ROLES, Record, Role
 from accucompare.compare.conclusion import Answer
 from accucompare.compare.rows.rows import Reason, Status
 from accucompare.live.values import tensors
-from accucompare.recorder.recording import buffers
-from accucompare.recorder.recording import making
+from accucompare.recorder.recording import buffers, making
 from tests.compare.builder import edit_manifest, set_lines
 from tests.recorded import Opened
 

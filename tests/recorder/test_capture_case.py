@@ -15,8 +15,8 @@ from accucompare.bundle.format.records import Role
 from accucompare.case import load_case
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, CaseError, UsageError
-from accucompare.recorder.session.capture_case import capture_case
 from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.session.capture_case import capture_case
 from accucompare.selection import FloatType, RoundedType
 from tests.conftest import ROOT
 from tests.recorded import Opened

@@ -13,8 +13,8 @@ from torch.utils import checkpoint as checkpointing
 from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
-from accucompare.bundle.reading.reader import Bundle
 from accucompare.bundle.format.records import GRADIENT_ROLES
+from accucompare.bundle.reading.reader import Bundle
 from accucompare.compare.origins.sites import Stage
 from planted.training_faults import of_input
 from tests.recorded import Opened

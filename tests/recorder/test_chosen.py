@@ -12,12 +12,12 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.format.records import GRADIENT_ROLES, GROUP_OF, Role
-from accucompare.compare.rows.rows import Reason, Status
 from accucompare.compare.origins.sites import Stage
+from accucompare.compare.rows.rows import Reason, Status
 from accucompare.devices import DeviceName
 from accucompare.errors import UsageError
-from accucompare.recorder.session.capture_case import capture_case
 from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.session.capture_case import capture_case
 from accucompare.selection import FloatType, RoleGroup, Steps
 from planted.training_faults import of_parameter
 from tests.recorded import Opened
@@ -117,9 +117,7 @@ def test_chosen_steps_are_the_same_as_in_a_capture_of_all(target: str, tmp_path:
 def test_a_step_that_is_not_chosen_has_no_hooks_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from accucompare.live.modules import hooks
     from accucompare.live.values import tensors
-    from accucompare.recorder.recording import backward
-    from accucompare.recorder.recording import making
-    from accucompare.recorder.recording import updates
+    from accucompare.recorder.recording import backward, making, updates
 
     model = build("tied")
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)

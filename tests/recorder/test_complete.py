@@ -18,16 +18,16 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.format.manifest import Manifest
-from accucompare.bundle.writing.record_file import RecordFile
 from accucompare.bundle.reading.verification import verify
+from accucompare.bundle.writing.record_file import RecordFile
 from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.devices import DeviceName
 from accucompare.errors import AccucompareError, CaptureError
 from accucompare.files import replace_whole
 from accucompare.places import Url
+from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.session.baselines import capture_baselines
 from accucompare.recorder.session.capture_case import capture_case
-from accucompare.recorder.options import CaptureOptions
 from tests.compare.builder import edit_manifest, item, write
 from tests.conftest import Run
 from tests.recorded import Opened

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import accucompare as ac
-from accucompare.bundle.reading.reader import Bundle
 from accucompare.bundle.format.records import GRADIENT_ROLES
-from accucompare.compare.rows.rows import Reason, Status
+from accucompare.bundle.reading.reader import Bundle
 from accucompare.compare.origins.sites import Stage
+from accucompare.compare.rows.rows import Reason, Status
 from accucompare.live.modules.hooks import Call
 from planted.training_faults import of_input
 from tests.recorded import Opened

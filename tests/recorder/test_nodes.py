@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.bundle.reading.reader import Bundle
 from accucompare.bundle.format.records import NODE_ROLES, Record, Role
+from accucompare.bundle.reading.reader import Bundle
 from accucompare.compare.rows.rows import Reason
 from planted.training_faults import changed
 from tests.conftest import Run

@@ -20,8 +20,8 @@ from torch.utils import _python_dispatch as dispatching
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.bundle.reading.reader import Bundle
 from accucompare.bundle.format.records import Record
+from accucompare.bundle.reading.reader import Bundle
 from accucompare.compare.rows.rows import Difference, Option
 from accucompare.errors import UsageError
 from accucompare.live.operators.operator_calls import source_line

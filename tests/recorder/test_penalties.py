@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.reading.reader import Bundle
 from accucompare.bundle.format.records import GRADIENT_ROLES, Role
+from accucompare.bundle.reading.reader import Bundle
 from accucompare.compare.origins.sites import Stage
 from planted.training_faults import of_parameter
 from tests.recorded import Opened

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.reading.reader import Bundle
 from accucompare.bundle.format.records import Role
+from accucompare.bundle.reading.reader import Bundle
 from accucompare.compare.rows.rows import Reason
 from accucompare.devices import DeviceName
 from accucompare.errors import AccucompareError, CaptureError, UsageError
 from accucompare.live.modules.names import name_modules
-from accucompare.recorder.session.capture_case import capture_case
 from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.session.capture_case import capture_case
 from tests.recorded import Glue, Opened
 
 X = torch.ones(2, 4)

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.reading.reader import Bundle
 from accucompare.bundle.format.records import UPDATE_ROLES, Layout, Role
-from accucompare.compare.rows.rows import Reason, Status
+from accucompare.bundle.reading.reader import Bundle
 from accucompare.compare.origins.sites import Stage
+from accucompare.compare.rows.rows import Reason, Status
 from accucompare.live.operators import dispatch
 from planted.training_faults import UPDATE_FAULTS, wrong_update
 from tests.recorded import Opened

@@ -18,9 +18,9 @@ from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.format.records import Role
 from accucompare.compare.limits.baseline import limit
 from accucompare.compare.limits.limits import SmallestLimit
+from accucompare.compare.origins.sites import Culprit
 from accucompare.compare.result import Side
 from accucompare.compare.rows.rows import Reason, Row, Verdict
-from accucompare.compare.origins.sites import Culprit
 from accucompare.report.table.columns import COLUMNS, to_dataframe
 from accucompare.report.terminal.terminal import print_comparison
 from tests.compare.builder import item, write

@@ -30,16 +30,16 @@ from accucompare.bundle.format.manifest import Manifest, StepEntry
 from accucompare.bundle.format.records import Layout, Record, Role
 from accucompare.compare.limits.limits import SmallestLimit
 from accucompare.compare.measuring.measure import Metrics
+from accucompare.compare.origins.sites import Culprit
 from accucompare.compare.result import Side
 from accucompare.compare.rows.rows import MEANING, Finding, Reason, Row, Verdict
-from accucompare.compare.origins.sites import Culprit
 from accucompare.errors import ReportError
 from accucompare.files import written_whole
 from accucompare.numbers.statistics import Statistics
-from accucompare.report.table import sheets
-from accucompare.report.table.columns import COLUMNS
 from accucompare.report.excel.excel import write_excel
 from accucompare.report.excel.excel_styles import styled
+from accucompare.report.table import sheets
+from accucompare.report.table.columns import COLUMNS
 from accucompare.report.table.looks import HEADER
 
 LIMIT = 1e-4

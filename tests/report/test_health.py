@@ -12,9 +12,9 @@ from accucompare.findings.analysis.analysis import Ranks, read
 from accucompare.findings.checklist.checks import Outcome, Status
 from accucompare.findings.checklist.health import CHECKS, Health, Result, examine
 from accucompare.report.excel.excel_health import write_health
-from accucompare.report.table.health_columns import headline
 from accucompare.report.files.json_health import write_health_json
 from accucompare.report.page.page_log import write_health_page
+from accucompare.report.table.health_columns import headline
 from tests.findings.logs import training, write
 
 

@@ -20,14 +20,12 @@ from msgspec.structs import replace
 from openpyxl import load_workbook
 
 from accucompare.api import Comparison
-from accucompare.compare.rows.rows import Reason, Row, Status
 from accucompare.compare.origins.sites import Culprit
+from accucompare.compare.rows.rows import Reason, Row, Status
 from accucompare.errors import ReportError
 from accucompare.numbers.statistics import Statistics
 from accucompare.report.excel import excel_sheets
-from accucompare.report.table import heat
-from accucompare.report.table import overview
-from accucompare.report.table import sheets
+from accucompare.report.table import heat, overview, sheets
 from accucompare.report.table.columns import COLUMNS
 from accucompare.report.table.tallies import Largest, Worst, first_of, second_of
 from benchmarks.made_rows import ManyRows, many

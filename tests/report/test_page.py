@@ -25,13 +25,12 @@ from accucompare.errors import ReportError
 from accucompare.findings.analysis.analysis import read
 from accucompare.findings.checklist.health import examine
 from accucompare.findings.log.vitals import ParameterFacts, Setup, Vitals
-from accucompare.report.table import overview
-from accucompare.report.table import sheets
-from accucompare.report.table.columns import to_dataframe
-from accucompare.report.table.health_columns import headline
 from accucompare.report.page.page_comparison import anchor
 from accucompare.report.page.page_data import leading_bits
 from accucompare.report.page.page_log import write_health_page, write_log_page
+from accucompare.report.table import overview, sheets
+from accucompare.report.table.columns import to_dataframe
+from accucompare.report.table.health_columns import headline
 from accucompare.report.table.watch_columns import MEASURES
 from accucompare.text import printable
 from benchmarks.made_rows import many

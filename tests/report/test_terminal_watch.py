@@ -15,8 +15,8 @@ from accucompare.findings.analysis.analysis import read
 from accucompare.findings.log.events import Alert, AlertKind, Cause, End, Ending, Event, Frame, Frames
 from accucompare.findings.log.log import log_path
 from accucompare.findings.log.vitals import ParameterFacts, Setup, Vitals
-from accucompare.report.table import sheets
 from accucompare.report.excel.excel_watch import write_watch
+from accucompare.report.table import sheets
 from accucompare.report.terminal.terminal_watch import print_analysis, print_finding, print_frames, print_watched
 from tests.findings.logs import NASTY, end, found, frames, passed, seen, start, step, training, write
 

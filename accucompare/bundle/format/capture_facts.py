@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from accucompare.numbers.statistics import Count
+from accucompare.numbers import Count
 from accucompare.selection import RoleGroup
 
 

@@ -22,7 +22,7 @@ from accucompare.bundle.format.records import NODE_ROLES, WRITTEN_ROLES, Role, c
 from accucompare.bundle.format.training_state import SavedAndStarted
 from accucompare.errors import BundleError
 from accucompare.files import replace_whole
-from accucompare.numbers.statistics import Count
+from accucompare.numbers import Count
 from accucompare.places import Answer, Place, Url, is_file
 from accucompare.selection import RoleGroup, Steps
 from accucompare.version import __version__

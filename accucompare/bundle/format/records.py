@@ -11,8 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 
 from accucompare.errors import BundleError
-from accucompare.numbers.dtypes import DTYPES
-from accucompare.numbers.statistics import Count, Statistics
+from accucompare.numbers import DTYPES, Count, Statistics
 from accucompare.selection import RoleGroup
 from accucompare.text import printable
 

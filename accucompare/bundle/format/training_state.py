@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from accucompare.numbers.statistics import Count
+from accucompare.numbers import Count
 
 
 class Component(str, Enum):

@@ -1,1 +1,8 @@
 """Reading a bundle: which records it holds, and their data, block by block and verified."""
+
+from accucompare.bundle.reading.notebook import bundle_html
+from accucompare.bundle.reading.reader import Bundle, Index, StoredTensor, open_bundle
+from accucompare.bundle.reading.sketches import Sketch, numbers_of
+from accucompare.bundle.reading.verification import Verified, verify
+
+__all__ = ["Bundle", "Index", "Sketch", "StoredTensor", "Verified", "bundle_html", "numbers_of", "open_bundle", "verify"]

@@ -17,10 +17,21 @@ import msgspec
 import numpy as np
 from isal.isal_zlib import crc32
 
-from accucompare.bundle.format.sources import Windows, open_source
-from accucompare.bundle.format.zip_records import COUNT_IN_ZIP64, END, ENTRY, FIELD, IN_ZIP64, LOCAL_HEADER, ZIP64_END, ZIP64_FIELD, ZIP64_LOCATOR
+from accucompare.bundle.format import (
+    COUNT_IN_ZIP64,
+    END,
+    ENTRY,
+    FIELD,
+    IN_ZIP64,
+    LOCAL_HEADER,
+    ZIP64_END,
+    ZIP64_FIELD,
+    ZIP64_LOCATOR,
+    Windows,
+    open_source,
+)
 from accucompare.errors import BundleError, RecordError
-from accucompare.numbers.dtypes import DTYPES, Array
+from accucompare.numbers import DTYPES, Array
 from accucompare.places import Place
 
 _ENTRY_LENGTHS = struct.Struct("<4s24x3H")  # of an entry: signature, lengths of name, extra and comment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from accucompare.bundle.format.manifest import Manifest, StepEntry
+from accucompare.bundle.format import Manifest, StepEntry
 from accucompare.markup import line, table
 from accucompare.places import Place
 from accucompare.text import counted

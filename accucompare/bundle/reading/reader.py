@@ -12,19 +12,26 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from accucompare.bundle.format import (
+    OPERATOR_ROLES,
+    STATE_ROLES,
+    WRITTEN_ROLES,
+    Key,
+    Manifest,
+    Record,
+    Role,
+    SketchFacts,
+    StepEntry,
+    Windows,
+    display_name,
+    manifests_of,
+    open_lines,
+)
 from accucompare.bundle.reading.archive import Archive
-from accucompare.bundle.format.capture_facts import SketchFacts
-from accucompare.bundle.format.manifest import Manifest, StepEntry, manifests_of
 from accucompare.bundle.reading.notebook import bundle_html
-from accucompare.bundle.writing.record_file import SKETCHES_A_MEMBER, sketches_name
-from accucompare.bundle.format.records import OPERATOR_ROLES, STATE_ROLES, WRITTEN_ROLES, Key, Record, Role, display_name
-from accucompare.bundle.format.sources import Windows, open_lines
+from accucompare.bundle.writing import SKETCHES_A_MEMBER, sketches_name
 from accucompare.errors import BundleError, RecordError, UsageError
-from accucompare.numbers import sums
-from accucompare.numbers.digests import digest, digest_of_segments
-from accucompare.numbers.dtypes import DTYPES, Array, widen
-from accucompare.numbers.sketch import VERSION
-from accucompare.numbers.sums import BLOCK, Float64
+from accucompare.numbers import BLOCK, DTYPES, VERSION, Array, Float64, digest, digest_of_segments, sums, widen
 from accucompare.places import Place, Url, place_of
 from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE, Mode
 

@@ -8,13 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from accucompare.bundle.format import Record
 from accucompare.bundle.reading.reader import Bundle
-from accucompare.bundle.format.records import Record
 from accucompare.errors import RecordError, UsageError
-from accucompare.numbers import sums
-from accucompare.numbers.dtypes import DTYPES
-from accucompare.numbers.sketch import deviation, distance, power_near, sketch, sketch_of
-from accucompare.numbers.sums import BLOCK, Float64
+from accucompare.numbers import BLOCK, DTYPES, Float64, deviation, distance, power_near, sketch, sketch_of, sums
 from accucompare.selection import SKETCH_SIZE
 
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from accucompare.bundle.format import STATE_ROLES, Record
 from accucompare.bundle.reading.reader import Bundle
-from accucompare.bundle.format.records import STATE_ROLES, Record
 from accucompare.errors import BundleError
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers import DTYPES
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from isal.isal_zlib import crc32
 
-from accucompare.bundle.format.zip_records import (
+from accucompare.bundle.format import (
     COUNT_IN_ZIP64,
     END,
     ENTRY,
@@ -25,7 +25,7 @@ from accucompare.bundle.format.zip_records import (
     ZIP64_FIELD,
     ZIP64_LOCATOR,
 )
-from accucompare.numbers.dtypes import Array
+from accucompare.numbers import Array
 
 ALIGNMENT = 64
 # Sizes and offsets, and counts, from here on do not fit into a ZIP's own fields.

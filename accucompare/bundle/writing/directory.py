@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from accucompare.bundle.format.manifest import BASELINES, CONDITIONED, PREVIOUS, PROOF, holds_bundle
+from accucompare.bundle.format import BASELINES, CONDITIONED, PREVIOUS, PROOF, holds_bundle
 from accucompare.errors import CaptureError
 from accucompare.places import Place, Url
 from accucompare.storage_errors import NoBucketError, cure_of

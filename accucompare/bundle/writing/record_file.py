@@ -12,13 +12,9 @@ import numpy as np
 import xxhash
 from msgspec.structs import replace
 
+from accucompare.bundle.format import Record, Shard
 from accucompare.bundle.writing.archive_writer import ArchiveWriter, member_name
-from accucompare.bundle.format.records import Record, Shard
-from accucompare.numbers.digests import digest
-from accucompare.numbers.dtypes import DTYPES, Array
-from accucompare.numbers.sketch import sketch_of
-from accucompare.numbers.statistics import Statistics, summarize
-from accucompare.numbers.sums import Float64
+from accucompare.numbers import DTYPES, Array, Float64, Statistics, digest, sketch_of, summarize
 from accucompare.selection import SKETCH_SIZE, Mode
 from accucompare.text import storable
 

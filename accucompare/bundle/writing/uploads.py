@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from accucompare import places
-from accucompare.bundle.format.sources import stamp_of
+from accucompare.bundle.format import stamp_of
 from accucompare.errors import CaptureError
 from accucompare.places import Url, wait
 

@@ -15,14 +15,12 @@ from types import TracebackType
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from accucompare.bundle.format.manifest import FORMAT_VERSION, NEEDS, SHARDS_NEED, Manifest, StepEntry, StepSeries
+from accucompare.bundle.format import FORMAT_VERSION, NEEDS, SHARDS_NEED, Manifest, Record, StepEntry, StepSeries
 from accucompare.bundle.writing.memory import Allocate, HostMemory, Lease
 from accucompare.bundle.writing.record_file import Content, RecordFile, Sketched
-from accucompare.bundle.format.records import Record
 from accucompare.bundle.writing.uploads import Uploads
 from accucompare.errors import CaptureError
-from accucompare.numbers.digests import fingerprint
-from accucompare.numbers.dtypes import DTYPES, Array
+from accucompare.numbers import DTYPES, Array, fingerprint
 from accucompare.places import Place, Url
 from accucompare.selection import SKETCH_SIZE, Mode
 from accucompare.storage_errors import FULL, cure_of

@@ -20,12 +20,12 @@ from concurrent.futures import TimeoutError as TimedOutError
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from accucompare.bundle.reading.reader import Bundle
+from accucompare.bundle.reading import Bundle
 from accucompare.compare.batches import Progress, batches_of, in_order
-from accucompare.compare.rows.outcomes import Outcome, Task, nbytes
 from accucompare.compare.cluster.parcels import Reply, pack_tasks, unpack_outcomes
-from accucompare.compare.judging.sides import Sides
 from accucompare.compare.cluster.worker import Job, Located, forget, introduce, judge_parcel, refusal
+from accucompare.compare.judging import Sides
+from accucompare.compare.rows import Outcome, Task, nbytes
 from accucompare.errors import BundleError, ClusterError, UsageError
 from accucompare.places import Url
 from accucompare.text import printable

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from accucompare.bundle.format.records import Record
-from accucompare.compare.pairing.align import Pair
-from accucompare.compare.rows.outcomes import Outcome, Proof, Task
-from accucompare.compare.limits.tolerance import Tolerance
+from accucompare.bundle.format import Record
+from accucompare.compare.limits import Tolerance
+from accucompare.compare.pairing import Pair
+from accucompare.compare.rows import Outcome, Proof, Task
 from accucompare.errors import BundleError
 
 

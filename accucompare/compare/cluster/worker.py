@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from accucompare.bundle.reading.reader import Bundle, open_bundle
-from accucompare.compare.judging.judging import judge_task
-from accucompare.compare.rows.outcomes import Outcome
+from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.cluster.parcels import Parcel, Reply, pack_outcomes, unpack_tasks
-from accucompare.compare.judging.sides import Sides
+from accucompare.compare.judging import Sides, judge_task
+from accucompare.compare.rows import Outcome
 from accucompare.errors import BundleError, ClusterError
-from accucompare.numbers import kernel
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers import DTYPES, kernel
 from accucompare.places import place_of
 from accucompare.version import __version__
 

@@ -51,14 +51,11 @@ from decimal import ROUND_FLOOR, Context, Decimal
 
 import msgspec
 
-from accucompare.bundle.format.records import Record
-from accucompare.compare.measuring.masks import masks_may_explain
-from accucompare.compare.measuring.measure import Metrics
-from accucompare.compare.rows.rows import Reason, Verdict
-from accucompare.compare.limits.tolerance import EXACT, Tolerance
-from accucompare.numbers.dtypes import DTYPES, Kind
-from accucompare.numbers.statistics import Statistics
-from accucompare.numbers.sums import CHUNK
+from accucompare.bundle.format import Record
+from accucompare.compare.limits import EXACT, Tolerance
+from accucompare.compare.measuring import Metrics, masks_may_explain
+from accucompare.compare.rows import Reason, Verdict
+from accucompare.numbers import CHUNK, DTYPES, Kind, Statistics
 
 #: Largest relative error of a mean or norm, doubled for the arithmetic here; and the absolute error near 0, where floats are coarse.
 _ERROR = CHUNK * 2.0**-52

@@ -6,11 +6,14 @@ import math
 
 import msgspec
 
-from accucompare.bundle.format.records import GRADIENT_ROLES, Record, Role
-from accucompare.compare.limits.baseline import Expected, floor, is_half, limit
-from accucompare.compare.pairing.choices import most_changed
-from accucompare.compare.measuring.closer import (
+from accucompare.bundle.format import GRADIENT_ROLES, Record, Role
+from accucompare.compare.judging.estimates import ratio_room, room
+from accucompare.compare.judging.sides import Sides
+from accucompare.compare.limits import EXACT, Expected, Tolerance, floor, is_half, limit
+from accucompare.compare.measuring import (
     ERRORS,
+    Metrics,
+    Run,
     Values,
     at_right_angles,
     beyond_last_place,
@@ -19,14 +22,9 @@ from accucompare.compare.measuring.closer import (
     common_limit,
     standard_error,
 )
-from accucompare.compare.judging.estimates import ratio_room, room
-from accucompare.compare.measuring.measure import Metrics
-from accucompare.compare.measuring.norms import Run
-from accucompare.compare.rows.outcomes import Task
-from accucompare.compare.rows.rows import Reason, Verdict
-from accucompare.compare.judging.sides import Sides
-from accucompare.compare.limits.tolerance import EXACT, Tolerance
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.compare.pairing import most_changed
+from accucompare.compare.rows import Reason, Task, Verdict
+from accucompare.numbers import DTYPES
 
 
 def look_closer(

@@ -28,18 +28,14 @@ import math
 import msgspec
 import numpy as np
 
-from accucompare.bundle.reading.reader import Bundle
-from accucompare.bundle.writing.record_file import SKETCHES_A_MEMBER
-from accucompare.bundle.format.records import Record
-from accucompare.bundle.reading.sketches import numbers_of
-from accucompare.compare.limits.baseline import NORMAL, ratio_limit
+from accucompare.bundle.format import Record
+from accucompare.bundle.reading import Bundle, numbers_of
+from accucompare.bundle.writing import SKETCHES_A_MEMBER
 from accucompare.compare.judging.bounds import lower_bounds
-from accucompare.compare.measuring.masks import masks_may_explain
-from accucompare.compare.measuring.measure import Metrics
+from accucompare.compare.limits import NORMAL, ratio_limit
+from accucompare.compare.measuring import Metrics, masks_may_explain
 from accucompare.errors import RecordError
-from accucompare.numbers.dtypes import DTYPES
-from accucompare.numbers.sketch import Products, deviation, distance, products
-from accucompare.numbers.sums import Float64
+from accucompare.numbers import DTYPES, Float64, Products, deviation, distance, products
 
 #: Between these, a sum of squares has lost nothing.
 _SQUARES = 1e-200, 1e300

@@ -12,12 +12,12 @@ import math
 import msgspec
 import numpy as np
 
-from accucompare.bundle.reading.reader import Bundle
-from accucompare.bundle.format.records import Record, Role
-from accucompare.compare.pairing.align import Pair
-from accucompare.compare.measuring.blocks import PairOfTensors
-from accucompare.compare.rows.outcomes import Task
-from accucompare.numbers.dtypes import DTYPES, round_to, widen
+from accucompare.bundle.format import Record, Role
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.measuring import PairOfTensors
+from accucompare.compare.pairing import Pair
+from accucompare.compare.rows import Task
+from accucompare.numbers import DTYPES, round_to, widen
 
 
 def with_given(tasks: list[Task]) -> list[Task]:

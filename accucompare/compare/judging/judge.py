@@ -6,16 +6,14 @@ import math
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format.records import Layout, Record
-from accucompare.compare.limits.baseline import FEW, Expected, differing, excess, floor, is_half, limit
+from accucompare.bundle.format import Layout, Record
 from accucompare.compare.judging.bounds import can_bound
-from accucompare.compare.pairing.choices import most_changed
 from accucompare.compare.judging.estimates import ratio_room, room
-from accucompare.compare.limits.limits import SmallestLimit
-from accucompare.compare.measuring.measure import Metrics
-from accucompare.compare.rows.rows import Reason, Status, Verdict
-from accucompare.compare.limits.tolerance import EXACT, Tolerance
-from accucompare.numbers.dtypes import DTYPES, Kind
+from accucompare.compare.limits import EXACT, FEW, Expected, SmallestLimit, Tolerance, differing, excess, floor, is_half, limit
+from accucompare.compare.measuring import Metrics
+from accucompare.compare.pairing import most_changed
+from accucompare.compare.rows import Reason, Status, Verdict
+from accucompare.numbers import DTYPES, Kind
 
 
 def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:

@@ -6,26 +6,33 @@ import math
 
 import msgspec
 
-from accucompare.bundle.reading.reader import Bundle
-from accucompare.bundle.format.records import TRAINING_ROLES, Layout, Record, Role
-from accucompare.compare.limits.baseline import differing
+from accucompare.bundle.format import TRAINING_ROLES, Layout, Record, Role
+from accucompare.bundle.reading import Bundle
 from accucompare.compare.judging.bounds import judge_bounds, lower_bounds
-from accucompare.compare.measuring.broadcasting import is_broadcast, measure_broadcast
 from accucompare.compare.judging.closer_looks import look_closer
 from accucompare.compare.judging.estimates import can_estimate
 from accucompare.compare.judging.given import is_rounded
 from accucompare.compare.judging.judge import judge, judge_without_data, settle_noise, settle_unsteady
-from accucompare.compare.measuring.masks import are_masks_of_two_kinds
-from accucompare.compare.measuring.measure import measure_masks
-from accucompare.compare.measuring.norms import Run
-from accucompare.compare.rows.operator_rows import is_operator, is_option, options_differ, without_partner
-from accucompare.compare.rows.outcomes import Outcome, Task, because, same_bits
 from accucompare.compare.judging.proof import conditioned, doubt
-from accucompare.compare.rows.rows import Option, Reason, Status, Verdict
 from accucompare.compare.judging.sides import Sides, metrics_of_identical
-from accucompare.compare.limits.tolerance import EXACT, Tolerance, with_ceiling
+from accucompare.compare.limits import EXACT, Tolerance, differing, with_ceiling
+from accucompare.compare.measuring import Run, are_masks_of_two_kinds, is_broadcast, measure_broadcast, measure_masks
+from accucompare.compare.rows import (
+    Option,
+    Outcome,
+    Reason,
+    Status,
+    Task,
+    Verdict,
+    because,
+    is_operator,
+    is_option,
+    options_differ,
+    same_bits,
+    without_partner,
+)
 from accucompare.errors import BundleError
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers import DTYPES
 
 #: How a pair fails if rounding changed its shape, its values or the number of calls.
 _OF_CHOICES = (Reason.SHAPE, Reason.OVER, Reason.MISSING, Reason.EXTRA)

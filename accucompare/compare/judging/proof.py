@@ -29,25 +29,31 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format.flags import roundoff
-from accucompare.bundle.format.manifest import CONDITIONED, PROOF, Manifest
-from accucompare.bundle.reading.reader import Bundle, open_bundle
-from accucompare.bundle.format.records import Record
-from accucompare.compare.pairing.align import Pair, Renaming
-from accucompare.compare.limits.baseline import FEW, Expected, check_beside, differing, floor, limit, partners
-from accucompare.compare.limits.brought import ERRORS
-from accucompare.compare.pairing.choices import most_changed
+from accucompare.bundle.format import CONDITIONED, PROOF, Manifest, Record, roundoff
+from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.judging.judge import RUNS, UNSTEADY
-from accucompare.compare.measuring.measure import Metrics
-from accucompare.compare.measuring.norms import Run
-from accucompare.compare.rows.outcomes import Proof, Task, same_bits
-from accucompare.compare.limits.provenance import other_surroundings
-from accucompare.compare.rows.rows import Reason, Status, Verdict
 from accucompare.compare.judging.sides import Sides
-from accucompare.compare.limits.suggest import float_dtype, product_formats
-from accucompare.compare.limits.tolerance import EXACT, FED_ROUNDINGS_OF_SUMS, Tolerance
-from accucompare.devices.settings import is_a_librarys
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.compare.limits import (
+    ERRORS,
+    EXACT,
+    FED_ROUNDINGS_OF_SUMS,
+    FEW,
+    Expected,
+    Tolerance,
+    check_beside,
+    differing,
+    float_dtype,
+    floor,
+    limit,
+    other_surroundings,
+    partners,
+    product_formats,
+)
+from accucompare.compare.measuring import Metrics, Run
+from accucompare.compare.pairing import Pair, Renaming, most_changed
+from accucompare.compare.rows import Proof, Reason, Status, Task, Verdict, same_bits
+from accucompare.devices import is_a_librarys
+from accucompare.numbers import DTYPES
 from accucompare.places import Place, is_file
 
 #: A quarter of an error, at right angles to it, makes it 3 % larger, and hides nothing. So much of the smallest error that counts as a

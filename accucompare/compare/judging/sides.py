@@ -7,17 +7,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from accucompare.bundle.reading.reader import Bundle
-from accucompare.bundle.format.records import Record
-from accucompare.compare.limits.baseline import Expected
+from accucompare.bundle.format import Record
+from accucompare.bundle.reading import Bundle
 from accucompare.compare.judging.estimates import Estimates, can_estimate
-from accucompare.compare.measuring.masks import may_hold_masks
-from accucompare.compare.measuring.measure import Metrics, measure, measure_identical
-from accucompare.compare.measuring.norms import Run
-from accucompare.compare.rows.outcomes import same_bits
-from accucompare.compare.limits.tolerance import EXACT, Tolerance
-from accucompare.numbers.dtypes import DTYPES
-from accucompare.numbers.statistics import Statistics
+from accucompare.compare.limits import EXACT, Expected, Tolerance
+from accucompare.compare.measuring import Metrics, Run, may_hold_masks, measure, measure_identical
+from accucompare.compare.rows import same_bits
+from accucompare.numbers import DTYPES, Statistics
 
 
 @dataclass(frozen=True)

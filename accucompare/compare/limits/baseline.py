@@ -18,12 +18,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 
-from accucompare.bundle.reading.reader import Bundle
-from accucompare.bundle.format.records import Error, Key, Record, Role
-from accucompare.compare.pairing.align import Pair, Renaming, Signatures, by_argument, rename
-from accucompare.compare.measuring.measure import Metrics
+from accucompare.bundle.format import Error, Key, Record, Role
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.measuring import Metrics
+from accucompare.compare.pairing import Pair, Renaming, Signatures, by_argument, rename
 from accucompare.errors import UsageError
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers import DTYPES
 from accucompare.places import Place
 from accucompare.selection import Mode
 

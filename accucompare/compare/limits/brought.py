@@ -12,17 +12,14 @@ from math import isfinite
 
 import msgspec
 
-from accucompare.bundle.format.manifest import BASELINES, Manifest
-from accucompare.bundle.reading.reader import Bundle, open_bundle
-from accucompare.bundle.format.records import GRADIENT_ROLES, Error, Key, Record, Role
-from accucompare.bundle.writing.writer import BundleWriter
+from accucompare.bundle.format import BASELINES, GRADIENT_ROLES, Error, Key, Manifest, Record, Role
+from accucompare.bundle.reading import Bundle, open_bundle
+from accucompare.bundle.writing import BundleWriter
 from accucompare.compare.limits.baseline import differing, is_half
-from accucompare.compare.measuring.closer import Values, beyond_last_place, common_factor
-from accucompare.compare.measuring.masks import may_hold_masks
-from accucompare.compare.measuring.measure import measure
 from accucompare.compare.limits.suggest import float_dtype, product_formats
+from accucompare.compare.measuring import Values, beyond_last_place, common_factor, may_hold_masks, measure
 from accucompare.errors import CaptureError, UsageError
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers import DTYPES
 from accucompare.places import Place, is_file
 from accucompare.selection import Mode
 

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accucompare.bundle.format.manifest import Manifest
-from accucompare.bundle.format.records import display_name
-from accucompare.compare.pairing.align import Renaming, rename
-from accucompare.devices.settings import is_a_librarys
+from accucompare.bundle.format import Manifest, display_name
+from accucompare.compare.pairing import Renaming, rename
+from accucompare.devices import is_a_librarys
 
 
 @dataclass(frozen=True)

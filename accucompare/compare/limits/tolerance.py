@@ -11,11 +11,10 @@ from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.format.flags import roundoff
-from accucompare.bundle.format.records import Record, Role
+from accucompare.bundle.format import Record, Role, roundoff
 from accucompare.errors import UsageError
 from accucompare.files import bounded
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers import DTYPES
 from accucompare.places import local
 
 #: By digits: the largest relative L2 error that passes by default, and the largest that may be called rounding, whatever the baseline, of a

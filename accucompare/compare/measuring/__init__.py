@@ -1,1 +1,43 @@
 """The numbers of one pair of tensors, without an opinion of them."""
+
+from accucompare.compare.measuring.blocks import Blocks, PairOfTensors
+from accucompare.compare.measuring.broadcasting import is_broadcast, measure_broadcast
+from accucompare.compare.measuring.closer import (
+    ERRORS,
+    Values,
+    at_right_angles,
+    beyond_last_place,
+    carriers,
+    common_factor,
+    common_limit,
+    standard_error,
+)
+from accucompare.compare.measuring.masks import are_masks_of_two_kinds, is_masked, masks_may_explain, may_hold_masks
+from accucompare.compare.measuring.measure import Metrics, measure, measure_identical, measure_masks
+from accucompare.compare.measuring.norms import Run
+from accucompare.compare.measuring.sample import Sample
+
+__all__ = [
+    "ERRORS",
+    "Blocks",
+    "Metrics",
+    "PairOfTensors",
+    "Run",
+    "Sample",
+    "Values",
+    "are_masks_of_two_kinds",
+    "at_right_angles",
+    "beyond_last_place",
+    "carriers",
+    "common_factor",
+    "common_limit",
+    "is_broadcast",
+    "is_masked",
+    "masks_may_explain",
+    "may_hold_masks",
+    "measure",
+    "measure_broadcast",
+    "measure_identical",
+    "measure_masks",
+    "standard_error",
+]

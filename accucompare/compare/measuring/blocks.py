@@ -12,10 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accucompare.compare.measuring.masks import is_masked
-from accucompare.numbers import kernel
+from accucompare.numbers import Array, DType, Float64, Kind, as_reals, kernel, widen
 from accucompare.numbers import sums as chunked
-from accucompare.numbers.dtypes import Array, DType, Kind, widen
-from accucompare.numbers.sums import Float64, as_reals
 
 #: Yields a tensor's stored bits from one element (a segment's first) up to another, as 1-d blocks of whole chunks, the last one
 #: shorter. May be called again, and by several threads at once.

@@ -10,11 +10,11 @@ import math
 
 import numpy as np
 
-from accucompare.bundle.format.records import Layout, Record, Role
+from accucompare.bundle.format import Layout, Record, Role
 from accucompare.compare.measuring.blocks import Blocks
 from accucompare.compare.measuring.masks import MOST_BROADCAST, may_hold_masks
 from accucompare.compare.measuring.measure import Metrics, measure
-from accucompare.numbers.dtypes import DTYPES, Array, Kind, widen
+from accucompare.numbers import DTYPES, Array, Kind, widen
 
 _GRADIENTS = (Role.GRAD_INPUT, Role.GRAD_OUTPUT)
 

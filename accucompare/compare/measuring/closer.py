@@ -25,12 +25,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accucompare.bundle.reading.reader import Bundle, StoredTensor
-from accucompare.bundle.format.records import Record
-from accucompare.numbers import sums
-from accucompare.numbers.dtypes import DTYPES, DType, widen
-from accucompare.numbers.statistics import Statistics
-from accucompare.numbers.sums import Float64, as_reals
+from accucompare.bundle.format import Record
+from accucompare.bundle.reading import Bundle, StoredTensor
+from accucompare.numbers import DTYPES, DType, Float64, Statistics, as_reals, sums, widen
 
 #: What all elements may have in common: roundings, or a multiple of the baseline's own factor.
 COMMON_ROUNDINGS, OF_BASELINE = 2.0, 2.0

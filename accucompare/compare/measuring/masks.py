@@ -18,9 +18,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from accucompare.bundle.format.records import Record
-from accucompare.numbers.dtypes import DTYPES, Array, DType, Kind, round_to, widen
-from accucompare.numbers.statistics import Statistics
+from accucompare.bundle.format import Record
+from accucompare.numbers import DTYPES, Array, DType, Kind, Statistics, round_to, widen
 
 #: The types whose lowest number is used as a mask. An fp8 type's lowest number is an ordinary value in other types.
 _USED = ("float64", "float32", "bfloat16", "float16")

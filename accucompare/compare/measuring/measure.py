@@ -13,14 +13,12 @@ import math
 import msgspec
 import numpy as np
 
-from accucompare.bundle.format.records import Record
+from accucompare.bundle.format import Record
 from accucompare.compare.measuring.blocks import Blocks, PairOfTensors, Segment
 from accucompare.compare.measuring.masks import compare_masks
 from accucompare.compare.measuring.norms import Run, Scales, Sums, Totals, one_minus_cosine
 from accucompare.compare.measuring.scan import Scan
-from accucompare.numbers import kernel
-from accucompare.numbers.dtypes import DTYPES, DType, Kind
-from accucompare.numbers.statistics import Number, Statistics
+from accucompare.numbers import DTYPES, DType, Kind, Number, Statistics, kernel
 
 
 class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from accucompare.compare.measuring.blocks import Block, PairOfTensors, Segment, scratch
-from accucompare.numbers import kernel
-from accucompare.numbers.sums import Float64, chunk_dots, chunk_sums, power_of_two_near
+from accucompare.numbers import Float64, chunk_dots, chunk_sums, kernel, power_of_two_near
 
 #: Calls a function with each item and gives the results in order, as ``map`` or a thread pool's ``map`` does.
 Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]

@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 
 from accucompare.compare.measuring.blocks import Block, PairOfTensors, Segment, scratch
 from accucompare.compare.measuring.norms import Scales
-from accucompare.numbers import kernel
-from accucompare.numbers.dtypes import Array, DType, Kind, widen
-from accucompare.numbers.sums import Float64, as_reals
+from accucompare.numbers import Array, DType, Float64, Kind, as_reals, kernel, widen
 
 #: The Python types of numbers that are no floats.
 _EXACT: dict[Kind, type] = {Kind.INT: int, Kind.BOOL: bool}

@@ -1,1 +1,39 @@
 """Where a wrong value was made, and what its error shows."""
+
+from accucompare.compare.origins import unsteady
+from accucompare.compare.origins.between import small_changes
+from accucompare.compare.origins.culprits import STRUCTURAL, find_culprits, is_of_glue, scaled_first
+from accucompare.compare.origins.describing import described, different_values, is_choice
+from accucompare.compare.origins.producers import with_producers
+from accucompare.compare.origins.reasons import Fed, NotFed, Origins, not_fed, operators_not_fed
+from accucompare.compare.origins.sites import Culprit, Stage
+from accucompare.compare.origins.training import FREE_GRADIENTS, PARAMETER_GRADIENTS, Terms, parameter_of
+from accucompare.compare.origins.unseen import unseen, without_output
+from accucompare.compare.origins.vouching import vouched_for
+
+__all__ = [
+    "FREE_GRADIENTS",
+    "PARAMETER_GRADIENTS",
+    "STRUCTURAL",
+    "Culprit",
+    "Fed",
+    "NotFed",
+    "Origins",
+    "Stage",
+    "Terms",
+    "described",
+    "different_values",
+    "find_culprits",
+    "is_choice",
+    "is_of_glue",
+    "not_fed",
+    "operators_not_fed",
+    "parameter_of",
+    "scaled_first",
+    "small_changes",
+    "unseen",
+    "unsteady",
+    "vouched_for",
+    "with_producers",
+    "without_output",
+]

@@ -7,16 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from accucompare.bundle.reading.reader import Bundle
-from accucompare.bundle.format.records import BUFFER_ROLES, Record, Role
-from accucompare.compare.pairing.align import Pair
-from accucompare.compare.limits.baseline import is_half
-from accucompare.compare.rows.outcomes import Outcome
-from accucompare.compare.rows.rows import Reason, Verdict
+from accucompare.bundle.format import BUFFER_ROLES, Record, Role
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.limits import is_half
 from accucompare.compare.origins.training import parameter_of
-from accucompare.compare.rows.written import buffer_of
-from accucompare.numbers.dtypes import DTYPES
-from accucompare.numbers.sums import Float64
+from accucompare.compare.pairing import Pair
+from accucompare.compare.rows import Outcome, Reason, Verdict, buffer_of
+from accucompare.numbers import DTYPES, Float64
 
 #: A change is rounding up to so many roundings of the coarser side's type, relative to the value's norm: averaged weights that are swapped
 #: in and out again are rounded twice, and a change that is smaller than half a rounding may leave the other side's value as it is.

@@ -16,19 +16,16 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from accucompare.bundle.format.records import GRADIENT_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, Role
-from accucompare.compare.limits.baseline import differing
+from accucompare.bundle.format import GRADIENT_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, Role
+from accucompare.compare.judging import is_noise
+from accucompare.compare.limits import CLEAR, differing
 from accucompare.compare.origins.describing import are_masks, is_choice
-from accucompare.compare.judging.judge import is_noise
 from accucompare.compare.origins.lost import once_for_an_update, where_cut, with_effect
-from accucompare.compare.rows.operator_rows import blame, is_operator
 from accucompare.compare.origins.reasons import Call, call_of, caller_of
-from accucompare.compare.rows.rows import UNMATCHED, Reason, Row, Status
 from accucompare.compare.origins.scaled import find_scaled
 from accucompare.compare.origins.sites import Culprit, Stage
-from accucompare.compare.limits.tolerance import CLEAR
 from accucompare.compare.origins.training import parameter_of
-from accucompare.compare.rows.written import is_buffer, one_sided_writes, owner_of
+from accucompare.compare.rows import UNMATCHED, Reason, Row, Status, blame, is_buffer, is_operator, one_sided_writes, owner_of
 
 #: Excesses within this factor of each other count as equal.
 ALIKE = 2.0

@@ -8,18 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from accucompare.bundle.reading.reader import Bundle
-from accucompare.bundle.format.records import Record, Role
-from accucompare.compare.pairing.align import Renaming
-from accucompare.compare.limits.baseline import differing
-from accucompare.compare.measuring.masks import is_masked, may_hold_masks
-from accucompare.compare.limits.provenance import other_configuration
-from accucompare.compare.rows.rows import Option, Row, Status
-from accucompare.compare.measuring.sample import Sample
+from accucompare.bundle.format import Record, Role
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.limits import differing, other_configuration
+from accucompare.compare.measuring import Sample, is_masked, may_hold_masks
 from accucompare.compare.origins.sites import Culprit, Stage
-from accucompare.compare.rows.written import is_buffer
-from accucompare.numbers.dtypes import DTYPES, Kind, widen
-from accucompare.numbers.sums import Float64
+from accucompare.compare.pairing import Renaming
+from accucompare.compare.rows import Option, Row, Status, is_buffer
+from accucompare.numbers import DTYPES, Float64, Kind, widen
 
 #: The number of culprits whose error is described, the most elements that are read for that, and the size of a sample of larger tensors.
 DESCRIBED = 3
@@ -49,7 +45,7 @@ def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
         return culprit
     if {DTYPES[record.dtype].kind for record in (ours, theirs)} != {Kind.FLOAT}:
         return culprit
-    from accucompare.compare.shape.patterns import describe_error
+    from accucompare.compare.shape import describe_error
 
     sample = None
     if math.prod(ours.shape) > MOST_ELEMENTS:

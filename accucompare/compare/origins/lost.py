@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from accucompare.bundle.format.records import UPDATE_ROLES, Record, Role
+from accucompare.bundle.format import UPDATE_ROLES, Record, Role
 from accucompare.compare.origins.reasons import Call, call_of, caller_of
-from accucompare.compare.rows.rows import UNMATCHED, Row, Status
 from accucompare.compare.origins.sites import Culprit
 from accucompare.compare.origins.training import parameter_of
+from accucompare.compare.rows import UNMATCHED, Row, Status
 
 #: (rank, step).
 _Step = tuple[int, int]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from accucompare.bundle.format.records import Layout, Record, Role
+from accucompare.bundle.format import Layout, Record, Role
 from accucompare.compare.origins.reasons import Call, call_of, caller_of
-from accucompare.compare.rows.rows import Row
+from accucompare.compare.rows import Row
 
 #: Roles of values that a call gives to whoever comes after it, and of those that it hands down to the calls inside of it.
 _GIVES = (Role.OUTPUT, Role.GRAD_INPUT, Role.OP_OUTPUT, Role.OP_GRAD_INPUT)

@@ -8,12 +8,22 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format.manifest import Manifest
-from accucompare.bundle.format.records import NODE_ROLES, TRAINING_ROLES, Layout, Record, Role
-from accucompare.compare.rows.operator_rows import Operator, OperatorOrigins, is_operator, not_fed_operators
-from accucompare.compare.rows.rows import UNMATCHED, Reason, Status, Verdict
+from accucompare.bundle.format import NODE_ROLES, TRAINING_ROLES, Layout, Manifest, Record, Role
 from accucompare.compare.origins.training import MUCH_FURTHER, Training
-from accucompare.compare.rows.written import is_buffer, is_wrong, owner_of, trace_buffer
+from accucompare.compare.rows import (
+    UNMATCHED,
+    Operator,
+    OperatorOrigins,
+    Reason,
+    Status,
+    Verdict,
+    is_buffer,
+    is_operator,
+    is_wrong,
+    not_fed_operators,
+    owner_of,
+    trace_buffer,
+)
 
 #: (rank, step, name, call index).
 Call = tuple[int, int, str, int]

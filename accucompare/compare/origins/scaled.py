@@ -11,11 +11,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from accucompare.bundle.format.records import Role
-from accucompare.compare.rows.rows import Row, Status
-from accucompare.compare.limits.tolerance import DEFAULT_REL_L2
+from accucompare.bundle.format import Role
+from accucompare.compare.limits import DEFAULT_REL_L2
 from accucompare.compare.origins.training import FREE_GRADIENTS
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.compare.rows import Row, Status
+from accucompare.numbers import DTYPES
 
 #: Factors this close to each other, relatively, are one; in half types, as close as their rounding.
 SPREAD = 1e-6

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from accucompare.bundle.format.records import AT_THE_END, NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, WRITTEN_ROLES, Record, Role
-from accucompare.compare.rows.rows import Difference, Option, Reason, Row
+from accucompare.bundle.format import AT_THE_END, NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, WRITTEN_ROLES, Record, Role
 from accucompare.compare.origins.scaled import ScaledGradients
-from accucompare.compare.rows.written import buffer_of, owner_of
+from accucompare.compare.rows import Difference, Option, Reason, Row, buffer_of, owner_of
 from accucompare.markup import line
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format.records import GRADIENT_ROLES, UPDATE_ROLES, Record, Role
-from accucompare.compare.rows.rows import UNMATCHED, Reason, Status, Verdict
-from accucompare.compare.limits.tolerance import RECURRENT, SUMMED, Tolerance
+from accucompare.bundle.format import GRADIENT_ROLES, UPDATE_ROLES, Record, Role
+from accucompare.compare.limits import RECURRENT, SUMMED, Tolerance
+from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
 
 #: (rank, step, name, call index).
 Call = tuple[int, int, str, int]

@@ -29,12 +29,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from accucompare.bundle.format.records import BUFFER_ROLES, GRADIENT_ROLES, TRAINING_ROLES, UPDATE_ROLES, WRITTEN_ROLES, Layout, Record, Role
-from accucompare.compare.rows.operator_rows import is_operator
+from accucompare.bundle.format import BUFFER_ROLES, GRADIENT_ROLES, TRAINING_ROLES, UPDATE_ROLES, WRITTEN_ROLES, Layout, Record, Role
+from accucompare.compare.limits import CEILING, DEFAULT_REL_L2
 from accucompare.compare.origins.reasons import Call, call_of, caller_of
-from accucompare.compare.rows.rows import Reason, Row, Status
-from accucompare.compare.limits.tolerance import CEILING, DEFAULT_REL_L2
 from accucompare.compare.origins.training import FREE_GRADIENTS, NOT_FED, parameter_of
+from accucompare.compare.rows import Reason, Row, Status, is_operator
 
 #: Layouts of tensors that are listed without data. A meta tensor is not among them: it has no values that could be wrong.
 _WITHOUT_DATA = (Layout.NESTED, Layout.SPARSE, Layout.QUANTIZED, Layout.BATCHED, Layout.UNREADABLE)

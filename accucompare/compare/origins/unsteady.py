@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from accucompare.bundle.format.records import Key, Record, Role
+from accucompare.bundle.format import Key, Record, Role
 from accucompare.compare.origins.reasons import Call, call_of, caller_of
 
 

@@ -24,12 +24,11 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format.records import BUFFER_ROLES, GRADIENT_ROLES, SERIES_ROLES, UPDATE_ROLES, Layout, Record, Role
-from accucompare.compare.measuring.masks import are_masks_of_two_kinds
-from accucompare.compare.rows.operator_rows import is_operator
+from accucompare.bundle.format import BUFFER_ROLES, GRADIENT_ROLES, SERIES_ROLES, UPDATE_ROLES, Layout, Record, Role
+from accucompare.compare.measuring import are_masks_of_two_kinds
 from accucompare.compare.origins.reasons import Call, call_of, caller_of
-from accucompare.compare.rows.rows import Reason, Row, Status
 from accucompare.compare.origins.training import parameter_of
+from accucompare.compare.rows import Reason, Row, Status, is_operator
 
 #: What a gradient is the gradient of.
 _FORWARD = {Role.GRAD_OUTPUT: Role.OUTPUT, Role.GRAD_INPUT: Role.INPUT}

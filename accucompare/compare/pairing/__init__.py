@@ -1,1 +1,71 @@
 """Which record, module or step of one side is which of the other."""
+
+from accucompare.compare.pairing.align import (
+    Pair,
+    Renaming,
+    Signatures,
+    align,
+    argument_path,
+    by_argument,
+    counterparts,
+    rename,
+    rename_parameter,
+    tupled,
+    unused,
+    with_parameter,
+)
+from accucompare.compare.pairing.asked import not_asked
+from accucompare.compare.pairing.choices import Calls, chosen_shape, given_otherwise, judged_by_limits, most_changed
+from accucompare.compare.pairing.dumps import of_dumps, with_paths_of
+from accucompare.compare.pairing.proposals import propose
+from accucompare.compare.pairing.renames import (
+    Model,
+    advice,
+    check_maps,
+    clashes,
+    matches,
+    options,
+    read_maps,
+    renamed_model,
+    signatures_of,
+)
+from accucompare.compare.pairing.sequences import align_operators, numbered_as, numbered_nodes
+from accucompare.compare.pairing.tied import SharedNames, other_names
+
+__all__ = [
+    "Calls",
+    "Model",
+    "Pair",
+    "Renaming",
+    "SharedNames",
+    "Signatures",
+    "advice",
+    "align",
+    "align_operators",
+    "argument_path",
+    "by_argument",
+    "check_maps",
+    "chosen_shape",
+    "clashes",
+    "counterparts",
+    "given_otherwise",
+    "judged_by_limits",
+    "matches",
+    "most_changed",
+    "not_asked",
+    "numbered_as",
+    "numbered_nodes",
+    "of_dumps",
+    "options",
+    "other_names",
+    "propose",
+    "read_maps",
+    "rename",
+    "rename_parameter",
+    "renamed_model",
+    "signatures_of",
+    "tupled",
+    "unused",
+    "with_parameter",
+    "with_paths_of",
+]

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from accucompare.bundle.format.records import UPDATE_ROLES, Key, Record, Role
+from accucompare.bundle.format import UPDATE_ROLES, Key, Record, Role
 from accucompare.errors import UsageError
 
 #: Seconds that a pattern may take for one name. A pattern that backtracks without end would take years.

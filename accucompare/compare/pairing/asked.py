@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from accucompare.bundle.format.capture_facts import Options
-from accucompare.bundle.format.records import GROUP_OF
+from accucompare.bundle.format import GROUP_OF, Options
 from accucompare.compare.pairing.align import Pair
 from accucompare.selection import Steps
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from accucompare.bundle.format.records import OPERATOR_ROLES, Key, Record, Role
+from accucompare.bundle.format import OPERATOR_ROLES, Key, Record, Role
 from accucompare.compare.pairing.align import Pair, Renaming, rename
 
 #: (rank, step, name).

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format.capture_facts import Imported
-from accucompare.bundle.reading.reader import Bundle
-from accucompare.bundle.format.records import Layout, Record, Role
+from accucompare.bundle.format import Imported, Layout, Record, Role
+from accucompare.bundle.reading import Bundle
 from accucompare.compare.pairing.align import Pair
-from accucompare.numbers.statistics import Statistics
+from accucompare.numbers import Statistics
 from accucompare.text import printable
 
 #: What a single output is called by a dump that does not tell a tensor from a tuple of one.

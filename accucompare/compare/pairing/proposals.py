@@ -16,7 +16,7 @@ from typing import Any
 
 from accucompare.compare.pairing.align import Renaming, rename
 from accucompare.compare.pairing.renames import Model
-from accucompare.numbers.digests import same_fingerprint
+from accucompare.numbers import same_fingerprint
 
 #: The most maps that are proposed, that are tried for each, and the most equal modules or equal maps among which one is chosen.
 MOST_MAPS = 16

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from accucompare.bundle.format.records import OPERATOR_ROLES, Layout, Record, Role
+from accucompare.bundle.format import OPERATOR_ROLES, Layout, Record, Role
 from accucompare.compare.pairing.align import Pair, Renaming, Signatures, align, rename
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers import DTYPES
 
 #: The worth of a pair, and what is added for equal numbers and strings, for similar values, and for equal source lines.
 _PAIR, _OPTIONS, _LIKE, _LINE = 1000, 100, 40, 10

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from accucompare.compare.pairing.align import Renaming, counterparts, rename_parameter
 from accucompare.compare.pairing.renames import Model, renamed_model
-from accucompare.numbers.digests import same_fingerprint
+from accucompare.numbers import same_fingerprint
 
 #: The tables of a manifest's ``model`` whose entries may have several names.
 _TABLES = ("parameters", "buffers")

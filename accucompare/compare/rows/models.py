@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accucompare.compare.pairing.align import Renaming, counterparts, rename_parameter
+from accucompare.compare.pairing import Model, Renaming, counterparts, rename_parameter
 from accucompare.compare.rows.operator_rows import is_operator
-from accucompare.compare.pairing.renames import Model
 from accucompare.compare.rows.rows import Row
 
 

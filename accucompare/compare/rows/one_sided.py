@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from accucompare.bundle.reading.reader import Bundle
-from accucompare.bundle.format.records import (
+from accucompare.bundle.format import (
     NODE_ROLES,
     TRAINING_ROLES,
     WAYS_OF_UPDATING,
@@ -13,9 +12,8 @@ from accucompare.bundle.format.records import (
     Record,
     Role,
 )
-from accucompare.compare.pairing.align import Pair
-from accucompare.compare.pairing.asked import not_asked
-from accucompare.compare.pairing.dumps import of_dumps
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.pairing import Pair, not_asked, of_dumps
 from accucompare.compare.rows.outcomes import Outcome
 from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.selection import Selection

@@ -16,8 +16,7 @@ from difflib import SequenceMatcher
 
 import msgspec
 
-from accucompare.bundle.format.capture_facts import Unfed
-from accucompare.bundle.format.records import GRADIENT_ROLES, NODE_ROLES, OPERATOR_ROLES, UPDATE_ROLES, Layout, Record, Role, same_line
+from accucompare.bundle.format import GRADIENT_ROLES, NODE_ROLES, OPERATOR_ROLES, UPDATE_ROLES, Layout, Record, Role, Unfed, same_line
 from accucompare.compare.rows.rows import Difference, Option, Reason, Row, Status, Verdict
 
 #: An operator of a module call: (rank, step, name, call index, operator, number).

@@ -7,14 +7,12 @@ from dataclasses import replace
 
 import msgspec
 
-from accucompare.bundle.format.records import Key, Record, Role
-from accucompare.compare.pairing.align import Pair
-from accucompare.compare.limits.baseline import why_not
-from accucompare.compare.pairing.choices import chosen_shape
-from accucompare.compare.measuring.measure import Metrics
+from accucompare.bundle.format import Key, Record, Role
+from accucompare.compare.limits import Tolerance, why_not
+from accucompare.compare.measuring import Metrics
+from accucompare.compare.pairing import Pair, chosen_shape
 from accucompare.compare.rows.rows import Verdict
-from accucompare.compare.limits.tolerance import Tolerance
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers import DTYPES
 
 
 class Proof(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -7,10 +7,9 @@ from enum import Enum
 
 import msgspec
 
-from accucompare.bundle.format.records import DEVICE_DIGEST, SERIES_ROLES, Record
-from accucompare.compare.limits.limits import SmallestLimit
-from accucompare.compare.measuring.measure import Metrics
-from accucompare.compare.limits.provenance import OtherCode
+from accucompare.bundle.format import DEVICE_DIGEST, SERIES_ROLES, Record
+from accucompare.compare.limits import OtherCode, SmallestLimit
+from accucompare.compare.measuring import Metrics
 from accucompare.places import Place
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format.records import BUFFER_ROLES, WRITTEN_ROLES, Record, Role
+from accucompare.bundle.format import BUFFER_ROLES, WRITTEN_ROLES, Record, Role
 from accucompare.compare.rows.rows import UNMATCHED, Reason, Row, Status, Verdict
 
 #: What a row says of a buffer that steps have changed which were not recorded.

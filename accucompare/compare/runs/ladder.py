@@ -16,14 +16,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from accucompare.bundle.format.manifest import Manifest, StepSeries
-from accucompare.bundle.format.records import GRADIENT_ROLES, Role
-from accucompare.compare.rows.rows import UNMATCHED, Finding, Reason, Row, Status
+from accucompare.bundle.format import GRADIENT_ROLES, Manifest, Role, StepSeries
+from accucompare.compare.limits import DEFAULT_REL_L2, Tolerance, float_dtype
+from accucompare.compare.rows import UNMATCHED, Finding, Reason, Row, Status
 from accucompare.compare.runs.step_pairs import OtherSetting, StepPair, clipped, number, percent, settings_of
-from accucompare.compare.limits.suggest import float_dtype
-from accucompare.compare.limits.tolerance import DEFAULT_REL_L2, Tolerance
 from accucompare.compare.runs.wander import Apart, Limits, Place, Quantity, Wander, envelope, used_norm, value_of, wander
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers import DTYPES
 
 #: The manifests of a bundle, by rank.
 Manifests = Mapping[int, Manifest]

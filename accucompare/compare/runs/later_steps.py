@@ -17,11 +17,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from accucompare.bundle.format.manifest import Manifest, StepSeries
-from accucompare.bundle.format.records import UPDATE_ROLES, Role
-from accucompare.compare.limits.baseline import floor, precision_of, ratio_limit
-from accucompare.compare.rows.outcomes import Outcome, Task
-from accucompare.compare.rows.rows import Reason, Verdict
+from accucompare.bundle.format import UPDATE_ROLES, Manifest, Role, StepSeries
+from accucompare.compare.limits import floor, precision_of, ratio_limit
+from accucompare.compare.rows import Outcome, Reason, Task, Verdict
 from accucompare.compare.runs.wander import TOGETHER
 from accucompare.errors import BundleError
 

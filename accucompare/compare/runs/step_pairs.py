@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from accucompare.bundle.format.manifest import StepSeries
+from accucompare.bundle.format import StepSeries
 from accucompare.compare.runs.wander import Apart, Quantity
 
 #: Learning rates that differ by less are one: some optimizers keep them in float32.

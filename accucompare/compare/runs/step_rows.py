@@ -20,21 +20,26 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from accucompare.bundle.format.manifest import StepSeries
-from accucompare.bundle.format.records import TRAINING_ROLES, Layout, Record, Role
-from accucompare.compare.limits.baseline import floor, precision_of, ratio_limit
-from accucompare.compare.measuring.blocks import Blocks
-from accucompare.compare.judging.judge import judge
+from accucompare.bundle.format import TRAINING_ROLES, Layout, Record, Role, StepSeries
+from accucompare.compare.judging import judge
+from accucompare.compare.limits import (
+    CEILING,
+    COARSE,
+    DEFAULT_REL_L2,
+    FED_ROUNDINGS,
+    FED_ROUNDINGS_OF_SUMS,
+    Tolerance,
+    Tolerances,
+    floor,
+    precision_of,
+    ratio_limit,
+)
+from accucompare.compare.measuring import Blocks, Metrics, measure
+from accucompare.compare.origins import not_fed
+from accucompare.compare.rows import UNMATCHED, Reason, Row, Status, Verdict, is_operator
 from accucompare.compare.runs.ladder import Manifests, Parting, asked_of, coarsest
-from accucompare.compare.measuring.measure import Metrics, measure
-from accucompare.compare.rows.operator_rows import is_operator
-from accucompare.compare.origins.reasons import not_fed
-from accucompare.compare.rows.rows import UNMATCHED, Reason, Row, Status, Verdict
-from accucompare.compare.limits.tolerance import CEILING, COARSE, DEFAULT_REL_L2, FED_ROUNDINGS, FED_ROUNDINGS_OF_SUMS, Tolerance, Tolerances
 from accucompare.compare.runs.wander import Place, relative, used_norm
-from accucompare.numbers.digests import digest
-from accucompare.numbers.dtypes import DTYPES
-from accucompare.numbers.statistics import summarize
+from accucompare.numbers import DTYPES, digest, summarize
 
 #: An output of the whole model: the number of its call, and its path.
 Output = tuple[int, str]

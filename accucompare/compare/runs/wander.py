@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
-from accucompare.bundle.format.manifest import StepSeries
-from accucompare.compare.limits.baseline import floor, precision_of, ratio_limit
-from accucompare.compare.limits.tolerance import CEILING, CLEAR, DEFAULT_REL_L2, Tolerance
-from accucompare.compare.origins.training import FREE_GRADIENTS
+from accucompare.bundle.format import StepSeries
+from accucompare.compare.limits import CEILING, CLEAR, DEFAULT_REL_L2, Tolerance, floor, precision_of, ratio_limit
+from accucompare.compare.origins import FREE_GRADIENTS
 
 #: (rank, step).
 Place = tuple[int, int]

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from accucompare.compare.measuring.sample import Sample
-from accucompare.numbers.sums import Float64
+from accucompare.compare.measuring import Sample
+from accucompare.numbers import Float64
 
 CERTAIN = 20.0  # nats by which a claim must beat chance: 2e-9, so that the dozens of claims tried on a record have 1e-7 together
 SHARE = 0.9  # of the squared error in the slices named: noise of a tenth of the error takes 1 %, the rest is margin

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from accucompare.compare.measuring import Sample
 from accucompare.compare.shape.marginals import (
     CERTAIN,
     SHARE,
@@ -27,10 +28,8 @@ from accucompare.compare.shape.marginals import (
     shares,
     sums_of,
 )
-from accucompare.compare.measuring.sample import Sample
 from accucompare.compare.shape.transforms import Description, describe, scales_and_offsets
-from accucompare.numbers.dtypes import DTYPES, Kind, round_to, widen
-from accucompare.numbers.sums import Float64
+from accucompare.numbers import DTYPES, Float64, Kind, round_to, widen
 
 SIDE = 0.95  # the share of the squared error on one side of zero; activation functions differ a little on the other side too
 NOISE = 0.1  # the largest share of the squared error that any description of "noise" may explain beyond chance

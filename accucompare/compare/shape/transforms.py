@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accucompare.compare.shape.marginals import CERTAIN, LISTED, LONGEST, Sums, Tensors, carriers_of, percent
-from accucompare.numbers.sums import Float64
+from accucompare.numbers import Float64
 
 LEFT = 0.1  # the largest share of the squared error that a description may leave: noise of a tenth of the error takes 1 %
 FLOOR = 1e-4  # a smaller share left counts as none: among exact descriptions the shortest wins

@@ -7,21 +7,14 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from accucompare.bundle.reading.reader import Bundle, open_bundle
-from accucompare.bundle.format.records import Key, Record
-from accucompare.compare.pairing.align import Pair, Renaming
-from accucompare.compare.limits.baseline import check_baseline, check_dtypes, partners
-from accucompare.compare.limits.brought import own_baseline
-from accucompare.compare.pairing.choices import Calls, given_otherwise, judged_by_limits
-from accucompare.compare.rows.outcomes import Task, with_baseline
+from accucompare.bundle.format import Key, Record
+from accucompare.bundle.reading import Bundle, open_bundle
+from accucompare.compare.limits import baseline_command, check_baseline, check_dtypes, other_code, own_baseline, partners
+from accucompare.compare.pairing import Calls, Model, Pair, Renaming, given_otherwise, judged_by_limits, numbered_as, signatures_of
+from accucompare.compare.rows import Finding, Reason, RefusedBaseline, Row, Task, with_baseline
 from accucompare.compare.trust.preflight import preflight_baseline
-from accucompare.compare.limits.provenance import other_code
-from accucompare.compare.pairing.renames import Model, signatures_of
-from accucompare.compare.rows.rows import Finding, Reason, RefusedBaseline, Row
-from accucompare.compare.pairing.sequences import numbered_as
-from accucompare.compare.limits.suggest import baseline_command
 from accucompare.errors import BundleError, UsageError
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers import DTYPES
 from accucompare.places import Place
 
 

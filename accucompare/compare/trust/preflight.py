@@ -7,17 +7,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from accucompare.bundle.format.flags import FLAGS
-from accucompare.bundle.format.manifest import Manifest
-from accucompare.bundle.reading.reader import Bundle
-from accucompare.compare.pairing.align import Renaming
-from accucompare.compare.limits.provenance import other_code, other_configuration, other_surroundings, place
-from accucompare.compare.pairing.renames import renamed_model
-from accucompare.compare.rows.rows import About, Finding, RefusedBaseline
-from accucompare.compare.limits.suggest import baseline_command, float_dtype, product_formats, suggested
-from accucompare.compare.pairing.tied import SharedNames
+from accucompare.bundle.format import FLAGS, Manifest
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.limits import (
+    baseline_command,
+    float_dtype,
+    other_code,
+    other_configuration,
+    other_surroundings,
+    place,
+    product_formats,
+    suggested,
+)
+from accucompare.compare.pairing import Renaming, SharedNames, renamed_model
+from accucompare.compare.rows import About, Finding, RefusedBaseline
 from accucompare.compare.trust.unverified import unverified
-from accucompare.numbers.digests import same_fingerprint
+from accucompare.numbers import same_fingerprint
 from accucompare.selection import Mode
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from accucompare.bundle.format.manifest import Manifest
-from accucompare.bundle.reading.reader import Bundle
-from accucompare.bundle.format.records import display_name
-from accucompare.bundle.format.training_state import Component
-from accucompare.compare.rows.rows import About, Finding
-from accucompare.numbers.digests import same_fingerprint
+from accucompare.bundle.format import Component, Manifest, display_name
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.rows import About, Finding
+from accucompare.numbers import same_fingerprint
 from accucompare.text import printable
 
 

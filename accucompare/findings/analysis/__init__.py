@@ -1,1 +1,6 @@
 """What a watch wrote, read back: one run's analysis, and that of all ranks."""
+
+from accucompare.findings.analysis.analysis import Analysis, Ranks, Trail, read
+from accucompare.findings.analysis.scaling import Scaling
+
+__all__ = ["Analysis", "Ranks", "Scaling", "Trail", "read"]

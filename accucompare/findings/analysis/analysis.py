@@ -11,22 +11,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from accucompare.bundle.format.records import display_name
+from accucompare.bundle.format import display_name
 from accucompare.errors import UsageError
-from accucompare.findings.log.events import (
+from accucompare.findings.log import (
     Alert,
     End,
     Event,
     Finding,
     Frames,
     ScaleChange,
+    Setup,
     Start,
     Step,
+    Vitals,
+    read_log,
 )
-from accucompare.findings.words.hints import hints as hints
-from accucompare.findings.log.log import read_log
-from accucompare.findings.log.vitals import Setup, Vitals
-from accucompare.findings.words.wording import printable
+from accucompare.findings.words import hints as hints
+from accucompare.findings.words import printable
 
 #: So many steps skipped without one between that was not are an alarm: the loss scale was halved as often.
 MANY_IN_A_ROW = 8

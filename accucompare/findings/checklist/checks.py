@@ -13,9 +13,8 @@ from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
-from accucompare.findings.analysis.analysis import Analysis
-from accucompare.findings.log.number import Number
-from accucompare.findings.log.vitals import ParameterFacts, Setup, Vitals
+from accucompare.findings.analysis import Analysis
+from accucompare.findings.log import Number, ParameterFacts, Setup, Vitals
 
 
 class Status(str, Enum):

@@ -8,7 +8,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from accucompare.findings.analysis.analysis import Analysis
+from accucompare.findings.analysis import Analysis
 from accucompare.findings.checklist.checks import (
     Check,
     Evidence,
@@ -22,7 +22,7 @@ from accucompare.findings.checklist.checks import (
     steps_of,
     warned,
 )
-from accucompare.findings.log.vitals import Given, Loaded, Targets, Vitals
+from accucompare.findings.log import Given, Loaded, Targets, Vitals
 
 _MASKS = re.compile(r"mask|bias", re.IGNORECASE)
 #: So many steps show in which ways a model is called.

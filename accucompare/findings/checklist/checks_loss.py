@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from accucompare.findings.analysis.analysis import Analysis
+from accucompare.findings.analysis import Analysis
 from accucompare.findings.checklist.checks import (
     Check,
     Evidence,
@@ -18,7 +18,7 @@ from accucompare.findings.checklist.checks import (
     steps_of,
     warned,
 )
-from accucompare.findings.log.vitals import Labels
+from accucompare.findings.log import Labels
 
 #: What a function takes must not be made by these: it has a softmax or a sigmoid of its own, or takes logarithms.
 _MADE_TWICE = {

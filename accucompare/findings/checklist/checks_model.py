@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from accucompare.bundle.format.records import display_name
+from accucompare.bundle.format import display_name
 from accucompare.findings.checklist.checks import (
     Check,
     Evidence,

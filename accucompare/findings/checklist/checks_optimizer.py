@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from accucompare.bundle.format.records import display_name
+from accucompare.bundle.format import display_name
 from accucompare.findings.checklist.checks import (
     Check,
     Evidence,
@@ -21,7 +21,7 @@ from accucompare.findings.checklist.checks import (
     steps_of,
     warned,
 )
-from accucompare.findings.log.vitals import ParameterFacts
+from accucompare.findings.log import ParameterFacts
 
 #: Classes of modules that normalise, in whose names these stand.
 _NORMS = ("Norm",)

@@ -19,7 +19,7 @@ from accucompare.findings.checklist.checks import (
     steps_of,
     warned,
 )
-from accucompare.findings.log.events import AlertKind
+from accucompare.findings.log import AlertKind
 
 _HALVES = ("float16", "bfloat16")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accucompare.findings.analysis.analysis import Analysis
+from accucompare.findings.analysis import Analysis
 from accucompare.findings.checklist.checks import Check, Evidence, Layer, Need, Outcome, not_looked_at, passed, steps_of, warned
 from accucompare.findings.checklist.checks_data import same_batches
 from accucompare.findings.checklist.checks_run import first_difference

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from accucompare.findings.analysis.analysis import Analysis
+from accucompare.findings.analysis import Analysis
 from accucompare.findings.checklist.checks import (
     Check,
     Evidence,
@@ -24,9 +24,8 @@ from accucompare.findings.checklist.checks import (
     steps_of,
     warned,
 )
-from accucompare.findings.log.events import Ending
-from accucompare.findings.log.number import Number
-from accucompare.findings.words.wording import printable
+from accucompare.findings.log import Ending, Number
+from accucompare.findings.words import printable
 
 #: Fewer losses show no trend.
 _FEWEST = 30

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from accucompare.errors import UsageError
 from accucompare.files import bounded
-from accucompare.findings.analysis.analysis import Analysis, Ranks
+from accucompare.findings.analysis import Analysis, Ranks
 from accucompare.findings.checklist.checks import Check, Evidence, Outcome, Status, Threshold, not_looked_at
 from accucompare.findings.checklist.checks_data import DATA
 from accucompare.findings.checklist.checks_loss import LOSS

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from accucompare.bundle.format.records import display_name
+from accucompare.bundle.format import display_name
 from accucompare.findings.log.number import Number as Number
 from accucompare.findings.log.number import number as number
 from accucompare.findings.log.vitals import Setup, Vitals

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from accucompare.bundle.format.records import display_name
+from accucompare.bundle.format import display_name
 from accucompare.findings.log.events import TensorRange
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers import DTYPES
 
 
 class What(Enum):

@@ -7,9 +7,8 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from accucompare.findings.log.events import Finding, TensorRange
-from accucompare.findings.log.observations import MINUS, NAN, PLUS, ModuleCall, Observation
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.findings.log import MINUS, NAN, PLUS, Finding, ModuleCall, Observation, TensorRange
+from accucompare.numbers import DTYPES
 
 INFINITE = frozenset((PLUS, MINUS))
 

@@ -21,17 +21,21 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from accucompare.findings.log.events import Cause, Direction, Finding, Site, TensorRange
-from accucompare.findings.log.observations import (
+from accucompare.findings.log import (
     FLAG,
     MINUS,
     NAN,
     OUTSIDE,
     PLUS,
     SATURATED,
+    Cause,
+    Direction,
+    Finding,
     Limits,
     ModuleCall,
     Observation,
+    Site,
+    TensorRange,
     What,
     kinds_of,
     near_the_limit,

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
-from accucompare.bundle.format.records import display_name
-from accucompare.findings.log.events import Cause, Direction, Finding, Site, Start, TensorRange
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.bundle.format import display_name
+from accucompare.findings.log import Cause, Direction, Finding, Site, Start, TensorRange
+from accucompare.numbers import DTYPES
 
 _HALVES = ("float16", "float8_e5m2", "float8_e4m3fn", "complex32")  # with less range than float32, unlike bfloat16
 _SATURATED = "saturated"

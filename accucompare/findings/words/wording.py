@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from accucompare.findings.log.events import Cause, Direction, Finding, Number, Site, Start, TensorRange
+from accucompare.findings.log import Cause, Direction, Finding, Number, Site, Start, TensorRange, log_path
 from accucompare.findings.words.hints import hints as hints
-from accucompare.findings.log.log import log_path
 from accucompare.text import printable as shown
 
 _MOST = {"in": 3, "out": 2, "weights": 2, "parameters": 3, "hints": 2}  # that the answer shows

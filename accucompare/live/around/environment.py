@@ -17,12 +17,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from accucompare import devices
-from accucompare.devices.settings import variables
-from accucompare.live.modules.names import Modules, name_modules
+from accucompare.devices import variables
 from accucompare.live.around.sources import class_sources, configuration, digests_of, homes_of_classes, version_of
-from accucompare.live.values.tensors import round_to, to_host
-from accucompare.numbers.digests import fingerprint
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.live.modules import Modules, name_modules
+from accucompare.live.values import round_to, to_host
+from accucompare.numbers import DTYPES, fingerprint
 from accucompare.text import without_credentials
 
 _PACKAGES = ("accucompare", "torch", "torch_npu", "numpy", "transformers")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accucompare.live.modules.names import Modules
+from accucompare.live.modules import Modules
 
 #: Megatron's functions for a rank's coordinates, where ``megatron.core`` is loaded.
 _MEGATRON = {

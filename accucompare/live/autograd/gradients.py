@@ -18,11 +18,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from accucompare.live.around import has_sharded_parameters
 from accucompare.live.autograd.graph import ACCUMULATES, ENTRANCE, PASSING_ON, Observer, entered, nodes_outside, observe, observe_no_more
-from accucompare.live.modules.hooks import Hook, Listener
-from accucompare.live.modules.names import Modules
-from accucompare.live.around.ranks import has_sharded_parameters
-from accucompare.live.modules.unsaved import Unsaved
+from accucompare.live.modules import Hook, Listener, Modules, Unsaved
 
 Grads = tuple[torch.Tensor | None, ...]
 #: How a module call is called; whoever listens chooses.

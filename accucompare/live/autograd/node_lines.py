@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from accucompare.live.operators.operator_calls import CALLERS
+from accucompare.live.operators import CALLERS
 
 #: Directories whose code is not the user's.
 _PACKAGES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))

@@ -1,1 +1,43 @@
 """Modules and their names, the hooks on them, and what they hold."""
+
+from accucompare.live.modules import points
+from accucompare.live.modules.attributes import Attributes, attributes_of, generators_of, numbers_of, set_attributes
+from accucompare.live.modules.functions import function_name, has_setup, is_torchs, observed_functions
+from accucompare.live.modules.hooks import Call, Hook, Listener, Mark, arguments_of, in_backward, listens
+from accucompare.live.modules.names import Modules, name_modules, unwrapped
+from accucompare.live.modules.points import check_finite
+from accucompare.live.modules.recomputation import Again, Witness, witness, witness_no_more
+from accucompare.live.modules.state import put_together, state_record, take_apart
+from accucompare.live.modules.unsaved import Unsaved
+
+__all__ = [
+    "Again",
+    "Attributes",
+    "Call",
+    "Hook",
+    "Listener",
+    "Mark",
+    "Modules",
+    "Unsaved",
+    "Witness",
+    "arguments_of",
+    "attributes_of",
+    "check_finite",
+    "function_name",
+    "generators_of",
+    "has_setup",
+    "in_backward",
+    "is_torchs",
+    "listens",
+    "name_modules",
+    "numbers_of",
+    "observed_functions",
+    "points",
+    "put_together",
+    "set_attributes",
+    "state_record",
+    "take_apart",
+    "unwrapped",
+    "witness",
+    "witness_no_more",
+]

@@ -14,7 +14,7 @@ from torch import nn
 
 from accucompare.errors import CaptureError
 from accucompare.live.modules.names import Modules
-from accucompare.live.values.values import leaves, replaced
+from accucompare.live.values import leaves, replaced
 
 #: By module and name. Containers are copies; tensors are the objects themselves, since most are never written into.
 Attributes = dict[nn.Module, dict[str, Any]]

@@ -17,7 +17,7 @@ from torch import nn
 from accucompare.live.modules import unsaved
 from accucompare.live.modules.names import Modules
 from accucompare.live.modules.unsaved import Unsaved
-from accucompare.live.values.values import leaves
+from accucompare.live.values import leaves
 
 
 @dataclass(eq=False)

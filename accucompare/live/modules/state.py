@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from accucompare.bundle.format.records import Layout, Record, Role
+from accucompare.bundle.format import Layout, Record, Role
 from accucompare.errors import CaptureError
-from accucompare.live.values.tensors import dtype_name, to_host
-from accucompare.numbers.dtypes import Array
+from accucompare.live.values import dtype_name, to_host
+from accucompare.numbers import Array
 
 
 def take_apart(value: Any, tensors: list[torch.Tensor], place: str, lost: Callable[[Any, str], bool] | None = None) -> dict[str, Any]:

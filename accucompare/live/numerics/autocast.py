@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from accucompare.live.values.tensors import dtype_name
+from accucompare.live.values import dtype_name
 
 
 def autocast_now() -> dict[str, Any]:

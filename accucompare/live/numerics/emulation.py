@@ -27,8 +27,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accucompare.bundle.format.flags import MANTISSA
-from accucompare.live.operators.dispatch import Inside
+from accucompare.bundle.format import MANTISSA
+from accucompare.live.operators import Inside
 from accucompare.selection import Precision
 
 _CASTS = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}

@@ -13,7 +13,7 @@ import torch
 from accucompare import devices
 from accucompare.errors import UsageError
 from accucompare.live.numerics.emulation import emulated
-from accucompare.live.operators.fallbacks import noting_fallbacks
+from accucompare.live.operators import noting_fallbacks
 from accucompare.selection import Precision
 
 

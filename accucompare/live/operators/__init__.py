@@ -1,1 +1,32 @@
 """Operators as they are called, their schemas, and random ones."""
+
+from accucompare.live.operators import entrances
+from accucompare.live.operators.dispatch import Inside
+from accucompare.live.operators.entrances import running_steps
+from accucompare.live.operators.fallbacks import noting_fallbacks
+from accucompare.live.operators.operator_calls import CALLERS, CallMode, source_line
+from accucompare.live.operators.random_state import RandomState, random_state_kept
+from accucompare.live.operators.randomness import Draws, matched_randomness
+from accucompare.live.operators.schemas import LEFT_OUT, NO_VALUES, WRITTEN_SILENTLY, Blank, Known, differentiated, is_plain, known_of
+
+__all__ = [
+    "CALLERS",
+    "LEFT_OUT",
+    "NO_VALUES",
+    "WRITTEN_SILENTLY",
+    "Blank",
+    "CallMode",
+    "Draws",
+    "Inside",
+    "Known",
+    "RandomState",
+    "differentiated",
+    "entrances",
+    "is_plain",
+    "known_of",
+    "matched_randomness",
+    "noting_fallbacks",
+    "random_state_kept",
+    "running_steps",
+    "source_line",
+]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import xxhash
 
-from accucompare.bundle.format.training_state import SavedDraws
+from accucompare.bundle.format import SavedDraws
 from accucompare.live.operators.dispatch import intercepting, of_this_thread, plainly, register
 from accucompare.live.operators.random_state import get_state, set_state
 

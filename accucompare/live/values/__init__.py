@@ -1,1 +1,41 @@
 """Values: nested ones, tensors on their way to the host, sketches on the device."""
+
+from accucompare.live.values import nested
+from accucompare.live.values.subclasses import dressed_as, is_plain_class, plainly
+from accucompare.live.values.tensors import (
+    Bits,
+    HostValue,
+    copy_of,
+    difference,
+    dtype_name,
+    from_bits,
+    layout_of,
+    other_to_host,
+    round_to,
+    scalar_to_host,
+    to_host,
+)
+from accucompare.live.values.values import Scalar, describe, is_cache, leaves, replaced
+
+__all__ = [
+    "Bits",
+    "HostValue",
+    "Scalar",
+    "copy_of",
+    "describe",
+    "difference",
+    "dressed_as",
+    "dtype_name",
+    "from_bits",
+    "is_cache",
+    "is_plain_class",
+    "layout_of",
+    "leaves",
+    "nested",
+    "other_to_host",
+    "plainly",
+    "replaced",
+    "round_to",
+    "scalar_to_host",
+    "to_host",
+]

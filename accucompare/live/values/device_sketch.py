@@ -18,11 +18,9 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from accucompare.bundle.writing.record_file import Sketched
-from accucompare.bundle.format.records import DEVICE_DIGEST
-from accucompare.numbers.dtypes import Array
-from accucompare.numbers.sketch import BLOCK, GROUPS, ROWS, TABLES, block_places, random_numbers, sign_tables
-from accucompare.numbers.statistics import Statistics
+from accucompare.bundle.format import DEVICE_DIGEST
+from accucompare.bundle.writing import Sketched
+from accucompare.numbers import GROUPS, ROWS, SKETCH_BLOCK, TABLES, Array, Statistics, block_places, random_numbers, sign_tables
 
 #: In which of these types a device adds up is its own matter (``devices.Backend.SKETCHES_IN``): what each can do.
 _SUMMED = {
@@ -32,7 +30,7 @@ _SUMMED = {
 #: How wrong sums in float32 may be, relative to the sum of magnitudes: some 100 are added one after the other, then those of all runs.
 ROUNDING = 2.0 * ROWS * 2.0**-24
 #: Values that are worked on at a time: some 70 MB of the device's memory in float64.
-_RUN = 4 * TABLES * BLOCK
+_RUN = 4 * TABLES * SKETCH_BLOCK
 #: Magnitudes whose squares neither overflow nor vanish in a type; others are scaled.
 _PLAIN = {torch.float64: 2.0**480, torch.float32: 2.0**40}
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int32}
@@ -51,7 +49,7 @@ def begin(tensor: torch.Tensor, size: int, summed_in: str, run: int = _RUN) -> t
         tensor: of any shape, not empty, that it ``can_sketch``.
         size: of the sketch.
         summed_in: the type that it adds up in.
-        run: how many values at a time, a multiple of BLOCK.
+        run: how many values at a time, a multiple of SKETCH_BLOCK.
 
     Returns:
         Bytes on the device, of shape (n,), and what makes something of their copy on the host.
@@ -68,7 +66,7 @@ def begin(tensor: torch.Tensor, size: int, summed_in: str, run: int = _RUN) -> t
     scale = torch.where(plain | (largest == 0) | ~largest.isfinite(), one, one / largest.clamp(known.tiny * 16, known.max / 16))
     sketches, sums, digests = [], [], []
     for number, part in enumerate(parts):
-        first = number * run // BLOCK
+        first = number * run // SKETCH_BLOCK
         sketch, own = _sums(part, scale, first, size)
         sketches.append(sketch)
         sums.append(own)
@@ -92,8 +90,8 @@ def _ends(part: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.
 
 def _sums(part: torch.Tensor, scale: torch.Tensor, first: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The sketch of a run, whose first block has this number, and the sum and the sum of squares of its values."""
-    blocks = -(-len(part) // BLOCK)
-    values = torch.zeros(blocks * BLOCK, dtype=scale.dtype, device=part.device)
+    blocks = -(-len(part) // SKETCH_BLOCK)
+    values = torch.zeros(blocks * SKETCH_BLOCK, dtype=scale.dtype, device=part.device)
     values[: len(part)] = torch.where(part.isfinite(), part, torch.zeros_like(part)).to(scale.dtype) * scale
     values = values.view(blocks, ROWS, GROUPS)
     sums = torch.stack([values.sum(1).sum(), (values * values).sum(1).sum()])
@@ -109,8 +107,8 @@ def _sums(part: torch.Tensor, scale: torch.Tensor, first: int, size: int) -> tup
 def _digest(part: torch.Tensor, first: int) -> torch.Tensor:
     """The two sums of a run, of shape (2,)."""
     words = part.contiguous().view(_WORDS[part.element_size()]).to(torch.int64)
-    each = BLOCK * (len(words) // len(part))
-    blocks = -(-len(part) // BLOCK)
+    each = SKETCH_BLOCK * (len(words) // len(part))
+    blocks = -(-len(part) // SKETCH_BLOCK)
     padded = torch.zeros(blocks * each, dtype=torch.int64, device=part.device)
     padded[: len(words)] = words
     keys, factors = _keys(each, str(part.device)), _factors(first, blocks, str(part.device))

@@ -15,16 +15,12 @@ import xxhash
 from torch._subclasses.fake_tensor import FakeTensor
 
 from accucompare import devices
-from accucompare.bundle.writing.memory import Lease
-from accucompare.bundle.writing.record_file import Sketched
-from accucompare.bundle.format.records import Layout
-from accucompare.bundle.writing.writer import BundleWriter
+from accucompare.bundle.format import Layout
+from accucompare.bundle.writing import BundleWriter, Lease, Sketched
 from accucompare.live.values import device_sketch
 from accucompare.live.values.nested import Shapes, joined
 from accucompare.live.values.values import describe
-from accucompare.numbers.digests import digest
-from accucompare.numbers.dtypes import DTYPES, Array, DType
-from accucompare.numbers.statistics import Statistics, summarize
+from accucompare.numbers import DTYPES, Array, DType, Statistics, digest, summarize
 
 _LOGGER = logging.getLogger(__name__)
 _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32}

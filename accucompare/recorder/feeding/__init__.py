@@ -1,1 +1,23 @@
 """Golden's values in place of a module's own."""
+
+from accucompare.recorder.feeding.copies import IN_PLACE_OF
+from accucompare.recorder.feeding.fed_updates import FedUpdates
+from accucompare.recorder.feeding.feeding import Feed
+from accucompare.recorder.feeding.golden_checks import check_golden, check_model, held_steps
+from accucompare.recorder.feeding.golden_values import Memory, Place
+from accucompare.recorder.feeding.lending import Lent
+from accucompare.recorder.feeding.operator_feed import OperatorFeed, storages
+
+__all__ = [
+    "IN_PLACE_OF",
+    "FedUpdates",
+    "Feed",
+    "Lent",
+    "Memory",
+    "OperatorFeed",
+    "Place",
+    "check_golden",
+    "check_model",
+    "held_steps",
+    "storages",
+]

@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 
-from accucompare.live.values import nested
-from accucompare.live.values.subclasses import dressed_as, plainly
-from accucompare.live.values.tensors import dtype_name
-from accucompare.numbers.dtypes import DTYPES, Kind
+from accucompare.live.values import dressed_as, dtype_name, nested, plainly
+from accucompare.numbers import DTYPES, Kind
 from accucompare.recorder.feeding.lending import Exchange
 
 #: The name of the nodes that golden's values have in autograd's graph.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from accucompare.bundle.format.records import Role
+from accucompare.bundle.format import Role
 from accucompare.recorder.feeding.feeding import Feed
 from accucompare.recorder.feeding.golden_values import Memory, Place
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from accucompare.bundle.reading.reader import Bundle
-from accucompare.bundle.format.records import Role
-from accucompare.compare.pairing.align import Renaming
-from accucompare.live.modules.names import Modules
-from accucompare.live.values.values import leaves, replaced
+from accucompare.bundle.format import Role
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.pairing import Renaming
+from accucompare.live.modules import Modules
+from accucompare.live.values import leaves, replaced
 from accucompare.recorder.feeding.copies import in_place_of
 from accucompare.recorder.feeding.golden_values import GoldenValues, Memory, Place
 from accucompare.recorder.feeding.lending import Exchange, Lent, contents

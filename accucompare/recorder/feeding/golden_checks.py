@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from accucompare.bundle.format.manifest import Manifest
-from accucompare.bundle.reading.reader import Bundle
-from accucompare.bundle.format.records import Role
-from accucompare.compare.pairing.align import Renaming, counterparts
-from accucompare.compare.pairing.proposals import propose
-from accucompare.compare.pairing.renames import advice, renamed_model
-from accucompare.compare.pairing.tied import SharedNames
+from accucompare.bundle.format import Manifest, Role
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.pairing import Renaming, SharedNames, advice, counterparts, propose, renamed_model
 from accucompare.errors import UsageError
-from accucompare.numbers.digests import same_fingerprint
+from accucompare.numbers import same_fingerprint
 from accucompare.places import Place, place_of
 from accucompare.selection import Mode, RoleGroup, Steps
 

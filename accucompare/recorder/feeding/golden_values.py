@@ -9,18 +9,23 @@ from typing import Any
 import msgspec
 import torch
 
-from accucompare.bundle.reading.reader import Bundle
-from accucompare.bundle.format.records import AT_THE_END, OPERATOR_ROLES, WRITTEN_ROLES, Layout, Record, Role, display_name
-from accucompare.compare.pairing.align import Renaming, argument_path, counterparts, tupled, with_parameter
-from accucompare.compare.pairing.tied import other_names
+from accucompare.bundle.format import AT_THE_END, OPERATOR_ROLES, WRITTEN_ROLES, Layout, Record, Role, display_name
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.pairing import Renaming, argument_path, counterparts, other_names, tupled, with_parameter
 from accucompare.errors import CaptureError
-from accucompare.live.values import nested
-from accucompare.live.modules.names import Modules
-from accucompare.live.values.subclasses import is_plain_class
-from accucompare.live.values.tensors import dtype_name, from_bits, layout_of, other_to_host, scalar_to_host
-from accucompare.live.values.values import Scalar, describe
-from accucompare.numbers.digests import digest
-from accucompare.numbers.dtypes import DTYPES, Kind
+from accucompare.live.modules import Modules
+from accucompare.live.values import (
+    Scalar,
+    describe,
+    dtype_name,
+    from_bits,
+    is_plain_class,
+    layout_of,
+    nested,
+    other_to_host,
+    scalar_to_host,
+)
+from accucompare.numbers import DTYPES, Kind, digest
 from accucompare.recorder.feeding.copies import like, rounded
 from accucompare.recorder.feeding.lending import Exchange
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from accucompare.live.values import nested
-from accucompare.live.autograd.graph import PASSING_ON
-from accucompare.live.values.subclasses import dressed_as, plainly
+from accucompare.live.autograd import PASSING_ON
+from accucompare.live.values import dressed_as, nested, plainly
 
 #: What gives golden's gradient in place of another.
 Exchange = Callable[[torch.Tensor], torch.Tensor]

@@ -16,12 +16,10 @@ from typing import Any
 
 import torch
 
-from accucompare.bundle.format.records import Layout, Record, Role, same_line
-from accucompare.live.operators.schemas import is_plain
-from accucompare.live.values.tensors import HostValue, dtype_name, other_to_host, scalar_to_host
-from accucompare.live.values.values import Scalar
-from accucompare.numbers.digests import digest
-from accucompare.numbers.dtypes import DTYPES, Kind
+from accucompare.bundle.format import Layout, Record, Role, same_line
+from accucompare.live.operators import is_plain
+from accucompare.live.values import HostValue, Scalar, dtype_name, other_to_host, scalar_to_host
+from accucompare.numbers import DTYPES, Kind, digest
 from accucompare.recorder.feeding.feeding import Feed
 from accucompare.recorder.feeding.golden_values import Place
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from accucompare.live.modules.hooks import arguments_of
-from accucompare.live.values.subclasses import is_plain_class
-from accucompare.live.values.values import leaves
+from accucompare.live.modules import arguments_of
+from accucompare.live.values import is_plain_class, leaves
 
 
 @dataclass(frozen=True)

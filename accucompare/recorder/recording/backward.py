@@ -10,18 +10,15 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from accucompare.bundle.format.records import Role
-from accucompare.live.autograd.gradients import has_foreign_hooks, parameters_of
-from accucompare.live.autograd.graph import Observer, observe, observe_no_more, reachable
-from accucompare.live.modules.hooks import Call
-from accucompare.live.modules.names import Modules
-from accucompare.live.around.ranks import has_sharded_parameters
-from accucompare.live.autograd.spans import (
+from accucompare.bundle.format import Role
+from accucompare.live.around import has_sharded_parameters
+from accucompare.live.autograd import (
     OPEN,
     WRITES_INTO_VIEW,
     Edge,
     GradientHook,
     Graph,
+    Observer,
     Span,
     Spans,
     Sum,
@@ -30,12 +27,18 @@ from accucompare.live.autograd.spans import (
     edge_of,
     edge_to,
     edges_of,
+    has_foreign_hooks,
     hook_arriving,
     made_by_backward,
+    observe,
+    observe_no_more,
+    parameters_of,
+    reachable,
     seeded,
 )
+from accucompare.live.modules import Call, Modules
+from accucompare.recorder.feeding import IN_PLACE_OF
 from accucompare.recorder.recording.contributions import Cast, Exchanged, Gift, Output, Running, Uses, add_as
-from accucompare.recorder.feeding.copies import IN_PLACE_OF
 from accucompare.recorder.recording.guard import Guard, guarded
 from accucompare.recorder.recording.nodes import Nodes
 

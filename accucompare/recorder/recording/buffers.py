@@ -17,13 +17,11 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from accucompare.bundle.format.records import Role
-from accucompare.live.modules.hooks import Call
-from accucompare.live.modules.names import Modules
-from accucompare.live.values.tensors import dtype_name, to_host
-from accucompare.numbers.digests import digest
-from accucompare.recorder.feeding.feeding import Feed
-from accucompare.recorder.feeding.golden_values import Memory, Place
+from accucompare.bundle.format import Role
+from accucompare.live.modules import Call, Modules
+from accucompare.live.values import dtype_name, to_host
+from accucompare.numbers import digest
+from accucompare.recorder.feeding import Feed, Memory, Place
 
 #: Is given a call, a role, a path and a value to record.
 Record = Callable[[Call, Role, str, torch.Tensor], None]

@@ -8,9 +8,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from accucompare.bundle.format.records import Role
-from accucompare.live.modules.hooks import Call
-from accucompare.live.autograd.spans import Cut, Edge, Graph, Span, Spans, Sum
+from accucompare.bundle.format import Role
+from accucompare.live.autograd import Cut, Edge, Graph, Span, Spans, Sum
+from accucompare.live.modules import Call
 
 C = TypeVar("C", bound=Call)
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from accucompare.bundle.format.records import Record, Role
-from accucompare.bundle.writing.writer import BundleWriter
-from accucompare.live.modules.hooks import Call
-from accucompare.live.values.tensors import Bits, HostValue, other_to_host, scalar_to_host, to_host
-from accucompare.live.values.values import Scalar
+from accucompare.bundle.format import Record, Role
+from accucompare.bundle.writing import BundleWriter
+from accucompare.live.modules import Call
+from accucompare.live.values import Bits, HostValue, Scalar, other_to_host, scalar_to_host, to_host
 from accucompare.recorder.recording.updates import How
 
 

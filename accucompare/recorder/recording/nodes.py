@@ -21,15 +21,12 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from accucompare.bundle.format.records import NODE_ROLES, Record, Role
-from accucompare.compare.pairing.sequences import numbered_nodes
-from accucompare.live.autograd.graph import PASSING_ON
-from accucompare.live.modules.hooks import Call
-from accucompare.live.autograd.node_lines import line_of
-from accucompare.live.operators.schemas import differentiated
-from accucompare.recorder.feeding.copies import IN_PLACE_OF
-from accucompare.recorder.feeding.feeding import Feed
-from accucompare.recorder.feeding.golden_values import Place
+from accucompare.bundle.format import NODE_ROLES, Record, Role
+from accucompare.compare.pairing import numbered_nodes
+from accucompare.live.autograd import PASSING_ON, line_of
+from accucompare.live.modules import Call
+from accucompare.live.operators import differentiated
+from accucompare.recorder.feeding import IN_PLACE_OF, Feed, Place
 from accucompare.recorder.recording.guard import Guard, guarded
 
 C = TypeVar("C", bound=Call)

@@ -20,13 +20,21 @@ from typing import Any, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
-from accucompare.bundle.format.records import Role
-from accucompare.live.operators.dispatch import Inside
-from accucompare.live.operators.operator_calls import CallMode, source_line
-from accucompare.live.operators.schemas import LEFT_OUT, NO_VALUES, WRITTEN_SILENTLY, Blank, Known, is_plain, known_of
-from accucompare.live.values.values import Scalar, leaves, replaced
-from accucompare.recorder.feeding.golden_values import Memory
-from accucompare.recorder.feeding.operator_feed import OperatorFeed
+from accucompare.bundle.format import Role
+from accucompare.live.operators import (
+    LEFT_OUT,
+    NO_VALUES,
+    WRITTEN_SILENTLY,
+    Blank,
+    CallMode,
+    Inside,
+    Known,
+    is_plain,
+    known_of,
+    source_line,
+)
+from accucompare.live.values import Scalar, leaves, replaced
+from accucompare.recorder.feeding import Memory, OperatorFeed
 
 
 class OperatorSink(Protocol):

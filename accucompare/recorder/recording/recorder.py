@@ -12,31 +12,22 @@ from typing import Any
 import torch
 
 from accucompare import devices
-from accucompare.bundle.format.manifest import StepSeries
-from accucompare.bundle.writing.memory import Lease
-from accucompare.bundle.format.records import BUFFER_ROLES, ROLES_OF, TRAINING_ROLES, Role
-from accucompare.bundle.writing.writer import BundleWriter
+from accucompare.bundle.format import BUFFER_ROLES, ROLES_OF, TRAINING_ROLES, Role, StepSeries
+from accucompare.bundle.writing import BundleWriter, Lease
 from accucompare.errors import AccucompareError, CaptureError
-from accucompare.live.modules.hooks import Call, Listener, Mark, arguments_of, in_backward
-from accucompare.live.modules.names import Modules
-from accucompare.live.autograd.node_lines import NodeLines
-from accucompare.live.modules.recomputation import Again, Witness, witness, witness_no_more
-from accucompare.live.around.sources import FunctionsRun
-from accucompare.live.autograd.spans import Span
-from accucompare.live.values.values import leaves
+from accucompare.live.around import FunctionsRun
+from accucompare.live.autograd import NodeLines, Span
+from accucompare.live.modules import Again, Call, Listener, Mark, Modules, Witness, arguments_of, in_backward, witness, witness_no_more
+from accucompare.live.values import leaves
+from accucompare.recorder.feeding import FedUpdates, Feed, Lent, OperatorFeed, Place, storages
 from accucompare.recorder.recording.arguments import Arguments
 from accucompare.recorder.recording.backward import Backward
 from accucompare.recorder.recording.buffers import Buffers
-from accucompare.recorder.feeding.fed_updates import FedUpdates
-from accucompare.recorder.feeding.feeding import Feed
-from accucompare.recorder.feeding.golden_values import Place
-from accucompare.recorder.feeding.lending import Lent
 from accucompare.recorder.recording.making import RecordMaker
 from accucompare.recorder.recording.nodes import Nodes
-from accucompare.recorder.feeding.operator_feed import OperatorFeed, storages
 from accucompare.recorder.recording.operators import Operators
-from accucompare.recorder.state.training import NOTHING, Training
 from accucompare.recorder.recording.updates import PLAINLY, How, Updates
+from accucompare.recorder.state import NOTHING, Training
 from accucompare.selection import RoleGroup, Selection, Steps
 
 

@@ -11,12 +11,9 @@ from typing import Any
 import torch
 import xxhash
 
-from accucompare.bundle.format.manifest import StepSeries
-from accucompare.bundle.format.records import Record
-from accucompare.live.values.tensors import to_host
-from accucompare.numbers.digests import digest
-from accucompare.numbers.dtypes import DTYPES
-from accucompare.numbers.statistics import Statistics, summarize
+from accucompare.bundle.format import Record, StepSeries
+from accucompare.live.values import to_host
+from accucompare.numbers import DTYPES, Statistics, digest, summarize
 
 #: Between what a scaler made of a loss and the root of the backward lie at most so many nodes, as where it is divided for accumulation.
 _MOST_NODES = 32

@@ -12,20 +12,16 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from accucompare.bundle.format.manifest import StepSeries
-from accucompare.bundle.writing.memory import Lease
-from accucompare.bundle.format.records import AT_THE_END, WAYS_OF_UPDATING, Record, Role
+from accucompare.bundle.format import AT_THE_END, WAYS_OF_UPDATING, Record, Role, StepSeries
+from accucompare.bundle.writing import Lease
+from accucompare.live.autograd import Observer, Parameter, gradient_state, observe, observe_no_more, parameters_of
+from accucompare.live.modules import Modules, in_backward
 from accucompare.live.operators import entrances
-from accucompare.live.autograd.gradients import Parameter, gradient_state, parameters_of
-from accucompare.live.autograd.graph import Observer, observe, observe_no_more
-from accucompare.live.modules.hooks import in_backward
-from accucompare.live.modules.names import Modules
-from accucompare.live.values.tensors import Bits, copy_of, difference
-from accucompare.live.values.values import Scalar, leaves
+from accucompare.live.values import Bits, Scalar, copy_of, difference, leaves
 from accucompare.recorder.recording.between import Between
 from accucompare.recorder.recording.guard import Guard, guarded
 from accucompare.recorder.recording.series import Series
-from accucompare.recorder.state.training import Training
+from accucompare.recorder.state import Training
 
 #: What is recorded in place of a gradient where a trainable parameter has none, and where nothing steps it either.
 NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"

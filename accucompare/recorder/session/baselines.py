@@ -7,16 +7,15 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from accucompare.bundle.writing.directory import discard_unfinished
-from accucompare.bundle.format.manifest import BASELINES, Manifest
-from accucompare.bundle.reading.reader import open_bundle
-from accucompare.compare.limits.brought import PRECISIONS, keep_errors
-from accucompare.compare.limits.suggest import float_dtype
+from accucompare.bundle.format import BASELINES, Manifest
+from accucompare.bundle.reading import open_bundle
+from accucompare.bundle.writing import discard_unfinished
+from accucompare.compare.limits import PRECISIONS, float_dtype, keep_errors
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, UsageError
 from accucompare.places import Place, place_of
-from accucompare.recorder.session.capture_case import capture_case
 from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.session.capture_case import capture_case
 from accucompare.selection import FloatType, Level
 
 

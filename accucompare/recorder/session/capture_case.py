@@ -13,19 +13,18 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from accucompare.bundle.reading.reader import open_bundle
+from accucompare.bundle.reading import open_bundle
 from accucompare.case import Case, load_case, steps_of
 from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import CaseError, DeviceError, UsageError
-from accucompare.live.modules.names import name_modules
+from accucompare.live.modules import name_modules
 from accucompare.places import Place, place_of
-from accucompare.recorder.session.failures import ModuleFailedError, WantedGradientsError, name_of, naming_the_model, telling_exits
-from accucompare.recorder.feeding.golden_checks import check_golden, held_steps
+from accucompare.recorder.feeding import check_golden, held_steps
 from accucompare.recorder.options import DEFAULTS, CaptureOptions
+from accucompare.recorder.session.failures import ModuleFailedError, WantedGradientsError, name_of, naming_the_model, telling_exits
 from accucompare.recorder.session.session import recording
 from accucompare.recorder.session.start import starting
-from accucompare.recorder.state.state import Arguments, saved_inputs
-from accucompare.recorder.state.training import NOTHING, Training, run_step
+from accucompare.recorder.state import NOTHING, Arguments, Training, run_step, saved_inputs
 from accucompare.selection import FloatType, RoleGroup, RoundedType, Steps
 
 

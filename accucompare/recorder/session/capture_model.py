@@ -6,12 +6,12 @@ import torch
 
 from accucompare.case import Case, steps_of
 from accucompare.errors import CaseError
-from accucompare.live.around.environment import device_of
+from accucompare.live.around import device_of
 from accucompare.places import Place, place_of
-from accucompare.recorder.session.capture_case import Casting, moved
 from accucompare.recorder.options import DEFAULTS, CaptureOptions
+from accucompare.recorder.session.capture_case import Casting, moved
 from accucompare.recorder.session.session import recording
-from accucompare.recorder.state.training import Training, run_step
+from accucompare.recorder.state import Training, run_step
 
 
 def capture_model(case: Case, out: str | Place, options: CaptureOptions = DEFAULTS) -> Place:

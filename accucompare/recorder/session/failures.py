@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from accucompare.bundle.writing.directory import previous_of
-from accucompare.bundle.reading.reader import open_bundle
+from accucompare.bundle.reading import open_bundle
+from accucompare.bundle.writing import previous_of
 from accucompare.devices import explain
 from accucompare.errors import AccucompareError, CaptureError
-from accucompare.live.modules.names import name_modules
+from accucompare.live.modules import name_modules
 from accucompare.places import Place
 
 

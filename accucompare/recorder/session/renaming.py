@@ -5,12 +5,10 @@ from __future__ import annotations
 import glob
 from collections.abc import Sequence
 
-from accucompare.bundle.format.manifest import Manifest
-from accucompare.compare.pairing.align import Renaming, counterparts
-from accucompare.compare.pairing.proposals import propose
-from accucompare.compare.pairing.renames import check_maps, options, read_maps
-from accucompare.live.around.environment import describe_model
-from accucompare.live.modules.names import Modules
+from accucompare.bundle.format import Manifest
+from accucompare.compare.pairing import Renaming, check_maps, counterparts, options, propose, read_maps
+from accucompare.live.around import describe_model
+from accucompare.live.modules import Modules
 from accucompare.places import place_of
 from accucompare.recorder.options import CaptureOptions
 from accucompare.selection import Selection

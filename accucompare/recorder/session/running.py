@@ -12,22 +12,19 @@ from typing import Any
 import msgspec
 import torch
 
-from accucompare.bundle.reading.notebook import bundle_html
-from accucompare.bundle.writing.writer import BundleWriter
-from accucompare.devices.settings import variables
+from accucompare.bundle.reading import bundle_html
+from accucompare.bundle.writing import BundleWriter
+from accucompare.devices import variables
 from accucompare.errors import CaptureError
-from accucompare.live.numerics.eager import eager_stance
-from accucompare.live.around.environment import notes_on_what_ran
-from accucompare.live.around.libraries import libraries
-from accucompare.live.modules.names import Modules
-from accucompare.live.numerics.numerics import Numerics
-from accucompare.live.operators.randomness import Draws
-from accucompare.live.around.sources import digests_of, modules_in, variables_named, versions_of
+from accucompare.live.around import digests_of, libraries, modules_in, notes_on_what_ran, variables_named, versions_of
+from accucompare.live.modules import Modules
+from accucompare.live.numerics import Numerics, eager_stance
+from accucompare.live.operators import Draws
 from accucompare.places import Place
-from accucompare.recorder.feeding.feeding import Feed
-from accucompare.recorder.recording.recorder import Recorder
+from accucompare.recorder.feeding import Feed
+from accucompare.recorder.recording import Recorder
 from accucompare.recorder.session.start import Start
-from accucompare.recorder.state.training_state import StateSaver, UnknownOptimizers
+from accucompare.recorder.state import StateSaver, UnknownOptimizers
 from accucompare.selection import Level, Steps
 
 _LOGGER = logging.getLogger(__name__)

@@ -9,24 +9,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from accucompare.bundle.writing.directory import forget_previous, prepare_directory, restore_previous
-from accucompare.bundle.writing.lock import locked
-from accucompare.bundle.format.manifest import Manifest
-from accucompare.bundle.writing.writer import QUEUE_BYTES, BundleWriter
+from accucompare.bundle.format import Manifest
+from accucompare.bundle.writing import QUEUE_BYTES, BundleWriter, forget_previous, locked, prepare_directory, restore_previous
 from accucompare.errors import CaptureError, UsageError
-from accucompare.live.numerics.autocast import describe_autocast
-from accucompare.live.around.environment import describe_environment, device_of, notes_on
-from accucompare.live.modules.names import name_modules
-from accucompare.live.numerics.numerics import Numerics
-from accucompare.live.operators.randomness import matched_randomness
+from accucompare.live.around import describe_environment, device_of, notes_on
+from accucompare.live.modules import name_modules
+from accucompare.live.numerics import Numerics, describe_autocast
+from accucompare.live.operators import matched_randomness
 from accucompare.places import Place, place_of
 from accucompare.recorder.options import CaptureOptions
-from accucompare.recorder.recording.recorder import Recorder
+from accucompare.recorder.recording import Recorder
 from accucompare.recorder.session.running import Session
 from accucompare.recorder.session.start import ALONE, Start, Within
-from accucompare.recorder.state.state import Arguments
-from accucompare.recorder.state.training import NOTHING, Training
-from accucompare.recorder.state.training_state import StateSaver, UnknownOptimizers
+from accucompare.recorder.state import NOTHING, Arguments, StateSaver, Training, UnknownOptimizers
 from accucompare.selection import SKETCH_SIZE, Level, Mode
 
 

@@ -11,24 +11,19 @@ import msgspec
 import torch
 from torch import nn
 
-from accucompare.bundle.format.manifest import Manifest
-from accucompare.bundle.reading.reader import Bundle, open_bundle
-from accucompare.bundle.format.records import display_name
-from accucompare.bundle.format.training_state import Started
-from accucompare.compare.pairing.align import Renaming, counterparts
+from accucompare.bundle.format import Manifest, Started, display_name
+from accucompare.bundle.reading import Bundle, open_bundle
+from accucompare.compare.pairing import Renaming, counterparts
 from accucompare.errors import UsageError
-from accucompare.live.around.environment import describe_model
-from accucompare.live.modules.names import Modules
-from accucompare.live.operators.randomness import Draws
-from accucompare.numbers.sketch import VERSION
+from accucompare.live.around import describe_model
+from accucompare.live.modules import Modules
+from accucompare.live.operators import Draws
+from accucompare.numbers import VERSION
 from accucompare.places import Place
-from accucompare.recorder.state.continuation import Continuation
-from accucompare.recorder.feeding.feeding import Feed
-from accucompare.recorder.feeding.golden_checks import check_golden, check_model, held_steps
+from accucompare.recorder.feeding import Feed, check_golden, check_model, held_steps
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.session.renaming import maps_in_force, selection_of
-from accucompare.recorder.state.state import restore_weights
-from accucompare.recorder.state.training import Training
+from accucompare.recorder.state import Continuation, Training, restore_weights
 from accucompare.selection import Level, Mode, RoleGroup, Selection, Steps
 
 

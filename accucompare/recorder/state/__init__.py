@@ -1,1 +1,18 @@
 """The state that a capture starts from, and what a training step starts from."""
+
+from accucompare.recorder.state.continuation import Continuation
+from accucompare.recorder.state.state import Arguments, restore_weights, saved_inputs
+from accucompare.recorder.state.training import NOTHING, Training, run_step
+from accucompare.recorder.state.training_state import StateSaver, UnknownOptimizers
+
+__all__ = [
+    "NOTHING",
+    "Arguments",
+    "Continuation",
+    "StateSaver",
+    "Training",
+    "UnknownOptimizers",
+    "restore_weights",
+    "run_step",
+    "saved_inputs",
+]

@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from accucompare.bundle.reading.reader import Bundle
-from accucompare.bundle.format.records import Record, Role
-from accucompare.bundle.format.training_state import Component, Missing, SavedObject, Started, TrainingState
-from accucompare.compare.pairing.align import Renaming, counterparts, rename_parameter
+from accucompare.bundle.format import Component, Missing, Record, Role, SavedObject, Started, TrainingState
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.pairing import Renaming, counterparts, rename_parameter
 from accucompare.errors import BundleError, CaptureError
-from accucompare.live.modules.names import Modules
-from accucompare.live.operators.random_state import RandomState
-from accucompare.live.operators.randomness import Draws
-from accucompare.live.modules.state import put_together
-from accucompare.live.values.tensors import dtype_name, from_bits
+from accucompare.live.modules import Modules, put_together
+from accucompare.live.operators import Draws, RandomState
+from accucompare.live.values import dtype_name, from_bits
 from accucompare.recorder.state.training import Part, Training
 from accucompare.recorder.state.training_state import OF_NO_PARAMETER, Frozen, names_of
 

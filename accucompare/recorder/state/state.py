@@ -8,17 +8,13 @@ from typing import Any
 import torch
 from rapidfuzz import fuzz, process
 
-from accucompare.bundle.reading.reader import Bundle
-from accucompare.bundle.format.records import Record, Role
-from accucompare.compare.pairing.align import Renaming, counterparts, rename_parameter
-from accucompare.compare.pairing.proposals import propose
-from accucompare.compare.pairing.renames import advice, renamed_model
-from accucompare.compare.pairing.tied import SharedNames
+from accucompare.bundle.format import Record, Role
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.pairing import Renaming, SharedNames, advice, counterparts, propose, rename_parameter, renamed_model
 from accucompare.errors import CaptureError
-from accucompare.live.modules.names import Modules
-from accucompare.live.modules.state import put_together, state_record, take_apart
-from accucompare.live.values.tensors import from_bits
-from accucompare.numbers.dtypes import Array
+from accucompare.live.modules import Modules, put_together, state_record, take_apart
+from accucompare.live.values import from_bits
+from accucompare.numbers import Array
 
 _ROLES = {"parameters": Role.PARAM, "buffers": Role.BUFFER}
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from accucompare.bundle.format.training_state import Component
+from accucompare.bundle.format import Component
 from accucompare.errors import CaseError, UsageError
-from accucompare.live.modules.names import Modules
+from accucompare.live.modules import Modules
 
 #: What each part of a training loop must have.
 _METHODS = {

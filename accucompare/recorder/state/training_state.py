@@ -15,17 +15,12 @@ import msgspec
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from accucompare.bundle.format.records import Record, Role
-from accucompare.bundle.format.training_state import Component, Missing, SavedObject, TrainingState
-from accucompare.bundle.writing.writer import BundleWriter
-from accucompare.live.modules.attributes import generators_of, numbers_of
-from accucompare.live.operators.entrances import running_steps
-from accucompare.live.around.environment import describe_tensors
-from accucompare.live.modules.names import Modules
-from accucompare.live.operators.random_state import RandomState
-from accucompare.live.operators.randomness import Draws
-from accucompare.live.modules.state import state_record, take_apart
-from accucompare.numbers.dtypes import DTYPES, Array
+from accucompare.bundle.format import Component, Missing, Record, Role, SavedObject, TrainingState
+from accucompare.bundle.writing import BundleWriter
+from accucompare.live.around import describe_tensors
+from accucompare.live.modules import Modules, generators_of, numbers_of, state_record, take_apart
+from accucompare.live.operators import Draws, RandomState, running_steps
+from accucompare.numbers import DTYPES, Array
 from accucompare.recorder.state.state import Arguments, state_records
 from accucompare.recorder.state.training import Part, Training
 

@@ -19,8 +19,7 @@ from accucompare.report.excel.excel_overview import summaries
 from accucompare.report.excel.excel_sheets import write_workbook
 from accucompare.report.excel.excel_summary import summary
 from accucompare.report.excel.excel_training import training
-from accucompare.report.table.overview import overview
-from accucompare.report.table.sheets import Page, Table
+from accucompare.report.table import Page, Table, overview
 
 
 def write_excel(comparison: Result, path: Path) -> Path:

@@ -13,9 +13,7 @@ from openpyxl.drawing.line import LineProperties
 from openpyxl.drawing.text import CharacterProperties, Paragraph, ParagraphProperties, RichTextProperties
 from openpyxl.worksheet.worksheet import Worksheet
 
-from accucompare.report.table import looks
-from accucompare.report.table.columns import TEXT
-from accucompare.report.table.sheets import Chart, Series, Table
+from accucompare.report.table import TEXT, Chart, Series, Table, looks
 
 _POINT = 12_700  # in EMU
 _SMALL_MARKS = 400  # of more points than these

@@ -6,14 +6,26 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from accucompare.bundle.format.records import Role
+from accucompare.bundle.format import Role
 from accucompare.compare.result import Result
-from accucompare.compare.rows.rows import Row, Status
-from accucompare.report.table import looks
-from accucompare.report.table.columns import COUNT, SCIENTIFIC, TEXT, Column, layer, limit_on_error
-from accucompare.report.table.looks import CAPTION, SECTION
-from accucompare.report.table.overview import Overview
-from accucompare.report.table.sheets import Chart, Item, Line, Series, Table
+from accucompare.compare.rows import Row, Status
+from accucompare.report.table import (
+    CAPTION,
+    COUNT,
+    SCIENTIFIC,
+    SECTION,
+    TEXT,
+    Chart,
+    Column,
+    Item,
+    Line,
+    Overview,
+    Series,
+    Table,
+    layer,
+    limit_on_error,
+    looks,
+)
 from accucompare.text import cut
 
 _LABEL = 26  # characters of a layer's name under the axis

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from accucompare.bundle.format.manifest import Manifest
+from accucompare.bundle.format import Manifest
 from accucompare.compare.result import Result
-from accucompare.report.table.columns import TEXT, Column
-from accucompare.report.table.looks import AMBER, MUTED_TEXT, SECTION
-from accucompare.report.table.sheets import Item, Line, Table
+from accucompare.report.table import AMBER, MUTED_TEXT, SECTION, TEXT, Column, Item, Line, Table
 
 ABSENT = "—"
 _LONGEST = 20  # entries of a list or of a table that are shown; of longer ones the number is

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from accucompare.findings.analysis.analysis import Ranks
-from accucompare.findings.checklist.checks import Status
-from accucompare.findings.checklist.health import Health, Result
+from accucompare.findings.analysis import Ranks
+from accucompare.findings.checklist import Health, Result, Status
 from accucompare.report.excel.excel_norms import norm_sheets
 from accucompare.report.excel.excel_sheets import write_workbook
-from accucompare.report.table.health_columns import HEALTH, headline
-from accucompare.report.table.looks import AMBER, GREEN, PALE_RED, RED, SECTION
-from accucompare.report.table.sheets import Item, Line, Table
+from accucompare.report.table import AMBER, GREEN, HEALTH, PALE_RED, RED, SECTION, Item, Line, Table, headline
 
 _TABS = {Status.FAIL: RED, Status.WARN: AMBER, Status.PASS: GREEN, Status.NOT_LOOKED_AT: ""}
 _FILLS = {Status.FAIL: PALE_RED, Status.WARN: AMBER}

@@ -5,11 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from accucompare.compare.result import Result
-from accucompare.compare.rows.rows import NEAR, Reason, Row, Status
-from accucompare.report.table.columns import COLUMNS, Column, chosen, layer
-from accucompare.report.table.looks import AMBER, BROWN, DARK, DARK_RED, GREY, GREY_AMBER, MUTED_TEXT, PALE_RED, SLATE, UNMATCHED, WHITE, Look
-from accucompare.report.table.overview import Chosen, Overview, what_is_held
-from accucompare.report.table.sheets import Item, Line, Table
+from accucompare.compare.rows import NEAR, Reason, Row, Status
+from accucompare.report.table import (
+    AMBER,
+    BROWN,
+    COLUMNS,
+    DARK,
+    DARK_RED,
+    GREY,
+    GREY_AMBER,
+    MUTED_TEXT,
+    PALE_RED,
+    SLATE,
+    UNMATCHED,
+    WHITE,
+    Chosen,
+    Column,
+    Item,
+    Line,
+    Look,
+    Overview,
+    Table,
+    chosen,
+    layer,
+    what_is_held,
+)
 
 _MOST_LEVELS = 7  # of Excel's outline
 _WIDEST_NAME = 56  # characters; wider would leave no room beside the frozen columns

@@ -5,11 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from accucompare.findings.analysis.analysis import Analysis, Ranks
-from accucompare.report.table.columns import COUNT, SCIENTIFIC, Column, Scale
-from accucompare.report.table.looks import CURVES, MUTED_TEXT, SECTION
-from accucompare.report.table.sheets import Chart, Item, Line, Series, Table, thinned
-from accucompare.report.table.watch_columns import MEASURES, LayerStep, Measure, layer_steps, main_run
+from accucompare.findings.analysis import Analysis, Ranks
+from accucompare.report.table import (
+    COUNT,
+    CURVES,
+    MEASURES,
+    MUTED_TEXT,
+    SCIENTIFIC,
+    SECTION,
+    Chart,
+    Column,
+    Item,
+    LayerStep,
+    Line,
+    Measure,
+    Scale,
+    Series,
+    Table,
+    layer_steps,
+    main_run,
+    thinned,
+)
 from accucompare.text import printable
 
 #: A sheet has a column for each of so many parameters.

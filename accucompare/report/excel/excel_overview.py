@@ -9,14 +9,31 @@ from typing import Any
 import numpy as np
 
 from accucompare.compare.result import Result
-from accucompare.numbers.dtypes import Array
-from accucompare.report.table.columns import COUNT, EXCESS, LOGARITHM, SCIENTIFIC, TEXT, Column, Scale, Value
+from accucompare.numbers import Array
 from accucompare.report.excel.excel_layers import sized
-from accucompare.report.table.heat import HeatMap, heat_maps, heat_note
-from accucompare.report.table.looks import MUTED_TEXT, PALE_RED, SECTION
-from accucompare.report.table.overview import MOST_ROWS, Groups, Overview
-from accucompare.report.table.sheets import Item, Line, Table
-from accucompare.report.table.tallies import NONE
+from accucompare.report.table import (
+    COUNT,
+    EXCESS,
+    LOGARITHM,
+    MOST_ROWS,
+    MUTED_TEXT,
+    NONE,
+    PALE_RED,
+    SCIENTIFIC,
+    SECTION,
+    TEXT,
+    Column,
+    Groups,
+    HeatMap,
+    Item,
+    Line,
+    Overview,
+    Scale,
+    Table,
+    Value,
+    heat_maps,
+    heat_note,
+)
 
 _SAME, _NARROW = "=", 6.5
 

@@ -14,8 +14,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 from openpyxl.worksheet.worksheet import Worksheet
 
-from accucompare.report.table.columns import Value, value_blocks
-from accucompare.report.table.sheets import Table
+from accucompare.report.table import Table, Value, value_blocks
 from accucompare.text import printable
 
 _AT_ONCE = 256  # rows

@@ -20,12 +20,10 @@ from openpyxl.xml import LXML
 
 from accucompare.errors import ReportError
 from accucompare.files import is_stdout, written_whole
-from accucompare.report.table.columns import Column, Scale
 from accucompare.report.excel.excel_charts import draw
 from accucompare.report.excel.excel_rows import SheetRows, save_with_rows, text
 from accucompare.report.excel.excel_styles import heat_rules, hyperlink, row_rules, scale_rule, styled
-from accucompare.report.table.looks import LINE, MUTED_TEXT, header_look, row_looks
-from accucompare.report.table.sheets import Item, Line, Page, Table
+from accucompare.report.table import LINE, MUTED_TEXT, Column, Item, Line, Page, Scale, Table, header_look, row_looks
 
 MOST_LINKS = 65_530  # that Excel opens in a sheet
 _WRITE_ERRORS: tuple[type[Exception], ...] = ()

@@ -16,9 +16,8 @@ from openpyxl.styles.differential import DifferentialStyle
 from openpyxl.worksheet.hyperlink import Hyperlink
 from openpyxl.worksheet.worksheet import Worksheet
 
-from accucompare.report.table.columns import Scale, Value
 from accucompare.report.excel.excel_rows import number_or_text
-from accucompare.report.table.looks import DARK, DARK_RED, HEAT_SCALE, PLAIN, WHITE, Look
+from accucompare.report.table import DARK, DARK_RED, HEAT_SCALE, PLAIN, WHITE, Look, Scale, Value
 
 
 def styled(sheet: Worksheet, value: Value, look: Look = PLAIN, link: str = "") -> Cell:

@@ -10,18 +10,32 @@ from functools import partial
 from typing import Any
 
 from accucompare.compare.conclusion import conclude
+from accucompare.compare.limits import float_dtype
+from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
-from accucompare.compare.rows.rows import BY_SKETCH, BY_STATISTICS, MEANING, Reason, Row, Status
-from accucompare.compare.origins.sites import Culprit
-from accucompare.compare.limits.suggest import float_dtype
-from accucompare.report.words import culprit_words as culprits
-from accucompare.report.table import looks
-from accucompare.report.words import training_words
-from accucompare.report.table.columns import COLUMNS, COUNT, EXCESS, SCIENTIFIC, Column, Value, chosen, layer
+from accucompare.compare.rows import BY_SKETCH, BY_STATISTICS, MEANING, Reason, Row, Status
 from accucompare.report.excel.excel_environment import DIFFERS, entries, entry_columns, entry_fill, important
-from accucompare.report.table.looks import Look
-from accucompare.report.table.overview import Overview, what_is_held
-from accucompare.report.table.sheets import Item, Line, Page, Table, table_lines
+from accucompare.report.table import (
+    COLUMNS,
+    COUNT,
+    EXCESS,
+    SCIENTIFIC,
+    Column,
+    Item,
+    Line,
+    Look,
+    Overview,
+    Page,
+    Table,
+    Value,
+    chosen,
+    layer,
+    looks,
+    table_lines,
+    what_is_held,
+)
+from accucompare.report.words import culprit_words as culprits
+from accucompare.report.words import training_words
 from accucompare.text import without_credentials
 from accucompare.version import __version__
 

@@ -5,15 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from accucompare.compare.runs.ladder import TrainingResult
 from accucompare.compare.result import Result
-from accucompare.compare.runs.step_pairs import StepPair
-from accucompare.compare.runs.wander import Apart, Quantity, value_of
-from accucompare.report.table import looks
+from accucompare.compare.runs import Apart, Quantity, StepPair, TrainingResult, value_of
+from accucompare.report.table import (
+    AMBER,
+    BOLD,
+    COUNT,
+    GENERAL,
+    GREEN,
+    MUTED_TEXT,
+    PALE_RED,
+    PLAIN,
+    RED,
+    SCIENTIFIC,
+    SECTION,
+    TEXT,
+    Chart,
+    Column,
+    Item,
+    Line,
+    Look,
+    Series,
+    Table,
+    Value,
+    column_letter,
+    looks,
+    table_lines,
+    thinned,
+)
 from accucompare.report.words import training_words as words
-from accucompare.report.table.columns import COUNT, GENERAL, SCIENTIFIC, TEXT, Column, Value
-from accucompare.report.table.looks import AMBER, BOLD, GREEN, MUTED_TEXT, PALE_RED, PLAIN, RED, SECTION, Look
-from accucompare.report.table.sheets import Chart, Item, Line, Series, Table, column_letter, table_lines, thinned
 
 _CHART_LINES = 17  # lines that a chart covers
 _MARKED = 60  # points of a chart, up to which each of them is marked

@@ -7,20 +7,38 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accucompare.findings.analysis.analysis import Ranks
-from accucompare.findings.log.events import Cause, Number, Step
-from accucompare.findings.checklist.health import examine
-from accucompare.report.table import looks
-from accucompare.report.table import watch_columns as log
-from accucompare.report.table.columns import COUNT, NUMBER, Column
+from accucompare.findings.analysis import Ranks
+from accucompare.findings.checklist import examine
+from accucompare.findings.log import Cause, Number, Step
 from accucompare.report.excel.excel_environment import entry_table
 from accucompare.report.excel.excel_health import health_sheet
 from accucompare.report.excel.excel_norms import norm_sheets
 from accucompare.report.excel.excel_sheets import write_workbook
-from accucompare.report.table.looks import AMBER, BOLD, GREEN, MUTED_TEXT, PALE_RED, PLAIN, RED, SECTION, Look
-from accucompare.report.table.sheets import Chart, Item, Line, Series, Table, column_letter, thinned
-from accucompare.report.terminal.terminal_watch import verdict_line
 from accucompare.report.excel.watch_environment import rank_entries
+from accucompare.report.table import (
+    AMBER,
+    BOLD,
+    COUNT,
+    GREEN,
+    MUTED_TEXT,
+    NUMBER,
+    PALE_RED,
+    PLAIN,
+    RED,
+    SECTION,
+    Chart,
+    Column,
+    Item,
+    Line,
+    Look,
+    Series,
+    Table,
+    column_letter,
+    looks,
+    thinned,
+)
+from accucompare.report.table import watch_columns as log
+from accucompare.report.terminal import verdict_line
 
 _CHART_LINES = 17  # lines that a chart covers
 _MARKED = 60  # points of a chart, up to which each of them is marked

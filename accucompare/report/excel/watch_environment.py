@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from accucompare.findings.analysis.analysis import Analysis, Ranks
+from accucompare.findings.analysis import Analysis, Ranks
 from accucompare.report.excel.excel_environment import ABSENT, Entry, flat
-from accucompare.report.table.watch_columns import main_run
+from accucompare.report.table import main_run
 
 MAX_RANKS = 8  # columns
 _OWN = ("log", "rank", "time", "device")  # what each rank has of its own

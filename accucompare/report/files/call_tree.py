@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from accucompare.bundle.format.records import GROUP_OF, OPERATOR_ROLES, Role, display_name
-from accucompare.compare.rows.rows import Status
+from accucompare.bundle.format import GROUP_OF, OPERATOR_ROLES, Role, display_name
+from accucompare.compare.rows import Status
 from accucompare.report.files.written import WrittenRow, value_of
 from accucompare.selection import RoleGroup
 

@@ -12,20 +12,17 @@ from typing import Any
 
 import msgspec
 
-from accucompare.bundle.format.records import Record
-from accucompare.compare.runs.acceptance import Acceptance
+from accucompare.bundle.format import Record
 from accucompare.compare.conclusion import conclude, exit_code
-from accucompare.compare.runs.ladder import Parting, TrainingResult
-from accucompare.compare.measuring.measure import Metrics
-from accucompare.compare.origins.producers import with_producers
+from accucompare.compare.measuring import Metrics
+from accucompare.compare.origins import Culprit, with_producers
 from accucompare.compare.result import Result
-from accucompare.compare.rows.rows import Row
-from accucompare.compare.origins.sites import Culprit
-from accucompare.compare.runs.step_pairs import StepPair
+from accucompare.compare.rows import Row
+from accucompare.compare.runs import Acceptance, Parting, StepPair, TrainingResult
 from accucompare.files import written_whole
-from accucompare.report.words.culprit_words import place, verdict
-from accucompare.report.table.overview import overview
 from accucompare.report.files.written import is_lines
+from accucompare.report.table import overview
+from accucompare.report.words import place, verdict
 
 
 def write_json(comparison: Result, path: Path) -> Path:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.files import written_whole
-from accucompare.findings.analysis.analysis import Ranks
-from accucompare.findings.checklist.health import Health, Result
-from accucompare.findings.log.number import number
-from accucompare.report.table.health_columns import headline
+from accucompare.findings.analysis import Ranks
+from accucompare.findings.checklist import Health, Result
+from accucompare.findings.log import number
+from accucompare.report.table import headline
 
 
 def write_health_json(ranks: Ranks, health: Health, path: Path) -> Path:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from accucompare.compare.rows.rows import NEAR, Reason, Status
+from accucompare.compare.rows import NEAR, Reason, Status
 from accucompare.files import is_stream
 from accucompare.report.files.call_tree import ENTERS, Call, Pass, passes, worst
 from accucompare.report.files.exported import facts, log_of, write_text
-from accucompare.report.table.looks import AMBER, PALE_GREEN, PALE_RED, REASON_LOOK
 from accucompare.report.files.written import Number, Written, WrittenRow
+from accucompare.report.table import AMBER, PALE_GREEN, PALE_RED, REASON_LOOK
 from accucompare.text import printable
 
 JSON = dict[str, Any]

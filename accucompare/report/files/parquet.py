@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from accucompare.compare.result import Result
 from accucompare.errors import ReportError
 from accucompare.files import written_whole
-from accucompare.report.table.columns import COLUMNS, COUNT, TEXT, Column, Value, value_blocks
 from accucompare.report.files.json import head
+from accucompare.report.table import COLUMNS, COUNT, TEXT, Column, Value, value_blocks
 from accucompare.text import storable
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accucompare.compare.rows.rows import Status
+from accucompare.compare.rows import Status
 from accucompare.report.files.call_tree import Call, Pass, passes, worst
 from accucompare.report.files.exported import facts, log_of, write_text
 from accucompare.report.files.written import Written, WrittenRow

@@ -8,11 +8,11 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from accucompare.bundle.format.records import Role
-from accucompare.compare.rows.rows import Reason, Status
+from accucompare.bundle.format import Role
+from accucompare.compare.rows import Reason, Status
 from accucompare.errors import UsageError
 from accucompare.files import bounded
-from accucompare.numbers.statistics import Count
+from accucompare.numbers import Count
 
 #: A float as report.json writes it.
 Number = float | Literal["nan", "inf", "-inf"] | None

@@ -12,26 +12,34 @@ from urllib.parse import quote
 
 import numpy as np
 
-from accucompare.bundle.format.records import GRADIENT_ROLES, NODE_ROLES, ROLES_OF, UPDATE_ROLES, Role
+from accucompare.bundle.format import GRADIENT_ROLES, NODE_ROLES, ROLES_OF, UPDATE_ROLES, Role
 from accucompare.compare.conclusion import conclude
+from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
-from accucompare.compare.rows.rows import MEANING, Reason, Row
-from accucompare.compare.origins.sites import Culprit
-from accucompare.numbers.dtypes import Array
-from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import training_words
-from accucompare.report.table.columns import COLUMNS, EXCESS, SCIENTIFIC, TEXT, Column, layer, limit_on_error
-from accucompare.report.excel.excel_environment import Entry, entries
-from accucompare.report.excel.excel_layers import sized
-from accucompare.report.excel.excel_overview import group_columns
-from accucompare.report.excel.excel_summary import meaning
-from accucompare.report.excel.excel_training import step_columns
-from accucompare.report.table.heat import heat_maps, heat_note
-from accucompare.report.table.overview import Chosen, Overview, overview, what_is_held
+from accucompare.compare.rows import MEANING, Reason, Row
+from accucompare.numbers import Array
+from accucompare.report.excel import Entry, entries, group_columns, meaning, sized, step_columns
 from accucompare.report.page.page_data import PageData
 from accucompare.report.page.page_file import write_page
-from accucompare.report.terminal.tables import shown
-from accucompare.report.table.tallies import NONE
+from accucompare.report.table import (
+    COLUMNS,
+    EXCESS,
+    NONE,
+    SCIENTIFIC,
+    TEXT,
+    Chosen,
+    Column,
+    Overview,
+    heat_maps,
+    heat_note,
+    layer,
+    limit_on_error,
+    overview,
+    what_is_held,
+)
+from accucompare.report.terminal import shown
+from accucompare.report.words import culprit_words as culprits
+from accucompare.report.words import training_words
 from accucompare.selection import RoleGroup
 from accucompare.text import printable, without_credentials
 

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from isal import isal_zlib
 
-from accucompare.numbers.dtypes import Array
-from accucompare.report.table.columns import COUNT, EXCESS, NUMBER, PERCENT, SCIENTIFIC, TEXT, Column, Value, value_blocks
+from accucompare.numbers import Array
+from accucompare.report.table import COUNT, EXCESS, NUMBER, PERCENT, SCIENTIFIC, TEXT, Column, Value, value_blocks
 from accucompare.text import printable
 
 #: Bytes of a float64 that are kept: 12 bits of the mantissa for three digits, 20 for six; of all other numbers the whole.

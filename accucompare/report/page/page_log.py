@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accucompare.findings.analysis.analysis import Analysis, Ranks
-from accucompare.findings.checklist.checks import Status
-from accucompare.findings.checklist.health import Health, examine
-from accucompare.report.table import watch_columns as log
-from accucompare.report.table.columns import SCIENTIFIC, Column
-from accucompare.report.table.health_columns import HEALTH, headline
+from accucompare.findings.analysis import Analysis, Ranks
+from accucompare.findings.checklist import Health, Status, examine
+from accucompare.report.excel import rank_entries
 from accucompare.report.page.page_comparison import StepChart
 from accucompare.report.page.page_data import PageData
 from accucompare.report.page.page_file import write_page
-from accucompare.report.terminal.terminal_watch import verdict_line
-from accucompare.report.excel.watch_environment import rank_entries
+from accucompare.report.table import HEALTH, SCIENTIFIC, Column, headline
+from accucompare.report.table import watch_columns as log
+from accucompare.report.terminal import verdict_line
 from accucompare.text import printable
 
 _CHARTS = (

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from accucompare.bundle.format.records import display_name
-from accucompare.compare.measuring.measure import Metrics
+from accucompare.bundle.format import display_name
+from accucompare.compare.measuring import Metrics
 from accucompare.compare.result import Result
-from accucompare.compare.rows.rows import Row
-from accucompare.numbers.statistics import Statistics
+from accucompare.compare.rows import Row
+from accucompare.numbers import Statistics
 
 if TYPE_CHECKING:
     import pandas

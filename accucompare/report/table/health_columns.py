@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from accucompare.findings.checklist.checks import Status
-from accucompare.findings.checklist.health import Health, Result
+from accucompare.findings.checklist import Health, Result, Status
 from accucompare.report.table.columns import COUNT, NUMBER, TEXT, Column
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accucompare.numbers.dtypes import Array
+from accucompare.numbers import Array
 from accucompare.report.table.overview import Groups, Overview
 from accucompare.report.table.tallies import NONE, Extremes, first_of, second_of
 

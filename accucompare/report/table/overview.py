@@ -16,11 +16,11 @@ from typing import Any, overload
 
 import numpy as np
 
-from accucompare.bundle.format.records import Record, Role
-from accucompare.compare.measuring.measure import Metrics
+from accucompare.bundle.format import Record, Role
+from accucompare.compare.measuring import Metrics
 from accucompare.compare.result import Result
-from accucompare.compare.rows.rows import NEAR, STATUS_OF, UNMATCHED, Reason, Row, Status
-from accucompare.numbers.dtypes import Array
+from accucompare.compare.rows import NEAR, STATUS_OF, UNMATCHED, Reason, Row, Status
+from accucompare.numbers import Array
 from accucompare.report.table.columns import layer
 from accucompare.report.table.sheets import Table, thinned
 from accucompare.report.table.tallies import NONE, Counts, Extremes, Largest, Listed, Numbering, Worst, first_of, second_of

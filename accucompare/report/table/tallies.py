@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from accucompare.numbers.dtypes import Array
+from accucompare.numbers import Array
 
 #: Stands for an error that was not measured; all others are 0 or more.
 NONE = -1.0

@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from accucompare.bundle.format.records import display_name
-from accucompare.findings.analysis.analysis import Analysis, Ranks, hints
-from accucompare.findings.log.events import Alert, AlertKind, Finding, Frame, Frames, Number, Step, TensorRange
-from accucompare.findings.log.vitals import Setup
-from accucompare.findings.words.wording import answer, called, described, smallest
+from accucompare.bundle.format import display_name
+from accucompare.findings.analysis import Analysis, Ranks
+from accucompare.findings.log import Alert, AlertKind, Finding, Frame, Frames, Number, Setup, Step, TensorRange
+from accucompare.findings.words import answer, called, described, hints, smallest
 from accucompare.report.table.columns import COUNT, GENERAL, NUMBER, TEXT, Column, Value, bracketed
 
 _RANK = Column("rank", lambda row: row.run.start.rank, COUNT, 7)

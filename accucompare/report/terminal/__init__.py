@@ -1,1 +1,33 @@
 """What commands print: rich."""
+
+from accucompare.report.terminal.console import progress_bar, reader_may_leave
+from accucompare.report.terminal.doctor import print_examination
+from accucompare.report.terminal.tables import shown
+from accucompare.report.terminal.terminal import print_comparison
+from accucompare.report.terminal.terminal_bundle import print_capture, print_import, print_records, print_tensor, print_verified
+from accucompare.report.terminal.terminal_gradcheck import print_gradcheck
+from accucompare.report.terminal.terminal_health import print_health, print_health_briefly
+from accucompare.report.terminal.terminal_overflows import print_overflows
+from accucompare.report.terminal.terminal_watch import print_analysis, print_finding, print_frames, print_watched, verdict_line
+
+__all__ = [
+    "print_analysis",
+    "print_capture",
+    "print_comparison",
+    "print_examination",
+    "print_finding",
+    "print_frames",
+    "print_gradcheck",
+    "print_health",
+    "print_health_briefly",
+    "print_import",
+    "print_overflows",
+    "print_records",
+    "print_tensor",
+    "print_verified",
+    "print_watched",
+    "progress_bar",
+    "reader_may_leave",
+    "shown",
+    "verdict_line",
+]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from accucompare.devices.settings import ENVIRONMENT
+from accucompare.devices import ENVIRONMENT
 from accucompare.doctor import DeviceReport, Examination
 from accucompare.report.terminal.console import open_console, reader_may_leave
 

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from accucompare.report.table.columns import COUNT, EXCESS, NUMBER, SCIENTIFIC, TEXT, Column, Value
+from accucompare.report.table import COUNT, EXCESS, NUMBER, SCIENTIFIC, TEXT, Column, Value
 from accucompare.report.terminal.console import print_heading
 from accucompare.text import cut, printable
 

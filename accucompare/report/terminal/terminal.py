@@ -12,15 +12,14 @@ from rich.console import Console
 from rich.text import Text
 
 from accucompare.compare.conclusion import Conclusion, conclude
+from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
-from accucompare.compare.rows.rows import BY_STATISTICS, MEANING, Reason, Row, Status
-from accucompare.compare.origins.sites import Culprit
+from accucompare.compare.rows import BY_STATISTICS, MEANING, Reason, Row, Status
+from accucompare.report.table import COLUMNS, COUNT, EXCESS, GENERAL, SCIENTIFIC, Column, chosen, overview
+from accucompare.report.terminal.console import fitted, open_console, print_heading, print_rest, safe_text, short_number
+from accucompare.report.terminal.tables import NAME_WIDTH, print_table
 from accucompare.report.words import culprit_words as culprits
 from accucompare.report.words import training_words as training
-from accucompare.report.table.columns import COLUMNS, COUNT, EXCESS, GENERAL, SCIENTIFIC, Column, chosen
-from accucompare.report.terminal.console import fitted, open_console, print_heading, print_rest, safe_text, short_number
-from accucompare.report.table.overview import overview
-from accucompare.report.terminal.tables import NAME_WIDTH, print_table
 from accucompare.text import counted, printable
 
 _STYLE = {Status.PASS: "green", Status.FAIL: "red", Status.NOT_COMPARED: "bright_black"}

@@ -11,14 +11,13 @@ from pathlib import Path
 import numpy as np
 from rich.text import Text
 
-from accucompare.bundle.reading.reader import Bundle, Index, StoredTensor, open_bundle
-from accucompare.bundle.format.records import Record, display_name
-from accucompare.bundle.reading.verification import Verified
+from accucompare.bundle.format import Record, display_name
+from accucompare.bundle.reading import Bundle, Index, StoredTensor, Verified, open_bundle
 from accucompare.errors import RecordError, UsageError
 from accucompare.files import written_whole
-from accucompare.numbers.dtypes import DTYPES, Array, DType, widen
+from accucompare.numbers import DTYPES, Array, DType, widen
 from accucompare.places import Place, Url
-from accucompare.report.table.columns import COUNT, EXCESS, GENERAL, Column, Value
+from accucompare.report.table import COUNT, EXCESS, GENERAL, Column, Value
 from accucompare.report.terminal.console import WIDTH, open_console, safe_text, short_number
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
 from accucompare.selection import Mode

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from accucompare.bundle.format.records import display_name
-from accucompare.findings.checklist.checks import Status
+from accucompare.bundle.format import display_name
+from accucompare.findings.checklist import Status
 from accucompare.findings.differences import FunctionGradients, GradientCheck
-from accucompare.findings.words.wording import printable
+from accucompare.findings.words import printable
 from accucompare.report.terminal.console import open_console
 
 _STYLES = {Status.FAIL: "bold red", Status.WARN: "yellow", Status.PASS: "green", Status.NOT_LOOKED_AT: "bright_black"}

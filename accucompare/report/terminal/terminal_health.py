@@ -5,14 +5,12 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from accucompare.bundle.format.records import display_name
-from accucompare.findings.analysis.analysis import Ranks
-from accucompare.findings.checklist.checks import Layer, Status
-from accucompare.findings.checklist.checks_run import FINITE
-from accucompare.findings.checklist.health import Health, Result
-from accucompare.findings.words.wording import printable
+from accucompare.bundle.format import display_name
+from accucompare.findings.analysis import Ranks
+from accucompare.findings.checklist import FINITE, Health, Layer, Result, Status
+from accucompare.findings.words import printable
+from accucompare.report.table import headline, limits
 from accucompare.report.terminal.console import open_console, print_heading
-from accucompare.report.table.health_columns import headline, limits
 
 _STYLES = {Status.FAIL: "bold red", Status.WARN: "yellow", Status.PASS: "green", Status.NOT_LOOKED_AT: "bright_black"}
 _WORDS = {Status.FAIL: "FAIL", Status.WARN: "WARN", Status.PASS: "PASS", Status.NOT_LOOKED_AT: "not looked at"}

@@ -10,14 +10,13 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from accucompare.bundle.format.records import display_name
-from accucompare.findings.analysis.analysis import Analysis, Ranks, Trail
-from accucompare.findings.log.events import Cause, Direction, Ending, Finding, Frame, Frames, Start, Step
-from accucompare.findings.words.wording import answer, called, headline, kinds, printable, short, where
-from accucompare.report.table.columns import Column, chosen
+from accucompare.bundle.format import display_name
+from accucompare.findings.analysis import Analysis, Ranks, Trail
+from accucompare.findings.log import Cause, Direction, Ending, Finding, Frame, Frames, Start, Step
+from accucompare.findings.words import answer, called, headline, kinds, printable, short, where
+from accucompare.report.table import FINDINGS, FRAMES, Column, FindingRow, chosen, main_answer, main_run, tensor_rows
 from accucompare.report.terminal.console import fitted, open_console, print_heading, print_rest
 from accucompare.report.terminal.tables import print_table
-from accucompare.report.table.watch_columns import FINDINGS, FRAMES, FindingRow, main_answer, main_run, tensor_rows
 
 _TRAILS_SHOWN, _PASSED_SHOWN, _LISTED = 10, 3, 10
 _NORMS_SHOWN = 10

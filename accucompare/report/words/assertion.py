@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accucompare.bundle.format.records import Record
+from accucompare.bundle.format import Record
 from accucompare.compare.conclusion import conclude
-from accucompare.compare.limits.limits import SmallestLimit
+from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.result import Result
-from accucompare.compare.rows.rows import Reason, Row, Status
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.compare.rows import Reason, Row, Status
+from accucompare.numbers import DTYPES
 from accucompare.report.words import culprit_words as culprits
 from accucompare.text import printable
 

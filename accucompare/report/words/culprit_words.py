@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
-from accucompare.compare.limits.baseline import differing
 from accucompare.compare.conclusion import Answer, conclude, exit_code, trust
-from accucompare.compare.origins.describing import is_choice
+from accucompare.compare.limits import differing
+from accucompare.compare.origins import Culprit, is_choice
 from accucompare.compare.result import Result
-from accucompare.compare.rows.rows import Row
-from accucompare.compare.origins.sites import Culprit
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.compare.rows import Row
+from accucompare.numbers import DTYPES
 
 #: What a culprit is, and what the two measures of its error mean.
 _CULPRIT = "where errors are made, the most certain first"

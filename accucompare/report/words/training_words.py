@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accucompare.compare.runs.acceptance import Acceptance, Met
-from accucompare.compare.runs.ladder import JudgedBy, Rung, TrainingResult
 from accucompare.compare.result import Result
-from accucompare.compare.runs.step_pairs import percent
-from accucompare.compare.runs.wander import Wander
+from accucompare.compare.runs import Acceptance, JudgedBy, Met, Rung, TrainingResult, Wander, percent
 
 _SETTINGS_SHOWN = 5
 

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from accucompare.live.modules.attributes import Attributes, attributes_of
-from accucompare.live.numerics.autocast import autocast_now
-from accucompare.live.modules.names import Modules
-from accucompare.live.operators.random_state import RandomState
-from accucompare.live.around.ranks import collectives, has_sharded_parameters
-from accucompare.live.values.values import is_cache, leaves, replaced
-from accucompare.reproduce.snapshot import Snapshot
-from accucompare.watcher.looking.notes import WatchedCall
+from accucompare.live.around import collectives, has_sharded_parameters
+from accucompare.live.modules import Attributes, Modules, attributes_of
+from accucompare.live.numerics import autocast_now
+from accucompare.live.operators import RandomState
+from accucompare.live.values import is_cache, leaves, replaced
+from accucompare.reproduce import Snapshot
+from accucompare.watcher.looking import WatchedCall
 
 #: At most so many calls of a step are kept.
 _MOST = 16

@@ -9,16 +9,13 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from accucompare.findings.log.events import Direction, Finding, Site, TensorRange
-from accucompare.findings.log.observations import Limits, What
-from accucompare.findings.origins.open_calls import INFINITE
-from accucompare.live.modules.hooks import arguments_of
-from accucompare.live.modules.names import Modules
-from accucompare.reproduce.snapshot import Snapshot
+from accucompare.findings.log import Direction, Finding, Limits, Site, TensorRange, What
+from accucompare.findings.origins import INFINITE
+from accucompare.live.modules import Modules, arguments_of
+from accucompare.reproduce import Snapshot
 from accucompare.watcher.again.contexts import Context, Contexts
-from accucompare.watcher.looking.extrema import has_memory, look_now
-from accucompare.watcher.looking.notes import Note
 from accucompare.watcher.again.second_run import origins_again, part_of_this_rank, second_run
+from accucompare.watcher.looking import Note, has_memory, look_now
 
 #: Sites of which a second run shows no more.
 _OUTSIDE = (Site.INPUT, Site.LOSS, Site.HOOK, Site.GRADIENTS, Site.UPDATE)

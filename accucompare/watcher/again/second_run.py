@@ -18,27 +18,19 @@ import torch
 from msgspec.structs import replace
 
 from accucompare import devices
-from accucompare.bundle.format.records import display_name
-from accucompare.findings.log.events import Direction, Finding, Site
-from accucompare.findings.log.observations import FLAG, MINUS, NAN, PLUS, Limits, What, kinds_of
-from accucompare.findings.origins.origins import judge
-from accucompare.live.modules import points
-from accucompare.live.modules.attributes import numbers_of, set_attributes
-from accucompare.live.numerics.autocast import autocast_now, autocast_then
-from accucompare.live.autograd.gradients import register_first_hook
-from accucompare.live.modules.hooks import in_backward, listens
-from accucompare.live.modules.names import Modules
-from accucompare.live.operators.random_state import RandomState, random_state_kept
-from accucompare.live.around.ranks import TalksError, silence
-from accucompare.live.values.values import leaves
-from accucompare.recorder.recording.recorder import Recorder
-from accucompare.recorder.recording.updates import MAIN_GRAD
-from accucompare.reproduce.outcome import is_bad
-from accucompare.reproduce.snapshot import Snapshot, always
+from accucompare.bundle.format import display_name
+from accucompare.findings.log import FLAG, MINUS, NAN, PLUS, Direction, Finding, Limits, Site, What, kinds_of
+from accucompare.findings.origins import judge
+from accucompare.live.around import TalksError, silence
+from accucompare.live.autograd import register_first_hook
+from accucompare.live.modules import Modules, in_backward, listens, numbers_of, points, set_attributes
+from accucompare.live.numerics import autocast_now, autocast_then
+from accucompare.live.operators import RandomState, random_state_kept
+from accucompare.live.values import leaves
+from accucompare.recorder.recording import MAIN_GRAD, Recorder
+from accucompare.reproduce import Snapshot, always, is_bad
 from accucompare.watcher.again.contexts import Context, copies_of
-from accucompare.watcher.looking.extrema import Meter
-from accucompare.watcher.looking.notes import Note, Scope, WatchedCall
-from accucompare.watcher.looking.watcher import Watcher
+from accucompare.watcher.looking import Meter, Note, Scope, WatchedCall, Watcher
 
 _NOT_FINITE = {NAN, PLUS, MINUS}
 #: Gradients of two runs are alike up to this share; rounding is below.

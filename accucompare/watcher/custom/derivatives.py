@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from accucompare.findings.checklist.checks import Outcome, failed, not_looked_at, passed, warned
-from accucompare.live.modules.functions import has_setup
-from accucompare.live.values.values import leaves, replaced
+from accucompare.findings.checklist import Outcome, failed, not_looked_at, passed, warned
+from accucompare.live.modules import has_setup
+from accucompare.live.values import leaves, replaced
 
 #: Random directions of each argument. With fewer, a fault in a small part of a tensor may be missed; time permitting, so many are taken.
 _DIRECTIONS, _FEWEST = 8, 2

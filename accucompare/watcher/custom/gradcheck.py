@@ -11,16 +11,15 @@ from typing import Any
 
 import torch
 
-from accucompare.bundle.format.records import display_name
+from accucompare.bundle.format import display_name
 from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import CaptureError, UsageError
-from accucompare.findings.checklist.checks import Outcome, not_looked_at
+from accucompare.findings.checklist import Outcome, not_looked_at
 from accucompare.findings.differences import FunctionGradients, GradientCheck
-from accucompare.live.numerics.eager import eager_stance
-from accucompare.live.modules.functions import function_name, is_torchs, observed_functions
-from accucompare.live.modules.names import Modules, name_modules
-from accucompare.live.values.values import leaves, replaced
-from accucompare.recorder.session.capture_case import Casting, build, moved
+from accucompare.live.modules import Modules, function_name, is_torchs, name_modules, observed_functions
+from accucompare.live.numerics import eager_stance
+from accucompare.live.values import leaves, replaced
+from accucompare.recorder.session import Casting, build, moved
 from accucompare.selection import Selection
 from accucompare.watcher.custom.derivatives import SECONDS, Applied, check_function
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from accucompare.bundle.format.records import Layout
-from accucompare.findings.log.events import TensorRange, number
-from accucompare.live.values.tensors import dtype_name, layout_of
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.bundle.format import Layout
+from accucompare.findings.log import TensorRange, number
+from accucompare.live.values import dtype_name, layout_of
+from accucompare.numbers import DTYPES
 
 #: Of a tensor's elements, at most so many are looked at for underflow: a share is then known to within 2 percentage points.
 _SAMPLE = 4096

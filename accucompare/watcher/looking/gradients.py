@@ -9,11 +9,9 @@ from typing import Any
 
 import torch
 
-from accucompare.findings.log.observations import OUTSIDE, ModuleCall, What
-from accucompare.live.autograd.gradients import GradientListener, Grads, Operator, Parameter, gradient_state
-from accucompare.live.autograd.graph import PASSING_ON
-from accucompare.live.modules.names import Modules
-from accucompare.live.autograd.node_lines import line_of
+from accucompare.findings.log import OUTSIDE, ModuleCall, What
+from accucompare.live.autograd import PASSING_ON, GradientListener, Grads, Operator, Parameter, gradient_state, line_of
+from accucompare.live.modules import Modules
 from accucompare.watcher.looking.extrema import Extrema
 from accucompare.watcher.looking.lines import Lines
 from accucompare.watcher.looking.notes import NoteListener

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from accucompare.live.autograd.node_lines import NodeLines
+from accucompare.live.autograd import NodeLines
 
 #: For so many losses computed otherwise than those before, lines are noted once more, in the step after the one that shows it.
 _MOST_AGAIN = 8

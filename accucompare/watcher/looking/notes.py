@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from accucompare.findings.log.observations import OUTSIDE, ModuleCall, Observation, What
-from accucompare.live.modules.hooks import Call, Listener
-from accucompare.live.modules.names import Modules
-from accucompare.live.around.ranks import collectives
+from accucompare.findings.log import OUTSIDE, ModuleCall, Observation, What
+from accucompare.live.around import collectives
+from accucompare.live.modules import Call, Listener, Modules
 from accucompare.watcher.looking.extrema import Extrema, Meter, is_hidden
 from accucompare.watcher.looking.own_operators import OwnOperators, Part
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from accucompare.live.operators.operator_calls import CallMode, source_line
-from accucompare.live.operators.schemas import LEFT_OUT, NO_VALUES, Blank, Known, known_of
-from accucompare.live.values.values import leaves
+from accucompare.live.operators import LEFT_OUT, NO_VALUES, Blank, CallMode, Known, known_of, source_line
+from accucompare.live.values import leaves
 
 #: They move values, but into another type, in which there may be no room for them.
 _CASTS = ("_to_copy", "copy_")

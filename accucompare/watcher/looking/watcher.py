@@ -9,11 +9,10 @@ import torch
 from torch import nn
 from torch._C._functorch import TransformType
 
-from accucompare.findings.log.observations import OUTSIDE, ModuleCall, What, within
-from accucompare.live.modules.hooks import arguments_of, in_backward
-from accucompare.live.modules.names import Modules
-from accucompare.live.autograd.node_lines import line_of
-from accucompare.live.values.values import leaves
+from accucompare.findings.log import OUTSIDE, ModuleCall, What, within
+from accucompare.live.autograd import line_of
+from accucompare.live.modules import Modules, arguments_of, in_backward
+from accucompare.live.values import leaves
 from accucompare.watcher.looking.extrema import Extrema, Meter, plain
 from accucompare.watcher.looking.gradients import Gradients
 from accucompare.watcher.looking.notes import NoteListener, WatchedCall

@@ -1,1 +1,5 @@
 """What the checklist is judged by, collected step by step."""
+
+from accucompare.watcher.vitals.vitals import VitalSigns
+
+__all__ = ["VitalSigns"]

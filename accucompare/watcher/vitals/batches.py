@@ -9,10 +9,9 @@ from typing import Any
 import torch
 import xxhash
 
-from accucompare.findings.log.number import number
-from accucompare.findings.log.vitals import Given
-from accucompare.live.values.tensors import dtype_name
-from accucompare.watcher.looking.extrema import Extrema, Meter, sample_of
+from accucompare.findings.log import Given, number
+from accucompare.live.values import dtype_name
+from accucompare.watcher.looking import Extrema, Meter, sample_of
 
 #: So many features are looked at for those that never change.
 _FEATURES = 1 << 16

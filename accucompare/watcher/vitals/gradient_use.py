@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from accucompare.live.autograd.gradients import Parameter, gradient_state
-from accucompare.watcher.looking.extrema import Extrema, Meter
+from accucompare.live.autograd import Parameter, gradient_state
+from accucompare.watcher.looking import Extrema, Meter
 
 #: Of gradients that were written into, so many of the smallest are looked at, whether they are zero now.
 _FEW = 3

@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from accucompare.findings.log.vitals import Loaded
+from accucompare.findings.log import Loaded
 from accucompare.live.operators import entrances
 
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from accucompare.findings.log.number import number
-from accucompare.findings.log.vitals import Labels, LossInput
-from accucompare.live.autograd.graph import ACCUMULATES, PASSING_ON
-from accucompare.watcher.looking.extrema import Extrema, Meter
+from accucompare.findings.log import Labels, LossInput, number
+from accucompare.live.autograd import ACCUMULATES, PASSING_ON
+from accucompare.watcher.looking import Extrema, Meter
 
 #: Functions that take logits or logarithms, by their node; where the prediction is, is their first edge.
 _TAKING = {

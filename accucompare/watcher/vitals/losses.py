@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from accucompare.findings.log.number import number
-from accucompare.findings.log.vitals import Targets
-from accucompare.live.autograd.graph import ACCUMULATES
-from accucompare.live.values.tensors import dtype_name
-from accucompare.watcher.looking.extrema import Extrema, Meter
+from accucompare.findings.log import Targets, number
+from accucompare.live.autograd import ACCUMULATES
+from accucompare.live.values import dtype_name
+from accucompare.watcher.looking import Extrema, Meter
 
 #: A cross entropy lies at most so many nodes behind the loss.
 _NEAR = 40

@@ -15,10 +15,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
-from accucompare.findings.log.vitals import ParameterFacts, Setup
-from accucompare.live.autograd.gradients import Parameter
-from accucompare.live.modules.names import Modules
-from accucompare.live.values.tensors import dtype_name
+from accucompare.findings.log import ParameterFacts, Setup
+from accucompare.live.autograd import Parameter
+from accucompare.live.modules import Modules
+from accucompare.live.values import dtype_name
 from accucompare.watcher.vitals.losses import Padding
 from accucompare.watcher.vitals.updates import groups_of, stepped, steps_taken
 

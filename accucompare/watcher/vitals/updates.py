@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from accucompare.findings.log.number import Number, number
-from accucompare.findings.log.vitals import Applied
-from accucompare.live.autograd.gradients import Parameter
-from accucompare.watcher.looking.extrema import Extrema, Meter, data_of, has_memory, sample_of
+from accucompare.findings.log import Applied, Number, number
+from accucompare.live.autograd import Parameter
+from accucompare.watcher.looking import Extrema, Meter, data_of, has_memory, sample_of
 
 #: What optimizers call the second moment.
 _SECOND_MOMENT = "exp_avg_sq"

@@ -15,25 +15,19 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from accucompare.findings.log.number import Number, number
-from accucompare.findings.log.observations import What
-from accucompare.findings.log.vitals import Loaded, Lookup, LossInput, Narrowed, Setup, Targets, Vitals
+from accucompare.findings.log import Loaded, Lookup, LossInput, Narrowed, Number, Setup, Targets, Vitals, What, number
+from accucompare.live.autograd import Observer, Parameter, gradient_state, observe, observe_no_more
+from accucompare.live.modules import Modules, arguments_of, in_backward
 from accucompare.live.operators import entrances
-from accucompare.live.autograd.gradients import Parameter, gradient_state
-from accucompare.live.autograd.graph import Observer, observe, observe_no_more
-from accucompare.live.modules.hooks import arguments_of, in_backward
-from accucompare.live.modules.names import Modules
-from accucompare.live.values.tensors import dtype_name
-from accucompare.live.values.values import leaves
+from accucompare.live.values import dtype_name, leaves
+from accucompare.watcher.looking import Extrema, Meter, Watcher, has_memory
 from accucompare.watcher.vitals.batches import GivenTensor, look_at_batch
-from accucompare.watcher.looking.extrema import Extrema, Meter, has_memory
 from accucompare.watcher.vitals.gradient_use import GradientUse
 from accucompare.watcher.vitals.loaders import Loaders
 from accucompare.watcher.vitals.loss_inputs import LabelsOf, look_at_labels, loss_inputs
 from accucompare.watcher.vitals.losses import CrossEntropy, cross_entropy_of, loss_of, nodes_near
 from accucompare.watcher.vitals.setup import GENERATORS, SetupFacts, is_switched, states_of_generators
 from accucompare.watcher.vitals.updates import Updates, applied_by
-from accucompare.watcher.looking.watcher import Watcher
 
 #: Classes that cut off what is below zero, or nearly.
 _CUTTING = re.compile(r"^(ReLU6?|(New|Fast|Quick)?GELU(Activation)?|GELUTanh|SiLU(Activation)?|Swish)$")

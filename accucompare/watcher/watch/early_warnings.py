@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from accucompare.bundle.format.records import display_name
-from accucompare.findings.log.events import Alert, AlertKind, number
-from accucompare.findings.log.log import Log
-from accucompare.findings.log.observations import OUTSIDE, ModuleCall, What, near_the_limit
+from accucompare.bundle.format import display_name
+from accucompare.findings.log import OUTSIDE, Alert, AlertKind, Log, ModuleCall, What, near_the_limit, number
 from accucompare.text import counted
-from accucompare.watcher.looking.extrema import Extrema
-from accucompare.watcher.looking.notes import Note
+from accucompare.watcher.looking import Extrema, Note
 
 _LOGGER = logging.getLogger("accucompare.watch")
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from accucompare.findings.log.events import Finding, Site
-from accucompare.findings.log.observations import MINUS, What, kinds_of
-from accucompare.findings.origins.open_calls import INFINITE
-from accucompare.findings.origins.poles import is_pole
-from accucompare.watcher.again.explanation import Explainer
+from accucompare.findings.log import MINUS, Finding, Site, What, kinds_of
+from accucompare.findings.origins import INFINITE, is_pole
+from accucompare.watcher.again import Explainer
+from accucompare.watcher.looking import Watcher
+from accucompare.watcher.vitals import VitalSigns
 from accucompare.watcher.watch.reporting import Reporter
 from accucompare.watcher.watch.step_end import Reader
-from accucompare.watcher.vitals.vitals import VitalSigns
-from accucompare.watcher.looking.watcher import Watcher
 
 
 class Legal:

@@ -13,20 +13,16 @@ from typing import Any
 
 import torch
 
-from accucompare.bundle.writing.directory import forget_previous, prepare_directory
-from accucompare.bundle.format.training_state import Component
-from accucompare.bundle.writing.writer import BundleWriter
-from accucompare.live.modules.attributes import numbers_of
-from accucompare.live.around.environment import describe_environment, describe_model
-from accucompare.live.modules.names import Modules
-from accucompare.live.operators.random_state import RandomState
+from accucompare.bundle.format import Component
+from accucompare.bundle.writing import BundleWriter, forget_previous, prepare_directory
+from accucompare.live.around import describe_environment, describe_model
+from accucompare.live.modules import Modules, numbers_of
+from accucompare.live.operators import RandomState
 from accucompare.recorder.options import CaptureOptions
-from accucompare.recorder.session.start import Start
-from accucompare.recorder.state.state import Arguments
-from accucompare.recorder.state.training import Training
-from accucompare.recorder.state.training_state import StateSaver
+from accucompare.recorder.session import Start
+from accucompare.recorder.state import Arguments, StateSaver, Training
 from accucompare.selection import Selection
-from accucompare.watcher.again.contexts import copies_of
+from accucompare.watcher.again import copies_of
 
 #: The arguments of at most so many calls of a step are saved.
 _MOST = 64

@@ -9,18 +9,15 @@ import torch
 from msgspec.structs import replace
 
 from accucompare.errors import AccucompareError, NonFiniteError, NonFiniteWarning
-from accucompare.findings.log.events import Direction, Finding, Frames, Site, Start
-from accucompare.findings.log.frames import frames_of
-from accucompare.findings.log.log import Log
-from accucompare.findings.words.wording import answer
-from accucompare.live.around.ranks import any_has
-from accucompare.reproduce.saving import save_reproducer
-from accucompare.reproduce.snapshot import Snapshot
+from accucompare.findings.log import Direction, Finding, Frames, Log, Site, Start, frames_of
+from accucompare.findings.words import answer
+from accucompare.live.around import any_has
+from accucompare.reproduce import Snapshot, save_reproducer
 from accucompare.selection import OnFinding
-from accucompare.watcher.again.explanation import Explainer
+from accucompare.watcher.again import Explainer
+from accucompare.watcher.looking import Watcher
 from accucompare.watcher.options import WatchOptions
 from accucompare.watcher.watch.step_end import Reader
-from accucompare.watcher.looking.watcher import Watcher
 
 
 class Reporter:
@@ -100,7 +97,7 @@ class Reporter:
         self._reported_places |= {finding.place for finding in origins}
         raises = self._options.on_finding == OnFinding.RAISE and may_raise
         if frames is not None and not self._options.quiet:
-            from accucompare.report.terminal.terminal_watch import print_finding
+            from accucompare.report.terminal import print_finding
 
             print_finding(first, self._start, frames, self._path, scale=scale, with_answer=not raises)
         elif not again and not raises and not self._options.quiet:
@@ -169,6 +166,6 @@ class Reporter:
         frames = Frames(self._watcher.step, frames_of(note.read() for note in self._watcher.notes), traced=True)
         self._log.write(frames)
         if not self._options.quiet:
-            from accucompare.report.terminal.terminal_watch import print_frames
+            from accucompare.report.terminal import print_frames
 
             print_frames(frames)

@@ -8,12 +8,24 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from accucompare.findings.log.events import Cause, Direction, Finding, Site, TensorRange, number
-from accucompare.findings.log.observations import FLAG, OUTSIDE, Limits, ModuleCall, Observation, What, kinds_of
-from accucompare.findings.origins.origins import infinite_outputs, judge
-from accucompare.live.autograd.gradients import Parameter, gradient_state
-from accucompare.watcher.looking.extrema import Extrema, Meter, has_memory, look_now, norm_now
-from accucompare.watcher.looking.watcher import Watcher
+from accucompare.findings.log import (
+    FLAG,
+    OUTSIDE,
+    Cause,
+    Direction,
+    Finding,
+    Limits,
+    ModuleCall,
+    Observation,
+    Site,
+    TensorRange,
+    What,
+    kinds_of,
+    number,
+)
+from accucompare.findings.origins import infinite_outputs, judge
+from accucompare.live.autograd import Parameter, gradient_state
+from accucompare.watcher.looking import Extrema, Meter, Watcher, has_memory, look_now, norm_now
 
 
 class Reader:

@@ -12,39 +12,39 @@ import torch
 
 from accucompare import devices
 from accucompare.errors import NonFiniteError, WatchEndedError
-from accucompare.findings.log.events import (
+from accucompare.findings.analysis import Scaling
+from accucompare.findings.log import (
+    MINUS,
     Alert,
     AlertKind,
     Direction,
     End,
     Ending,
     Finding,
+    Limits,
+    Log,
+    ModuleCall,
     Number,
     ScaleChange,
     Start,
     Step,
+    What,
+    log_path,
     number,
 )
-from accucompare.findings.log.log import Log, log_path
-from accucompare.findings.log.observations import MINUS, Limits, ModuleCall, What
-from accucompare.findings.log.scaling import Scaling
-from accucompare.live.modules import points
-from accucompare.live.modules.names import Modules
-from accucompare.recorder.state.state import Arguments
+from accucompare.live.modules import Modules, points
+from accucompare.recorder.state import Arguments
 from accucompare.selection import Level
 from accucompare.text import uncoloured
-from accucompare.watcher.again.contexts import Contexts
-from accucompare.watcher.watch.early_warnings import Lookout
-from accucompare.watcher.again.explanation import Explainer
-from accucompare.watcher.looking.extrema import Meter
-from accucompare.watcher.watch.legal import Legal
-from accucompare.watcher.looking.notes import Scope, WatchedCall
+from accucompare.watcher.again import Contexts, Explainer
+from accucompare.watcher.looking import Meter, Scope, WatchedCall, Watcher
 from accucompare.watcher.options import WatchOptions
+from accucompare.watcher.vitals import VitalSigns
+from accucompare.watcher.watch.early_warnings import Lookout
+from accucompare.watcher.watch.legal import Legal
 from accucompare.watcher.watch.pausing import Pausing
 from accucompare.watcher.watch.reporting import Reporter
 from accucompare.watcher.watch.step_end import Reader
-from accucompare.watcher.vitals.vitals import VitalSigns
-from accucompare.watcher.looking.watcher import Watcher
 
 #: From so many outermost calls in a step on, the flags are read early, and those that were clean are forgotten.
 _READ_EARLY = 4

@@ -17,21 +17,17 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accucompare import devices
-from accucompare.bundle.reading.reader import open_bundle
-from accucompare.bundle.format.records import display_name
+from accucompare.bundle.format import display_name
+from accucompare.bundle.reading import open_bundle
 from accucompare.errors import UsageError
-from accucompare.findings.log.events import Start
-from accucompare.live.numerics.eager import eager_stance
-from accucompare.live.around.environment import describe_environment, device_of
-from accucompare.live.modules.hooks import listens
-from accucompare.live.modules.names import Modules, name_modules
-from accucompare.live.around.ranks import coordinates
+from accucompare.findings.log import Start
+from accucompare.live.around import coordinates, describe_environment, device_of
+from accucompare.live.modules import Modules, listens, name_modules
+from accucompare.live.numerics import eager_stance
 from accucompare.places import local
-from accucompare.recorder.state.continuation import Continuation
-from accucompare.recorder.recording.recorder import Recorder
-from accucompare.recorder.session.session import rank_and_ranks
-from accucompare.recorder.state.state import restore_weights
-from accucompare.recorder.state.training import Training
+from accucompare.recorder.recording import Recorder
+from accucompare.recorder.session import rank_and_ranks
+from accucompare.recorder.state import Continuation, Training, restore_weights
 from accucompare.selection import Level, OnFinding
 from accucompare.version import __version__
 from accucompare.watcher.options import WatchOptions

@@ -9,12 +9,11 @@ from pathlib import Path
 from accucompare.case import Case
 from accucompare.devices import DeviceName, backend, explain, open_device
 from accucompare.errors import AccucompareError, CaptureError, NonFiniteError, WatchEndedError
-from accucompare.findings.log.events import Finding
-from accucompare.live.modules.hooks import arguments_of
-from accucompare.live.numerics.numerics import Numerics
-from accucompare.recorder.session.capture_case import Casting, build, moved
-from accucompare.recorder.session.failures import telling_exits
-from accucompare.recorder.state.training import run_step
+from accucompare.findings.log import Finding
+from accucompare.live.modules import arguments_of
+from accucompare.live.numerics import Numerics
+from accucompare.recorder.session import Casting, build, moved, telling_exits
+from accucompare.recorder.state import run_step
 from accucompare.selection import FloatType
 from accucompare.watcher.options import WatchOptions
 from accucompare.watcher.watch.steps import Watch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accucompare.findings.analysis.analysis import MANY_IN_A_ROW
-from accucompare.findings.log.events import ScaleChange
+from accucompare.findings.log import ScaleChange
 
 
 class Scaling:
