@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from accucompare.live.modules import check_finite as check_finite
     from accucompare.recorder.session import Session as Session
     from accucompare.recorder.session import capture as capture
-    from accucompare.testing import assert_layers_close as assert_layers_close
+    from accucompare.testing.closeness import assert_layers_close as assert_layers_close
     from accucompare.watcher.watch import Watch as Watch
     from accucompare.watcher.watch import watch as watch
 
@@ -48,7 +48,7 @@ _HOMES = {
     "diff": "accucompare.api",
     "open_bundle": "accucompare.bundle.reading.reader",
     "suggest_baseline": "accucompare.compare.limits.suggest",
-    "watch": "accucompare.watcher.watch.watch",
+    "watch": "accucompare.watcher.watch.watch_context",
 }
 
 __all__ = list(_HOMES)

@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Run the command line, and exit with its code."""
     try:
-        from accucompare.cli import main as run
+        from accucompare.cli.group import main as run
 
         run()
     except KeyboardInterrupt:  # while the commands were imported; later ones are told with what was done until then

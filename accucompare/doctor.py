@@ -22,14 +22,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.format import FLAGS
+from accucompare.bundle.flags import FLAGS
 from accucompare.devices import ENVIRONMENT, PACKAGE, SEE, TYPES, DeviceName, backend, mismatch, open_device, release, version
 from accucompare.errors import DeviceError
 from accucompare.text import printable
 from accucompare.version import __version__
 
 #: Seconds to wait for a device. The first use of an NPU may take half of it.
-PATIENCE = 60.0
+_PATIENCE = 60.0
 
 _REINSTALL = "pip install --force-reinstall accucompare"
 
@@ -102,7 +102,7 @@ class Examination:
     problems: list[Problem]
 
 
-def examine(device: DeviceName | None = None, timeout: float = PATIENCE) -> Examination:
+def examine(device: DeviceName | None = None, timeout: float = _PATIENCE) -> Examination:
     """Look at this machine.
 
     Args:

@@ -16,7 +16,7 @@ from accucompare.storage_errors import FULL, cure_of
 
 #: Stands for standard output.
 STDOUT = Path("-")
-MOST_LINKS = 40  # that a path may lead through, as in Linux
+_MOST_LINKS = 40  # that a path may lead through, as in Linux
 
 
 def written_whole(path: Path, write: Callable[[Path], object], errors: tuple[type[Exception], ...] = ()) -> Path:
@@ -117,7 +117,7 @@ def _descriptor(path: Path) -> int | None:
     """The number of the open file that a path such as ``/dev/stdout`` or ``/dev/fd/3`` stands for."""
     if path == STDOUT:
         return 1
-    for _ in range(MOST_LINKS):
+    for _ in range(_MOST_LINKS):
         folder = os.path.realpath(path.parent)
         if path.name.isdecimal() and re.fullmatch(rf"/proc/{os.getpid()}(/task/\d+)?/fd|/dev/fd", folder):
             return int(path.name)

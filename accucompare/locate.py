@@ -32,7 +32,7 @@ Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Setup:
+class LocateSetup:
     """How the case is run, for its modules and then for the operators of one.
 
     Attributes:
@@ -67,7 +67,7 @@ class Setup:
 
 
 def locate(
-    setup: Setup,
+    setup: LocateSetup,
     *,
     golden: str | Place | None = None,
     map: str | Iterable[str] = (),
@@ -130,7 +130,7 @@ def locate(
     return replace(comparison, golden_made_here=made_here)
 
 
-def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
+def locate_operators(setup: LocateSetup, comparison: Comparison) -> Comparison | None:
     """After ``locate``: which operator of the first culprit's module makes the error?
 
     Golden, candidate and baseline are captured again, with the operators of that one module.
@@ -195,7 +195,7 @@ def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
     return _capture_and_compare(setup, trusted, folder, of_golden, of_candidate, made_here=True)
 
 
-def operators_by_hand(setup: Setup, comparison: Comparison) -> tuple[str, str, str]:
+def operators_by_hand(setup: LocateSetup, comparison: Comparison) -> tuple[str, str, str]:
     """What to type where ``locate_operators`` raised: the captures of golden, where that was made, and of the candidate, and their diff.
 
     Args:
@@ -301,7 +301,7 @@ class _Trusted:
 
 
 def _capture_and_compare(
-    setup: Setup,
+    setup: LocateSetup,
     trusted: _Trusted,
     folder: Place,
     of_golden: CaptureOptions,

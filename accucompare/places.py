@@ -37,7 +37,7 @@ _READ_ONLY = ("http", "https")
 _COMMON = (*_READ_ONLY, *EXTRAS, "memory")
 
 #: What the storage says of an object, and its content, if that is not too long.
-Answer = tuple[dict[str, Any], bytes | None]
+ServerAnswer = tuple[dict[str, Any], bytes | None]
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Url:
         """
         return self.content_of(self.begin_read(most), most)
 
-    def content_of(self, asked: Future[Answer], most: int) -> bytes:
+    def content_of(self, asked: Future[ServerAnswer], most: int) -> bytes:
         """The content that ``begin_read`` gives. Errors as ``read``."""
         try:
             content = wait(asked, self)[1]
@@ -136,7 +136,7 @@ class Url:
             raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB; refused", str(self))
         return bytes(content)
 
-    def begin_read(self, most: int) -> Future[Answer]:
+    def begin_read(self, most: int) -> Future[ServerAnswer]:
         """Begin to ask for what the storage says of an object (size, time), and for its content unless it is larger than ``most`` bytes."""
         return self._begin(lambda system, path: _described_and_read(system, path, most))
 
@@ -345,7 +345,7 @@ async def _called(system: Any, name: str, *arguments: Any, **options: Any) -> An
     return getattr(system, name)(*arguments, **options)
 
 
-async def _described_and_read(system: Any, path: str, most: int) -> Answer:
+async def _described_and_read(system: Any, path: str, most: int) -> ServerAnswer:
     described = await _called(system, "info", path)
     if described.get("type") == "directory":
         raise FileNotFoundError(path)

@@ -136,10 +136,12 @@ def _ended(task: Task, error: BaseException) -> Trial:
 def said_of(log: Path) -> dict[str, str]:
     """By id, what each check that is WARN or FAIL said of a log."""
     from accucompare.findings.analysis.analysis import read
-    from accucompare.findings.checklist.checks import Status
-    from accucompare.findings.checklist.health import examine
+    from accucompare.findings.checklist.checks import CheckStatus
+    from accucompare.findings.checklist.health import judge_log
 
-    return {each.check.id: f"{each.status}: {each.outcome.measured}" for each in examine(read(log)).of(Status.WARN, Status.FAIL)}
+    return {
+        each.check.id: f"{each.status}: {each.outcome.measured}" for each in judge_log(read(log)).of(CheckStatus.WARN, CheckStatus.FAIL)
+    }
 
 
 def main() -> int:

@@ -61,7 +61,7 @@ EXEMPT = {
     "sequences._LINE": "the same",
     "sequences._OPTIONS": "the same",
     "sequences._PAIR": "the same",
-    "sequences.WINDOW": "time and memory",
+    "sequences._WINDOW": "time and memory",
     "step_pairs.percent": "how many digits are printed",
     "tolerance._MOST_BYTES": "memory",
     "tolerance.read_rules": "a version of Python",
@@ -84,13 +84,13 @@ class Number:
     """A number in the source of a module.
 
     Attributes:
-        module: of ``compare``, without the package.
+        path: of its module.
         name: ``tolerance._BY_DIGITS[53][0]``; of one in a condition, the function's.
         place: of the text that it is written with: first character and the one behind the last.
         value: it.
     """
 
-    module: str
+    path: Path
     name: str
     place: tuple[int, int]
     value: float
@@ -169,7 +169,7 @@ def numbers(path: Path) -> list[Number]:
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         place = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
-        made.append(Number(path.stem, f"{path.stem}{name}", place, _of(node) or 0))
+        made.append(Number(path, f"{path.stem}{name}", place, _of(node) or 0))
     return made
 
 
@@ -180,7 +180,7 @@ def belongs(name: str, listed: str) -> bool:
 
 def deciding() -> list[Number]:
     """The numbers of ``compare/`` that decide."""
-    every = [each for path in sorted(PACKAGE.glob("*.py")) for each in numbers(path)]
+    every = [each for path in sorted(PACKAGE.rglob("*.py")) for each in numbers(path)]
     stale = [listed for listed in (*EXEMPT, *ELSEWHERE) if not any(belongs(each.name, listed) for each in every)]
     assert not stale, f"no such numbers: {stale}"
     return [each for each in every if not any(belongs(each.name, listed) for listed in EXEMPT)]
@@ -196,7 +196,8 @@ class _Changed(importlib.machinery.SourceFileLoader):
     """Loads one module with another number in it."""
 
     def __init__(self, number: Number, new: float) -> None:
-        super().__init__(f"accucompare.compare.{number.module}", str(PACKAGE / f"{number.module}.py"))
+        module = ".".join(number.path.relative_to(ROOT).with_suffix("").parts)
+        super().__init__(module, str(number.path))
         source, (first, end) = Path(self.path).read_bytes(), number.place
         self._source = source[:first] + f"({new!r})".encode() + source[end:]
 

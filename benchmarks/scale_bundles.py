@@ -16,7 +16,7 @@ from accucompare.bundle.format.manifest import Manifest, StepEntry
 from accucompare.bundle.format.records import Layout, Record, Role
 from accucompare.bundle.writing.record_file import RecordFile
 from accucompare.numbers.dtypes import Array
-from accucompare.numbers.sketch import VERSION
+from accucompare.numbers.sketch import SKETCH_VERSION
 from accucompare.selection import SKETCH_SIZE, Mode
 
 #: Elements of each tensor: as few as are larger than their sketch.
@@ -77,7 +77,7 @@ def write_bundles(folder: Path, ranks: int, records: int) -> tuple[Path, Path, i
 
 def _write_rank(directory: Path, is_candidate: bool, ranks: int, blocks: int, rank: int) -> int:
     classes = {f"model.layers.{block}{name}": kind for block in range(blocks) for name, kind in _BLOCK.items()}
-    options = {"mode": Mode.SKETCH.value, "sketch": {"size": SKETCH_SIZE, "version": VERSION}}
+    options = {"mode": Mode.SKETCH.value, "sketch": {"size": SKETCH_SIZE, "version": SKETCH_VERSION}}
     manifest = Manifest(ranks=ranks, complete=True, capture=options, model={"sources": {}, "modules": classes, "classes": {}})
     (directory / f"rank{rank}").mkdir(parents=True, exist_ok=True)
     total = 0

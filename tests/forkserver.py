@@ -39,14 +39,14 @@ MODULE = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_
 MODULES = (
     *(
         "accucompare.locate",
-        "accucompare.recorder.session.capture_case",
+        "accucompare.recorder.session.case_capture",
         "accucompare.report.terminal.terminal",
-        "accucompare.watcher.watch.watch_case",
+        "accucompare.watcher.watch.case_watch",
     ),
     "torch._dynamo",
 )
 #: What a diff imports.
-DIFF = ("accucompare.api", "accucompare.report.excel.excel", "accucompare.report.terminal.terminal", "openpyxl")
+DIFF = ("accucompare.api", "accucompare.report.excel.workbook", "accucompare.report.terminal.terminal", "openpyxl")
 #: What the fixtures' models are made of.
 MODELS = (
     "transformers.models.bert.modeling_bert",

@@ -16,7 +16,7 @@ import pytest
 
 from accucompare.cli.watch import _bare_warnings
 from accucompare.errors import NonFiniteWarning
-from accucompare.findings.log.events import End, Event, Finding, Frames, Start, Step
+from accucompare.findings.log.events import End, Event, Finding, Frames, Step, WatchStart
 from accucompare.findings.log.log import read_log
 from tests.conftest import ROOT, Run
 from tests.forkserver import CLI, SCRIPT, with_torch
@@ -271,7 +271,7 @@ def test_level_op_names_the_same_operator(run: Run, folder: Path) -> None:
 def test_allow(run: Run, folder: Path) -> None:
     done = run("watch", "case.py:without_loss", "--allow", "log", "--out", "allowed")
     started = log(folder, "allowed")[0]
-    assert isinstance(started, Start)
+    assert isinstance(started, WatchStart)
     assert (done.returncode, started.options["allow"]) == (0, ["log"])
 
 

@@ -19,7 +19,7 @@ import accucompare as ac
 from accucompare.bundle.format.records import Role
 from accucompare.case import Case, load_case, steps_of
 from accucompare.devices import DeviceName
-from accucompare.recorder.session.capture_case import capture_case
+from accucompare.recorder.session.case_capture import capture_case
 from accucompare.selection import FloatType
 from tests.conftest import ROOT
 

@@ -30,25 +30,36 @@ FLOORS = [
 ]
 FLOOR = {room: len(FLOORS) - number for number, rooms in enumerate(FLOORS) for room in rooms}
 
+#: Rooms whose files are loaded one by one: commands start without what they do not need, and a script's process likewise.
+FLAT = ("cli", "scripts", "testing")
+
+#: What imports from which sub-room: a sub-room imports from those before it in its room, never from those after it.
+SUB_ROOMS = {
+    "bundle": ["format", "writing", "reading"],
+    "compare": ["measuring", "pairing", "limits", "rows", "judging", "origins", "runs", "trust", "shape", "cluster"],
+    "report": ["words", "table", "contents", "terminal", "excel", "files", "page"],
+    "recorder": ["feeding", "state", "recording", "session"],
+    "live": ["values", "modules", "around", "operators", "autograd", "numerics"],
+    "watcher": ["looking", "again", "vitals", "custom", "watch"],
+    "findings": ["log", "words", "analysis", "origins", "checklist"],
+}
+
 #: Imports inside functions. Commands import what they need when they run; beside theirs only these are, for the reason given.
 LATE = {
     "accucompare.__main__": {"accucompare.cli"},  # Ctrl-C meanwhile is no traceback
     # pandas, openpyxl and matplotlib, which a diff without report needs none of; and what runs it on a cluster
-    "accucompare.api": {"accucompare.report", "accucompare.compare.cluster.cluster"},
-    "accucompare.compare.origins.describing": {"accucompare.compare.shape.patterns"},  # only a failing diff describes errors
+    "accucompare.api": {"accucompare.report", "accucompare.compare.cluster"},
+    "accucompare.compare.origins.describing": {"accucompare.compare.shape"},  # only a failing diff describes errors
     "accucompare.doctor": {"accucompare.bundle", "accucompare.numbers"},  # what is broken here is what it tells
-    "accucompare.locate": {"accucompare.recorder.session.capture_case"},  # torch, after the device was opened
+    "accucompare.locate": {"accucompare.recorder.session"},  # torch, after the device was opened
     # what a process of a script may never need, or may not have
     "accucompare.scripts.boot.sitecustomize": {"accucompare.scripts.entry"},
     "accucompare.scripts.entry": {"accucompare.scripts.plan", "accucompare.scripts.script"},
     "accucompare.scripts.observing": {"accucompare.recorder", "accucompare.watcher"},
-    "accucompare.scripts.script": {"accucompare.recorder.session.session", "accucompare.scripts.observing"},
-    "accucompare.testing.closeness": {
-        "accucompare.recorder.session.capture_model",
-        "accucompare.recorder.session.running",
-    },  # torch, which bundles are compared without
+    "accucompare.scripts.script": {"accucompare.recorder.session", "accucompare.scripts.observing"},
+    "accucompare.testing.closeness": {"accucompare.recorder.session"},  # torch, which bundles are compared without
     "accucompare.testing.plugin": {"accucompare.testing.regression"},  # every run of pytest loads the plugin
-    "accucompare.watcher.watch.reporting": {"accucompare.report.terminal.terminal_watch"},  # only a finding is printed
+    "accucompare.watcher.watch.reporting": {"accucompare.report.terminal"},  # only a finding is printed
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -81,6 +92,46 @@ def test_an_import_points_down_or_stays_in_its_room(file: Path) -> None:
     assert not up, f"{NAMES[file]}, of floor {FLOOR[own]}, imports of its own floor or above"
 
 
+def door_of(module: str) -> str:
+    """What is imported of a module: its sub-room or its room, by the face; or itself, if it stands alone."""
+    room, *inner = [*module.split("."), "", ""][1:-1]
+    if room in SUB_ROOMS:
+        return ".".join(["accucompare", room, *filter(None, inner[:1])])
+    return module if not any(inner) or room in FLAT else f"accucompare.{room}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=NAMES.get)
+def test_a_room_imports_the_faces_of_others(file: Path) -> None:
+    doors = {module for module, _, _ in imports(file) if module in NAMES.values() and door_of(module) != door_of(NAMES[file])}
+    assert [module for module in doors if module != door_of(module)] == []
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.name == "__init__.py"], ids=NAMES.get)
+def test_a_face_says_what_it_is_for_and_what_it_shows(file: Path) -> None:
+    tree = ast.parse(file.read_text())
+    assert ast.get_docstring(tree)
+    shown = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
+    assert NAMES[file] == "accucompare" or not imports(file) or NAMES[file].split(".")[1] in FLAT or shown
+
+
+@pytest.mark.parametrize("file", FILES, ids=NAMES.get)
+def test_a_sub_room_imports_from_those_before_it(file: Path) -> None:
+    _, room, *inner = [*NAMES[file].split("."), ""]
+    order = SUB_ROOMS.get(room, [])
+    if not inner or inner[0] not in order:
+        return
+    own = order.index(inner[0])
+    others = {module.split(".")[2] for module, _, _ in imports(file) if module.startswith(f"accucompare.{room}.")}
+    late = {module.split(".")[2] for module, _, inside in imports(file) if inside and module.startswith(f"accucompare.{room}.")}
+    assert [other for other in others - late if other in order and order.index(other) > own] == []
+
+
+def test_every_sub_room_has_its_place() -> None:
+    packages = {file.parent for file in FILES if file.name == "__init__.py" and len(file.relative_to(PACKAGE).parts) == 3}
+    there = {f"{folder.parent.name}/{folder.name}" for folder in packages if folder.name != "boot"}
+    assert there == {f"{room}/{name}" for room, names in SUB_ROOMS.items() for name in names}
+
+
 def test_no_module_takes_the_place_of_a_public_name() -> None:
     """An import of ``accucompare.NAME``, as by doctest or ``pkgutil.walk_packages``, makes ``ac.NAME`` that module."""
     assert not {module.name for module in pkgutil.iter_modules(ac.__path__)} & set(ac.__all__)
@@ -89,7 +140,8 @@ def test_no_module_takes_the_place_of_a_public_name() -> None:
 def test_there_is_no_import_circle() -> None:
     modules = set(NAMES.values())
     wanted = {
-        NAMES[file]: {full if (full := f"{module}.{name}") in modules else module for module, name, _ in imports(file)} for file in FILES
+        NAMES[file]: {full if (full := f"{module}.{name}") in modules else module for module, name, _ in imports(file) if name != "_kernel"}
+        for file in FILES
     }
     while free := {module for module, needed in wanted.items() if not needed & (wanted.keys() - {module})}:
         wanted = {module: needed for module, needed in wanted.items() if module not in free}

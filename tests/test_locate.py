@@ -366,7 +366,7 @@ def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with ``later.py`` and a golden of its step 7."""
     from accucompare.devices import DeviceName
     from accucompare.recorder.options import CaptureOptions
-    from accucompare.recorder.session.capture_case import capture_case
+    from accucompare.recorder.session.case_capture import capture_case
 
     folder = tmp_path_factory.mktemp("later")
     (folder / "later.py").write_text(LATER)

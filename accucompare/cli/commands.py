@@ -11,7 +11,7 @@ import click
 from accucompare.cli import options as option
 from accucompare.cli.group import PASS, TROUBLE, cli
 from accucompare.cli.options import examples
-from accucompare.cli.outputs import Outputs, conclude, refuse_places, reports_to_write, stem
+from accucompare.cli.outputs import Outputs, finish, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import OF_CASES, MayRunScript, capture_script, command_after_dashes, locate_script
 from accucompare.errors import AccucompareError, CaptureError, UsageError
 from accucompare.files import is_stream
@@ -21,7 +21,7 @@ from accucompare.text import printable, printable_lines
 
 if TYPE_CHECKING:
     from accucompare.api import Comparison
-    from accucompare.locate import Setup
+    from accucompare.locate import LocateSetup
 
 
 @cli.command(
@@ -118,7 +118,8 @@ def capture(
     open_device(name)  # before anything else imports torch
     from accucompare.recorder.options import CaptureOptions
     from accucompare.recorder.session import capture_case, rank_and_ranks, repeat_of
-    from accucompare.report.terminal import print_capture, progress_bar, reader_may_leave
+    from accucompare.report.console import progress_bar, reader_may_leave
+    from accucompare.report.terminal import print_capture
 
     with progress_bar("capturing", "steps", quiet) as progress, told_later("accucompare.recorder.session.running"):
         asked = CaptureOptions(queue_bytes=queue, **options)
@@ -191,13 +192,13 @@ def diff(
     losses and gradient norms gives the exit code, and rows that fail are shown only.
     """
     from accucompare.api import diff as compare
-    from accucompare.report.terminal import progress_bar
+    from accucompare.report.console import progress_bar
 
     reports = reports_to_write(reports, Path("reports") / f"{stem(golden)}-vs-{stem(candidate)}.xlsx")
     outputs = Outputs(reports, json_path, parquet_path).checked(inputs={"--tolerances": options["tolerances"]})
     with progress_bar("comparing", "bytes", quiet) as progress:
         comparison = compare(golden, candidate, progress=progress, **options)
-    return conclude(comparison, outputs, quiet)
+    return finish(comparison, outputs, quiet)
 
 
 #: Of locate, --device says where the script is meant to run.
@@ -280,19 +281,19 @@ def locate(
     if (command := command_after_dashes(_NOT_LOCATED)) is not None:
         asked = {**options, "model": model, "seed": seed, "steps": steps, "golden": golden, "map": map}
         found = locate_script(command, name.type, asked, _announcer(quiet), only=only, skip=skip)
-        return conclude(found, outputs, quiet)
-    from accucompare.locate import Setup
+        return finish(found, outputs, quiet)
+    from accucompare.locate import LocateSetup
     from accucompare.locate import locate as find
 
-    setup = Setup(case, name, announce=_announcer(quiet), **options)
+    setup = LocateSetup(case, name, announce=_announcer(quiet), **options)
     comparison = find(setup, golden=golden, map=map, seed=seed, steps=steps, repeat=repeat, only=only, skip=skip)
-    code = conclude(comparison, outputs, quiet)
+    code = finish(comparison, outputs, quiet)
     if ops:
         _go_on_to_operators(setup, comparison, outputs.each(_of_operators), quiet)
     return code
 
 
-def _go_on_to_operators(setup: Setup, comparison: Comparison, outputs: Outputs, quiet: bool) -> None:
+def _go_on_to_operators(setup: LocateSetup, comparison: Comparison, outputs: Outputs, quiet: bool) -> None:
     """Compare the operators of the first culprit; where they cannot be had say why, and what to type. The answer stands either way."""
     from accucompare.locate import locate_operators, operators_by_hand
 
@@ -306,7 +307,7 @@ def _go_on_to_operators(setup: Setup, comparison: Comparison, outputs: Outputs, 
             click.echo(f"  {command}{where}", err=True)
         return
     if operators is not None:
-        conclude(operators, outputs, quiet)
+        finish(operators, outputs, quiet)
 
 
 @cli.command(
@@ -333,7 +334,8 @@ def show(bundle: Place, name: str | None, slices: str | None, save: Path | None,
     NAME is a layer's qualified name; the model itself is '(root)'. A glob, such as 'encoder.*', lists the records of the layers that match.
     """
     from accucompare.bundle.reading import open_bundle
-    from accucompare.report.terminal import print_records, print_tensor, reader_may_leave
+    from accucompare.report.console import reader_may_leave
+    from accucompare.report.terminal import print_records, print_tensor
 
     refuse_places({"--save": save})
     with open_bundle(bundle) as opened, reader_may_leave():
@@ -361,7 +363,8 @@ def verify(bundle: Place, quiet: bool) -> int:
     """Read all of BUNDLE and check that it is as it was written."""
     from accucompare.bundle.reading import open_bundle
     from accucompare.bundle.reading import verify as read_all
-    from accucompare.report.terminal import print_verified, progress_bar, reader_may_leave
+    from accucompare.report.console import progress_bar, reader_may_leave
+    from accucompare.report.terminal import print_verified
 
     with open_bundle(bundle) as opened:
         with progress_bar("verifying", "bytes", quiet) as progress:
@@ -393,7 +396,7 @@ def doctor(device: str | None, timeout: float, as_json: bool, quiet: bool) -> in
     """
     from accucompare.devices import DeviceName
     from accucompare.doctor import examine
-    from accucompare.report.terminal import print_examination
+    from accucompare.report.doctor import print_examination
 
     found = examine(DeviceName.parse(device) if device is not None else None, timeout)
     print_examination(found, as_json=as_json, quiet=quiet)

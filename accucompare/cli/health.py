@@ -47,14 +47,15 @@ def health(
     reports = reports_to_write(reports, None)
     refuse_places({"LOG": logs_of(log), "--thresholds": threshold_file, "--report": reports, "--json": json_path})
     from accucompare.findings.analysis import read
-    from accucompare.findings.checklist import examine, read_thresholds
+    from accucompare.findings.checklist import judge_log, read_thresholds
 
     given = read_thresholds(thresholds, threshold_file)
     ranks = read(log)
     if not ranks.watched and not ranks.findings:
         raise UsageError(f"{log}: no step was watched, so that there is nothing to check; {ranks.ranks[0].ending}")
-    found = examine(ranks, given)
-    from accucompare.report.terminal import print_health, reader_may_leave
+    found = judge_log(ranks, given)
+    from accucompare.report.console import reader_may_leave
+    from accucompare.report.terminal import print_health
 
     with reader_may_leave():
         print_health(ranks, found, quiet=quiet)
@@ -107,7 +108,8 @@ def gradcheck(case: str | None, only: tuple[str, ...], skip: tuple[str, ...], se
     from accucompare.devices import DeviceName, open_device
 
     open_device(DeviceName.parse("cpu"))  # before anything else imports torch
-    from accucompare.report.terminal import print_gradcheck, progress_bar, reader_may_leave
+    from accucompare.report.console import progress_bar, reader_may_leave
+    from accucompare.report.terminal import print_gradcheck
     from accucompare.watcher.custom import check_gradients
 
     with progress_bar("checking", "Functions", quiet) as progress:

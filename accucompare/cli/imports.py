@@ -43,7 +43,8 @@ def import_(
     any other. What has no counterpart is listed, here and in the bundle. docs/import.md says what is read of each format.
     """
     from accucompare.dumps import Naming, import_dump
-    from accucompare.report.terminal import print_import, progress_bar, reader_may_leave
+    from accucompare.report.console import progress_bar, reader_may_leave
+    from accucompare.report.terminal import print_import
 
     with progress_bar("importing", "tensors", quiet) as progress:
         naming = Naming(name_pattern, onnx)

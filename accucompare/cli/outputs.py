@@ -133,13 +133,14 @@ def stem(path: Place) -> str:
     return path.resolve().name or "bundle"
 
 
-def conclude(comparison: Comparison, outputs: Outputs, quiet: bool) -> int:
+def finish(comparison: Comparison, outputs: Outputs, quiet: bool) -> int:
     """Write the reports, print what came out, and give the exit code.
 
     Raises:
         ReportError: if one could not be written; the others are, and what came out is printed all the same.
     """
-    from accucompare.report.terminal import print_comparison, reader_may_leave
+    from accucompare.report.console import reader_may_leave
+    from accucompare.report.terminal import print_comparison
 
     wanted = [(comparison.to_html if is_page(report) else comparison.to_excel, report) for report in outputs.reports]
     more = (comparison.to_json, outputs.json), (comparison.to_parquet, outputs.parquet)

@@ -86,14 +86,14 @@ def capture_script(command: list[str], out: Place | None, overwrite: bool, quiet
     from accucompare.bundle.writing import refuse_directory
     from accucompare.report.terminal import print_capture
     from accucompare.scripts.captures import capture_script as capture_it
-    from accucompare.scripts.captures import held_steps
+    from accucompare.scripts.captures import steps_held_of
     from accucompare.scripts.outcome import others
     from accucompare.scripts.plan import Action
 
     directory = out if out is not None else _CAPTURED
     refuse_directory(directory, overwrite)
     golden = options["feed"]
-    steps = options.pop("steps") or (None if golden is None else held_steps(golden)) or Steps(1)
+    steps = options.pop("steps") or (None if golden is None else steps_held_of(golden)) or Steps(1)
     made = capture_it(command, plan_of(Action.CAPTURE, directory, steps, options), overwrite)
 
     def conclude() -> int:

@@ -119,7 +119,7 @@ def watch(
     from accucompare.findings.analysis import read
     from accucompare.findings.log import log_path
     from accucompare.recorder.session import rank_and_ranks
-    from accucompare.report.terminal import progress_bar, reader_may_leave
+    from accucompare.report.console import progress_bar, reader_may_leave
     from accucompare.watcher.options import WatchOptions
     from accucompare.watcher.watch import watch_case
 
@@ -156,7 +156,7 @@ def _on_finding(options: dict[str, Any]) -> str:
 
 def _watch_script(command: list[str], out: Path, steps: int | None, given: dict[str, float], quiet: bool, options: dict[str, Any]) -> int:
     from accucompare.findings.analysis import read
-    from accucompare.report.terminal import reader_may_leave
+    from accucompare.report.console import reader_may_leave
 
     ended, code = watch_script(command, out, steps, quiet, options)
 
@@ -173,12 +173,12 @@ def _watch_script(command: list[str], out: Path, steps: int | None, given: dict[
 
 def _print_watched(ranks: Ranks, given: dict[str, float], quiet: bool, options: dict[str, Any]) -> None:
     """Print what was found, and the checklist in short."""
-    from accucompare.findings.checklist import examine
+    from accucompare.findings.checklist import judge_log
     from accucompare.report.terminal import print_health_briefly, print_watched
 
     print_watched(ranks, quiet)
     if not quiet and options["checks_every"] and ranks.watched:
-        print_health_briefly(ranks, examine(ranks, given))
+        print_health_briefly(ranks, judge_log(ranks, given))
 
 
 @cli.command(
@@ -212,7 +212,8 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
     from accucompare.findings.analysis import read
 
     ranks = read(log)
-    from accucompare.report.terminal import print_analysis, reader_may_leave
+    from accucompare.report.console import reader_may_leave
+    from accucompare.report.terminal import print_analysis
 
     try:
         for report in reports:
@@ -228,7 +229,8 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
 
 def _overflows_of_cann(folder: Path, reports: tuple[Path, ...], quiet: bool) -> int:
     from accucompare.dumps import overflows_in
-    from accucompare.report.terminal import print_overflows, reader_may_leave
+    from accucompare.report.console import reader_may_leave
+    from accucompare.report.terminal import print_overflows
 
     if reports_to_write(reports, None):
         raise UsageError("--report: of CANN's overflow dumps there is no report; leave it out")

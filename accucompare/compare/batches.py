@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from accucompare.compare.judging import Sides, judge_task
 from accucompare.compare.measuring import Run
-from accucompare.compare.rows import Outcome, Task, nbytes
+from accucompare.compare.rows import PairOutcome, Task, nbytes
 from accucompare.errors import BundleError
 
 #: Called with the bytes compared so far and the bytes to compare.
@@ -17,21 +17,21 @@ Progress = Callable[[int, int], None]
 #: Bytes that are worth one more thread (threads do not help with tensors so small that Python takes most of the time), bytes of
 #: neighbouring pairs that a thread gets at a time, how many pairs at most, and bytes above which the threads share a pair.
 WORTH_A_WORKER = 64 << 20
-BATCH = 8 << 20
+_BATCH = 8 << 20
 NEIGHBOURS = 2000
 SPLIT = 64 << 20
 
 
-def outcomes_of(sides: Sides, tasks: list[Task], workers: int | None, progress: Progress) -> list[Outcome | BundleError]:
+def outcomes_of(sides: Sides, tasks: list[Task], workers: int | None, progress: Progress) -> list[PairOutcome | BundleError]:
     """The outcome of each pair. Large tensors come first, each split among the threads, then batches of the others.
 
     The number of threads changes no result.
     """
     sizes = [nbytes(task) for task in tasks]
     total, done = sum(sizes), 0
-    outcomes: list[Outcome | BundleError | None] = [None] * len(tasks)
+    outcomes: list[PairOutcome | BundleError | None] = [None] * len(tasks)
     large, rest = in_order(sizes)
-    batches = batches_of(rest, sizes, BATCH, NEIGHBOURS)
+    batches = batches_of(rest, sizes, _BATCH, NEIGHBOURS)
     with _threads(min(workers or os.cpu_count() or 1, 1 + total // WORTH_A_WORKER)) as run, sides.given_up_on_error():
         for place in large:
             outcomes[place] = judge_task(sides, tasks[place], run)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from accucompare.bundle.format import GRADIENT_ROLES, SERIES_ROLES, WRITTEN_ROLES, Role
 from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, different_values, is_of_glue
 from accucompare.compare.result import Result
-from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, Row, Status
-from accucompare.compare.runs import JudgedBy, Parting, TrainingResult, clipped, number, number_of
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, PreflightFinding, Reason, Row, Status
+from accucompare.compare.runs import JudgedBy, Parting, TrainingResult, clipped, number_of, number_words
 from accucompare.selection import RoleGroup
 from accucompare.text import counted
 
@@ -328,7 +328,7 @@ def _before_culprits(parting: Parting, culprits: Iterable[Culprit]) -> bool:
     return parting.row is None and all(later)
 
 
-def _given_differently(findings: Iterable[Finding]) -> str:
+def _given_differently(findings: Iterable[PreflightFinding]) -> str:
     """What pre-flight found of weights and inputs, which alone explains any difference."""
     return next(
         (each.message for each in findings if each.serious and not each.of_baseline and each.about in (About.GIVEN, About.WEIGHTS)), ""
@@ -341,7 +341,7 @@ def _number_named(culprit: Culprit, step: int | None) -> str:
     if culprit.stage is Stage.UPDATE:
         return clipped(golden, candidate) + ("" if step is None else f", step {step}")
     where = culprit.place + ("" if step is None else f" in step {step}")
-    return f"{where}: {number(candidate)} in the candidate, {number(golden)} in golden"
+    return f"{where}: {number_words(candidate)} in the candidate, {number_words(golden)} in golden"
 
 
 def _both(row: Row) -> str:

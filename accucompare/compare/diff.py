@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from accucompare.bundle.format import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, WRITTEN_ROLES, Key, Manifest, Record, Role, roundoff
+from accucompare.bundle.flags import roundoff
+from accucompare.bundle.format import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, WRITTEN_ROLES, Key, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.batches import Progress, outcomes_of
 from accucompare.compare.judging import Sides, open_beside, why_not_proved, with_given, with_proofs
@@ -37,7 +38,6 @@ from accucompare.compare.origins import (
     NotFed,
     Origins,
     Terms,
-    described,
     find_culprits,
     not_fed,
     operators_not_fed,
@@ -46,19 +46,20 @@ from accucompare.compare.origins import (
     small_changes,
     unsteady,
     vouched_for,
+    with_descriptions,
 )
 from accucompare.compare.pairing import (
     Model,
     Pair,
     Renaming,
     advice,
-    align,
     align_operators,
     clashes,
-    matches,
     options,
     other_names,
+    pair_records,
     propose,
+    renaming_matches,
     signatures_of,
     unused,
     with_paths_of,
@@ -67,9 +68,9 @@ from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import (
     UNMATCHED,
     About,
-    Finding,
     OperatorOrigins,
-    Outcome,
+    PairOutcome,
+    PreflightFinding,
     Reason,
     Row,
     Status,
@@ -83,7 +84,7 @@ from accucompare.compare.rows import (
     with_parameters,
 )
 from accucompare.compare.runs import accept, after_updates, by_envelope, climb, with_clipping, with_step_rows
-from accucompare.compare.trust import choose_baseline, preflight
+from accucompare.compare.trust import choose_baseline, preflight_findings
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers import DTYPES
 from accucompare.places import Place, is_file
@@ -141,7 +142,7 @@ def compare(
             renamings = [*renamings, *(Renaming.parse(text) for text in proposed)]
         parameters = other_names(*models, renamings)
         fed = candidate_bundle.manifest.fed  # then an operator has the number of golden's that it is
-        pairs = (align if fed else align_operators)(golden_records, candidate_records, renamings, signatures_of(*models), parameters)
+        pairs = (pair_records if fed else align_operators)(golden_records, candidate_records, renamings, signatures_of(*models), parameters)
         chosen = [pair for pair in pairs if selection.allows(pair.record.name)]
         precision = _Precision()
         tasks = [Task(pair, precision.tolerance_for(pair, tolerances)) for pair in chosen]
@@ -177,10 +178,12 @@ def compare(
         compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
         alone = [row for row in compared if judge.has_none_of(row)]
         different = other_model(*models, rows, renamings)
-        findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records, models[0])
+        findings = preflight_findings(golden_bundle, candidate_bundle, renamings) + _unused_options(
+            renamings, selection, golden_records, models[0]
+        )
         findings += _on_maps(renamings, proposed, auto, models)
         findings += judge.findings(golden_bundle, candidate_bundle, renamings, alone, len(compared))
-        findings += [Finding("model", str(different))] if different is not None else []
+        findings += [PreflightFinding("model", str(different))] if different is not None else []
         series = golden_bundle.manifests, candidate_bundle.manifests
         weights = next((finding for finding in findings if finding.about is About.WEIGHTS), None)
         judges = _manifests(wanders), _manifests(golden_repeat)
@@ -206,7 +209,7 @@ def compare(
             left_out=_count(pairs) - _count(chosen),
             damage=list(dict.fromkeys(damage)),  # a step that cannot be opened is listed once, not for each of its records
             baseline=None if judge.bundle is None else _side(judge.bundle),
-            culprits=described(culprits, golden_bundle, candidate_bundle, renamings),
+            culprits=with_descriptions(culprits, golden_bundle, candidate_bundle, renamings),
             without_baseline=len(alone),
             refused=judge.refused,
             not_proved=why_not_proved(golden_bundle, judge.bundle, beside),
@@ -298,7 +301,7 @@ def _place(key: Key) -> NotFed:
 
 def _outcomes(
     sides: Sides, tasks: list[Task], workers: int | None, progress: Progress, cluster: Cluster | None
-) -> list[Outcome | BundleError]:
+) -> list[PairOutcome | BundleError]:
     """The outcome of each pair, also of those that one side did not run or capture."""
     outcomes = outcomes_of(sides, tasks, workers, progress) if cluster is None else cluster.outcomes(sides, tasks, progress)
     pairs = [task.pair for task in tasks]
@@ -321,50 +324,52 @@ def _records(bundle: Bundle, keep_going: bool, damage: list[str]) -> list[Record
     return records
 
 
-def _on_maps(renamings: list[Renaming], proposed: list[str], auto: bool, models: tuple[Model, Model]) -> list[Finding]:
+def _on_maps(renamings: list[Renaming], proposed: list[str], auto: bool, models: tuple[Model, Model]) -> list[PreflightFinding]:
     """Findings about what ``--map`` did, or would do."""
     findings = [
-        Finding("map", f"--map: {old[0]} and {old[1]} of golden both become {new}; the first that runs is compared with it")
+        PreflightFinding("map", f"--map: {old[0]} and {old[1]} of golden both become {new}; the first that runs is compared with it")
         for old, new in clashes(*models, renamings)
     ]
     if auto:
-        findings.append(Finding("map", f"--map auto took {options(proposed)}" if proposed else "--map auto found nothing to rename", False))
+        findings.append(
+            PreflightFinding("map", f"--map auto took {options(proposed)}" if proposed else "--map auto found nothing to rename", False)
+        )
     elif proposed:
-        findings.append(Finding("map", f"the candidate calls some of golden's layers otherwise{advice(proposed)}"))
+        findings.append(PreflightFinding("map", f"the candidate calls some of golden's layers otherwise{advice(proposed)}"))
     return findings
 
 
-def _unused_options(renamings: list[Renaming], selection: Selection, records: list[Record], model: Model) -> list[Finding]:
+def _unused_options(renamings: list[Renaming], selection: Selection, records: list[Record], model: Model) -> list[PreflightFinding]:
     names = {record.name for record in records}
     findings = [
-        Finding("map", f"--map {renaming.text} matches none of golden's layers", serious=False)
+        PreflightFinding("map", f"--map {renaming.text} matches none of golden's layers", serious=False)
         for renaming in unused(renamings, names)
-        if not matches(renaming, model)
+        if not renaming_matches(renaming, model)
     ]
     for glob in selection.only:
         if not any(Selection((glob,)).allows(name) for name in names):
-            findings.append(Finding("only", f"--only {glob} matches none of golden's layers", serious=False))
+            findings.append(PreflightFinding("only", f"--only {glob} matches none of golden's layers", serious=False))
     for glob in selection.skip:
         if all(Selection((), (glob,)).allows(name) for name in names):
-            findings.append(Finding("skip", f"--skip {glob} matches none of golden's layers", serious=False))
+            findings.append(PreflightFinding("skip", f"--skip {glob} matches none of golden's layers", serious=False))
     return findings
 
 
-def _unused_rules(rules: Iterable[Rule], records: list[Record]) -> list[Finding]:
+def _unused_rules(rules: Iterable[Rule], records: list[Record]) -> list[PreflightFinding]:
     """Findings about the rules of a tolerance file that judge nothing."""
     return [
-        Finding("tolerances", f"{rule.tolerance.source}, applies to none of the candidate's records, so its limit judges nothing")
+        PreflightFinding("tolerances", f"{rule.tolerance.source}, applies to none of the candidate's records, so its limit judges nothing")
         for rule in rules
         if not any(rule.applies_to(record) for record in records)
     ]
 
 
-def _rows(pairs: list[Pair], outcomes: list[Outcome | BundleError], damage: list[str], origins: Origins | Fed) -> list[Row]:
+def _rows(pairs: list[Pair], outcomes: list[PairOutcome | BundleError], damage: list[str], origins: Origins | Fed) -> list[Row]:
     rows = []
     for pair, outcome in zip(pairs, outcomes, strict=True):
         if isinstance(outcome, BundleError):
             damage.append(str(outcome))
-            outcome = Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {outcome}"))
+            outcome = PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {outcome}"))
         record = pair.record
         verdict = origins.trace(record, outcome.verdict)
         metrics, baseline, noise = outcome.metrics, outcome.baseline, outcome.noise

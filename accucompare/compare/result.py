@@ -9,8 +9,19 @@ from functools import cached_property
 
 from accucompare.bundle.format import SERIES_ROLES, Manifest, Record, Role
 from accucompare.compare.limits import OtherCode, Tolerances, float_dtype
-from accucompare.compare.origins import Culprit, unseen, without_output
-from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, OtherModel, Reason, RefusedBaseline, Row, Status, is_operator
+from accucompare.compare.origins import Culprit, unseen_rows, without_output
+from accucompare.compare.rows import (
+    STATUS_OF,
+    UNMATCHED,
+    About,
+    OtherModel,
+    PreflightFinding,
+    Reason,
+    RefusedBaseline,
+    Row,
+    Status,
+    is_operator,
+)
 from accucompare.compare.runs import Acceptance, Parting, TrainingResult, coarsest
 from accucompare.places import Place
 from accucompare.selection import Mode, Selection
@@ -54,7 +65,7 @@ class Result:
     golden: Side
     candidate: Side
     rows: list[Row]
-    preflight: list[Finding] = field(default_factory=list)
+    preflight: list[PreflightFinding] = field(default_factory=list)
     tolerances: Tolerances = field(default_factory=Tolerances)
     left_out: int = 0
     damage: list[str] = field(default_factory=list)
@@ -254,7 +265,7 @@ class Result:
     @cached_property
     def unseen_words(self) -> str:
         """How many rows could not be compared although an error may hide there, and the first of them; ``""`` if there are none."""
-        found = unseen(self.rows, self.fed, coarsest(self.golden.manifest, self.candidate.manifest))
+        found = unseen_rows(self.rows, self.fed, coarsest(self.golden.manifest, self.candidate.manifest))
         if found is None:
             return ""
         where = f"{self.place(found.first)} ({found.first.verdict.detail})"

@@ -3,7 +3,7 @@
 One module per type of device, each with the functions of ``Backend``.
 """
 
-from accucompare.devices.opening import TYPES, Backend, DeviceName, backend, explain, open_device
+from accucompare.devices.opening import TYPES, DeviceName, backend, explain, open_device
 from accucompare.devices.settings import ENVIRONMENT, is_a_librarys, variables
 from accucompare.devices.software import PACKAGE, SEE, mismatch, release, version
 
@@ -12,7 +12,6 @@ __all__ = [
     "PACKAGE",
     "SEE",
     "TYPES",
-    "Backend",
     "DeviceName",
     "backend",
     "explain",

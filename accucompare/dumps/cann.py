@@ -9,7 +9,7 @@ from pathlib import Path
 
 from accucompare.bundle.format import Role
 from accucompare.dumps.folders import files_in, folders_with, step_folders
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
 from accucompare.dumps.kernel_files import NAME, Tensor, load, read_header
 from accucompare.dumps.overflows import is_note, notes_of
 from accucompare.selection import DumpFormat
@@ -21,20 +21,20 @@ def _belongs(name: str) -> bool:
 
 def _open(path: Path, naming: Naming) -> Dump:
     steps = step_folders(path, _belongs, "CANN's kernel dumps")
-    parts = tuple(Part(0, step, partial(_items, folder)) for step, folder in steps)
+    parts = tuple(ItemPart(0, step, partial(_items, folder)) for step, folder in steps)
     note = "kernels are listed under their own names; which layer ran one, CANN does not say: --map brings the two together"
     return Dump(parts, (Role.INPUT, Role.OUTPUT), partial=True, notes=(*notes_of(path), note))
 
 
-def _items(folder: Path) -> Iterator[Item | LeftOut]:
+def _items(folder: Path) -> Iterator[Item | NotImported]:
     """The tensors of all kernels, in the order of their timestamps."""
     found = []
     for path in files_in(folder):
         match = NAME.fullmatch(path.name)
         if is_note(path.name):
-            yield LeftOut(path.name, "what the device noted of an overflow, which is no tensor")
+            yield NotImported(path.name, "what the device noted of an overflow, which is no tensor")
         elif match is None:
-            yield LeftOut(path.name, "its name is none of a kernel dump, OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP")
+            yield NotImported(path.name, "its name is none of a kernel dump, OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP")
         else:
             found.append((int(match["time"]), int(match["task"]), path, match))
     calls: Counter[str] = Counter()
@@ -59,15 +59,15 @@ def _module_name(name: str) -> str:
     return name.strip("/").replace("/", ".")
 
 
-def _item(place: Item, tensor: Tensor, path: Path) -> Item | LeftOut:
+def _item(place: Item, tensor: Tensor, path: Path) -> Item | NotImported:
     what = f"{place.name} call {place.call} {place.role.value}.{place.path}"
     if tensor.why_not:
-        return LeftOut(what, tensor.why_not)
+        return NotImported(what, tensor.why_not)
     return Item(place.name, place.role, place.path, place.call, tensor.dtype or "", load=partial(load, tensor, path), type=place.type)
 
 
-def _failing(error: UnreadableError) -> Callable[[], Loaded]:
-    def load() -> Loaded:
+def _failing(error: UnreadableError) -> Callable[[], LoadedItem]:
+    def load() -> LoadedItem:
         raise error
 
     return load

@@ -18,7 +18,7 @@ import numpy as np
 
 from accucompare.bundle.format import Layout, Role
 from accucompare.dumps.files import size_of
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
 from accucompare.errors import BundleError
 from accucompare.selection import DumpFormat
 
@@ -64,10 +64,10 @@ def _open(path: Path, naming: Naming) -> Dump:
     kinds = {item.path.rpartition(".")[2] for item in hashed}
     roles = {item.role for item in hashed}
     note = "hashes of what operators give, and no values: they say which is the first that differs; compare it with another such log"
-    return Dump((Part(0, 0, lambda: iter(items)),), tuple(sorted(roles)), hashes=tuple(sorted(kinds)), notes=(note,))
+    return Dump((ItemPart(0, 0, lambda: iter(items)),), tuple(sorted(roles)), hashes=tuple(sorted(kinds)), notes=(note,))
 
 
-def _items(path: Path) -> Iterator[Item | LeftOut]:
+def _items(path: Path) -> Iterator[Item | NotImported]:
     """The hashes of each call of an operator, in execution order."""
     modules: list[tuple[int, str]] = []
     calls: Counter[str] = Counter()
@@ -79,7 +79,7 @@ def _items(path: Path) -> Iterator[Item | LeftOut]:
         match = _CALL.match(line)
         if match is None:
             if _OTHER.fullmatch(line) is None:
-                yield LeftOut(f"line {number}, {line.strip()[:80]}", "it is no operator's")
+                yield NotImported(f"line {number}, {line.strip()[:80]}", "it is no operator's")
             continue
         _leave(modules, len(match["indent"]))
         operator = match["operator"].partition("::")[2]
@@ -91,7 +91,7 @@ def _items(path: Path) -> Iterator[Item | LeftOut]:
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
             raise BundleError(f"{path}: line {number} is damaged, or hashed otherwise ({str(error)[:80]})") from None
         if not hashes:
-            yield LeftOut(f"{name} call {call}", "it has no hash")
+            yield NotImported(f"{name} call {call}", "it has no hash")
         for role, place, value in hashes:
             yield Item(name, role, place, call, load=partial(_load, value), type=match["operator"], layout=Layout.SCALAR)
 
@@ -152,9 +152,11 @@ def _is_both(value: tuple[Any, Any]) -> bool:
     return {float if each in ("nan", "inf") else type(each) for each in value if not isinstance(each, (tuple, list, dict))} == {float, int}
 
 
-def _load(value: float | int) -> Loaded:
+def _load(value: float | int) -> LoadedItem:
     """A norm as float64; an XOR of bits as uint64, which must be equal."""
-    return Loaded(np.array(value, np.float64), "float64") if isinstance(value, float) else Loaded(np.array(value, np.uint64), "uint64")
+    return (
+        LoadedItem(np.array(value, np.float64), "float64") if isinstance(value, float) else LoadedItem(np.array(value, np.uint64), "uint64")
+    )
 
 
 FORMAT = Format(

@@ -19,7 +19,7 @@ from typing import IO, Any, TypeGuard
 
 import numpy as np
 
-from accucompare.dumps.items import Loaded, UnreadableError
+from accucompare.dumps.items import LoadedItem, UnreadableError
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Array
 
@@ -103,7 +103,7 @@ def read_json(path: Path) -> Any:
         raise BundleError(f"{path}: is truncated or damaged; it is not valid JSON ({error})") from None
 
 
-def load_npy(path: Path, dtype: str = "") -> Loaded:
+def load_npy(path: Path, dtype: str = "") -> LoadedItem:
     """The array of a ``.npy``.
 
     Args:
@@ -127,7 +127,7 @@ def names_in_npz(path: Path) -> list[str]:
     return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
 
 
-def load_npz(path: Path, name: str) -> Loaded:
+def load_npz(path: Path, name: str) -> LoadedItem:
     """One array of a ``.npz``.
 
     Raises:
@@ -173,10 +173,10 @@ def safetensors_index(path: Path) -> dict[str, dict[str, Any]]:
     return header
 
 
-def load_safetensors(path: Path, entry: dict[str, Any]) -> Loaded:
+def load_safetensors(path: Path, entry: dict[str, Any]) -> LoadedItem:
     """One tensor of a ``.safetensors``, by its entry in ``safetensors_index``. Errors as there."""
     dtype, shape = DTYPES[_SAFETENSORS[entry["dtype"]]], as_shape(entry["shape"])
-    return Loaded(_read(path, entry["at"], math.prod(shape), dtype.storage).reshape(shape), dtype.name)
+    return LoadedItem(_read(path, entry["at"], math.prod(shape), dtype.storage).reshape(shape), dtype.name)
 
 
 def tensors_in_pt(path: Path) -> list[tuple[str, str]]:
@@ -228,7 +228,7 @@ def _loaded_pt(path: Path, stamp: tuple[int, int]) -> Any:
         raise UnreadableError(f"{path}: is damaged ({str(error).splitlines()[0][:200] if str(error) else type(error).__name__})") from None
 
 
-def of_tensor(tensor: Any, path: Path) -> Loaded:
+def of_tensor(tensor: Any, path: Path) -> LoadedItem:
     """The values of a tensor that came from a file.
 
     Raises:
@@ -246,7 +246,7 @@ def of_tensor(tensor: Any, path: Path) -> Loaded:
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     storage = DTYPES[name].storage
     bits = plain if name in _PLAIN else plain.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[storage.itemsize])
-    return Loaded(bits.numpy().view(storage), name)
+    return LoadedItem(bits.numpy().view(storage), name)
 
 
 def as_shape(lengths: Any) -> tuple[int, ...]:
@@ -270,10 +270,10 @@ def is_scalar(value: Any) -> TypeGuard[bool | int | float]:
     return type(value) in (bool, float) or (type(value) is int and -(1 << 63) <= value < 1 << 63)
 
 
-def scalar(number: bool | int | float) -> Loaded:
+def scalar(number: bool | int | float) -> LoadedItem:
     """A Python number as a capture records it: a 0-d array."""
     name = {bool: "bool", int: "int64", float: "float64"}[type(number)]
-    return Loaded(np.array(number, DTYPES[name].storage), name)
+    return LoadedItem(np.array(number, DTYPES[name].storage), name)
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -304,7 +304,7 @@ def _read(path: Path, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
     return found
 
 
-def read_npy(file: IO[bytes], size: int, place: str, dtype: str = "") -> Loaded:
+def read_npy(file: IO[bytes], size: int, place: str, dtype: str = "") -> LoadedItem:
     """An array whose file, member of a ZIP, or buffer has ``size`` bytes.
 
     Raises:
@@ -339,4 +339,4 @@ def read_npy(file: IO[bytes], size: int, place: str, dtype: str = "") -> Loaded:
     shaped = np.ascontiguousarray(array.reshape(shape, order="F" if fortran else "C"))
     storage = DTYPES[name].storage
     in_order = shaped.astype(shaped.dtype.newbyteorder("<"), copy=False)
-    return Loaded(np.ascontiguousarray(in_order).reshape(shape).view(storage), name)
+    return LoadedItem(np.ascontiguousarray(in_order).reshape(shape).view(storage), name)

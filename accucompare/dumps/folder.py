@@ -25,8 +25,8 @@ from accucompare.dumps.files import (
     safetensors_index,
     tensors_in_pt,
 )
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
-from accucompare.dumps.name_pattern import DEFAULT, ROLES, NamePattern, Place
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
+from accucompare.dumps.name_pattern import DEFAULT_PATTERN, ROLES, NamePattern, PlaceInName
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 
@@ -35,7 +35,7 @@ _MOST_FILES = 1_000_000
 _LOOKED_AT = 10_000  # entries, to recognise a folder
 _UNORDERED = "the files do not tell in which order the layers ran: rows are in order of names, unless golden tells the order"
 
-_Load = Callable[[], Loaded]
+_Load = Callable[[], LoadedItem]
 
 
 def _recognise(path: Path) -> bool:
@@ -53,8 +53,8 @@ def _files(path: Path) -> Iterator[str]:
 
 
 def _open(path: Path, naming: Naming) -> Dump:
-    pattern = NamePattern.parse(DEFAULT if naming.pattern is None else naming.pattern)
-    found: dict[tuple[int, int], list[tuple[Place, _Load]]] = {}
+    pattern = NamePattern.parse(DEFAULT_PATTERN if naming.pattern is None else naming.pattern)
+    found: dict[tuple[int, int], list[tuple[PlaceInName, _Load]]] = {}
     others: dict[str, str] = {}
     for name, load in _tensors(path, others):
         place = pattern.place(name)
@@ -74,7 +74,7 @@ def _open(path: Path, naming: Naming) -> Dump:
 
 def _no_match(path: Path, name: str, pattern: NamePattern, by_default: bool) -> str:
     known = f"its role is one of {', '.join(ROLES)}"
-    example = "'{name}'" if by_default else f"{DEFAULT!r}"
+    example = "'{name}'" if by_default else f"{DEFAULT_PATTERN!r}"
     return (
         f"{path}: the tensor {name[:200]!r} does not match --name-pattern {pattern.text!r}; say what is what in such names, "
         f"which are without the file's ending ({known}; [...] may be missing; {{_}} is anything; "
@@ -120,26 +120,26 @@ def _in_file(path: Path, stem: str, others: dict[str, str]) -> Iterator[tuple[st
         raise BundleError(str(error)) from None
 
 
-def _from_pt(path: Path, name: str) -> Loaded:
+def _from_pt(path: Path, name: str) -> LoadedItem:
     found: Any = load_pt(path)
     for part in name.split("/") if name else ():
         found = found[int(part)] if isinstance(found, (list, tuple)) else next(value for key, value in found.items() if str(key) == part)
     return of_tensor(found, path)
 
 
-def _part(rank: int, step: int, found: list[tuple[Place, _Load]], others: dict[str, str]) -> Part:
-    def items() -> Iterator[Item | LeftOut]:
-        yield from (LeftOut(name, why) for name, why in others.items())
+def _part(rank: int, step: int, found: list[tuple[PlaceInName, _Load]], others: dict[str, str]) -> ItemPart:
+    def items() -> Iterator[Item | NotImported]:
+        yield from (NotImported(name, why) for name, why in others.items())
         calls: dict[str, int] = {}
         for place, _ in found:
             calls[place.name] = max(calls.get(place.name, 0), 1 + place.call)
         for place, load in sorted(found, key=lambda each: _order(each[0])):
             yield Item(place.name, place.role, place.path, place.call, load=load, parent=_parent(place, calls))
 
-    return Part(rank, step, items, lambda: {place.name: "" for place, _ in found})
+    return ItemPart(rank, step, items, lambda: {place.name: "" for place, _ in found})
 
 
-def _order(place: Place) -> tuple[Any, ...]:
+def _order(place: PlaceInName) -> tuple[Any, ...]:
     """The forward before the backward; then by name, with numbers as numbers; of a call, inputs before outputs."""
     backward = place.role in (*GRADIENT_ROLES, Role.PARAM_GRAD)
     return backward, _natural(place.name), place.call, list(Role).index(place.role), _natural(place.path)
@@ -149,7 +149,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() and len(part) < 20 else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _parent(place: Place, calls: dict[str, int]) -> tuple[str, int] | None:
+def _parent(place: PlaceInName, calls: dict[str, int]) -> tuple[str, int] | None:
     """The call of the nearest layer around a layer, by their names; ``None`` for the root's."""
     if not place.name:
         return None

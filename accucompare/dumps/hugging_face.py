@@ -17,7 +17,7 @@ from typing import Any
 
 from accucompare.bundle.format import Layout, Role
 from accucompare.dumps.files import as_shape, inside, is_scalar, load_safetensors, read_json, safetensors_index, scalar
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 from accucompare.text import printable
@@ -46,7 +46,7 @@ def _open(path: Path, naming: Naming) -> Dump:
     if not path.name.endswith(_INDEX):
         raise UsageError(f"{path}: is the summary, without values; import its *{_INDEX}")
     tree = _Tree(path, read_json(path))
-    part = Part(0, 0, tree.items, lambda: tree.modules)
+    part = ItemPart(0, 0, tree.items, lambda: tree.modules)
     return Dump((part,), (Role.INPUT, Role.OUTPUT), root=True, innermost_outputs=True, pruned=tuple(tree.pruned()))
 
 
@@ -68,7 +68,7 @@ class _Tree:
     root: Any
     modules: dict[str, str] = field(default_factory=dict)
 
-    def items(self) -> Iterator[Item | LeftOut]:
+    def items(self) -> Iterator[Item | NotImported]:
         """The inputs of each call, what its children were given and gave, its outputs."""
         files = Counter(file for begins, call in self.calls() for _, value in _values(call, begins) if (file := _file(value)))
         for begins, call in self.calls():
@@ -113,13 +113,13 @@ class _Tree:
                 layers.setdefault((*call.parent, match[1]), []).append(int(match[2]))
         yield from (name for (_, _, name), numbers in layers.items() if len(numbers) == 2 and numbers[1] > numbers[0] + 1)
 
-    def _item(self, place: Item, value: Any, files: Counter[str]) -> Iterator[Item | LeftOut]:
+    def _item(self, place: Item, value: Any, files: Counter[str]) -> Iterator[Item | NotImported]:
         what = f"{place.name} call {place.call} {place.role.value}.{place.path}"
         if not _is_tensor(value):
             if (number := _number(value)) is not None:
                 yield replace(place, layout=Layout.SCALAR, load=partial(scalar, number))
             elif value not in ("None", None):
-                yield LeftOut(what, _NO_TENSOR)
+                yield NotImported(what, _NO_TENSOR)
             return
         match = _SHAPE.fullmatch(str(value["shape"]))
         try:
@@ -133,7 +133,7 @@ class _Tree:
             )
         files[file] -= 1
         if files[file]:
-            yield LeftOut(what, _OVERWRITTEN)
+            yield NotImported(what, _OVERWRITTEN)
             return
         load = partial(_load, inside(self.path.parent, file))
         yield replace(place, dtype=str(value["dtype"]).removeprefix("torch."), shape=shape, load=load)
@@ -183,7 +183,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from _leaves(child, f"{path}.{part}" if path else part)
 
 
-def _load(path: Path) -> Loaded:
+def _load(path: Path) -> LoadedItem:
     index = safetensors_index(path)
     if "data" not in index:
         raise UnreadableError(f"{path}: holds no tensor 'data'")

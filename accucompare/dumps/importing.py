@@ -12,7 +12,7 @@ from typing import Any
 from accucompare.bundle.format import TRAINING_ROLES, Key, Layout, Manifest, Record, Role
 from accucompare.bundle.writing import BundleWriter, discard_unfinished, forget_previous, locked, prepare_directory, refuse_directory
 from accucompare.dumps.formats import format_of
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers import DTYPES, fingerprint
 from accucompare.places import Place
@@ -24,11 +24,11 @@ _NAMES_AS_THEY_ARE = Naming()
 _BETWEEN_REPORTS = 16  # items, between two reports of progress
 
 #: Called with the items that are done, and how many there are, as far as that is known: one of each step that was not begun yet.
-Progress = Callable[[int, int], None]
+ImportProgress = Callable[[int, int], None]
 
 
 @dataclass
-class Imported:
+class ImportResult:
     """What came of an import.
 
     Attributes:
@@ -43,7 +43,7 @@ class Imported:
     records: int = 0
     without_values: int = 0
     weights: int = 0
-    left_out: list[LeftOut] = field(default_factory=list)
+    left_out: list[NotImported] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -55,8 +55,8 @@ def import_dump(
     format_name: str | None = None,
     naming: Naming = _NAMES_AS_THEY_ARE,
     overwrite: bool = False,
-    progress: Progress | None = None,
-) -> Imported:
+    progress: ImportProgress | None = None,
+) -> ImportResult:
     """Make a bundle of the dump of another tool, with a few tensors in memory.
 
     Args:
@@ -102,9 +102,9 @@ class _Import:
         self._path = path
         self._out = out
         self._dump = dump
-        self._found = Imported(chosen, notes=list(dump.notes))
+        self._found = ImportResult(chosen, notes=list(dump.notes))
 
-    def run(self, progress: Progress) -> Imported:
+    def run(self, progress: ImportProgress) -> ImportResult:
         left, done = len(self._dump.parts), 0
         ranks = [(rank, list(parts)) for rank, parts in groupby(self._dump.parts, key=lambda part: part.rank)]
         for rank, parts in ranks:
@@ -143,25 +143,25 @@ def _ended(writer: BundleWriter, step: int) -> Iterator[None]:
 class _Rank:
     """The steps of one rank."""
 
-    def __init__(self, writer: BundleWriter, found: Imported) -> None:
+    def __init__(self, writer: BundleWriter, found: ImportResult) -> None:
         self._writer = writer
         self._found = found
-        self._left_out: list[LeftOut] = []
+        self._left_out: list[NotImported] = []
         self._unreadable: list[str] = []
         self._roles: set[Role] = set()
-        self._part: Part | None = None
+        self._part: ItemPart | None = None
         self._order = 0
         self._seen: set[Key] = set()
         self._with_values = self._without_values = 0
         self._modules: dict[str, str] = {}
         self._weights: dict[str, dict[str, Any]] = {}
 
-    def add(self, part: Part, item: Item | LeftOut) -> None:
+    def add(self, part: ItemPart, item: Item | NotImported) -> None:
         """Queue one item of a step."""
         if self._part is not part:
             self._part, self._order, self._seen = part, 0, set()
-        if isinstance(item, LeftOut):
-            self._left_out.append(LeftOut(f"{item.what} (step {part.step}, rank {part.rank})", item.why))
+        if isinstance(item, NotImported):
+            self._left_out.append(NotImported(f"{item.what} (step {part.step}, rank {part.rank})", item.why))
             return
         key = Key(part.rank, part.step, item.name, item.call, item.role, item.path)
         if key in self._seen:
@@ -172,7 +172,7 @@ class _Rank:
         else:
             self._add_record(key, item)
 
-    def name_modules(self, part: Part) -> None:
+    def name_modules(self, part: ItemPart) -> None:
         """Note the modules that a step names, when all of it is queued."""
         self._modules.update(part.modules())
 
@@ -188,7 +188,7 @@ class _Rank:
                 self._unreadable.append(f"{key}: {reason}")
         elif layout is Layout.STRIDED and item.statistics is not None and item.dtype not in DTYPES:
             layout, detail = Layout.UNREADABLE, f"its type {item.dtype!r} is none of PyTorch's"
-            self._left_out.append(LeftOut(f"the statistics of {key}", detail))
+            self._left_out.append(NotImported(f"the statistics of {key}", detail))
         record = Record(
             *key,
             order=self._order,
@@ -214,7 +214,7 @@ class _Rank:
         if name in self._weights:
             return
         if item.load is None:
-            self._left_out.append(LeftOut(f"the weight {name}", "the dump has its statistics only, which prove nothing"))
+            self._left_out.append(NotImported(f"the weight {name}", "the dump has its statistics only, which prove nothing"))
             return
         try:
             loaded = _checked(item, item.load())
@@ -258,7 +258,7 @@ class _Rank:
         return {"error": f"values of the dump cannot be read: {self._unreadable[0]}{more}"}
 
 
-def _checked(item: Item, loaded: Loaded) -> Loaded:
+def _checked(item: Item, loaded: LoadedItem) -> LoadedItem:
     """What was loaded, if it is what the dump's index says.
 
     Raises:
@@ -271,7 +271,7 @@ def _checked(item: Item, loaded: Loaded) -> Loaded:
     return loaded
 
 
-def _in_short(left_out: Iterable[LeftOut]) -> Iterator[str]:
+def _in_short(left_out: Iterable[NotImported]) -> Iterator[str]:
     """A sentence for each reason why something was left out."""
     by_reason: dict[str, list[str]] = {}
     for each in left_out:
@@ -281,5 +281,5 @@ def _in_short(left_out: Iterable[LeftOut]) -> Iterator[str]:
         yield f"left out: {what[0]}{more}: {why}"
 
 
-def _most_of(left_out: list[LeftOut]) -> str:
+def _most_of(left_out: list[NotImported]) -> str:
     return "".join(f"; {each}" for each in list(_in_short(left_out))[:3])

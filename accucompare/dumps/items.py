@@ -37,7 +37,7 @@ class Item:
     call: int = 0
     dtype: str = ""
     shape: tuple[int, ...] | None = None
-    load: Callable[[], Loaded] | None = None
+    load: Callable[[], LoadedItem] | None = None
     statistics: Statistics | None = None
     type: str = ""
     parent: tuple[str, int] | None = None
@@ -46,7 +46,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedItem:
     """Values that were read: bits of ``DTYPES[dtype].storage``, C-contiguous."""
 
     array: Array
@@ -54,7 +54,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class NotImported:
     """Something in a dump that has no counterpart in a bundle: what, and why."""
 
     what: str
@@ -66,7 +66,7 @@ class UnreadableError(Exception):
 
 
 @dataclass(frozen=True)
-class Part:
+class ItemPart:
     """One step of one rank.
 
     Attributes:
@@ -78,7 +78,7 @@ class Part:
 
     rank: int
     step: int
-    items: Callable[[], Iterator[Item | LeftOut]]
+    items: Callable[[], Iterator[Item | NotImported]]
     modules: Callable[[], dict[str, str]] = dict
 
 
@@ -99,7 +99,7 @@ class Dump:
         notes: what a reader of the bundle is to know, one sentence each.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[ItemPart, ...]
     roles: tuple[Role, ...]
     root: bool = True
     named_gradients: bool = True

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from accucompare.dumps.files import size_of
-from accucompare.dumps.items import Loaded, UnreadableError
-from accucompare.dumps.npu_layouts import BLOCKED, PLAIN, in_rows
+from accucompare.dumps.items import LoadedItem, UnreadableError
+from accucompare.dumps.npu_layouts import BLOCKED, PLAIN_FORMATS, in_rows
 from accucompare.dumps.protobuf import fields, integers
 from accucompare.numbers import DTYPES
 
@@ -92,7 +92,7 @@ class Tensor:
         """Why its values cannot be put into rows of a type of PyTorch's; ``""`` if they can."""
         if self.dtype is None:
             return f"its type is number {self.type} of dump_data.proto, which PyTorch does not have"
-        if self.format not in PLAIN and self.format not in BLOCKED:
+        if self.format not in PLAIN_FORMATS and self.format not in BLOCKED:
             return f"its format is number {self.format} of dump_data.proto, which is not put back into rows"
         if self.format in BLOCKED and not self.original:
             return f"it is in {BLOCKED[self.format][0]}, and the dump does not say its original shape"
@@ -108,7 +108,7 @@ class Kernel:
     outputs: list[Tensor]
 
 
-def load(tensor: Tensor, path: Path) -> Loaded:
+def load(tensor: Tensor, path: Path) -> LoadedItem:
     """The values of a tensor, in the order of its own shape.
 
     Raises:
@@ -138,7 +138,7 @@ def load(tensor: Tensor, path: Path) -> Loaded:
             shapes = f"{list(tensor.shape)} of {BLOCKED[tensor.format][0]} and the original shape {list(tensor.original)}"
             raise UnreadableError(f"{path}: the shape {shapes} do not belong together")
         array = np.ascontiguousarray(rows)
-    return Loaded(array, dtype)
+    return LoadedItem(array, dtype)
 
 
 def read_header(path: Path) -> Kernel:

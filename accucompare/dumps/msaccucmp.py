@@ -10,7 +10,7 @@ from pathlib import Path
 from accucompare.bundle.format import Role
 from accucompare.dumps.files import load_npy
 from accucompare.dumps.folders import files_in, folders_with, step_folders
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Naming, Part
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, Naming, NotImported
 from accucompare.dumps.kernel_files import NPY_NAME
 from accucompare.dumps.overflows import is_note, notes_of
 from accucompare.selection import DumpFormat
@@ -22,7 +22,7 @@ def _belongs(name: str) -> bool:
 
 def _open(path: Path, naming: Naming) -> Dump:
     steps = step_folders(path, _belongs, "msaccucmp's .npy files")
-    parts = tuple(Part(0, step, partial(_items, folder)) for step, folder in steps)
+    parts = tuple(ItemPart(0, step, partial(_items, folder)) for step, folder in steps)
     note = (
         "kernels are listed under their own names, with slashes as msaccucmp writes them, as _; "
         "which layer ran one, CANN does not say: --map brings the two together"
@@ -30,15 +30,15 @@ def _open(path: Path, naming: Naming) -> Dump:
     return Dump(parts, (Role.INPUT, Role.OUTPUT), partial=True, notes=(*notes_of(path), note))
 
 
-def _items(folder: Path) -> Iterator[Item | LeftOut]:
+def _items(folder: Path) -> Iterator[Item | NotImported]:
     """The tensors of all kernels, in the order of their timestamps."""
     found = []
     for path in files_in(folder):
         match = NPY_NAME.fullmatch(path.name)
         if is_note(path.name):
-            yield LeftOut(path.name, "what the device noted of an overflow, which is no tensor")
+            yield NotImported(path.name, "what the device noted of an overflow, which is no tensor")
         elif match is None:
-            yield LeftOut(path.name, "its name is none of msaccucmp's, OP_TYPE.OPNPY_NAME.TASK.STREAM.TIMESTAMP.output.N.npy")
+            yield NotImported(path.name, "its name is none of msaccucmp's, OP_TYPE.OPNPY_NAME.TASK.STREAM.TIMESTAMP.output.N.npy")
         else:
             found.append(
                 ((int(match["time"]), int(match["task"]), match["kernel"], match["role"] == "output", int(match["number"])), path, match)

@@ -18,8 +18,8 @@ from typing import Any
 
 from accucompare.bundle.format import Layout, Role
 from accucompare.dumps.files import as_shape, inside, is_scalar, load_npy, load_pt, of_tensor, read_json, scalar
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part
-from accucompare.dumps.order import Ended, around, in_order
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported
+from accucompare.dumps.order import EndedCall, around, order_of_calls
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers import Statistics
 from accucompare.selection import DumpFormat
@@ -86,9 +86,9 @@ def _open(path: Path, naming: Naming) -> Dump:
     )
 
 
-def _part(rank: int, step: int, folder: Path) -> Part:
+def _part(rank: int, step: int, folder: Path) -> ItemPart:
     index = _Index(folder)
-    return Part(rank, step, index.items, lambda: index.modules)
+    return ItemPart(rank, step, index.items, lambda: index.modules)
 
 
 @dataclass
@@ -109,7 +109,7 @@ class _Index:
     folder: Path
     modules: dict[str, str] = field(default_factory=dict)
 
-    def items(self) -> Iterator[Item | LeftOut]:
+    def items(self) -> Iterator[Item | NotImported]:
         found = read_json(self.folder / INDEX)
         data = found.get("data") if isinstance(found, dict) else None
         if not isinstance(data, dict):
@@ -119,14 +119,14 @@ class _Index:
         for key, content in data.items():
             match = _OF_MODULE.fullmatch(key)
             if match is None:
-                yield LeftOut(key, _OF_FUNCTION)
+                yield NotImported(key, _OF_FUNCTION)
             elif not isinstance(content, dict):
                 raise BundleError(f"{self.folder / INDEX}: {key[:200]!r} is no table")
             else:
                 entries[match["kind"]][key] = _Entry(key, match["name"], match["type"], int(match["call"]), content)
         self._rename(entries)
         if (self.folder / "dump_error_info.log").exists():
-            yield LeftOut("what dump_error_info.log lists", "msprobe could not dump it")
+            yield NotImported("what dump_error_info.log lists", "msprobe could not dump it")
         forward = _ended(entries["forward"])
         inside_of = around(forward, parents)
         weights: set[tuple[str, str]] = set()
@@ -140,9 +140,9 @@ class _Index:
             yield from self._backward(entry, by_key.get(key), parent_of.get(key), begins)
         yield from self._gradients(entries["parameters_grad"])
 
-    def _in_order(self, ended: list[Ended[_Entry]], parents: dict[str, str | None]) -> Iterator[tuple[bool, _Entry]]:
+    def _in_order(self, ended: list[EndedCall[_Entry]], parents: dict[str, str | None]) -> Iterator[tuple[bool, _Entry]]:
         try:
-            yield from in_order(ended, parents)
+            yield from order_of_calls(ended, parents)
         except ValueError as error:
             raise BundleError(f"{self.folder / 'construct.json'}: is damaged ({error})") from None
 
@@ -165,7 +165,7 @@ class _Index:
                 entry.name = entry.name.removeprefix("module").removeprefix(".")
         self.modules = {entry.name: entry.type for entry in every}
 
-    def _forward(self, entry: _Entry, parent: tuple[str, int], begins: bool, weights: set[tuple[str, str]]) -> Iterator[Item | LeftOut]:
+    def _forward(self, entry: _Entry, parent: tuple[str, int], begins: bool, weights: set[tuple[str, str]]) -> Iterator[Item | NotImported]:
         """The inputs of a call and the weights of its module, or its outputs."""
         place = Item(entry.name, Role.INPUT, call=entry.call, type=entry.type, parent=parent)
         if not begins:
@@ -179,7 +179,9 @@ class _Index:
         for path, value in (*_leaves(_list(entry, "input_args")), *_leaves(_table(entry, "input_kwargs"))):
             yield from self._value(replace(place, path=path), value)
 
-    def _backward(self, entry: _Entry, forward: _Entry | None, parent: tuple[str, int] | None, begins: bool) -> Iterator[Item | LeftOut]:
+    def _backward(
+        self, entry: _Entry, forward: _Entry | None, parent: tuple[str, int] | None, begins: bool
+    ) -> Iterator[Item | NotImported]:
         """The gradients that arrive at a call's outputs, or those that it gives to its inputs."""
         role, what = (Role.GRAD_OUTPUT, "input") if begins else (Role.GRAD_INPUT, "output")
         gradients = [value for _, value in _leaves(_list(entry, what)) if _is_tensor(value)]
@@ -188,25 +190,27 @@ class _Index:
         else:
             paths = _differentiated(_outputs(forward) if begins else list(_leaves(_list(forward, "input_args"))))
         if len(paths) != len(gradients) and gradients:
-            yield LeftOut(f"{entry.key} {what}", "its gradients cannot be told apart: another number of tensors of the call requires one")
+            yield NotImported(
+                f"{entry.key} {what}", "its gradients cannot be told apart: another number of tensors of the call requires one"
+            )
             return
         place = Item(entry.name, role, call=entry.call, type=entry.type, parent=parent or _ROOT)
         for path, value in zip(paths, gradients, strict=bool(gradients)):
             yield from self._value(replace(place, path=path), value)
 
-    def _gradients(self, entries: dict[str, _Entry]) -> Iterator[Item | LeftOut]:
+    def _gradients(self, entries: dict[str, _Entry]) -> Iterator[Item | NotImported]:
         """The gradients of parameters, unless several backwards of one step added to them."""
         several = {entry.name for entry in entries.values() if entry.call}
         for entry in entries.values():
             if entry.name in several:
-                yield LeftOut(entry.key, "one of several backwards in a step; a bundle holds the sum of their gradients")
+                yield NotImported(entry.key, "one of several backwards in a step; a bundle holds the sum of their gradients")
                 continue
             for name, values in entry.content.items():
                 for value in values if isinstance(values, list) else [values]:
                     if _is_tensor(value):
                         yield from self._value(Item(entry.name, Role.PARAM_GRAD, name, type=entry.type, parent=_ROOT), value)
 
-    def _value(self, place: Item, value: Any) -> Iterator[Item | LeftOut]:
+    def _value(self, place: Item, value: Any) -> Iterator[Item | NotImported]:
         """What the index says of one value, as an item."""
         if not isinstance(value, dict):  # None, which is no value, and what msprobe could not look into
             return
@@ -216,7 +220,7 @@ class _Index:
             if is_scalar(number) and value.get("type") in ("bool", "int", "float"):
                 yield replace(place, layout=Layout.SCALAR, load=partial(scalar, number))
             else:
-                yield LeftOut(what, "neither a tensor nor a number")
+                yield NotImported(what, "neither a tensor nor a number")
             return
         dtype = str(value["dtype"]).rpartition(".")[2].lower()
         try:
@@ -231,8 +235,8 @@ class _Index:
             yield replace(place, dtype=dtype, shape=shape, statistics=_statistics(value))
 
 
-def _ended(entries: dict[str, _Entry]) -> list[Ended[_Entry]]:
-    return [Ended(key, entry.name, entry) for key, entry in entries.items()]
+def _ended(entries: dict[str, _Entry]) -> list[EndedCall[_Entry]]:
+    return [EndedCall(key, entry.name, entry) for key, entry in entries.items()]
 
 
 def _is_tensor(value: Any) -> bool:
@@ -278,7 +282,7 @@ def _differentiated(values: list[tuple[str, Any]]) -> list[str]:
     return [path for path, value in values if _is_tensor(value) and value.get("requires_grad")]
 
 
-def _loader(path: Path) -> Callable[[], Loaded]:
+def _loader(path: Path) -> Callable[[], LoadedItem]:
     return partial(load_npy, path) if path.suffix == ".npy" else lambda: of_tensor(load_pt(path), path)
 
 

@@ -28,11 +28,11 @@ _FIELDS = {
 }
 _TOKEN = re.compile(r"\{(\w+)\}|([\[\]])|([^\[\]{}]+)")
 #: A bare number is a part of the name: modules called ``layers.0`` are in nearly every model, and those that are called twice are few.
-DEFAULT = "[step{step}/][rank{rank}/]{name}[.call{call}].{role}[.{path}]"
+DEFAULT_PATTERN = "[step{step}/][rank{rank}/]{name}[.call{call}].{role}[.{path}]"
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceInName:
     """What a name says; ``(root)`` is the whole model."""
 
     name: str
@@ -67,13 +67,13 @@ class NamePattern:
             parts.append(_FIELDS[field] if field else {"[": "(?:", "]": ")?"}[bracket] if bracket else re.escape(literal))
         if place != len(text) or "name" not in used:
             known = ", ".join(f"{{{field}}}" for field in _FIELDS)
-            raise UsageError(f"--name-pattern {text!r}: needs {{name}} and may have each of {known} once, such as {DEFAULT!r}")
+            raise UsageError(f"--name-pattern {text!r}: needs {{name}} and may have each of {known} once, such as {DEFAULT_PATTERN!r}")
         try:
             return cls(text, re.compile("".join(parts), re.DOTALL))
         except re.error:
             raise UsageError(f"--name-pattern {text!r}: each [ needs its ]") from None
 
-    def place(self, text: str) -> Place | None:
+    def place(self, text: str) -> PlaceInName | None:
         """What a name says; ``None`` if it does not match."""
         match = self.regex.fullmatch(text)
         if match is None:
@@ -83,4 +83,4 @@ class NamePattern:
         role, name, path = ROLES[found.get("role", Role.OUTPUT.value)], found["name"], found.get("path", "")
         if role in (Role.PARAM, Role.PARAM_GRAD) and not path:
             name, _, path = name.rpartition(".")
-        return Place("" if name == display_name("") else name, role, path, **numbers)
+        return PlaceInName("" if name == display_name("") else name, role, path, **numbers)

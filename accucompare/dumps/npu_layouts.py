@@ -10,13 +10,25 @@ from collections.abc import Callable
 
 from accucompare.numbers import Array
 
-Shape = tuple[int, ...]
+_Shape = tuple[int, ...]
 
 #: Formats whose elements lie in the order of their shape, by their numbers in dump_data.proto.
-PLAIN = {0: "NCHW", 1: "NHWC", 2: "ND", 14: "CHWN", 16: "HWCN", 27: "NDHWC", 30: "NCDHW", 31: "DHWCN", 34: "CN", 35: "NC", 36: "DHWNC"}
+PLAIN_FORMATS = {
+    0: "NCHW",
+    1: "NHWC",
+    2: "ND",
+    14: "CHWN",
+    16: "HWCN",
+    27: "NDHWC",
+    30: "NCDHW",
+    31: "DHWCN",
+    34: "CN",
+    35: "NC",
+    36: "DHWNC",
+}
 
 
-def _from_nz(array: Array, original: Shape) -> Array | None:
+def _from_nz(array: Array, original: _Shape) -> Array | None:
     """``[…, N1, M1, M0, N0]`` to ``[…, M, N]``."""
     if array.ndim < 4 or len(original) != array.ndim - 2 or array.shape[:-4] != original[:-2]:
         return None
@@ -27,7 +39,7 @@ def _from_nz(array: Array, original: Shape) -> Array | None:
     return rows[..., : original[-2], : original[-1]]
 
 
-def _from_5hd(array: Array, original: Shape) -> Array | None:
+def _from_5hd(array: Array, original: _Shape) -> Array | None:
     """``[N, C1, H, W, C0]`` to ``[N, C, H, W]``, or ``[N, H, W, C]`` if only that fits."""
     if array.ndim != 5 or len(original) != 4:
         return None
@@ -38,7 +50,7 @@ def _from_5hd(array: Array, original: Shape) -> Array | None:
     return channels_last[..., : original[3]] if original[:3] == (n, h, w) else None
 
 
-def _from_6hd(array: Array, original: Shape) -> Array | None:
+def _from_6hd(array: Array, original: _Shape) -> Array | None:
     """``[N, D, C1, H, W, C0]`` to ``[N, C, D, H, W]``, or ``[N, D, H, W, C]`` if only that fits."""
     if array.ndim != 6 or len(original) != 5:
         return None
@@ -50,14 +62,14 @@ def _from_6hd(array: Array, original: Shape) -> Array | None:
 
 
 #: Formats that are put back where the tensor's own shape is known.
-BLOCKED: dict[int, tuple[str, Callable[[Array, Shape], Array | None]]] = {
+BLOCKED: dict[int, tuple[str, Callable[[Array, _Shape], Array | None]]] = {
     3: ("NC1HWC0", _from_5hd),
     29: ("FRACTAL_NZ", _from_nz),
     32: ("NDC1HWC0", _from_6hd),
 }
 
 
-def in_rows(array: Array, format: int, original: Shape) -> Array | None:
+def in_rows(array: Array, format: int, original: _Shape) -> Array | None:
     """The elements in the order of the tensor's own shape; ``None`` if the two shapes do not belong together."""
     _, undo = BLOCKED[format]
     if math.prod(original) > array.size:

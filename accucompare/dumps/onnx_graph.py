@@ -44,7 +44,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class ModuleCall:
+class OnnxCall:
     """The call of a module: its qualified name, and which call of it."""
 
     module: str
@@ -62,13 +62,13 @@ class Computed:
         results: the outputs of the model, in their order.
     """
 
-    outputs: dict[str, list[ModuleCall]]
+    outputs: dict[str, list[OnnxCall]]
     why_not: dict[str, str]
     weights: set[str]
     results: list[str]
 
 
-def read(path: Path) -> Computed:
+def read_onnx(path: Path) -> Computed:
     """What an ``.onnx`` file says of its values; its weights are not read.
 
     Raises:
@@ -176,7 +176,7 @@ def _computed(nodes: list[Node], weights: set[str], results: list[str]) -> Compu
     for value in results:
         users[value].append(())
     named = calls_of(inside, weights)
-    outputs, why_not = defaultdict[str, list[ModuleCall]](list), dict[str, str]()
+    outputs, why_not = defaultdict[str, list[OnnxCall]](list), dict[str, str]()
     for call, within in sorted(inside.items(), key=lambda each: len(each[0]), reverse=True):  # the innermost first
         leaving = [value for node in within for value in node.outputs if any(call not in calls for calls in users[value])]
         doubt = _doubt(call, within, named[call].module)
@@ -206,7 +206,7 @@ def _base(origin: str) -> str:
     return numbered["name"] if numbered else origin
 
 
-def calls_of(scopes: Iterable[str], weights: Iterable[str]) -> dict[str, ModuleCall]:
+def calls_of(scopes: Iterable[str], weights: Iterable[str]) -> dict[str, OnnxCall]:
     """Which call of which module each key of a scope is.
 
     Of the older exporter, ``/fc_1`` is the second call of ``fc`` where there is a ``/fc``, and no weight is called ``fc_1.…``.
@@ -217,7 +217,7 @@ def calls_of(scopes: Iterable[str], weights: Iterable[str]) -> dict[str, ModuleC
     named = {}
     for scope in found:
         module = scope.split(_RUN)[0] if _RUN in scope else _module(scope, found, owners)
-        named[scope] = ModuleCall(module, calls[module])
+        named[scope] = OnnxCall(module, calls[module])
         calls[module] += 1
     return named
 

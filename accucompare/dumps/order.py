@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Ended(Generic[T]):
-    """A call: what it is known by, its qualified name, and what the caller of ``in_order`` knows it by."""
+class EndedCall(Generic[_T]):
+    """A call: what it is known by, its qualified name, and what the caller of ``order_of_calls`` knows it by."""
 
     key: str
     name: str
-    entry: T
+    entry: _T
 
 
-def around(ended: Sequence[Ended[T]], parents: Mapping[str, str | None]) -> dict[str, str | None]:
+def around(ended: Sequence[EndedCall[_T]], parents: Mapping[str, str | None]) -> dict[str, str | None]:
     """In which of these calls each was made; ``None`` for the outermost.
 
     Args:
@@ -28,7 +28,7 @@ def around(ended: Sequence[Ended[T]], parents: Mapping[str, str | None]) -> dict
     """
     keys = {call.key for call in ended}
     found: dict[str, str | None] = {}
-    pending: list[Ended[T]] = []
+    pending: list[EndedCall[_T]] = []
     for call in ended:
         while pending and pending[-1].name.startswith(f"{call.name}."):
             found[pending.pop().key] = call.key
@@ -43,7 +43,7 @@ def around(ended: Sequence[Ended[T]], parents: Mapping[str, str | None]) -> dict
     return {**found, **{call.key: None for call in pending}}
 
 
-def in_order(ended: Sequence[Ended[T]], parents: Mapping[str, str | None]) -> Iterator[tuple[bool, T]]:
+def order_of_calls(ended: Sequence[EndedCall[_T]], parents: Mapping[str, str | None]) -> Iterator[tuple[bool, _T]]:
     """Each call twice: when it began (True), and when it ended. Calls in one call come in the order in which they ended.
 
     Args:
@@ -53,7 +53,7 @@ def in_order(ended: Sequence[Ended[T]], parents: Mapping[str, str | None]) -> It
     Raises:
         ValueError: if calls are in one another.
     """
-    children: dict[str | None, list[Ended[T]]] = {}
+    children: dict[str | None, list[EndedCall[_T]]] = {}
     for call in ended:
         children.setdefault(parents[call.key], []).append(call)
     stack = [(True, call) for call in reversed(children.get(None, []))]

@@ -19,7 +19,7 @@ import numpy as np
 
 from accucompare.dumps.files import load_npy, read_json, size_of
 from accucompare.dumps.folders import files_in, folders_with
-from accucompare.dumps.items import Loaded, UnreadableError
+from accucompare.dumps.items import LoadedItem, UnreadableError
 from accucompare.dumps.kernel_files import NAME, NPY_NAME, load, read_header
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Kind, summarize, widen
@@ -67,12 +67,12 @@ _ATOMIC_FIRST = {"DHA Atomic Add": 9, "L2 Atomic Add": 1}
 
 
 @dataclass(frozen=True)
-class Operator:
+class OverflowedOperator:
     """The operator that overflowed, and how its outputs are loaded, by name; that raises ``UnreadableError``."""
 
     type: str
     name: str
-    outputs: tuple[tuple[str, Callable[[], Loaded]], ...]
+    outputs: tuple[tuple[str, Callable[[], LoadedItem]], ...]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Overflow:
     stream: int
     model: int
     status: tuple[int, ...]
-    operator: Operator | None
+    operator: OverflowedOperator | None
 
     @property
     def name(self) -> str:
@@ -174,7 +174,7 @@ def notes_of(path: Path, most: int = 5) -> tuple[str, ...]:
     return (*said, *(f"not read: {why}" for why in overflows.unreadable[:most]))
 
 
-def outputs_of(operator: Operator) -> Iterator[tuple[str, str]]:
+def outputs_of(operator: OverflowedOperator) -> Iterator[tuple[str, str]]:
     """Each output of an operator, and what its values are, in words."""
     for name, load_output in operator.outputs:
         try:
@@ -183,7 +183,7 @@ def outputs_of(operator: Operator) -> Iterator[tuple[str, str]]:
             yield name, str(error)
 
 
-def _described(loaded: Loaded) -> str:
+def _described(loaded: LoadedItem) -> str:
     dtype = DTYPES[loaded.dtype]
     statistics = summarize(loaded.array, dtype)
     what = f"{loaded.dtype} {list(loaded.array.shape)}"
@@ -201,7 +201,7 @@ def _described(loaded: Loaded) -> str:
     return f"{what}: finite, from {statistics.min:g} to {statistics.max:g}"
 
 
-def _operator(files: list[Path], task: int, stream: int, time: int) -> Operator | None:
+def _operator(files: list[Path], task: int, stream: int, time: int) -> OverflowedOperator | None:
     """The operator of a task, by the dump whose time is nearest; of msaccucmp's files, those of one kernel."""
     nearest: tuple[int, str] | None = None
     by_kernel: dict[str, list[tuple[Path, re.Match[str]]]] = {}
@@ -218,21 +218,21 @@ def _operator(files: list[Path], task: int, stream: int, time: int) -> Operator 
     mine = by_kernel[nearest[1]]
     _, match = mine[0]
     name = match["name"]
-    outputs: list[tuple[str, Callable[[], Loaded]]] = []
+    outputs: list[tuple[str, Callable[[], LoadedItem]]] = []
     if match.re is NAME:  # msaccucmp's files beside it hold the same
         try:
             kernel = read_header(mine[0][0])
         except UnreadableError as error:
-            return Operator(match["type"], name, (("output", partial(_fail, str(error))),))
+            return OverflowedOperator(match["type"], name, (("output", partial(_fail, str(error))),))
         name = kernel.name or name
         outputs += [(f"output.{number}", partial(load, tensor, mine[0][0])) for number, tensor in enumerate(kernel.outputs)]
     else:
         written = [(file, each) for file, each in mine if each["role"] == "output"]
         outputs += [(f"output.{int(each['number'])}{each['more']}", partial(load_npy, file)) for file, each in written]
-    return Operator(match["type"], name, tuple(outputs))
+    return OverflowedOperator(match["type"], name, tuple(outputs))
 
 
-def _fail(why: str) -> Loaded:
+def _fail(why: str) -> LoadedItem:
     raise UnreadableError(why)
 
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from accucompare.bundle.format import Role
 from accucompare.dumps.files import read_json, read_npy
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
-from accucompare.dumps.name_pattern import NamePattern, Place
-from accucompare.dumps.onnx_graph import FOLDED_INTO, Computed, calls_of, read
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
+from accucompare.dumps.name_pattern import NamePattern, PlaceInName
+from accucompare.dumps.onnx_graph import FOLDED_INTO, Computed, calls_of, read_onnx
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 
@@ -58,13 +58,13 @@ def _open(path: Path, naming: Naming) -> Dump:
     if naming.pattern is not None and naming.onnx is not None:
         raise UsageError("--name-pattern: the file of --onnx says which module computes a value; leave one of the two out")
     runner, iterations = runs[0]
-    named: Callable[[list[str]], list[list[Place] | LeftOut]] = _names
+    named: Callable[[list[str]], list[list[PlaceInName] | NotImported]] = _names
     if naming.onnx is not None:
-        named = partial(_names_by_graph, read(naming.onnx))
+        named = partial(_names_by_graph, read_onnx(naming.onnx))
     elif naming.pattern is not None:
         named = partial(_names_by_pattern, _pattern(naming.pattern))
     notes = (_NOTE,) if named is _names else ()
-    parts = tuple(Part(0, step, partial(_items, iteration, path, named)) for step, iteration in enumerate(iterations))
+    parts = tuple(ItemPart(0, step, partial(_items, iteration, path, named)) for step, iteration in enumerate(iterations))
     return Dump(parts, (Role.OUTPUT,), partial=True, environment={"runner": str(runner)}, notes=notes)
 
 
@@ -77,45 +77,45 @@ def _pattern(text: str) -> NamePattern:
     return pattern
 
 
-def _items(iteration: Any, path: Path, named: Callable[[list[str]], list[list[Place] | LeftOut]]) -> Iterator[Item | LeftOut]:
+def _items(iteration: Any, path: Path, named: Callable[[list[str]], list[list[PlaceInName] | NotImported]]) -> Iterator[Item | NotImported]:
     """The outputs of an iteration, under the names that ``named`` gives them."""
     outputs = iteration.get("outputs") if isinstance(iteration, dict) else None
     if not isinstance(outputs, dict):
         raise BundleError(f"{path}: is damaged; an iteration has no outputs")
     for places, (name, value) in zip(named(list(outputs)), outputs.items(), strict=True):
-        if isinstance(places, LeftOut):
+        if isinstance(places, NotImported):
             yield places
             continue
         for place in places:
             yield Item(place.name, Role.OUTPUT, place.path, place.call, load=partial(_load, value, f"{path}: {name}"))
 
 
-def _names_by_pattern(pattern: NamePattern, names: list[str]) -> list[list[Place] | LeftOut]:
+def _names_by_pattern(pattern: NamePattern, names: list[str]) -> list[list[PlaceInName] | NotImported]:
     places = [pattern.place(name) for name in names]
     return [
-        [place] if place else LeftOut(name, f"its name does not match --name-pattern {pattern.text!r}")
+        [place] if place else NotImported(name, f"its name does not match --name-pattern {pattern.text!r}")
         for name, place in zip(names, places, strict=True)
     ]
 
 
-def _names_by_graph(computed: Computed, names: list[str]) -> list[list[Place] | LeftOut]:
+def _names_by_graph(computed: Computed, names: list[str]) -> list[list[PlaceInName] | NotImported]:
     """Where each value belongs, by the model that computed it."""
-    found: list[list[Place] | LeftOut] = []
+    found: list[list[PlaceInName] | NotImported] = []
     results = [name for name in computed.results if name in names]
     for name in names:
-        places = [Place(call.module, Role.OUTPUT, "", call.call) for call in computed.outputs.get(name, ())]
+        places = [PlaceInName(call.module, Role.OUTPUT, "", call.call) for call in computed.outputs.get(name, ())]
         if name in results:
-            places.append(Place("", Role.OUTPUT, "" if len(computed.results) == 1 else name))
+            places.append(PlaceInName("", Role.OUTPUT, "" if len(computed.results) == 1 else name))
         if places:
             found.append(places)
         elif name in computed.weights:
-            found.append(LeftOut(name, "a weight under another name, which is no output"))
+            found.append(NotImported(name, "a weight under another name, which is no output"))
         else:
-            found.append(LeftOut(name, computed.why_not.get(name, "a value inside a module, which is not its output")))
+            found.append(NotImported(name, computed.why_not.get(name, "a value inside a module, which is not its output")))
     return found
 
 
-def _names(names: list[str]) -> list[list[Place] | LeftOut]:
+def _names(names: list[str]) -> list[list[PlaceInName] | NotImported]:
     """Where each output belongs, by what the older exporter calls it.
 
     A name does not say that a bias is still to be added, or that a BatchNorm was folded in: where that may be, the value is left out.
@@ -127,24 +127,24 @@ def _names(names: list[str]) -> list[list[Place] | LeftOut]:
     results = [name for name in names if name not in scopes and name not in weights]
     has_norms = any("/BatchNormalization_output_" in name for name in scopes)
     following = dict(pairwise(names))
-    found: list[list[Place] | LeftOut] = []
+    found: list[list[PlaceInName] | NotImported] = []
     for name in names:
         scope = scopes.get(name, "")
         operator = name.removeprefix(scope).split("_output_")[0].strip("/").split("_")[0]
         if name in weights:
-            found.append(LeftOut(name, "a weight, by its name, which is no output"))
+            found.append(NotImported(name, "a weight, by its name, which is no output"))
         elif not scope and name in scopes:
-            found.append(LeftOut(name, "an operator's value in the whole model, which is not its output"))
+            found.append(NotImported(name, "an operator's value in the whole model, which is not its output"))
         elif not scope:
-            found.append([Place("", Role.OUTPUT, "" if len(results) == 1 else name)])
+            found.append([PlaceInName("", Role.OUTPUT, "" if len(results) == 1 else name)])
         elif last[scope] != name:
-            found.append(LeftOut(name, "an operator's value inside a module; the module's last one stands for its output"))
+            found.append(NotImported(name, "an operator's value inside a module; the module's last one stands for its output"))
         elif operator == "MatMul" and following.get(name) in results:
-            found.append(LeftOut(name, "a Linear's bias may be in the value after it, which names no module; --onnx MODEL.onnx tells"))
+            found.append(NotImported(name, "a Linear's bias may be in the value after it, which names no module; --onnx MODEL.onnx tells"))
         elif operator in FOLDED_INTO and not has_norms:
-            found.append(LeftOut(name, "the exporter may have folded a BatchNorm into it; --onnx MODEL.onnx tells"))
+            found.append(NotImported(name, "the exporter may have folded a BatchNorm into it; --onnx MODEL.onnx tells"))
         else:
-            found.append([Place(calls[scope].module, Role.OUTPUT, "", calls[scope].call)])
+            found.append([PlaceInName(calls[scope].module, Role.OUTPUT, "", calls[scope].call)])
     return found
 
 
@@ -153,7 +153,7 @@ def _ends(scope: str) -> Iterator[int]:
     return (at for at in range(1, len(scope) + 1) if at == len(scope) or scope[at] == "/")
 
 
-def _load(value: Any, place: str) -> Loaded:
+def _load(value: Any, place: str) -> LoadedItem:
     """The array in what stands for one: ``{"values": {"array": BASE64}}``, of older releases ``{"array": BASE64}``."""
     for _ in range(_NESTING):
         if not isinstance(value, dict):

@@ -21,7 +21,7 @@ import numpy as np
 from accucompare.bundle.format import Role
 from accucompare.dumps.files import as_shape, inside, load_safetensors, size_of
 from accucompare.dumps.folders import files_in, folders_with
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 
@@ -72,7 +72,9 @@ def _open(path: Path, naming: Naming) -> Dump:
         except OSError as error:
             raise BundleError(f"{file}: cannot be read ({error.strerror})") from None
     parts = [
-        Part(0 if alone else rank, step, _reader(of_ranks[rank], steps[step])) for rank, steps in traced.items() for step in sorted(steps)
+        ItemPart(0 if alone else rank, step, _reader(of_ranks[rank], steps[step]))
+        for rank, steps in traced.items()
+        for step in sorted(steps)
     ]
     lines = [line for steps in traced.values() for each in steps.values() for line in each]
     roles = {Role.OUTPUT, *(beside[0] for line in lines for beside in line.beside)}
@@ -124,8 +126,8 @@ def _beside(file: Path, found: dict[str, Any]) -> Iterator[_Beside]:
             yield role, place, shape, (inside(file.parent, f"{name}_rank{found['rank']}.bin"), shape, at)
 
 
-def _reader(file: Path, lines: list[_Line]) -> Callable[[], Iterator[Item | LeftOut]]:
-    def items() -> Iterator[Item | LeftOut]:
+def _reader(file: Path, lines: list[_Line]) -> Callable[[], Iterator[Item | NotImported]]:
+    def items() -> Iterator[Item | NotImported]:
         calls: Counter[str] = Counter()
         for line in lines:
             values = [(role, path, "bfloat16", shape, partial(_load_beside, *where)) for role, path, shape, where in line.beside]
@@ -137,14 +139,14 @@ def _reader(file: Path, lines: list[_Line]) -> Callable[[], Iterator[Item | Left
     return items
 
 
-def _load_beside(path: Path, shape: tuple[int, ...], at: int) -> Loaded:
+def _load_beside(path: Path, shape: tuple[int, ...], at: int) -> LoadedItem:
     size = size_of(path)
     if at > size:
         raise UnreadableError(f"{path}: ends early")
     return load_safetensors(path, {"dtype": "BF16", "shape": shape, "at": at})
 
 
-def _load(file: Path, line: _Line) -> Loaded:
+def _load(file: Path, line: _Line) -> LoadedItem:
     """The experts of each token, in the order of their numbers."""
     try:
         with file.open("rb") as opened:
@@ -157,7 +159,7 @@ def _load(file: Path, line: _Line) -> Loaded:
         raise UnreadableError(f"{file}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise UnreadableError(f"{file}: the experts of {line.module} are damaged ({str(error)[:80]})") from None
-    return Loaded(array, "int32")
+    return LoadedItem(array, "int32")
 
 
 FORMAT = Format(

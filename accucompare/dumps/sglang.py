@@ -18,7 +18,7 @@ import numpy as np
 from accucompare.bundle.format import Role
 from accucompare.dumps.files import load_pt, of_tensor
 from accucompare.dumps.folders import files_in, folders_with
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 
@@ -62,7 +62,7 @@ def _open(path: Path, naming: Naming) -> Dump:
     for file in files_in(folders[0]):
         tags = _tags(file.name)
         if not tags:
-            others.append(LeftOut(file.name, "its name has no dump_index and name, as SGLang's dumper writes them"))
+            others.append(NotImported(file.name, "its name has no dump_index and name, as SGLang's dumper writes them"))
             continue
         step = int(tags.get("step", tags.get("forward_pass_id", "0")))
         by_place[int(tags.get("rank", "0")), step].append(_File(file, int(tags["dump_index"]), tags))
@@ -73,24 +73,24 @@ def _open(path: Path, naming: Naming) -> Dump:
     parts = []
     for (rank, step), files in sorted(by_place.items()):
         files.sort(key=lambda file: file.index)
-        parts.append(Part(0 if alone else rank, step, _reader(files, others)))
+        parts.append(ItemPart(0 if alone else rank, step, _reader(files, others)))
         others = []
     notes = (f"of rank {min(ranks)} alone, which is rank 0 here",) if alone else ()
     of_files = (_place(file) for files in by_place.values() for file in files)
-    places = [place for place in of_files if not isinstance(place, LeftOut)]
+    places = [place for place in of_files if not isinstance(place, NotImported)]
     # Whether it dumps gradients was the user's choice; inputs and outputs go together.
     present = {Role.INPUT, Role.OUTPUT} | {role for _, role, _ in places}
     hooked = any(_HOOKED in file.tags["name"] for files in by_place.values() for file in files)
     return Dump(tuple(parts), tuple(sorted(present)), root=any(not name for name, _, _ in places), partial=not hooked, notes=notes)
 
 
-def _reader(files: list[_File], others: list[LeftOut]) -> Callable[[], Iterator[Item | LeftOut]]:
-    def items() -> Iterator[Item | LeftOut]:
+def _reader(files: list[_File], others: list[NotImported]) -> Callable[[], Iterator[Item | NotImported]]:
+    def items() -> Iterator[Item | NotImported]:
         yield from others
         calls: Counter[tuple[str, Role, str]] = Counter()
         for file in files:
             found = _place(file)
-            if isinstance(found, LeftOut):
+            if isinstance(found, NotImported):
                 yield found
                 continue
             name, role, path = found
@@ -100,11 +100,11 @@ def _reader(files: list[_File], others: list[LeftOut]) -> Callable[[], Iterator[
     return items
 
 
-def _place(file: _File) -> tuple[str, Role, str] | LeftOut:
+def _place(file: _File) -> tuple[str, Role, str] | NotImported:
     """Name, role and path of what a file holds."""
     name = file.tags["name"]
     if file.tags.get("recompute_status") == _RECOMPUTED:
-        return LeftOut(name, "a forward that the backward runs again; a capture records the first only")
+        return NotImported(name, "a forward that the backward runs again; a capture records the first only")
     gradient = name.startswith(_GRADIENT)
     name = name.removeprefix(_GRADIENT)
     if name.startswith(_PARAMETER):
@@ -116,22 +116,22 @@ def _place(file: _File) -> tuple[str, Role, str] | LeftOut:
         return named, Role.GRAD_OUTPUT if gradient else Role.OUTPUT, ""
     match = _PLACE.fullmatch(name.removeprefix(_HOOKED))
     if match is None:
-        return LeftOut(name, "its name is none of SGLang's hooks, MODULE.inputs.I or MODULE.output")
+        return NotImported(name, "its name is none of SGLang's hooks, MODULE.inputs.I or MODULE.output")
     entered = match["input"] is not None
     if gradient and entered:
-        return LeftOut(name, "the gradient of a tensor by all that use it; a bundle holds what each call adds to it")
+        return NotImported(name, "the gradient of a tensor by all that use it; a bundle holds what each call adds to it")
     path = ".".join(filter(None, (match["input"], match["key"])))
     return match["module"] or "", Role.GRAD_OUTPUT if gradient else Role.INPUT if entered else Role.OUTPUT, path
 
 
-def _load(path: Path) -> Loaded:
+def _load(path: Path) -> LoadedItem:
     found = load_pt(path)
     value = found["value"] if isinstance(found, dict) and "value" in found else found
     if type(value) in (bool, int, float):
         array = np.array(value)
         if array.dtype.name not in ("bool", "int64", "float64"):
             raise UnreadableError(f"{path}: holds an integer of more than 64 bits")
-        return Loaded(array, array.dtype.name)
+        return LoadedItem(array, array.dtype.name)
     return of_tensor(value, path)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accucompare.findings.checklist import Outcome, Status
+from accucompare.findings.checklist import CheckOutcome, CheckStatus
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class FunctionGradients:
     modules: tuple[str, ...]
     calls: int
     given: str
-    outcome: Outcome
+    outcome: CheckOutcome
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class GradientCheck:
 
     functions: Sequence[FunctionGradients]
 
-    def of(self, status: Status) -> list[FunctionGradients]:
+    def of(self, status: CheckStatus) -> list[FunctionGradients]:
         return [each for each in self.functions if each.outcome.status is status]
 
     @property
-    def status(self) -> Status:
+    def status(self) -> CheckStatus:
         """FAIL where one fails; else PASS only where there is one, and all were checked."""
-        if self.of(Status.FAIL):
-            return Status.FAIL
-        return Status.NOT_LOOKED_AT if self.of(Status.NOT_LOOKED_AT) or not self.functions else Status.PASS
+        if self.of(CheckStatus.FAIL):
+            return CheckStatus.FAIL
+        return CheckStatus.NOT_LOOKED_AT if self.of(CheckStatus.NOT_LOOKED_AT) or not self.functions else CheckStatus.PASS

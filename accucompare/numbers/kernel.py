@@ -15,7 +15,7 @@ from accucompare.numbers import sums
 from accucompare.numbers.dtypes import Array, DType, Kind
 
 #: Version of the kernel's arguments and results; its source has the same number.
-VERSION = 3
+KERNEL_VERSION = 3
 
 _kernel: Any = None
 _why_not = "switched off by ACCUCOMPARE_KERNEL"
@@ -27,7 +27,7 @@ if (_asked := os.environ.get("ACCUCOMPARE_KERNEL", "").lower()) != "numpy":
     except ImportError as error:
         _why_not = f"not built: {error}"
     else:
-        if getattr(_kernel, "VERSION", 1) != VERSION:  # it was built before its source changed, and would be misread
+        if getattr(_kernel, "VERSION", 1) != KERNEL_VERSION:  # it was built before its source changed, and would be misread
             _kernel, _why_not = None, "the built one is of another version; install accucompare again"
 
 #: The kernel's numbers for element types, by dtype name; complex types are pairs of their real type.

@@ -35,7 +35,7 @@ from accucompare.numbers.statistics import Statistics
 from accucompare.numbers.sums import Float64, as_reals, power_of_two_near
 
 #: Of the construction: sketches of two versions cannot be compared.
-VERSION = 1
+SKETCH_VERSION = 1
 ROWS, GROUPS, TABLES = 64, 1021, 8
 #: Values per block.
 SKETCH_BLOCK = ROWS * GROUPS
@@ -43,7 +43,7 @@ SKETCH_BLOCK = ROWS * GROUPS
 _RUN = 1 << 21
 
 
-def sketch(blocks: Iterable[Array], dtype: DType, size: int, scale: float = 1.0, offset: int = 0) -> Float64:
+def sketch_values(blocks: Iterable[Array], dtype: DType, size: int, scale: float = 1.0, offset: int = 0) -> Float64:
     """The sketch of one tensor, or of a run of its values.
 
     Args:
@@ -79,24 +79,24 @@ def sketch_of(
 
     Args:
         raw: contiguous array of ``dtype.storage``, any shape.
-        dtype, size: as for ``sketch``.
+        dtype, size: as for ``sketch_values``.
         statistics: of the tensor.
         shape, start: of a shard: the shape of the whole tensor, and where in it the shard begins, per dimension. The sketches of
             shards that make up the whole add up to its own.
 
     Returns:
-        As ``sketch``; ``None`` if its numbers would exceed float64.
+        As ``sketch_values``; ``None`` if its numbers would exceed float64.
 
     Raises:
         ValueError: if the shard does not lie in the whole.
     """
     scale = power_near(statistics)
     if shape is None:
-        found = sketch([raw], dtype, size, scale)
+        found = sketch_values([raw], dtype, size, scale)
     else:
         found = np.zeros(size)
         for offset, run in runs(raw, dtype, shape, start):
-            found += sketch([run], dtype, size, scale, offset)
+            found += sketch_values([run], dtype, size, scale, offset)
     if scale != 1.0:
         with np.errstate(over="ignore"):
             found = found / scale

@@ -43,7 +43,7 @@ def _counts(comparison: Result) -> str:
 def _culprits(comparison: Result) -> str:
     shown = comparison.culprits[:_CULPRITS_SHOWN]
     rows = [
-        (culprits.place(comparison, each), culprits.excess(each), culprits.over_limit(each), culprits.error(each), _about(each))
+        (culprits.place_words(comparison, each), culprits.excess_words(each), culprits.over_limit(each), culprits.error(each), _about(each))
         for each in shown
     ]
     more = len(comparison.culprits) - len(shown)
@@ -53,7 +53,7 @@ def _culprits(comparison: Result) -> str:
 
 def _about(culprit: Culprit) -> str:
     hints = [f"hint, {hint}" for hint in culprit.hints]
-    return "; ".join(filter(None, [culprits.kind(culprit), culprits.configuration(culprit), *culprit.words, *hints]))
+    return "; ".join(filter(None, [culprits.kind(culprit), culprits.configuration_words(culprit), *culprit.words, *hints]))
 
 
 _TITLES = ("row", "reason", "relative L2", "x limit", "max abs diff", "would pass at")

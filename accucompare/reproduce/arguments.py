@@ -18,7 +18,7 @@ MISSING = object()
 _RESTORED = {"device", "dtype"}
 
 
-def parameters_of(kind: type[nn.Module]) -> Iterator[inspect.Parameter]:
+def constructor_parameters(kind: type[nn.Module]) -> Iterator[inspect.Parameter]:
     """What a constructor takes.
 
     Raises:

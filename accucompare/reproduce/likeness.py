@@ -32,7 +32,7 @@ _BOOKKEEPING = {
 _ACCELERATE = {"forward", "_old_forward", "_hf_hook"}
 
 
-def difference(live: nn.Module, made: nn.Module) -> str | None:
+def unlike(live: nn.Module, made: nn.Module) -> str | None:
     """The first thing in which a made module is not like the live one; ``None`` if they are alike, but for their tensors' values."""
     parts, others = dict(_parts(live)), dict(_parts(made))
     if parts.keys() != others.keys():

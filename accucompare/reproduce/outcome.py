@@ -18,7 +18,7 @@ TableRow = tuple[str, str, Any]
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     """The tensors of one run of a module.
 
     Attributes:
@@ -38,7 +38,7 @@ class Outcome:
 
 
 @contextlib.contextmanager
-def looking_inside(module: nn.Module, outcome: Outcome) -> Iterator[None]:
+def looking_inside(module: nn.Module, outcome: RunOutcome) -> Iterator[None]:
     """Note the first tensor that is not finite among the children's inputs and outputs, and at points of the user's own."""
 
     def look(name: str, what: str, parts: Iterable[tuple[str, Any]]) -> None:

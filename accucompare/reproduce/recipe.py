@@ -29,9 +29,9 @@ from torch.nn.utils import parametrize
 
 from accucompare.live.modules import unwrapped
 from accucompare.live.operators import random_state_kept
-from accucompare.reproduce.arguments import MISSING, guessed, is_default, parameters_of
+from accucompare.reproduce.arguments import MISSING, constructor_parameters, guessed, is_default
 from accucompare.reproduce.imports import CannotRebuildError, import_lines
-from accucompare.reproduce.likeness import attributes, difference, is_transformers_config, same
+from accucompare.reproduce.likeness import attributes, is_transformers_config, same, unlike
 
 _WIDTH = 100
 
@@ -143,7 +143,7 @@ class _Writer:
         for write in _WAYS:
             try:
                 text = write(self, live)
-                reason = difference(live, self._evaluated(text))
+                reason = unlike(live, self._evaluated(text))
             except CannotRebuildError as error:
                 reason = str(error)
             except Exception as error:  # a constructor that was given a wrong guess may raise anything
@@ -190,7 +190,7 @@ class _Writer:
             children = [self.module(child) for child in live._modules.values() if child is not None]
             return _call(self.reference(kind), children) if kind is nn.Sequential else f"nn.ModuleList({self._list(children)})"
         arguments, by_name = [], False
-        for parameter in parameters_of(kind):
+        for parameter in constructor_parameters(kind):
             value = guessed(live, parameter, searched)
             required = parameter.default is inspect.Parameter.empty
             if value is MISSING and required:

@@ -22,7 +22,7 @@ from accucompare.live.modules import Modules, arguments_of, name_modules, put_to
 from accucompare.live.numerics import autocast_then
 from accucompare.live.operators import RandomState
 from accucompare.live.values import from_bits, leaves
-from accucompare.reproduce.outcome import Outcome, TableRow, cells, counts, is_bad, looking_inside
+from accucompare.reproduce.outcome import RunOutcome, TableRow, cells, counts, is_bad, looking_inside
 from accucompare.reproduce.snapshot import SnapshotDescription, always
 
 SHOWS, FINITE, TROUBLE = 1, 0, 2
@@ -214,7 +214,7 @@ class Reproducer:
 
     # -- running ------------------------------------------------------------------------------------------------------------------------
 
-    def run(self, module: nn.Module, given: Mapping[str, Any] | None = None) -> Outcome:
+    def run(self, module: nn.Module, given: Mapping[str, Any] | None = None) -> RunOutcome:
         """Run a restored module on the saved inputs, in the saved mode, autocast and random state; and backward if it was found there.
 
         Args:
@@ -225,7 +225,7 @@ class Reproducer:
             CaptureError: if gradients were saved, and the output has none.
         """
         device = self._device
-        outcome = Outcome(device)
+        outcome = RunOutcome(device)
         backward = self.found.direction is Direction.BACKWARD and bool(self._saved.grads)
         (args, kwargs), sources = self._inputs(device, given or {}, outcome)
         outcome.inputs = [("input", path, _copy(value)) for path, value in arguments_of(args, kwargs)]
@@ -240,7 +240,7 @@ class Reproducer:
             self._run_backward(module, dict(leaves(output)), sources, outcome)
         return outcome
 
-    def _inputs(self, device: torch.device, given: Mapping[str, Any], outcome: Outcome) -> tuple[Any, dict[str, torch.Tensor]]:
+    def _inputs(self, device: torch.device, given: Mapping[str, Any], outcome: RunOutcome) -> tuple[Any, dict[str, torch.Tensor]]:
         """The arguments, and of those that require grad the leaves whose gradients are to be looked at."""
         loaded: dict[str, torch.Tensor] = {}
         sources: dict[str, torch.Tensor] = {}
@@ -280,7 +280,9 @@ class Reproducer:
         if device.type != _type(self._saved.device):
             print(f"random numbers, if it draws any, are others here than on {self._saved.device}")
 
-    def _run_backward(self, module: nn.Module, outputs: Mapping[str, Any], sources: Mapping[str, torch.Tensor], outcome: Outcome) -> None:
+    def _run_backward(
+        self, module: nn.Module, outputs: Mapping[str, Any], sources: Mapping[str, torch.Tensor], outcome: RunOutcome
+    ) -> None:
         tensors, grads = [], []
         for path, record in self._saved.grads.items():
             output = outputs.get(path)
@@ -307,7 +309,7 @@ class Reproducer:
 
     # -- saying what came of it ---------------------------------------------------------------------------------------------------------
 
-    def show(self, outcome: Outcome) -> int:
+    def show(self, outcome: RunOutcome) -> int:
         """Print the inputs and what came out, and say whether the value that is not finite shows again.
 
         Returns:
@@ -334,7 +336,7 @@ class Reproducer:
         print(f"It does not show: everything is finite on {outcome.device}.")
         return FINITE
 
-    def _judged(self, outcome: Outcome) -> list[TableRow]:
+    def _judged(self, outcome: RunOutcome) -> list[TableRow]:
         """The tensors among which the value is looked for."""
         site = self.found.site
         if self.found.direction is Direction.BACKWARD:

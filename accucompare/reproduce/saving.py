@@ -23,7 +23,7 @@ from accucompare.errors import CaptureError
 from accucompare.findings.log import Finding
 from accucompare.live.around import describe_classes, describe_environment, device_of
 from accucompare.live.modules import Modules, arguments_of, name_modules, state_record, take_apart
-from accucompare.live.values import Scalar, describe, dtype_name, layout_of, leaves, other_to_host, scalar_to_host, to_host
+from accucompare.live.values import Scalar, describe_value, dtype_name, layout_of, leaves, other_to_host, scalar_to_host, to_host
 from accucompare.numbers import DTYPES, Array
 from accucompare.reproduce.imports import CannotRebuildError, place_text
 from accucompare.reproduce.recipe import Recipe, recipe
@@ -33,14 +33,14 @@ from accucompare.reproduce.snapshot import Autocast, Snapshot, SnapshotDescripti
 _Entry = tuple[Record, Callable[[], Array]]
 
 
-class Script(NamedTuple):
+class ReproducerScript(NamedTuple):
     """The script of a reproducer that was written; a note for each thing that could not be saved, or not be rebuilt."""
 
     path: Path
     notes: list[str]
 
 
-def save_reproducer(stem: Path, finding: Finding, snapshot: Snapshot, case: str | None) -> Script:
+def save_reproducer(stem: Path, finding: Finding, snapshot: Snapshot, case: str | None) -> ReproducerScript:
     """Write the bundle ``stem`` and the script ``stem.py``, in place of those of an earlier run.
 
     Args:
@@ -78,7 +78,7 @@ def save_reproducer(stem: Path, finding: Finding, snapshot: Snapshot, case: str 
             raise CaptureError(f"{stem}: the reproducer cannot be written ({type(error).__name__}: {error})") from error
         raise
     by_hand = [f"the module has to be made by hand in {script.name}: {making}"] if isinstance(making, str) else []
-    return Script(script, [*by_hand, *(f"{place} could not be saved ({what})" for place, what in lost.items())])
+    return ReproducerScript(script, [*by_hand, *(f"{place} could not be saved ({what})" for place, what in lost.items())])
 
 
 @contextlib.contextmanager
@@ -222,7 +222,7 @@ class _SavedState:
 
     def _inputs(self, snapshot: Snapshot, tensors: list[torch.Tensor]) -> dict[str, Any]:
         def lost(value: Any, place: str) -> bool:
-            reason = _problem(value) if isinstance(value, torch.Tensor) else describe(value)
+            reason = _problem(value) if isinstance(value, torch.Tensor) else describe_value(value)
             if reason is not None:
                 self.lost[place] = reason
             return reason is not None

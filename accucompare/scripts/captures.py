@@ -80,7 +80,7 @@ def capture_script(command: Sequence[str], plan: Plan, overwrite: bool, variable
     return Captured(ended, written, found)
 
 
-def held_steps(golden: Place) -> Steps | None:
+def steps_held_of(golden: Place) -> Steps | None:
     """The steps that a bundle holds."""
     with open_bundle(golden) as bundle:
         return Steps.held(entry.step for _, entry in bundle.steps())
@@ -125,7 +125,7 @@ def locate_script(
         _captured(command, made, overwrite, "cpu", HIDING)
     announce(f"candidate: the script, each module on golden's inputs, on {device} if that is what it chooses")
     fed = {**plan.options, "feed": whole(golden.absolute()), "map": list(map)}
-    steps = plan.steps or str(held_steps(golden) or 1)
+    steps = plan.steps or str(steps_held_of(golden) or 1)
     candidate = out / "candidate"
     _captured(command, msgspec.structs.replace(plan, out=whole(candidate.absolute()), options=fed, steps=steps), overwrite, device, {})
     with open_bundle(golden) as ours, open_bundle(candidate) as theirs:

@@ -108,7 +108,7 @@ class Script:
         seen.models = self._models.seen
 
     def install(self) -> None:
-        entrances.observe(torch.optim.Optimizer, "add_param_group", self._made)
+        entrances.observe_function(torch.optim.Optimizer, "add_param_group", self._made)
         register_optimizer_step_pre_hook(self._steps)
         self._listen_to_updates()
         self._calls.install()
@@ -335,11 +335,11 @@ class Script:
         if self._handle is not None:
             self._handle.remove()
         for place in self._scaling:
-            entrances.observe_no_more(*place)
+            entrances.observe_function_no_more(*place)
         self._handle = register_optimizer_step_post_hook(functools.partial(self._guarded, self._stepped))
         self._scaling = [(kind, "step", self._scaled) for kind in entrances.scalers()]
         for place in self._scaling:
-            entrances.observe(*place)
+            entrances.observe_function(*place)
 
     # the end
 

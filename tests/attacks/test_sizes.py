@@ -28,7 +28,7 @@ SLOW = {
 def test_a_pattern_that_goes_back_for_ever_is_given_up(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
 ) -> None:
-    monkeypatch.setattr(align, "PATIENCE", 0.05)
+    monkeypatch.setattr(align, "PATTERN_PATIENCE", 0.05)
     name = "a" * 300 + "!"
     for bundle in ("golden", "npu"):
         write(tmp_path / bundle, [item(name, [1.0])])

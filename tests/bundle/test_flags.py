@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from accucompare.bundle.format.flags import FLAGS, MANTISSA, roundoff
+from accucompare.bundle.flags import FLAGS, MANTISSA, roundoff
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.selection import Precision
 

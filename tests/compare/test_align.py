@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accucompare.bundle.format.records import Record
-from accucompare.compare.pairing.align import HINTS, Pair, Renaming, align, claims, counterparts, rename_parameter, tupled, unused
+from accucompare.compare.pairing.align import (
+    _NEAREST_FOR,
+    Pair,
+    Renaming,
+    claims,
+    counterparts,
+    pair_records,
+    rename_parameter,
+    tupled,
+    unused,
+)
 from accucompare.errors import UsageError
 from tests.compare.builder import item
 
@@ -41,7 +51,7 @@ SIDE = st.lists(KEYS, max_size=30, unique_by=lambda record: record.key)
 
 @given(SIDE, SIDE, st.sampled_from([(), ("a*=b*",), ("*=x",), ("b=a", "a=b")]))
 def test_every_record_is_in_exactly_one_pair(golden: list[Record], candidate: list[Record], maps: tuple[str, ...]) -> None:
-    pairs = align(golden, candidate, [Renaming.parse(text) for text in maps])
+    pairs = pair_records(golden, candidate, [Renaming.parse(text) for text in maps])
     assert Counter(pair.golden.key for pair in pairs if pair.golden) == Counter(record.key for record in golden)
     assert Counter(pair.candidate.key for pair in pairs if pair.candidate) == Counter(record.key for record in candidate)
     assert all(pair.golden or pair.candidate for pair in pairs)
@@ -49,7 +59,7 @@ def test_every_record_is_in_exactly_one_pair(golden: list[Record], candidate: li
 
 @given(SIDE, SIDE)
 def test_records_are_paired_exactly_if_their_keys_are_equal_or_one_is_in_a_tuple(golden: list[Record], candidate: list[Record]) -> None:
-    pairs = align(golden, candidate)
+    pairs = pair_records(golden, candidate)
     both = [(pair.golden.key, pair.candidate.key) for pair in pairs if pair.golden and pair.candidate]
     same = {ours for ours, theirs in both if ours == theirs}
     assert same == {record.key for record in golden} & {record.key for record in candidate}
@@ -59,13 +69,13 @@ def test_records_are_paired_exactly_if_their_keys_are_equal_or_one_is_in_a_tuple
 
 @given(SIDE, SIDE)
 def test_pairs_come_in_the_order_of_golden(golden: list[Record], candidate: list[Record]) -> None:
-    assert [pair.golden for pair in align(golden, candidate) if pair.golden] == golden
+    assert [pair.golden for pair in pair_records(golden, candidate) if pair.golden] == golden
 
 
 def test_an_extra_record_follows_the_one_it_came_after_in_the_candidate() -> None:
     golden = [record("a"), record("b"), record("c")]
     candidate = [record("first"), record("a"), record("new"), record("newer"), record("b"), record("c"), record("last")]
-    assert names(align(golden, candidate)) == [
+    assert names(pair_records(golden, candidate)) == [
         (None, "first"),
         ("a", "a"),
         (None, "new"),
@@ -77,26 +87,26 @@ def test_an_extra_record_follows_the_one_it_came_after_in_the_candidate() -> Non
 
 
 def test_nothing_is_aligned_with_an_empty_bundle() -> None:
-    assert names(align([record("a")], [])) == [("a", None)]
-    assert names(align([], [record("a")])) == [(None, "a")]
-    assert align([], []) == []
+    assert names(pair_records([record("a")], [])) == [("a", None)]
+    assert names(pair_records([], [record("a")])) == [(None, "a")]
+    assert pair_records([], []) == []
 
 
 def test_unmatched_records_name_the_nearest_on_the_other_side() -> None:
     golden = [record("head"), record("encoder.layers.0.fc1")]
     candidate = [record("head"), record("encoder.layer.0.fc1")]
-    extra, missing = align(golden, candidate)[1:]
+    extra, missing = pair_records(golden, candidate)[1:]
     assert (missing.golden, missing.nearest) == (golden[1], "encoder.layer.0.fc1")
     assert (extra.candidate, extra.nearest) == (candidate[1], "encoder.layers.0.fc1")
 
 
 def test_a_name_like_no_other_gets_no_hint() -> None:
-    assert [pair.nearest for pair in align([record("aaaa")], [record("zzzz")])] == ["", ""]
+    assert [pair.nearest for pair in pair_records([record("aaaa")], [record("zzzz")])] == ["", ""]
 
 
 def test_thousands_of_unmatched_names_get_hints_for_the_first_ones_only() -> None:
-    golden, candidate = ([record(f"{side}.{number:05}") for number in range(HINTS + 100)] for side in ("layer", "lager"))
-    assert 0 < sum(bool(pair.nearest) for pair in align(golden, candidate)) <= 2 * HINTS
+    golden, candidate = ([record(f"{side}.{number:05}") for number in range(_NEAREST_FOR + 100)] for side in ("layer", "lager"))
+    assert 0 < sum(bool(pair.nearest) for pair in pair_records(golden, candidate)) <= 2 * _NEAREST_FOR
 
 
 @pytest.mark.parametrize(
@@ -154,11 +164,11 @@ def test_a_map_whose_regex_is_wrong_is_refused(text: str) -> None:
 
 def test_the_first_map_that_matches_wins() -> None:
     renamings = [Renaming.parse("a=x"), Renaming.parse("a=y")]
-    assert names(align([record("a")], [record("y"), record("x")], renamings)) == [(None, "y"), ("a", "x")]
+    assert names(pair_records([record("a")], [record("y"), record("x")], renamings)) == [(None, "y"), ("a", "x")]
 
 
 def test_two_layers_mapped_to_one_leave_the_second_alone() -> None:
-    pairs = align([record("a"), record("b")], [record("x")], [Renaming.parse("*=x")])
+    pairs = pair_records([record("a"), record("b")], [record("x")], [Renaming.parse("*=x")])
     assert names(pairs) == [("a", "x"), ("b", None)]
 
 
@@ -203,7 +213,7 @@ def inputs(*paths: str, name: str = "fc", **place: object) -> list[Record]:
 
 
 def paths(golden: list[Record], candidate: list[Record], signatures: tuple[Any, Any], maps: tuple[str, ...] = ()) -> list[tuple[Any, Any]]:
-    pairs = align(golden, candidate, [Renaming.parse(text) for text in maps], signatures)
+    pairs = pair_records(golden, candidate, [Renaming.parse(text) for text in maps], signatures)
     return [(pair.golden and pair.golden.path, pair.candidate and pair.candidate.path) for pair in pairs]
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from accucompare.bundle.format.records import Record
 from accucompare.compare.judging.bounds import can_bound, judge_bounds, lower_bounds
-from accucompare.compare.judging.judge import judge
+from accucompare.compare.judging.judge import judge_pair
 from accucompare.compare.limits.tolerance import EXACT, Tolerance
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.rows.rows import Reason, Status, Verdict
@@ -347,7 +347,7 @@ def test_what_fails_by_statistics_fails_by_its_values(pairs: list[tuple[float, f
     tolerance, sides = Tolerance(**limits), (record(golden), record(candidate))
     metrics = measured(golden, candidate, atol=tolerance.atol, rtol=tolerance.rtol)
     if judge_bounds(*sides, lower_bounds(*sides), tolerance).status is Status.FAIL:
-        assert judge(*sides, metrics, tolerance).status is Status.FAIL
+        assert judge_pair(*sides, metrics, tolerance).status is Status.FAIL
 
 
 # Statistics of another tool: in the tensor's own type, without a digest

@@ -20,7 +20,7 @@ from accucompare.compare.limits.tolerance import Tolerance, Tolerances
 from accucompare.compare.origins.culprits import find_culprits
 from accucompare.compare.result import Side
 from accucompare.compare.rows.models import OtherModel
-from accucompare.compare.rows.rows import UNMATCHED, About, Finding, Reason, RefusedBaseline, Row, Status, Verdict
+from accucompare.compare.rows.rows import UNMATCHED, About, PreflightFinding, Reason, RefusedBaseline, Row, Status, Verdict
 from accucompare.places import local
 from accucompare.report.files.json import head
 from accucompare.report.words.culprit_words import verdict
@@ -56,7 +56,9 @@ def comparisons(draw: st.DrawFn) -> Comparison:
         for name in "ab"
     ]
     baseline = Side(local("c"), Manifest(complete=True)) if draw(st.booleans()) else None
-    about = draw(st.lists(st.builds(Finding, st.just("x"), st.just("y"), st.booleans(), st.booleans(), st.sampled_from(About)), max_size=2))
+    about = draw(
+        st.lists(st.builds(PreflightFinding, st.just("x"), st.just("y"), st.booleans(), st.booleans(), st.sampled_from(About)), max_size=2)
+    )
     return Comparison(
         *sides,
         found,
@@ -153,7 +155,7 @@ def test_a_plain_diff_over_its_limits_is_a_difference_that_fails(tmp_path: Path,
 def test_a_tolerance_that_was_given_needs_no_baseline(tmp_path: Path) -> None:
     sides = rounded(1.0)
     found = compare(tmp_path, *sides, atol=0.1)
-    poor = [Finding("weights", "the baseline has other weights", of_baseline=True)]
+    poor = [PreflightFinding("weights", "the baseline has other weights", of_baseline=True)]
     changed = Comparison(**{**vars(found), "preflight": poor, "baseline": found.golden, "without_baseline": 4})
     assert (changed.answer, changed.exit_code) == (Answer.WITHIN, 0)
 

@@ -16,7 +16,7 @@ import pytest
 import accucompare as ac
 from accucompare.bundle.format.manifest import StepSeries
 from accucompare.bundle.format.records import Record
-from accucompare.compare.judging.judge import judge, settle_noise, settle_unsteady
+from accucompare.compare.judging.judge import judge_pair, settle_noise, settle_unsteady
 from accucompare.compare.limits.baseline import Expected
 from accucompare.compare.limits.tolerance import Tolerance, Tolerances
 from accucompare.compare.measuring.masks import is_masked
@@ -27,7 +27,7 @@ from accucompare.compare.pairing.sequences import numbered_as
 from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.compare.runs.acceptance import Acceptance, accept
 from accucompare.compare.runs.step_pairs import StepPair, settings_of
-from accucompare.compare.runs.wander import Apart, Limits, Quantity, Wander, envelope
+from accucompare.compare.runs.wander import Apart, Quantity, RunLimits, Wander, envelope
 from accucompare.errors import UsageError
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.selection import Standard
@@ -71,7 +71,7 @@ def judged(error: float, dtype: str = "float32", expected: float | None = None, 
     record = item("fc", dtype=dtype, shape=(4,), type=limits.pop("type", "Linear")).record
     tolerance = Tolerances(**limits).tolerance_for(record, record)
     metrics = Metrics(rel_l2=error, compared=elements)
-    return judge(record, record, metrics, tolerance, None if expected is None else Expected(expected))
+    return judge_pair(record, record, metrics, tolerance, None if expected is None else Expected(expected))
 
 
 def over(verdict: Verdict) -> bool:
@@ -133,7 +133,7 @@ def more_choices_than_by_rounding(changed: float, _: Path) -> bool:
     """The baseline changes 200 of 1,000: 200 + 3 sqrt(400) + 1."""
     record = item("topk", dtype="int64", shape=(1000,)).record
     metrics = Metrics(compared=1000, max_abs=1.0, over_tolerance=changed / 1000)
-    return over(judge(record, record, metrics, Tolerance(), Expected(math.inf, different=200)))
+    return over(judge_pair(record, record, metrics, Tolerance(), Expected(math.inf, different=200)))
 
 
 FAILED = Verdict(Reason.INTRODUCED)
@@ -165,7 +165,7 @@ def a_similarity(cosine: float, _: Path) -> bool:
 def summed(terms: int, error: float) -> bool:
     record = item("norm", dtype="float32", shape=(4,)).record
     tolerance = Tolerance(rel_l2=1e-7, by_default=True).of_sums(terms, "float32")
-    return over(judge(record, record, Metrics(rel_l2=error, compared=10**6), tolerance))
+    return over(judge_pair(record, record, Metrics(rel_l2=error, compared=10**6), tolerance))
 
 
 decides("tolerance.ORDERS_OF_SUMS", 3.9, 4.1)(lambda times, _: summed(10_000, times * 100 * 2.0**-24))
@@ -259,7 +259,7 @@ decides("closer.COMMON_ROUNDINGS", 0.0080, 0.0088)(lambda factor, folder: off_in
 decides("closer.OF_BASELINE", 0.0385, 0.0425)(lambda factor, folder: off_in_common(folder, factor, baseline=0.02))
 
 
-@decides("closer.ERRORS", 3.85, 4.15)
+@decides("closer.STANDARD_ERRORS", 3.85, 4.15)
 def off_by_more_than_chance(errors: float, folder: Path) -> bool:
     """An error of 8 % of each run's own: its share along golden is chance, up to some standard errors."""
     standard = 0.08 * np.abs(NORMAL).max() / np.linalg.norm(NORMAL)
@@ -356,7 +356,7 @@ decides("wander.FEWEST", 9, 10)(lambda steps, _: Wander(int(steps), 5.0, 1.0, 1.
 
 @decides("wander._WIDER[Quantity.LOSS]", 0.98e-4, 1.02e-4)
 def a_loss_over_its_limit(off: float, _: Path) -> bool:
-    found = Limits("float32", Tolerance(), {}).apart(Quantity.LOSS, (0, 0), 1.0, 1.0 + off)
+    found = RunLimits("float32", Tolerance(), {}).apart(Quantity.LOSS, (0, 0), 1.0, 1.0 + off)
     assert found is not None
     return found.over
 

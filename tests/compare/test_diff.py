@@ -21,7 +21,7 @@ from accucompare.compare import batches
 from accucompare.compare.conclusion import Answer
 from accucompare.compare.judging import sides as measuring
 from accucompare.compare.limits.tolerance import EXACT
-from accucompare.compare.origins.unseen import unseen
+from accucompare.compare.origins.unseen import unseen_rows
 from accucompare.compare.pairing.align import Pair
 from accucompare.compare.rows.outcomes import Task, nbytes
 from accucompare.compare.rows.rows import Reason, Status
@@ -103,7 +103,7 @@ def test_every_record_is_in_exactly_one_row_and_counts_add_up(
     assert comparison.left_out == len(golden) + len(candidate) - len(chosen[0]) - len(chosen[1])
     assert sum(comparison.counts().values()) == sum(comparison.counts_by_status().values()) == len(comparison.rows)
     passing = any(row.status is Status.PASS for row in comparison.rows) and all(row.status is not Status.FAIL for row in comparison.rows)
-    assert comparison.passed == (passing and unseen(comparison.rows, comparison.fed) is None)
+    assert comparison.passed == (passing and unseen_rows(comparison.rows, comparison.fed) is None)
 
 
 def test_missing_and_extra_records_fail_and_do_not_diverge(tmp_path: Path) -> None:

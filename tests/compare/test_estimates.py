@@ -16,14 +16,14 @@ from accucompare.bundle.reading.verification import verify
 from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.compare.conclusion import Answer
 from accucompare.compare.judging.estimates import can_estimate, room
-from accucompare.compare.judging.judge import judge
+from accucompare.compare.judging.judge import judge_pair
 from accucompare.compare.limits.baseline import Expected, limit, ratio_limit
 from accucompare.compare.limits.tolerance import Tolerance
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.rows.rows import Reason
 from accucompare.errors import BundleError
 from accucompare.numbers.dtypes import DTYPES
-from accucompare.numbers.sketch import GROUPS, deviation, sign_tables, sketch
+from accucompare.numbers.sketch import GROUPS, deviation, sign_tables, sketch_values
 from accucompare.report.terminal.terminal import print_comparison
 from accucompare.selection import Mode
 from tests.compare.builder import item
@@ -104,7 +104,7 @@ def test_the_angle_of_two_sketches_is_right_however_small_it_is(tmp_path: Path, 
     golden = GOLDEN.astype(np.float64) * size
     candidate = 1.25 * golden * (1 + error * DRAW.standard_normal(golden.shape))
     (row,) = ac.diff(bundle(tmp_path / "g", {"a": golden}), bundle(tmp_path / "c", {"a": candidate})).rows
-    sides = [sketch([side], DTYPES["float64"], 256) / np.linalg.norm(side) for side in (golden, candidate)]
+    sides = [sketch_values([side], DTYPES["float64"], 256) / np.linalg.norm(side) for side in (golden, candidate)]
     assert row.metrics is not None
     assert row.metrics.one_minus_cosine == pytest.approx(np.sum((sides[1] - sides[0]) ** 2) / 2, rel=1e-6)
     exact = np.sum((golden / np.linalg.norm(golden) - candidate / np.linalg.norm(candidate)) ** 2) / 2
@@ -142,7 +142,7 @@ def test_an_error_in_two_elements_that_a_sketch_loses_altogether_fails_by_the_ex
     one, other = next(tuple(found.values()) for found in sides.values() if len(found) == 2)
     off = np.zeros_like(GOLDEN)
     off.reshape(-1)[[one, other]] = 1.0
-    assert not sketch([off], DTYPES["float32"], 256).any()
+    assert not sketch_values([off], DTYPES["float32"], 256).any()
     found = ac.diff(bundle(tmp_path / "g", {"a": GOLDEN}), bundle(tmp_path / "c", {"a": GOLDEN + 64 * off}), rel_l2=0.1)
     assert not found.passed
     assert found.rows[0].metrics is not None
@@ -156,7 +156,7 @@ def test_an_excess_that_is_the_ratio_of_two_estimates_has_room_for_both() -> Non
     judged = {}
     for estimated in (0.0, deviation(256)):
         metrics = Metrics(elements=GOLDEN.size, compared=GOLDEN.size, rel_l2=1.1 * most * 1e-3, rmse=1e-3, deviation=estimated)
-        judged[estimated] = judge(record, candidate, metrics, Tolerance(rel_l2=1.0, by_default=True), expected)
+        judged[estimated] = judge_pair(record, candidate, metrics, Tolerance(rel_l2=1.0, by_default=True), expected)
     assert [verdict.reason for verdict in judged.values()] == [Reason.OVER, Reason.OK]
     assert judged[deviation(256)].excess_limit == pytest.approx(most * ratio_limit(256))
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.compare.origins.sites import Culprit
-from accucompare.compare.shape.patterns import HINTS, describe_error
+from accucompare.compare.shape.patterns import CAUSES, describe_error
 
 
 def culprit(tmp_path: Path, golden: nn.Module, candidate: nn.Module, x: torch.Tensor) -> Culprit:
@@ -61,7 +61,7 @@ def test_a_softmax_applied_twice_is_named(tmp_path: Path) -> None:
     found = culprit(tmp_path, Attention(1), Attention(2), 3 * torch.randn(2, 48, 64))
     assert found.place == "(root) (glue, before drop)"
     assert found.words == ("the candidate is the softmax of golden, which already is a softmax",)
-    assert found.hints == (HINTS["softmax"],)
+    assert found.hints == (CAUSES["softmax"],)
 
 
 @pytest.mark.parametrize(("tokens", "sharp"), [(12, 1.0), (64, 1.0), (64, 4.0), (64, 12.0)])
@@ -74,7 +74,7 @@ def test_what_comes_of_a_softmax_applied_twice_has_no_wrong_hint(tokens: int, sh
     twice = once.masked_fill(~mask, -torch.inf).softmax(-1)
     values = torch.randn(2, 4, tokens, 16).double()
     for golden, candidate in ((once, twice), (once @ values, twice @ values)):
-        assert set(describe_error(golden.numpy(), candidate.numpy()).hints) <= {HINTS["softmax"]}
+        assert set(describe_error(golden.numpy(), candidate.numpy()).hints) <= {CAUSES["softmax"]}
 
 
 def test_a_whole_row_that_is_wrong_says_where_and_guesses_no_cause() -> None:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import accucompare as ac
 from accucompare.bundle.format.records import OPERATOR_ROLES, Layout, Record, Role
-from accucompare.compare.judging.judge import judge, judge_without_data
+from accucompare.compare.judging.judge import judge_pair, judge_without_data
 from accucompare.compare.limits.tolerance import EXACT, Tolerance
-from accucompare.compare.measuring.measure import measure
+from accucompare.compare.measuring.measure import measure_pair
 from accucompare.compare.origins.reasons import Fed, Origins
 from accucompare.compare.rows.rows import MEANING, STATUS_OF, Reason, Row, Status, Verdict
 from accucompare.numbers.dtypes import DTYPES
@@ -34,7 +34,7 @@ def verdict(golden: Item, candidate: Item, **limits: float) -> Verdict:
     ours, theirs = DTYPES[golden.record.dtype], DTYPES[candidate.record.dtype]
     assert golden.array is not None
     assert candidate.array is not None
-    metrics = measure(
+    metrics = measure_pair(
         in_blocks(golden.array, 1 << 16),
         in_blocks(candidate.array, 1 << 16),
         ours,
@@ -44,7 +44,7 @@ def verdict(golden: Item, candidate: Item, **limits: float) -> Verdict:
         rtol=limits.get("rtol"),
     )
     tolerance = EXACT if ours.kind.value in ("int", "bool") else Tolerance(**limits)
-    return judge(golden.record, candidate.record, metrics, tolerance)
+    return judge_pair(golden.record, candidate.record, metrics, tolerance)
 
 
 def only_row(tmp_path: Path, golden: Item, candidate: Item, **options: Any) -> Row:

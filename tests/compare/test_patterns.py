@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from accucompare.case import load_case
-from accucompare.compare.shape.patterns import HINTS, Shape, describe_error
+from accucompare.compare.shape.patterns import CAUSES, ErrorShape, describe_error
 from accucompare.numbers.dtypes import DTYPES, round_to, widen
 from accucompare.numbers.sums import Float64
 from tests.conftest import ROOT
@@ -230,7 +230,7 @@ def test_a_wrong_eps_of_minilm_s_layer_norms_is_named_through_bfloat16(
         variance = inputs.var(-1, correction=0).double().numpy()
         low, high = np.quantile(np.sqrt(variance / (variance + 1e-2)), (0.05, 0.95), method="nearest")
         shown = describe_error(golden, candidate, dtype="bfloat16", normalised=True)
-        assert shown.hints == (HINTS["eps"],)
+        assert shown.hints == (CAUSES["eps"],)
         assert not describe_error(golden, candidate, dtype="bfloat16").hints  # of anything else
         (words,) = shown.words
         assert words.startswith("each row of the tensor is scaled by a factor of its own, ")
@@ -246,7 +246,7 @@ def test_a_wrong_eps_of_an_rms_norm_is_named_despite_one_huge_channel() -> None:
     weight[7] = 100
     square = np.mean(given**2, -1, keepdims=True)
     golden, candidate = (rounded(weight * given / np.sqrt(square + eps)) for eps in (1e-6, 0.03))
-    assert describe_error(golden, candidate, dtype="bfloat16", normalised=True).hints == (HINTS["eps"],)
+    assert describe_error(golden, candidate, dtype="bfloat16", normalised=True).hints == (CAUSES["eps"],)
 
 
 def test_a_token_that_is_scaled_is_given_no_hint_at_channels_or_attention() -> None:
@@ -272,14 +272,14 @@ def test_what_is_exactly_zero_is_said_to_be() -> None:
 
 def test_a_channel_of_which_only_the_bias_is_left_is_constant() -> None:
     golden, candidate = planted((64, 96), assigned((slice(None), 7), lambda x: 0 * x + 0.25), noise=0.0)
-    assert describe_error(golden, candidate) == Shape(
+    assert describe_error(golden, candidate) == ErrorShape(
         ("all of the squared error is in channel 7 of 96 (dimension 1)", "the candidate is constant there")
     )
 
 
 def test_another_function_of_the_same_input_depends_on_golden_alone() -> None:
     golden, candidate = planted((64, 96), lambda golden, _: golden + 0.1 * np.cos(2 * golden))
-    assert describe_error(golden, candidate) == Shape(("the error depends on golden's value alone",))
+    assert describe_error(golden, candidate) == ErrorShape(("the error depends on golden's value alone",))
 
 
 def test_noise_that_fades_along_the_tokens_is_not_called_noise() -> None:
@@ -316,7 +316,7 @@ def test_a_run_of_wrong_slices_is_named_and_the_rest_said_to_be_right(seed: int)
 
 def test_a_tile_beside_values_that_were_not_touched_says_that_the_rest_is_identical() -> None:
     golden, candidate = planted((4, 32, 249), assigned((..., slice(192, 249)), lambda x: 1.03 * x), noise=0.0)
-    assert describe_error(golden, candidate) == Shape(
+    assert describe_error(golden, candidate) == ErrorShape(
         ("channels 192 to 248 of 249 (dimension 2) are wrong, the rest is identical", "the candidate is about 1.03 × golden there")
     )
 
@@ -344,14 +344,16 @@ def test_saturation_at_the_largest_value_of_float16_is_named() -> None:
     count = np.count_nonzero(np.abs(golden) > 65504)
     shown = describe_error(golden, candidate, dtype="float16")
     assert shown.words == (f"saturated at float16's largest value, 65504, at {count} element(s)",)
-    assert shown.hints == (HINTS["saturated"],)
+    assert shown.hints == (CAUSES["saturated"],)
 
 
 def test_nan_is_told_with_its_place() -> None:
     golden = np.random.default_rng(0).normal(size=(2, 32, 64))
     candidate = golden.copy()
     candidate[..., 4] = np.nan
-    assert describe_error(golden, candidate) == Shape(("NaN where golden is not, at 64 of 4096 element(s), channel 4 of 64 (dimension 2)",))
+    assert describe_error(golden, candidate) == ErrorShape(
+        ("NaN where golden is not, at 64 of 4096 element(s), channel 4 of 64 (dimension 2)",)
+    )
     candidate = golden.copy()
     candidate[1, 2, 3] = np.inf
     assert describe_error(golden, candidate).words == ("infinite where golden is not, at 1 of 4096 element(s), first at index (1, 2, 3)",)
@@ -360,8 +362,8 @@ def test_nan_is_told_with_its_place() -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (7,), (4, 5, 6)])
 def test_equal_arrays_give_no_words(shape: tuple[int, ...]) -> None:
     golden = np.random.default_rng(0).normal(size=shape)
-    assert describe_error(golden, golden.copy()) == Shape()
-    assert describe_error(np.full(shape, np.nan), np.full(shape, np.nan)) == Shape()
+    assert describe_error(golden, golden.copy()) == ErrorShape()
+    assert describe_error(np.full(shape, np.nan), np.full(shape, np.nan)) == ErrorShape()
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 2), (1, 3, 2)])
@@ -385,4 +387,4 @@ def test_arbitrary_arrays_never_raise_or_warn(data: st.DataObject, shape: tuple[
         shown = describe_error(golden, candidate, dtype=dtype)
     assert len(shown.words) <= 3
     assert len(shown.hints) <= 2
-    assert set(shown.hints) <= set(HINTS.values())
+    assert set(shown.hints) <= set(CAUSES.values())

@@ -12,7 +12,7 @@ import pytest
 
 import accucompare as ac
 from accucompare.bundle.format.manifest import StepSeries
-from accucompare.compare.rows.rows import About, Finding
+from accucompare.compare.rows.rows import About, PreflightFinding
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES, round_to
 from tests.compare.builder import edit_manifest, item, write
@@ -26,13 +26,13 @@ def tensor(values: Any = VALUES, dtype: str = "float32") -> dict[str, Any]:
     return {"dtype": dtype, "shape": list(raw.shape), "digests": fingerprint(raw, DTYPES[dtype])}
 
 
-def findings(tmp_path: Path, golden: dict[str, Any], candidate: dict[str, Any]) -> list[Finding]:
+def findings(tmp_path: Path, golden: dict[str, Any], candidate: dict[str, Any]) -> list[PreflightFinding]:
     """The findings on two bundles that differ in their manifests only, but for the advice to capture a baseline."""
     sides = [write(tmp_path / name, [item("a", [1.0])], **manifest) for name, manifest in (("golden", golden), ("candidate", candidate))]
     return [finding for finding in ac.diff(*sides).preflight if finding.topic != "baseline"]
 
 
-def messages(found: list[Finding]) -> list[str]:
+def messages(found: list[PreflightFinding]) -> list[str]:
     return [finding.message for finding in found]
 
 
@@ -51,7 +51,7 @@ def test_weights_that_differ_are_named(tmp_path: Path, kind: str, about: About) 
     golden = {"model": {kind: {"a.weight": tensor(), "b.weight": tensor()}}}
     candidate = {"model": {kind: {"a.weight": tensor(), "b.weight": tensor(VALUES + 1)}}}
     found = findings(tmp_path, golden, candidate)
-    assert found == [Finding(kind, f"1 of 2 {kind} differ: b.weight", about=about)]
+    assert found == [PreflightFinding(kind, f"1 of 2 {kind} differ: b.weight", about=about)]
 
 
 def test_weights_of_another_shape_differ(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_weights_that_are_the_same_after_rounding_are_no_serious_finding(tmp_pat
     values = VALUES if {golden, candidate} == {"float64", "float32"} else VALUES.astype(np.float32)
     sides = ({"model": {"parameters": {"w": tensor(values, dtype)}}} for dtype in (golden, candidate))
     assert findings(tmp_path, *sides) == [
-        Finding(
+        PreflightFinding(
             "parameters",
             f"parameters are {golden} in golden, {candidate} in the candidate; the same after rounding",
             serious=False,
@@ -135,7 +135,7 @@ def test_settings_that_differ_are_named(
 @pytest.mark.parametrize("flag", ["cuda.matmul.allow_tf32", "cudnn.allow_tf32", "npu.matmul.allow_hf32", "npu.conv.allow_hf32"])
 def test_reduced_precision_on_one_side_is_said_even_if_the_other_has_no_such_flag(tmp_path: Path, flag: str) -> None:
     found = findings(tmp_path, {"environment": {"flags": {}}}, {"environment": {"flags": {flag: True}}})
-    assert found == [Finding("flags", f"candidate may compute float32 in fewer bits: {flag}")]
+    assert found == [PreflightFinding("flags", f"candidate may compute float32 in fewer bits: {flag}")]
 
 
 def test_a_flag_that_differs_is_named(tmp_path: Path) -> None:

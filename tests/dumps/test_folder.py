@@ -15,7 +15,7 @@ from accucompare.bundle.reading.reader import open_bundle
 from accucompare.compare.rows.rows import Reason, Status
 from accucompare.dumps.importing import import_dump
 from accucompare.dumps.items import Naming
-from accucompare.dumps.name_pattern import DEFAULT, NamePattern
+from accucompare.dumps.name_pattern import DEFAULT_PATTERN, NamePattern
 from accucompare.errors import UsageError
 
 VALUES = torch.arange(6, dtype=torch.float32).reshape(2, 3) / 7
@@ -37,11 +37,11 @@ def dump(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("pattern", "text", "place"),
     [
-        (DEFAULT, "(root).output", ("", "output", "", 0, 0, 0)),
-        (DEFAULT, "fc1.output", ("fc1", "output", "", 0, 0, 0)),
-        (DEFAULT, "step2/rank1/h.0.fc1.call3.input.1.mask", ("h.0.fc1", "input", "1.mask", 3, 2, 1)),
-        (DEFAULT, "layers.0.output", ("layers.0", "output", "", 0, 0, 0)),
-        (DEFAULT, "fc1.param_grad.weight", ("fc1", "param_grad", "weight", 0, 0, 0)),
+        (DEFAULT_PATTERN, "(root).output", ("", "output", "", 0, 0, 0)),
+        (DEFAULT_PATTERN, "fc1.output", ("fc1", "output", "", 0, 0, 0)),
+        (DEFAULT_PATTERN, "step2/rank1/h.0.fc1.call3.input.1.mask", ("h.0.fc1", "input", "1.mask", 3, 2, 1)),
+        (DEFAULT_PATTERN, "layers.0.output", ("layers.0", "output", "", 0, 0, 0)),
+        (DEFAULT_PATTERN, "fc1.param_grad.weight", ("fc1", "param_grad", "weight", 0, 0, 0)),
         ("{name}_{call}_{_}_{role}", "h.1.fc_0_Linear_out", ("h.1.fc", "output", "", 0, 0, 0)),
         ("{step}/{name}.{call}.{role}.{path}", "7/=1+1.2.in.0", ("=1+1", "input", "0", 2, 7, 0)),
         ("{name}", "层1/x", ("层1/x", "output", "", 0, 0, 0)),

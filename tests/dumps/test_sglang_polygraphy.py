@@ -261,8 +261,8 @@ def test_a_fault_in_a_value_of_an_onnx_model_is_named(value: str, place: str, tm
 
 def test_a_module_named_like_a_second_call_is_told_by_its_weights(tmp_path: Path) -> None:
     computed = onnx_graph.calls_of(["/fc", "/fc_1", "/act", "/act_1"], ["fc_1.weight"])
-    assert computed["/fc_1"] == onnx_graph.ModuleCall("fc_1", 0)
-    assert computed["/act_1"] == onnx_graph.ModuleCall("act", 1)
+    assert computed["/fc_1"] == onnx_graph.OnnxCall("fc_1", 0)
+    assert computed["/act_1"] == onnx_graph.OnnxCall("act", 1)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100, 1000, -1])

@@ -20,16 +20,16 @@ from accucompare.findings.log.events import (
     Frames,
     ScaleChange,
     Site,
-    Start,
     Step,
     TensorRange,
+    WatchStart,
 )
 
 NASTY = ("=1+1", "[bold red]x[/]", "[/]", "层1", "a/b", "@SUM(A1)", "-x", "a\nb\x1b[2J", ":smile:", "n" * 300, "{0}%s{name}")
 
 
-def start(**more: Any) -> Start:
-    return Start(
+def start(**more: Any) -> WatchStart:
+    return WatchStart(
         **{
             "version": "0.1.0",
             "time": "2026-07-01T12:00:00Z",

@@ -13,7 +13,7 @@ from accucompare.findings.analysis.analysis import Ranks, analyse, hints, read
 from accucompare.findings.log.events import Cause, Direction, ScaleChange, Site
 from accucompare.findings.log.log import log_path
 from accucompare.findings.words.hints import operator_name
-from accucompare.findings.words.wording import answer, described, headline, printable
+from accucompare.findings.words.wording import answer, described, finding_headline, printable_value
 from tests.findings.logs import NASTY, end, found, passed, seen, start, step, training, write
 
 BACKWARD: dict[str, Any] = {"direction": Direction.BACKWARD}
@@ -66,7 +66,7 @@ def test_answer_has_five_lines_at_most_whatever_the_names(name: str, site: Site)
     ],
 )
 def test_headline_says_the_place_and_the_pass(more: dict[str, Any], said: str) -> None:
-    assert headline(found(**more), start()) == said
+    assert finding_headline(found(**more), start()) == said
 
 
 def test_answer_names_parameters_whose_gradients_are_not_finite() -> None:
@@ -91,7 +91,7 @@ def test_a_tensor_in_words(one: Any, said: str) -> None:
 
 
 def test_long_names_keep_both_ends() -> None:
-    assert printable("a" * 100 + "b" * 100, 21) == "a" * 10 + "…" + "b" * 10
+    assert printable_value("a" * 100 + "b" * 100, 21) == "a" * 10 + "…" + "b" * 10
 
 
 # Hints

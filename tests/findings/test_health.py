@@ -14,20 +14,20 @@ from msgspec.structs import replace
 
 from accucompare.errors import UsageError
 from accucompare.findings.analysis.analysis import Analysis, Ranks
-from accucompare.findings.checklist.checks import Need, Point, Status, spikes
-from accucompare.findings.checklist.health import CHECKS, examine, read_thresholds
-from accucompare.findings.log.events import Alert, AlertKind, End, Ending, ScaleChange, Start, Step
+from accucompare.findings.checklist.checks import CheckStatus, Need, Point, spikes
+from accucompare.findings.checklist.health import CHECKS, judge_log, read_thresholds
+from accucompare.findings.log.events import Alert, AlertKind, End, Ending, ScaleChange, Step, WatchStart
 from accucompare.findings.log.vitals import (
     Applied,
     Given,
     Labels,
-    Loaded,
+    LoadedBatch,
     Lookup,
     LossInput,
     Narrowed,
     ParameterFacts,
-    Setup,
     Targets,
+    TrainingSetup,
     Vitals,
 )
 
@@ -83,7 +83,7 @@ def vital(step: int) -> Vitals:
 class Log:
     """The parts of a run, to be spoilt."""
 
-    setup: Setup
+    setup: TrainingSetup
     vitals: list[Vitals]
     steps: list[Step]
     scaled: list[ScaleChange] = dataclasses.field(default_factory=list)
@@ -110,7 +110,7 @@ class Log:
             self.change(each, given=given)
 
     def analysis(self) -> Analysis:
-        start = Start("1", "2026-01-01", self.rank, 1 + len(self.others), "Net", 40, "cpu")
+        start = WatchStart("1", "2026-01-01", self.rank, 1 + len(self.others), "Net", 40, "cpu")
         how = (self.ending, Ending.FAILED) if self.ending else ("finished", Ending.FINISHED)
         end = End(STEPS, STEPS, *how, weights=[3.0, 0.5])
         earlier = None if self.earlier is None else self.earlier.analysis()
@@ -121,7 +121,7 @@ class Log:
 
 
 def sound() -> Log:
-    setup = Setup(
+    setup = TrainingSetup(
         0, PARAMETERS, ["AdamW"], {"AdamW": 5}, {"CosineAnnealingLR": 0}, {"CosineAnnealingLR": 100}, switched=2, seeds={"torch": 1}, pad=0
     )
     setup = replace(setup, vocabulary=10, generators={"python": "a", "numpy": "n"}, dropouts={"drop": 0.1})
@@ -222,13 +222,13 @@ def _(log: Log) -> None:
 @spoilt("batch-repeated")
 def _(log: Log) -> None:
     for step in (7, 8):
-        log.change(step, given=log.vitals[7].given, loaded=Loaded(0, step, 20, True))
+        log.change(step, given=log.vitals[7].given, loaded=LoadedBatch(0, step, 20, True))
 
 
 @spoilt("order-repeated")
 def _(log: Log) -> None:
     for step in range(STEPS):
-        log.change(step, given=log.vitals[step % 20].given, loaded=Loaded(0, 1 + step // 20, 20, True))
+        log.change(step, given=log.vitals[step % 20].given, loaded=LoadedBatch(0, 1 + step // 20, 20, True))
 
 
 @spoilt("lr-jump")
@@ -341,16 +341,16 @@ def _(log: Log) -> None:
 
 @pytest.fixture(scope="module")
 def unspoilt() -> dict[str, Any]:
-    return {each.check.id: each for each in examine(several().ranks()).results}
+    return {each.check.id: each for each in judge_log(several().ranks()).results}
 
 
 @pytest.mark.parametrize("check", [check.id for check in CHECKS if check.judge is not None])
 def test_a_check_complains_of_its_fault_and_of_no_sound_run(check: str, unspoilt: dict[str, Any]) -> None:
-    assert (unspoilt[check].status, unspoilt[check].outcome.measured) == (Status.PASS, unspoilt[check].outcome.measured)
+    assert (unspoilt[check].status, unspoilt[check].outcome.measured) == (CheckStatus.PASS, unspoilt[check].outcome.measured)
     log = several()
     FAULTS[check](log)
-    found = {each.check.id: each for each in examine(log.ranks()).results}[check]
-    assert found.status in (Status.WARN, Status.FAIL)
+    found = {each.check.id: each for each in judge_log(log.ranks()).results}[check]
+    assert found.status in (CheckStatus.WARN, CheckStatus.FAIL)
     assert found.outcome.measured
     assert found.check.cure
 
@@ -492,8 +492,8 @@ def labels_apart_of_many_classes(log: Log) -> None:
 def test_another_form_of_a_fault_is_seen(check: str, spoil: Callable[[Log], None]) -> None:
     log = several()
     spoil(log)
-    found = {each.check.id: each for each in examine(log.ranks()).results}[check]
-    assert found.status in (Status.WARN, Status.FAIL), found.outcome
+    found = {each.check.id: each for each in judge_log(log.ranks()).results}[check]
+    assert found.status in (CheckStatus.WARN, CheckStatus.FAIL), found.outcome
 
 
 def targets_of_a_binary_cross_entropy(log: Log) -> None:
@@ -636,29 +636,29 @@ def dropout_of_nine_tenths(log: Log) -> None:
 def test_what_looks_like_a_fault_and_is_none_is_left_alone(check: str, sound_too: Callable[[Log], None]) -> None:
     log = several()
     sound_too(log)
-    found = {each.check.id: each for each in examine(log.ranks()).results}[check]
-    assert found.status in (Status.PASS, Status.NOT_LOOKED_AT), found.outcome
+    found = {each.check.id: each for each in judge_log(log.ranks()).results}[check]
+    assert found.status in (CheckStatus.PASS, CheckStatus.NOT_LOOKED_AT), found.outcome
 
 
 def test_a_check_without_numbers_is_not_passed() -> None:
     log = sound()
     log.change(slice(None), loss="nan")
-    found = {each.check.id: each for each in examine(log.ranks()).results}
-    assert found["loss-spike"].status is Status.NOT_LOOKED_AT
+    found = {each.check.id: each for each in judge_log(log.ranks()).results}
+    assert found["loss-spike"].status is CheckStatus.NOT_LOOKED_AT
 
 
 def test_a_scheduler_that_says_no_rates_is_not_said_to_be_followed() -> None:
     log = sound()
     log.change(slice(None), schedulers={"Own": Applied(1, [])})
-    found = {each.check.id: each for each in examine(log.ranks()).results}
-    assert found["schedule-applied"].status is Status.NOT_LOOKED_AT
+    found = {each.check.id: each for each in judge_log(log.ranks()).results}
+    assert found["schedule-applied"].status is CheckStatus.NOT_LOOKED_AT
 
 
 def test_the_floor_of_a_smoothed_loss_is_the_entropy_of_its_labels() -> None:
     """Against torch's own loss of an output that is the smoothed label itself."""
     log = sound()
     log.change(slice(None), targets=Targets(4, "float32", 0.0, 3.0, 0.0, 1.0, smoothing=0.2))
-    measured = {each.check.id: each for each in examine(log.ranks()).results}["label-smoothing"].outcome.measured
+    measured = {each.check.id: each for each in judge_log(log.ranks()).results}["label-smoothing"].outcome.measured
     label = np.array([0.85, 0.05, 0.05, 0.05])
     assert measured.endswith(f"below {-(label * np.log(label)).sum():.4g}")
 
@@ -667,52 +667,52 @@ def test_a_log_that_ends_in_the_middle_of_its_first_step_is_judged() -> None:
     log = sound()
     log.vitals, log.steps = log.vitals[:1], []
     log.change(0, schedulers={"CosineAnnealingLR": Applied(1, [rate(0)])})
-    found = {each.check.id: each for each in examine(log.ranks()).results}
-    assert found["schedule-order"].status is Status.WARN
+    found = {each.check.id: each for each in judge_log(log.ranks()).results}
+    assert found["schedule-order"].status is CheckStatus.WARN
 
 
 def test_what_nobody_looks_at_is_listed_with_the_reason() -> None:
-    unbuilt = [each for each in examine(sound().ranks()).results if each.check.judge is None]
+    unbuilt = [each for each in judge_log(sound().ranks()).results if each.check.judge is None]
     assert unbuilt
-    assert all(each.status is Status.NOT_LOOKED_AT and each.outcome.measured for each in unbuilt)
+    assert all(each.status is CheckStatus.NOT_LOOKED_AT and each.outcome.measured for each in unbuilt)
 
 
 def test_a_log_of_an_earlier_version_is_not_called_sound() -> None:
     log = sound()
     log.vitals, log.steps = [], [Step(step, True) for step in range(3)]
-    found = examine(log.ranks())
-    assert {each.status for each in found.results if each.check.needs[:1] == (Need.VITALS,)} == {Status.NOT_LOOKED_AT}
+    found = judge_log(log.ranks())
+    assert {each.status for each in found.results if each.check.needs[:1] == (Need.VITALS,)} == {CheckStatus.NOT_LOOKED_AT}
 
 
 def test_the_range_of_floating_inputs_is_not_looked_at_where_there_are_none() -> None:
     log = sound()
     log.given(1, dtype="int64")
-    found = {each.check.id: each for each in examine(log.ranks()).results}["input-range"]
-    assert (found.status, found.outcome.measured) == (Status.NOT_LOOKED_AT, "the model was given no floating input")
+    found = {each.check.id: each for each in judge_log(log.ranks()).results}["input-range"]
+    assert (found.status, found.outcome.measured) == (CheckStatus.NOT_LOOKED_AT, "the model was given no floating input")
 
 
 @pytest.mark.parametrize(("check", "period"), [("batch-repeated", 1), ("order-repeated", 20)])
-@pytest.mark.parametrize("loaded", [None, Loaded(0, 1, 20, False)])
-def test_batches_that_come_again_are_judged_by_the_loader_that_gave_them(check: str, period: int, loaded: Loaded | None) -> None:
+@pytest.mark.parametrize("loaded", [None, LoadedBatch(0, 1, 20, False)])
+def test_batches_that_come_again_are_judged_by_the_loader_that_gave_them(check: str, period: int, loaded: LoadedBatch | None) -> None:
     log = sound()
     for step in range(STEPS):
         log.change(step, given=log.vitals[step % period].given, loaded=loaded)
-    found = {each.check.id: each for each in examine(log.ranks()).results}[check]
-    assert found.status is (Status.NOT_LOOKED_AT if loaded is None else Status.PASS)
+    found = {each.check.id: each for each in judge_log(log.ranks()).results}[check]
+    assert found.status is (CheckStatus.NOT_LOOKED_AT if loaded is None else CheckStatus.PASS)
 
 
 def test_one_rank_is_said_to_be_one() -> None:
-    found = {each.check.id: each for each in examine(sound().ranks()).results}
-    assert (found["ranks-agree"].status, found["ranks-agree"].outcome.measured) == (Status.NOT_LOOKED_AT, "one rank")
+    found = {each.check.id: each for each in judge_log(sound().ranks()).results}
+    assert (found["ranks-agree"].status, found["ranks-agree"].outcome.measured) == (CheckStatus.NOT_LOOKED_AT, "one rank")
 
 
 def test_a_run_that_goes_on_with_an_empty_optimizer_is_seen_by_its_weights() -> None:
     log = several()
     log.setup = replace(log.setup, taken={"AdamW": 0})
     log.layer("weight", [3.0, 0.5], 0)  # those that the run before ended with
-    found = {each.check.id: each for each in examine(log.ranks()).results}["state-restored"]
+    found = {each.check.id: each for each in judge_log(log.ranks()).results}["state-restored"]
     assert (found.status, found.outcome.measured.split(";")[0]) == (
-        Status.FAIL,
+        CheckStatus.FAIL,
         "the run goes on with the weights of the one before, whose optimizer had taken 60 steps",
     )
 
@@ -720,8 +720,8 @@ def test_a_run_that_goes_on_with_an_empty_optimizer_is_seen_by_its_weights() -> 
 def test_a_threshold_takes_the_default_s_place_and_stands_in_the_result() -> None:
     log = sound()
     FAULTS["loss-spike"](log)
-    found = {each.check.id: each for each in examine(log.ranks(), {"loss-spike": 1e3}).results}["loss-spike"]
-    assert (found.status, found.limits["loss-spike"]) == (Status.PASS, 1e3)
+    found = {each.check.id: each for each in judge_log(log.ranks(), {"loss-spike": 1e3}).results}["loss-spike"]
+    assert (found.status, found.limits["loss-spike"]) == (CheckStatus.PASS, 1e3)
 
 
 def test_thresholds_are_read_from_options_and_a_file(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accucompare.findings.log.events import Cause, Direction, Finding, Site, TensorRange, number
-from accucompare.findings.log.observations import OUTSIDE, Limits, ModuleCall, Observation, What, near_the_limit
-from accucompare.findings.origins.origins import judge
+from accucompare.findings.log.observations import OUTSIDE, ModuleCall, StepObservation, WatchLimits, What, near_the_limit
+from accucompare.findings.origins.origins import find_origins
 
 NAN, INF = float("nan"), float("inf")
 #: (low, high)
@@ -30,12 +30,12 @@ class Step:
     """The observations of a step, written down as the calls go: ``step.began("fc", FINE); step.ended(FINE)``."""
 
     def __init__(self) -> None:
-        self.observations: list[Observation] = []
+        self.observations: list[StepObservation] = []
         self._open: list[ModuleCall] = []
         self._calls: dict[str, int] = {}
 
     def _add(self, what: What, place: ModuleCall, seen: list[TensorRange], **facts: Any) -> Step:
-        self.observations.append(Observation(what, place, seen, order=len(self.observations), **facts))
+        self.observations.append(StepObservation(what, place, seen, order=len(self.observations), **facts))
         return self
 
     def began(self, name: str, *given: Range) -> Step:
@@ -63,7 +63,7 @@ class Step:
         return self._add(what, ModuleCall(name, 0, "Layer", None), _seen("grad", (grad,)), **facts)
 
     def found(self, **limits: Any) -> list[Finding]:
-        return judge(self.observations, 3, Limits(**limits))
+        return find_origins(self.observations, 3, WatchLimits(**limits))
 
     def origins(self, **limits: Any) -> list[tuple[str, str, str, list[str]]]:
         return [(found.name, found.site.value, found.near, found.kinds) for found in self.found(**limits) if found.origin]
@@ -174,8 +174,8 @@ def test_on_a_device_that_saturates_the_largest_number_is_an_overflow_and_the_lo
     observations = Step().began("", FINE).ended(value).observations
     for each in observations:
         each.tensors = [msgspec.structs.replace(seen, dtype="float16") for seen in each.tensors]
-    assert [found.kinds for found in judge(observations, 0, Limits(saturates=True))] == ([["saturated"]] if saturated else [])
-    assert judge(observations, 0, Limits()) == []
+    assert [found.kinds for found in find_origins(observations, 0, WatchLimits(saturates=True))] == ([["saturated"]] if saturated else [])
+    assert find_origins(observations, 0, WatchLimits()) == []
 
 
 def test_many_calls_that_pass_one_on_are_not_all_told() -> None:
@@ -225,7 +225,7 @@ def test_after_a_forward_that_is_not_finite_the_backward_is_no_origin() -> None:
 
 
 @st.composite
-def streams(draw: Callable[..., Any], values: st.SearchStrategy[Range]) -> list[Observation]:
+def streams(draw: Callable[..., Any], values: st.SearchStrategy[Range]) -> list[StepObservation]:
     """A step of a random model: calls within calls, with any values in and out, operators and points between, and a backward."""
     step = Step()
 
@@ -253,8 +253,8 @@ ANY = st.sampled_from([FINE, FINE, FINE, BAD, PLUS, MASK, MINUS, BOTH, LARGE])
 
 
 @given(observations=streams(st.sampled_from([FINE, LARGE])))
-def test_where_all_is_finite_nothing_is_found(observations: list[Observation]) -> None:
-    assert judge(observations, 0, Limits()) == []
+def test_where_all_is_finite_nothing_is_found(observations: list[StepObservation]) -> None:
+    assert find_origins(observations, 0, WatchLimits()) == []
 
 
 def _told(found: Finding) -> Any:
@@ -265,7 +265,7 @@ def _told(found: Finding) -> Any:
 
 
 @given(observations=streams(ANY), data=st.data())
-def test_further_calls_of_finite_values_change_no_finding(observations: list[Observation], data: st.DataObject) -> None:
+def test_further_calls_of_finite_values_change_no_finding(observations: list[StepObservation], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(observations)))
     running: list[ModuleCall] = []
     for each in observations[:place]:
@@ -274,13 +274,15 @@ def test_further_calls_of_finite_values_change_no_finding(observations: list[Obs
         elif each.what is What.ENDED:
             running.pop()
     new = ModuleCall("further", 0, "Layer", running[-1].key if running else None)
-    calls = [Observation(What.BEGAN, new, _seen("input", (FINE,))), Observation(What.ENDED, new, _seen("output", (FINE,)))]
+    calls = [StepObservation(What.BEGAN, new, _seen("input", (FINE,))), StepObservation(What.ENDED, new, _seen("output", (FINE,)))]
     more = [replace(each, order=order) for order, each in enumerate([*observations[:place], *calls, *observations[place:]])]
-    assert [_told(found) for found in judge(more, 0, Limits())] == [_told(found) for found in judge(observations, 0, Limits())]
+    assert [_told(found) for found in find_origins(more, 0, WatchLimits())] == [
+        _told(found) for found in find_origins(observations, 0, WatchLimits())
+    ]
 
 
 @given(observations=streams(ANY))
-def test_other_names_change_nothing_but_the_names(observations: list[Observation]) -> None:
+def test_other_names_change_nothing_but_the_names(observations: list[StepObservation]) -> None:
     def renamed(name: str) -> str:
         return ".".join(f"x{part}" for part in name.split(".")) if name else ""
 
@@ -288,16 +290,16 @@ def test_other_names_change_nothing_but_the_names(observations: list[Observation
         parent = None if place.parent is None else (renamed(place.parent[0]), place.parent[1])
         return place._replace(name=renamed(place.name), parent=parent)
 
-    others = judge([replace(each, place=moved(each.place)) for each in observations], 0, Limits())
-    found = judge(observations, 0, Limits())
+    others = find_origins([replace(each, place=moved(each.place)) for each in observations], 0, WatchLimits())
+    found = find_origins(observations, 0, WatchLimits())
     assert [(each.name, each.call, each.site, each.origin, each.kinds, each.order) for each in others] == [
         (renamed(each.name), each.call, each.site, each.origin, each.kinds, each.order) for each in found
     ]
 
 
 @given(observations=streams(ANY))
-def test_the_first_finding_in_order_is_an_origin_and_there_is_one_whenever_a_leaf_makes_a_nan(observations: list[Observation]) -> None:
-    found = judge(observations, 0, Limits())
+def test_the_first_finding_in_order_is_an_origin_and_there_is_one_whenever_a_leaf_makes_a_nan(observations: list[StepObservation]) -> None:
+    found = find_origins(observations, 0, WatchLimits())
     assert [each.order for each in found] == sorted(each.order for each in found)
     if found:
         assert any(each.origin for each in found)
@@ -311,9 +313,9 @@ def test_the_first_finding_in_order_is_an_origin_and_there_is_one_whenever_a_lea
 
 
 @given(data=st.data(), observations=streams(ANY))
-def test_whatever_is_heard_in_whatever_order_nothing_is_raised(data: st.DataObject, observations: list[Observation]) -> None:
+def test_whatever_is_heard_in_whatever_order_nothing_is_raised(data: st.DataObject, observations: list[StepObservation]) -> None:
     shuffled = data.draw(st.permutations(observations))
-    judge([replace(each, order=order) for order, each in enumerate(shuffled)], 0, Limits(saturates=True))
+    find_origins([replace(each, order=order) for order, each in enumerate(shuffled)], 0, WatchLimits(saturates=True))
 
 
 @pytest.mark.parametrize(

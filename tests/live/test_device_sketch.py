@@ -19,7 +19,7 @@ from accucompare.bundle.writing.record_file import Sketched
 from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.devices import cpu
 from accucompare.live.values import device_sketch
-from accucompare.live.values.device_sketch import ROUNDING, begin, can_sketch
+from accucompare.live.values.device_sketch import _ROUNDING, begin_sketch, can_sketch
 from accucompare.live.values.tensors import to_host
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.numbers.sketch import SKETCH_BLOCK, TABLES, sketch_of
@@ -45,7 +45,7 @@ def drawn(count: int, dtype: str) -> torch.Tensor:
 
 
 def made(tensor: torch.Tensor, summed_in: str, run: int = 4 * TABLES * SKETCH_BLOCK) -> Sketched:
-    packed, unpack = begin(tensor, 256, summed_in, run)
+    packed, unpack = begin_sketch(tensor, 256, summed_in, run)
     assert packed.nbytes < 2200  # all that leaves the device
     return unpack(packed.numpy())
 
@@ -64,14 +64,14 @@ def test_it_is_that_of_the_host(dtype: str, summed_in: str, count: int) -> None:
     tensor = drawn(count, dtype)
     found, values = made(tensor, summed_in), tensor.double().tolist()
     l2 = math.sqrt(math.fsum(value * value for value in values))
-    off = ROUNDING if summed_in == "float32" else 1e-14
+    off = _ROUNDING if summed_in == "float32" else 1e-14
     assert found.sketch is not None
     assert np.linalg.norm(found.sketch - sketch_on_host(tensor)) <= off * l2
     statistics = found.statistics
     assert (statistics.min, statistics.max, statistics.nan, statistics.inf) == (min(values), max(values), 0, 0)
     assert statistics.l2 == pytest.approx(l2, rel=off)
     assert statistics.mean == pytest.approx(math.fsum(values) / count, abs=off * math.fsum(map(abs, values)) / count)
-    assert statistics.rounding == (ROUNDING if summed_in == "float32" else 0.0)
+    assert statistics.rounding == (_ROUNDING if summed_in == "float32" else 0.0)
 
 
 @pytest.mark.parametrize("summed_in", ["float64", "float32"])
@@ -228,4 +228,4 @@ def test_a_device_that_takes_subnormal_numbers_for_zero_sketches_the_largest_val
     finally:
         torch.set_flush_denormal(False)
     assert found.statistics.min == torch.finfo(tensor.dtype).min
-    assert found.statistics.l2 == pytest.approx(-torch.finfo(tensor.dtype).min, rel=ROUNDING)
+    assert found.statistics.l2 == pytest.approx(-torch.finfo(tensor.dtype).min, rel=_ROUNDING)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from accucompare.live.numerics.emulation import Emulation, emulated, rounded
+from accucompare.live.numerics.emulation import Emulation, emulated, rounded_operands
 from accucompare.live.operators.randomness import matched_randomness
 from accucompare.selection import Precision
 from fixtures import gpt2
@@ -44,7 +44,7 @@ def exactly_rounded(value: float, precision: Precision) -> float:
 
 
 def round_one(value: float, precision: Precision) -> float:
-    return rounded(torch.tensor([value], dtype=torch.float32), precision).item()
+    return rounded_operands(torch.tensor([value], dtype=torch.float32), precision).item()
 
 
 any_float32 = st.one_of(
@@ -72,20 +72,20 @@ def test_keeps_special_values_layout_and_operand(precision: Precision) -> None:
     bits = torch.tensor([0x7FFFFFFF, -1, 0x7F800001, 0x7F800000, -0x800000, 0, -(2**31), 1, 0x7F7FFFFF], dtype=torch.int32)
     special = bits.view(torch.float32)
     kept = special.clone()
-    result = rounded(special, precision)
+    result = rounded_operands(special, precision)
     assert result[:3].isnan().all()
     assert result[3:].tolist() == [math.inf, -math.inf, 0, 0, 0, math.inf]
     assert result.signbit()[3:].tolist() == [False, True, False, True, False, False]
     assert torch.equal(special.view(torch.int32), kept.view(torch.int32))
-    assert rounded(torch.randn(3, 4).T, precision).stride() == (1, 4)
-    assert rounded(torch.empty(0, 3), precision).shape == (0, 3)
-    assert rounded(torch.tensor(1.0).expand(2, 3), precision).tolist() == [[1] * 3] * 2
+    assert rounded_operands(torch.randn(3, 4).T, precision).stride() == (1, 4)
+    assert rounded_operands(torch.empty(0, 3), precision).shape == (0, 3)
+    assert rounded_operands(torch.tensor(1.0).expand(2, 3), precision).tolist() == [[1] * 3] * 2
 
 
 def test_the_greatest_error_is_half_a_unit() -> None:
     values = 1 + torch.arange(2**23) * 2.0**-23
     for precision, bits in MANTISSA.items():
-        assert ((rounded(values, precision) - values) / values).abs().max().item() == pytest.approx(2.0 ** -(bits + 1), rel=1e-2)
+        assert ((rounded_operands(values, precision) - values) / values).abs().max().item() == pytest.approx(2.0 ** -(bits + 1), rel=1e-2)
 
 
 # Products: operands rounded, forward and backward
@@ -139,9 +139,9 @@ def relative(candidate: torch.Tensor, golden: torch.Tensor) -> float:
 
 
 def by_hand(function: Function, operands: list[torch.Tensor], grad: torch.Tensor, precision: Precision) -> list[torch.Tensor]:
-    exact = [rounded(operand.detach(), precision).double().requires_grad_() for operand in operands]
+    exact = [rounded_operands(operand.detach(), precision).double().requires_grad_() for operand in operands]
     output = function(*exact)
-    return [output, *torch.autograd.grad(output, exact, rounded(grad, precision).double())]
+    return [output, *torch.autograd.grad(output, exact, rounded_operands(grad, precision).double())]
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
@@ -174,15 +174,15 @@ def test_products_with_a_vector(function: Function) -> None:
     with emulated(BF16) as emulation:
         output = function(matrix, vector)
         grads = torch.autograd.grad(output, (matrix, vector), torch.ones(5) * 1.001)
-    assert relative(output, rounded(matrix.detach(), BF16).double() @ rounded(vector.detach(), BF16).double()) < 1e-6
+    assert relative(output, rounded_operands(matrix.detach(), BF16).double() @ rounded_operands(vector.detach(), BF16).double()) < 1e-6
     assert torch.equal(grads[0], torch.outer(torch.ones(5) * 1.001, vector))  # which is no product of a matrix
-    assert relative(grads[1], rounded(matrix.detach(), BF16).sum(0)) < 1e-6
+    assert relative(grads[1], rounded_operands(matrix.detach(), BF16).sum(0)) < 1e-6
     assert not emulation.untouched
 
 
 def test_out_variants() -> None:
     a, b = (operand.detach() for operand in two(((5, 7), (7, 3))))
-    golden = rounded(a, BF16) @ rounded(b, BF16)
+    golden = rounded_operands(a, BF16) @ rounded_operands(b, BF16)
     out = torch.empty(5, 3)
     with emulated(BF16) as emulation:
         for function in (torch.mm, torch.matmul):
@@ -243,7 +243,7 @@ def hand_attention(
     class Round(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-            return rounded(tensor.float(), precision).double()
+            return rounded_operands(tensor.float(), precision).double()
 
         @staticmethod
         def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
@@ -256,7 +256,7 @@ def hand_attention(
 
         @staticmethod
         def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-            return rounded(grad.float(), precision).double()
+            return rounded_operands(grad.float(), precision).double()
 
     repeats = query.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(repeats, 1) for tensor in (key, value))
@@ -465,7 +465,7 @@ def test_own_operators_are_looked_into() -> None:
         return x * 2
 
     x = torch.randn(4, 4)
-    golden = rounded(x, BF16) @ rounded(x, BF16)
+    golden = rounded_operands(x, BF16) @ rounded_operands(x, BF16)
     with emulated(BF16) as emulation:
         assert torch.equal(twice(x), golden)
         assert torch.equal(flash_attn(x), x * 2)
@@ -527,9 +527,9 @@ def test_a_backward_after_the_context_is_plain() -> None:
 def test_inside_torch_func() -> None:
     a, b = (operand.detach() for operand in two(((6, 5, 7), (6, 7, 3))))
     with emulated(BF16):
-        assert relative(torch.vmap(torch.mm)(a, b), rounded(a, BF16) @ rounded(b, BF16)) < 1e-6
+        assert relative(torch.vmap(torch.mm)(a, b), rounded_operands(a, BF16) @ rounded_operands(b, BF16)) < 1e-6
         grad = torch.func.grad(lambda a: (a @ b).sum())(a)
-    assert relative(grad, torch.ones(6, 5, 3) @ rounded(b, BF16).mT) < 1e-6
+    assert relative(grad, torch.ones(6, 5, 3) @ rounded_operands(b, BF16).mT) < 1e-6
 
 
 def test_inside_a_tensor_subclass() -> None:
@@ -538,7 +538,7 @@ def test_inside_a_tensor_subclass() -> None:
     a, b = (operand.detach() for operand in two(((5, 7), (7, 3))))
     with emulated(BF16) as emulation:
         product = TwoTensor(a, a) @ TwoTensor(b, b)
-    assert torch.equal(product.a, rounded(a, BF16) @ rounded(b, BF16))
+    assert torch.equal(product.a, rounded_operands(a, BF16) @ rounded_operands(b, BF16))
     assert emulation.counts == {"mm": 2}
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from accucompare.live.autograd.gradients import GradientListener, Grads, Operator, Parameter
+from accucompare.live.autograd.gradients import GradientListener, Grads, OperatorOfGradient, Parameter
 from accucompare.live.modules.hooks import Call, Listener
 from accucompare.live.modules.names import Modules, name_modules
 from accucompare.live.values.values import leaves
@@ -58,10 +58,10 @@ class Gradients(GradientListener[str]):
     def backward_began(self, outside: Any) -> None:
         self.lines.append(f"begins, outside: {[node.name() for node in outside]}")
 
-    def operator_gradient(self, call: str, operator: Operator, grad_inputs: Grads, grad_outputs: Grads) -> None:
+    def operator_gradient(self, call: str, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads) -> None:
         self.lines.append(f"{call}: {operator.name} {operator.near}".rstrip())
 
-    def second_gradient(self, call: str, operator: Operator, grad_inputs: Grads, grad_outputs: Grads) -> None:
+    def second_gradient(self, call: str, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads) -> None:
         self.lines.append(f"second, {call}: {operator.name}")
 
     def output_gradient(self, call: str, path: str, grad: torch.Tensor, from_outside: bool) -> None:

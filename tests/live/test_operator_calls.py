@@ -9,7 +9,7 @@ from accucompare.bundle.format.records import Role
 from accucompare.devices import DeviceName
 from accucompare.live.operators.operator_calls import CALLERS
 from accucompare.recorder.options import CaptureOptions
-from accucompare.recorder.session.capture_case import capture_case
+from accucompare.recorder.session.case_capture import capture_case
 
 CASE = """
 import torch

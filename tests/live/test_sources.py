@@ -22,7 +22,7 @@ from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.reading.reader import open_bundle
 from accucompare.compare.limits.provenance import other_code
 from accucompare.compare.rows.rows import Option
-from accucompare.live.around.sources import FunctionsRun, configuration, digests_of
+from accucompare.live.around.sources import FunctionsRun, digests_of, source_configuration
 from accucompare.report.terminal.terminal import print_comparison
 
 LIBRARY = """
@@ -104,7 +104,7 @@ def test_a_manifest_that_does_not_say_what_ran_proves_nothing() -> None:
 
 def test_numbers_that_modules_keep_are_recorded_and_compared(library: Callable[[], ModuleType], tmp_path: Path) -> None:
     net = library().Net()
-    assert configuration({"": net}) == {"": {"eps": 1e-5, "mode": "tanh"}}
+    assert source_configuration({"": net}) == {"": {"eps": 1e-5, "mode": "tanh"}}
     golden = captured(net, tmp_path / "golden")
     net.eps = 1e-6
     assert other_code(golden, captured(net, tmp_path / "other")).configured == (("", "eps", 1e-5, 1e-6),)

@@ -52,7 +52,7 @@ def test_a_type_that_nothing_is_rounded_from_has_one_digest(dtype: str) -> None:
     assert list(fingerprint(np.zeros(3, DTYPES[dtype].storage), DTYPES[dtype])) == [dtype]
 
 
-@pytest.mark.parametrize("rounded", [round_to, tensors.round_to], ids=["numpy", "torch"])
+@pytest.mark.parametrize("rounded", [round_to, tensors.round_tensor], ids=["numpy", "torch"])
 @pytest.mark.parametrize("narrow", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("wide", ["float64", "float32"])
 def test_rounding_goes_to_nearest_even_for_any_bits_whoever_does_it(wide: str, narrow: str, rounded: Any) -> None:

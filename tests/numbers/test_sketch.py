@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 
 from accucompare.numbers.dtypes import DTYPES, round_to
-from accucompare.numbers.sketch import GROUPS, ROWS, SKETCH_BLOCK, TABLES, block_places, deviation, distance, sign_tables, sketch, sketch_of
+from accucompare.numbers.sketch import (
+    GROUPS,
+    ROWS,
+    SKETCH_BLOCK,
+    TABLES,
+    block_places,
+    deviation,
+    distance,
+    sign_tables,
+    sketch_of,
+    sketch_values,
+)
 from accucompare.numbers.statistics import summarize
 from tests.numbers.both_kernels import both_kernels  # noqa: F401
 
@@ -33,7 +44,7 @@ def by_definition(values: np.ndarray, size: int = SIZE) -> list[float]:
 
 
 def of(values: Any, dtype: str = "float64", size: int = SIZE) -> np.ndarray:
-    return sketch([np.asarray(values)], DTYPES[dtype], size)
+    return sketch_values([np.asarray(values)], DTYPES[dtype], size)
 
 
 def test_it_is_the_sum_by_definition() -> None:
@@ -63,7 +74,7 @@ def test_every_floating_type_is_widened_exactly(dtype: str) -> None:
 def test_how_the_values_are_cut_changes_no_bit(cuts: list[int]) -> None:
     values = np.random.default_rng(2).standard_normal(9 * SKETCH_BLOCK + 77).astype("f4")
     parts = np.split(values, np.minimum(np.cumsum(cuts), len(values)).astype(int))
-    assert np.array_equal(sketch(parts, DTYPES["float32"], SIZE), of(values, "float32"))
+    assert np.array_equal(sketch_values(parts, DTYPES["float32"], SIZE), of(values, "float32"))
 
 
 def test_both_kernels_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

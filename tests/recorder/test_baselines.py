@@ -18,7 +18,7 @@ from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, UsageError
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.session.baselines import capture_baselines
-from accucompare.recorder.session.capture_case import capture_case
+from accucompare.recorder.session.case_capture import capture_case
 from accucompare.selection import FloatType
 from tests.compare.builder import edit_manifest
 

@@ -16,7 +16,7 @@ from accucompare.case import load_case
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, CaseError, UsageError
 from accucompare.recorder.options import CaptureOptions
-from accucompare.recorder.session.capture_case import capture_case
+from accucompare.recorder.session.case_capture import capture_case
 from accucompare.selection import FloatType, RoundedType
 from tests.conftest import ROOT
 from tests.recorded import Opened
@@ -124,7 +124,7 @@ def test_loss_and_optimizer_train_as_a_plain_loop_does(tmp_path: Path, monkeypat
     torch.manual_seed(3)
     ours, _ = load_case(target)
     plain = copy.deepcopy(ours)
-    monkeypatch.setattr("accucompare.recorder.session.capture_case.load_case", lambda _: (ours, "training"))
+    monkeypatch.setattr("accucompare.recorder.session.case_capture.load_case", lambda _: (ours, "training"))
     capture_case(target, tmp_path / "out", CPU, CaptureOptions(seed=3, steps=2))
     initial = copy.deepcopy(plain.model.state_dict())
     for _ in range(2):
@@ -156,7 +156,7 @@ def test_scheduler_and_scaler_are_stepped_as_a_plain_loop_does(case: WriteCase, 
         torch.manual_seed(3)
         cases.append(load_case(target)[0])
     ours, plain = cases
-    monkeypatch.setattr("accucompare.recorder.session.capture_case.load_case", lambda _: (ours, "training"))
+    monkeypatch.setattr("accucompare.recorder.session.case_capture.load_case", lambda _: (ours, "training"))
     capture_case(target, tmp_path / "out", CPU, CaptureOptions(seed=3, steps=4))
     with ac.capture(plain.model, tmp_path / "plain", seed=3) as session:
         for step in range(4):

@@ -17,7 +17,7 @@ from accucompare.compare.rows.rows import Reason, Status
 from accucompare.devices import DeviceName
 from accucompare.errors import UsageError
 from accucompare.recorder.options import CaptureOptions
-from accucompare.recorder.session.capture_case import capture_case
+from accucompare.recorder.session.case_capture import capture_case
 from accucompare.selection import FloatType, RoleGroup, Steps
 from planted.training_faults import of_parameter
 from tests.recorded import Opened

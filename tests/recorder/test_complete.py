@@ -27,7 +27,7 @@ from accucompare.files import replace_whole
 from accucompare.places import Url
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.session.baselines import capture_baselines
-from accucompare.recorder.session.capture_case import capture_case
+from accucompare.recorder.session.case_capture import capture_case
 from tests.compare.builder import edit_manifest, item, write
 from tests.conftest import Run
 from tests.recorded import Opened

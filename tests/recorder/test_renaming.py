@@ -18,7 +18,7 @@ from accucompare.devices import DeviceName
 from accucompare.errors import AccucompareError, CaptureError, UsageError
 from accucompare.live.modules.names import name_modules
 from accucompare.recorder.options import CaptureOptions
-from accucompare.recorder.session.capture_case import capture_case
+from accucompare.recorder.session.case_capture import capture_case
 from tests.recorded import Glue, Opened
 
 X = torch.ones(2, 4)

@@ -15,7 +15,7 @@ from accucompare.bundle.format.records import Role
 from accucompare.devices import DeviceName
 from accucompare.errors import BundleError, CaptureError, UsageError
 from accucompare.recorder.options import CaptureOptions
-from accucompare.recorder.session.capture_case import capture_case
+from accucompare.recorder.session.case_capture import capture_case
 from accucompare.recorder.state.state import put_together, take_apart
 from accucompare.selection import FloatType
 from tests.compare.builder import edit_manifest

@@ -32,12 +32,12 @@ from accucompare.compare.limits.limits import SmallestLimit
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.origins.sites import Culprit
 from accucompare.compare.result import Side
-from accucompare.compare.rows.rows import MEANING, Finding, Reason, Row, Verdict
+from accucompare.compare.rows.rows import MEANING, PreflightFinding, Reason, Row, Verdict
 from accucompare.errors import ReportError
 from accucompare.files import written_whole
 from accucompare.numbers.statistics import Statistics
-from accucompare.report.excel.excel import write_excel
-from accucompare.report.excel.excel_styles import styled
+from accucompare.report.excel.styles import styled
+from accucompare.report.excel.workbook import write_excel
 from accucompare.report.table import sheets
 from accucompare.report.table.columns import COLUMNS
 from accucompare.report.table.looks import HEADER
@@ -348,7 +348,7 @@ def test_name_too_long_for_a_cell_is_cut_visibly(tmp_path: Path, letter: str) ->
 
 def test_tolerances_notes_and_findings_are_never_formulas(tmp_path: Path) -> None:
     manifest = Manifest(environment={"=key": "=1+1"}, notes=["=note"])
-    finding = Finding("=topic", "=HYPERLINK(1)")
+    finding = PreflightFinding("=topic", "=HYPERLINK(1)")
     compared = comparison(pair("a"), golden=manifest, preflight=[finding], damage=["=damage"])
     cells = [cell for sheet in opened(tmp_path, compared) for line in sheet.iter_rows() for cell in line]
     assert {"=topic", "=HYPERLINK(1)", "=damage", "=note", "=1+1"} <= {cell.value for cell in cells}
@@ -438,7 +438,7 @@ def test_no_entry_of_the_summary_is_there_twice(tmp_path: Path) -> None:
 
 
 def test_findings_and_damage_are_listed(tmp_path: Path) -> None:
-    compared = comparison(pair("a"), preflight=[Finding("seed", "seed: golden 0, candidate 1")], damage=["step0: bit flip"])
+    compared = comparison(pair("a"), preflight=[PreflightFinding("seed", "seed: golden 0, candidate 1")], damage=["step0: bit flip"])
     lines = summary_lines(opened(tmp_path, compared))
     assert ["seed", "seed: golden 0, candidate 1"] in lines
     assert ["step0: bit flip"] in lines
@@ -820,7 +820,7 @@ def test_full_disk_leaves_the_old_report_and_no_half_of_the_new_one(tmp_path: Pa
 
 
 def test_importing_the_report_imports_openpyxl_but_not_pandas_or_torch() -> None:
-    code = "import sys, accucompare.report.excel.excel; print(*[m for m in ('openpyxl', 'pandas', 'torch') if m in sys.modules])"
+    code = "import sys, accucompare.report.excel.workbook; print(*[m for m in ('openpyxl', 'pandas', 'torch') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split() == ["openpyxl"]
 
 

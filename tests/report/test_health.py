@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from accucompare.findings.analysis.analysis import Ranks, read
-from accucompare.findings.checklist.checks import Outcome, Status
-from accucompare.findings.checklist.health import CHECKS, Health, Result, examine
-from accucompare.report.excel.excel_health import write_health
+from accucompare.findings.checklist.checks import CheckOutcome, CheckStatus
+from accucompare.findings.checklist.health import CHECKS, Checklist, Health, judge_log
+from accucompare.report.excel.health_workbook import write_health
 from accucompare.report.files.json_health import write_health_json
 from accucompare.report.page.page_log import write_health_page
 from accucompare.report.table.health_columns import headline
@@ -36,17 +36,17 @@ def _sheet(path: Path) -> str:
 def test_a_report_of_the_checklist_says_beside_its_result_what_was_not_looked_at(
     write_it: Callable[[Ranks, Health, Path], Path], ending: str, text_of: Callable[[Path], str], ranks: Ranks, tmp_path: Path
 ) -> None:
-    health = examine(ranks)
+    health = judge_log(ranks)
     assert headline(health) in text_of(write_it(ranks, health, tmp_path / f"health.{ending}"))
 
 
 @pytest.mark.parametrize(
     ("statuses", "said"),
     [
-        ([Status.PASS, Status.PASS, Status.NOT_LOOKED_AT], "PASS of 2 checks, 1 not looked at"),
-        ([Status.PASS, Status.WARN, Status.FAIL, Status.FAIL], "FAIL in 2, WARN in 1 of 4 checks, 0 not looked at"),
-        ([Status.NOT_LOOKED_AT] * 3, "NOT LOOKED AT: none of 3 checks"),
+        ([CheckStatus.PASS, CheckStatus.PASS, CheckStatus.NOT_LOOKED_AT], "PASS of 2 checks, 1 not looked at"),
+        ([CheckStatus.PASS, CheckStatus.WARN, CheckStatus.FAIL, CheckStatus.FAIL], "FAIL in 2, WARN in 1 of 4 checks, 0 not looked at"),
+        ([CheckStatus.NOT_LOOKED_AT] * 3, "NOT LOOKED AT: none of 3 checks"),
     ],
 )
-def test_the_headline_counts_what_was_judged_and_what_was_not(statuses: list[Status], said: str) -> None:
-    assert headline(Health([Result(CHECKS[0], Outcome(status, ""), {}) for status in statuses])) == said
+def test_the_headline_counts_what_was_judged_and_what_was_not(statuses: list[CheckStatus], said: str) -> None:
+    assert headline(Health([Checklist(CHECKS[0], CheckOutcome(status, ""), {}) for status in statuses])) == said

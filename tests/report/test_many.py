@@ -24,7 +24,7 @@ from accucompare.compare.origins.sites import Culprit
 from accucompare.compare.rows.rows import Reason, Row, Status
 from accucompare.errors import ReportError
 from accucompare.numbers.statistics import Statistics
-from accucompare.report.excel import excel_sheets
+from accucompare.report.excel import worksheets
 from accucompare.report.table import heat, overview, sheets
 from accucompare.report.table.columns import COLUMNS
 from accucompare.report.table.tallies import Largest, Worst, first_of, second_of
@@ -174,7 +174,7 @@ def test_more_failing_rows_than_fit_keep_the_first_ones_and_what_links_lead_to(t
 
 
 def test_a_sheet_has_no_more_links_than_excel_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(excel_sheets, "MOST_LINKS", 9)
+    monkeypatch.setattr(worksheets, "_MOST_LINKS", 9)
     book = load_workbook(many(ranks=2, layers=30).to_excel(tmp_path / "x.xlsx"))
     linked = [cell.value for line in book["By layer"].iter_rows() for cell in line if cell.hyperlink]
     assert len(linked) == 9
@@ -191,10 +191,10 @@ def test_rows_without_partner_beyond_the_bound_are_counted(tmp_path: Path) -> No
 
 def test_every_row_is_looked_at_once_for_all_reports() -> None:
     found = many(ranks=20, layers=100)
-    overview.overview(found)
+    overview.overview_of(found)
     assert 2_000 <= made(found).made <= 2_000 + 400  # the first ones also for the first divergence
     before = made(found).made
-    overview.overview(found)
+    overview.overview_of(found)
     assert made(found).made == before
 
 
@@ -261,7 +261,7 @@ def test_many_ranks_share_columns_and_the_worst_layers_are_shown(monkeypatch: py
     monkeypatch.setattr(heat, "MOST_COLUMNS", 4)
     monkeypatch.setattr(heat, "MOST_LAYERS", 5)
     found = many(ranks=7, layers=12)
-    (of_ranks,) = heat.heat_maps(overview.overview(found))
+    (of_ranks,) = heat.heat_maps(overview.overview_of(found))
     rows = list(found.rows)
     worst = {name: max(size(row) for row in rows if row.module == name) for name in dict.fromkeys(row.module for row in rows)}
     assert of_ranks.columns == ["0–1", "2–3", "4–5", "6"]

@@ -23,8 +23,8 @@ from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.errors import ReportError
 from accucompare.findings.analysis.analysis import read
-from accucompare.findings.checklist.health import examine
-from accucompare.findings.log.vitals import ParameterFacts, Setup, Vitals
+from accucompare.findings.checklist.health import judge_log
+from accucompare.findings.log.vitals import ParameterFacts, TrainingSetup, Vitals
 from accucompare.report.page.page_comparison import anchor
 from accucompare.report.page.page_data import leading_bits
 from accucompare.report.page.page_log import write_health_page, write_log_page
@@ -93,7 +93,7 @@ def hostile(folder: Path) -> Comparison:
 def log(folder: Path) -> Path:
     """A log with everything in it, and the numbers of three parameters in four steps."""
     names = ("a.weight", "a.bias", "b.weight")
-    setup = Setup(0, [ParameterFacts(name, (4,), "float32", "Linear", True) for name in names], every=1)
+    setup = TrainingSetup(0, [ParameterFacts(name, (4,), "float32", "Linear", True) for name in names], every=1)
     vitals = [Vitals(n, layers={"grad": [0.1, None, "nan"], "weight": [1.0, 2.0, 3.0], "update": [1e-3, 0.0, 1e-2]}) for n in range(4)]
     *events, last = training(0, 1)
     write_log(folder / "rank0.jsonl", *events[:1], setup, *events[1:], *vitals, last)
@@ -426,7 +426,7 @@ def test_a_log_shows_the_answer_findings_frames_and_histories(browser: Browser, 
 
 def test_the_page_of_the_checklist_begins_with_it_and_with_what_is_worst(browser: Browser, folder: Path) -> None:
     ranks = read(log(folder / "checked"))
-    health = examine(ranks)
+    health = judge_log(ranks)
     browser.open(write_health_page(ranks, health, folder / "health.html"))
     assert browser.text(".verdict") == headline(health)
     assert browser.texts("main h2")[0].startswith("Checklist")
@@ -581,7 +581,7 @@ def test_a_page_of_very_many_rows_holds_few_and_sums_up_all(browser: Browser, tm
     first = found.first_divergence
     assert first is not None
     browser.open(found.to_html(tmp_path / "x.html"))
-    held = overview.overview(found).places
+    held = overview.overview_of(found).places
     assert held is not None
     assert "This page holds" in browser.text("p.warn")
     assert browser.text("#rows .count") == f"{len(held)} rows"

@@ -14,8 +14,8 @@ from accucompare.errors import ReportError
 from accucompare.findings.analysis.analysis import read
 from accucompare.findings.log.events import Alert, AlertKind, Cause, End, Ending, Event, Frame, Frames
 from accucompare.findings.log.log import log_path
-from accucompare.findings.log.vitals import ParameterFacts, Setup, Vitals
-from accucompare.report.excel.excel_watch import write_watch
+from accucompare.findings.log.vitals import ParameterFacts, TrainingSetup, Vitals
+from accucompare.report.excel.watch_workbook import write_watch
 from accucompare.report.table import sheets
 from accucompare.report.terminal.terminal_watch import print_analysis, print_finding, print_frames, print_watched
 from tests.findings.logs import NASTY, end, found, frames, passed, seen, start, step, training, write
@@ -204,7 +204,7 @@ def test_a_report_that_cannot_be_written_says_why(tmp_path: Path) -> None:
 
 
 def test_a_workbook_has_a_sheet_of_each_number_of_each_parameter(tmp_path: Path) -> None:
-    setup = Setup(0, parameters=[ParameterFacts(name, (4,), "float32", "Linear", True) for name in ("up", "down", "=1+1")])
+    setup = TrainingSetup(0, parameters=[ParameterFacts(name, (4,), "float32", "Linear", True) for name in ("up", "down", "=1+1")])
     numbers = {"grad": [0.1, None, 3.0], "weight": [1.0, 2.0, 3.0]}
     vitals = [Vitals(step, layers=numbers if step % 2 == 0 else {}) for step in range(5)]
     path = reported(tmp_path, start(), setup, *vitals, end(5))
@@ -219,7 +219,7 @@ def test_a_workbook_has_a_sheet_of_each_number_of_each_parameter(tmp_path: Path)
 
 def test_curves_of_parameters_are_the_largest_and_the_smallest_that_an_axis_can_show(tmp_path: Path) -> None:
     names = [f"layer{number}" for number in range(12)]
-    setup = Setup(0, parameters=[ParameterFacts(name, (4,), "float32", "Linear", True) for name in names])
+    setup = TrainingSetup(0, parameters=[ParameterFacts(name, (4,), "float32", "Linear", True) for name in names])
     sizes = [float(number) for number in range(10)] + ["nan", "inf"]
     path = reported(tmp_path, start(), setup, *(Vitals(step, layers={"grad": sizes}) for step in range(3)), end(3))
     (chart,) = load_workbook(path)["Gradient norms"]._charts

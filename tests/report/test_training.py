@@ -10,7 +10,7 @@ import openpyxl
 import pytest
 
 import accucompare as ac
-from accucompare.report.excel.excel_training import training
+from accucompare.report.contents.training_tables import training
 from accucompare.report.terminal.terminal import print_comparison
 from tests.compare.builder import item
 from tests.compare.test_ladder import X, changed, run, steps

@@ -26,7 +26,7 @@ from accucompare.findings.log.events import Cause, Direction, Finding, Site
 from accucompare.live.numerics.autocast import autocast_now
 from accucompare.live.operators.random_state import RandomState
 from accucompare.live.values.values import leaves
-from accucompare.reproduce.outcome import Outcome
+from accucompare.reproduce.outcome import RunOutcome
 from accucompare.reproduce.reproducer import Reproducer
 from accucompare.reproduce.saving import save_reproducer
 from accucompare.reproduce.snapshot import Snapshot
@@ -172,7 +172,7 @@ def save(taken: Taken, stem: Path, case: str | None = None, **changes: Any) -> t
     return script, replace(finding, reproducer_notes=notes)
 
 
-def rerun(script: Path, given: dict[str, Any] | None = None) -> Outcome:
+def rerun(script: Path, given: dict[str, Any] | None = None) -> RunOutcome:
     reproducer = Reproducer.open(script)
     with reproducer.bundle, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import accucompare.recorder.session.capture_model  # noqa: F401 - the runs in this process forget what they import, and hooks may be put on once only
+import accucompare.recorder.session.model_capture  # noqa: F401 - the runs in this process forget what they import, and hooks may be put on once only
 from accucompare.testing.regression import bundle_name
 
 pytest_plugins = ["pytester"]

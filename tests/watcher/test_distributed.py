@@ -15,7 +15,7 @@ import pytest
 
 import accucompare as ac
 from accucompare.findings.analysis.analysis import read
-from accucompare.findings.log.events import Alert, Cause, Direction, End, Finding, Site, Start, Step
+from accucompare.findings.log.events import Alert, Cause, Direction, End, Finding, Site, Step, WatchStart
 from accucompare.findings.log.log import read_log
 from tests.conftest import ROOT
 from tests.forkserver import with_torch
@@ -218,7 +218,7 @@ def test_coordinates(ranks: Ranks, way: str, expected: list[dict[str, int]]) -> 
 
 def test_the_mesh_of_sharded_parameters_is_found_by_itself(ranks: Ranks) -> None:
     ranks.seen("fsdp2-clean", 1)
-    (start,) = ranks.of("fsdp2-clean", 1, Start)
+    (start,) = ranks.of("fsdp2-clean", 1, WatchStart)
     assert (start.rank, start.ranks, start.coordinates) == (1, 2, {"dp": 1})
 
 

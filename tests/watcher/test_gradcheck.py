@@ -13,9 +13,9 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from accucompare.errors import UsageError
-from accucompare.findings.checklist.checks import Outcome, Status
+from accucompare.findings.checklist.checks import CheckOutcome, CheckStatus
 from accucompare.findings.differences import GradientCheck
-from accucompare.watcher.custom.derivatives import Applied, check_function
+from accucompare.watcher.custom.derivatives import AppliedFunction, check_function
 from accucompare.watcher.custom.gradcheck import check_gradients
 from tests.conftest import Run
 
@@ -124,25 +124,25 @@ def cubes(tmp_path: Path) -> Path:
     return tmp_path / "cubes.py"
 
 
-def told(found: GradientCheck) -> dict[str, tuple[Status, tuple[str, ...]]]:
+def told(found: GradientCheck) -> dict[str, tuple[CheckStatus, tuple[str, ...]]]:
     return {f"{each.name} {number}": (each.outcome.status, each.modules) for number, each in enumerate(found.functions)}
 
 
 def test_every_function_that_the_forward_and_the_loss_apply_is_checked_with_the_modules_that_do(cubes: Path) -> None:
     found = check_gradients(str(cubes))
     assert told(found) == {
-        "SwiGLU 0": (Status.PASS, ("0",)),
-        "Double 1": (Status.PASS, ("1",)),
-        "SwiGLU 2": (Status.PASS, ("2.0",)),  # inside of the checkpoint, it is given what has no gradient yet
-        "gradchecked_cube 3": (Status.PASS, ("3",)),
-        "Mean 4": (Status.PASS, ("",)),
+        "SwiGLU 0": (CheckStatus.PASS, ("0",)),
+        "Double 1": (CheckStatus.PASS, ("1",)),
+        "SwiGLU 2": (CheckStatus.PASS, ("2.0",)),  # inside of the checkpoint, it is given what has no gradient yet
+        "gradchecked_cube 3": (CheckStatus.PASS, ("3",)),
+        "Mean 4": (CheckStatus.PASS, ("",)),
     }
-    assert found.status is Status.PASS
+    assert found.status is CheckStatus.PASS
 
 
 def test_functions_kept_under_a_name_derived_or_made_anew_in_each_call_are_found(cubes: Path) -> None:
     found = check_gradients(f"{cubes}:kept_and_made")
-    assert told(found) == {"Derived 0": (Status.PASS, ("1",)), "Made 1": (Status.FAIL, ("2", "3"))}
+    assert told(found) == {"Derived 0": (CheckStatus.PASS, ("1",)), "Made 1": (CheckStatus.FAIL, ("2", "3"))}
     assert [each.calls for each in found.functions] == [1, 2]
 
 
@@ -152,14 +152,14 @@ def test_a_factor_in_a_large_module_fails_with_the_argument_and_the_factor(
 ) -> None:
     monkeypatch.setenv("FACTOR", factor)
     found = check_gradients(f"{cubes}:wrong")
-    (fails,) = found.of(Status.FAIL)
+    (fails,) = found.of(CheckStatus.FAIL)
     assert fails.outcome.measured == f"the gradient of argument 1 (up) is {factor} times the derivative"
     assert fails.modules == ("2.0",)
 
 
 def test_a_custom_operator_is_checked_as_a_function_is(cubes: Path) -> None:
     (fails,) = check_gradients(f"{cubes}:wrong_operator", only=["3"]).functions
-    assert (fails.name, fails.outcome.status) == ("gradchecked_cube", Status.FAIL)
+    assert (fails.name, fails.outcome.status) == ("gradchecked_cube", CheckStatus.FAIL)
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ def test_functions_are_left_as_they_were(cubes: Path) -> None:
 Forward, Backward = Callable[..., Any], Callable[..., Any]
 
 
-def check(forward: Forward, backward: Backward, *given: Any) -> Outcome:
+def check(forward: Forward, backward: Backward, *given: Any) -> CheckOutcome:
     function = type("Made", (Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
-    return check_function(Applied(function, given, {}))
+    return check_function(AppliedFunction(function, given, {}))
 
 
 def saved(function: Callable[..., torch.Tensor]) -> Forward:
@@ -355,7 +355,7 @@ SOUND: dict[str, tuple[tuple[Forward, Backward], tuple[Any, ...]]] = {
 def test_a_right_backward_passes(name: str) -> None:
     (forward, backward), given = SOUND[name]
     outcome = check(forward, backward, *given)
-    assert outcome.status is Status.PASS, outcome.measured
+    assert outcome.status is CheckStatus.PASS, outcome.measured
 
 
 def last_columns(grad: torch.Tensor) -> torch.Tensor:
@@ -407,7 +407,7 @@ WRONG: dict[str, tuple[tuple[Forward, Backward], tuple[Any, ...], str]] = {
 def test_a_wrong_backward_fails_and_the_argument_is_named(name: str) -> None:
     (forward, backward), given, words = WRONG[name]
     outcome = check(forward, backward, *given)
-    assert (outcome.status, words in outcome.measured) == (Status.FAIL, True), outcome.measured
+    assert (outcome.status, words in outcome.measured) == (CheckStatus.FAIL, True), outcome.measured
 
 
 UNFIT: dict[str, tuple[tuple[Forward, Backward], tuple[Any, ...], str]] = {
@@ -428,18 +428,18 @@ UNFIT: dict[str, tuple[tuple[Forward, Backward], tuple[Any, ...], str]] = {
 def test_what_finite_differences_cannot_tell_is_not_looked_at_and_says_why(name: str) -> None:
     (forward, backward), given, words = UNFIT[name]
     outcome = check(forward, backward, *given)
-    assert (outcome.status, words in outcome.measured) == (Status.NOT_LOOKED_AT, True), outcome.measured
+    assert (outcome.status, words in outcome.measured) == (CheckStatus.NOT_LOOKED_AT, True), outcome.measured
 
 
 def test_a_call_that_takes_too_long_is_not_looked_at() -> None:
     function = type("Slow", (Function,), dict(zip(("forward", "backward"), map(staticmethod, elementwise()), strict=True)))
-    outcome = check_function(Applied(function, (random_numbers(64, 64),), {}), seconds=1e-9)
-    assert (outcome.status, "give a case with smaller inputs" in outcome.measured) == (Status.NOT_LOOKED_AT, True)
+    outcome = check_function(AppliedFunction(function, (random_numbers(64, 64),), {}), seconds=1e-9)
+    assert (outcome.status, "give a case with smaller inputs" in outcome.measured) == (CheckStatus.NOT_LOOKED_AT, True)
 
 
 def test_a_kink_at_the_recorded_inputs_is_no_wrong_backward() -> None:
     outcome = check(saved(torch.relu), lambda ctx, grad: grad * (ctx.saved_tensors[0] > 0), torch.zeros(9, 9, requires_grad=True))
-    assert outcome.status is Status.WARN
+    assert outcome.status is CheckStatus.WARN
 
 
 def test_a_backward_that_raises_where_one_gradient_is_asked_for_is_told() -> None:
@@ -448,4 +448,4 @@ def test_a_backward_that_raises_where_one_gradient_is_asked_for_is_told() -> Non
         return grad * ctx.saved_tensors[1], grad * ctx.saved_tensors[0]
 
     outcome = check(saved(torch.mul), backward, *TWO)
-    assert (outcome.status, "the backward raises AssertionError" in outcome.measured) == (Status.PASS, True)
+    assert (outcome.status, "the backward raises AssertionError" in outcome.measured) == (CheckStatus.PASS, True)

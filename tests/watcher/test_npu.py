@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from accucompare.findings.analysis.analysis import read
-from accucompare.findings.log.events import Alert, Event, Finding, Start, Step
+from accucompare.findings.log.events import Alert, Event, Finding, Step, WatchStart
 from accucompare.findings.log.log import read_log
 from fixtures.simnpu.launcher import environment
 from tests.forkserver import CLI, SCRIPT, simulated_npu
@@ -145,7 +145,7 @@ def test_the_largest_number_is_an_overflow_where_it_takes_the_place_of_inf(satur
     assert (code, found.name, found.step, found.kinds, found.operator) == (1, "inner", 1, ["saturated"], "aten.mul.Tensor")
     assert found.line == "case.py:8"
     assert "saturated in inner (Cube), forward, step 1\n" in printed
-    assert isinstance(log[0], Start)
+    assert isinstance(log[0], WatchStart)
     assert (log[0].device, log[0].saturates) == ("npu:0", True)
     done = saturating.run(SCRIPT, saturating.folder / "saturated" / found.reproducer)
     assert (done.returncode, "It shows again" in done.stdout) == (1, True), done.stderr

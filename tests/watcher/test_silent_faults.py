@@ -14,8 +14,8 @@ from torch.nn import functional
 
 import accucompare as ac
 from accucompare.findings.analysis.analysis import read
-from accucompare.findings.checklist.checks import Outcome, Status
-from accucompare.findings.checklist.health import examine
+from accucompare.findings.checklist.checks import CheckOutcome, CheckStatus
+from accucompare.findings.checklist.health import judge_log
 
 STEPS, BATCH, CLASSES, IDS = 36, 8, 4, 12
 
@@ -31,7 +31,7 @@ class Program(NamedTuple):
 Build = Callable[[], Program]
 
 
-def outcome(build: Build, check: str, out: Path) -> Outcome:
+def outcome(build: Build, check: str, out: Path) -> CheckOutcome:
     """What a check says of a program of some steps, which an error may end."""
     torch.manual_seed(0)
     program = build()
@@ -42,7 +42,7 @@ def outcome(build: Build, check: str, out: Path) -> Outcome:
                 watch.step()
     except (IndexError, ValueError, KeyboardInterrupt):
         pass
-    return next(each.outcome for each in examine(read(out)).results if each.check.id == check)
+    return next(each.outcome for each in judge_log(read(out)).results if each.check.id == check)
 
 
 def net(outputs: int = CLASSES) -> nn.Sequential:
@@ -848,7 +848,7 @@ def test_a_loss_can_be_scripted_inside_of_a_watch_and_is_not_ours_behind_it(tmp_
 )
 def test_a_silent_fault_is_seen(check: str, build: Build, tmp_path: Path) -> None:
     found = outcome(build, check, tmp_path)
-    assert found.status in (Status.WARN, Status.FAIL), found
+    assert found.status in (CheckStatus.WARN, CheckStatus.FAIL), found
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size", "ignore:Detected call of `lr_scheduler")
@@ -857,4 +857,4 @@ def test_a_silent_fault_is_seen(check: str, build: Build, tmp_path: Path) -> Non
 )
 def test_what_looks_like_a_silent_fault_and_is_sound_is_left_alone(check: str, build: Build, tmp_path: Path) -> None:
     found = outcome(build, check, tmp_path)
-    assert found.status in (Status.PASS, Status.NOT_LOOKED_AT), found
+    assert found.status in (CheckStatus.PASS, CheckStatus.NOT_LOOKED_AT), found

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from accucompare.findings.analysis.analysis import read
-from accucompare.findings.checklist.checks import Status
-from accucompare.findings.checklist.health import examine
+from accucompare.findings.checklist.checks import CheckStatus
+from accucompare.findings.checklist.health import judge_log
 from benchmarks.health_sound import watch_loop
 
 #: Long enough for what is judged by several looks at every tenth step.
@@ -51,5 +51,5 @@ STEPS = 45
 )
 def test_a_sound_training_is_left_alone(name: str, tmp_path: Path) -> None:
     watch_loop(name, tmp_path, STEPS)
-    health = examine(read(tmp_path))
-    assert {each.check.id: each.outcome.measured for each in health.of(Status.WARN, Status.FAIL)} == {}
+    health = judge_log(read(tmp_path))
+    assert {each.check.id: each.outcome.measured for each in health.of(CheckStatus.WARN, CheckStatus.FAIL)} == {}

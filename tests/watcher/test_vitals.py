@@ -17,8 +17,8 @@ from torch.nn import functional
 
 import accucompare as ac
 from accucompare.findings.analysis.analysis import Analysis, read
-from accucompare.findings.checklist.checks import Status
-from accucompare.findings.checklist.health import Health, examine
+from accucompare.findings.checklist.checks import CheckStatus
+from accucompare.findings.checklist.health import Health, judge_log
 
 STEPS = 16
 
@@ -79,7 +79,7 @@ def watched(out: Path, spoil: Callable[[Loop], None] = lambda loop: None, **opti
     with ac.watch(loop.model, loop.optimizer, out=out, **{**given, **options}) as watch:
         loop.run(watch)
     ranks = read(out)
-    return ranks.ranks[0], examine(ranks)
+    return ranks.ranks[0], judge_log(ranks)
 
 
 FAULTS: dict[str, tuple[str, Callable[[Loop], None]]] = {}
@@ -226,7 +226,7 @@ def test_a_fault_of_a_training_is_seen(name: str, tmp_path: Path) -> None:
     check, spoil = FAULTS[name]
     _, health = watched(tmp_path, spoil)
     found = {each.check.id: each for each in health.results}[check]
-    assert found.status in (Status.WARN, Status.FAIL), found.outcome
+    assert found.status in (CheckStatus.WARN, CheckStatus.FAIL), found.outcome
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Analysis, Health]:
 
 
 def test_a_sound_training_is_left_alone(sound: tuple[Analysis, Health]) -> None:
-    assert [(each.check.id, each.outcome.measured) for each in sound[1].of(Status.WARN, Status.FAIL)] == []
+    assert [(each.check.id, each.outcome.measured) for each in sound[1].of(CheckStatus.WARN, CheckStatus.FAIL)] == []
     assert not [warning for warning in sound[0].warnings if "not looked at" in warning.text]
 
 
@@ -351,13 +351,13 @@ def test_the_generators_that_the_data_draws_from_are_noted(tmp_path: Path) -> No
     random.seed(1)
     run, health = watched(tmp_path, draw)
     assert [each.drawn_between for each in run.vitals] == [[], ["python"], ["python"]]
-    assert {each.check.id: each.status for each in health.results}["seeded-others"] is Status.WARN
+    assert {each.check.id: each.status for each in health.results}["seeded-others"] is CheckStatus.WARN
 
 
 def test_without_the_checklist_nothing_is_written_for_it(tmp_path: Path) -> None:
     run, health = watched(tmp_path, checks_every=0)
     assert (run.vitals, run.setups) == ([], [])
-    assert {each.check.id: each.status for each in health.results}["zero-grad"] is Status.NOT_LOOKED_AT
+    assert {each.check.id: each.status for each in health.results}["zero-grad"] is CheckStatus.NOT_LOOKED_AT
 
 
 def test_two_runs_of_one_seed_are_compared(tmp_path: Path) -> None:
@@ -366,4 +366,4 @@ def test_two_runs_of_one_seed_are_compared(tmp_path: Path) -> None:
 
     watched(tmp_path, short)
     _, health = watched(tmp_path, short)
-    assert {each.check.id: each.status for each in health.results}["same-first-step"] is Status.PASS
+    assert {each.check.id: each.status for each in health.results}["same-first-step"] is CheckStatus.PASS

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 import accucompare as ac
 from accucompare.errors import NonFiniteError, UsageError, WatchEndedError
 from accucompare.findings.analysis.analysis import read
-from accucompare.findings.log.events import Alert, End, Finding, Frames, Start, Step
+from accucompare.findings.log.events import Alert, End, Finding, Frames, Step, WatchStart
 from fixtures.cnn import Net
 from tests.watcher.watched import Counting, Glue, Subject, assert_same, events, origins, run, trained
 
@@ -242,7 +242,7 @@ def test_a_model_of_whole_numbers_without_parameters_is_watched(tmp_path: Path) 
     with ac.watch(model, out=tmp_path, quiet=True) as watch:
         assert model(torch.tensor([1, 2])).tolist() == [2, 4]
         watch.step()
-    assert events(watch, Start)[0].parameters == 0
+    assert events(watch, WatchStart)[0].parameters == 0
     assert watch.findings == []
 
 

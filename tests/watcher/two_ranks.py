@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 import accucompare as ac
 from accucompare.cli import main
 from accucompare.findings.log.log import read_log
-from accucompare.watcher.watch.watch import Watch
+from accucompare.watcher.watch.watch_context import Watch
 
 try:
     from torch.distributed.fsdp import fully_shard  # of torch 2.6

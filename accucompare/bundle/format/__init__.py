@@ -1,7 +1,6 @@
 """What a bundle is made of: records, the manifest, flags, and the bytes of its files."""
 
 from accucompare.bundle.format.capture_facts import Imported, Options, SketchFacts, Unfed
-from accucompare.bundle.format.flags import FLAGS, MANTISSA, roundoff
 from accucompare.bundle.format.manifest import (
     BASELINES,
     CONDITIONED,
@@ -64,13 +63,11 @@ __all__ = [
     "END",
     "ENTRY",
     "FIELD",
-    "FLAGS",
     "FORMAT_VERSION",
     "GRADIENT_ROLES",
     "GROUP_OF",
     "IN_ZIP64",
     "LOCAL_HEADER",
-    "MANTISSA",
     "NEEDS",
     "NODE_ROLES",
     "OPERATOR_ROLES",
@@ -112,7 +109,6 @@ __all__ = [
     "manifests_of",
     "open_lines",
     "open_source",
-    "roundoff",
     "same_line",
     "stamp_of",
 ]

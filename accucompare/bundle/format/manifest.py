@@ -18,12 +18,12 @@ import msgspec
 import xxhash
 
 from accucompare.bundle.format.capture_facts import Code, Feed, Options
-from accucompare.bundle.format.records import NODE_ROLES, WRITTEN_ROLES, Role, count
+from accucompare.bundle.format.records import NODE_ROLES, WRITTEN_ROLES, Role, count_records
 from accucompare.bundle.format.training_state import SavedAndStarted
 from accucompare.errors import BundleError
 from accucompare.files import replace_whole
 from accucompare.numbers import Count
-from accucompare.places import Answer, Place, Url, is_file
+from accucompare.places import Place, ServerAnswer, Url, is_file
 from accucompare.selection import RoleGroup, Steps
 from accucompare.version import __version__
 
@@ -97,7 +97,7 @@ class _MissingError(BundleError):
     """There is no manifest."""
 
 
-def _bytes_of(path: Place, asked: Future[Answer] | None = None) -> bytes:
+def _bytes_of(path: Place, asked: Future[ServerAnswer] | None = None) -> bytes:
     if isinstance(path, Url):
         return path.read(_SIZE_LIMIT) if asked is None else path.content_of(asked, _SIZE_LIMIT)
     status = path.stat()
@@ -266,8 +266,8 @@ class Manifest:
         options = self.options
         if options.chosen_steps and not options.case_steps:
             return Steps.of(options.chosen_steps)
-        count = options.case_steps or options.steps
-        return Steps(count) if count else None
+        count_records = options.case_steps or options.steps
+        return Steps(count_records) if count_records else None
 
     @property
     def lacking(self) -> str:
@@ -307,7 +307,7 @@ class Manifest:
         replace_whole(path, path.with_name(path.name + ".part"), lambda temporary: temporary.write_bytes(sealed(content)))
 
     @classmethod
-    def read(cls, path: Place, asked: Future[Answer] | None = None) -> Manifest:
+    def read(cls, path: Place, asked: Future[ServerAnswer] | None = None) -> Manifest:
         """Read and check a manifest.
 
         Args:
@@ -367,8 +367,8 @@ class Manifest:
         if self.complete and self.stopped is not None:
             raise ValueError("it says both that the capture ran to its end and why it did not")
         for entry in self.steps:
-            count(entry.step)
-            count(entry.records)
+            count_records(entry.step)
+            count_records(entry.records)
             _expect(entry.digest, str, "the digest of a step")
             _expect(entry.partial, bool, "partial of a step")
         if len({entry.step for entry in self.steps}) < len(self.steps):
@@ -378,7 +378,7 @@ class Manifest:
             raise ValueError("the steps of series are not in order")
         if self.state is not None:
             _expect(StepEntry(0, **self.state).digest, str, "the digest of the state")
-            count(self.state["records"])
+            count_records(self.state["records"])
         for name, kind in (("parameters", dict), ("buffers", dict), ("modules", dict), ("not_called", list)):
             _expect(self.model.get(name, kind()), kind, name)
         _expect_all(self.notes, str, "notes")

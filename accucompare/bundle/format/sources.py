@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol
 
 from accucompare.errors import BundleError
-from accucompare.places import Answer, Place, Url, wait
+from accucompare.places import Place, ServerAnswer, Url, wait
 from accucompare.storage_errors import NoAnswerError
 
 #: How many files stay open that nobody reads: a bundle has one a step and rank, and a process may open 256 (macOS) to 1,024.
@@ -146,7 +146,7 @@ class Windows:
 
     def __init__(self) -> None:
         self._asked: OrderedDict[tuple[Url, int], Future[bytes]] = OrderedDict()
-        self._expected: dict[Url, Future[Answer]] = {}
+        self._expected: dict[Url, Future[ServerAnswer]] = {}
         self._lock = threading.Lock()
         self._own = _OwnWindow()
         self._stop = threading.Event()

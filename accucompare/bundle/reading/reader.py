@@ -31,7 +31,7 @@ from accucompare.bundle.reading.archive import Archive
 from accucompare.bundle.reading.notebook import bundle_html
 from accucompare.bundle.writing import SKETCHES_A_MEMBER, sketches_name
 from accucompare.errors import BundleError, RecordError, UsageError
-from accucompare.numbers import BLOCK, DTYPES, VERSION, Array, Float64, digest, digest_of_segments, sums, widen
+from accucompare.numbers import BLOCK, DTYPES, SKETCH_VERSION, Array, Float64, digest, digest_of_segments, sums, widen
 from accucompare.places import Place, Url, place_of
 from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE, Mode
 
@@ -209,9 +209,9 @@ class Bundle:
         facts = self.manifests[record.rank].options.sketch
         if facts is None:
             raise RecordError(f"{self.path}: {record.key} has a sketch, and the manifest does not say how it was made; capture it again")
-        if facts.version != VERSION:
+        if facts.version != SKETCH_VERSION:
             raise RecordError(
-                f"{self.path}: its sketches are of version {facts.version}, and this accucompare reads version {VERSION}; "
+                f"{self.path}: its sketches are of version {facts.version}, and this accucompare reads version {SKETCH_VERSION}; "
                 f"capture it again with this one (accucompare capture … --mode sketch --out {self.path} --overwrite)"
             )
         if not LEAST_SKETCH_SIZE <= facts.size <= MOST_SKETCH_SIZE:

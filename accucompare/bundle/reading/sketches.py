@@ -11,7 +11,7 @@ import numpy as np
 from accucompare.bundle.format import Record
 from accucompare.bundle.reading.reader import Bundle
 from accucompare.errors import RecordError, UsageError
-from accucompare.numbers import BLOCK, DTYPES, Float64, deviation, distance, power_near, sketch, sketch_of, sums
+from accucompare.numbers import BLOCK, DTYPES, Float64, deviation, distance, power_near, sketch_of, sketch_values, sums
 from accucompare.selection import SKETCH_SIZE
 
 
@@ -151,6 +151,6 @@ def numbers_of(bundle: Bundle, record: Record, size: int) -> Float64:
     blocks = (block for start in starts for block in stored.blocks(start, min(start + sums.SEGMENT, elements), BLOCK))
     scale = power_near(record.statistics)
     offset = shard.start[0] * math.prod(record.shape[1:]) if shard is not None and record.shape else 0
-    numbers = sketch(blocks, dtype, size, scale, offset) / scale
+    numbers = sketch_values(blocks, dtype, size, scale, offset) / scale
     stored.verify()
     return np.asarray(numbers)

@@ -14,17 +14,7 @@ from typing import Any
 import numpy as np
 from isal.isal_zlib import crc32
 
-from accucompare.bundle.format import (
-    COUNT_IN_ZIP64,
-    END,
-    ENTRY,
-    FIELD,
-    IN_ZIP64,
-    LOCAL_HEADER,
-    ZIP64_END,
-    ZIP64_FIELD,
-    ZIP64_LOCATOR,
-)
+from accucompare.bundle.format import COUNT_IN_ZIP64, END, ENTRY, FIELD, IN_ZIP64, LOCAL_HEADER, ZIP64_END, ZIP64_FIELD, ZIP64_LOCATOR
 from accucompare.numbers import Array
 
 ALIGNMENT = 64

@@ -25,7 +25,7 @@ from accucompare.compare.batches import Progress, batches_of, in_order
 from accucompare.compare.cluster.parcels import Reply, pack_tasks, unpack_outcomes
 from accucompare.compare.cluster.worker import Job, Located, forget, introduce, judge_parcel, refusal
 from accucompare.compare.judging import Sides
-from accucompare.compare.rows import Outcome, Task, nbytes
+from accucompare.compare.rows import PairOutcome, Task, nbytes
 from accucompare.errors import BundleError, ClusterError, UsageError
 from accucompare.places import Url
 from accucompare.text import printable
@@ -33,12 +33,12 @@ from accucompare.text import printable
 if TYPE_CHECKING:
     from distributed import Client
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _LOGGER = logging.getLogger(__name__)
 
 #: Bytes of tensors and pairs that a worker gets at a time: Dask takes about two milliseconds for a task, whatever is in it.
-BATCH = 128 << 20
+_BATCH = 128 << 20
 PAIRS = 2000
 #: The fewest tasks in flight; twice as many as threads, if that is more. A million pairs are never all packed at once.
 IN_FLIGHT = 64
@@ -48,7 +48,7 @@ RETRIES = 2
 ASKED_AGAIN = 3
 #: Seconds between two looks at the cluster while nothing arrives, and for how long it may be without any worker.
 LOOK = 2.0
-ALONE = 30.0
+_ALONE = 30.0
 _GRACE = 5.0  # seconds more than Dask's own patience to connect; and those that workers have at the end to close their files
 
 #: Loggers of Dask's that print a traceback for each connection that ends; what it means for the comparison is said once, at its end.
@@ -118,13 +118,13 @@ def _client(address: Any) -> Client:
     return client
 
 
-def _in_time(seconds: float, call: Callable[[], T]) -> T:
+def _in_time(seconds: float, call: Callable[[], _T]) -> _T:
     """What a function gives. It runs in a thread that is left behind if it takes longer, for Dask waits for some answers without end.
 
     Raises:
         TimedOutError: if it does; else what the function raises.
     """
-    future: Future[T] = Future()
+    future: Future[_T] = Future()
 
     def run() -> None:
         try:
@@ -193,7 +193,7 @@ class Cluster:
             found["one of its workers" if found else _SCHEDULER] = error
         return found
 
-    def outcomes(self, sides: Sides, tasks: list[Task], progress: Progress) -> list[Outcome | BundleError]:
+    def outcomes(self, sides: Sides, tasks: list[Task], progress: Progress) -> list[PairOutcome | BundleError]:
         """The outcome of each pair, in parcels of neighbours, the large ones first, as ``compare.batches.outcomes_of`` has them at home.
 
         Raises:
@@ -203,10 +203,10 @@ class Cluster:
         sizes = [nbytes(task) for task in tasks]
         total, done = sum(sizes), 0
         large, rest = in_order(sizes)
-        batches = batches_of([*large, *rest], sizes, BATCH, PAIRS)
+        batches = batches_of([*large, *rest], sizes, _BATCH, PAIRS)
         job = _job(sides)
         words = {_absolute(bundle): str(bundle.path) for bundle in sides.bundles().values()}
-        outcomes: dict[int, Outcome | BundleError] = {}
+        outcomes: dict[int, PairOutcome | BundleError] = {}
         with self._executor(job) as executor:
 
             def send(places: list[int]) -> Future[Reply]:
@@ -270,8 +270,8 @@ class Cluster:
                 raise self._lost(sides, "has lost its scheduler")
             if self._threads():
                 alone = None
-            elif (alone := alone or time.monotonic()) < time.monotonic() - ALONE:
-                raise self._lost(sides, f"has had no workers for {ALONE:.0f} s")
+            elif (alone := alone or time.monotonic()) < time.monotonic() - _ALONE:
+                raise self._lost(sides, f"has had no workers for {_ALONE:.0f} s")
         try:
             return future.result()
         except CancelledError:

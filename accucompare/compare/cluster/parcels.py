@@ -13,7 +13,7 @@ import msgspec
 from accucompare.bundle.format import Record
 from accucompare.compare.limits import Tolerance
 from accucompare.compare.pairing import Pair
-from accucompare.compare.rows import Outcome, Proof, Task
+from accucompare.compare.rows import PairOutcome, Proof, Task
 from accucompare.errors import BundleError
 
 
@@ -53,7 +53,7 @@ class Reply:
 
 _ENCODER = msgspec.msgpack.Encoder()
 _TASKS = msgspec.msgpack.Decoder(list[_Sent])
-_OUTCOMES = msgspec.msgpack.Decoder(list[Outcome])
+_OUTCOMES = msgspec.msgpack.Decoder(list[PairOutcome])
 
 
 def pack_tasks(tasks: list[Task]) -> Parcel:
@@ -94,13 +94,13 @@ def unpack_tasks(parcel: Parcel) -> list[Task]:
     ]
 
 
-def pack_outcomes(outcomes: list[Outcome | BundleError]) -> Reply:
+def pack_outcomes(outcomes: list[PairOutcome | BundleError]) -> Reply:
     found = [outcome for outcome in outcomes if not isinstance(outcome, BundleError)]
     return Reply(_ENCODER.encode(found), {place: each for place, each in enumerate(outcomes) if isinstance(each, BundleError)})
 
 
-def unpack_outcomes(reply: Reply) -> list[Outcome | BundleError]:
-    outcomes: list[Outcome | BundleError] = [*_OUTCOMES.decode(reply.outcomes)]
+def unpack_outcomes(reply: Reply) -> list[PairOutcome | BundleError]:
+    outcomes: list[PairOutcome | BundleError] = [*_OUTCOMES.decode(reply.outcomes)]
     for place in sorted(reply.errors):
         outcomes.insert(place, reply.errors[place])
     return outcomes

@@ -11,7 +11,7 @@ import numpy as np
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.cluster.parcels import Parcel, Reply, pack_outcomes, unpack_tasks
 from accucompare.compare.judging import Sides, judge_task
-from accucompare.compare.rows import Outcome
+from accucompare.compare.rows import PairOutcome
 from accucompare.errors import BundleError, ClusterError
 from accucompare.numbers import DTYPES, kernel
 from accucompare.places import place_of
@@ -61,7 +61,7 @@ def introduce() -> dict[str, str]:
     compiled = kernel.can_measure(float32, float32)
     return {
         "accucompare": __version__,
-        "kernel": f"compiled kernel {kernel.VERSION}" if compiled else "no compiled kernel",
+        "kernel": f"compiled kernel {kernel.KERNEL_VERSION}" if compiled else "no compiled kernel",
         "NumPy": np.__version__,
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "processor": platform.machine(),
@@ -89,7 +89,7 @@ def judge_parcel(job: Job, parcel: Parcel) -> Reply:
     Raises:
         ClusterError: if this worker cannot do the work; the message names it. Dask then tries again, maybe on another one.
     """
-    outcomes: list[Outcome | BundleError] = []
+    outcomes: list[PairOutcome | BundleError] = []
     try:
         sides = _opened(job)
         for task in unpack_tasks(parcel):

@@ -1,9 +1,9 @@
 """Whether the error of a pair is within its limit."""
 
 from accucompare.compare.judging.given import with_given
-from accucompare.compare.judging.judge import is_noise, judge
+from accucompare.compare.judging.judge import is_noise, judge_pair
 from accucompare.compare.judging.judging import judge_task
 from accucompare.compare.judging.proof import open_beside, why_not_proved, with_proofs
 from accucompare.compare.judging.sides import Sides
 
-__all__ = ["Sides", "is_noise", "judge", "judge_task", "open_beside", "why_not_proved", "with_given", "with_proofs"]
+__all__ = ["Sides", "is_noise", "judge_pair", "judge_task", "open_beside", "why_not_proved", "with_given", "with_proofs"]

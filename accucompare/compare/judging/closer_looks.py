@@ -11,7 +11,7 @@ from accucompare.compare.judging.estimates import ratio_room, room
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.limits import EXACT, Expected, Tolerance, floor, is_half, limit
 from accucompare.compare.measuring import (
-    ERRORS,
+    STANDARD_ERRORS,
     Metrics,
     Run,
     Values,
@@ -107,7 +107,7 @@ def _common_factor(
         apart = sides.measure(sides.baseline, baseline, sides.candidate, candidate, EXACT, run).rel_l2 * length
     largest = max(abs(float(end or 0.0)) for end in (golden.statistics.min, golden.statistics.max))
     uncertain = (room(metrics) ** 2 - 1.0) * (metrics.one_minus_cosine + (expected.one_minus_cosine or 0.0))  # of sketches
-    most = allowed + uncertain + ERRORS * room(metrics) * standard_error(apart, (ours - theirs) * norm, largest, norm)
+    most = allowed + uncertain + STANDARD_ERRORS * room(metrics) * standard_error(apart, (ours - theirs) * norm, largest, norm)
     if not abs(ours - theirs) > most:
         return verdict
     detail = f"golden's times {1.0 + ours:.4f}, where the baseline has {1.0 + theirs:.4f}: one factor on all elements is no rounding"

@@ -75,7 +75,7 @@ def _described(record: Record) -> str:
     return f"{words} ({record.detail_and_line})" if record.detail_and_line else words
 
 
-def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance, expected: Expected | None = None) -> Verdict:
+def judge_pair(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance, expected: Expected | None = None) -> Verdict:
     """The verdict on a measured pair alone. If its numbers fail, the reason is ``OVER`` until ``trace`` says where that came from.
 
     Args:
@@ -118,7 +118,7 @@ def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolera
 
 def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance, expected: Expected) -> Verdict:
     """The verdict by the user's limits, if there are any, with the excess added; else by the excess."""
-    verdict = judge(golden, candidate, metrics, tolerance)
+    verdict = judge_pair(golden, candidate, metrics, tolerance)
     if metrics.nonfinite_mismatch:
         return verdict
     dtype = expected.dtype or candidate.dtype

@@ -12,14 +12,14 @@ from accucompare.compare.judging.bounds import judge_bounds, lower_bounds
 from accucompare.compare.judging.closer_looks import look_closer
 from accucompare.compare.judging.estimates import can_estimate
 from accucompare.compare.judging.given import is_rounded
-from accucompare.compare.judging.judge import judge, judge_without_data, settle_noise, settle_unsteady
+from accucompare.compare.judging.judge import judge_pair, judge_without_data, settle_noise, settle_unsteady
 from accucompare.compare.judging.proof import conditioned, doubt
 from accucompare.compare.judging.sides import Sides, metrics_of_identical
 from accucompare.compare.limits import EXACT, Tolerance, differing, with_ceiling
 from accucompare.compare.measuring import Run, are_masks_of_two_kinds, is_broadcast, measure_broadcast, measure_masks
 from accucompare.compare.rows import (
     Option,
-    Outcome,
+    PairOutcome,
     Reason,
     Status,
     Task,
@@ -38,38 +38,38 @@ from accucompare.numbers import DTYPES
 _OF_CHOICES = (Reason.SHAPE, Reason.OVER, Reason.MISSING, Reason.EXTRA)
 
 
-def judge_task(sides: Sides, task: Task, run: Run = map) -> Outcome | BundleError:
+def judge_task(sides: Sides, task: Task, run: Run = map) -> PairOutcome | BundleError:
     """The outcome of a pair. A pair over its limit is not comparable if rounding alone changes its shape or its number of calls."""
     outcome = _judged(sides, task, run)
     if not task.chosen or isinstance(outcome, BundleError) or outcome.verdict.reason not in _OF_CHOICES:
         return outcome
-    return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=task.chosen, chosen=True))
+    return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, detail=task.chosen, chosen=True))
 
 
-def _judged(sides: Sides, task: Task, run: Run) -> Outcome | BundleError:
+def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:
     golden, candidate = task.pair.golden, task.pair.candidate
     if golden is None or candidate is None:
         if is_operator(golden or candidate):
-            return Outcome(None, without_partner(golden, _option(sides, golden, candidate)))
+            return PairOutcome(None, without_partner(golden, _option(sides, golden, candidate)))
         if Role.COMPUTED_BUFFER in {record.role for record in (golden, candidate) if record is not None}:
             which = "the candidate" if golden is None else "golden"  # the other may compute it elsewhere, or keep it in checkpoints
-            return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"only {which} computes this buffer"))
-        return Outcome(None, Verdict(Reason.EXTRA if golden is None else Reason.MISSING))
+            return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"only {which} computes this buffer"))
+        return PairOutcome(None, Verdict(Reason.EXTRA if golden is None else Reason.MISSING))
     try:
         outcome = _compare(sides, golden, candidate, task, run)
         option = _option(sides, golden, candidate) if outcome.verdict.status is Status.FAIL else None
-        return outcome if option is None else Outcome(None, options_differ(option))
+        return outcome if option is None else PairOutcome(None, options_differ(option))
     except BundleError as error:
         if not sides.keep_going:
             raise
         return error
 
 
-def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: Run) -> Outcome:
+def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: Run) -> PairOutcome:
     verdict = judge_without_data(golden, candidate)
     if verdict is not None:
         of_two_forms = _masks_of_two_kinds(sides, golden, candidate) or _of_two_shapes(sides, golden, candidate, task.tolerance)
-        return of_two_forms or Outcome(None, verdict)
+        return of_two_forms or PairOutcome(None, verdict)
     tolerance = task.tolerance
     if sides.verify and (golden.member is None) is not (candidate.member is None):
         (sides.golden.stored(golden) if golden.member is not None else sides.candidate.stored(candidate)).read()
@@ -80,7 +80,7 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
     else:
         metrics = lower_bounds(golden, candidate)
         verdict = judge_bounds(golden, candidate, metrics, tolerance)
-        return Outcome(None if verdict.status is Status.NOT_COMPARED else metrics, verdict)
+        return PairOutcome(None if verdict.status is Status.NOT_COMPARED else metrics, verdict)
     expected = sides.expected(golden, candidate, metrics, task.baseline, run)
     if task.baseline is not None and expected is None:
         tolerance = because(tolerance, "the baseline has NaN or Inf where golden has not, or the other way round")
@@ -94,11 +94,11 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
         tolerance = with_ceiling(tolerance, driven)
         task = msgspec.structs.replace(task, tolerance=tolerance)
     noise = sides.noise(candidate, task.repeat, metrics, run)
-    verdict = judge(golden, candidate, metrics, tolerance, expected)
+    verdict = judge_pair(golden, candidate, metrics, tolerance, expected)
     if expected is not None and tolerance.by_default and golden.role in TRAINING_ROLES:
         verdict = look_closer(sides, task, golden, candidate, metrics, verdict, expected, run)
     if metrics.deviation and metrics.golden_nan + metrics.golden_inf and verdict.status is Status.PASS:
-        return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail="both hold NaN or Inf, and a sketch does not tell in which places"))
+        return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, detail="both hold NaN or Inf, and a sketch does not tell in which places"))
     if driven is not None and verdict.status is Status.PASS:
         verdict = msgspec.structs.replace(verdict, conditioned=True)
     if doubtful is not None:
@@ -114,7 +114,7 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
         verdict = msgspec.structs.replace(verdict, reason=Reason.OK, used=0.0, smallest=(), detail=_rounded_to(golden, candidate))
     if verdict.status is Status.FAIL:
         verdict = settle_unsteady(verdict, tolerance, metrics, sides.unsteadiness(golden, task.golden_repeat, run))
-    return Outcome(metrics, verdict, None if expected is None else expected.rel_l2, noise)
+    return PairOutcome(metrics, verdict, None if expected is None else expected.rel_l2, noise)
 
 
 def _rounded_to(golden: Record, candidate: Record) -> str:
@@ -129,7 +129,7 @@ def _by_sketch(golden: Record, candidate: Record, tolerance: Tolerance) -> bool:
     return can_estimate(golden, candidate) and tolerance.atol is None and tolerance.rtol is None
 
 
-def _masks_of_two_kinds(sides: Sides, golden: Record, candidate: Record) -> Outcome | None:
+def _masks_of_two_kinds(sides: Sides, golden: Record, candidate: Record) -> PairOutcome | None:
     """The outcome of two masks of two kinds, by what they let through; ``None`` for any other pair."""
     if not are_masks_of_two_kinds(golden, candidate):
         return None
@@ -140,11 +140,11 @@ def _masks_of_two_kinds(sides: Sides, golden: Record, candidate: Record) -> Outc
     both = f"{golden.dtype} and {candidate.dtype} masks"
     if different := differing(metrics):
         detail = f"{both} that let through other positions: {different} of {metrics.elements} differ"
-        return Outcome(metrics, Verdict(Reason.OVER, str(EXACT), EXACT.source, used=math.inf, detail=detail))
-    return Outcome(metrics, Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0, detail=f"{both} that say the same"))
+        return PairOutcome(metrics, Verdict(Reason.OVER, str(EXACT), EXACT.source, used=math.inf, detail=detail))
+    return PairOutcome(metrics, Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0, detail=f"{both} that say the same"))
 
 
-def _of_two_shapes(sides: Sides, golden: Record, candidate: Record, tolerance: Tolerance) -> Outcome | None:
+def _of_two_shapes(sides: Sides, golden: Record, candidate: Record, tolerance: Tolerance) -> PairOutcome | None:
     """The outcome of a value that one side broadcasts, and the other later, if it is the same; ``None`` for any other pair."""
     if not is_broadcast(golden, candidate):
         return None
@@ -152,9 +152,9 @@ def _of_two_shapes(sides: Sides, golden: Record, candidate: Record, tolerance: T
     metrics = measure_broadcast(stored[0].blocks, stored[1].blocks, (golden, candidate), tolerance.atol, tolerance.rtol)
     for each in stored:
         each.verify()
-    verdict = judge(golden, candidate, metrics, tolerance)
+    verdict = judge_pair(golden, candidate, metrics, tolerance)
     detail = f"golden is {list(golden.shape)}, the candidate {list(candidate.shape)}, which is the same when it is broadcast"
-    return Outcome(metrics, msgspec.structs.replace(verdict, detail=detail)) if verdict.status is Status.PASS else None
+    return PairOutcome(metrics, msgspec.structs.replace(verdict, detail=detail)) if verdict.status is Status.PASS else None
 
 
 def _option(sides: Sides, golden: Record | None, candidate: Record | None) -> Option | None:

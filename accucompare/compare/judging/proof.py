@@ -29,12 +29,13 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import CONDITIONED, PROOF, Manifest, Record, roundoff
+from accucompare.bundle.flags import roundoff
+from accucompare.bundle.format import CONDITIONED, PROOF, Manifest, Record
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.judging.judge import RUNS, UNSTEADY
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.limits import (
-    ERRORS,
+    BASELINE_ERRORS,
     EXACT,
     FED_ROUNDINGS_OF_SUMS,
     FEW,
@@ -106,7 +107,7 @@ def why_not_proved(golden: Bundle, baseline: Bundle | None, beside: Beside) -> s
 
     Variables of libraries such as ``OMP_NUM_THREADS`` differ between machines whenever two runs are compared, and make none due.
     """
-    if baseline is None or not baseline.manifest.fed or beside.proof is not None or baseline.manifest.options.mode == ERRORS:
+    if baseline is None or not baseline.manifest.fed or beside.proof is not None or baseline.manifest.options.mode == BASELINE_ERRORS:
         return ""
     around = other_surroundings(golden.manifest, baseline.manifest)
     return "; ".join(each.told("baseline") for each in around if each.library or not is_a_librarys(each.name))

@@ -11,7 +11,7 @@ from accucompare.bundle.format import Record
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.judging.estimates import Estimates, can_estimate
 from accucompare.compare.limits import EXACT, Expected, Tolerance
-from accucompare.compare.measuring import Metrics, Run, may_hold_masks, measure, measure_identical
+from accucompare.compare.measuring import Metrics, Run, may_hold_masks, measure_identical, measure_pair
 from accucompare.compare.rows import same_bits
 from accucompare.numbers import DTYPES, Statistics
 
@@ -72,7 +72,7 @@ class Sides:
         Args:
             candidate, repeat: the two runs' records.
             error: the candidate's metrics against golden, from which golden's norm follows.
-            run: as for ``measure``.
+            run: as for ``measure_pair``.
         """
         apart = self._apart(self.candidate, candidate, self.repeat, repeat, run)
         if apart is None or apart.nonfinite_mismatch:
@@ -114,7 +114,7 @@ class Sides:
         dtypes = DTYPES[left.dtype], DTYPES[right.dtype]
         atol, rtol = _elementwise(left, tolerance)
         masks = not identical and may_hold_masks(dtypes[0], left.statistics) and may_hold_masks(dtypes[1], right.statistics)
-        metrics = measure(stored[0].blocks, stored[1].blocks, *dtypes, left.shape, atol=atol, rtol=rtol, masks=masks, run=run)
+        metrics = measure_pair(stored[0].blocks, stored[1].blocks, *dtypes, left.shape, atol=atol, rtol=rtol, masks=masks, run=run)
         for each in stored:
             each.verify()
         return metrics

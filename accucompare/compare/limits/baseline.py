@@ -29,7 +29,7 @@ from accucompare.selection import Mode
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
+class PrecisionOfBaseline:
     """What to expect of two computations that differ by rounding alone.
 
     Attributes:
@@ -45,8 +45,8 @@ class Precision:
 #: is the same on every device. Half a unit roundoff is about the root mean square of rounding once, and a factor of 2 is room for
 #: accumulation in another order or precision. With more digits most of the error comes from the order of accumulation, and elementary
 #: functions differ between devices by a few units in the last place. Both vary more from one device to another.
-HALF = Precision(floor=0.5, slack=2.0)
-SINGLE = Precision(floor=2.0, slack=4.0)
+HALF = PrecisionOfBaseline(floor=0.5, slack=2.0)
+SINGLE = PrecisionOfBaseline(floor=2.0, slack=4.0)
 _HALF_DIGITS = DTYPES["float16"].digits
 
 #: Elements below which being closer to golden than the baseline proves nothing.
@@ -99,7 +99,7 @@ def differing(metrics: Metrics) -> int:
     return round((metrics.over_tolerance or 0.0) * metrics.compared)
 
 
-def precision_of(dtype: str) -> Precision:
+def precision_of(dtype: str) -> PrecisionOfBaseline:
     """The row of the table for a floating or complex type."""
     return HALF if DTYPES[dtype].digits <= _HALF_DIGITS else SINGLE
 

@@ -17,7 +17,7 @@ from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.bundle.writing import BundleWriter
 from accucompare.compare.limits.baseline import differing, is_half
 from accucompare.compare.limits.suggest import float_dtype, product_formats
-from accucompare.compare.measuring import Values, beyond_last_place, common_factor, may_hold_masks, measure
+from accucompare.compare.measuring import Values, beyond_last_place, common_factor, may_hold_masks, measure_pair
 from accucompare.errors import CaptureError, UsageError
 from accucompare.numbers import DTYPES
 from accucompare.places import Place, is_file
@@ -32,10 +32,10 @@ PRECISIONS = {
     "hf32": ("float32", "hf32"),
     "tf32": ("float32", "tf32"),
 }
-DEFAULT = ("float32", "bfloat16")
+DEFAULT_BASELINES = ("float32", "bfloat16")
 
 #: The mode of such a bundle.
-ERRORS = "errors"
+BASELINE_ERRORS = "errors"
 
 
 def parse_precisions(text: str) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def parse_precisions(text: str) -> tuple[str, ...]:
     return names
 
 
-def precision_of(candidate: Manifest) -> str:
+def precision_of_bundle(candidate: Manifest) -> str:
     """The name in ``PRECISIONS`` of the precision that a capture computed in; ``""`` if it is none of them."""
     dtype = float_dtype(candidate)
     lowered = next((name for name in product_formats(candidate) if name), None) if dtype == "float32" else None
@@ -60,7 +60,7 @@ def precision_of(candidate: Manifest) -> str:
 
 def own_baseline(golden: Bundle, candidate: Bundle) -> Place | None:
     """The baseline that golden brings for a fed candidate of this precision; ``None`` if it brings none."""
-    precision = precision_of(candidate.manifest)
+    precision = precision_of_bundle(candidate.manifest)
     if not candidate.manifest.fed or not precision:
         return None
     path = golden.path / BASELINES / precision
@@ -86,7 +86,7 @@ def keep_errors(golden: Place, baseline: Place, out: Place) -> Place:
         partners = {record.key: record for record in trusted.records()}
         for rank, manifest in fed.manifests.items():
             steps = [entry for number, entry in fed.steps() if number == rank]
-            kept = replace(manifest, steps=[], inputs={}, capture={**manifest.capture, "mode": ERRORS})
+            kept = replace(manifest, steps=[], inputs={}, capture={**manifest.capture, "mode": BASELINE_ERRORS})
             with BundleWriter(out, kept, rank, mode=Mode.STATS) as writer:
                 for entry in steps:
                     for record in _with_errors(trusted, fed, list(fed.step_records(rank, entry)), partners):
@@ -116,7 +116,7 @@ def _error(golden: Bundle, ours: Record, baseline: Bundle, theirs: Record) -> Er
     stored = golden.stored(ours), baseline.stored(theirs)
     exact = 0.0 if not dtypes[0].digits else None  # so that integers and booleans that differ are counted
     masks = may_hold_masks(dtypes[0], ours.statistics) and may_hold_masks(dtypes[1], theirs.statistics)
-    metrics = measure(stored[0].blocks, stored[1].blocks, *dtypes, ours.shape, atol=exact, masks=masks)
+    metrics = measure_pair(stored[0].blocks, stored[1].blocks, *dtypes, ours.shape, atol=exact, masks=masks)
     for each in stored:
         each.verify()
     if metrics.nonfinite_mismatch or not isfinite(metrics.rmse):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from accucompare.bundle.format import FLAGS, Manifest
+from accucompare.bundle.flags import FLAGS
+from accucompare.bundle.format import Manifest
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.places import Place
 from accucompare.selection import Steps

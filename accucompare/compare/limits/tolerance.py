@@ -11,7 +11,8 @@ from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.format import Record, Role, roundoff
+from accucompare.bundle.flags import roundoff
+from accucompare.bundle.format import Record, Role
 from accucompare.errors import UsageError
 from accucompare.files import bounded
 from accucompare.numbers import DTYPES

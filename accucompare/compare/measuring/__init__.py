@@ -3,7 +3,7 @@
 from accucompare.compare.measuring.blocks import Blocks, PairOfTensors
 from accucompare.compare.measuring.broadcasting import is_broadcast, measure_broadcast
 from accucompare.compare.measuring.closer import (
-    ERRORS,
+    STANDARD_ERRORS,
     Values,
     at_right_angles,
     beyond_last_place,
@@ -13,12 +13,12 @@ from accucompare.compare.measuring.closer import (
     standard_error,
 )
 from accucompare.compare.measuring.masks import are_masks_of_two_kinds, is_masked, masks_may_explain, may_hold_masks
-from accucompare.compare.measuring.measure import Metrics, measure, measure_identical, measure_masks
+from accucompare.compare.measuring.measure import Metrics, measure_identical, measure_masks, measure_pair
 from accucompare.compare.measuring.norms import Run
 from accucompare.compare.measuring.sample import Sample
 
 __all__ = [
-    "ERRORS",
+    "STANDARD_ERRORS",
     "Blocks",
     "Metrics",
     "PairOfTensors",
@@ -35,9 +35,9 @@ __all__ = [
     "is_masked",
     "masks_may_explain",
     "may_hold_masks",
-    "measure",
     "measure_broadcast",
     "measure_identical",
     "measure_masks",
+    "measure_pair",
     "standard_error",
 ]

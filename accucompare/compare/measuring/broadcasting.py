@@ -13,7 +13,7 @@ import numpy as np
 from accucompare.bundle.format import Layout, Record, Role
 from accucompare.compare.measuring.blocks import Blocks
 from accucompare.compare.measuring.masks import MOST_BROADCAST, may_hold_masks
-from accucompare.compare.measuring.measure import Metrics, measure
+from accucompare.compare.measuring.measure import Metrics, measure_pair
 from accucompare.numbers import DTYPES, Array, Kind, widen
 
 _GRADIENTS = (Role.GRAD_INPUT, Role.GRAD_OUTPUT)
@@ -43,7 +43,7 @@ def measure_broadcast(golden: Blocks, candidate: Blocks, records: tuple[Record, 
     Args:
         golden, candidate: the two tensors' stored bits.
         records: of both.
-        atol, rtol: as for ``measure``.
+        atol, rtol: as for ``measure_pair``.
     """
     stored = [
         np.concatenate(list(side(0, math.prod(record.shape)))).reshape(record.shape)
@@ -57,7 +57,7 @@ def measure_broadcast(golden: Blocks, candidate: Blocks, records: tuple[Record, 
     shape = np.broadcast_shapes(*(raw.shape for raw in stored))
     masks = all(may_hold_masks(dtype, record.statistics) for dtype, record in zip(dtypes, records, strict=True))
     sides = [_blocks(np.broadcast_to(raw, shape).reshape(-1)) for raw in stored]
-    return measure(sides[0], sides[1], dtypes[0], dtypes[1], shape, atol=atol, rtol=rtol, masks=masks)
+    return measure_pair(sides[0], sides[1], dtypes[0], dtypes[1], shape, atol=atol, rtol=rtol, masks=masks)
 
 
 def _summed(values: Array, shape: tuple[int, ...]) -> Array:

@@ -86,7 +86,7 @@ class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return self.compared == 0 and self.nonfinite_mismatch > 0
 
 
-def measure(
+def measure_pair(
     golden: Blocks,
     candidate: Blocks,
     golden_dtype: DType,
@@ -134,7 +134,7 @@ def measure(
 
 
 def measure_identical(dtype: DType, shape: tuple[int, ...], statistics: Statistics, asked: bool) -> Metrics:
-    """What ``measure`` would return for a pair of the same bits, without reading them.
+    """What ``measure_pair`` would return for a pair of the same bits, without reading them.
 
     Args:
         dtype, shape: of both.

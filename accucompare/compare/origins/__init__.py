@@ -3,12 +3,12 @@
 from accucompare.compare.origins import unsteady
 from accucompare.compare.origins.between import small_changes
 from accucompare.compare.origins.culprits import STRUCTURAL, find_culprits, is_of_glue, scaled_first
-from accucompare.compare.origins.describing import described, different_values, is_choice
+from accucompare.compare.origins.describing import different_values, is_choice, with_descriptions
 from accucompare.compare.origins.producers import with_producers
 from accucompare.compare.origins.reasons import Fed, NotFed, Origins, not_fed, operators_not_fed
 from accucompare.compare.origins.sites import Culprit, Stage
 from accucompare.compare.origins.training import FREE_GRADIENTS, PARAMETER_GRADIENTS, Terms, parameter_of
-from accucompare.compare.origins.unseen import unseen, without_output
+from accucompare.compare.origins.unseen import unseen_rows, without_output
 from accucompare.compare.origins.vouching import vouched_for
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "Origins",
     "Stage",
     "Terms",
-    "described",
     "different_values",
     "find_culprits",
     "is_choice",
@@ -31,9 +30,10 @@ __all__ = [
     "parameter_of",
     "scaled_first",
     "small_changes",
-    "unseen",
+    "unseen_rows",
     "unsteady",
     "vouched_for",
+    "with_descriptions",
     "with_producers",
     "without_output",
 ]

@@ -12,7 +12,7 @@ from accucompare.bundle.reading import Bundle
 from accucompare.compare.limits import is_half
 from accucompare.compare.origins.training import parameter_of
 from accucompare.compare.pairing import Pair
-from accucompare.compare.rows import Outcome, Reason, Verdict, buffer_of
+from accucompare.compare.rows import PairOutcome, Reason, Verdict, buffer_of
 from accucompare.numbers import DTYPES, Float64
 
 #: A change is rounding up to so many roundings of the coarser side's type, relative to the value's norm: averaged weights that are swapped
@@ -30,7 +30,7 @@ _CHANGED = (Role.PARAM_CHANGED, Role.BUFFER_BEFORE, Role.BUFFER_AFTER)
 _Name = tuple[int, str]
 
 
-def small_changes(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, Outcome]:
+def small_changes(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, PairOutcome]:
     """The outcomes of such records, by the pair's place among the pairs.
 
     Where it is not known what was there before, as of the first change of a value, a change may be too small for a side of half type; not
@@ -53,7 +53,7 @@ def small_changes(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> d
         if change is None:
             if is_half(dtype) and (pair.record.role is not Role.PARAM_CHANGED or other.changed_some(pair.record)):
                 detail = f"so small a change may leave {'golden' if pair.golden is None else 'the candidate'}'s as it is, in {dtype}"
-                found[place] = Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=detail))
+                found[place] = PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, detail=detail))
             continue
         size, norm, update = change
         share = 0.0 if candidate.manifest.fed else SHARE_OF_UPDATE
@@ -62,7 +62,7 @@ def small_changes(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> d
             detail = (
                 f"changed between two updates on this side alone, by no more than rounding: relative L2 {size / norm if norm else 0.0:.2g}"
             )
-            found[place] = Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=detail))
+            found[place] = PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, detail=detail))
     return found
 
 

@@ -21,10 +21,10 @@ from accucompare.compare.judging import is_noise
 from accucompare.compare.limits import CLEAR, differing
 from accucompare.compare.origins.describing import are_masks, is_choice
 from accucompare.compare.origins.lost import once_for_an_update, where_cut, with_effect
-from accucompare.compare.origins.reasons import Call, call_of, caller_of
+from accucompare.compare.origins.reasons import call_of, caller_of
 from accucompare.compare.origins.scaled import find_scaled
 from accucompare.compare.origins.sites import Culprit, Stage
-from accucompare.compare.origins.training import parameter_of
+from accucompare.compare.origins.training import CallKey, parameter_of
 from accucompare.compare.rows import UNMATCHED, Reason, Row, Status, blame, is_buffer, is_operator, one_sided_writes, owner_of
 
 #: Excesses within this factor of each other count as equal.
@@ -113,7 +113,7 @@ def _is_clear(culprit: Culprit) -> bool:
 
 def _differences_first(culprits: list[Culprit]) -> list[Culprit]:
     """The same order, but within each module call the culprits with a difference between the two sides' code come first."""
-    differences: dict[Call, list[Culprit]] = {}
+    differences: dict[CallKey, list[Culprit]] = {}
     for culprit in culprits:
         if culprit.difference is not None:
             differences.setdefault(_of(culprit), []).append(culprit)
@@ -125,7 +125,7 @@ def _differences_first(culprits: list[Culprit]) -> list[Culprit]:
     return ordered
 
 
-def _of(culprit: Culprit) -> Call:
+def _of(culprit: Culprit) -> CallKey:
     record = culprit.row.record
     assert record is not None
     return record.rank, record.step, culprit.name, culprit.call
@@ -165,7 +165,7 @@ def _is_of_series(row: Row) -> bool:
     return row.record is not None and row.record.role in SERIES_ROLES
 
 
-def _culprit(row: Row, children: set[Call | None], jump: float | None = None) -> Culprit:
+def _culprit(row: Row, children: set[CallKey | None], jump: float | None = None) -> Culprit:
     record = row.record
     assert record is not None
     if record.role is Role.COMPUTED_BUFFER:
@@ -201,13 +201,13 @@ def _excess(row: Row) -> float:
     return row.verdict.used if row.verdict.used is not None else 0.0
 
 
-def _off(rows: Iterable[Row]) -> set[Call]:
+def _off(rows: Iterable[Row]) -> set[CallKey]:
     """The calls with an output over its limit, for whatever reason."""
     failed = (row for row in rows if row.status is Status.FAIL and row.reason not in (*STRUCTURAL, *UNMATCHED))
     return {call_of(row.record) for row in failed if row.record is not None and row.record.role is Role.OUTPUT}
 
 
-def _ranked(culprits: Sequence[Culprit], off: Collection[Call]) -> list[Culprit]:
+def _ranked(culprits: Sequence[Culprit], off: Collection[CallKey]) -> list[Culprit]:
     """Ranked by excess. Of about equal ones outputs come before glue, and a module before the modules that contain it.
 
     A buffer that the model computes itself comes first, since it is wrong before anything runs. Last come another shape or kind of
@@ -246,9 +246,9 @@ def is_of_glue(culprit: Culprit) -> bool:
     return culprit.site == "glue" or (record is not None and record.role is Role.OP_INPUT)
 
 
-def _by_jump(rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
+def _by_jump(rows: Iterable[Row], children: set[CallKey | None]) -> list[Culprit]:
     """The rows over their limit, ranked by their excess as a multiple of that of what went in."""
-    incoming: dict[Call, float] = {}  # by call: the largest excess of its inputs, and of its children's outputs
+    incoming: dict[CallKey, float] = {}  # by call: the largest excess of its inputs, and of its children's outputs
     buffers: dict[tuple[int, str], float] = {}  # by rank and module: the largest excess of its buffers until now
     culprits = []
     for row in rows:
@@ -293,9 +293,11 @@ def _behind(culprit: Culprit) -> bool:
     return culprit.stage is not Stage.LOSS
 
 
-def _by_jump_backwards(rows: Iterable[Row], children: set[Call | None]) -> Iterator[Culprit]:
+def _by_jump_backwards(rows: Iterable[Row], children: set[CallKey | None]) -> Iterator[Culprit]:
     """The same for the backward, in which errors go from the outputs to the inputs."""
-    incoming: dict[Call | None, float] = {}  # by call: the largest excess of what arrived at its outputs, and of its children's gradients
+    incoming: dict[
+        CallKey | None, float
+    ] = {}  # by call: the largest excess of what arrived at its outputs, and of its children's gradients
     parameters: dict[tuple[int, int, str], float] = {}
     for row in rows:
         record = row.record

@@ -23,7 +23,7 @@ MOST_ELEMENTS = 16 << 20
 SAMPLED = 4 << 20
 
 
-def described(culprits: list[Culprit], golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()) -> list[Culprit]:
+def with_descriptions(culprits: list[Culprit], golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()) -> list[Culprit]:
     """The same culprits, with the settings in which their modules differ, and the first few ones' errors described in words.
 
     Errors as ``Bundle.values``.

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from accucompare.bundle.format import UPDATE_ROLES, Record, Role
-from accucompare.compare.origins.reasons import Call, call_of, caller_of
+from accucompare.compare.origins.reasons import call_of, caller_of
 from accucompare.compare.origins.sites import Culprit
-from accucompare.compare.origins.training import parameter_of
+from accucompare.compare.origins.training import CallKey, parameter_of
 from accucompare.compare.rows import UNMATCHED, Row, Status
 
 #: (rank, step).
@@ -24,7 +24,7 @@ def with_effect(rows: list[Row]) -> list[Row]:
     And of a tensor that a call and one inside it both return, the gradient is lost behind the outer one.
     """
     harmed: set[_Step] = set()
-    alone: set[Call | None] = set()  # calls at whose outputs a gradient arrives on one side only
+    alone: set[CallKey | None] = set()  # calls at whose outputs a gradient arrives on one side only
     for row in rows:
         record = row.record
         if row.status is not Status.FAIL or record is None:

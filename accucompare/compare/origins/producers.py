@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from accucompare.bundle.format import Layout, Record, Role
-from accucompare.compare.origins.reasons import Call, call_of, caller_of
+from accucompare.compare.origins.reasons import call_of, caller_of
+from accucompare.compare.origins.training import CallKey
 from accucompare.compare.rows import Row
 
 #: Roles of values that a call gives to whoever comes after it, and of those that it hands down to the calls inside of it.
@@ -24,7 +25,7 @@ def with_producers(rows: Iterable[Row]) -> Iterator[tuple[Row, int | None]]:
     values that are no strided tensors, as numbers: those are equal by chance.
     """
     given: dict[_Tensor, int] = {}
-    handed_down: dict[tuple[Call, _Tensor], int] = {}
+    handed_down: dict[tuple[CallKey, _Tensor], int] = {}
     step: tuple[int, int] | None = None
     for number, row in enumerate(rows, 1):
         record, tensor = row.golden, _tensor(row.golden)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from accucompare.bundle.format import NODE_ROLES, TRAINING_ROLES, Layout, Manifest, Record, Role
-from accucompare.compare.origins.training import MUCH_FURTHER, Training
+from accucompare.compare.origins.training import MUCH_FURTHER, CallKey, TrainingTrace
 from accucompare.compare.rows import (
     UNMATCHED,
-    Operator,
+    OperatorKey,
     OperatorOrigins,
     Reason,
     Status,
@@ -25,16 +25,13 @@ from accucompare.compare.rows import (
     trace_buffer,
 )
 
-#: (rank, step, name, call index).
-Call = tuple[int, int, str, int]
 
-
-def call_of(record: Record) -> Call:
+def call_of(record: Record) -> CallKey:
     """The module call that a record belongs to."""
     return record.rank, record.step, record.name, record.call
 
 
-def caller_of(record: Record) -> Call | None:
+def caller_of(record: Record) -> CallKey | None:
     """The call in which a record's call was made; ``None`` for the root's."""
     return None if record.parent is None else (record.rank, record.step, *record.parent)
 
@@ -60,12 +57,12 @@ class Origins:
     """
 
     steps: Collection[tuple[int, int]] | None = None
-    _calls: dict[Call, _CallState] = field(default_factory=dict)
+    _calls: dict[CallKey, _CallState] = field(default_factory=dict)
     _operators: OperatorOrigins = field(default_factory=lambda: OperatorOrigins(fed=False))
     _steps_over: set[tuple[int, int]] = field(default_factory=set)
     _steps_nonfinite: set[tuple[int, int]] = field(default_factory=set)
     _buffers: set[tuple[int, str]] = field(default_factory=set)  # modules with a buffer, or a parameter, that is wrong, by rank
-    _training: Training = field(default_factory=lambda: Training(fed=False))
+    _training: TrainingTrace = field(default_factory=lambda: TrainingTrace(fed=False))
 
     def __post_init__(self) -> None:
         self._training.modules = self._buffers
@@ -122,7 +119,7 @@ class Origins:
                     state.nonfinite = state.nonfinite or nonfinite
         return verdict
 
-    def _state(self, call: Call) -> _CallState:
+    def _state(self, call: CallKey) -> _CallState:
         """The state of a call. A wrong buffer is an input of every call of its module."""
         state = self._calls.get(call)
         if state is None:
@@ -160,7 +157,7 @@ def not_fed(manifests: Mapping[int, Manifest]) -> set[NotFed]:
     }
 
 
-def operators_not_fed(manifests: Mapping[int, Manifest]) -> frozenset[Operator]:
+def operators_not_fed(manifests: Mapping[int, Manifest]) -> frozenset[OperatorKey]:
     """The operators of a fed capture whose inputs or outputs were not replaced by golden's, from the manifests of its ranks."""
     feeds = ((rank, manifest.feed) for rank, manifest in manifests.items())
     return frozenset().union(*(not_fed_operators(rank, feed.not_fed) for rank, feed in feeds if feed is not None))
@@ -188,16 +185,16 @@ class Fed:
     operators: OperatorOrigins = field(default_factory=lambda: OperatorOrigins(fed=True))
     recorded: Collection[str] | None = None
     steps: Collection[tuple[int, int]] | None = None
-    _tainted: set[Call] = field(default_factory=set)
-    _reshaped: set[Call] = field(default_factory=set)  # of these, those that computed with another shape
-    _with_children: set[Call] = field(default_factory=set)
-    _glue: dict[Call, float] = field(default_factory=dict)  # by call: how far over its limit its code has been until now
+    _tainted: set[CallKey] = field(default_factory=set)
+    _reshaped: set[CallKey] = field(default_factory=set)  # of these, those that computed with another shape
+    _with_children: set[CallKey] = field(default_factory=set)
+    _glue: dict[CallKey, float] = field(default_factory=dict)  # by call: how far over its limit its code has been until now
     _buffers: set[tuple[int, str]] = field(default_factory=set)  # modules with a buffer, or a parameter, that stayed wrong, by rank
-    _unknown: dict[Call, set[str]] = field(default_factory=dict)  # paths of inputs that were not fed and are not known to be right
-    _erring: set[Call | None] = field(default_factory=set)  # calls whose own code has made an error in the forward
+    _unknown: dict[CallKey, set[str]] = field(default_factory=dict)  # paths of inputs that were not fed and are not known to be right
+    _erring: set[CallKey | None] = field(default_factory=set)  # calls whose own code has made an error in the forward
 
     def __post_init__(self) -> None:
-        self._training = Training(fed=True, not_fed=self.not_fed, modules=self._buffers)
+        self._training = TrainingTrace(fed=True, not_fed=self.not_fed, modules=self._buffers)
         for rank, step, name, call, role, path in self.not_fed:
             if role == Role.INPUT.value:
                 self._unknown.setdefault((rank, step, name, call), set()).add(path)
@@ -261,7 +258,7 @@ class Fed:
             self._buffers.add(place)
         return verdict
 
-    def _passed_on(self, source: Call, verdict: Verdict) -> bool:
+    def _passed_on(self, source: CallKey, verdict: Verdict) -> bool:
         """Whether an earlier value of a call's code was about as wrong."""
         before, now = self._glue.get(source), verdict.used or 0.0
         if math.isinf(now):  # another choice, or something tiny where golden is zero; neither says how wrong later values are
@@ -269,7 +266,7 @@ class Fed:
         self._glue[source] = max(before or 0.0, now)
         return before is not None and now <= MUCH_FURTHER * before
 
-    def _reason(self, record: Record, call: Call) -> Reason:
+    def _reason(self, record: Record, call: CallKey) -> Reason:
         if record.role is Role.INPUT:
             return Reason.INPUTS_DIFFER if record.parent is None else Reason.GLUE
         return Reason.GLUE if call in self._with_children else Reason.INTRODUCED

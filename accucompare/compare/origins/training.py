@@ -18,7 +18,7 @@ from accucompare.compare.limits import RECURRENT, SUMMED, Tolerance
 from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
 
 #: (rank, step, name, call index).
-Call = tuple[int, int, str, int]
+CallKey = tuple[int, int, str, int]
 
 #: Fed: a later error in a call's own code, or in its backward, is another one if it is so many times as far over its limit as the earlier.
 MUCH_FURTHER = 8.0
@@ -53,7 +53,7 @@ def updated_parameter(record: Record) -> str:
 
 
 @dataclass
-class Training:
+class TrainingTrace:
     """Tells where errors of backwards and updates come from, row by row in execution order.
 
     Attributes:
@@ -67,12 +67,12 @@ class Training:
     modules: set[tuple[int, str]] = field(default_factory=set)
     _over: set[tuple[int, int]] = field(default_factory=set)  # free-running: steps of which something is over its limit
     _other: set[tuple[int, int]] = field(default_factory=set)  # steps of which an update was made of other values than golden's
-    _tainted: set[Call] = field(default_factory=set)  # calls whose backward went on with a wrong gradient
-    _glue: dict[Call | None, float] = field(default_factory=dict)  # by call: how far over its limit its code's backward has been
+    _tainted: set[CallKey] = field(default_factory=set)  # calls whose backward went on with a wrong gradient
+    _glue: dict[CallKey | None, float] = field(default_factory=dict)  # by call: how far over its limit its code's backward has been
     _parameters: set[tuple[int, int, str]] = field(default_factory=set)  # with a part of its gradient over its limit, or alone
     _without: set[tuple[int, int, str]] = field(default_factory=set)  # parameters with a gradient on one side only
-    _alone: set[tuple[Call, Role, str]] = field(default_factory=set)  # values of the forward that only one side has
-    _lost: set[Call] = field(default_factory=set)  # calls whose backward goes on without a gradient that only one side has
+    _alone: set[tuple[CallKey, Role, str]] = field(default_factory=set)  # values of the forward that only one side has
+    _lost: set[CallKey] = field(default_factory=set)  # calls whose backward goes on without a gradient that only one side has
     _not_updated: set[tuple[int, str]] = field(default_factory=set)  # by rank: parameters that only one side has updated
     _wrote: dict[int, int] = field(default_factory=dict)  # by rank: the first step whose update has made an error of its own
     _groups: set[tuple[int, int]] = field(default_factory=set)  # steps with another number in an optimizer's parameter groups
@@ -107,8 +107,8 @@ class Training:
         return self._update(record, verdict)
 
     def _gradient(self, record: Record, verdict: Verdict, own_forward: bool, has_children: bool) -> Verdict:
-        call: Call = (record.rank, record.step, record.name, record.call)
-        parent: Call | None = None if record.parent is None else (record.rank, record.step, *record.parent)
+        call: CallKey = (record.rank, record.step, record.name, record.call)
+        parent: CallKey | None = None if record.parent is None else (record.rank, record.step, *record.parent)
         step = record.rank, record.step
         arrives = record.role is Role.GRAD_OUTPUT
         source = parent if arrives else call
@@ -132,7 +132,7 @@ class Training:
                 self._tainted |= {each for each in (call if arrives else parent,) if each is not None}
         return verdict
 
-    def _gradient_alone(self, record: Record, verdict: Verdict, call: Call, parent: Call | None) -> Verdict:
+    def _gradient_alone(self, record: Record, verdict: Verdict, call: CallKey, parent: CallKey | None) -> Verdict:
         """The verdict on a gradient that only one side has: autograd's graph was cut where it begins, and everything before lacks it.
 
         So it begins where the code that makes it has all that arrives there, and the value that it is the gradient of is on both sides.
@@ -148,7 +148,7 @@ class Training:
         self._over.add((record.rank, record.step))
         return verdict if before else verdict.beginning()
 
-    def _passed_on(self, source: Call | None, verdict: Verdict) -> bool:
+    def _passed_on(self, source: CallKey | None, verdict: Verdict) -> bool:
         """Whether the backward of a call's own code was about as wrong before."""
         before, now = self._glue.get(source), verdict.used or 0.0
         if math.isinf(now):
@@ -262,11 +262,11 @@ class Terms:
     if that comes from a normalisation. Of n terms, the rounding of their mean is that of one, divided by the square root of n.
     """
 
-    _arrived: dict[Call, float] = field(default_factory=dict)  # L2 norm of all that arrived at the outputs of a call
-    _nodes: dict[tuple[Call, str, int], float] = field(default_factory=dict)  # and at one of its nodes
+    _arrived: dict[CallKey, float] = field(default_factory=dict)  # L2 norm of all that arrived at the outputs of a call
+    _nodes: dict[tuple[CallKey, str, int], float] = field(default_factory=dict)  # and at one of its nodes
     _sizes: dict[tuple[int, int, str], float] = field(default_factory=dict)  # of the terms of a parameter's gradient
     _values: dict[tuple[int, int, int, str], float] = field(default_factory=dict)  # L2 norm of a parameter before an update
-    _given: dict[Call, list[tuple[float, int]]] = field(default_factory=dict)  # of this step: L2 norm and size of what calls were given
+    _given: dict[CallKey, list[tuple[float, int]]] = field(default_factory=dict)  # of this step: L2 norm and size of what calls were given
     _summed: dict[str, int] = field(default_factory=dict)  # how many values each sum of a module has
     _elements: dict[str, int] = field(default_factory=dict)  # how many values arrived at an output of a module
     _length: dict[str, float] = field(default_factory=dict)  # of a recurrent module's sequences, the mean
@@ -303,7 +303,7 @@ class Terms:
     def widened(self, tolerance: Tolerance, record: Record) -> Tolerance:
         """The limits of golden's record, with room for the rounding of its terms."""
         size = (record.statistics.l2 if record.statistics is not None else None) or 0.0
-        call: Call = (record.rank, record.step, record.name, record.call)
+        call: CallKey = (record.rank, record.step, record.name, record.call)
         part = (record.rank, record.step, parameter_of(record))
         update = (record.rank, record.step, record.call, part[-1])
         terms = size

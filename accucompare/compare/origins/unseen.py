@@ -31,8 +31,8 @@ from dataclasses import dataclass
 
 from accucompare.bundle.format import BUFFER_ROLES, GRADIENT_ROLES, TRAINING_ROLES, UPDATE_ROLES, WRITTEN_ROLES, Layout, Record, Role
 from accucompare.compare.limits import CEILING, DEFAULT_REL_L2
-from accucompare.compare.origins.reasons import Call, call_of, caller_of
-from accucompare.compare.origins.training import FREE_GRADIENTS, NOT_FED, parameter_of
+from accucompare.compare.origins.reasons import call_of, caller_of
+from accucompare.compare.origins.training import FREE_GRADIENTS, NOT_FED, CallKey, parameter_of
 from accucompare.compare.rows import Reason, Row, Status, is_operator
 
 #: Layouts of tensors that are listed without data. A meta tensor is not among them: it has no values that could be wrong.
@@ -50,7 +50,7 @@ class Unseen:
     count: int
 
 
-def unseen(rows: Sequence[Row], fed: bool, dtype: str = "float32") -> Unseen | None:
+def unseen_rows(rows: Sequence[Row], fed: bool, dtype: str = "float32") -> Unseen | None:
     """What may hide an error; ``None`` if nothing does.
 
     Args:
@@ -99,8 +99,8 @@ def without_output(rows: Iterable[Row]) -> Row | None:
 
     What it wrote into its arguments tells (``out=``), and into buffers; so do gradients. ``.data`` is written into unseen.
     """
-    given: dict[Call, Row] = {}
-    returned: set[Call] = set()
+    given: dict[CallKey, Row] = {}
+    returned: set[CallKey] = set()
     trained: set[tuple[int, int]] = set()
     for row in rows:
         record = row.record
@@ -186,9 +186,9 @@ class _Proven:
     """Whether the outputs of a row's call, or of a call around it, are bit for bit golden's."""
 
     def __init__(self, rows: Iterable[Row], fed: bool) -> None:
-        others: set[Call] = set()  # fed calls with other values, which were not passed on
-        self.parents: dict[Call, Call | None] = {}
-        self.same: dict[Call, bool] = {}
+        others: set[CallKey] = set()  # fed calls with other values, which were not passed on
+        self.parents: dict[CallKey, CallKey | None] = {}
+        self.same: dict[CallKey, bool] = {}
         for row in rows:
             record = row.record
             if record is None:
@@ -207,7 +207,7 @@ class _Proven:
 
     def __call__(self, row: Row) -> bool:
         assert row.record is not None
-        call: Call | None = call_of(row.record)  # unproven if its own output was not compared
+        call: CallKey | None = call_of(row.record)  # unproven if its own output was not compared
         while call is not None:
             if self.same.get(call):
                 return True

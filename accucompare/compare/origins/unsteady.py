@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from accucompare.bundle.format import Key, Record, Role
-from accucompare.compare.origins.reasons import Call, call_of, caller_of
+from accucompare.compare.origins.reasons import call_of, caller_of
+from accucompare.compare.origins.training import CallKey
 
 
 def begins(golden: Iterable[Record], again: Mapping[Key, Record]) -> dict[Key, Record]:
@@ -20,7 +21,7 @@ def begins(golden: Iterable[Record], again: Mapping[Key, Record]) -> dict[Key, R
         again: those of the second capture.
     """
     kept: dict[Key, Record] = {}
-    changed: set[Call] = set()  # calls whose own code has got other values in the second capture
+    changed: set[CallKey] = set()  # calls whose own code has got other values in the second capture
     for record in sorted(golden, key=lambda each: (each.rank, each.step, each.order)):
         call, caller = call_of(record), caller_of(record)
         source, to = (caller, call) if record.role is Role.INPUT else (call, caller)

@@ -26,8 +26,8 @@ from msgspec.structs import replace
 
 from accucompare.bundle.format import BUFFER_ROLES, GRADIENT_ROLES, SERIES_ROLES, UPDATE_ROLES, Layout, Record, Role
 from accucompare.compare.measuring import are_masks_of_two_kinds
-from accucompare.compare.origins.reasons import Call, call_of, caller_of
-from accucompare.compare.origins.training import parameter_of
+from accucompare.compare.origins.reasons import call_of, caller_of
+from accucompare.compare.origins.training import CallKey, parameter_of
 from accucompare.compare.rows import Reason, Row, Status, is_operator
 
 #: What a gradient is the gradient of.
@@ -40,7 +40,7 @@ _AFTERWARDS = (*UPDATE_ROLES, *BUFFER_ROLES, *SERIES_ROLES)
 _Module = tuple[int, int, str]
 
 #: A value of a module call: the call, its role, and its path.
-_Value = tuple[Call, Role, str]
+_Value = tuple[CallKey, Role, str]
 
 
 def vouched_for(rows: list[Row], parameters: Mapping[str, str]) -> list[Row]:
@@ -147,12 +147,12 @@ class _Calls:
     """Which module calls both sides made, and whether what both have of them agrees, forward and backward."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        self._callers: tuple[dict[Call, Call | None], dict[Call, Call | None]] = ({}, {})  # golden's, the candidate's
-        self._golden: dict[Call, Call] = {}  # by the candidate's call
+        self._callers: tuple[dict[CallKey, CallKey | None], dict[CallKey, CallKey | None]] = ({}, {})  # golden's, the candidate's
+        self._golden: dict[CallKey, CallKey] = {}  # by the candidate's call
         self._called: tuple[set[_Module], set[_Module]] = (set(), set())  # by both sides, by golden's names and by the candidate's
-        self._agree: dict[tuple[Call, bool], bool] = {}  # by golden's call, and whether its backward
-        self._returns: set[Call] = set()  # calls of golden with a tensor that both return
-        self._others: set[Call] = set()  # and whose code made other bits
+        self._agree: dict[tuple[CallKey, bool], bool] = {}  # by golden's call, and whether its backward
+        self._returns: set[CallKey] = set()  # calls of golden with a tensor that both return
+        self._others: set[CallKey] = set()  # and whose code made other bits
         for row in rows:
             ours, theirs = row.golden, row.candidate
             for callers, record in zip(self._callers, (ours, theirs), strict=True):
@@ -185,7 +185,7 @@ class _Calls:
         if is_operator(record) or record.role not in (Role.INPUT, Role.OUTPUT, Role.ARGUMENT_UPDATE, *GRADIENT_ROLES):
             return False
         backward, golden = record.role in GRADIENT_ROLES, row.golden is not None
-        call: Call | None = call_of(record)
+        call: CallKey | None = call_of(record)
         if backward and self._shared(call, golden) is not None and (call, _FORWARD.get(record.role), record.path) not in alone:
             return False  # of a value that both have
         if self._shared(call, golden) is None and call_of(record)[:3] in self._called[not golden]:
@@ -202,12 +202,12 @@ class _Calls:
             return False  # masks that let through other positions
         return self._agree.get((shared, False), False) and (not backward or self._agree.get((shared, True), False))
 
-    def _shared(self, call: Call | None, golden: bool) -> Call | None:
+    def _shared(self, call: CallKey | None, golden: bool) -> CallKey | None:
         """Golden's call, if both sides made it. ``golden``: whether ``call`` is one of golden's."""
         if call is None or not golden:
             return None if call is None else self._golden.get(call)
         return call if call in self._of_both else None
 
     @cached_property
-    def _of_both(self) -> frozenset[Call]:
+    def _of_both(self) -> frozenset[CallKey]:
         return frozenset(self._golden.values())

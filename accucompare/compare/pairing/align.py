@@ -13,9 +13,9 @@ from accucompare.bundle.format import UPDATE_ROLES, Key, Record, Role
 from accucompare.errors import UsageError
 
 #: Seconds that a pattern may take for one name. A pattern that backtracks without end would take years.
-PATIENCE = 1.0
+PATTERN_PATIENCE = 1.0
 #: The most unmatched names for which the nearest name is searched.
-HINTS = 500
+_NEAREST_FOR = 500
 
 #: The names of the positional parameters of each class's ``forward``, by class name; a manifest's ``model["signatures"]``.
 Signatures = Mapping[str, Sequence[str]]
@@ -87,21 +87,21 @@ class Renaming:
         import regex
 
         try:
-            match = self.pattern.fullmatch(name, timeout=PATIENCE)
+            match = self.pattern.fullmatch(name, timeout=PATTERN_PATIENCE)
             alone = match is None and self.itself and name != ""
             if alone:
-                match = self.pattern.fullmatch(f"{name}.", timeout=PATIENCE)
+                match = self.pattern.fullmatch(f"{name}.", timeout=PATTERN_PATIENCE)
             new: str | None = match.expand(self.template) if match else None
             return new.removesuffix(".") if new is not None and alone else new
         except TimeoutError:
             raise UsageError(
-                f"--map {self.text!r}: takes more than {PATIENCE:g} s for {name!r}; write it without repetitions in one another"
+                f"--map {self.text!r}: takes more than {PATTERN_PATIENCE:g} s for {name!r}; write it without repetitions in one another"
             ) from None
         except (regex.error, IndexError) as error:
             raise UsageError(f"--map {self.text!r}: cannot be applied to {name!r} ({error})") from None
 
 
-def align(
+def pair_records(
     golden: Iterable[Record],
     candidate: Iterable[Record],
     renamings: Iterable[Renaming] = (),
@@ -155,7 +155,7 @@ def by_argument(
 
     Args:
         golden, candidate: the records that have no partner of the same path.
-        renamings, signatures: as for ``align``.
+        renamings, signatures: as for ``pair_records``.
 
     Returns:
         The candidate's record by golden's key.
@@ -313,7 +313,7 @@ def _nearest_names(golden: set[str], candidate: set[str]) -> dict[str, str]:
 
     nearest: dict[str, str] = {}
     for names, others in ((sorted(golden), sorted(candidate)), (sorted(candidate), sorted(golden))):
-        for name in names[:HINTS]:
+        for name in names[:_NEAREST_FOR]:
             best = process.extractOne(name, others, scorer=fuzz.ratio, score_cutoff=50)
             if best is not None:
                 nearest.setdefault(name, best[0])

@@ -91,7 +91,7 @@ def clashes(golden: Model, own: Model, renamings: Sequence[Renaming]) -> Iterato
                 yield old, new
 
 
-def matches(renaming: Renaming, model: Model) -> bool:
+def renaming_matches(renaming: Renaming, model: Model) -> bool:
     """Whether a map matches a module, a parameter or a buffer of golden's."""
     return next(_targets(renaming, model), None) is not None
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accucompare.bundle.format import OPERATOR_ROLES, Layout, Record, Role
-from accucompare.compare.pairing.align import Pair, Renaming, Signatures, align, rename
+from accucompare.compare.pairing.align import Pair, Renaming, Signatures, pair_records, rename
 from accucompare.numbers import DTYPES
 
 #: The worth of a pair, and what is added for equal numbers and strings, for similar values, and for equal source lines.
@@ -27,7 +27,7 @@ _ALIKE = 0.1
 
 #: Operators of a call that are aligned at a time. The best alignment takes time and memory proportional to the square. Longer sequences
 #: are aligned well if no more than about half as many operators follow each other on one side only.
-WINDOW = 1 << 12
+_WINDOW = 1 << 12
 
 #: (rank, step, name, call index).
 _Call = tuple[int, int, str, int]
@@ -65,10 +65,10 @@ def align_operators(
     signatures: tuple[Signatures, Signatures] = ({}, {}),
     parameters: Mapping[str, str] | None = None,
 ) -> list[Pair]:
-    """``align`` for free-running captures: operators are paired in sequence, not by their numbers."""
+    """``pair_records`` for free-running captures: operators are paired in sequence, not by their numbers."""
     numbered = numbered_as(golden, candidate, renamings)
     own = {id(new): old for new, old in zip(numbered, candidate, strict=True) if new is not old}
-    pairs = align(golden, numbered, renamings, signatures, parameters)
+    pairs = pair_records(golden, numbered, renamings, signatures, parameters)
     return [msgspec.structs.replace(pair, candidate=own.get(id(pair.candidate), pair.candidate)) for pair in pairs] if own else pairs
 
 
@@ -170,12 +170,12 @@ def _in_windows(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tup
     aligned_pairs: list[tuple[int, int]] = []
     ours = theirs = 0
     while ours < len(golden) and theirs < len(candidate):
-        pairs = _best(golden[ours : ours + WINDOW], candidate[theirs : theirs + WINDOW])
-        if max(len(golden) - ours, len(candidate) - theirs) > WINDOW:
-            pairs = [pair for pair in pairs if min(pair) < WINDOW // 2]
-            after = (pairs[-1][0] + 1, pairs[-1][1] + 1) if pairs else (WINDOW // 2, WINDOW // 2)
+        pairs = _best(golden[ours : ours + _WINDOW], candidate[theirs : theirs + _WINDOW])
+        if max(len(golden) - ours, len(candidate) - theirs) > _WINDOW:
+            pairs = [pair for pair in pairs if min(pair) < _WINDOW // 2]
+            after = (pairs[-1][0] + 1, pairs[-1][1] + 1) if pairs else (_WINDOW // 2, _WINDOW // 2)
         else:
-            after = WINDOW, WINDOW
+            after = _WINDOW, _WINDOW
         aligned_pairs += [(ours + one, theirs + other) for one, other in pairs]
         ours, theirs = ours + after[0], theirs + after[1]
     return aligned_pairs

@@ -3,7 +3,7 @@
 from accucompare.compare.rows.models import OtherModel, other_model
 from accucompare.compare.rows.one_sided import explained, never_called
 from accucompare.compare.rows.operator_rows import (
-    Operator,
+    OperatorKey,
     OperatorOrigins,
     blame,
     is_operator,
@@ -13,7 +13,7 @@ from accucompare.compare.rows.operator_rows import (
     with_options,
     without_partner,
 )
-from accucompare.compare.rows.outcomes import Outcome, Proof, Task, because, nbytes, same_bits, with_baseline, with_parameters
+from accucompare.compare.rows.outcomes import PairOutcome, Proof, Task, because, nbytes, same_bits, with_baseline, with_parameters
 from accucompare.compare.rows.rows import (
     BY_SKETCH,
     BY_STATISTICS,
@@ -23,8 +23,8 @@ from accucompare.compare.rows.rows import (
     UNMATCHED,
     About,
     Difference,
-    Finding,
     Option,
+    PreflightFinding,
     Reason,
     RefusedBaseline,
     Row,
@@ -42,12 +42,12 @@ __all__ = [
     "UNMATCHED",
     "About",
     "Difference",
-    "Finding",
-    "Operator",
+    "OperatorKey",
     "OperatorOrigins",
     "Option",
     "OtherModel",
-    "Outcome",
+    "PairOutcome",
+    "PreflightFinding",
     "Proof",
     "Reason",
     "RefusedBaseline",

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from accucompare.bundle.format import (
-    NODE_ROLES,
-    TRAINING_ROLES,
-    WAYS_OF_UPDATING,
-    WRITTEN_ROLES,
-    Record,
-    Role,
-)
+from accucompare.bundle.format import NODE_ROLES, TRAINING_ROLES, WAYS_OF_UPDATING, WRITTEN_ROLES, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.pairing import Pair, not_asked, of_dumps
-from accucompare.compare.rows.outcomes import Outcome
+from accucompare.compare.rows.outcomes import PairOutcome
 from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.selection import Selection
 
 
-def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, Outcome]:
+def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, PairOutcome]:
     """The outcomes of records without partner, where the other side is known not to have run, recorded or been asked for them.
 
     Returns:
@@ -28,7 +21,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
     steps = {(rank, entry.step) for rank, entry in candidate.steps()} if candidate.manifest.fed else None
     untrained, classes, dumps = _untrained(golden, candidate), _other_classes(golden, candidate), of_dumps(golden, candidate, pairs)
     options = golden.manifest.options, candidate.manifest.options
-    found: dict[int, Outcome] = {}
+    found: dict[int, PairOutcome] = {}
     for place, pair in enumerate(pairs):
         if pair.golden is not None and pair.candidate is not None:
             continue
@@ -42,7 +35,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
             or _not_run(pair, steps)
         )
         if why:
-            found[place] = Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=why))
+            found[place] = PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, detail=why))
     return found
 
 

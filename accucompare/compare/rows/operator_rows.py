@@ -20,7 +20,7 @@ from accucompare.bundle.format import GRADIENT_ROLES, NODE_ROLES, OPERATOR_ROLES
 from accucompare.compare.rows.rows import Difference, Option, Reason, Row, Status, Verdict
 
 #: An operator of a module call: (rank, step, name, call index, operator, number).
-Operator = tuple[int, int, str, int, str, int]
+OperatorKey = tuple[int, int, str, int, str, int]
 
 #: What goes into an operator, or a node of a backward; and what comes out.
 _TAKEN = (Role.OP_INPUT, Role.OP_GRAD_OUTPUT)
@@ -53,7 +53,7 @@ def is_operator(record: Record | None) -> bool:
     return record is not None and record.role in OPERATOR_ROLES
 
 
-def operator_of(record: Record) -> Operator:
+def operator_of(record: Record) -> OperatorKey:
     return (record.rank, record.step, record.name, record.call, *record.operator)
 
 
@@ -87,13 +87,13 @@ def with_options(rows: list[Row]) -> list[Row]:
     ]
 
 
-def _partners(rows: Iterable[Row]) -> dict[Operator, Operator]:
+def _partners(rows: Iterable[Row]) -> dict[OperatorKey, OperatorKey]:
     """Golden's operator by the candidate's that it is paired with."""
     both = ((row.golden, row.candidate) for row in rows)
     return {operator_of(candidate): operator_of(golden) for golden, candidate in both if golden and candidate and is_operator(golden)}
 
 
-def _giving(row: Row, partners: dict[Operator, Operator], shared: Collection[Operator]) -> Operator | None:
+def _giving(row: Row, partners: dict[OperatorKey, OperatorKey], shared: Collection[OperatorKey]) -> OperatorKey | None:
     """Golden's operator, if a row with one side is of an operator that both sides run. ``shared``: golden's operators of that kind."""
     if row.golden is not None:
         return operator_of(row.golden) if operator_of(row.golden) in shared else None
@@ -110,8 +110,8 @@ class OperatorOrigins:
     """
 
     fed: bool
-    not_fed: frozenset[Operator] = frozenset()
-    _over: set[Operator] = field(default_factory=set)  # an input is over its limit
+    not_fed: frozenset[OperatorKey] = frozenset()
+    _over: set[OperatorKey] = field(default_factory=set)  # an input is over its limit
     _calls_over: set[_Code] = field(default_factory=set)  # an operator's output is
 
     def trace(self, record: Record, verdict: Verdict, inherited: bool) -> Verdict:
@@ -140,7 +140,7 @@ class OperatorOrigins:
         return verdict
 
 
-def not_fed_operators(rank: int, entries: Iterable[Unfed]) -> set[Operator]:
+def not_fed_operators(rank: int, entries: Iterable[Unfed]) -> set[OperatorKey]:
     """The operators of a fed capture's list of what was not fed."""
     operators = set()
     for entry in entries:
@@ -175,8 +175,8 @@ class _Run:
         settled: whether their results are known to be right, or they were blamed already.
     """
 
-    golden: dict[Operator, Record] = field(default_factory=dict)
-    candidate: dict[Operator, Record] = field(default_factory=dict)
+    golden: dict[OperatorKey, Record] = field(default_factory=dict)
+    candidate: dict[OperatorKey, Record] = field(default_factory=dict)
     settled: bool = False
 
     def difference(self) -> Difference | None:
@@ -204,7 +204,7 @@ class _Inside:
 
     runs: list[_Run] = field(default_factory=lambda: [_Run()])
     makers: dict[tuple[bool, Hashable], _Run] = field(default_factory=dict)
-    options: dict[Operator, list[Option]] = field(default_factory=dict)
+    options: dict[OperatorKey, list[Option]] = field(default_factory=dict)
     passed: list[str] = field(default_factory=list)
     failed: bool = False
 
@@ -263,7 +263,7 @@ def blame(rows: list[Row]) -> dict[int, Blame]:
     return by_row
 
 
-def _of_operator(row: Row, record: Record, call: _Inside, shared: Operator | None) -> Blame | None:
+def _of_operator(row: Row, record: Record, call: _Inside, shared: OperatorKey | None) -> Blame | None:
     """What is to blame for a row of an operator, if anything. ``shared``: golden's operator, if both sides run it."""
     if row.golden is None or row.candidate is None:
         if shared is None:

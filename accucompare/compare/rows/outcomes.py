@@ -48,7 +48,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     conditioned: Record | None = None  # of golden's own code on rounded values
 
 
-class Outcome(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class PairOutcome(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The metrics of a pair, the verdict on the pair alone, and the errors of baseline and second run."""
 
     metrics: Metrics | None

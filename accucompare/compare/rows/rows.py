@@ -305,7 +305,7 @@ class About(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PreflightFinding:
     """One thing that pre-flight found.
 
     Attributes:

@@ -3,7 +3,7 @@
 from accucompare.compare.runs.acceptance import Acceptance, Met, accept
 from accucompare.compare.runs.ladder import JudgedBy, Parting, Rung, TrainingResult, climb, coarsest
 from accucompare.compare.runs.later_steps import after_updates, by_envelope
-from accucompare.compare.runs.step_pairs import StepPair, clipped, number, percent
+from accucompare.compare.runs.step_pairs import StepPair, clipped, number_words, percent
 from accucompare.compare.runs.step_rows import number_of, with_clipping, with_step_rows
 from accucompare.compare.runs.wander import Apart, Quantity, Wander, value_of
 
@@ -24,8 +24,8 @@ __all__ = [
     "climb",
     "clipped",
     "coarsest",
-    "number",
     "number_of",
+    "number_words",
     "percent",
     "value_of",
     "with_clipping",

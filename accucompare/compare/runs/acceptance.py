@@ -17,7 +17,7 @@ from accucompare.compare.runs.wander import Apart
 from accucompare.selection import Standard
 
 
-class Measure(str, Enum):
+class StandardMeasure(str, Enum):
     """What of a run a rule is about."""
 
     FIRST_LOSS = "first loss"
@@ -26,7 +26,7 @@ class Measure(str, Enum):
 
 
 @dataclass(frozen=True)
-class Rule:
+class StandardRule:
     """A limit of a standard: it is met if one of the two is kept; ``None`` is no limit.
 
     Attributes:
@@ -36,7 +36,7 @@ class Rule:
         strict: whether a difference must be below its limit, not at it.
     """
 
-    measure: Measure
+    measure: StandardMeasure
     absolute: float | None
     relative: float | None
     strict: bool = True
@@ -59,7 +59,7 @@ class Preset:
     """
 
     source: str
-    rules: tuple[Rule, ...]
+    rules: tuple[StandardRule, ...]
     least_steps: int
 
 
@@ -67,9 +67,9 @@ PRESETS = {
     Standard.MINDFORMERS: Preset(
         source="MindSpore Transformers, migration standard (docs, acc_optimize)",
         rules=(
-            Rule(Measure.FIRST_LOSS, 0.005, 0.005),
-            Rule(Measure.MEAN_LOSS, 0.01, 0.01),
-            Rule(Measure.MEAN_NORM, None, 0.10, strict=False),
+            StandardRule(StandardMeasure.FIRST_LOSS, 0.005, 0.005),
+            StandardRule(StandardMeasure.MEAN_LOSS, 0.01, 0.01),
+            StandardRule(StandardMeasure.MEAN_NORM, None, 0.10, strict=False),
         ),
         least_steps=1_000,
     ),
@@ -86,7 +86,7 @@ class Met:
         why_not: why nothing could be measured.
     """
 
-    rule: Rule
+    rule: StandardRule
     absolute: float | None = None
     relative: float | None = None
     why_not: str = ""
@@ -187,18 +187,18 @@ def accept(standard: Standard, pairs: Sequence[StepPair]) -> Acceptance:
     return Acceptance(standard, measured, len(compared))
 
 
-def _measured(rule: Rule, pairs: Sequence[StepPair]) -> Met:
-    if rule.measure is Measure.MEAN_NORM:
+def _measured(rule: StandardRule, pairs: Sequence[StepPair]) -> Met:
+    if rule.measure is StandardMeasure.MEAN_NORM:
         found = [pair.norm for pair in pairs if pair.norm is not None]
         return _mean(rule, found, "no step has a gradient norm on both sides")
     losses = [pair.loss for pair in pairs if pair.loss is not None]
-    if rule.measure is Measure.MEAN_LOSS:
+    if rule.measure is StandardMeasure.MEAN_LOSS:
         return _mean(rule, losses, "no step has a loss on both sides")
     first = [pair.loss for pair in pairs if pair.step == 0 and pair.loss is not None]
     return _mean(rule, first, "step 0 has no loss on both sides")
 
 
-def _mean(rule: Rule, numbers: Sequence[Apart], why_not: str) -> Met:
+def _mean(rule: StandardRule, numbers: Sequence[Apart], why_not: str) -> Met:
     """Means of the absolute and of the relative differences; of one step, the differences themselves."""
     if not numbers:
         return Met(rule, why_not=why_not)

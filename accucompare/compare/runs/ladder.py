@@ -18,9 +18,9 @@ from enum import Enum
 
 from accucompare.bundle.format import GRADIENT_ROLES, Manifest, Role, StepSeries
 from accucompare.compare.limits import DEFAULT_REL_L2, Tolerance, float_dtype
-from accucompare.compare.rows import UNMATCHED, Finding, Reason, Row, Status
-from accucompare.compare.runs.step_pairs import OtherSetting, StepPair, clipped, number, percent, settings_of
-from accucompare.compare.runs.wander import Apart, Limits, Place, Quantity, Wander, envelope, used_norm, value_of, wander
+from accucompare.compare.rows import UNMATCHED, PreflightFinding, Reason, Row, Status
+from accucompare.compare.runs.step_pairs import OtherSetting, StepPair, clipped, number_words, percent, settings_of
+from accucompare.compare.runs.wander import Apart, Quantity, RunLimits, StepOfRank, Wander, envelope, used_norm, value_of, wander
 from accucompare.numbers import DTYPES
 
 #: The manifests of a bundle, by rank.
@@ -76,7 +76,7 @@ class Parting:
     setting: OtherSetting | None = None
     row: Row | None = None
     optimizers: tuple[str, str] | None = None
-    weights: Finding | None = None
+    weights: PreflightFinding | None = None
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -110,7 +110,9 @@ class Parting:
         if self.clips_otherwise:
             return clipped(*(value if isinstance(value, float) else None for value in (self.golden, self.candidate)))
         if self.quantity is not None and self.apart is not None:
-            found = f"{self.quantity.value} {number(self.apart.golden)} in golden, {number(self.apart.candidate)} in the candidate"
+            found = (
+                f"{self.quantity.value} {number_words(self.apart.golden)} in golden, {number_words(self.apart.candidate)} in the candidate"
+            )
             size = abs(self.apart.relative)
             return f"{found}" + (f", {percent(size)} apart (limit {percent(self.apart.limit)})" if math.isfinite(size) else "")
         if self.row is not None:
@@ -217,7 +219,7 @@ def climb(
     repeat: Manifests,
     given: Tolerance,
     rows: Sequence[Row],
-    weights: Finding | None = None,
+    weights: PreflightFinding | None = None,
 ) -> TrainingResult | None:
     """Compare the steps of two runs; ``None`` if neither recorded any numbers of them.
 
@@ -237,7 +239,7 @@ def climb(
     fed = any(manifest.fed for manifest in candidate.values())
     judges = [run for run in (expected, again) if _tells(ours, run)]
     envelopes = {quantity: _widest(ours, judges, quantity, dtype) for quantity in Quantity}
-    limits = Limits(dtype, given, envelopes)
+    limits = RunLimits(dtype, given, envelopes)
     pairs = []
     for place in sorted(ours.keys() | theirs.keys()):
         both = ours.get(place), theirs.get(place)
@@ -276,21 +278,21 @@ def _values(both: tuple[StepSeries | None, StepSeries | None], quantity: Quantit
     return value_of(ours, quantity), value_of(theirs, quantity)
 
 
-def _wander(golden: Mapping[Place, StepSeries], other: Mapping[Place, StepSeries], quantity: Quantity) -> Wander | None:
+def _wander(golden: Mapping[StepOfRank, StepSeries], other: Mapping[StepOfRank, StepSeries], quantity: Quantity) -> Wander | None:
     return wander((value_of(golden.get(place), quantity), value_of(other.get(place), quantity)) for place in sorted(golden))
 
 
-def asked_of(other: Manifests, series: dict[Place, StepSeries]) -> dict[Place, StepSeries]:
+def asked_of(other: Manifests, series: dict[StepOfRank, StepSeries]) -> dict[StepOfRank, StepSeries]:
     """The steps that the other side was asked to record as well: ``--steps`` may have chosen some."""
     chosen = {rank: manifest.options.chosen_steps for rank, manifest in other.items()}
     return {(rank, step): entry for (rank, step), entry in series.items() if step in (chosen.get(rank) or (step,))}
 
 
-def _series(manifests: Manifests) -> dict[Place, StepSeries]:
+def _series(manifests: Manifests) -> dict[StepOfRank, StepSeries]:
     return {(rank, entry.step): entry for rank, manifest in manifests.items() for entry in manifest.series}
 
 
-def _tells(golden: Mapping[Place, StepSeries], run: Mapping[Place, StepSeries]) -> bool:
+def _tells(golden: Mapping[StepOfRank, StepSeries], run: Mapping[StepOfRank, StepSeries]) -> bool:
     """Whether another run of golden shows how runs wander: one that is bit for bit golden's says nothing of another device."""
     return any(
         value_of(golden[place], quantity) != value_of(run[place], quantity) for place in golden.keys() & run.keys() for quantity in Quantity
@@ -298,10 +300,10 @@ def _tells(golden: Mapping[Place, StepSeries], run: Mapping[Place, StepSeries]) 
 
 
 def _widest(
-    golden: Mapping[Place, StepSeries], runs: Iterable[Mapping[Place, StepSeries]], quantity: Quantity, dtype: str
-) -> dict[Place, float]:
+    golden: Mapping[StepOfRank, StepSeries], runs: Iterable[Mapping[StepOfRank, StepSeries]], quantity: Quantity, dtype: str
+) -> dict[StepOfRank, float]:
     """The envelope of several runs."""
-    limits: dict[Place, float] = {}
+    limits: dict[StepOfRank, float] = {}
     ours = _numbers(golden, quantity)
     for run in runs:
         for place, limit in envelope(ours, _numbers(run, quantity), dtype).items():
@@ -309,12 +311,12 @@ def _widest(
     return limits
 
 
-def _numbers(series: Mapping[Place, StepSeries], quantity: Quantity) -> dict[Place, float]:
+def _numbers(series: Mapping[StepOfRank, StepSeries], quantity: Quantity) -> dict[StepOfRank, float]:
     found = {place: value_of(entry, quantity) for place, entry in series.items()}
     return {place: value for place, value in found.items() if value is not None}
 
 
-def _judged_by(fed: bool, limits: Limits, by_baseline: bool, by_any: bool) -> JudgedBy:
+def _judged_by(fed: bool, limits: RunLimits, by_baseline: bool, by_any: bool) -> JudgedBy:
     if fed:
         return JudgedBy.NOTHING
     if limits.by_user:
@@ -356,7 +358,7 @@ def _first(partings: Iterable[Parting]) -> Parting | None:
     return min(partings, key=lambda parting: parting.order, default=None)
 
 
-def _other_weights(golden: Manifests, weights: Finding | None) -> Iterator[Parting]:
+def _other_weights(golden: Manifests, weights: PreflightFinding | None) -> Iterator[Parting]:
     """The parting before the first step, if weights differ there: digests of the series may not say so, or begin later."""
     if weights is not None and golden:
         rank = min(golden)
@@ -376,13 +378,13 @@ def _through_optimizer(parting: Parting | None, pairs: Iterable[StepPair]) -> Pa
     return parting
 
 
-def _given_within(rows: Iterable[Row], by_user: bool) -> frozenset[Place]:
+def _given_within(rows: Iterable[Row], by_user: bool) -> frozenset[StepOfRank]:
     """Steps of which all that the model was given was compared and is within its limits: there these decide, and no digests.
 
     By default limits only where values show how far apart the batches are: another model, as of a GAN, may have computed them.
     """
-    passed: dict[Place, bool] = {}
-    measured: set[Place] = set()
+    passed: dict[StepOfRank, bool] = {}
+    measured: set[StepOfRank] = set()
     for row in rows:
         if row.record is not None and row.record.role is Role.INPUT and row.record.parent is None:
             place = row.record.rank, row.record.step
@@ -393,7 +395,11 @@ def _given_within(rows: Iterable[Row], by_user: bool) -> frozenset[Place]:
 
 
 def _partings(
-    pairs: Sequence[StepPair], digests: _Digests, settings: Iterable[OtherSetting], rows: Iterable[Row], given_within: Collection[Place]
+    pairs: Sequence[StepPair],
+    digests: _Digests,
+    settings: Iterable[OtherSetting],
+    rows: Iterable[Row],
+    given_within: Collection[StepOfRank],
 ) -> Iterator[Parting]:
     """Every place where the two are further apart than rounding explains. ``given_within``: steps whose batches no digests judge."""
     data = (parting for parting in _by_digests(pairs) if digests.batches and parting.rung is Rung.DATA)

@@ -19,7 +19,7 @@ import msgspec
 
 from accucompare.bundle.format import UPDATE_ROLES, Manifest, Role, StepSeries
 from accucompare.compare.limits import floor, precision_of, ratio_limit
-from accucompare.compare.rows import Outcome, Reason, Task, Verdict
+from accucompare.compare.rows import PairOutcome, Reason, Task, Verdict
 from accucompare.compare.runs.wander import TOGETHER
 from accucompare.errors import BundleError
 
@@ -68,7 +68,7 @@ def _same_weights(golden: StepSeries | None, candidate: StepSeries | None) -> bo
     return golden is not None and candidate is not None and golden.weights is not None and golden.weights == candidate.weights
 
 
-def by_envelope(tasks: Sequence[Task], outcomes: Sequence[Outcome | BundleError], later: LaterSteps) -> list[Outcome | BundleError]:
+def by_envelope(tasks: Sequence[Task], outcomes: Sequence[PairOutcome | BundleError], later: LaterSteps) -> list[PairOutcome | BundleError]:
     """The outcomes, of which those that a baseline found over their limit in a later step are judged by its envelope.
 
     Updates and what they are given are left as they are: ``compare.origins.training`` says what of them can be judged.
@@ -80,11 +80,11 @@ def by_envelope(tasks: Sequence[Task], outcomes: Sequence[Outcome | BundleError]
     found = list(outcomes)
     errors: dict[_Line, list[tuple[int, float]]] = {}
     for task, outcome in zip(tasks, outcomes, strict=True):
-        if later.steps and isinstance(outcome, Outcome) and outcome.baseline is not None and math.isfinite(outcome.baseline):
+        if later.steps and isinstance(outcome, PairOutcome) and outcome.baseline is not None and math.isfinite(outcome.baseline):
             errors.setdefault(_line(task), []).append((task.pair.record.step, outcome.baseline))
     for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
         record = task.pair.record
-        if not isinstance(outcome, Outcome) or (record.rank, record.step) not in later.steps:
+        if not isinstance(outcome, PairOutcome) or (record.rank, record.step) not in later.steps:
             continue
         if record.role in UPDATE_ROLES and record.role is not Role.PARAM_GRAD:
             continue
@@ -98,7 +98,7 @@ def _line(task: Task) -> _Line:
     return record.rank, record.name, record.call, record.role, record.path
 
 
-def _judged(task: Task, outcome: Outcome, errors: list[tuple[int, float]], proven: bool) -> Outcome:
+def _judged(task: Task, outcome: PairOutcome, errors: list[tuple[int, float]], proven: bool) -> PairOutcome:
     """The outcome of a pair over its limit, by the envelope of the baseline's errors in this row.
 
     ``proven``: whether a step with the same weights was judged, too.
@@ -116,7 +116,7 @@ def _judged(task: Task, outcome: Outcome, errors: list[tuple[int, float]], prove
     if metrics.rel_l2 > limit:
         return outcome
     if not proven:
-        return Outcome(metrics, Verdict(Reason.NOT_COMPARABLE, detail=_NOT_JUDGED, chosen=True), outcome.baseline, outcome.noise)
+        return PairOutcome(metrics, Verdict(Reason.NOT_COMPARABLE, detail=_NOT_JUDGED, chosen=True), outcome.baseline, outcome.noise)
     beyond = task.tolerance.ceiling is not None and metrics.rel_l2 > task.tolerance.ceiling
     detail = f"the weights were made by updates of other gradients; the baseline is up to {max(known):.2g} off in {len(known)} step(s)"
     judged = msgspec.structs.replace(

@@ -50,7 +50,7 @@ class OtherSetting:
 
     def __str__(self) -> str:
         name = f" of {self.name}" if self.name else ""
-        sides = f"{number(self.golden)} in golden, {number(self.candidate)} in the candidate"
+        sides = f"{number_words(self.golden)} in golden, {number_words(self.candidate)} in the candidate"
         more = f", in {self.steps:,} steps" if self.steps > 1 else ""
         return f"{self.setting.value}{name} from step {self.step} on: {sides}{more}"
 
@@ -131,9 +131,9 @@ def clipped(golden: float | None, candidate: float | None) -> str:
     """To what norms both sides clip gradients; ``None`` for a side that clips none."""
     if golden is None or candidate is None:
         clips, other = ("golden", "the candidate") if candidate is None else ("the candidate", "golden")
-        return f"the gradients are clipped to {number(golden if candidate is None else candidate)} in {clips}, not in {other}"
+        return f"the gradients are clipped to {number_words(golden if candidate is None else candidate)} in {clips}, not in {other}"
     factor = f": all updates are given {candidate / golden:.4g} x golden's, the clip factor" if golden else ""
-    return f"the gradients are clipped to {number(golden)} in golden, to {number(candidate)} in the candidate{factor}"
+    return f"the gradients are clipped to {number_words(golden)} in golden, to {number_words(candidate)} in the candidate{factor}"
 
 
 def percent(share: float) -> str:
@@ -141,5 +141,5 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %" if 1e-7 <= share < 100 or not share else f"{share:.2e}"
 
 
-def number(value: float | None) -> str:
+def number_words(value: float | None) -> str:
     return "none" if value is None else f"{value:.6g}"

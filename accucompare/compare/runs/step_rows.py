@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from accucompare.bundle.format import TRAINING_ROLES, Layout, Record, Role, StepSeries
-from accucompare.compare.judging import judge
+from accucompare.compare.judging import judge_pair
 from accucompare.compare.limits import (
     CEILING,
     COARSE,
@@ -34,15 +34,15 @@ from accucompare.compare.limits import (
     precision_of,
     ratio_limit,
 )
-from accucompare.compare.measuring import Blocks, Metrics, measure
+from accucompare.compare.measuring import Blocks, Metrics, measure_pair
 from accucompare.compare.origins import not_fed
 from accucompare.compare.rows import UNMATCHED, Reason, Row, Status, Verdict, is_operator
 from accucompare.compare.runs.ladder import Manifests, Parting, asked_of, coarsest
-from accucompare.compare.runs.wander import Place, relative, used_norm
+from accucompare.compare.runs.wander import StepOfRank, relative, used_norm
 from accucompare.numbers import DTYPES, digest, summarize
 
 #: An output of the whole model: the number of its call, and its path.
-Output = tuple[int, str]
+LossOutput = tuple[int, str]
 
 #: The series keeps its numbers in this type, whatever type they were computed in.
 _KEPT_IN = "float64"
@@ -78,7 +78,7 @@ def with_clipping(rows: list[Row], parting: Parting, golden: Manifests, candidat
     return _among(rows, _Steps.of(rows, candidate), {}, {place: clips})
 
 
-def _among(rows: list[Row], steps: _Steps, losses: Mapping[Place, list[Row]], clips: Mapping[Place, Row | None]) -> list[Row]:
+def _among(rows: list[Row], steps: _Steps, losses: Mapping[StepOfRank, list[Row]], clips: Mapping[StepOfRank, Row | None]) -> list[Row]:
     """The rows with those of losses and of clipped gradients where a step computes them."""
     made: dict[int, list[Row]] = {}  # by the number of the row that they come before
     for before, of_steps in ((steps.backward, losses), (steps.update, {place: [row] for place, row in clips.items() if row is not None})):
@@ -96,7 +96,7 @@ def _clip(golden: StepSeries, candidate: StepSeries) -> bool:
     return golden.clipped_norm is not None or candidate.clipped_norm is not None
 
 
-def _series(manifests: Manifests) -> dict[Place, StepSeries]:
+def _series(manifests: Manifests) -> dict[StepOfRank, StepSeries]:
     return {(rank, entry.step): entry for rank, manifest in manifests.items() for entry in manifest.series}
 
 
@@ -179,14 +179,14 @@ class _Steps:
         unfed: steps with an output of the whole model that golden's did not take the place of.
     """
 
-    backward: dict[Place, int] = field(default_factory=dict)
-    update: dict[Place, int] = field(default_factory=dict)
-    end: dict[Place, int] = field(default_factory=dict)
-    norms: dict[Place, list[tuple[Output, float]]] = field(default_factory=dict)
-    largest: dict[Place, dict[Output, float]] = field(default_factory=dict)
-    sizes: dict[Place, dict[Output, int]] = field(default_factory=dict)
-    failed: set[Place] = field(default_factory=set)
-    unfed: set[Place] = field(default_factory=set)
+    backward: dict[StepOfRank, int] = field(default_factory=dict)
+    update: dict[StepOfRank, int] = field(default_factory=dict)
+    end: dict[StepOfRank, int] = field(default_factory=dict)
+    norms: dict[StepOfRank, list[tuple[LossOutput, float]]] = field(default_factory=dict)
+    largest: dict[StepOfRank, dict[LossOutput, float]] = field(default_factory=dict)
+    sizes: dict[StepOfRank, dict[LossOutput, int]] = field(default_factory=dict)
+    failed: set[StepOfRank] = field(default_factory=set)
+    unfed: set[StepOfRank] = field(default_factory=set)
 
     @classmethod
     def of(cls, rows: Iterable[Row], candidate: Manifests) -> _Steps:
@@ -217,19 +217,19 @@ class _Steps:
         steps.unfed.update(missed | (steps.end.keys() - fed))
         return steps
 
-    def terms(self, place: Place) -> int:
+    def terms(self, place: StepOfRank) -> int:
         """How many elements the outputs have that the losses are computed of: those to which they send a gradient, if any is known."""
         sizes, used = self.sizes.get(place, {}), [output for output, _ in self.norms.get(place, [])]
         return max(sum(sizes.get(output, 0) for output in used) or sum(sizes.values()), 1)
 
-    def reach(self, place: Place, scale: float | None) -> float:
+    def reach(self, place: StepOfRank, scale: float | None) -> float:
         """How much a loss changes if its inputs do by their largest value, in directions of chance. ``scale``: of the loss."""
         largest = self.largest.get(place, {})
         most = max(largest.values(), default=0.0)
         return math.hypot(*(norm * largest.get(output, most) for output, norm in self.norms.get(place, []))) / (scale or 1.0)
 
 
-def _losses(place: Place, golden: StepSeries, candidate: StepSeries, limits: _Limits, steps: _Steps) -> list[Row]:
+def _losses(place: StepOfRank, golden: StepSeries, candidate: StepSeries, limits: _Limits, steps: _Steps) -> list[Row]:
     """A row for each loss that was sent back; for the sum of them if one side has more.
 
     The backwards of several micro-batches may run in another order: if losses fail one by one, and none does in the order of their size,
@@ -253,7 +253,7 @@ def _losses(place: Place, golden: StepSeries, candidate: StepSeries, limits: _Li
     return again if all(row.status is Status.PASS for row in again) else found
 
 
-def _loss(place: Place, golden: tuple[int, float], candidate: tuple[int, float], tolerance: Tolerance, inherited: bool) -> Row:
+def _loss(place: StepOfRank, golden: tuple[int, float], candidate: tuple[int, float], tolerance: Tolerance, inherited: bool) -> Row:
     """The row of a loss.
 
     Args:
@@ -265,7 +265,7 @@ def _loss(place: Place, golden: tuple[int, float], candidate: tuple[int, float],
     ours, theirs = (_record(place, Role.LOSS, value, call) for call, value in (golden, candidate))
     values = golden[1], candidate[1]
     metrics = _measured(*values, tolerance)
-    verdict = judge(ours, theirs, metrics, tolerance)
+    verdict = judge_pair(ours, theirs, metrics, tolerance)
     if verdict.reason is Reason.NON_FINITE and not inherited:
         verdict = verdict.beginning()
     elif verdict.status is Status.PASS and _is_beyond(values, tolerance):
@@ -282,7 +282,7 @@ def _is_beyond(values: tuple[float, float], tolerance: Tolerance) -> bool:
     return tolerance.ceiling is not None and abs(candidate - golden) > (tolerance.atol or 0.0) + tolerance.ceiling * abs(golden)
 
 
-def _clips(place: Place, golden: StepSeries, candidate: StepSeries, limits: _Limits) -> Row | None:
+def _clips(place: StepOfRank, golden: StepSeries, candidate: StepSeries, limits: _Limits) -> Row | None:
     """The row of the norm that gradients are clipped to; ``None`` if no side clips, or one alone does and to no other norm."""
     clipped = golden.clipped_norm, candidate.clipped_norm
     if clipped == (None, None) or not (golden.updates and candidate.updates):
@@ -296,7 +296,7 @@ def _clips(place: Place, golden: StepSeries, candidate: StepSeries, limits: _Lim
     tolerance = limits.of(record)
     metrics = _measured(numbers[0], numbers[1], tolerance)
     sides = [_record(place, Role.CLIPPED_NORM, value) for value in numbers]
-    verdict = judge(sides[0], sides[1], metrics, tolerance)
+    verdict = judge_pair(sides[0], sides[1], metrics, tolerance)
     if verdict.status is Status.PASS and None in clipped:
         return None
     if verdict.reason is Reason.OVER:
@@ -304,7 +304,7 @@ def _clips(place: Place, golden: StepSeries, candidate: StepSeries, limits: _Lim
     return Row(ours, theirs, verdict, metrics)
 
 
-def _record(place: Place, role: Role, value: float, call: int = 0) -> Record:
+def _record(place: StepOfRank, role: Role, value: float, call: int = 0) -> Record:
     array = np.asarray(value, np.float64)
     statistics = summarize(array, DTYPES[_KEPT_IN])
     known: dict[str, Any] = {"digest": digest(array), "statistics": statistics}
@@ -321,14 +321,14 @@ def number_of(record: Record) -> float:
 
 def _measured(golden: float, candidate: float, tolerance: Tolerance) -> Metrics:
     dtype = DTYPES[_KEPT_IN]
-    return measure(_blocks(golden), _blocks(candidate), dtype, dtype, (), atol=tolerance.atol, rtol=tolerance.rtol)
+    return measure_pair(_blocks(golden), _blocks(candidate), dtype, dtype, (), atol=tolerance.atol, rtol=tolerance.rtol)
 
 
 def _blocks(value: float) -> Blocks:
     return lambda first, last: iter([np.full(last - first, value)])
 
 
-def _place(row: Row) -> Place:
+def _place(row: Row) -> StepOfRank:
     assert row.record is not None
     return row.record.rank, row.record.step
 

@@ -26,7 +26,7 @@ from accucompare.compare.limits import CEILING, CLEAR, DEFAULT_REL_L2, Tolerance
 from accucompare.compare.origins import FREE_GRADIENTS
 
 #: (rank, step).
-Place = tuple[int, int]
+StepOfRank = tuple[int, int]
 
 #: Steps at the beginning of a run whose differences are taken together.
 TOGETHER = 10
@@ -111,7 +111,7 @@ class Apart:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RunLimits:
     """How far numbers may be apart by rounding alone.
 
     Attributes:
@@ -122,14 +122,14 @@ class Limits:
 
     dtype: str
     given: Tolerance
-    envelopes: Mapping[Quantity, Mapping[Place, float]]
+    envelopes: Mapping[Quantity, Mapping[StepOfRank, float]]
 
     @property
     def by_user(self) -> bool:
         """Whether the user's limits judge. A cosine tells nothing of single numbers."""
         return (self.given.atol, self.given.rtol, self.given.rel_l2) != (None, None, None)
 
-    def apart(self, quantity: Quantity, place: Place, golden: float | None, candidate: float | None) -> Apart | None:
+    def apart(self, quantity: Quantity, place: StepOfRank, golden: float | None, candidate: float | None) -> Apart | None:
         """A number on both sides with its limit; ``None`` if a side has none."""
         if golden is None or candidate is None:
             return None
@@ -147,7 +147,7 @@ class Limits:
         return min(limits)
 
 
-def envelope(golden: Mapping[Place, float], other: Mapping[Place, float], dtype: str) -> dict[Place, float]:
+def envelope(golden: Mapping[StepOfRank, float], other: Mapping[StepOfRank, float], dtype: str) -> dict[StepOfRank, float]:
     """The limits that another run of golden allows, at each step that both have.
 
     Args:

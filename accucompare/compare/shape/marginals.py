@@ -99,7 +99,7 @@ class Tensors:
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class SumsOfSlices:
     """Sums of d, d^2, d * golden and golden^2 (the first axis) over the last dimension, and over all others."""
 
     leading: Float64
@@ -130,7 +130,7 @@ def pair_of(golden: Float64, candidate: Float64, sample: Sample | None = None) -
     return Tensors(np.ascontiguousarray(golden).reshape(shape), np.ascontiguousarray(candidate).reshape(shape), places)
 
 
-def sums_of(pair: Tensors) -> Sums:
+def sums_of(pair: Tensors) -> SumsOfSlices:
     """The sums of a pair of one dimension or more."""
     shape = pair.golden.shape
     golden = pair.golden.reshape(-1, shape[-1])
@@ -138,7 +138,7 @@ def sums_of(pair: Tensors) -> Sums:
     products = ((diff, diff), (diff, golden), (golden, golden))
     leading = np.stack([diff.sum(1), *(np.einsum("ij,ij->i", *two) for two in products)])
     last = np.stack([diff.sum(0), *(np.einsum("ij,ij->j", *two) for two in products)])
-    return Sums(leading.reshape(4, *shape[:-1]), last, carriers_of(diff))
+    return SumsOfSlices(leading.reshape(4, *shape[:-1]), last, carriers_of(diff))
 
 
 def carriers_of(diff: Float64) -> float:
@@ -160,7 +160,7 @@ def shares(over: Float64) -> tuple[Float64, Float64]:
     return over[1] / over[1].sum(), np.maximum(1 / over.shape[1], over[3] / (over[3].sum() or 1.0))
 
 
-def locate(pair: Tensors, sums: Sums) -> list[tuple[float, Slices]]:
+def slices_of_error(pair: Tensors, sums: SumsOfSlices) -> list[tuple[float, Slices]]:
     """The slices along each dimension that hold nearly all of the squared error, and their share of it.
 
     Where a dimension has none, a run of them that ends sharply, as a tile does: it may be more than half, or lie in noise.
@@ -244,6 +244,6 @@ def _brightest(share: Float64, expected: Float64, carriers: float) -> tuple[floa
     return float(together[count - 1]), np.sort(order[:count])
 
 
-def percent(share: float) -> str:
+def percent_of(share: float) -> str:
     """``97 %``, or ``all``."""
     return "all" if share >= 1 - 1e-9 else f"{math.floor(100 * share)} %"

@@ -18,14 +18,14 @@ from accucompare.compare.shape.marginals import (
     CERTAIN,
     SHARE,
     Slices,
-    Sums,
+    SumsOfSlices,
     Tensors,
     beyond_chance,
     carriers_of,
-    locate,
     pair_of,
-    percent,
+    percent_of,
     shares,
+    slices_of_error,
     sums_of,
 )
 from accucompare.compare.shape.transforms import Description, describe, scales_and_offsets
@@ -41,10 +41,10 @@ SAMPLE = 1 << 16  # elements from which a share is estimated, to 0.4 %
 RIGHT = 8.0  # roundings of the candidate's type: what has no larger a relative L2 error is right
 BINS = 64  # of golden's values, to see whether they alone decide the error
 #: sqrt(mean d^2 / mean golden^2) of rounding to p bits is this times 2^-p, for mantissas spread evenly in their logarithm.
-ROUNDING = math.sqrt(2 * math.log(2) / 9)
+_ROUNDING = math.sqrt(2 * math.log(2) / 9)
 
 #: What such an error comes from, where nothing else makes the same values: other causes are excluded by the fact itself.
-HINTS = {
+CAUSES = {
     "saturated": "overflow in a narrow type, saturated in place of Inf",
     "softmax": "a softmax in the model and another around it",
     "eps": "often: a wrong eps in a normalisation",  # of a normalisation's own output only
@@ -56,7 +56,7 @@ class Fact(NamedTuple):
 
     Attributes:
         words: the statement.
-        hint: what kind it is; some have a hint, see ``HINTS``.
+        hint: what kind it is; some have a hint, see ``CAUSES``.
         of_all: whether it is about all values that were looked at, which may be those of one place.
     """
 
@@ -66,7 +66,7 @@ class Fact(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ErrorShape:
     """The shape of an error.
 
     Attributes:
@@ -80,7 +80,7 @@ class Shape:
 
 def describe_error(
     golden: Float64, candidate: Float64, *, dtype: str = "float32", sample: Sample | None = None, normalised: bool = False
-) -> Shape:
+) -> ErrorShape:
     """Say what an error looks like. Scaling both arrays by one factor changes only facts about the largest value of the type.
 
     Args:
@@ -104,11 +104,11 @@ def describe_error(
     if any(fact.hint == "saturated" for fact in facts):
         others = [fact for fact in others if fact.hint != "clip"]  # it says the same
     by_cause = (*facts, *reversed(others))  # what was done shows the cause better than where it was
-    hints = [HINTS[fact.hint] for fact in by_cause if fact.hint in HINTS and (normalised or fact.hint != "eps")]
+    hints = [CAUSES[fact.hint] for fact in by_cause if fact.hint in CAUSES and (normalised or fact.hint != "eps")]
     words = [fact.words for fact in (*facts, *others)][:3]
     if sample is not None:
         words[:1] = [f"in {sample.share()}: {first}" for first in words[:1]]
-    return Shape(tuple(words), tuple(dict.fromkeys(hints))[:2])
+    return ErrorShape(tuple(words), tuple(dict.fromkeys(hints))[:2])
 
 
 def _saturated(golden: Float64, candidate: Float64, dtype: str) -> list[Fact]:
@@ -132,7 +132,7 @@ def _not_finite(golden: Float64, candidate: Float64, sample: Sample | None) -> l
     ):
         if count := np.count_nonzero(bad):
             counted = pair_of(np.zeros(bad.shape), bad.astype(np.float64), sample)
-            places = [place for _, place in locate(counted, sums_of(counted))] if counted.places else []
+            places = [place for _, place in slices_of_error(counted, sums_of(counted))] if counted.places else []
             where = " and ".join(map(str, places)) or f"first at index {_index(int(bad.argmax()), bad.shape, sample)}"
             facts.append(Fact(f"{words}, at {count} of {bad.size} element(s), {where}", hint))
     return facts
@@ -148,7 +148,7 @@ def _where_and_what(whole: Tensors, shape: tuple[int, ...], dtype: str, sample: 
     sums = sums_of(whole)
     if not sums.carriers:
         return []
-    where = locate(whole, sums)
+    where = slices_of_error(whole, sums)
     if not where:
         return _spike(whole, shape, sample) or _what(whole, sums, dtype)
     chosen = [place for _, place in where]
@@ -165,7 +165,7 @@ def _place_in_words(whole: Tensors, where: list[tuple[float, Slices]], dtype: st
         diff, golden = (float(np.linalg.norm(values)) for values in (rest.candidate - rest.golden, rest.golden))
         if diff <= RIGHT * DTYPES[dtype].rounding * golden:
             return f"{chosen[0]} are wrong, the rest is {'right' if diff else 'identical'}"
-    share = percent(min(share for share, _ in where))
+    share = percent_of(min(share for share, _ in where))
     return f"{share} of the squared error is in {' of '.join(map(str, reversed(chosen)))}"
 
 
@@ -177,10 +177,10 @@ def _spike(pair: Tensors, shape: tuple[int, ...], sample: Sample | None) -> list
     share = float(diff[at]) ** 2 / total
     if share < 0.99 or diff[at] < SPIKE * np.abs(pair.golden).max() or diff.size < FEWEST:
         return []
-    return [Fact(f"{percent(share)} of the squared error is in one element, at {_index(at, shape, sample)}")]
+    return [Fact(f"{percent_of(share)} of the squared error is in one element, at {_index(at, shape, sample)}")]
 
 
-def _what(pair: Tensors, sums: Sums, dtype: str) -> list[Fact]:
+def _what(pair: Tensors, sums: SumsOfSlices, dtype: str) -> list[Fact]:
     if best := describe(pair, sums):
         return [Fact(best.words, best.hint, best.of_all)]
     return _steps(pair, dtype) + _by_golden(pair) or _low_rank(pair) or _unrelated(sums) or _noise(pair, sums)
@@ -218,7 +218,7 @@ def _by_golden(pair: Tensors) -> list[Fact]:
         share = float(diff[where] @ diff[where]) / total
         expected = max(float(where.mean()), float(golden[where] @ golden[where]) / (float(golden @ golden) or 1.0))
         if share >= SIDE and expected <= SHARE and beyond_chance(np.array(share), np.array(expected), carriers) >= CERTAIN:
-            return [Fact(f"{percent(share)} of the squared error is where golden is {words}", "side")]
+            return [Fact(f"{percent_of(share)} of the squared error is where golden is {words}", "side")]
     one = _function_of_golden(golden, candidate)
     return [Fact(one.words, one.hint)] if carriers >= 4 * BINS and one.certain() else []
 
@@ -257,7 +257,7 @@ def _low_rank(pair: Tensors) -> list[Fact]:
     return [Fact(one.words, one.hint)] if one.certain() else []
 
 
-def _unrelated(sums: Sums) -> list[Fact]:
+def _unrelated(sums: SumsOfSlices) -> list[Fact]:
     """Whether the candidate correlates with golden no more than by chance."""
     _, diff, product, golden = sums.leading.reshape(4, -1).sum(1).tolist()
     candidate, both = diff + 2 * product + golden, product + golden
@@ -266,7 +266,7 @@ def _unrelated(sums: Sums) -> list[Fact]:
     return [Fact("the candidate does not correlate with golden", "unrelated", of_all=True)]
 
 
-def _noise(pair: Tensors, sums: Sums) -> list[Fact]:
+def _noise(pair: Tensors, sums: SumsOfSlices) -> list[Fact]:
     """Whether the error is noise, which nothing explains better than chance; how large it is, and whether in proportion to golden."""
     if sums.carriers < FEWEST or _explained(pair, sums) or _patterned(pair) or _uneven(pair, sums):
         return []
@@ -274,7 +274,7 @@ def _noise(pair: Tensors, sums: Sums) -> list[Fact]:
     if not golden:
         return [Fact("no pattern was found")]
     ratio, slope = math.sqrt(error / golden), _slope(pair)
-    bits = round(math.log2(min(max(ROUNDING / ratio, 1.0), 2.0**53)))
+    bits = round(math.log2(min(max(_ROUNDING / ratio, 1.0), 2.0**53)))
     if abs(slope - 1) < SLOPE:
         size = f"about as large as rounding to {bits} bits" if bits > 1 else f"{ratio:.1g} of it"
         return [Fact(f"no pattern was found, in proportion to |golden|: {size}")]
@@ -282,7 +282,7 @@ def _noise(pair: Tensors, sums: Sums) -> list[Fact]:
     return [Fact(f"no pattern was found, {ratio:.1e} of golden's RMS{alike}")]
 
 
-def _explained(pair: Tensors, sums: Sums) -> bool:
+def _explained(pair: Tensors, sums: SumsOfSlices) -> bool:
     """Whether scales or offsets explain more than they would of noise.
 
     k free numbers explain a share of k/n of noise, give or take sqrt(2k)/n. Allowed is that, four deviations more, and 16/n, the square of
@@ -303,7 +303,7 @@ def _patterned(pair: Tensors) -> bool:
     return first > 3 * (1 / math.sqrt(rows) + 1 / math.sqrt(columns)) ** 2
 
 
-def _uneven(pair: Tensors, sums: Sums) -> bool:
+def _uneven(pair: Tensors, sums: SumsOfSlices) -> bool:
     """Whether half of the slices along a dimension hold far more of the error than of golden. Thin slices cannot tell."""
     for dim, place in enumerate(pair.places):
         over = sums.over((dim,))

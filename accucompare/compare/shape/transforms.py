@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accucompare.compare.shape.marginals import CERTAIN, LISTED, LONGEST, Sums, Tensors, carriers_of, percent
+from accucompare.compare.shape.marginals import CERTAIN, LISTED, LONGEST, SumsOfSlices, Tensors, carriers_of, percent_of
 from accucompare.numbers import Float64
 
 LEFT = 0.1  # the largest share of the squared error that a description may leave: noise of a tenth of the error takes 1 %
 FLOOR = 1e-4  # a smaller share left counts as none: among exact descriptions the shortest wins
-NEAR = 0.05  # a scale this near to 1 is a slip; this near to 0 or -1 it counts as that
+NEAR_ONE = 0.05  # a scale this near to 1 is a slip; this near to 0 or -1 it counts as that
 SLIGHT = 1e-3  # factors of slices nearer to 1 may have any cause; wrong weights and scales are further off
 SLIP = 0.5  # a factor of each row further from 1 is no slip
 FAINT = 0.05  # of golden's RMS: a fainter channel counts as this large, or its noise would outweigh the errors of others
@@ -58,7 +58,7 @@ class Description:
         return self.left <= LEFT and self.numbers <= self.carriers / 2 and self.evidence() >= CERTAIN
 
 
-def describe(pair: Tensors, sums: Sums) -> Description | None:
+def describe(pair: Tensors, sums: SumsOfSlices) -> Description | None:
     """The certain description with the most evidence; ``None`` if none is certain."""
     all_of_them = itertools.chain(
         _zero(pair, sums),
@@ -85,17 +85,17 @@ def _left_of_both(pair: Tensors, guess: Float64) -> float:
     return max(_left(pair, guess), float(missed @ missed) / varies if varies else 1.0)
 
 
-def _zero(pair: Tensors, sums: Sums) -> Iterator[Description]:
+def _zero(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     zero = pair.candidate == 0
     count = np.count_nonzero(zero & (pair.golden != 0))
     if zero.all():
         yield Description("zero", "the candidate is exactly zero", 0.0, 0, zero.size, of_all=True)  # a fact, of every element
     elif count:
-        words = f"exactly zero where golden is not, at {percent(count / zero.size)} of the elements"
+        words = f"exactly zero where golden is not, at {percent_of(count / zero.size)} of the elements"
         yield Description("zero", words, _left(pair, np.where(zero, 0.0, pair.golden)), 2, sums.carriers)
 
 
-def scales_and_offsets(pair: Tensors, sums: Sums) -> Iterator[Description]:
+def scales_and_offsets(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     """One scale or one offset of all elements, or of each slice along a dimension, or of each row."""
     size, error = pair.golden.size, float(sums.leading[1].sum())
     rms = math.sqrt(float(sums.leading[3].sum()) / size)
@@ -148,7 +148,7 @@ def _range(values: Float64) -> tuple[float, float]:
 
 def _factor(scale: float) -> str:
     """A factor in three digits; near 1, in two digits of its difference from 1."""
-    if 0 < abs(scale - 1) < NEAR:
+    if 0 < abs(scale - 1) < NEAR_ONE:
         return str(round(scale, 1 + math.ceil(-math.log10(abs(scale - 1)))))
     return f"{scale:.3g}"
 
@@ -165,11 +165,11 @@ def _scales_in_words(scales: Float64, each: str) -> tuple[str, str]:
         if each == ROW and one_sided:
             return "eps", words
         return "scale by group" if max(1 - low, high - 1) >= SLIGHT else "", words
-    if abs(low + 1) < NEAR:
+    if abs(low + 1) < NEAR_ONE:
         return "sign", "the sign is flipped"
-    if abs(low) < NEAR:
+    if abs(low) < NEAR_ONE:
         return NEARLY_ZERO, "the candidate is nearly zero"
-    return "scale near 1" if abs(low - 1) < NEAR else "scale", f"the candidate is about {_factor(low)} × golden"
+    return "scale near 1" if abs(low - 1) < NEAR_ONE else "scale", f"the candidate is about {_factor(low)} × golden"
 
 
 def _offset_in_words(offsets: Float64, each: str, rms: float) -> str:
@@ -212,7 +212,7 @@ def _row_scales(pair: Tensors) -> Iterator[Description]:
     for _ in range(TURNS):
         bias = np.nan_to_num((excess @ diff - excess**2 @ golden) / (excess @ excess)).clip(-1, 1)  # none is above golden's RMS
         excess = _ratio(product + diff @ bias, squares + 2 * (golden @ bias) + bias @ bias)
-    if np.abs(np.median(1 + excess)) < NEAR:  # every row is but the bias
+    if np.abs(np.median(1 + excess)) < NEAR_ONE:  # every row is but the bias
         return
     missed = golden + bias
     missed *= excess[:, None]
@@ -222,10 +222,10 @@ def _row_scales(pair: Tensors) -> Iterator[Description]:
     yield Description(*_scales_in_words(1 + excess, ROW), left, len(golden) + length, carriers)
 
 
-def _clipped(pair: Tensors, sums: Sums) -> Iterator[Description]:
+def _clipped(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     low, high = float(pair.candidate.min()), float(pair.candidate.max())
     below, above = float(pair.golden.min()) < low, float(pair.golden.max()) > high
-    flat = high - low < NEAR * float(np.ptp(pair.golden))
+    flat = high - low < NEAR_ONE * float(np.ptp(pair.golden))
     if flat:
         exactly = high == low
         hint, words, numbers = "constant" if exactly else "", f"the candidate is {'' if exactly else 'nearly '}constant", 1
@@ -241,10 +241,10 @@ def _clipped(pair: Tensors, sums: Sums) -> Iterator[Description]:
     yield Description(hint, words, left, numbers, sums.carriers, of_all=flat)
 
 
-def _softmax_again(pair: Tensors, sums: Sums) -> Iterator[Description]:
+def _softmax_again(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     """A second softmax along the last dimension. Where golden is zero, it was masked, and may be masked again."""
     golden, last = pair.golden, pair.places[-1]
-    if len(last.chosen) != last.size or golden.min() < 0 or np.abs(golden.sum(-1) - 1).max() > NEAR:
+    if len(last.chosen) != last.size or golden.min() < 0 or np.abs(golden.sum(-1) - 1).max() > NEAR_ONE:
         return
     powers = np.exp(golden)
     for kept in (powers, np.where(golden > 0, powers, 0.0)):
@@ -253,7 +253,7 @@ def _softmax_again(pair: Tensors, sums: Sums) -> Iterator[Description]:
         yield Description("softmax", words, _left_of_both(pair, guess), 1, sums.carriers, of_all=True)
 
 
-def _moved_slices(pair: Tensors, sums: Sums) -> Iterator[Description]:
+def _moved_slices(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     """Slices along one dimension that were shifted, or have changed places."""
     for dim, place in enumerate(pair.places):
         over = sums.over((dim,))
@@ -278,7 +278,7 @@ def _matched(pair: Tensors, dim: int, squares: Float64) -> tuple[NDArray[np.intp
     return looked, np.where(stays, looked, matched)
 
 
-def _shifted(pair: Tensors, sums: Sums, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]) -> Iterator[Description]:
+def _shifted(pair: Tensors, sums: SumsOfSlices, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]) -> Iterator[Description]:
     place, size = pair.places[dim], pair.golden.shape[dim]
     shifts, votes = np.unique((looked - matched) % size, return_counts=True)
     shift = int(shifts[votes.argmax()])
@@ -287,7 +287,7 @@ def _shifted(pair: Tensors, sums: Sums, dim: int, looked: NDArray[np.intp], matc
         yield Description("shift", words, _left(pair, np.roll(pair.golden, shift, dim)), 1, sums.carriers)
 
 
-def _permuted(pair: Tensors, sums: Sums, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]) -> Iterator[Description]:
+def _permuted(pair: Tensors, sums: SumsOfSlices, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]) -> Iterator[Description]:
     place, order = pair.places[dim], np.arange(pair.golden.shape[dim])
     order[looked] = matched
     moved = place.chosen[looked[matched != looked]].tolist()
@@ -303,7 +303,7 @@ def _permuted(pair: Tensors, sums: Sums, dim: int, looked: NDArray[np.intp], mat
     yield Description("swap", words, _left(pair, np.take(pair.golden, order, dim)), len(moved), sums.carriers)
 
 
-def _layouts(pair: Tensors, sums: Sums) -> Iterator[Description]:
+def _layouts(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     """Values laid out with the dimensions in another order and read as if in this one; a plain transposition if the sizes agree."""
     ndim, shape = pair.golden.ndim, pair.golden.shape
     if not 2 <= ndim <= 4 or any(place.step > 1 for place in pair.places):

@@ -11,7 +11,7 @@ from accucompare.bundle.format import Key, Record
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.limits import baseline_command, check_baseline, check_dtypes, other_code, own_baseline, partners
 from accucompare.compare.pairing import Calls, Model, Pair, Renaming, given_otherwise, judged_by_limits, numbered_as, signatures_of
-from accucompare.compare.rows import Finding, Reason, RefusedBaseline, Row, Task, with_baseline
+from accucompare.compare.rows import PreflightFinding, Reason, RefusedBaseline, Row, Task, with_baseline
 from accucompare.compare.trust.preflight import preflight_baseline
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers import DTYPES
@@ -84,13 +84,15 @@ class ChosenBaseline:
         judged = row.baseline is not None or row.reason in (Reason.SHAPE, Reason.DTYPE, Reason.NON_FINITE)
         return not judged and row.golden.dtype in DTYPES and DTYPES[row.golden.dtype].digits > 0
 
-    def findings(self, golden: Bundle, candidate: Bundle, renamings: list[Renaming], alone: list[Row], compared: int) -> list[Finding]:
+    def findings(
+        self, golden: Bundle, candidate: Bundle, renamings: list[Renaming], alone: list[Row], compared: int
+    ) -> list[PreflightFinding]:
         """Findings about the baseline, or about its absence. ``alone``: the compared rows that it has no record of."""
-        findings = [Finding("baseline", f"golden's own baseline does not judge: {self.unfit}")] if self.unfit else []
+        findings = [PreflightFinding("baseline", f"golden's own baseline does not judge: {self.unfit}")] if self.unfit else []
         findings += preflight_baseline(golden, candidate, self.bundle, renamings, self.refused)
         if alone:
             what = f"{len(alone)} of {compared} compared rows (such as {alone[0].place})"
-            findings.append(Finding("baseline", f"the baseline has no record of {what}, which are judged without it"))
+            findings.append(PreflightFinding("baseline", f"the baseline has no record of {what}, which are judged without it"))
         return findings
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from accucompare.bundle.format import FLAGS, Manifest
+from accucompare.bundle.flags import FLAGS
+from accucompare.bundle.format import Manifest
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.limits import (
     baseline_command,
@@ -20,13 +21,13 @@ from accucompare.compare.limits import (
     suggested,
 )
 from accucompare.compare.pairing import Renaming, SharedNames, renamed_model
-from accucompare.compare.rows import About, Finding, RefusedBaseline
+from accucompare.compare.rows import About, PreflightFinding, RefusedBaseline
 from accucompare.compare.trust.unverified import unverified
 from accucompare.numbers import same_fingerprint
 from accucompare.selection import Mode
 
 
-def preflight(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()) -> list[Finding]:
+def preflight_findings(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()) -> list[PreflightFinding]:
     """Compare two manifests; the most telling findings first.
 
     Args:
@@ -52,10 +53,10 @@ class Pairing:
         return ("golden", self.golden), (self.name, self.candidate)
 
 
-Check = Callable[[Pairing], Iterator[Finding]]
+PreflightCheck = Callable[[Pairing], Iterator[PreflightFinding]]
 
 
-def _completeness(pair: Pairing) -> Iterator[Finding]:
+def _completeness(pair: Pairing) -> Iterator[PreflightFinding]:
     for side, bundle in pair.sides:
         for rank, manifest in bundle.manifests.items():
             if manifest.complete:
@@ -64,9 +65,9 @@ def _completeness(pair: Pairing) -> Iterator[Finding]:
             place = f" in {stopped['module']}" if stopped.get("module") else ""
             place += f" in step {stopped['step']}" if stopped.get("step") is not None else ""
             where = f" (rank {rank})" if bundle.manifest.ranks > 1 else ""
-            yield Finding("incomplete", f"{side}{where} is incomplete: stopped{place}: {stopped.get('error', 'unknown')}")
+            yield PreflightFinding("incomplete", f"{side}{where} is incomplete: stopped{place}: {stopped.get('error', 'unknown')}")
         if bundle.missing_ranks:
-            yield Finding("incomplete", f"{side} lacks rank(s) {_some(bundle.missing_ranks)} of {bundle.manifest.ranks}")
+            yield PreflightFinding("incomplete", f"{side} lacks rank(s) {_some(bundle.missing_ranks)} of {bundle.manifest.ranks}")
 
 
 _OF_MODE = {
@@ -76,22 +77,22 @@ _OF_MODE = {
 }
 
 
-def _mode(pair: Pairing) -> Iterator[Finding]:
+def _mode(pair: Pairing) -> Iterator[PreflightFinding]:
     for mode, words in _OF_MODE.items():
         both = (("golden", pair.golden), ("the candidate", pair.candidate))
         if sides := [name for name, bundle in both if bundle.manifest.options.mode == mode]:
-            yield Finding("mode", f"{' and '.join(sides)} {'hold' if len(sides) == 2 else 'holds'} {words}", serious=False)
+            yield PreflightFinding("mode", f"{' and '.join(sides)} {'hold' if len(sides) == 2 else 'holds'} {words}", serious=False)
 
 
-def _imported(pair: Pairing) -> Iterator[Finding]:
+def _imported(pair: Pairing) -> Iterator[PreflightFinding]:
     for side, bundle in pair.sides:
         if (imported := bundle.manifest.options.imported) is not None:
             unknown = [words for section, key, words, serious, _ in _SETTINGS if serious and _get(bundle.manifest, section, key) is None]
             message = f"{side} was imported from {imported.format}, whose dumps do not tell of: {', '.join(unknown)}"
-            yield Finding("import", message, serious=False)
+            yield PreflightFinding("import", message, serious=False)
 
 
-def _steps(pair: Pairing) -> Iterator[Finding]:
+def _steps(pair: Pairing) -> Iterator[PreflightFinding]:
     sides = [
         {(rank, entry.step) for rank, entry in bundle.steps()}
         | {(rank, entry.step) for rank, manifest in bundle.manifests.items() for entry in manifest.series}
@@ -99,14 +100,14 @@ def _steps(pair: Pairing) -> Iterator[Finding]:
     ]
     if sides[0] != sides[1]:
         counts = [f"{len(side)} step(s) of {len({rank for rank, _ in side})} rank(s)" for side in sides]
-        yield Finding("steps", f"golden holds {counts[0]}, the {pair.name} {counts[1]}", about=About.STEPS)
+        yield PreflightFinding("steps", f"golden holds {counts[0]}, the {pair.name} {counts[1]}", about=About.STEPS)
 
 
-def _weights(pair: Pairing) -> Iterator[Finding]:
+def _weights(pair: Pairing) -> Iterator[PreflightFinding]:
     for rank, (ours, theirs) in _by_rank(pair.golden, pair.candidate):
         if ours.described_at != theirs.described_at:
             steps = f"golden's are those of step {ours.described_at}, the {pair.name}'s those of step {theirs.described_at}"
-            yield Finding("weights", f"weights{rank} cannot be held against each other: {steps}", serious=False)
+            yield PreflightFinding("weights", f"weights{rank} cannot be held against each other: {steps}", serious=False)
             continue
         golden = renamed_model(ours.model, theirs.model, pair.renamings)
         names = SharedNames(golden, theirs.model)
@@ -128,16 +129,16 @@ def _weights(pair: Pairing) -> Iterator[Finding]:
             for name in sorted(computed & renamed.keys() & others.keys()):
                 if same_fingerprint(renamed[name], others[name]) is False:
                     message = f"the model computes another {name} than golden's did (it is in no checkpoint)"
-                    yield Finding(f"computed buffers{rank}", message)
+                    yield PreflightFinding(f"computed buffers{rank}", message)
 
 
 #: Stands for the steps until it is known which have the same finding.
 _INPUTS = "inputs"
 
 
-def _inputs(pair: Pairing) -> Iterator[Finding]:
+def _inputs(pair: Pairing) -> Iterator[PreflightFinding]:
     for rank, (ours, theirs) in _by_rank(pair.golden, pair.candidate):
-        of_steps: dict[Finding, list[int]] = {}
+        of_steps: dict[PreflightFinding, list[int]] = {}
         for step in sorted(ours.inputs.keys() & theirs.inputs.keys(), key=int):
             for finding in _digests(_INPUTS, ours.inputs[step], theirs.inputs[step], pair.name):
                 of_steps.setdefault(finding, []).append(int(step))
@@ -146,7 +147,7 @@ def _inputs(pair: Pairing) -> Iterator[Finding]:
             yield replace(finding, topic=inputs, message=finding.message.replace(_INPUTS, inputs, 1))
 
 
-def _unverified(pair: Pairing) -> Iterator[Finding]:
+def _unverified(pair: Pairing) -> Iterator[PreflightFinding]:
     yield from unverified(pair.sides if pair.name == "candidate" else pair.sides[1:], pair.golden)
 
 
@@ -156,13 +157,15 @@ def _by_rank(golden: Bundle, candidate: Bundle) -> Iterator[tuple[str, tuple[Man
         yield (f" of rank {rank}" if golden.manifest.ranks > 1 else ""), (golden.manifests[rank], candidate.manifests[rank])
 
 
-def _digests(what: str, golden: dict[str, Any], candidate: dict[str, Any], side: str, about: About = About.GIVEN) -> Iterator[Finding]:
+def _digests(
+    what: str, golden: dict[str, Any], candidate: dict[str, Any], side: str, about: About = About.GIVEN
+) -> Iterator[PreflightFinding]:
     """Findings on two tables of fingerprints by name. ``side`` is the name of the second, ``about`` what differences are about."""
     shared = sorted(golden.keys() & candidate.keys())
     same = {name: same_fingerprint(golden[name], candidate[name]) for name in shared}
     different = [name for name in shared if same[name] is False]
     if different:
-        yield Finding(what, f"{len(different)} of {len(shared)} {what} differ: {_some(different)}", about=about)
+        yield PreflightFinding(what, f"{len(different)} of {len(shared)} {what} differ: {_some(different)}", about=about)
     changes: dict[tuple[str, str, bool], list[str]] = {}
     for name in shared:
         ours, theirs = golden[name]["dtype"], candidate[name]["dtype"]
@@ -172,13 +175,13 @@ def _digests(what: str, golden: dict[str, Any], candidate: dict[str, Any], side:
     for (ours, theirs, known), names in changes.items():
         change = f"{ours} in golden, {theirs} in the {side}{'' if known else ', too different to say whether they agree'}"
         if ours in kept:  # others kept this dtype, so this is probably an accident
-            yield Finding(what, f"{len(names)} of {len(shared)} {what} are {change}: {_some(names)}", about=About.GIVEN)
+            yield PreflightFinding(what, f"{len(names)} of {len(shared)} {what} are {change}: {_some(names)}", about=About.GIVEN)
         else:
             agree = "; the same after rounding" if known else ""
-            yield Finding(what, f"{what} are {change}{agree}", serious=False, about=About.GIVEN)
+            yield PreflightFinding(what, f"{what} are {change}{agree}", serious=False, about=About.GIVEN)
     alone = sorted(golden.keys() ^ candidate.keys())
     if alone and shared:
-        yield Finding(what, f"{len(alone)} {what} on one side only: {_some(alone)}", about=About.GIVEN)
+        yield PreflightFinding(what, f"{len(alone)} {what} on one side only: {_some(alone)}", about=About.GIVEN)
 
 
 def _ranges(steps: Sequence[int]) -> str:
@@ -196,13 +199,13 @@ def _some(names: Sequence[str | int]) -> str:
     return ", ".join(map(str, names[:3])) + (f", and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _settings(pair: Pairing) -> Iterator[Finding]:
+def _settings(pair: Pairing) -> Iterator[PreflightFinding]:
     for section, key, words, serious, about in _SETTINGS:
         ours, theirs = (_get(bundle.manifest, section, key) for bundle in (pair.golden, pair.candidate))
         if any(value is None and bundle.manifest.options.imported for value, (_, bundle) in zip((ours, theirs), pair.sides, strict=True)):
             continue  # what another tool's dump does not say
         if ours != theirs and not (key in ("random", "optimizer") and None in (ours, theirs)):  # a killed, or older, capture could not say
-            yield Finding(words, f"{words}: golden {_shown(ours)}, {pair.name} {_shown(theirs)}", serious, about=about)
+            yield PreflightFinding(words, f"{words}: golden {_shown(ours)}, {pair.name} {_shown(theirs)}", serious, about=about)
 
 
 #: Settings that two captures should share: section of the manifest, dotted key, name in messages, whether it is serious, what it is about.
@@ -222,85 +225,85 @@ _SETTINGS = (
 )
 
 
-def _versions(pair: Pairing) -> Iterator[Finding]:
+def _versions(pair: Pairing) -> Iterator[PreflightFinding]:
     ours, theirs = (bundle.manifest.versions for bundle in (pair.golden, pair.candidate))
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         if any(name not in bundle.manifest.versions and bundle.manifest.options.imported for _, bundle in pair.sides):
             continue
         if ours.get(name) != theirs.get(name) and name not in ("python", "accucompare"):
-            yield Finding(name, f"{name}: golden {_shown(ours.get(name))}, {pair.name} {_shown(theirs.get(name))}", serious=False)
+            yield PreflightFinding(name, f"{name}: golden {_shown(ours.get(name))}, {pair.name} {_shown(theirs.get(name))}", serious=False)
 
 
-def _surroundings(pair: Pairing) -> Iterator[Finding]:
+def _surroundings(pair: Pairing) -> Iterator[PreflightFinding]:
     if found := other_surroundings(pair.golden.manifest, pair.candidate.manifest):
         more = f"; and {len(found) - _MOST_SURROUNDINGS} more" if len(found) > _MOST_SURROUNDINGS else ""
         said = "; ".join(each.told(pair.name) for each in found[:_MOST_SURROUNDINGS])
-        yield Finding("environment", f"environment: {said}{more}", serious=False)
+        yield PreflightFinding("environment", f"environment: {said}{more}", serious=False)
 
 
 #: The most environment variables and libraries that are named.
 _MOST_SURROUNDINGS = 5
 
 
-def _configuration(pair: Pairing) -> Iterator[Finding]:
+def _configuration(pair: Pairing) -> Iterator[PreflightFinding]:
     attributes = list(other_configuration(pair.golden.manifest, pair.candidate.manifest, pair.renamings))
     for name, key, ours, theirs in attributes[:_MOST_CONFIGURED]:
-        yield Finding("configuration", f"{place(name, key)}: golden {ours!r}, {pair.name} {theirs!r}", about=About.CONFIGURATION)
+        yield PreflightFinding("configuration", f"{place(name, key)}: golden {ours!r}, {pair.name} {theirs!r}", about=About.CONFIGURATION)
     if len(attributes) > _MOST_CONFIGURED:
         more = f"{len(attributes) - _MOST_CONFIGURED} more attributes of modules differ, such as {place(*attributes[-1][:2])}"
-        yield Finding("configuration", more, about=About.CONFIGURATION)
+        yield PreflightFinding("configuration", more, about=About.CONFIGURATION)
 
 
 #: The most attributes of modules that get a line each.
 _MOST_CONFIGURED = 5
 
 
-def _flags(pair: Pairing) -> Iterator[Finding]:
+def _flags(pair: Pairing) -> Iterator[PreflightFinding]:
     ours, theirs = (bundle.manifest.flags for bundle in (pair.golden, pair.candidate))
     for name in sorted(ours.keys() & theirs.keys()):
         if ours[name] != theirs[name]:
-            yield Finding("flags", f"{name}: golden {_shown(ours[name])}, candidate {_shown(theirs[name])}")
+            yield PreflightFinding("flags", f"{name}: golden {_shown(ours[name])}, candidate {_shown(theirs[name])}")
     for side, flags in (("golden", ours), ("candidate", theirs)):
         in_force = [flag for flag in FLAGS if flags.get(flag.name) in flag.values]
         lowered = [flag.name for flag in in_force if flag.products and ours.get(flag.name) != theirs.get(flag.name)]
         if lowered:
-            yield Finding("flags", f"{side} may compute float32 in fewer bits: {', '.join(lowered)}")
+            yield PreflightFinding("flags", f"{side} may compute float32 in fewer bits: {', '.join(lowered)}")
         for flag in in_force:
             if flag.saturates:
-                yield Finding("flags", f"{side} saturates: {flag.effect} ({flag.name} is off)")
+                yield PreflightFinding("flags", f"{side} saturates: {flag.effect} ({flag.name} is off)")
 
 
-def _feeding(pair: Pairing) -> Iterator[Finding]:
+def _feeding(pair: Pairing) -> Iterator[PreflightFinding]:
     for manifest in pair.candidate.manifests.values():
         feed = manifest.feed
         left = () if feed is None else feed.not_fed
         if left:
             places = _some([f"{entry.name or '(root)'} {entry.role} ({entry.why})" for entry in left])
-            yield Finding("feed", f"{len(left)} values of golden were not fed: {places}", serious=False)
+            yield PreflightFinding("feed", f"{len(left)} values of golden were not fed: {places}", serious=False)
 
 
-def _scaler(pair: Pairing) -> Iterator[Finding]:
+def _scaler(pair: Pairing) -> Iterator[PreflightFinding]:
     """A ``GradScaler`` on one side only: gradients are then scaled on the one, and not on the other."""
     trained = [[entry for manifest in bundle.manifests.values() for entry in manifest.series] for bundle in (pair.golden, pair.candidate)]
     scales = [next((entry.loss_scale for entry in series if entry.loss_scale is not None), None) for series in trained]
     if all(trained) and (scales[0] is None) is not (scales[1] is None):
         ours, theirs = ("none" if scale is None else f"scales losses by {scale:g}" for scale in scales)
-        yield Finding("gradient scaler", f"gradient scaler: golden {ours}, {pair.name} {theirs}")
+        yield PreflightFinding("gradient scaler", f"gradient scaler: golden {ours}, {pair.name} {theirs}")
 
 
-def _rounding(pair: Pairing) -> Iterator[Finding]:
+def _rounding(pair: Pairing) -> Iterator[PreflightFinding]:
     ours, theirs = (float_dtype(bundle.manifest) for bundle in (pair.golden, pair.candidate))
     narrower = theirs in ("bfloat16", "float16") and ours in ("float32", "float64")
     if narrower and pair.golden.manifest.options.round_weights != theirs and pair.candidate.manifest.fed:
         message = f"golden's weights are not rounded to {theirs} as the candidate's are, which hides small errors"
-        yield Finding("round_weights", f"{message}; capture it with --round-weights {theirs}", serious=False)
+        yield PreflightFinding("round_weights", f"{message}; capture it with --round-weights {theirs}", serious=False)
 
 
-def _notes(pair: Pairing) -> Iterator[Finding]:
+def _notes(pair: Pairing) -> Iterator[PreflightFinding]:
     for side, bundle in pair.sides:
         for manifest in bundle.manifests.values():
             for note in manifest.notes:
-                yield Finding("note", f"{side}: {note}", serious=False)
+                yield PreflightFinding("note", f"{side}: {note}", serious=False)
 
 
 def _get(manifest: Manifest, section: str, key: str) -> Any:
@@ -315,7 +318,7 @@ def _shown(value: Any) -> str:
     return words.get(str(value), str(value))
 
 
-_CHECKS: tuple[Check, ...] = (
+_CHECKS: tuple[PreflightCheck, ...] = (
     _unverified,
     _completeness,
     _imported,
@@ -335,7 +338,7 @@ _CHECKS: tuple[Check, ...] = (
 )
 
 #: What a baseline must share with golden; findings about ``OTHER`` are ignored, since its precision is the candidate's.
-_BASELINE_CHECKS: tuple[Check, ...] = (_unverified, _weights, _inputs, _steps, _settings)
+_BASELINE_CHECKS: tuple[PreflightCheck, ...] = (_unverified, _weights, _inputs, _steps, _settings)
 _HARMLESS = (About.SEED, About.STEPS)  # if weights, inputs and random numbers agree
 
 
@@ -345,11 +348,11 @@ def preflight_baseline(
     baseline: Bundle | None,
     renamings: Sequence[Renaming] = (),
     refused: RefusedBaseline | None = None,
-) -> list[Finding]:
+) -> list[PreflightFinding]:
     """What makes a baseline a poor judge; or, if one would help and none may judge, the command that captures it."""
     if refused is not None:
         cure = f"where golden was captured, run: {refused.cure}; or let golden bring its own: capture --save-state --with-baseline"
-        return [Finding("refused baseline", f"{refused}; fixed limits judge"), Finding("baseline", cure, serious=False)]
+        return [PreflightFinding("refused baseline", f"{refused}; fixed limits judge"), PreflightFinding("baseline", cure, serious=False)]
     if baseline is None:
         dtypes = [float_dtype(bundle.manifest) for bundle in (golden, candidate)]
         if not candidate.manifest.fed and (dtypes[0] == dtypes[1] or "" in dtypes):
@@ -360,7 +363,7 @@ def preflight_baseline(
         other = other_code(golden.manifest, candidate.manifest).versions
         where = f" (where golden was captured: there {other[0][0]} is {other[0][1]})" if other else ""
         then = shlex.join(["accucompare", "diff", str(golden.path), str(candidate.path), "--baseline", out])
-        return [Finding("baseline", f"a baseline tells rounding from a bug: {command}{where}, then {then}", serious=False)]
+        return [PreflightFinding("baseline", f"a baseline tells rounding from a bug: {command}{where}, then {then}", serious=False)]
     pair = Pairing(golden, baseline, renamings, "baseline")
     findings = [
         replace(
@@ -377,5 +380,5 @@ def preflight_baseline(
     lowered = next((name for name in theirs if name), "")
     if theirs != ours and lowered and float_dtype(candidate.manifest) == "float32":
         message = f"the candidate may round what goes into float32 products to {lowered}, the baseline does not"
-        findings.append(Finding("baseline", f"{message}: {baseline_command(golden, candidate)}"))
+        findings.append(PreflightFinding("baseline", f"{message}: {baseline_command(golden, candidate)}"))
     return findings

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 
 from accucompare.bundle.format import Component, Manifest, display_name
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.rows import About, Finding
+from accucompare.compare.rows import About, PreflightFinding
 from accucompare.numbers import same_fingerprint
 from accucompare.text import printable
 
 
-def unverified(sides: Iterable[tuple[str, Bundle]], golden: Bundle) -> Iterator[Finding]:
+def unverified(sides: Iterable[tuple[str, Bundle]], golden: Bundle) -> Iterator[PreflightFinding]:
     """A finding for each part of a state that a bundle needed and did not get, and for each module that feeding has changed.
 
     Args:
@@ -26,12 +26,12 @@ def unverified(sides: Iterable[tuple[str, Bundle]], golden: Bundle) -> Iterator[
                 if started is not None and _needs(manifest, missing.component, golden.manifests.get(rank)):
                     start = f"{side}{where} started from step {started.step} of {manifest.options.like}"
                     message = f"unverified: {start} without the {missing.component} of that state: {missing.reason}"
-                    yield Finding("state", message, about=About.UNVERIFIED)
+                    yield PreflightFinding("state", message, about=About.UNVERIFIED)
             for entry in () if manifest.feed is None else manifest.feed.not_fed:
                 if entry.hides:
                     place = f"{display_name(entry.name)} call {entry.call} {entry.role} {printable(entry.path)} in step {entry.step}"
                     message = f"unverified: {side}{where}, {place}: {entry.why}"
-                    yield Finding("feed", message, about=About.UNVERIFIED)
+                    yield PreflightFinding("feed", message, about=About.UNVERIFIED)
 
 
 def _needs(manifest: Manifest, component: Component, golden: Manifest | None) -> bool:

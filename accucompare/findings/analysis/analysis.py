@@ -13,21 +13,8 @@ from typing import NamedTuple
 
 from accucompare.bundle.format import display_name
 from accucompare.errors import UsageError
-from accucompare.findings.log import (
-    Alert,
-    End,
-    Event,
-    Finding,
-    Frames,
-    ScaleChange,
-    Setup,
-    Start,
-    Step,
-    Vitals,
-    read_log,
-)
-from accucompare.findings.words import hints as hints
-from accucompare.findings.words import printable
+from accucompare.findings.log import Alert, End, Event, Finding, Frames, ScaleChange, Step, TrainingSetup, Vitals, WatchStart, read_log
+from accucompare.findings.words import printable_value
 
 #: So many steps skipped without one between that was not are an alarm: the loss scale was halved as often.
 MANY_IN_A_ROW = 8
@@ -70,7 +57,7 @@ class Analysis:
         earlier: the run before this one in the same log.
     """
 
-    start: Start
+    start: WatchStart
     findings: list[Finding]
     warnings: list[Alert]
     frames: list[Frames]
@@ -78,7 +65,7 @@ class Analysis:
     steps: list[Step]
     end: End | None
     path: Path | None = None
-    setups: list[Setup] = field(default_factory=list)
+    setups: list[TrainingSetup] = field(default_factory=list)
     vitals: list[Vitals] = field(default_factory=list)
     earlier: Analysis | None = None
 
@@ -143,7 +130,7 @@ class Analysis:
             return "the log has no end: the process was killed, its disk was full, or it is still running"
         plural = "" if self.end.steps == 1 else "s"
         watched = "all" if self.end.watched == self.end.steps else f"{self.end.watched:,}"
-        return f"ended after {self.end.steps:,} step{plural}, {watched} watched: {printable(self.end.reason, 300)}"
+        return f"ended after {self.end.steps:,} step{plural}, {watched} watched: {printable_value(self.end.reason, 300)}"
 
     def scale_at(self, step: int) -> float | None:
         """The loss scale in a step, if there was one."""
@@ -158,12 +145,12 @@ def analyse(run: list[Event], path: Path | None = None, earlier: Analysis | None
     """Sort out a run.
 
     Args:
-        run: its events, the ``Start`` first, as ``read_log`` gives them.
+        run: its events, the ``WatchStart`` first, as ``read_log`` gives them.
         path: the log that they are from.
         earlier: the run before it in the same log.
     """
     start = run[0]
-    assert isinstance(start, Start)
+    assert isinstance(start, WatchStart)
     ends = [event for event in run if isinstance(event, End)]
     findings = [event for event in run if isinstance(event, Finding)]
     return Analysis(
@@ -175,7 +162,7 @@ def analyse(run: list[Event], path: Path | None = None, earlier: Analysis | None
         steps=[event for event in run if isinstance(event, Step)],
         end=ends[-1] if ends else None,
         path=path,
-        setups=[event for event in run if isinstance(event, Setup)],
+        setups=[event for event in run if isinstance(event, TrainingSetup)],
         vitals=[event for event in run if isinstance(event, Vitals)],
         earlier=earlier,
     )

@@ -14,10 +14,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from accucompare.findings.analysis import Analysis
-from accucompare.findings.log import Number, ParameterFacts, Setup, Vitals
+from accucompare.findings.log import Number, ParameterFacts, TrainingSetup, Vitals
 
 
-class Status(str, Enum):
+class CheckStatus(str, Enum):
     """What came of a check, the worst first."""
 
     __str__ = str.__str__
@@ -53,7 +53,7 @@ class Threshold(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """What one check has seen in one run.
 
     Attributes:
@@ -64,27 +64,27 @@ class Outcome:
         place: the parameter, module or input.
     """
 
-    status: Status
+    status: CheckStatus
     measured: str
     value: float | None = None
     step: int | None = None
     place: str = ""
 
 
-def passed(measured: str, value: float | None = None) -> Outcome:
-    return Outcome(Status.PASS, measured, value)
+def passed(measured: str, value: float | None = None) -> CheckOutcome:
+    return CheckOutcome(CheckStatus.PASS, measured, value)
 
 
-def warned(measured: str, value: float | None = None, step: int | None = None, place: str = "") -> Outcome:
-    return Outcome(Status.WARN, measured, value, step, place)
+def warned(measured: str, value: float | None = None, step: int | None = None, place: str = "") -> CheckOutcome:
+    return CheckOutcome(CheckStatus.WARN, measured, value, step, place)
 
 
-def failed(measured: str, value: float | None = None, step: int | None = None, place: str = "") -> Outcome:
-    return Outcome(Status.FAIL, measured, value, step, place)
+def failed(measured: str, value: float | None = None, step: int | None = None, place: str = "") -> CheckOutcome:
+    return CheckOutcome(CheckStatus.FAIL, measured, value, step, place)
 
 
-def not_looked_at(because: str) -> Outcome:
-    return Outcome(Status.NOT_LOOKED_AT, because)
+def not_looked_at(because: str) -> CheckOutcome:
+    return CheckOutcome(CheckStatus.NOT_LOOKED_AT, because)
 
 
 class Point(NamedTuple):
@@ -109,7 +109,7 @@ class Evidence:
     ranks: Sequence[Analysis] = ()
 
     @cached_property
-    def setup(self) -> Setup | None:
+    def setup(self) -> TrainingSetup | None:
         """The last one of the run."""
         return self.run.setups[-1] if self.run.setups else None
 
@@ -160,7 +160,7 @@ def _at(values: list[Number | None] | None, index: int) -> Number | None:
     return values[index] if values is not None and index < len(values) else None
 
 
-Judge = Callable[[Evidence], Outcome]
+Judge = Callable[[Evidence], CheckOutcome]
 
 
 @dataclass(frozen=True)
@@ -295,5 +295,5 @@ def most(names: Sequence[str], shown: int = 3) -> str:
     return ", ".join(names[:shown]) + more
 
 
-def steps_of(count: int) -> str:
+def steps_in_log(count: int) -> str:
     return f"{count:,} step{'' if count == 1 else 's'}"

@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Iterator
 from accucompare.findings.analysis import Analysis
 from accucompare.findings.checklist.checks import (
     Check,
+    CheckOutcome,
     Evidence,
     Layer,
     Need,
-    Outcome,
     Threshold,
     failed,
     not_looked_at,
     passed,
-    steps_of,
+    steps_in_log,
     warned,
 )
-from accucompare.findings.log import Given, Loaded, Targets, Vitals
+from accucompare.findings.log import Given, LoadedBatch, Targets, Vitals
 
 _MASKS = re.compile(r"mask|bias", re.IGNORECASE)
 #: So many steps show in which ways a model is called.
@@ -52,7 +52,7 @@ def _called(given: Given) -> str:
     return f"input {given.path or '0'}"
 
 
-def _input_finite(seen: Evidence) -> Outcome:
+def _input_finite(seen: Evidence) -> CheckOutcome:
     count, bad = 0, None
     for each, given in _every(seen):
         if given.low is None or given.high is None:
@@ -69,7 +69,7 @@ def _input_finite(seen: Evidence) -> Outcome:
     return failed(f"values from {given.low} to {given.high}", None, step, _called(given))
 
 
-def _input_range(seen: Evidence) -> Outcome:
+def _input_range(seen: Evidence) -> CheckOutcome:
     largest, worst, floating = 0.0, None, False
     for each, given in _every(seen):
         if given.low is None or given.high is None or "float" not in given.dtype:
@@ -91,7 +91,7 @@ def _input_range(seen: Evidence) -> Outcome:
     if len(entered) >= _LOOKS and min(lows) == 0 and max(highs) == _BYTE:
         step, name, *_ = entered[0]
         return warned(
-            f"the first layer was given values of 0 to 255, as bytes are, in {steps_of(len(entered))} looked at", 255.0, step, name
+            f"the first layer was given values of 0 to 255, as bytes are, in {steps_in_log(len(entered))} looked at", 255.0, step, name
         )
     return passed(measured, largest) if floating else not_looked_at("the model was given no floating input")
 
@@ -101,7 +101,7 @@ def _is_mask(given: Given) -> bool:
     return bool(_MASKS.search(given.path)) or (given.high is not None and float(given.high) == 0)
 
 
-def _input_constant(seen: Evidence) -> Outcome:
+def _input_constant(seen: Evidence) -> CheckOutcome:
     looks: dict[str, list[tuple[int, float]]] = {}
     for each, given in _every(seen):
         if given.constant is not None and not _is_mask(given) and given.low != given.high:  # masks, and states that begin with 0
@@ -117,7 +117,7 @@ def _input_constant(seen: Evidence) -> Outcome:
     return passed(f"{name}: {measured}", share)
 
 
-def _type_changed(seen: Evidence) -> Outcome:
+def _type_changed(seen: Evidence) -> CheckOutcome:
     late = _late(seen, lambda given: given.dtype)
     if late is not None:
         each, given, before = late
@@ -160,7 +160,7 @@ def _rounded(seen: Evidence, given: Given) -> str | None:
     return f"it is {given.dtype}, with values up to {size:.4g}, where its numbers are {apart:g} apart, and the weights are float32"
 
 
-def _labels_range(seen: Evidence) -> Outcome:
+def _labels_range(seen: Evidence) -> CheckOutcome:
     highest, classes = -1.0, 0
     for step, targets in _targets(seen):
         if targets.low is None or targets.high is None:
@@ -178,7 +178,7 @@ def _labels_range(seen: Evidence) -> Outcome:
     return failure or passed("; ".join(words), highest if classes else None)
 
 
-def _out_of_vocabulary(seen: Evidence) -> Outcome | None:
+def _out_of_vocabulary(seen: Evidence) -> CheckOutcome | None:
     for each in seen.run.vitals:
         for name, size, low, high in each.lookups:
             if float(low) < 0 or float(high) >= size:
@@ -194,12 +194,12 @@ def _out_of_vocabulary(seen: Evidence) -> Outcome | None:
     return None
 
 
-def _labels_ignored(seen: Evidence) -> Outcome:
+def _labels_ignored(seen: Evidence) -> CheckOutcome:
     every = _targets(seen)
     emptied = [step for step, targets in every if targets.ignored >= 1]
     worst = max(targets.ignored for _, targets in every)
     if emptied:
-        measured = f"all labels were ignored in {len(emptied):,} of {steps_of(len(every))}"
+        measured = f"all labels were ignored in {len(emptied):,} of {steps_in_log(len(every))}"
         losses = {point.step: point.value for point in seen.losses}
         bad = next((step for step in emptied if not math.isfinite(losses.get(step, math.nan))), None)
         if bad is not None or len(emptied) > seen.limits["labels-ignored"] * len(every):
@@ -208,7 +208,7 @@ def _labels_ignored(seen: Evidence) -> Outcome:
     return passed(f"{worst:.1%} of the labels were ignored at most", worst)
 
 
-def _shapes(seen: Evidence) -> Outcome:
+def _shapes(seen: Evidence) -> CheckOutcome:
     late = _late(seen, lambda given: len(given.shape))
     if late is not None:
         each, given, before = late
@@ -221,12 +221,12 @@ def _digests(run: Analysis) -> list[tuple[int, str]]:
     return [(each.step, " ".join(given.digest for given in each.given)) for each in run.vitals if each.given]
 
 
-def _repeated(seen: Evidence) -> Outcome:
+def _repeated(seen: Evidence) -> CheckOutcome:
     if seen.setup is not None and seen.setup.cycle == 1:
         return not_looked_at("the command uses the one input of the case in every step")
     digests = _digests(seen.run)
     twice = [step for (before, one), (step, other) in itertools.pairwise(digests) if one == other and before + 1 == step]
-    measured = f"{len(twice):,} of {steps_of(len(digests))} had the same batch as the step before, by a sample of its values"
+    measured = f"{len(twice):,} of {steps_in_log(len(digests))} had the same batch as the step before, by a sample of its values"
     loaded = {each.step: each.loaded for each in seen.vitals if each.loaded is not None}
     if twice and loaded.keys().isdisjoint(twice):
         return not_looked_at(f"{measured}, and no DataLoader of torch's gave it: whether it is meant is not known")
@@ -237,12 +237,12 @@ def _repeated(seen: Evidence) -> Outcome:
     return passed(f"{measured}; no loader of several batches was begun anew for it" if twice else measured, len(twice) / len(digests))
 
 
-def _is_begun_anew(before: Loaded | None, now: Loaded | None) -> bool:
+def _is_begun_anew(before: LoadedBatch | None, now: LoadedBatch | None) -> bool:
     """Whether a loader that has more than one batch was begun between two steps."""
     return before is not None and now is not None and before.number == now.number and now.begun > before.begun and now.batches != 1
 
 
-def _order(seen: Evidence) -> Outcome:
+def _order(seen: Evidence) -> CheckOutcome:
     if seen.setup is not None and seen.setup.cycle:
         return not_looked_at(f"the command uses the {seen.setup.cycle:,} inputs of the case again and again")
     digests = _digests(seen.run)
@@ -268,7 +268,7 @@ def _order(seen: Evidence) -> Outcome:
     return passed(measured, share)
 
 
-def _padding(seen: Evidence) -> Outcome:
+def _padding(seen: Evidence) -> CheckOutcome:
     looks = [(each.step, given) for each, given in _every(seen) if given.padding_rows is not None]
     if not looks:
         return not_looked_at("the model was given no attention_mask of rows")
@@ -278,7 +278,7 @@ def _padding(seen: Evidence) -> Outcome:
     return warned(measured, share, step, _called(given)) if share > seen.limits["padding-rows"] else passed(measured, share)
 
 
-def _mask(seen: Evidence) -> Outcome:
+def _mask(seen: Evidence) -> CheckOutcome:
     looks = [(each.step, given) for each, given in _every(seen) if given.unmasked_padding is not None]
     if not looks:
         return not_looked_at("no input_ids with an attention_mask were given, or the id of padding is not known")
@@ -290,7 +290,7 @@ def _mask(seen: Evidence) -> Outcome:
     return passed(measured, max(kept, hidden))
 
 
-def _tokenizer(seen: Evidence) -> Outcome:
+def _tokenizer(seen: Evidence) -> CheckOutcome:
     earlier = seen.run.earlier
     assert earlier is not None
     if seen.setup is None or not earlier.setups:
@@ -327,7 +327,7 @@ def _side(run: Analysis) -> str | None:
     return None if len(sides) != 1 else "left" if sides.pop() else "right"
 
 
-def _two_ranks(seen: Evidence) -> Outcome:
+def _two_ranks(seen: Evidence) -> CheckOutcome:
     if any(set(run.start.coordinates) - _BATCHES_DIFFER for run in seen.ranks):
         return not_looked_at("ranks that split a model are given the same batch; which of them are replicas is not looked at")
     steps = {each.step for run in seen.ranks for each in run.vitals if each.given}
@@ -335,8 +335,8 @@ def _two_ranks(seen: Evidence) -> Outcome:
     if same:
         step, one, other = min(same)
         count = len({step for step, *_ in same})
-        return warned(f"ranks {one} and {other} had the same batch, in {count:,} of {steps_of(len(steps))}", count / len(steps), step)
-    return passed(f"no two of {len(seen.ranks)} ranks had the same batch in {steps_of(len(steps))}", 0.0)
+        return warned(f"ranks {one} and {other} had the same batch, in {count:,} of {steps_in_log(len(steps))}", count / len(steps), step)
+    return passed(f"no two of {len(seen.ranks)} ranks had the same batch in {steps_in_log(len(steps))}", 0.0)
 
 
 def same_batches(runs: Iterable[Analysis]) -> list[tuple[int, int, int]]:

@@ -7,15 +7,15 @@ import itertools
 from accucompare.findings.analysis import Analysis
 from accucompare.findings.checklist.checks import (
     Check,
+    CheckOutcome,
     Evidence,
     Layer,
     Need,
-    Outcome,
     Threshold,
     failed,
     not_looked_at,
     passed,
-    steps_of,
+    steps_in_log,
     warned,
 )
 from accucompare.findings.log import Labels
@@ -28,20 +28,22 @@ _MADE_TWICE = {
 }
 
 
-def _loss_input(seen: Evidence) -> Outcome:
+def _loss_input(seen: Evidence) -> CheckOutcome:
     found = [(each.step, given) for each in seen.vitals for given in each.losses if given.function in _MADE_TWICE]
     if not found:
         return not_looked_at("no cross entropy, with logits or of logarithms, was seen in the graph of the loss")
     bad = [(step, given) for step, given in found if given.made_by in _MADE_TWICE[given.function]]
     if bad:
         step, given = bad[0]
-        measured = f"{given.function} was given what {given.made_by} gave, as it is, in {len(bad):,} of {steps_of(len(found))} looked at"
+        measured = (
+            f"{given.function} was given what {given.made_by} gave, as it is, in {len(bad):,} of {steps_in_log(len(found))} looked at"
+        )
         return warned(measured, step=step, place=given.function)
     names = ", ".join(dict.fromkeys(given.function for _, given in found))
-    return passed(f"{names}: not given what a softmax or the like gave, in {steps_of(len(found))}")
+    return passed(f"{names}: not given what a softmax or the like gave, in {steps_in_log(len(found))}")
 
 
-def _loss_shape(seen: Evidence) -> Outcome:
+def _loss_shape(seen: Evidence) -> CheckOutcome:
     found = [(each.step, given) for each in seen.vitals for given in each.losses if given.shape]
     if not found:
         return not_looked_at("no loss of a prediction and a target of one shape was seen in the graph")
@@ -49,10 +51,10 @@ def _loss_shape(seen: Evidence) -> Outcome:
         if given.spread:
             measured = f"{given.function}: the prediction is {list(given.shape)}, and each of its values met each of the target's: "
             return failed(f"{measured}{list(given.spread)}", step=step, place=given.function)
-    return passed(f"prediction and target had one shape in {steps_of(len({step for step, _ in found}))} that were looked at")
+    return passed(f"prediction and target had one shape in {steps_in_log(len({step for step, _ in found}))} that were looked at")
 
 
-def _one_class(seen: Evidence) -> Outcome:
+def _one_class(seen: Evidence) -> CheckOutcome:
     one = next((each for each in seen.vitals if each.targets is not None and each.targets.classes == 1), None)
     if one is not None:
         return failed("the cross entropy is over one class, so that it is 0 whatever the model gives", 0.0, one.step)
@@ -66,7 +68,7 @@ def _one_class(seen: Evidence) -> Outcome:
     return passed("; ".join(f"labels of {each.parameter} were {each.low:g} to {each.high:g}" for each in judged[:3]))
 
 
-def _labels_by_rank(seen: Evidence) -> Outcome:
+def _labels_by_rank(seen: Evidence) -> CheckOutcome:
     every = [_classifiers(run) for run in seen.ranks]
     names = [name for name in every[0] if all(name in each and each[name].count >= seen.limits["rank-labels"] for each in every)]
     if not names:
@@ -98,7 +100,7 @@ def _are_apart(mine: Labels, theirs: Labels) -> bool:
     return float(mine.high) < float(theirs.low) or float(theirs.high) < float(mine.low)
 
 
-def _padding(seen: Evidence) -> Outcome:
+def _padding(seen: Evidence) -> CheckOutcome:
     shares = [(each.targets.padding, each.step) for each in seen.vitals if each.targets is not None and each.targets.padding is not None]
     if not shares:
         return not_looked_at("the id of padding is not known, is ignored by the loss, or the classes are no tokens")

@@ -7,16 +7,16 @@ import math
 from accucompare.bundle.format import display_name
 from accucompare.findings.checklist.checks import (
     Check,
+    CheckOutcome,
     Evidence,
     Layer,
     Need,
-    Outcome,
     Threshold,
     failed,
     most,
     not_looked_at,
     passed,
-    steps_of,
+    steps_in_log,
     warned,
 )
 
@@ -26,7 +26,7 @@ _LOOKS = 3
 _SETTLED = 5
 
 
-def _in_no_optimizer(seen: Evidence) -> Outcome:
+def _in_no_optimizer(seen: Evidence) -> CheckOutcome:
     assert seen.setup is not None
     trainable = [each for each in seen.setup.parameters if each.trainable]
     outside = {each.name for each in trainable if not each.group}
@@ -40,7 +40,7 @@ def _in_no_optimizer(seen: Evidence) -> Outcome:
     return passed(f"all {len(trainable):,} trainable parameters are in an optimizer", 0.0)
 
 
-def _without_gradient(seen: Evidence) -> Outcome:
+def _without_gradient(seen: Evidence) -> CheckOutcome:
     assert seen.setup is not None
     looked = [each for each in seen.looked if each.updates]
     if len(looked) < _LOOKS:
@@ -61,7 +61,7 @@ def _without_gradient(seen: Evidence) -> Outcome:
     strangers = seen.updates[-1].strangers
     if strangers:
         held = f"an optimizer holds {strangers:,} parameters that are not the model's"
-        return warned(f"{held}, and had no gradient in {steps_of(len(seen.updates))}", float(strangers), seen.updates[-1].step)
+        return warned(f"{held}, and had no gradient in {steps_in_log(len(seen.updates))}", float(strangers), seen.updates[-1].step)
     if never:
         return passed(f"{measured}; the first one that is used had one", float(len(never)))
     return passed(f"every parameter in an optimizer had a gradient in one of {len(looks):,} looks", 0.0)
@@ -81,7 +81,7 @@ def _entrance(seen: Evidence) -> str:
     return next((trained[name] for name in called if name in trained), "")
 
 
-def _frozen(seen: Evidence) -> Outcome:
+def _frozen(seen: Evidence) -> CheckOutcome:
     found = next((each for each in seen.vitals if each.frozen), None)
     if found is not None:
         measured = f"frozen parameters had a gradient when their optimizer made an update: {most(found.frozen)}"
@@ -92,7 +92,7 @@ def _frozen(seen: Evidence) -> Outcome:
     return passed(f"no frozen parameter had a gradient when its optimizer made an update{more}", 0.0)
 
 
-def _dead_units(seen: Evidence) -> Outcome:
+def _dead_units(seen: Evidence) -> CheckOutcome:
     looks = [each for each in seen.vitals if each.idle]
     if len(looks) < _LOOKS:
         return not_looked_at("no module of a kind that cuts off below zero (ReLU, GELU, SiLU) was looked at in three steps")
@@ -103,7 +103,7 @@ def _dead_units(seen: Evidence) -> Outcome:
     return passed(measured, share)
 
 
-def _output_constant(seen: Evidence) -> Outcome:
+def _output_constant(seen: Evidence) -> CheckOutcome:
     looks = [each for each in seen.vitals if each.outputs]
     if len(looks) < _LOOKS:
         return not_looked_at(f"{len(looks)} looks are too few: {_LOOKS} at least")
@@ -135,7 +135,7 @@ def _output_constant(seen: Evidence) -> Outcome:
     return passed(f"the outputs of {changed:,} modules that were trained changed")
 
 
-def _twins(seen: Evidence) -> Outcome:
+def _twins(seen: Evidence) -> CheckOutcome:
     assert seen.setup is not None
     if seen.setup.twins:
         one, other = seen.setup.twins[0]
@@ -144,25 +144,25 @@ def _twins(seen: Evidence) -> Outcome:
     return passed("no two entries of a list are one and the same module", 0.0)
 
 
-def _mode(seen: Evidence) -> Outcome:
+def _mode(seen: Evidence) -> CheckOutcome:
     assert seen.setup is not None
     if not seen.setup.switched:
         return not_looked_at("no module computes otherwise in training than in evaluation")
     trained = [each for each in seen.updates if each.backwards]
     if len(trained) < _LOOKS:
-        return not_looked_at(f"{steps_of(len(trained))} that trained are too few: {_LOOKS} at least")
+        return not_looked_at(f"{steps_in_log(len(trained))} that trained are too few: {_LOOKS} at least")
     total = seen.setup.switched
     found = [each for each in trained if 2 * each.evaluated >= total]  # with fewer, most of the model is frozen, and meant to be
     measured = f"of {total:,} dropouts and batch norms beside what is trained"
     if found:
         count = max(each.evaluated for each in found)
-        where = f"in {len(found):,} of {steps_of(len(trained))} that trained"
+        where = f"in {len(found):,} of {steps_in_log(len(trained))} that trained"
         measured = f"{count:,} {measured} were in evaluation, as the whole model, {where}"
         return warned(measured, count / total, found[0].step)
-    return passed(f"fewer than half {measured} were in evaluation with the whole model in {steps_of(len(trained))} that trained", 0.0)
+    return passed(f"fewer than half {measured} were in evaluation with the whole model in {steps_in_log(len(trained))} that trained", 0.0)
 
 
-def _evaluated(seen: Evidence) -> Outcome:
+def _evaluated(seen: Evidence) -> CheckOutcome:
     assert seen.setup is not None
     if not seen.setup.switched:
         return not_looked_at("no module computes otherwise in training than in evaluation")
@@ -170,14 +170,14 @@ def _evaluated(seen: Evidence) -> Outcome:
     if not found:
         return passed("no call without gradients had a dropout or a batch norm in training", 0.0)
     count = found[0].trained_without
-    measured = f"{count:,} dropouts and batch norms were in training in calls without gradients, in {steps_of(len(found))}"
+    measured = f"{count:,} dropouts and batch norms were in training in calls without gradients, in {steps_in_log(len(found))}"
     share = len(found) / len(seen.vitals)
     if len(found) > 1 and share < seen.limits["evaluated-in-training"]:
         return warned(measured, share, found[0].step)
     return passed(f"{measured}: not as evaluations come", share)  # once: batch norms measured anew; in each step: a part of the training
 
 
-def _buffers(seen: Evidence) -> Outcome:
+def _buffers(seen: Evidence) -> CheckOutcome:
     looks = [each for each in seen.vitals if each.buffers]
     if not looks:
         return not_looked_at("the model has no running statistics")
@@ -199,7 +199,7 @@ def _buffers(seen: Evidence) -> Outcome:
     return passed(f"running statistics were no more than {largest:.3g} x the most of before, after {_SETTLED} looks", largest)
 
 
-def _dropout(seen: Evidence) -> Outcome:
+def _dropout(seen: Evidence) -> CheckOutcome:
     assert seen.setup is not None
     if not seen.setup.dropouts:
         return not_looked_at("the model has no dropout")

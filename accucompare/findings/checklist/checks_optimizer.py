@@ -7,18 +7,18 @@ import math
 from accucompare.bundle.format import display_name
 from accucompare.findings.checklist.checks import (
     Check,
+    CheckOutcome,
     Evidence,
     Judge,
     Layer,
     Need,
-    Outcome,
     Threshold,
     failed,
     median,
     most,
     not_looked_at,
     passed,
-    steps_of,
+    steps_in_log,
     warned,
 )
 from accucompare.findings.log import ParameterFacts
@@ -48,7 +48,7 @@ def _largest(seen: Evidence, measurement: str, over: bool = False) -> list[tuple
     return found
 
 
-def _vanishing(seen: Evidence) -> Outcome:
+def _vanishing(seen: Evidence) -> CheckOutcome:
     ratios = _largest(seen, "grad", over=True)
     if len(ratios) < 2:
         return not_looked_at("fewer than two matrices that are updated have a gradient: one is compared with the others")
@@ -61,7 +61,7 @@ def _vanishing(seen: Evidence) -> Outcome:
     return passed(f"{display_name(name)}: {measured}", value / usual)
 
 
-def _exploding(seen: Evidence) -> Outcome:
+def _exploding(seen: Evidence) -> CheckOutcome:
     ratios = _least_ratios(seen)
     if len(ratios) < 2:
         return not_looked_at("fewer than two matrices that are updated have a gradient: one is compared with the others")
@@ -82,7 +82,7 @@ def _least_ratios(seen: Evidence) -> list[tuple[float, int, str]]:
     return found
 
 
-def _update_ratio(seen: Evidence) -> Outcome:
+def _update_ratio(seen: Evidence) -> CheckOutcome:
     ratios = _largest(seen, "update")
     if not ratios:
         return not_looked_at("no matrix was seen to be updated")
@@ -99,7 +99,7 @@ def _update_ratio(seen: Evidence) -> Outcome:
     return passed(measured, usual)
 
 
-def _second_moment(seen: Evidence) -> Outcome:
+def _second_moment(seen: Evidence) -> CheckOutcome:
     """The root of the mean of Adam's second moment against the eps that is added to it, where the gradient was largest."""
     eps = {each.name: each.eps for each in seen.setup.parameters} if seen.setup is not None else {}
     found = []
@@ -115,12 +115,12 @@ def _second_moment(seen: Evidence) -> Outcome:
     return warned(measured, usual, step, name) if usual < seen.limits["second-moment"] else passed(measured, usual)
 
 
-def _state_restored(seen: Evidence) -> Outcome:
+def _state_restored(seen: Evidence) -> CheckOutcome:
     setup = seen.run.setups[0]
     renewed = seen.updates[-1].renewed
     if renewed >= _FEW:
         first = next(each for each in seen.updates if each.renewed)
-        measured = f"{renewed:,} times an optimizer without state took the place of one that had some, in {steps_of(len(seen.updates))}"
+        measured = f"{renewed:,} times an optimizer without state took the place of one that had some, in {steps_in_log(len(seen.updates))}"
         return warned(measured, float(renewed), first.step)
     if not setup.taken:
         return not_looked_at("no optimizer keeps count of its steps")
@@ -147,24 +147,24 @@ def _restarted(seen: Evidence) -> int | None:
     return sum(each.updates for each in earlier.vitals) or None
 
 
-def _zero_grad(seen: Evidence) -> Outcome:
+def _zero_grad(seen: Evidence) -> CheckOutcome:
     kept = [each for each in seen.updates if each.kept]
     checked = list(seen.updates[1:])
     if not checked:
         return not_looked_at("it shows from the second update on")
     if kept:
         updated = f"{kept[0].kept:,} parameters were updated with a gradient in which there was"
-        measured = f"{updated} that of before the last update, in {steps_of(len(kept))}"
+        measured = f"{updated} that of before the last update, in {steps_in_log(len(kept))}"
         return failed(measured, float(kept[0].kept), kept[0].step)
     thrown = [each for each in seen.updates if each.thrown]
     if len(thrown) > 2 and 2 * len(thrown) > len(seen.updates):  # a loop may drop a batch now and then
         count = sum(each.thrown for each in thrown)
         measured = f"the gradients of {count:,} backwards were cleared before an update had used them, before {len(thrown):,} of "
         return warned(f"{measured}{len(seen.updates):,} updates", float(count), thrown[0].step)
-    return passed(f"no update had the gradient of before the last one in its own, in {steps_of(len(checked))}", 0.0)
+    return passed(f"no update had the gradient of before the last one in its own, in {steps_in_log(len(checked))}", 0.0)
 
 
-def _update_skipped(seen: Evidence) -> Outcome:
+def _update_skipped(seen: Evidence) -> CheckOutcome:
     skipped = {each.step for each in seen.run.scaled if each.skipped} | {step.step for step in seen.run.steps if step.skipped}
     trained = [each for each in seen.vitals if each.backwards and each.step not in skipped]
     if (looks := _all_unmoved(seen)) is not None:
@@ -208,7 +208,7 @@ def _unmoved(seen: Evidence) -> tuple[list[int], int]:
     return [step for step in looks if moved[step] == 0], len(looks)
 
 
-def _decay(seen: Evidence) -> Outcome:
+def _decay(seen: Evidence) -> CheckOutcome:
     assert seen.setup is not None
     decayed = [each for each in seen.setup.parameters if each.group and each.decay > seen.limits["decay-of-biases"] and each.trainable]
     plain = [each for each in decayed if len(each.shape) < 2 or any(word in each.owner for word in _NORMS)]

@@ -6,17 +6,17 @@ import math
 
 from accucompare.findings.checklist.checks import (
     Check,
+    CheckOutcome,
     Evidence,
     Layer,
     Need,
-    Outcome,
     Threshold,
     failed,
     median,
     most,
     not_looked_at,
     passed,
-    steps_of,
+    steps_in_log,
     warned,
 )
 from accucompare.findings.log import AlertKind
@@ -24,7 +24,7 @@ from accucompare.findings.log import AlertKind
 _HALVES = ("float16", "bfloat16")
 
 
-def _scale_falling(seen: Evidence) -> Outcome:
+def _scale_falling(seen: Evidence) -> CheckOutcome:
     began = seen.run.steps[0].step if seen.run.steps else 0
     later = [each for each in seen.run.scaled if each.in_a_row <= each.step - began]  # the first ones find the scale to begin with
     longest = max((each.in_a_row for each in later), default=0)
@@ -34,7 +34,7 @@ def _scale_falling(seen: Evidence) -> Outcome:
     return passed(measured, float(longest)) if worst is None else failed(measured, float(longest), worst.step)
 
 
-def _scale_at_one(seen: Evidence) -> Outcome:
+def _scale_at_one(seen: Evidence) -> CheckOutcome:
     lowest = min(((step.scale, step.step) for step in seen.run.steps if step.scale is not None), default=(math.nan, -1))
     first = next((step.scale for step in seen.run.steps if step.scale is not None), math.nan)
     measured = f"the loss scale was {lowest[0]:g} at least, and {first:g} at first"
@@ -44,12 +44,12 @@ def _scale_at_one(seen: Evidence) -> Outcome:
     return passed(measured, lowest[0])
 
 
-def _scale_growing(seen: Evidence) -> Outcome:
+def _scale_growing(seen: Evidence) -> CheckOutcome:
     losses = {point.step: point.value for point in seen.losses}
     zero = [step for step in seen.run.steps if step.scale is not None and step.grad_norm is not None and float(step.grad_norm) == 0]
     zero = [step for step in zero if losses.get(step.step) != 0]  # what has come to 0 has nothing left to learn
     highest = max(step.scale for step in seen.run.steps if step.scale is not None)
-    measured = f"the loss scale was {highest:g} at most; all gradients were zero in {steps_of(len(zero))}"
+    measured = f"the loss scale was {highest:g} at most; all gradients were zero in {steps_in_log(len(zero))}"
     first = next(step.scale for step in seen.run.steps if step.scale is not None)
     bad = [step for step in zero if step.scale is not None and step.scale >= first]
     if len(bad) >= seen.limits["scale-zero-steps"]:
@@ -57,7 +57,7 @@ def _scale_growing(seen: Evidence) -> Outcome:
     return passed(measured, highest)
 
 
-def _alerts(seen: Evidence, kind: AlertKind, what: str) -> Outcome:
+def _alerts(seen: Evidence, kind: AlertKind, what: str) -> CheckOutcome:
     found = [each for each in seen.run.warnings if each.kind is kind]
     if not found:
         return passed(f"no module's values or gradients {what}")
@@ -65,15 +65,15 @@ def _alerts(seen: Evidence, kind: AlertKind, what: str) -> Outcome:
     return warned(f"{found[0].text}" + (f"; likewise {most(places[1:])}" if places[1:] else ""), step=found[0].step, place=places[0])
 
 
-def _underflow(seen: Evidence) -> Outcome:
+def _underflow(seen: Evidence) -> CheckOutcome:
     return _alerts(seen, AlertKind.UNDERFLOW, "were subnormal in 10 % of a sample or more")
 
 
-def _near(seen: Evidence) -> Outcome:
+def _near(seen: Evidence) -> CheckOutcome:
     return _alerts(seen, AlertKind.NEAR, "came near the largest number of their type")
 
 
-def _entropy(seen: Evidence) -> Outcome:
+def _entropy(seen: Evidence) -> CheckOutcome:
     series = [
         (each.step, float(each.targets.entropy) / math.log(each.targets.classes))
         for each in seen.vitals
@@ -94,11 +94,11 @@ def _entropy(seen: Evidence) -> Outcome:
     lowest = min(share for _, share in series)
     flat = sum(share > 1 - seen.limits["entropy-flat"] for _, share in series)
     if flat == len(series) > 2:
-        return warned(f"the output was uniform in {steps_of(flat)}: its entropy was its most, log(classes)", 1.0, series[-1][0])
+        return warned(f"the output was uniform in {steps_in_log(flat)}: its entropy was its most, log(classes)", 1.0, series[-1][0])
     return passed(f"the entropy of the output was between {lowest:.2g} and {max(share for _, share in series):.2g} of its most", lowest)
 
 
-def _loss_type(seen: Evidence) -> Outcome:
+def _loss_type(seen: Evidence) -> CheckOutcome:
     kinds = {each.targets.dtype: each.step for each in reversed(seen.vitals) if each.targets is not None}
     half = next((name for name in kinds if name in _HALVES), None)
     if half is not None:
@@ -106,7 +106,7 @@ def _loss_type(seen: Evidence) -> Outcome:
     return passed(f"the log-probabilities that the loss is computed of are {', '.join(kinds)}")
 
 
-def _update_lost(seen: Evidence) -> Outcome:
+def _update_lost(seen: Evidence) -> CheckOutcome:
     shares = []
     for parameter, series in seen.of_layers("grad", "moved"):
         moved = [share for _, (grad, share) in series if grad > 0]
@@ -122,7 +122,7 @@ def _update_lost(seen: Evidence) -> Outcome:
     return passed(measured, usual)
 
 
-def _smoothing(seen: Evidence) -> Outcome:
+def _smoothing(seen: Evidence) -> CheckOutcome:
     found = [(each.step, each.targets) for each in seen.vitals if each.targets is not None]
     step, targets = max(found, key=lambda pair: pair[1].smoothing)
     amount, classes = targets.smoothing, targets.classes
@@ -138,7 +138,7 @@ def _smoothing(seen: Evidence) -> Outcome:
     return passed(measured, amount)
 
 
-def _narrowed(seen: Evidence) -> Outcome:
+def _narrowed(seen: Evidence) -> CheckOutcome:
     first = next((each for each in seen.vitals if each.narrowed), None)
     if first is None:
         return passed("no module was given positions or ids in a half type, beyond the whole numbers that it holds exactly")

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from accucompare.findings.analysis import Analysis
-from accucompare.findings.checklist.checks import Check, Evidence, Layer, Need, Outcome, not_looked_at, passed, steps_of, warned
+from accucompare.findings.checklist.checks import Check, CheckOutcome, Evidence, Layer, Need, not_looked_at, passed, steps_in_log, warned
 from accucompare.findings.checklist.checks_data import same_batches
 from accucompare.findings.checklist.checks_run import first_difference
 
 
-def _seeded(seen: Evidence) -> Outcome:
+def _seeded(seen: Evidence) -> CheckOutcome:
     setup = seen.run.setups[0]
     if setup.default_seed:
         return warned("torch's generator has the seed that it begins with: none was set", place="torch")
     return passed("seeds: " + ", ".join(f"{name} {seed}" for name, seed in setup.seeds.items()))
 
 
-def _drawn(seen: Evidence) -> Outcome:
+def _drawn(seen: Evidence) -> CheckOutcome:
     found = [each for each in seen.vitals if each.drawn]
     if found:
         names = ", ".join(dict.fromkeys(name for each in found for name in each.drawn))
-        measured = f"{names} was drawn from inside of calls of the model, in {steps_of(len(found))}"
+        measured = f"{names} was drawn from inside of calls of the model, in {steps_in_log(len(found))}"
         return warned(measured, float(len(found)), found[0].step, names)
     return passed("inside of the model's calls neither Python's nor NumPy's generator was drawn from", 0.0)
 
 
-def _first_step(seen: Evidence) -> Outcome:
+def _first_step(seen: Evidence) -> CheckOutcome:
     """This run's first step against that of the run before in the log, if both had the same seed."""
     earlier = seen.run.earlier
     assert earlier is not None
@@ -49,7 +49,7 @@ def _otherwise_begun(run: Analysis, earlier: Analysis) -> str | None:
     return None
 
 
-def _others(seen: Evidence) -> Outcome:
+def _others(seen: Evidence) -> CheckOutcome:
     """The states that Python's and NumPy's generators began with, against those of the run before in the log.
 
     Python and NumPy seed their generators with noise of the system: only what was given a seed begins twice in the same state.
@@ -65,7 +65,7 @@ def _others(seen: Evidence) -> Outcome:
     for name in other:
         used = [each for each in seen.vitals if name in each.drawn or name in each.drawn_between]
         if used:
-            measured = f"{name}'s generator began in another state than in the run before, and was drawn from in {steps_of(len(used))}"
+            measured = f"{name}'s generator began in another state than in the run before, and was drawn from in {steps_in_log(len(used))}"
             return warned(measured, float(len(used)), used[0].step, name)
     if other:
         return passed(f"the generators of {' and '.join(other)} began otherwise than in the run before, and nothing was drawn from them")
@@ -80,7 +80,7 @@ def _facts(run: Analysis) -> tuple[str | None, str | None, str | None, str | Non
     return digests, weights, None if first.loss is None else repr(first.loss), None if norm is None else repr(norm)
 
 
-def _ranks(seen: Evidence) -> Outcome:
+def _ranks(seen: Evidence) -> CheckOutcome:
     seeds = [tuple(sorted(run.setups[0].seeds.items())) for run in seen.ranks if run.setups]
     if len(seeds) < len(seen.ranks):
         return not_looked_at("a rank's log holds no setup")

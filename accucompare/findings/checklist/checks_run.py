@@ -10,10 +10,10 @@ from typing import NamedTuple
 from accucompare.findings.analysis import Analysis
 from accucompare.findings.checklist.checks import (
     Check,
+    CheckOutcome,
     Evidence,
     Layer,
     Need,
-    Outcome,
     Point,
     Threshold,
     failed,
@@ -21,11 +21,11 @@ from accucompare.findings.checklist.checks import (
     not_looked_at,
     passed,
     spikes,
-    steps_of,
+    steps_in_log,
     warned,
 )
 from accucompare.findings.log import Ending, Number
-from accucompare.findings.words import printable
+from accucompare.findings.words import printable_value
 
 #: Fewer losses show no trend.
 _FEWEST = 30
@@ -33,41 +33,41 @@ _FEWEST = 30
 _FEW_LOOKS = 3
 
 
-def _finite(seen: Evidence) -> Outcome:
+def _finite(seen: Evidence) -> CheckOutcome:
     if seen.run.findings:
         first = seen.run.findings[0]
         return failed(f"{first.place} gave {', '.join(first.kinds)}", step=first.step, place=first.place)
     if seen.run.unexplained:
         return failed("something was not finite, and no call was found", step=seen.run.unexplained[0].step)
-    return passed(f"everything that was looked at was finite in {steps_of(len(seen.run.steps))}")
+    return passed(f"everything that was looked at was finite in {steps_in_log(len(seen.run.steps))}")
 
 
-def _ended(seen: Evidence) -> Outcome:
+def _ended(seen: Evidence) -> CheckOutcome:
     end = seen.run.end
     if end is None:
         return not_looked_at(seen.run.ending)
     if end.ending is not Ending.FAILED or end.reason.startswith("SystemExit"):
-        return passed(f"the loop ended after {steps_of(end.steps)}: {end.ending.value}")
-    return failed(f"the loop ended with an error, behind {steps_of(end.steps)}: {printable(end.reason, 200)}", step=end.steps)
+        return passed(f"the loop ended after {steps_in_log(end.steps)}: {end.ending.value}")
+    return failed(f"the loop ended with an error, behind {steps_in_log(end.steps)}: {printable_value(end.reason, 200)}", step=end.steps)
 
 
-def _loss_finite(seen: Evidence) -> Outcome:
+def _loss_finite(seen: Evidence) -> CheckOutcome:
     bad = [point for point in seen.losses if not math.isfinite(point.value)]
     if not bad:
-        return passed(f"the loss was finite in {steps_of(len(seen.losses))}", 0.0)
+        return passed(f"the loss was finite in {steps_in_log(len(seen.losses))}", 0.0)
     running = longest = 0
     for point in seen.losses:
         running = 0 if math.isfinite(point.value) else running + 1
         longest = max(longest, running)
-    measured = f"the loss was {bad[0].value:g} in {steps_of(len(bad))}, {longest} running"
+    measured = f"the loss was {bad[0].value:g} in {steps_in_log(len(bad))}, {longest} running"
     judge = failed if longest >= seen.limits["loss-not-finite-running"] else warned
     return judge(measured, float(longest), bad[0].step)
 
 
-def _spiking(what: str, series: list[Point], times: float, floor: float, record: float) -> Outcome:
+def _spiking(what: str, series: list[Point], times: float, floor: float, record: float) -> CheckOutcome:
     series = [point for point in series if math.isfinite(point.value) and point.value > 0]
     if len(series) <= 20:
-        return not_looked_at(f"{steps_of(len(series))} with a number above 0 are too few to know a spread: 21 at least")
+        return not_looked_at(f"{steps_in_log(len(series))} with a number above 0 are too few to know a spread: 21 at least")
     most = dict(zip((point.step for point in series[1:]), itertools.accumulate((point.value for point in series), max), strict=False))
     found = [each for each in spikes(series, times, floor=floor) if each.point.value > record * most[each.point.step]]
     if not found:
@@ -77,7 +77,7 @@ def _spiking(what: str, series: list[Point], times: float, floor: float, record:
     return warned(measured + (f"; {len(found):,} such steps" if len(found) > 1 else ""), worst.spreads, worst.point.step)
 
 
-def _loss_spike(seen: Evidence) -> Outcome:
+def _loss_spike(seen: Evidence) -> CheckOutcome:
     finite = [point.value for point in seen.losses if math.isfinite(point.value)]
     if any(value <= 0 for value in finite):
         lowest = min(finite)
@@ -87,20 +87,20 @@ def _loss_spike(seen: Evidence) -> Outcome:
     return _spiking("the loss", series, seen.limits["loss-spike"], 0.1, seen.limits["loss-record"])
 
 
-def _norm_spike(seen: Evidence) -> Outcome:
+def _norm_spike(seen: Evidence) -> CheckOutcome:
     return _spiking("the gradient norm", seen.norms, seen.limits["norm-spike"], 0.2, seen.limits["norm-record"])
 
 
-def _loss_trend(seen: Evidence) -> Outcome:
+def _loss_trend(seen: Evidence) -> CheckOutcome:
     values = [point.value for point in seen.losses if math.isfinite(point.value)]
     if len(values) < _FEWEST:
-        return not_looked_at(f"{steps_of(len(values))} are too few for a trend: {_FEWEST} at least")
+        return not_looked_at(f"{steps_in_log(len(values))} are too few for a trend: {_FEWEST} at least")
     part = max(len(values) // 10, 5)
     first, last = median(values[:part]), median(values[-part:])
     if first <= 0:
         return not_looked_at(f"the loss is not positive ({first:.4g} at first), and a trend is judged by its ratio")
     ratio = last / first
-    measured = f"the loss went from {first:.4g} to {last:.4g} (medians of the first and the last {steps_of(part)})"
+    measured = f"the loss went from {first:.4g} to {last:.4g} (medians of the first and the last {steps_in_log(part)})"
     targets = [each.targets for each in seen.vitals if each.targets is not None and each.targets.missed is not None]
     missed = [float(each.missed) for each in targets if each.missed is not None and math.isfinite(float(each.missed))]
     if len(missed) >= _FEW_LOOKS:
@@ -112,7 +112,7 @@ def _loss_trend(seen: Evidence) -> Outcome:
     return warned(measured, ratio, seen.losses[-1].step) if ratio > seen.limits["loss-diverges"] else passed(measured, ratio)
 
 
-def _ranks_agree(seen: Evidence) -> Outcome:
+def _ranks_agree(seen: Evidence) -> CheckOutcome:
     """Weights of parameters that are whole on each rank, by their norms: replicas compute the same numbers bit for bit."""
     if _split(seen.ranks):
         return not_looked_at("ranks hold different parts of the model, and which are replicas is not looked at")
@@ -130,7 +130,7 @@ def _split(runs: Sequence[Analysis]) -> bool:
     return any(set(run.start.coordinates) - {"dp", "data", "replicate", "dp_replicate"} for run in runs)
 
 
-def first_difference(runs: Sequence[Analysis]) -> Outcome | None:
+def first_difference(runs: Sequence[Analysis]) -> CheckOutcome | None:
     """The first weight that replicas on several ranks do not have alike; ``None`` if there is none, or ranks split a model."""
     if _split(runs):
         return None

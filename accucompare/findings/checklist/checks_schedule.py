@@ -8,17 +8,17 @@ from collections.abc import Iterator
 
 from accucompare.findings.checklist.checks import (
     Check,
+    CheckOutcome,
     Evidence,
     Layer,
     Need,
-    Outcome,
     Point,
     Threshold,
     failed,
     median,
     not_looked_at,
     passed,
-    steps_of,
+    steps_in_log,
     warned,
 )
 
@@ -37,7 +37,7 @@ def _rates(seen: Evidence) -> Iterator[tuple[str, list[Point]]]:
         yield name, [Point(each.step, float(each.lr[name])) for each in seen.updates if name in each.lr]
 
 
-def _lr_range(seen: Evidence) -> Outcome:
+def _lr_range(seen: Evidence) -> CheckOutcome:
     for name, series in _rates(seen):
         bad = next((point for point in series if not math.isfinite(point.value) or point.value < 0), None)
         if bad is not None:
@@ -51,10 +51,10 @@ def _lr_range(seen: Evidence) -> Outcome:
         return warned(measured, share, zeros[-1])
     highest = max(point.value for _, series in _rates(seen) for point in series)
     lowest = min(point.value for _, series in _rates(seen) for point in series)
-    return passed(f"learning rates from {lowest:.4g} to {highest:.4g} in {steps_of(len(seen.updates))}", highest)
+    return passed(f"learning rates from {lowest:.4g} to {highest:.4g} in {steps_in_log(len(seen.updates))}", highest)
 
 
-def _lr_jump(seen: Evidence) -> Outcome:
+def _lr_jump(seen: Evidence) -> CheckOutcome:
     largest = 1.0
     for name, series in _rates(seen):
         values = [point.value for point in series]
@@ -71,7 +71,7 @@ def _lr_jump(seen: Evidence) -> Outcome:
     return passed(f"where a learning rate ceased to rise and began to fall, it rose by no more than {largest:.3g} x in one step", largest)
 
 
-def _lr_rises_again(seen: Evidence) -> Outcome:
+def _lr_rises_again(seen: Evidence) -> CheckOutcome:
     assert seen.setup is not None
     for name, length in seen.setup.scheduler_lengths.items():
         if name.startswith(_RISES_AGAIN):
@@ -99,13 +99,13 @@ def _counts(seen: Evidence) -> Iterator[tuple[str, list[tuple[Point, int]]]]:
         )
 
 
-def _schedule_steps(seen: Evidence) -> Outcome:
+def _schedule_steps(seen: Evidence) -> CheckOutcome:
     words = []
     for name, counts in _counts(seen):
         if not counts:
             continue
         total, steps = sum(point.value for point, _ in counts), sum(between for _, between in counts)
-        words.append(f"{name} was stepped {total:g} times in {steps_of(steps)}")
+        words.append(f"{name} was stepped {total:g} times in {steps_in_log(steps)}")
         if total == 0 and steps >= seen.limits["schedule-unstepped"] and (loaded := _epochs(seen)) != 1:
             over = f", in which the data was gone through {loaded - 1:,} times" if loaded else ""
             return warned(words[-1] + over, 0.0, counts[-1][0].step, name)
@@ -121,7 +121,7 @@ def _epochs(seen: Evidence) -> int:
     return next((each.loaded.begun for each in reversed(seen.updates) if each.loaded is not None), 0)
 
 
-def _schedule_order(seen: Evidence) -> Outcome:
+def _schedule_order(seen: Evidence) -> CheckOutcome:
     assert seen.setup is not None
     first = seen.updates[0]
     for name, applied in first.schedulers.items():
@@ -134,7 +134,7 @@ def _schedule_order(seen: Evidence) -> Outcome:
     return passed("no scheduler was stepped before the first update")
 
 
-def _schedule_applied(seen: Evidence) -> Outcome:
+def _schedule_applied(seen: Evidence) -> CheckOutcome:
     """Learning rates of the groups against those that the schedulers say they have set.
 
     Of an optimizer that updates in the step; one of another optimizer is judged if its own makes no update at all. Of several, as of one
@@ -158,8 +158,8 @@ def _schedule_applied(seen: Evidence) -> Outcome:
         step, made, name, rates = other[0]
         shown = ", ".join(f"{rate:.4g}" for rate in made[:3])
         measured = f"the update was made with {shown}, and {name} had set {', '.join(f'{rate:.4g}' for rate in rates[:3])}"
-        return warned(f"{measured}; likewise in {len(other):,} of {steps_of(compared)}", max(made), step, name)
-    return passed(f"{compared - len(other):,} of {steps_of(compared)} had an update with the rate that a scheduler had set")
+        return warned(f"{measured}; likewise in {len(other):,} of {steps_in_log(compared)}", max(made), step, name)
+    return passed(f"{compared - len(other):,} of {steps_in_log(compared)} had an update with the rate that a scheduler had set")
 
 
 def _close(one: float, other: float) -> bool:
@@ -179,7 +179,7 @@ def _clipped(seen: Evidence) -> list[tuple[Point, float]]:
     return found
 
 
-def _clip_share(seen: Evidence) -> Outcome:
+def _clip_share(seen: Evidence) -> CheckOutcome:
     ratios = _clipped(seen)
     clipped = [point for point, _ in ratios if point.value < 0.999]
     behind = [each for each in seen.updates if each.clipped_behind]
@@ -197,14 +197,14 @@ def _clip_share(seen: Evidence) -> Outcome:
     return passed(measured, share)
 
 
-def _grown(seen: Evidence) -> Outcome:
+def _grown(seen: Evidence) -> CheckOutcome:
     alike = {each.step for each in seen.updates if each.grown is not None and _is_one_factor(*map(float, each.grown))}
     grown = [Point(point.step, norm / most) for point, norm in _clipped(seen) if (most := _most_before(seen, point.step)) > 0]
     grown = [point for point in grown if point.value > seen.limits["clip-grows"] and point.step in alike]
     if not grown:
         return passed("gradients were not multiplied by a factor above 1 between the backward and the update")
     worst = max(grown, key=lambda point: point.value)
-    measured = f"all gradients were {worst.value:.4g} x as large at the update as at the end of the backward, in {steps_of(len(grown))}"
+    measured = f"all gradients were {worst.value:.4g} x as large at the update as at the end of the backward, in {steps_in_log(len(grown))}"
     return warned(measured, worst.value, worst.step)
 
 
@@ -220,7 +220,7 @@ def _most_before(seen: Evidence, step: int) -> float:
     return max(own, sum(every) / len(every)) if every else own
 
 
-def _clip_before_unscale(seen: Evidence) -> Outcome:
+def _clip_before_unscale(seen: Evidence) -> CheckOutcome:
     scaled = {each.step: each.scale for each in seen.vitals if each.scale}
     pairs = [(point, norm, scaled[point.step]) for point, norm in _clipped(seen) if point.step in scaled and point.value < 0.999]
     if not pairs:

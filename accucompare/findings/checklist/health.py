@@ -11,7 +11,7 @@ from pathlib import Path
 from accucompare.errors import UsageError
 from accucompare.files import bounded
 from accucompare.findings.analysis import Analysis, Ranks
-from accucompare.findings.checklist.checks import Check, Evidence, Outcome, Status, Threshold, not_looked_at
+from accucompare.findings.checklist.checks import Check, CheckOutcome, CheckStatus, Evidence, Threshold, not_looked_at
 from accucompare.findings.checklist.checks_data import DATA
 from accucompare.findings.checklist.checks_loss import LOSS
 from accucompare.findings.checklist.checks_model import MODEL
@@ -24,12 +24,12 @@ from accucompare.findings.checklist.checks_schedule import SCHEDULE
 #: All of them, in the order in which they are shown.
 CHECKS: tuple[Check, ...] = (*DATA, *RANDOMNESS, *MODEL, *LOSS, *PRECISION, *OPTIMIZER, *SCHEDULE, *RUN)
 THRESHOLDS: dict[str, Threshold] = {threshold.name: threshold for check in CHECKS for threshold in check.thresholds}
-_ORDER = list(Status)
+_ORDER = list(CheckStatus)
 _MOST_BYTES = 1 << 20  # of a file of thresholds
 
 
 @dataclass(frozen=True)
-class Result:
+class Checklist:
     """A check, what came of it, and what it was judged by.
 
     Attributes:
@@ -40,12 +40,12 @@ class Result:
     """
 
     check: Check
-    outcome: Outcome
+    outcome: CheckOutcome
     limits: Mapping[str, float]
     rank: int | None = None
 
     @property
-    def status(self) -> Status:
+    def status(self) -> CheckStatus:
         return self.outcome.status
 
 
@@ -57,22 +57,24 @@ class Health:
         results: in the order of the table.
     """
 
-    results: Sequence[Result]
+    results: Sequence[Checklist]
 
-    def of(self, *statuses: Status) -> list[Result]:
+    def of(self, *statuses: CheckStatus) -> list[Checklist]:
         return [each for each in self.results if each.status in statuses]
 
     @property
-    def status(self) -> Status:
+    def status(self) -> CheckStatus:
         """The worst of all; *not looked at* if nothing was."""
-        judged = [each.status for each in self.results if each.status is not Status.NOT_LOOKED_AT]
-        return min(judged, key=_ORDER.index) if judged else Status.NOT_LOOKED_AT
+        judged = [each.status for each in self.results if each.status is not CheckStatus.NOT_LOOKED_AT]
+        return min(judged, key=_ORDER.index) if judged else CheckStatus.NOT_LOOKED_AT
 
-    def counts(self) -> dict[Status, int]:
-        return {status: len(self.of(status)) for status in (Status.PASS, Status.WARN, Status.FAIL, Status.NOT_LOOKED_AT)}
+    def counts(self) -> dict[CheckStatus, int]:
+        return {
+            status: len(self.of(status)) for status in (CheckStatus.PASS, CheckStatus.WARN, CheckStatus.FAIL, CheckStatus.NOT_LOOKED_AT)
+        }
 
 
-def examine(ranks: Ranks, thresholds: Mapping[str, float] | None = None) -> Health:
+def judge_log(ranks: Ranks, thresholds: Mapping[str, float] | None = None) -> Health:
     """Judge the last run of every rank.
 
     Of a check that is made on each rank, the worst outcome counts, and the first rank that has it.
@@ -91,15 +93,15 @@ def examine(ranks: Ranks, thresholds: Mapping[str, float] | None = None) -> Heal
     return Health([_result(check, ranks, given) for check in CHECKS])
 
 
-def _result(check: Check, ranks: Ranks, given: Mapping[str, float]) -> Result:
+def _result(check: Check, ranks: Ranks, given: Mapping[str, float]) -> Checklist:
     limits = {each.name: float(given.get(each.name, each.default)) for each in check.thresholds}
     runs = ranks.ranks[:1] if check.across else ranks.ranks
     outcomes = [(_outcome(check, Evidence(run, limits, ranks.ranks)), run) for run in runs]
     outcome, run = min(outcomes, key=lambda pair: _ORDER.index(pair[0].status))
-    return Result(check, outcome, limits, run.start.rank if ranks.several and not check.across else None)
+    return Checklist(check, outcome, limits, run.start.rank if ranks.several and not check.across else None)
 
 
-def _outcome(check: Check, evidence: Evidence) -> Outcome:
+def _outcome(check: Check, evidence: Evidence) -> CheckOutcome:
     if check.judge is None:
         return not_looked_at(check.because)
     missing = next((need for need in check.needs if need.missing(evidence)), None)

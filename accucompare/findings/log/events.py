@@ -1,7 +1,7 @@
 """The events of a watch's log, each a line of JSON. Without torch, so that a log can be read anywhere.
 
-A log holds runs, one after the other. Each begins with a ``Start``; then for each step, in this order, its ``Alert``, ``Finding``,
-``Frames`` and ``ScaleChange`` events, its ``Setup`` (in the first step, and where it has changed), its ``Vitals`` and its ``Step``; and
+A log holds runs, one after the other. Each begins with a ``WatchStart``; then for each step, in this order, its ``Alert``, ``Finding``,
+``Frames`` and ``ScaleChange`` events, its ``TrainingSetup`` (in the first step, and where it has changed), its ``Vitals`` and its ``Step``; and
 at last an ``End``, which is missing if the process was killed.
 """
 
@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from accucompare.bundle.format import display_name
-from accucompare.findings.log.number import Number as Number
-from accucompare.findings.log.number import number as number
-from accucompare.findings.log.vitals import Setup, Vitals
+from accucompare.findings.log.json_numbers import Number as Number
+from accucompare.findings.log.json_numbers import number as number
+from accucompare.findings.log.vitals import TrainingSetup, Vitals
 
 
 class Site(str, Enum):
@@ -147,7 +147,7 @@ class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
     tensors: list[TensorRange] = []
 
 
-class Start(msgspec.Struct, tag="start", tag_field="event", frozen=True, omit_defaults=True):
+class WatchStart(msgspec.Struct, tag="start", tag_field="event", frozen=True, omit_defaults=True):
     """The beginning of a run.
 
     Attributes:
@@ -358,4 +358,4 @@ class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaul
         return self.ending in (Ending.FINISHED, Ending.FINDING, Ending.STOPPED, Ending.PAUSED)
 
 
-Event: TypeAlias = Start | Setup | Finding | Alert | Frames | ScaleChange | Vitals | Step | End
+Event: TypeAlias = WatchStart | TrainingSetup | Finding | Alert | Frames | ScaleChange | Vitals | Step | End

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from accucompare.findings.log.events import Direction, Frame
-from accucompare.findings.log.observations import Observation, What
+from accucompare.findings.log.observations import StepObservation, What
 
 
-def frames_of(observations: Iterable[Observation], until: int | None = None) -> list[Frame]:
+def frames_of(observations: Iterable[StepObservation], until: int | None = None) -> list[Frame]:
     """A frame for each module call that ended and each operator's gradient, in the order in which they ended.
 
     Args:
         observations: of a step, in order.
         until: the place in the step after which nothing is wanted; but a call that is running then is shown as far as it has come.
     """
-    running: dict[tuple[str, int], Observation] = {}
+    running: dict[tuple[str, int], StepObservation] = {}
     frames = []
     for each in observations:
         if until is not None and each.order > until:
@@ -32,7 +32,7 @@ def frames_of(observations: Iterable[Observation], until: int | None = None) -> 
     return frames
 
 
-def _frame(each: Observation, began: Observation | None) -> Frame:
+def _frame(each: StepObservation, began: StepObservation | None) -> Frame:
     given = [] if began is None else began.tensors
     return Frame(
         each.order,

@@ -12,7 +12,7 @@ from typing import IO, Any
 import msgspec
 
 from accucompare.errors import UsageError
-from accucompare.findings.log.events import Event, Start
+from accucompare.findings.log.events import Event, WatchStart
 from accucompare.storage_errors import cure_of
 from accucompare.text import storable
 
@@ -105,13 +105,13 @@ def log_path(directory: Path, rank: int) -> Path:
 
 def _is_start(line: bytes) -> bool:
     try:
-        return isinstance(_DECODER.decode(line), Start)
+        return isinstance(_DECODER.decode(line), WatchStart)
     except ValueError:
         return False
 
 
 def read_log(path: Path) -> list[list[Event]]:
-    """The runs in a log, each a list of events that begins with its ``Start``.
+    """The runs in a log, each a list of events that begins with its ``WatchStart``.
 
     A line that is cut short, as a killed process leaves it, is left out: the last one, or the last one before another run's start.
 
@@ -132,7 +132,7 @@ def read_log(path: Path) -> list[list[Event]]:
             if index < len(lines) and runs and _is_start(lines[index]):
                 continue
             raise UsageError(f"{path}, line {index}: is no event of a watch ({error})") from None
-        if isinstance(event, Start):
+        if isinstance(event, WatchStart):
             runs.append([])
         if not runs:
             raise UsageError(f"{path}, line {index}: is no log of a watch: it does not begin with a start")

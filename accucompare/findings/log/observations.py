@@ -47,7 +47,7 @@ OUTSIDE = ModuleCall("", 0, "", None)
 
 
 @dataclass(eq=False)
-class Observation:
+class StepObservation:
     """One thing that was seen.
 
     Attributes:
@@ -94,7 +94,7 @@ NAN, PLUS, MINUS, SATURATED, FLAG = "NaN", "+Inf", "-Inf", "saturated", "overflo
 
 
 @dataclass(frozen=True)
-class Limits:
+class WatchLimits:
     """What counts as a finding.
 
     Attributes:

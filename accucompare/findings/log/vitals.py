@@ -1,6 +1,6 @@
 """The events of a watch's log that the checklist is judged by. Without torch.
 
-``Setup`` says what a training consists of; it is written with the first step, and again whenever something in it has changed.
+``TrainingSetup`` says what a training consists of; it is written with the first step, and again whenever something in it has changed.
 ``Vitals`` are the numbers of one step.
 """
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from accucompare.findings.log.number import Number
+from accucompare.findings.log.json_numbers import Number
 
 
 class ParameterFacts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -38,7 +38,7 @@ class ParameterFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     eps: float = 0.0
 
 
-class Setup(msgspec.Struct, tag="setup", tag_field="event", frozen=True, omit_defaults=True):
+class TrainingSetup(msgspec.Struct, tag="setup", tag_field="event", frozen=True, omit_defaults=True):
     """What a training consists of.
 
     Attributes:
@@ -201,7 +201,7 @@ class Applied(NamedTuple):
     here: bool = True
 
 
-class Loaded(NamedTuple):
+class LoadedBatch(NamedTuple):
     """The loader that gave a batch.
 
     Attributes:
@@ -276,7 +276,7 @@ class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_
     targets: Targets | None = None
     evaluated: int = 0
     trained_without: int = 0
-    loaded: Loaded | None = None
+    loaded: LoadedBatch | None = None
     grown: tuple[Number, Number] | None = None
     drawn: list[str] = []
     drawn_between: list[str] = []

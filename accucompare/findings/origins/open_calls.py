@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from accucompare.findings.log import MINUS, NAN, PLUS, Finding, ModuleCall, Observation, TensorRange
+from accucompare.findings.log import MINUS, NAN, PLUS, Finding, ModuleCall, StepObservation, TensorRange
 from accucompare.numbers import DTYPES
 
 INFINITE = frozenset((PLUS, MINUS))
@@ -38,16 +38,16 @@ class OpenCall:
     """
 
     place: ModuleCall
-    inputs: Observation | None
+    inputs: StepObservation | None
     caller: OpenCall | None = None
     arrived: frozenset[str] = frozenset()
     known: set[str] = field(default_factory=set)
     bad: set[str] = field(default_factory=set)
     pending: dict[str, Finding] = field(default_factory=dict)
     fills: set[str] = field(default_factory=set)
-    makers: dict[str, Observation] = field(default_factory=dict)
-    sources: dict[str, Observation] = field(default_factory=dict)
-    brought: dict[str, Observation] = field(default_factory=dict)
+    makers: dict[str, StepObservation] = field(default_factory=dict)
+    sources: dict[str, StepObservation] = field(default_factory=dict)
+    brought: dict[str, StepObservation] = field(default_factory=dict)
     last: ModuleCall | None = None
 
     @property
@@ -62,12 +62,12 @@ class OpenCall:
             around.append(caller)
         return around
 
-    def maker_of(self, kinds: Collection[str]) -> Observation | None:
+    def maker_of(self, kinds: Collection[str]) -> StepObservation | None:
         """The operator that a value of these kinds comes from, NaN first: it made it, or was the first that had it."""
         makers = {**self.brought, **self.sources, **self.makers}
         return next((makers[kind] for kind in (NAN, *kinds) if kind in kinds and kind in makers), None)
 
-    def saw(self, observation: Observation, arrival: frozenset[str], given: frozenset[str], kinds: frozenset[str]) -> None:
+    def saw(self, observation: StepObservation, arrival: frozenset[str], given: frozenset[str], kinds: frozenset[str]) -> None:
         """An operator of its own code, by the kinds that it was given, numbers among them or not, and those that it gave."""
         new, infinite = kinds - arrival, arrival & INFINITE
         computed = next((self.makers[kind] for kind in (PLUS, MINUS) if kind in infinite and kind in self.makers), None)
@@ -84,14 +84,14 @@ class OpenCall:
         self.makers.update(dict.fromkeys(new - {NAN} - filled, computed or observation))  # the last: an earlier one may have done no harm
 
 
-def blame(kinds: Iterable[str], *calls: OpenCall) -> None:
+def blame_call(kinds: Iterable[str], *calls: OpenCall) -> None:
     """From now on these calls' values of some kinds are known to come from a finding."""
     for call in calls:
         call.known |= set(kinds)
         call.bad |= set(kinds)
 
 
-def _is_mask(observation: Observation) -> bool:
+def _is_mask(observation: StepObservation) -> bool:
     """Whether an operator that gives -Inf does so as masks are made.
 
     So it is where there is nothing; where something was added to the lowest number, or that was cast; where a number that the type cannot

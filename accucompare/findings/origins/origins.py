@@ -31,17 +31,17 @@ from accucompare.findings.log import (
     Cause,
     Direction,
     Finding,
-    Limits,
     ModuleCall,
-    Observation,
     Site,
+    StepObservation,
     TensorRange,
+    WatchLimits,
     What,
     kinds_of,
     near_the_limit,
     within,
 )
-from accucompare.findings.origins.open_calls import INFINITE, OpenCall, blame
+from accucompare.findings.origins.open_calls import INFINITE, OpenCall, blame_call
 
 #: What is legal until a call makes of it one of these.
 _HARM = {NAN: {NAN}, SATURATED: {NAN, SATURATED, PLUS}, PLUS: {NAN, PLUS, SATURATED}, MINUS: {NAN}}
@@ -53,7 +53,7 @@ _MOST_PASSED_ON = 100
 
 
 class _Judge:
-    def __init__(self, step: int, limits: Limits, sees_operators: bool) -> None:
+    def __init__(self, step: int, limits: WatchLimits, sees_operators: bool) -> None:
         self._findings: list[Finding] = []
         self._parameters: list[str] = []  # whose gradients are not finite, by the first origin
         self._step = step
@@ -63,10 +63,10 @@ class _Judge:
         self._passed_on = 0
         self._spoilt = False  # backward: something has been found
         self._reported: set[tuple[str, int]] = set()  # calls whose gradients were reported
-        self._ends: dict[tuple[str, int], tuple[OpenCall, Observation]] = {}
+        self._ends: dict[tuple[str, int], tuple[OpenCall, StepObservation]] = {}
         self._sees_operators = sees_operators
         self._given_out: list[str] = []  # the outputs of the model that hold an Inf
-        self._made_in_loss: Observation | None = None  # the first gradient outside of the model that is not finite
+        self._made_in_loss: StepObservation | None = None  # the first gradient outside of the model that is not finite
 
     def kinds(self, tensors: Iterable[TensorRange]) -> frozenset[str]:
         return kinds_of(tensors, self._limits.saturates)
@@ -75,7 +75,7 @@ class _Judge:
     def _has_origin(self) -> bool:
         return any(finding.origin for finding in self._findings)
 
-    def add(self, observation: Observation) -> None:
+    def add(self, observation: StepObservation) -> None:
         {
             What.BEGAN: self._began,
             What.ENDED: self._ended,
@@ -94,7 +94,7 @@ class _Judge:
     def _caller(self, place: ModuleCall) -> OpenCall:
         return self._open.get(place.parent, self._outside) if place.parent is not None else self._outside
 
-    def _began(self, observation: Observation) -> None:
+    def _began(self, observation: StepObservation) -> None:
         caller, tensors = self._caller(observation.place), [tensor for tensor in observation.of("input") if not _is_number(tensor)]
         # of numbers, only -Inf counts: outputs are filled with it
         arrival = self.kinds(tensors) | (self.kinds(observation.of("input")) & {MINUS})
@@ -104,7 +104,7 @@ class _Judge:
         caller.known |= fresh
         for kind in sorted(self.kinds(tensors) & fresh):
             if kind == NAN and caller.known & caller.bad & INFINITE:  # its own code made it of an Inf that is reported already
-                blame({NAN}, caller, call)
+                blame_call({NAN}, caller, call)
             else:
                 self._hold(
                     caller, kind, self._made_before(caller, observation, kind), caller is not self._outside and self._fills(caller, kind)
@@ -115,7 +115,7 @@ class _Judge:
         maker.pending[kind] = finding
         (maker.fills.add if fill else maker.fills.discard)(kind)
 
-    def _made_before(self, caller: OpenCall, observation: Observation, kind: str) -> Finding:
+    def _made_before(self, caller: OpenCall, observation: StepObservation, kind: str) -> Finding:
         """What a child, or the model, is given and was not known to its caller."""
         bad = [each for each in observation.of("input") if kind in self.kinds([each])]
         if caller is self._outside:
@@ -123,7 +123,7 @@ class _Judge:
         near = f"before {within(observation.place, caller.place)}"
         return self._finding(observation, Site.GLUE, [*caller.given, *bad], caller, near, [kind])
 
-    def _ended(self, observation: Observation) -> None:
+    def _ended(self, observation: StepObservation) -> None:
         call = self._open.pop(observation.place.key, None)
         if call is None:
             return
@@ -136,7 +136,7 @@ class _Judge:
         if caller is self._outside:
             self._given_out += infinite_outputs(observation)
 
-    def _judge(self, call: OpenCall, caller: OpenCall, observation: Observation, kinds: frozenset[str]) -> None:
+    def _judge(self, call: OpenCall, caller: OpenCall, observation: StepObservation, kinds: frozenset[str]) -> None:
         """Say where the kinds in a call's output come from."""
         made = NAN not in call.known and (NAN in kinds or bool(kinds - call.known))
         harmful = self._take_harmful(call, caller, kinds)
@@ -146,7 +146,7 @@ class _Judge:
         elif call.arrived & call.bad:
             self._pass_on(call, caller, observation, kinds)
         elif call.known & call.bad:  # made in a child, and reported there
-            blame(kinds, caller, call)
+            blame_call(kinds, caller, call)
         elif (own := next((kind for kind in _HARMFUL if kind in call.pending and kinds & _harm(kind, call)), None)) is not None:
             self._report(call.pending.pop(own), caller, call)
         elif made:
@@ -174,7 +174,7 @@ class _Judge:
             other = maker.pending.get(MINUS)
             if other is not None and other.order == finding.order and self._is_overflow(maker):
                 finding = replace(finding, kinds=[*finding.kinds, *maker.pending.pop(MINUS).kinds])
-            blame(finding.kinds, *around)
+            blame_call(finding.kinds, *around)
             return finding
         return None
 
@@ -198,29 +198,29 @@ class _Judge:
     def _report(self, finding: Finding, *calls: OpenCall) -> None:
         """A finding; from now on these calls' values of its kinds are known to come from one."""
         self._findings.append(finding)
-        blame(finding.kinds, *calls)
+        blame_call(finding.kinds, *calls)
 
-    def _pass_on(self, call: OpenCall, caller: OpenCall, observation: Observation, kinds: frozenset[str]) -> None:
+    def _pass_on(self, call: OpenCall, caller: OpenCall, observation: StepObservation, kinds: frozenset[str]) -> None:
         """A call that was given what is not finite, and gives it on."""
-        blame(kinds, caller)
+        blame_call(kinds, caller)
         self._passed_on += 1
         if self._passed_on <= _MOST_PASSED_ON:
             tensors = [*call.given, *observation.tensors]
             self._findings.append(self._finding(observation, Site.MODULE, tensors, call).passing_on())
 
-    def _operator(self, observation: Observation) -> None:
+    def _operator(self, observation: StepObservation) -> None:
         call = self._open.get(observation.place.key, self._outside)
         arrival, kinds = self.kinds(observation.of("input")), self.kinds(observation.of("output"))
         given = self.kinds(tensor for tensor in observation.of("input") if not _is_number(tensor))
         call.saw(observation, arrival, given, kinds)
 
-    def _point(self, observation: Observation) -> None:
+    def _point(self, observation: StepObservation) -> None:
         call, kinds = self._open.get(observation.place.key, self._outside), self.kinds(observation.tensors)
         if kinds and not kinds <= call.bad:
             tensors = [*call.given, *observation.tensors]
             self._report(self._finding(observation, Site.POINT, tensors, call, observation.near), call)
 
-    def _flag(self, observation: Observation) -> None:
+    def _flag(self, observation: StepObservation) -> None:
         """The first is the origin: what is saturated raises the flag in most calls after it."""
         call, ended = self._ends.get(observation.place.key, (self._open.get(observation.place.key), None))
         tensors = [*(call.given if call is not None else []), *(ended.tensors if ended is not None else [])]
@@ -233,24 +233,24 @@ class _Judge:
         if self._passed_on <= _MOST_PASSED_ON:
             self._findings.append(finding)
 
-    def _arrived(self, observation: Observation) -> None:
+    def _arrived(self, observation: StepObservation) -> None:
         kinds = self.kinds(observation.tensors)
         if kinds and not self._spoilt:
             self._spoilt = True
             self._blame_loss(observation, not self._findings)
 
-    def _blame_loss(self, observation: Observation, origin: bool) -> None:
+    def _blame_loss(self, observation: StepObservation, origin: bool) -> None:
         finding = _backward(self._finding(observation, Site.LOSS), cause=Cause.INSIDE, legal=self._given_out)
         if self._made_in_loss is not None:
             finding = _made_by(self._made_in_loss, finding)
         self._findings.append(finding if origin else finding.passing_on())
 
-    def _loss(self, observation: Observation) -> None:
+    def _loss(self, observation: StepObservation) -> None:
         """It is reported only if it reaches the model."""
         if self._made_in_loss is None and self.kinds(observation.tensors):
             self._made_in_loss = observation
 
-    def _second(self, observation: Observation) -> None:
+    def _second(self, observation: StepObservation) -> None:
         """In a second backward nothing arrives at what the model gave: what is not finite may come from the loss."""
         before = len(self._findings)
         if self._made_in_loss is not None and self.kinds(observation.tensors) and not self._findings:
@@ -260,7 +260,7 @@ class _Judge:
             self._gradient(observation)
         self._findings[before:] = [replace(finding, second=True) for finding in self._findings[before:]]
 
-    def _gradient(self, observation: Observation) -> None:
+    def _gradient(self, observation: StepObservation) -> None:
         kinds = self.kinds(observation.tensors)
         if not kinds or observation.place.key in self._reported or len(self._reported) > _MOST_PASSED_ON:
             return
@@ -289,7 +289,7 @@ class _Judge:
                     return maker.pending.pop(kind)
         return None
 
-    def _sum(self, observation: Observation) -> None:
+    def _sum(self, observation: StepObservation) -> None:
         """A sum of gradients, or what a hook gives: if it is not finite but nothing was before, its parts were finite."""
         kinds = self.kinds(observation.tensors)
         if kinds and not self._spoilt and not self._has_origin:
@@ -297,7 +297,7 @@ class _Judge:
             site, near = (Site.HOOK, observation.parameter) if observation.what is What.HOOKED else (Site.SUM, "")
             self._findings.append(_backward(self._finding(observation, site, near=near)))
 
-    def _parameter(self, observation: Observation) -> None:
+    def _parameter(self, observation: StepObservation) -> None:
         """A parameter whose gradient is not finite is listed with the finding that spoilt it."""
         if not self.kinds(observation.tensors):
             return
@@ -315,7 +315,7 @@ class _Judge:
 
     def _finding(
         self,
-        observation: Observation,
+        observation: StepObservation,
         site: Site,
         tensors: Sequence[TensorRange] | None = None,
         call: OpenCall | None = None,
@@ -357,7 +357,7 @@ class _Judge:
         return Cause.NEAR if near else Cause.INSIDE
 
 
-def judge(observations: Iterable[Observation], step: int, limits: Limits, sees_operators: bool = False) -> list[Finding]:
+def find_origins(observations: Iterable[StepObservation], step: int, limits: WatchLimits, sees_operators: bool = False) -> list[Finding]:
     """Find where values that are not finite began.
 
     Args:
@@ -370,13 +370,13 @@ def judge(observations: Iterable[Observation], step: int, limits: Limits, sees_o
         Findings in the order of the step: origins, and the calls that passed on what came from one.
     """
     observations = list(observations)
-    judge = _Judge(step, limits, sees_operators or any(each.what is What.OPERATOR for each in observations))
+    find_origins = _Judge(step, limits, sees_operators or any(each.what is What.OPERATOR for each in observations))
     for each in observations:
-        judge.add(each)
-    return judge.findings()
+        find_origins.add(each)
+    return find_origins.findings()
 
 
-def infinite_outputs(ended: Observation) -> list[str]:
+def infinite_outputs(ended: StepObservation) -> list[str]:
     """What a call gives that holds an Inf, as people read it."""
     return [f"{each.role} {each.path}".rstrip() for each in ended.of("output") if kinds_of([each]) & INFINITE]
 
@@ -390,7 +390,7 @@ def _harm(kind: str, maker: OpenCall) -> set[str]:
     return {NAN} if kind in maker.fills else _HARM[kind]
 
 
-def _made_by(maker: Observation, finding: Finding) -> Finding:
+def _made_by(maker: StepObservation, finding: Finding) -> Finding:
     """A finding with the operator that has made it."""
     return replace(finding, operator=maker.operator, line=maker.line, operator_tensors=maker.tensors)
 
@@ -400,6 +400,6 @@ def _is_number(tensor: TensorRange) -> bool:
     return not tensor.shape and tensor.dtype == "float64"
 
 
-def _swallowed(maker: Observation) -> str:
+def _swallowed(maker: StepObservation) -> str:
     """What an operator made in the forward that the call's output does not show, but its backward does."""
     return f"in the forward {maker.operator}{f' at {maker.line}' if maker.line else ''} gave a value that is not finite"

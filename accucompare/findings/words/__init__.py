@@ -1,7 +1,7 @@
 """A finding in words."""
 
-from accucompare.findings.words.hints import DIVISIONS, LOGS, hints, operator_name
-from accucompare.findings.words.wording import answer, called, described, headline, kinds, printable, short, smallest, where
+from accucompare.findings.words.hints import DIVISIONS, LOGS, hints_for, operator_name
+from accucompare.findings.words.wording import answer, called, described, finding_headline, kinds, printable_value, short, smallest, where
 
 __all__ = [
     "DIVISIONS",
@@ -9,11 +9,11 @@ __all__ = [
     "answer",
     "called",
     "described",
-    "headline",
-    "hints",
+    "finding_headline",
+    "hints_for",
     "kinds",
     "operator_name",
-    "printable",
+    "printable_value",
     "short",
     "smallest",
     "where",

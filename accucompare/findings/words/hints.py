@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from accucompare.bundle.format import display_name
-from accucompare.findings.log import Cause, Direction, Finding, Site, Start, TensorRange
+from accucompare.findings.log import Cause, Direction, Finding, Site, TensorRange, WatchStart
 from accucompare.numbers import DTYPES
 
 _HALVES = ("float16", "float8_e5m2", "float8_e4m3fn", "complex32")  # with less range than float32, unlike bfloat16
@@ -38,7 +38,7 @@ class Facts:
         scale: the loss scale in its step, if there is one.
     """
 
-    def __init__(self, finding: Finding, start: Start, scale: float | None = None) -> None:
+    def __init__(self, finding: Finding, start: WatchStart, scale: float | None = None) -> None:
         self.finding, self.start, self.scale = finding, start, scale
         self.operator = operator_name(finding.operator)
         self.backward = finding.direction is Direction.BACKWARD
@@ -325,7 +325,7 @@ def _snake(type: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type).lower()
 
 
-def hints(finding: Finding, start: Start, scale: float | None = None) -> list[str]:
+def hints_for(finding: Finding, start: WatchStart, scale: float | None = None) -> list[str]:
     """What to try, the likeliest first; empty if nothing is known.
 
     Args:

@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from accucompare.findings.log import Cause, Direction, Finding, Number, Site, Start, TensorRange, log_path
-from accucompare.findings.words.hints import hints as hints
+from accucompare.findings.log import Cause, Direction, Finding, Number, Site, TensorRange, WatchStart, log_path
+from accucompare.findings.words.hints import hints_for as hints
 from accucompare.text import printable as shown
 
 _MOST = {"in": 3, "out": 2, "weights": 2, "parameters": 3, "hints": 2}  # that the answer shows
 
 
-def printable(text: str, most: int = 160) -> str:
+def printable_value(text: str, most: int = 160) -> str:
     """A text in one line that a terminal can show (see ``accucompare.text``), the middle left out of a long one."""
     text = shown(text)
     half = (most - 1) // 2
@@ -35,7 +35,7 @@ def smallest(tensor: TensorRange) -> float | None:
 
 def called(tensor: TensorRange) -> str:
     """What a tensor was to its call: ``input 0``, ``output``, ``weight bias``."""
-    return printable(tensor.role if tensor.path in ("", tensor.role) else f"{tensor.role} {tensor.path}", 60)
+    return printable_value(tensor.role if tensor.path in ("", tensor.role) else f"{tensor.role} {tensor.path}", 60)
 
 
 def described(tensor: TensorRange) -> str:
@@ -46,18 +46,18 @@ def described(tensor: TensorRange) -> str:
     counts = [f"{count:,} {kind}" for count, kind in ((tensor.nan, "NaN"), (tensor.inf, "Inf")) if count]
     if not counts and not tensor.finite:
         counts = ["NaN"] if math.isnan(tensor.abs_max) else ["Inf"]
-    return f"{name} {printable(tensor.dtype, 40)} {list(tensor.shape)}{size}" + (
+    return f"{name} {printable_value(tensor.dtype, 40)} {list(tensor.shape)}{size}" + (
         f"{',' if size else ':'} {', '.join(counts)}" if counts else ""
     )
 
 
-def where(start: Start) -> str:
+def where(start: WatchStart) -> str:
     """The rank and its coordinates: ``rank 3 (tp 1, pp 0, dp 3)``."""
-    coordinates = ", ".join(f"{printable(axis, 20)} {index}" for axis, index in start.coordinates.items())
+    coordinates = ", ".join(f"{printable_value(axis, 20)} {index}" for axis, index in start.coordinates.items())
     return f"rank {start.rank}" + (f" ({coordinates})" if coordinates else "")
 
 
-def answer(finding: Finding, start: Start, directory: Path | None = None, scale: float | None = None) -> str:
+def answer(finding: Finding, start: WatchStart, directory: Path | None = None, scale: float | None = None) -> str:
     """A finding in five lines at most.
 
     Args:
@@ -69,29 +69,31 @@ def answer(finding: Finding, start: Start, directory: Path | None = None, scale:
     Returns:
         What and where; made how; what went in and came out; what to try; the reproducer and the log.
     """
-    tried = "; ".join(printable(hint, 300) for hint in hints(finding, start, scale)[: _MOST["hints"]])
+    tried = "; ".join(printable_value(hint, 300) for hint in hints(finding, start, scale)[: _MOST["hints"]])
     taken, given = _both_sides(finding)
     values = " → ".join(f"{side}: {_listed(tensors, _MOST[side])}" for side, tensors in (("in", taken), ("out", given)) if tensors)
-    lines = [headline(finding, start), how(finding), values, tried and f"try: {tried}", _files(finding, start, directory)]
+    lines = [finding_headline(finding, start), how(finding), values, tried and f"try: {tried}", _files(finding, start, directory)]
     return "\n".join(line for line in lines if line)
 
 
 def kinds(finding: Finding) -> str:
     """What kind of values: ``NaN and +Inf``."""
-    return printable(" and ".join(finding.kinds) or "not finite", 60)
+    return printable_value(" and ".join(finding.kinds) or "not finite", 60)
 
 
-def headline(finding: Finding, start: Start) -> str:
+def finding_headline(finding: Finding, start: WatchStart) -> str:
     """What and where."""
     direction = "" if finding.site is Site.LOSS or finding.direction is Direction.BACKWARD else ", forward"
-    of_class = f" ({printable(finding.type, 60)})" if finding.type and finding.site is not Site.LOSS else ""
+    of_class = f" ({printable_value(finding.type, 60)})" if finding.type and finding.site is not Site.LOSS else ""
     rank = f", {where(start)}" if start.ranks > 1 or start.coordinates else ""
-    return f"{kinds(finding)} in {printable(finding.place)}{of_class}{direction}, step {finding.step}{rank}"
+    return f"{kinds(finding)} in {printable_value(finding.place)}{of_class}{direction}, step {finding.step}{rank}"
 
 
 def how(finding: Finding) -> str:
     """How it came to be there: made by which operator at which line, from what; or where it came from."""
-    by = (f" by {printable(finding.operator, 80)}" if finding.operator else "") + (f" at {printable(finding.line)}" if finding.line else "")
+    by = (f" by {printable_value(finding.operator, 80)}" if finding.operator else "") + (
+        f" at {printable_value(finding.line)}" if finding.line else ""
+    )
     if finding.site is Site.LOSS and finding.operator and not finding.line:
         by += " (at a line that is not known: the loss was computed otherwise than in the steps before; --level op notes every step)"
     sentence = {
@@ -116,8 +118,8 @@ def how(finding: Finding) -> str:
     if not finding.origin and finding.site is not Site.RANK:
         sentence = "it came in and passed through; it did not begin here"
     if finding.parameters:
-        sentence += f"; gradients not finite: {_listed([printable(name) for name in finding.parameters], _MOST['parameters'])}"
-    return "; ".join([sentence, *(printable(note, 300) for note in finding.notes)])
+        sentence += f"; gradients not finite: {_listed([printable_value(name) for name in finding.parameters], _MOST['parameters'])}"
+    return "; ".join([sentence, *(printable_value(note, 300) for note in finding.notes)])
 
 
 def _aside(finding: Finding) -> str:
@@ -127,14 +129,14 @@ def _aside(finding: Finding) -> str:
     if finding.cause is Cause.RANKS:
         return ", or given to it by another rank: what went in here was finite"
     if finding.unseen:
-        return f": what was looked at of what went in was finite; not looked at: {_listed([printable(each) for each in finding.unseen], 2)}"
+        return f": what was looked at of what went in was finite; not looked at: {_listed([printable_value(each) for each in finding.unseen], 2)}"
     if finding.cause is Cause.NEAR:
         return ": what went in was finite, but near the limit of its dtype"
     return ": what went in was finite" + _but_for_legal(finding)
 
 
 def _but_for_legal(finding: Finding) -> str:
-    return f", but for an Inf that is legal ({_listed([printable(path, 40) for path in finding.legal], 2)})" if finding.legal else ""
+    return f", but for an Inf that is legal ({_listed([printable_value(path, 40) for path in finding.legal], 2)})" if finding.legal else ""
 
 
 def _both_sides(finding: Finding) -> tuple[list[str], list[str]]:
@@ -149,9 +151,9 @@ def _listed(texts: Sequence[str], most: int) -> str:
     return "; ".join(texts[:most]) + (f"; and {len(texts) - most:,} more" if len(texts) > most else "")
 
 
-def _files(finding: Finding, start: Start, directory: Path | None) -> str:
+def _files(finding: Finding, start: WatchStart, directory: Path | None) -> str:
     place = directory or Path()
-    parts = [f"reproducer: {printable(str(place / finding.reproducer), 400)}"] if finding.reproducer else []
-    parts += [printable(note, 400) for note in finding.reproducer_notes]
-    parts += [f"log: {printable(str(log_path(directory, start.rank)), 400)}"] if directory is not None else []
+    parts = [f"reproducer: {printable_value(str(place / finding.reproducer), 400)}"] if finding.reproducer else []
+    parts += [printable_value(note, 400) for note in finding.reproducer_notes]
+    parts += [f"log: {printable_value(str(log_path(directory, start.rank)), 400)}"] if directory is not None else []
     return "; ".join(parts)

@@ -9,7 +9,7 @@ from accucompare.live.around.environment import (
     notes_on,
     notes_on_what_ran,
 )
-from accucompare.live.around.libraries import libraries
+from accucompare.live.around.libraries import loaded_libraries
 from accucompare.live.around.ranks import TalksError, any_has, collectives, coordinates, has_sharded_parameters, silence
 from accucompare.live.around.sources import FunctionsRun, digests_of, modules_in, variables_named, versions_of
 
@@ -26,7 +26,7 @@ __all__ = [
     "device_of",
     "digests_of",
     "has_sharded_parameters",
-    "libraries",
+    "loaded_libraries",
     "modules_in",
     "notes_on",
     "notes_on_what_ran",

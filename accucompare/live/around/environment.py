@@ -18,9 +18,9 @@ from torch.nn.parameter import is_lazy
 
 from accucompare import devices
 from accucompare.devices import variables
-from accucompare.live.around.sources import class_sources, configuration, digests_of, homes_of_classes, version_of
+from accucompare.live.around.sources import class_sources, digests_of, homes_of_classes, source_configuration, version_of
 from accucompare.live.modules import Modules, name_modules
-from accucompare.live.values import round_to, to_host
+from accucompare.live.values import round_tensor, to_host
 from accucompare.numbers import DTYPES, fingerprint
 from accucompare.text import without_credentials
 
@@ -74,7 +74,7 @@ def describe_model(modules: Modules) -> dict[str, Any]:
         "classes": homes_of_classes(modules.named),
         "class_sources": class_sources(modules.named),
         "sources": digests_of(class_sources(modules.named)),
-        "configuration": configuration(modules.named),
+        "configuration": source_configuration(modules.named),
         "signatures": modules.signatures(),
         **tables,
     }
@@ -95,7 +95,7 @@ def describe_classes(modules: Modules) -> dict[str, Any]:
 
 def _describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
     host = to_host(tensor)
-    digests = {} if host.array is None else fingerprint(host.array, DTYPES[host.dtype], round_to)
+    digests = {} if host.array is None else fingerprint(host.array, DTYPES[host.dtype], round_tensor)
     return {"dtype": host.dtype, "shape": list(host.shape), "digests": digests}
 
 

@@ -28,7 +28,7 @@ _PACKAGES = re.compile(r"/(?:site|dist)-packages/")
 MOST_READ = 2 << 20
 
 
-def libraries() -> dict[str, str]:
+def loaded_libraries() -> dict[str, str]:
     """Digests of the loaded shared libraries, by their paths in the folder of packages, or else by their names; where it can be told.
 
     Left out are the system's, Python's own, those of packages whose versions are known, and ours.

@@ -93,11 +93,11 @@ def homes_of_classes(modules: Mapping[str, nn.Module]) -> dict[str, list[str]]:
     """Where the classes of each name are written: two classes of a model may have one name, or that of one of torch's."""
     homes: dict[str, set[str]] = {}
     for module in modules.values():
-        homes.setdefault(type(module).__name__, set()).add(plain(type(module).__module__))
+        homes.setdefault(type(module).__name__, set()).add(without_folder(type(module).__module__))
     return {name: sorted(found) for name, found in homes.items()}
 
 
-def plain(name: str) -> str:
+def without_folder(name: str) -> str:
     """A Python module's name without the folder of its file, which ``load_case`` adds to names that are taken."""
     return name.partition(" of ")[0]
 
@@ -112,7 +112,7 @@ def digests_of(names: Iterable[str]) -> dict[str, str]:
         file = _file_of(name)
         if file and not _is_foreign(file):
             with contextlib.suppress(OSError):  # it is gone, or may not be read
-                digests.setdefault(plain(name), xxhash.xxh3_128_hexdigest(Path(file).read_bytes()))
+                digests.setdefault(without_folder(name), xxhash.xxh3_128_hexdigest(Path(file).read_bytes()))
     return dict(sorted(digests.items()))
 
 
@@ -161,7 +161,7 @@ def version_of(package: str) -> str | None:
     return next((importlib.metadata.version(each) for each in _distributions().get(package, ())), None) if _is_installed(package) else None
 
 
-def configuration(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
+def source_configuration(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
     """The numbers, strings and booleans that each module keeps as public attributes, such as ``eps`` and ``approximate``, by its name."""
     found = {
         name: {

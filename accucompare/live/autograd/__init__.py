@@ -3,14 +3,14 @@
 from accucompare.live.autograd.gradients import (
     GradientListener,
     Grads,
-    Operator,
+    OperatorOfGradient,
     Parameter,
     gradient_state,
     has_foreign_hooks,
     parameters_of,
     register_first_hook,
 )
-from accucompare.live.autograd.graph import ACCUMULATES, PASSING_ON, Observer, observe, observe_no_more, reachable
+from accucompare.live.autograd.graph import ACCUMULATES, PASSING_ON, Observer, observe_backward, observe_backward_no_more, reachable
 from accucompare.live.autograd.node_lines import NodeLines, line_of
 from accucompare.live.autograd.spans import (
     OPEN,
@@ -45,7 +45,7 @@ __all__ = [
     "Graph",
     "NodeLines",
     "Observer",
-    "Operator",
+    "OperatorOfGradient",
     "Parameter",
     "Span",
     "Spans",
@@ -60,8 +60,8 @@ __all__ = [
     "hook_arriving",
     "line_of",
     "made_by_backward",
-    "observe",
-    "observe_no_more",
+    "observe_backward",
+    "observe_backward_no_more",
     "parameters_of",
     "reachable",
     "register_first_hook",

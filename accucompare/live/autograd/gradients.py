@@ -19,7 +19,16 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from accucompare.live.around import has_sharded_parameters
-from accucompare.live.autograd.graph import ACCUMULATES, ENTRANCE, PASSING_ON, Observer, entered, nodes_outside, observe, observe_no_more
+from accucompare.live.autograd.graph import (
+    ACCUMULATES,
+    ENTRANCE,
+    PASSING_ON,
+    Observer,
+    entered,
+    nodes_outside,
+    observe_backward,
+    observe_backward_no_more,
+)
 from accucompare.live.modules import Hook, Listener, Modules, Unsaved
 
 Grads = tuple[torch.Tensor | None, ...]
@@ -36,7 +45,7 @@ class Parameter(NamedTuple):
     tensor: torch.Tensor
 
 
-class Operator(NamedTuple):
+class OperatorOfGradient(NamedTuple):
     """An operator that a module's own code called, known by the autograd node that it made.
 
     Attributes:
@@ -89,7 +98,7 @@ class GradientListener(Generic[P]):
     def backward_began(self, outside: Sequence[Any]) -> None:
         """A backward begins. ``outside``: the nodes between its roots and the model, as of a loss; none if they are not known."""
 
-    def operator_gradient(self, call: P, operator: Operator, grad_inputs: Grads, grad_outputs: Grads) -> None:
+    def operator_gradient(self, call: P, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads) -> None:
         """The backward of an operator has run.
 
         Args:
@@ -99,7 +108,7 @@ class GradientListener(Generic[P]):
             grad_outputs: what arrived at its outputs.
         """
 
-    def second_gradient(self, call: P, operator: Operator, grad_inputs: Grads, grad_outputs: Grads) -> None:
+    def second_gradient(self, call: P, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads) -> None:
         """The same, in a second backward: of an operator that the first backward called to compute a gradient of ``call``."""
 
     def output_gradient(self, call: P, path: str, grad: torch.Tensor, from_outside: bool) -> None:
@@ -125,7 +134,7 @@ class GradientListener(Generic[P]):
             if not is_lazy(parameter.tensor) and parameter.tensor.requires_grad and type(parameter.tensor.data) is torch.Tensor:
                 hook = functools.partial(self._guarded, self._parameter_gradient, parameter)
                 self._handles.append(register_first_hook(parameter.tensor, ReadingHook(hook)))
-        observe(self._observer)
+        observe_backward(self._observer)
         if self._distributed and has_sharded_parameters(self._modules):
             for name in {parameter.owner for parameter in self.parameters}:
                 gather = Hook(self._listener, functools.partial(self._gather, name), name)
@@ -137,7 +146,7 @@ class GradientListener(Generic[P]):
             handle.remove()
         self._handles.clear()
         self._gathered.clear()
-        observe_no_more(self._observer)
+        observe_backward_no_more(self._observer)
 
     def begin(self) -> None:
         """An outermost call begins: no backward is running."""
@@ -203,7 +212,7 @@ class GradientListener(Generic[P]):
             if line is not None or name not in PASSING_ON:
                 before = [name for after, name in children if after <= number]
                 near = f"after {before[-1]}" if before else f"before {children[0][1]}" if children else ""
-                operator = Operator(name, near, line(node) if line is not None else "", number)
+                operator = OperatorOfGradient(name, near, line(node) if line is not None else "", number)
                 self.hook(node, functools.partial(self._operator_gradient, call, operator))
 
     def expect(self, call: P, path: str, output: torch.Tensor) -> None:
@@ -258,7 +267,7 @@ class GradientListener(Generic[P]):
     def _is_the_models(self, number: int) -> bool:
         return number in self._followed or any(first <= number < last for first, last in self._calls)
 
-    def _operator_gradient(self, call: P, operator: Operator, grad_inputs: Grads, grad_outputs: Grads) -> None:
+    def _operator_gradient(self, call: P, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads) -> None:
         self.operator_gradient(call, operator, grad_inputs, grad_outputs)
         thread, first = self._second
         if not torch.is_grad_enabled() or thread != threading.get_ident():  # nodes are numbered by thread
@@ -271,7 +280,7 @@ class GradientListener(Generic[P]):
             self._followed.add(node._sequence_nr())
             waiting += [following for following, _ in node.next_functions]
             if node.name() not in PASSING_ON:
-                again = Operator(node.name(), operator.near, "", node._sequence_nr())
+                again = OperatorOfGradient(node.name(), operator.near, "", node._sequence_nr())
                 self.hook(node, functools.partial(self.second_gradient, call, again))
 
     def _output_gradient(

@@ -41,7 +41,7 @@ class Observer:
 _observers: list[Observer] = []
 
 
-def observe(observer: Observer) -> None:
+def observe_backward(observer: Observer) -> None:
     """Call an observer of each backward from now on.
 
     Autograd has no hook for the beginning of a backward, so its entrance for Python is replaced for as long as there is an observer.
@@ -66,8 +66,8 @@ def observe(observer: Observer) -> None:
     _observers.append(observer)
 
 
-def observe_no_more(observer: Observer) -> None:
-    """Take ``observe`` back."""
+def observe_backward_no_more(observer: Observer) -> None:
+    """Take ``observe_backward`` back."""
     if observer in _observers:
         _observers.remove(observer)
         original = getattr(getattr(torch.autograd, ENTRANCE, None), "__wrapped__", None)

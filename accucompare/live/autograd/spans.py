@@ -22,7 +22,7 @@ from accucompare.live.autograd.graph import ACCUMULATES
 #: Names a tensor in autograd's graph: (number of the node that made it, index of the node's output); for a leaf, (-1, id of the tensor).
 Edge = tuple[int, int]
 
-C = TypeVar("C")
+_C = TypeVar("_C")
 
 
 def edge_of(tensor: torch.Tensor) -> Edge | None:
@@ -96,7 +96,7 @@ def seeded(roots: Any, seeds: Any) -> Iterator[tuple[Edge, torch.Tensor]]:
 
 
 @dataclass
-class Span(Generic[C]):
+class Span(Generic[_C]):
     """The nodes that one call has made: those numbered from ``first`` up to ``last``, which is not one of them.
 
     Attributes:
@@ -107,10 +107,10 @@ class Span(Generic[C]):
         outputs: its outputs, as ``inputs``.
     """
 
-    call: C
+    call: _C
     first: int
     last: int
-    outer: Span[C] | None
+    outer: Span[_C] | None
     inputs: dict[Edge, list[str]] = field(default_factory=dict)
     views: dict[Edge, list[tuple[str, Cut]]] = field(default_factory=dict)
     outputs: dict[Edge, list[str]] = field(default_factory=dict)
@@ -119,14 +119,14 @@ class Span(Generic[C]):
         """Whether the call made the node of this number, itself or in a call inside it."""
         return self.first <= number < self.last
 
-    def chain(self) -> Iterator[Span[C]]:
+    def chain(self) -> Iterator[Span[_C]]:
         """This span and those around it, the innermost first."""
-        span: Span[C] | None = self
+        span: Span[_C] | None = self
         while span is not None:
             yield span
             span = span.outer
 
-    def owner(self, edge: Edge) -> Span[C] | None:
+    def owner(self, edge: Edge) -> Span[_C] | None:
         """The innermost of ``chain`` that was not given what the edge belongs to as an argument; ``None`` if all were."""
         return next((span for span in self.chain() if edge not in span.inputs), None)
 
@@ -135,16 +135,16 @@ class Span(Generic[C]):
 OPEN = 1 << 64
 
 
-class Spans(Generic[C]):
+class Spans(Generic[_C]):
     """The spans of the calls of one thread, in the order in which they began."""
 
     def __init__(self) -> None:
-        self._all: list[Span[C]] = []
+        self._all: list[Span[_C]] = []
         self._firsts: list[int] = []
-        self._giving: dict[Edge, list[Span[C]]] = {}
+        self._giving: dict[Edge, list[Span[_C]]] = {}
         self._known: set[int] = set()
 
-    def begin(self, call: C, outer: Span[C] | None, parts: Iterable[tuple[str, Any]]) -> Span[C]:
+    def begin(self, call: _C, outer: Span[_C] | None, parts: Iterable[tuple[str, Any]]) -> Span[_C]:
         """A call begins with these inputs."""
         parts = list(parts)
         inputs, views = edges_of(parts), views_of(parts)  # to ask for a view's edge may make a node, which is not the call's
@@ -155,12 +155,12 @@ class Spans(Generic[C]):
         self._firsts.append(first)
         return span
 
-    def end(self, span: Span[C]) -> None:
+    def end(self, span: Span[_C]) -> None:
         """The call ends, unless it has; nodes made from now on are not its own."""
         if span.last == OPEN:
             span.last = torch._C._autograd._get_sequence_nr()
 
-    def __contains__(self, span: Span[C]) -> bool:
+    def __contains__(self, span: Span[_C]) -> bool:
         """Whether it is of this step."""
         return id(span) in self._known
 
@@ -168,17 +168,17 @@ class Spans(Generic[C]):
         """Whether there are any."""
         return bool(self._all)
 
-    def give(self, span: Span[C], outputs: dict[Edge, list[str]]) -> None:
+    def give(self, span: Span[_C], outputs: dict[Edge, list[str]]) -> None:
         """The call hands on these, beside what it has handed on before."""
         span.outputs = {**span.outputs, **outputs}
         for edge in outputs:
             self._giving.setdefault(edge, []).append(span)
 
-    def giving(self, edge: Edge) -> list[Span[C]]:
+    def giving(self, edge: Edge) -> list[Span[_C]]:
         """The spans of the calls that handed on what a gradient belongs to."""
         return self._giving.get(edge, [])
 
-    def of(self, number: int) -> Span[C] | None:
+    def of(self, number: int) -> Span[_C] | None:
         """The span of the innermost call that made the node of this number; ``None`` if no call did."""
         place = bisect_right(self._firsts, number) - 1
         if place < 0:
@@ -196,7 +196,7 @@ class Spans(Generic[C]):
 _MADE_BY = "accucompare: made in the backward of"
 
 
-class Graph(Generic[C]):
+class Graph(Generic[_C]):
     """The nodes that a backward goes through that makes a graph itself. The nodes that it makes are told whose they are.
 
     They cannot be told by their numbers: they are made after the call, and on a GPU or an NPU in another thread, which counts for itself.
@@ -208,7 +208,7 @@ class Graph(Generic[C]):
     def add(self, node: Any) -> None:
         self._nodes[id(node)] = node
 
-    def tell(self, span: Span[C] | None, tensors: Iterable[Any]) -> None:
+    def tell(self, span: Span[_C] | None, tensors: Iterable[Any]) -> None:
         """All nodes that this backward has made, lead to these tensors and do not know whose they are, are of this call's backward."""
         waiting: list[Any] = [tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor)]
         while waiting:

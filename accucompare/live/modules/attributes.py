@@ -47,7 +47,7 @@ def set_attributes(attributes: Attributes, modules: Modules) -> None:
         vars(module).update({name: value for name, value in kept.items() if isinstance(value, _UNCHANGING)})
 
 
-def numbers_of(module: nn.Module) -> dict[str, Any]:
+def plain_numbers(module: nn.Module) -> dict[str, Any]:
     """What a module keeps of numbers and text."""
     return {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE and isinstance(value, (int, float, str))}
 

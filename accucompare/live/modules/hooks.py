@@ -37,7 +37,7 @@ class Call:
     handling: BaseException | None
 
 
-C = TypeVar("C", bound=Call)
+_C = TypeVar("_C", bound=Call)
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class Mark:
 
 
 @dataclass
-class SecondRun:
+class RecomputedPart:
     """A part of a forward that is run again: it has the numbers of the first one."""
 
     mark: Mark
     indices: Counter[str]
 
 
-class Listener(Generic[C]):
+class Listener(Generic[_C]):
     """Is called when a module call begins and when it ends; what it does then, its subclasses say.
 
     The hooks come last, so that they see what the next module sees. They do nothing inside a backward: there, activation checkpointing
@@ -79,7 +79,7 @@ class Listener(Generic[C]):
     #: Whether ``returned`` is to be called.
     sees_returns = False
 
-    def __init__(self, modules: Modules, kind: type[C]) -> None:
+    def __init__(self, modules: Modules, kind: type[_C]) -> None:
         """``kind``: the class of its calls."""
         self.step = 0
         self.listening = True
@@ -89,24 +89,24 @@ class Listener(Generic[C]):
         self._busy: set[int] = set()  # threads that are in a hook
         self._last: dict[str, int] = {}  # the ids of the hooks that came last
         self._indices: Counter[str] = Counter()
-        self._calls: dict[int, list[C]] = {}  # by thread
-        self._second_runs: dict[int, list[SecondRun]] = {}  # by thread, one inside the other
+        self._calls: dict[int, list[_C]] = {}  # by thread
+        self._second_runs: dict[int, list[RecomputedPart]] = {}  # by thread, one inside the other
         self._raised: dict[int, str] = {}  # by thread: the module that raised, until another one is called
         self._lock = threading.RLock()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
-    def began(self, call: C, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+    def began(self, call: _C, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """A call begins. Returns what takes the place of its arguments; ``None`` leaves them."""
         raise NotImplementedError
 
-    def returned(self, call: C, output: Any) -> None:
+    def returned(self, call: _C, output: Any) -> None:
         """A forward has returned; hooks of the user's have not run yet."""
 
-    def ended(self, call: C, output: Any) -> Any:
+    def ended(self, call: _C, output: Any) -> Any:
         """A call ends. Returns what takes the place of its output; ``None`` leaves it."""
         raise NotImplementedError
 
-    def left(self, call: C) -> None:
+    def left(self, call: _C) -> None:
         """A call is over, also if it raised. Can be called several times for one call."""
 
     def failed(self, error: Exception, name: str) -> None:
@@ -177,17 +177,17 @@ class Listener(Generic[C]):
         """Registered modules that no forward has called; without those that none can call and that hold nothing (a ``ModuleList``)."""
         return [name for name, module in self._modules.named.items() if name not in self.called and not _only_holds_modules(module)]
 
-    def running(self) -> C | None:
+    def running(self) -> _C | None:
         """The innermost call on this thread."""
         calls = self._calls.get(threading.get_ident())
         return calls[-1] if calls else None
 
-    def caller(self, call: C) -> C | None:
+    def caller(self, call: _C) -> _C | None:
         """The call that a running one was made in; ``None`` of an outermost one."""
         outer = [each for each in self._calls.get(threading.get_ident(), ()) if (each.name, each.index) == call.parent]
         return outer[-1] if outer else None
 
-    def is_running(self, call: C) -> bool:
+    def is_running(self, call: _C) -> bool:
         """Whether a module's own code runs on this thread: none of a child's, of a hook's, or of a backward's."""
         return self.running() is call and threading.get_ident() not in self._busy and not self.idle()
 
@@ -208,7 +208,7 @@ class Listener(Generic[C]):
             finally:
                 self._busy.discard(thread)
 
-    def come_last(self, call: C) -> None:
+    def come_last(self, call: _C) -> None:
         """Let the hook at a call's end come after those that the user has added since."""
         hooks, last = call.module._forward_hooks, self._last.get(call.name, 0)
         if next(reversed(hooks)) != last and last in hooks:
@@ -236,7 +236,7 @@ class Listener(Generic[C]):
         thread = threading.get_ident()
         calls, raised = self._calls.get(thread), self._raised.get(thread)
         self._calls[thread] = []
-        self._second_runs.setdefault(thread, []).append(SecondRun(mark, mark.indices.copy()))
+        self._second_runs.setdefault(thread, []).append(RecomputedPart(mark, mark.indices.copy()))
         try:
             yield
         finally:
@@ -249,7 +249,7 @@ class Listener(Generic[C]):
             if raised is not None:
                 self._raised[thread] = raised
 
-    def second_run(self) -> SecondRun | None:
+    def second_run(self) -> RecomputedPart | None:
         """What is run again on this thread; ``None`` if nothing is."""
         running = self._second_runs.get(threading.get_ident()) if self._second_runs else None
         return running[-1] if running else None

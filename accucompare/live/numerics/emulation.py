@@ -27,7 +27,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accucompare.bundle.format import MANTISSA
+from accucompare.bundle.flags import MANTISSA
 from accucompare.live.operators import Inside
 from accucompare.selection import Precision
 
@@ -67,7 +67,7 @@ def emulated(precision: Precision) -> Iterator[Emulation]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def rounded(tensor: torch.Tensor, precision: Precision) -> torch.Tensor:
+def rounded_operands(tensor: torch.Tensor, precision: Precision) -> torch.Tensor:
     """A float32 tensor's values rounded to the nearest of a format, ties to even, again in float32.
 
     What is too large becomes infinite; NaN, infinities and signs are kept. The 8-bit exponents' subnormal numbers lose bits as
@@ -195,7 +195,9 @@ def _kinds(values: list[Any]) -> set[str]:
 
 def _product(mode: _Rounding, op: Any, *args: Any, **kwargs: Any) -> Any:
     operands = _OPERANDS[op._schema.name.removeprefix("aten::").removesuffix("_")]
-    return op(*(rounded(arg, mode.emulation.precision) if position in operands else arg for position, arg in enumerate(args)), **kwargs)
+    return op(
+        *(rounded_operands(arg, mode.emulation.precision) if position in operands else arg for position, arg in enumerate(args)), **kwargs
+    )
 
 
 def _convolution_backward(mode: _Rounding, op: Any, *args: Any) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ import torch
 from torch.library import Library, fallthrough_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _KEY = "TESTING_ONLY_GenericMode"
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
@@ -103,13 +103,13 @@ def _seeing_inside(mode: TorchDispatchMode, names: Iterable[str]) -> Iterator[No
             yield
 
 
-def of_this_thread(active: Sequence[tuple[int, T]]) -> T | None:
+def of_this_thread(active: Sequence[tuple[int, _T]]) -> _T | None:
     """The last entry of this thread; on a thread of a backward, which has none, the last of all."""
     thread = threading.get_ident()
     return next((entered for by, entered in reversed(active) if by == thread), active[-1][1] if active else None)
 
 
-def plainly(op: Any, *args: Any, **kwargs: Any) -> Any:
+def without_dispatch(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator as if it were not caught."""
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_key())):
         return op(*args, **kwargs)

@@ -29,7 +29,7 @@ CLIPPING = {
 }
 
 
-def observe(owner: Any, name: str, before: Before) -> bool:
+def observe_function(owner: Any, name: str, before: Before) -> bool:
     """Call ``before`` whenever a module's function, or a class's method, is called; False if there is no such function."""
     if not callable(vars(owner).get(name)):
         return False
@@ -54,8 +54,8 @@ def observe(owner: Any, name: str, before: Before) -> bool:
     return True
 
 
-def observe_no_more(owner: Any, name: str, before: Before) -> None:
-    """Take ``observe`` back; nothing if that did nothing."""
+def observe_function_no_more(owner: Any, name: str, before: Before) -> None:
+    """Take ``observe_function`` back; nothing if that did nothing."""
     observers = _observers.get((owner, name), [])
     if before in observers:
         observers.remove(before)

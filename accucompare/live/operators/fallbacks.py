@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from accucompare.live.operators.dispatch import intercepting, of_this_thread, plainly, register
+from accucompare.live.operators.dispatch import intercepting, of_this_thread, register, without_dispatch
 from accucompare.live.operators.randomness import register_kernels
 
 
@@ -60,6 +60,6 @@ def _noting(name: str) -> Callable[..., Any]:
             tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
             if any(tensor.device.type == listener.type for tensor in tensors):
                 listener.seen(name)
-        return plainly(op, *args, **kwargs)
+        return without_dispatch(op, *args, **kwargs)
 
     return kernel

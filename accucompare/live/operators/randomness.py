@@ -21,7 +21,7 @@ import torch
 import xxhash
 
 from accucompare.bundle.format import SavedDraws
-from accucompare.live.operators.dispatch import intercepting, of_this_thread, plainly, register
+from accucompare.live.operators.dispatch import intercepting, of_this_thread, register, without_dispatch
 from accucompare.live.operators.random_state import get_state, set_state
 
 _STEPS = {torch.bfloat16: 2.0**8, torch.float16: 2.0**11}  # how many uniform numbers a narrow type has between 0 and 1
@@ -174,7 +174,7 @@ def _is_plain(tensor: torch.Tensor, draws: Draws) -> bool:
 
 
 def _uniform(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    drawn: torch.Tensor = plainly(torch.rand, shape, generator=generator, dtype=torch.float32, device="cpu")
+    drawn: torch.Tensor = without_dispatch(torch.rand, shape, generator=generator, dtype=torch.float32, device="cpu")
     return drawn
 
 
@@ -190,18 +190,18 @@ def _filling(op: Any) -> Callable[..., torch.Tensor]:
 
     def kernel(tensor: torch.Tensor, *args: Any, generator: torch.Generator | None = None) -> torch.Tensor:
         ours = _generator_for(tensor, generator)
-        plainly(op, tensor, *args, generator=generator)
+        without_dispatch(op, tensor, *args, generator=generator)
         if ours is None:
             return tensor
         dtype = torch.float32 if wide and tensor.is_floating_point() else tensor.dtype
-        return _overwrite(tensor, plainly(op, torch.empty(tensor.shape, dtype=dtype, device="cpu"), *args, generator=ours))
+        return _overwrite(tensor, without_dispatch(op, torch.empty(tensor.shape, dtype=dtype, device="cpu"), *args, generator=ours))
 
     return kernel
 
 
 def _uniform_(tensor: torch.Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None) -> torch.Tensor:
     ours = _generator_for(tensor, generator)
-    plainly(_aten.uniform_.default, tensor, low, high, generator=generator)
+    without_dispatch(_aten.uniform_.default, tensor, low, high, generator=generator)
     if ours is None:
         return tensor
     values = _uniform(tensor.shape, ours)
@@ -216,7 +216,7 @@ def _bernoulli(op: Any, default: float | None = None) -> Callable[..., torch.Ten
 
     def kernel(tensor: torch.Tensor, *args: Any, generator: torch.Generator | None = None, **out: torch.Tensor) -> torch.Tensor:
         ours = _generator_for(tensor, generator)
-        result: torch.Tensor = plainly(op, tensor, *args, generator=generator, **out)
+        result: torch.Tensor = without_dispatch(op, tensor, *args, generator=generator, **out)
         if ours is None:
             return result
         p = args[0] if args else tensor if default is None else default
@@ -227,7 +227,7 @@ def _bernoulli(op: Any, default: float | None = None) -> Callable[..., torch.Ten
 
 def _native_dropout(tensor: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
     ours = _generator_for(tensor, None) if train is not False and p > 0 else None
-    result: tuple[torch.Tensor, torch.Tensor] = plainly(_aten.native_dropout.default, tensor, p, train)
+    result: tuple[torch.Tensor, torch.Tensor] = without_dispatch(_aten.native_dropout.default, tensor, p, train)
     if ours is None:
         return result
     kept = (_uniform(tensor.shape, ours) < 1 - p).to(tensor.device)
@@ -248,7 +248,7 @@ def _scaled_dot_product_attention(
     draws = of_this_thread(_active)
     matched = dropout_p > 0 and draws is not None and _is_plain(query, draws)
     before = get_state(query.device) if matched else None
-    run = _advance_generators if matched else plainly
+    run = _advance_generators if matched else without_dispatch
     result: torch.Tensor = run(plain, query, key, value, attn_mask, dropout_p, is_causal, **options)
     if before is None:
         return result
@@ -271,7 +271,7 @@ def _advance_generators(op: Any, *args: Any, **kwargs: Any) -> Any:
 
     Whoever looks for the source line of such an operator meets this function's frame, which is none of ``RUN_FOR_THE_MODEL``.
     """
-    return plainly(op, *args, **kwargs)
+    return without_dispatch(op, *args, **kwargs)
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -283,8 +283,8 @@ def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _randperm_out(n: int, *, generator: torch.Generator | None, out: torch.Tensor) -> torch.Tensor:
     ours = _generator_for(out, generator)
-    plainly(_aten.randperm.generator_out, n, generator=generator, out=out)
-    return out if ours is None else _overwrite(out, plainly(torch.randperm, n, generator=ours, device="cpu"))
+    without_dispatch(_aten.randperm.generator_out, n, generator=generator, out=out)
+    return out if ours is None else _overwrite(out, without_dispatch(torch.randperm, n, generator=ours, device="cpu"))
 
 
 def _on_cpu(op: Any) -> Callable[..., torch.Tensor]:
@@ -296,11 +296,11 @@ def _on_cpu(op: Any) -> Callable[..., torch.Tensor]:
         given = generator or (generators[0] if generators else None)
         ours = _generator_for(tensors[0], given)
         args = tuple(arg for arg in args if not isinstance(arg, torch.Generator))
-        result: torch.Tensor = plainly(op, *args, generator=given, **kwargs)
+        result: torch.Tensor = without_dispatch(op, *args, generator=given, **kwargs)
         if ours is None:
             return result
         hosts = [_host(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
-        return plainly(op, *hosts, generator=ours, **kwargs).to(result.device, result.dtype)  # type: ignore[no-any-return]
+        return without_dispatch(op, *hosts, generator=ours, **kwargs).to(result.device, result.dtype)  # type: ignore[no-any-return]
 
     return kernel
 
@@ -318,7 +318,7 @@ def _unmatched(op: Any) -> Callable[..., Any]:
         draws = of_this_thread(_active)
         if draws is not None and (given.get("dropout") or given.get("training") or "dropout" in _name_of(op)):
             draws.unmatched.add(_name_of(op))
-        return plainly(op, *args, **kwargs)
+        return without_dispatch(op, *args, **kwargs)
 
     return kernel
 

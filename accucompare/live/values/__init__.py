@@ -11,18 +11,18 @@ from accucompare.live.values.tensors import (
     from_bits,
     layout_of,
     other_to_host,
-    round_to,
+    round_tensor,
     scalar_to_host,
     to_host,
 )
-from accucompare.live.values.values import Scalar, describe, is_cache, leaves, replaced
+from accucompare.live.values.values import Scalar, describe_value, is_cache, leaves, replaced
 
 __all__ = [
     "Bits",
     "HostValue",
     "Scalar",
     "copy_of",
-    "describe",
+    "describe_value",
     "difference",
     "dressed_as",
     "dtype_name",
@@ -35,7 +35,7 @@ __all__ = [
     "other_to_host",
     "plainly",
     "replaced",
-    "round_to",
+    "round_tensor",
     "scalar_to_host",
     "to_host",
 ]

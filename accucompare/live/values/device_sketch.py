@@ -28,7 +28,7 @@ _SUMMED = {
     "float32": (torch.bfloat16, torch.float16),
 }
 #: How wrong sums in float32 may be, relative to the sum of magnitudes: some 100 are added one after the other, then those of all runs.
-ROUNDING = 2.0 * ROWS * 2.0**-24
+_ROUNDING = 2.0 * ROWS * 2.0**-24
 #: Values that are worked on at a time: some 70 MB of the device's memory in float64.
 _RUN = 4 * TABLES * SKETCH_BLOCK
 #: Magnitudes whose squares neither overflow nor vanish in a type; others are scaled.
@@ -42,7 +42,7 @@ def can_sketch(tensor: torch.Tensor, summed_in: str | None) -> bool:
 
 
 @torch.no_grad()
-def begin(tensor: torch.Tensor, size: int, summed_in: str, run: int = _RUN) -> tuple[torch.Tensor, Callable[[Array], Sketched]]:
+def begin_sketch(tensor: torch.Tensor, size: int, summed_in: str, run: int = _RUN) -> tuple[torch.Tensor, Callable[[Array], Sketched]]:
     """Have the device compute.
 
     Args:
@@ -116,13 +116,13 @@ def _digest(part: torch.Tensor, first: int) -> torch.Tensor:
 
 
 def _made(packed: Array, size: int, summed_in: str, count: int) -> Sketched:
-    """What the bytes of ``begin`` say, of a tensor of so many values."""
+    """What the bytes of ``begin_sketch`` say, of a tensor of so many values."""
     end = (size + 5) * np.dtype(summed_in).itemsize
     numbers = packed[:end].view(summed_in).astype(np.float64)
     nan, inf, *sums = packed[end:].view(np.int64).tolist()
     total, squares, scale, low, high = numbers[size:].tolist()
     digest = DEVICE_DIGEST + "".join(f"{each % 2**64:016x}" for each in sums)
-    rounding = ROUNDING if summed_in == "float32" else 0.0
+    rounding = _ROUNDING if summed_in == "float32" else 0.0
     if low > high:
         return Sketched(digest, Statistics(None, None, None, 0.0, nan, inf), np.zeros(size))
     l2 = math.sqrt(squares) / scale

@@ -19,7 +19,7 @@ from accucompare.bundle.format import Layout
 from accucompare.bundle.writing import BundleWriter, Lease, Sketched
 from accucompare.live.values import device_sketch
 from accucompare.live.values.nested import Shapes, joined
-from accucompare.live.values.values import describe
+from accucompare.live.values.values import describe_value
 from accucompare.numbers import DTYPES, Array, DType, Statistics, digest, summarize
 
 _LOGGER = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ def _sketched(tensor: torch.Tensor, writer: BundleWriter) -> HostValue | None:
     if backend.SKETCHES_IN is None or not device_sketch.can_sketch(tensor, backend.SKETCHES_IN):
         return None
     try:
-        packed, made = device_sketch.begin(tensor, size, backend.SKETCHES_IN)
+        packed, made = device_sketch.begin_sketch(tensor, size, backend.SKETCHES_IN)
     except (RuntimeError, TypeError) as error:  # no memory there, or no such operator
         _LOGGER.debug("a tensor of %s is copied, for no sketch could be made there: %s", tensor.device, error)
         return None
@@ -240,7 +240,7 @@ def other_to_host(value: Any) -> HostValue:
     """A value that no array can hold: a string or a large int by its digest, anything else by its name."""
     comparable = isinstance(value, (str, bytes, int))
     digest = xxhash.xxh3_128_hexdigest(repr(value).encode()) if comparable else None
-    return HostValue(None, (), "", Layout.OPAQUE, describe(value), digest)
+    return HostValue(None, (), "", Layout.OPAQUE, describe_value(value), digest)
 
 
 def from_bits(raw: Array, dtype: str) -> torch.Tensor:
@@ -319,7 +319,7 @@ def _copy(source: Array, target: Array) -> None:
         helper.join()
 
 
-def round_to(values: Array, dtype: DType) -> Array:
+def round_tensor(values: Array, dtype: DType) -> Array:
     """As ``accucompare.numbers.dtypes.round_to``, by PyTorch, which has instructions for it where NumPy computes bit by bit."""
     array = _in_place(torch.from_numpy(values).to(getattr(torch, dtype.name)))
     assert array is not None

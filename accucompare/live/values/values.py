@@ -177,7 +177,7 @@ def _part(key: Any) -> str:
     return str(key) if type(key) is int else f"[{key!r}]"
 
 
-def describe(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """What an opaque value is, in a few words."""
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -2,20 +2,20 @@
 
 from accucompare.recorder.feeding.copies import IN_PLACE_OF
 from accucompare.recorder.feeding.fed_updates import FedUpdates
-from accucompare.recorder.feeding.feeding import Feed
+from accucompare.recorder.feeding.feeding import Feeding
 from accucompare.recorder.feeding.golden_checks import check_golden, check_model, held_steps
-from accucompare.recorder.feeding.golden_values import Memory, Place
+from accucompare.recorder.feeding.golden_values import FedPlace, Memory
 from accucompare.recorder.feeding.lending import Lent
 from accucompare.recorder.feeding.operator_feed import OperatorFeed, storages
 
 __all__ = [
     "IN_PLACE_OF",
+    "FedPlace",
     "FedUpdates",
-    "Feed",
+    "Feeding",
     "Lent",
     "Memory",
     "OperatorFeed",
-    "Place",
     "check_golden",
     "check_model",
     "held_steps",

@@ -40,7 +40,7 @@ def in_place_of(arrived: torch.Tensor, values: torch.Tensor, exchange: Exchange 
     return new
 
 
-def like(tensor: torch.Tensor, golden: torch.Tensor, exchange: Exchange | None = None) -> torch.Tensor:
+def copy_like(tensor: torch.Tensor, golden: torch.Tensor, exchange: Exchange | None = None) -> torch.Tensor:
     """Golden's values in a tensor of another's class, which is nested or plain; gradients of it are gradients of the other."""
     with torch.inference_mode(False), torch.no_grad():
         if tensor.is_nested:
@@ -64,14 +64,14 @@ def _copy_like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
     """
     with torch.inference_mode(False), torch.no_grad():  # outside of it, tensors count the writes into them
         values = _cast(golden, tensor.dtype)
-        like, single = tensor.detach(), values
+        copy_like, single = tensor.detach(), values
         for dim in range(tensor.dim()):
             if tensor.stride(dim) == 0 and tensor.size(dim) > 1:  # expanded
-                like, single = like.narrow(dim, 0, 1), single.narrow(dim, 0, 1)
+                copy_like, single = copy_like.narrow(dim, 0, 1), single.narrow(dim, 0, 1)
         if single is not values and not torch.equal(single.expand_as(values), values):
-            like, single = tensor.detach(), values
-        strides = like.stride() if _apart(like.shape, like.stride()) else torch.empty_like(like, device="meta").stride()
-        copy = torch.empty_strided(like.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(single)
+            copy_like, single = tensor.detach(), values
+        strides = copy_like.stride() if _apart(copy_like.shape, copy_like.stride()) else torch.empty_like(copy_like, device="meta").stride()
+        copy = torch.empty_strided(copy_like.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(single)
         return copy if copy.shape == tensor.shape else copy.expand(tensor.shape)
 
 
@@ -85,7 +85,7 @@ def _apart(shape: Iterable[int], strides: Iterable[int]) -> bool:
     return True
 
 
-def rounded(golden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def round_copy(golden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Golden's values rounded to a type, in their own; what is finite stays finite."""
     return _cast(golden, dtype).to(golden.dtype)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from accucompare.bundle.format import Role
-from accucompare.recorder.feeding.feeding import Feed
-from accucompare.recorder.feeding.golden_values import Memory, Place
+from accucompare.recorder.feeding.feeding import Feeding
+from accucompare.recorder.feeding.golden_values import FedPlace, Memory
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class FedUpdates:
         step: tells the number of the step.
     """
 
-    feed: Feed
+    feed: Feeding
     step: Callable[[], int]
 
     def start(self, name: str, update: int, path: str, tensor: torch.Tensor) -> None:
@@ -37,11 +37,11 @@ class FedUpdates:
     def has_changed(self, name: str, update: int, path: str) -> bool:
         """Whether something else had changed golden's parameter after so many updates of the step. Errors as ``Feed.inputs``."""
         self.feed.load(self.step())
-        return self.feed.has_value(Place(self.step(), name, update, Role.PARAM_CHANGED), path)
+        return self.feed.has_value(FedPlace(self.step(), name, update, Role.PARAM_CHANGED), path)
 
     def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
         """Write golden's value into a tensor that an update is given; if golden has none, that is noted. Errors as ``Feed.inputs``."""
-        place = Place(self.step(), name, update, role)
+        place = FedPlace(self.step(), name, update, role)
         self.feed.load(place.step)
         golden = self.feed.golden_value(place, path, tensor.detach(), Memory())
         if isinstance(golden, torch.Tensor):
@@ -53,4 +53,4 @@ class FedUpdates:
 
     def leave(self, name: str, update: int, role: Role, path: str, why: str) -> None:
         """Note that an update was not given golden's value."""
-        self.feed.pass_on(Place(self.step(), name, update, role), path, why)
+        self.feed.pass_on(FedPlace(self.step(), name, update, role), path, why)

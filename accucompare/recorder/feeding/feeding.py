@@ -16,7 +16,7 @@ from accucompare.compare.pairing import Renaming
 from accucompare.live.modules import Modules
 from accucompare.live.values import leaves, replaced
 from accucompare.recorder.feeding.copies import in_place_of
-from accucompare.recorder.feeding.golden_values import GoldenValues, Memory, Place
+from accucompare.recorder.feeding.golden_values import FedPlace, GoldenValues, Memory
 from accucompare.recorder.feeding.lending import Exchange, Lent, contents
 from accucompare.selection import RoleGroup
 
@@ -27,7 +27,7 @@ Arrives = Callable[[str, torch.Tensor], torch.Tensor]
 _GRADIENT_ROLE = {Role.INPUT: Role.GRAD_INPUT, Role.OUTPUT: Role.GRAD_OUTPUT}
 
 
-class Feed(GoldenValues):
+class Feeding(GoldenValues):
     """Golden's values in place of what module calls are given and give, and in place of their gradients.
 
     A module that writes into what it is given by ``.data`` has nothing to exchange: its error shows at the next input, as glue.
@@ -47,9 +47,9 @@ class Feed(GoldenValues):
         self.fed = 0
         self.written = golden.manifests[rank].options.written
         self.backward, self.updates = map(golden.manifests[rank].options.holds, (RoleGroup.BACKWARD, RoleGroup.UPDATE))
-        self._backwards: Counter[tuple[Place, str]] = Counter()  # in that step, through each value
+        self._backwards: Counter[tuple[FedPlace, str]] = Counter()  # in that step, through each value
 
-    def inputs(self, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Lent]:
+    def inputs(self, place: FedPlace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Lent]:
         """A call's arguments with golden's values in them, and what was lent so.
 
         Raises:
@@ -65,7 +65,7 @@ class Feed(GoldenValues):
         return new[0], new[1], lent
 
     def outputs(
-        self, place: Place, output: Any, lent: Lent | None, given: Mapping[str, Any], arrives: Arrives
+        self, place: FedPlace, output: Any, lent: Lent | None, given: Mapping[str, Any], arrives: Arrives
     ) -> tuple[Any, dict[str, Any]]:
         """What a call returns, with golden's values in it; errors as ``inputs``.
 
@@ -104,7 +104,7 @@ class Feed(GoldenValues):
                     by_path[path] = own[path] = alias
         return self._put(place, output, by_path, []), own
 
-    def value(self, place: Place, path: str, tensor: torch.Tensor, memory: Memory) -> torch.Tensor | None:
+    def value(self, place: FedPlace, path: str, tensor: torch.Tensor, memory: Memory) -> torch.Tensor | None:
         """Golden's value for one tensor, a fresh copy; ``None`` if it has none, which is noted. Errors as ``inputs``."""
         self.load(place.step)
         found = self.golden_value(place, path, tensor, memory)
@@ -114,7 +114,7 @@ class Feed(GoldenValues):
         self.pass_on(place, path, found if isinstance(found, str) else "it is no tensor")
         return None
 
-    def gradient(self, place: Place, path: str, grad: torch.Tensor) -> torch.Tensor:
+    def gradient(self, place: FedPlace, path: str, grad: torch.Tensor) -> torch.Tensor:
         """What a backward goes on with in place of a gradient: golden's of the same value.
 
         Args:
@@ -139,7 +139,7 @@ class Feed(GoldenValues):
         super().end_step()
         self._backwards.clear()
 
-    def _given_back(self, place: Place, given: Mapping[str, Any]) -> dict[int, torch.Tensor]:
+    def _given_back(self, place: FedPlace, given: Mapping[str, Any]) -> dict[int, torch.Tensor]:
         """Golden's values of what a call has written into its arguments, by the ids of these."""
         found = {}
         for path in self.paths(place):
@@ -149,7 +149,7 @@ class Feed(GoldenValues):
                 found[id(part)] = golden
         return found
 
-    def _exchange(self, place: Place, path: str, arrives: Arrives | None) -> Exchange | None:
+    def _exchange(self, place: FedPlace, path: str, arrives: Arrives | None) -> Exchange | None:
         """What golden's gradient takes the place of, in the backward of a value that was exchanged."""
         if not self.backward or place.role not in _GRADIENT_ROLE:
             return None
@@ -157,7 +157,7 @@ class Feed(GoldenValues):
             return functools.partial(arrives, path)
         return functools.partial(self.gradient, place, path) if place.role is Role.INPUT else None
 
-    def _find(self, place: Place, value: Any, memory: Memory, seen: Counter[str], arrives: Arrives | None = None) -> dict[str, Any]:
+    def _find(self, place: FedPlace, value: Any, memory: Memory, seen: Counter[str], arrives: Arrives | None = None) -> dict[str, Any]:
         """Golden's values for the parts of a value, by path; what has none is noted."""
         self.load(place.step)
         by_path: dict[str, Any] = {}
@@ -171,7 +171,7 @@ class Feed(GoldenValues):
                 self.pass_on(place, recorded, "another value has the same path")
         return by_path
 
-    def _put(self, place: Place, value: Any, by_path: Mapping[str, Any], rebuilt: list[tuple[Any, Any]]) -> Any:
+    def _put(self, place: FedPlace, value: Any, by_path: Mapping[str, Any], rebuilt: list[tuple[Any, Any]]) -> Any:
         """A value with golden's in place of its parts; what cannot be put there is noted."""
         if not by_path:
             return value

@@ -16,7 +16,7 @@ from accucompare.errors import CaptureError
 from accucompare.live.modules import Modules
 from accucompare.live.values import (
     Scalar,
-    describe,
+    describe_value,
     dtype_name,
     from_bits,
     is_plain_class,
@@ -26,14 +26,14 @@ from accucompare.live.values import (
     scalar_to_host,
 )
 from accucompare.numbers import DTYPES, Kind, digest
-from accucompare.recorder.feeding.copies import like, rounded
+from accucompare.recorder.feeding.copies import copy_like, round_copy
 from accucompare.recorder.feeding.lending import Exchange
 
 _MOST_NOTES = 5  # of what was not fed
 
 
 @dataclass(frozen=True)
-class Place:
+class FedPlace:
     """One role of one module call."""
 
     step: int
@@ -73,7 +73,7 @@ class GoldenValues:
         self._calls: set[tuple[str, int, Role]] = set()
         self._operators: dict[tuple[str, int], list[Record]] = {}  # of that step, by module call
         self._written: dict[tuple[str, int, Role], list[str]] = {}  # of that step: the paths of what calls have written into
-        self._noted: set[tuple[Place, str]] = set()
+        self._noted: set[tuple[FedPlace, str]] = set()
         self._before: dict[int, dict[tuple[str, str], dict[int, Record]]] = {}  # by step, see _parameters_before
         self._left: tuple[int, dict[tuple[str, str], Record]] = (-1, {})  # the step, see _left_by
 
@@ -120,17 +120,17 @@ class GoldenValues:
         if (
             changed := self._records.get((name, update, Role.PARAM_CHANGED, path))
         ) is not None:  # as an average that is swapped in for a call
-            return None if _misfit(changed, tensor) else like(tensor, from_bits(self._golden.raw(changed), changed.dtype))
+            return None if _misfit(changed, tensor) else copy_like(tensor, from_bits(self._golden.raw(changed), changed.dtype))
         later = step
         while (before := self._parameters_before(later)) is not None:  # of steps that golden lacks, nothing is known
             calls = before.get((name, path), {})
             call = min((call for call in calls if later > step or call >= update), default=None)
             if call is not None:
                 record = calls[call]
-                return None if _misfit(record, tensor) else like(tensor, self._read(record))
+                return None if _misfit(record, tensor) else copy_like(tensor, self._read(record))
             later += 1
         left = None if update else self._left_by(step - 1).get((name, path))
-        return None if left is None or _misfit(left, tensor) else like(tensor, self._read(left))
+        return None if left is None or _misfit(left, tensor) else copy_like(tensor, self._read(left))
 
     def _left_by(self, step: int) -> dict[tuple[str, str], Record]:
         """What something else than an update made of golden's parameters in a step, and no update after it, by name and path."""
@@ -157,22 +157,22 @@ class GoldenValues:
                     self._before[step].setdefault((name, record.path), {})[record.call] = record
         return self._before[step]
 
-    def paths(self, place: Place) -> list[str]:
+    def paths(self, place: FedPlace) -> list[str]:
         """The paths of what golden has written there, of one of ``WRITTEN_ROLES``; errors as ``inputs``."""
         self.load(place.step)
         return self._written.get((place.name, place.call, place.role), [])
 
-    def has(self, place: Place) -> bool:
+    def has(self, place: FedPlace) -> bool:
         """Whether golden has anything of this role of a call, of the step that was loaded."""
         return (place.name, place.call, place.role) in self._calls
 
-    def has_value(self, place: Place, path: str) -> bool:
+    def has_value(self, place: FedPlace, path: str) -> bool:
         """The same of one value of it."""
         return (place.name, place.call, place.role, path) in self._records
 
     def golden_value(
         self,
-        place: Place,
+        place: FedPlace,
         path: str,
         value: Any,
         memory: Memory,
@@ -188,7 +188,7 @@ class GoldenValues:
             exchange: of the copy's gradient.
         """
         if not isinstance(value, (torch.Tensor, str, bytes, *Scalar)):
-            return f"it is a {describe(value)}, which cannot be looked into"
+            return f"it is a {describe_value(value)}, which cannot be looked into"
         record = self._records.get((place.name, place.call, place.role, path)) or self._by_argument(place, path, seen or {})
         record = record or self._in_a_tuple(place, path)
         if record is None:
@@ -202,10 +202,10 @@ class GoldenValues:
             golden = self._read(record)
             if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(golden.to(value.dtype).to(golden.dtype), golden):
                 return f"golden's {record.dtype} are too large for {dtype_name(value.dtype)}"
-            memory[key] = value, like(value, golden, exchange)
+            memory[key] = value, copy_like(value, golden, exchange)
         return memory[key][1]
 
-    def _by_argument(self, place: Place, path: str, seen: Mapping[str, int]) -> Record | None:
+    def _by_argument(self, place: FedPlace, path: str, seen: Mapping[str, int]) -> Record | None:
         """Golden's record of an input that only one of the two is given by position."""
         if place.role is not Role.INPUT:
             return None
@@ -214,7 +214,7 @@ class GoldenValues:
         record = self._arguments.get((place.name, place.call, argument_path(path, ours.get(kind) or theirs.get(kind) or ())))
         return None if record is None or record.path in seen else record
 
-    def _in_a_tuple(self, place: Place, path: str) -> Record | None:
+    def _in_a_tuple(self, place: FedPlace, path: str) -> Record | None:
         """Golden's record of an output that only one of the two returns in a tuple."""
         other = tupled(place.role, path)
         return None if other is None else self._records.get((place.name, place.call, place.role, other))
@@ -237,9 +237,9 @@ class GoldenValues:
     def _read(self, record: Record) -> torch.Tensor:
         """A record's values; floating ones rounded, if that was asked for."""
         golden = from_bits(self._golden.raw(record), record.dtype)
-        return golden if self._rounded is None or not golden.is_floating_point() else rounded(golden, self._rounded)
+        return golden if self._rounded is None or not golden.is_floating_point() else round_copy(golden, self._rounded)
 
-    def pass_on(self, place: Place, path: str, why: str, hides: bool = False) -> None:
+    def pass_on(self, place: FedPlace, path: str, why: str, hides: bool = False) -> None:
         """Note that a value was left as it came, once also where its call is run again. ``hides``: as ``Unfed`` has it."""
         if (place, path) not in self._noted:
             self._noted.add((place, path))

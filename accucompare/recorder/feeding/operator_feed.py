@@ -20,8 +20,8 @@ from accucompare.bundle.format import Layout, Record, Role, same_line
 from accucompare.live.operators import is_plain
 from accucompare.live.values import HostValue, Scalar, dtype_name, other_to_host, scalar_to_host
 from accucompare.numbers import DTYPES, Kind, digest
-from accucompare.recorder.feeding.feeding import Feed
-from accucompare.recorder.feeding.golden_values import Place
+from accucompare.recorder.feeding.feeding import Feeding
+from accucompare.recorder.feeding.golden_values import FedPlace
 
 #: Relative L2 distance up to which what arrives is taken for golden's, of its next operator on the same line and of any other: rounding
 #: is far below, another tensor about 1.4, and what an activation makes of one between.
@@ -70,7 +70,7 @@ class Match:
 class OperatorFeed:
     """Golden's operators of one module call, in their order: what one that arrives is passed by has been run by golden alone."""
 
-    def __init__(self, feed: Feed, step: int, name: str, call: int, state: frozenset[int]) -> None:
+    def __init__(self, feed: Feeding, step: int, name: str, call: int, state: frozenset[int]) -> None:
         """``state``: the storages of parameters and buffers, which are not fed."""
         self.feed = feed
         self.state = state
@@ -92,8 +92,8 @@ class OperatorFeed:
         self._counts = Counter(each.operator for each in self._golden)
         self._lines = {(each.operator, _short(each.line)) for each in self._golden}
 
-    def place(self, role: Role) -> Place:
-        return Place(*self._place, role)
+    def place(self, role: Role) -> FedPlace:
+        return FedPlace(*self._place, role)
 
     def match(self, operator: str, line: str, inputs: list[tuple[str, Any]]) -> Match:
         """Which of golden's operators that are still to come one is, and whether it may be given golden's values.

@@ -30,25 +30,25 @@ from accucompare.live.autograd import (
     has_foreign_hooks,
     hook_arriving,
     made_by_backward,
-    observe,
-    observe_no_more,
+    observe_backward,
+    observe_backward_no_more,
     parameters_of,
     reachable,
     seeded,
 )
 from accucompare.live.modules import Call, Modules
 from accucompare.recorder.feeding import IN_PLACE_OF
-from accucompare.recorder.recording.contributions import Cast, Exchanged, Gift, Output, Running, Uses, add_as
+from accucompare.recorder.recording.contributions import Cast, Exchanged, Gift, NodeOutput, Running, Uses, add_as
 from accucompare.recorder.recording.guard import Guard, guarded
 from accucompare.recorder.recording.nodes import Nodes
 
-C = TypeVar("C", bound=Call)
+_C = TypeVar("_C", bound=Call)
 
 #: What gives calls views of one flat parameter, whose gradients are not told apart.
 _FLAT = "FullyShardedDataParallel"
 
 
-class Backward(Generic[C]):
+class Backward(Generic[_C]):
     """The backward's part of a recorder.
 
     Of each module call it records ``grad_output``, the whole gradient that arrives at an output; ``grad_input``, what this call adds to
@@ -65,7 +65,7 @@ class Backward(Generic[C]):
     """
 
     def __init__(
-        self, modules: Modules, guard: Guard, record: Callable[[C, Role, str, torch.Tensor], None], nodes: Nodes[C] | None = None
+        self, modules: Modules, guard: Guard, record: Callable[[_C, Role, str, torch.Tensor], None], nodes: Nodes[_C] | None = None
     ) -> None:
         """``nodes``: records those of some calls, too."""
         self.count = 0
@@ -76,14 +76,14 @@ class Backward(Generic[C]):
         self._guard = guard
         self._record = record
         self._nodes = nodes
-        self._spans: Spans[C] = Spans()
-        self._again: dict[int, Spans[C]] = {}  # by thread: of calls that are run again, until the backward through them begins
+        self._spans: Spans[_C] = Spans()
+        self._again: dict[int, Spans[_C]] = {}  # by thread: of calls that are run again, until the backward through them begins
         self._threads: set[int] = set()  # in which calls of this step were made
         self._second = False  # whether a backward has made a graph, which another may go through
         self._running: list[Running] = []  # one inside the other, as a reentrant checkpoint's is
         self._handles: list[Any] = []
-        self._outputs: dict[Output, weakref.ref[torch.Tensor]] = {}
-        self._hooked: set[Output] = set()  # those on which the user had put hooks when the call gave them
+        self._outputs: dict[NodeOutput, weakref.ref[torch.Tensor]] = {}
+        self._hooked: set[NodeOutput] = set()  # those on which the user had put hooks when the call gave them
         self._changing: dict[str, None] = {}  # names of modules that use such an output themselves
         self._observer = Observer(self._begins, self._ends)
         self._gathers = has_sharded_parameters(modules)
@@ -96,10 +96,10 @@ class Backward(Generic[C]):
             self._parameters[id(each.tensor)] = f"/{each.name}"
 
     def install(self) -> None:
-        observe(self._observer)
+        observe_backward(self._observer)
 
     def remove(self) -> None:
-        observe_no_more(self._observer)
+        observe_backward_no_more(self._observer)
         self.next_step()
 
     def next_step(self) -> None:
@@ -116,7 +116,7 @@ class Backward(Generic[C]):
             handle.remove()
         self._handles.clear()
 
-    def began(self, call: C, outer: Span[C] | None, parts: Iterable[tuple[str, Any]]) -> Span[C] | None:
+    def began(self, call: _C, outer: Span[_C] | None, parts: Iterable[tuple[str, Any]]) -> Span[_C] | None:
         """A call that autograd follows begins with these inputs; ``None`` if its gradients are not to be recorded."""
         if self._gathers:
             self._gather(call)
@@ -128,7 +128,7 @@ class Backward(Generic[C]):
             return None
         return self._spans.begin(call, outer, parts)
 
-    def _gather(self, call: C) -> None:
+    def _gather(self, call: _C) -> None:
         """Learn what FSDP has put in the place of a module's parameters: their gradients are this rank's own, not yet summed."""
         for own, tensor in call.module._parameters.items():
             if tensor is not None and tensor.is_leaf and id(tensor) not in self._parameters:
@@ -145,7 +145,7 @@ class Backward(Generic[C]):
         """Whether the calls that begin now on this thread are such."""
         return threading.get_ident() in self._again
 
-    def ended(self, span: Span[C]) -> None:
+    def ended(self, span: Span[_C]) -> None:
         """A call ends; nodes made from now on are not its own. Can be called again."""
         self._spans.end(span)
 
@@ -166,7 +166,7 @@ class Backward(Generic[C]):
             )
         return found + ([f"{self.late} gradient(s) arrived after session.step(), and are not recorded"] if self.late else [])
 
-    def gave(self, span: Span[C], parts: Iterable[tuple[str, Any]], exchange: Callable[[str, torch.Tensor], torch.Tensor] | None) -> None:
+    def gave(self, span: Span[_C], parts: Iterable[tuple[str, Any]], exchange: Callable[[str, torch.Tensor], torch.Tensor] | None) -> None:
         """A call has given these.
 
         Args:
@@ -187,7 +187,7 @@ class Backward(Generic[C]):
                 else:
                     hook_arriving(part, arrived)
 
-    def passed_on(self, span: Span[C], pairs: Iterable[tuple[Any, torch.Tensor]]) -> None:
+    def passed_on(self, span: Span[_C], pairs: Iterable[tuple[Any, torch.Tensor]]) -> None:
         """A fed call returned what it was given, and its caller gets its own tensor back: the gradient of that arrives at inner calls, too.
 
         Without a feed, a tensor that inner calls pass on unchanged is one and the same, so that its gradient is recorded for each of them.
@@ -206,7 +206,7 @@ class Backward(Generic[C]):
                     self.gave(inner, [(path, own) for path in inner.outputs[edge]], None)
 
     def from_outside(
-        self, span: Span[C], path: str, grad: torch.Tensor, exchange: Callable[[str, torch.Tensor], torch.Tensor]
+        self, span: Span[_C], path: str, grad: torch.Tensor, exchange: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
         """What a fed backward goes on with in place of a gradient of an output that arrives from outside of the call.
 
@@ -218,14 +218,14 @@ class Backward(Generic[C]):
         )
         return exchange(path, grad) if used else grad
 
-    def _running_through(self, span: Span[C]) -> Running | None:
+    def _running_through(self, span: Span[_C]) -> Running | None:
         """The backward that is running through a call; ``None`` also if the call was of a step that has ended."""
         return next((running for running in reversed(self._running) if span in running.spans), None)
 
     def _arrived(
         self,
         path: str,
-        span: Span[C],
+        span: Span[_C],
         edge: Edge,
         exchange: Callable[[str, torch.Tensor], torch.Tensor] | None,
         grad: torch.Tensor | None,
@@ -255,8 +255,8 @@ class Backward(Generic[C]):
         if len(self._threads) > 1:
             return
         self._reached = self._reached or not running.spans
-        uses: dict[Output, Uses[C]] = {}  # of outputs, after the calls that gave them
-        casts: dict[int, Cast[C]] = {}  # by the number of the node
+        uses: dict[NodeOutput, Uses[_C]] = {}  # of outputs, after the calls that gave them
+        casts: dict[int, Cast[_C]] = {}  # by the number of the node
         for edge, seed in seeded(roots, seeds):
             for giver in running.spans.giving(edge):
                 uses.setdefault((id(giver), edge), Uses(giver)).seeds.append(seed)
@@ -286,7 +286,7 @@ class Backward(Generic[C]):
         for key in running.used_inside & uses.keys():  # what arrives there is not all from outside
             self._outside(uses[key], key[1], running)
 
-    def _made(self, node: Any, running: Running) -> tuple[int, Span[C] | None]:
+    def _made(self, node: Any, running: Running) -> tuple[int, Span[_C] | None]:
         """The number of a node, and the span of the innermost call that made it; of one that a backward has made, after all numbers."""
         if self._second and made_by_backward(node):
             made, span = OPEN, backward_of(node)
@@ -299,7 +299,7 @@ class Backward(Generic[C]):
             running.handles.append(node.register_hook(functools.partial(guarded, self._guard, tell, "a backward")))
         return made, span
 
-    def _tell(self, graph: Graph[C], span: Span[C] | None, given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
+    def _tell(self, graph: Graph[_C], span: Span[_C] | None, given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
         graph.tell(None, arrived)  # sums, which autograd makes itself
         graph.tell(span, given)
 
@@ -309,7 +309,7 @@ class Backward(Generic[C]):
             gift.total.expect()
         running.handles.append(node.register_hook(functools.partial(guarded, self._guard, self._add, name, gifts)))
 
-    def _to_inputs(self, span: Span[C], node: Any, index: int, edge: Edge, running: Running) -> Iterable[Gift]:
+    def _to_inputs(self, span: Span[_C], node: Any, index: int, edge: Edge, running: Running) -> Iterable[Gift]:
         """What a node of a call gives along an edge, as parts of the gradients of its inputs, and of those of the calls around it."""
         for each in span.chain():
             for path in each.inputs.get(edge, ()):
@@ -319,7 +319,7 @@ class Backward(Generic[C]):
                     yield Gift(index, self._sum(each.call, Role.GRAD_INPUT, path, running), cut)
 
     def _to_parameters(
-        self, span: Span[C] | None, node: Any, index: int, edge: Edge, casts: dict[int, Cast[C]], running: Running
+        self, span: Span[_C] | None, node: Any, index: int, edge: Edge, casts: dict[int, Cast[_C]], running: Running
     ) -> Iterable[Gift]:
         """Likewise as a part of the gradient of a parameter. It counts for the call that was not given the parameter as an argument."""
         owner = None if span is None else span.owner(edge)
@@ -333,7 +333,7 @@ class Backward(Generic[C]):
         elif edge[1] in self._parameters and owner is not None:
             yield Gift(index, self._of_parameter(owner.call, edge[1], running))
 
-    def _cast(self, cast: Cast[C], running: Running) -> None:
+    def _cast(self, cast: Cast[_C], running: Running) -> None:
         """Put hooks on the nodes that use what a parameter was cast to, if several calls do; else on the one that has cast it."""
         maker, node, index = cast.maker or (None, None, 0)
         if all(owner is maker for owner, *_ in cast.users):
@@ -351,7 +351,7 @@ class Backward(Generic[C]):
                 running.parts.append(parts[id(owner)])
             self._hook(node, owner.call.name, [Gift(index, parts[id(owner)])], running)
 
-    def _outside(self, uses: Uses[C], edge: Edge, running: Running) -> None:
+    def _outside(self, uses: Uses[_C], edge: Edge, running: Running) -> None:
         """Record what arrives at an output from outside of the call that gave it, and uses it itself."""
         giver = uses.giver
         output = self._outputs.get((id(giver), edge))
@@ -367,11 +367,11 @@ class Backward(Generic[C]):
             for seed in uses.seeds:  # autograd begins its sum with them
                 total.add(seed)
 
-    def _of_parameter(self, call: C, parameter: int, running: Running) -> Sum:
+    def _of_parameter(self, call: _C, parameter: int, running: Running) -> Sum:
         path = self._own.get((call.name, parameter)) or self._parameters[parameter]
         return self._sum(call, Role.CALL_GRAD, path, running)
 
-    def _sum(self, call: C, role: Role, path: str, running: Running) -> Sum:
+    def _sum(self, call: _C, role: Role, path: str, running: Running) -> Sum:
         key = id(call), role, path
         if key not in running.sums:
             running.sums[key] = Sum(functools.partial(self._whole, call, role, path))
@@ -382,7 +382,7 @@ class Backward(Generic[C]):
         for gift in gifts:
             gift.total.add(gift.taken(given, arrived))
 
-    def _whole(self, call: C, role: Role, path: str, total: torch.Tensor | None) -> None:
+    def _whole(self, call: _C, role: Role, path: str, total: torch.Tensor | None) -> None:
         if total is not None:
             self._record(call, role, path, total)
 

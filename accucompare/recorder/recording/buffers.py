@@ -21,10 +21,10 @@ from accucompare.bundle.format import Role
 from accucompare.live.modules import Call, Modules
 from accucompare.live.values import dtype_name, to_host
 from accucompare.numbers import digest
-from accucompare.recorder.feeding import Feed, Memory, Place
+from accucompare.recorder.feeding import FedPlace, Feeding, Memory
 
 #: Is given a call, a role, a path and a value to record.
-Record = Callable[[Call, Role, str, torch.Tensor], None]
+RecordBuffer = Callable[[Call, Role, str, torch.Tensor], None]
 
 
 @dataclass(eq=False)
@@ -74,7 +74,7 @@ class _Slot:
 class Buffers:
     """The buffers' part of a recorder. With a feed, what golden wrote takes the place of what is written here, after that is recorded."""
 
-    def __init__(self, modules: Modules, record: Record, feed: Feed | None, step: Callable[[], int]) -> None:
+    def __init__(self, modules: Modules, record: RecordBuffer, feed: Feeding | None, step: Callable[[], int]) -> None:
         """``step``: tells the number of the step."""
         self._modules = modules
         self._record = record
@@ -163,7 +163,7 @@ class Buffers:
         owners = dict.fromkeys(slot.owner for slot in changed if slot.registered)
         beside = [slot for owner in owners for slot in self._buffers_of[owner] if _is_floating(slot.now)]
         found = {slot.path_of(call.name): slot for slot in _once([*changed, *beside])}
-        place = Place(self._step(), call.name, call.index, Role.BUFFER_UPDATE)
+        place = FedPlace(self._step(), call.name, call.index, Role.BUFFER_UPDATE)
         for path, slot in found.items():
             times = self._times[call.name, call.index, path] = self._times[call.name, call.index, path] + 1
             self._one(call, place, path if times == 1 else f"{path}#{times}", slot)
@@ -202,15 +202,15 @@ class Buffers:
                     slot.looked_at()
         found = {(slot.owner, slot.own): slot for slot in _once(changed)}
         for slot in self._slots if self._feed is not None else ():
-            if slot.own in self._golden_paths(Place(self._step(), slot.owner, number, role)):
+            if slot.own in self._golden_paths(FedPlace(self._step(), slot.owner, number, role)):
                 found.setdefault((slot.owner, slot.own), slot)
         for slot in found.values():
-            self._one(Call(slot.module, slot.owner, number, None, None), Place(self._step(), slot.owner, number, role), slot.own, slot)
+            self._one(Call(slot.module, slot.owner, number, None, None), FedPlace(self._step(), slot.owner, number, role), slot.own, slot)
             slot.digest = _digest_of(slot.now)
         for slot in changed:
             slot.looked_at()
 
-    def _one(self, call: Call, place: Place, path: str, slot: _Slot) -> None:
+    def _one(self, call: Call, place: FedPlace, path: str, slot: _Slot) -> None:
         """Record what a buffer holds, and let it hold golden's."""
         tensor = slot.now
         if tensor is None:
@@ -234,7 +234,7 @@ class Buffers:
                 tensor.data.copy_(golden)  # not counted as a write: a graph that was made before goes on with golden's value
         self._know(slot)
 
-    def _golden_paths(self, place: Place) -> Iterable[str]:
+    def _golden_paths(self, place: FedPlace) -> Iterable[str]:
         return () if self._feed is None else self._feed.paths(place)
 
     def _at(self, name: str, path: str) -> _Slot | None:

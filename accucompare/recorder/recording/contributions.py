@@ -12,7 +12,7 @@ from accucompare.bundle.format import Role
 from accucompare.live.autograd import Cut, Edge, Graph, Span, Spans, Sum
 from accucompare.live.modules import Call
 
-C = TypeVar("C", bound=Call)
+_C = TypeVar("_C", bound=Call)
 
 
 class Gift(NamedTuple):
@@ -43,11 +43,11 @@ class Exchanged(Gift):
 
 
 #: An output of a call: the id of the call's span, and the edge.
-Output = tuple[int, Edge]
+NodeOutput = tuple[int, Edge]
 
 
 @dataclass
-class Uses(Generic[C]):
+class Uses(Generic[_C]):
     """What a gradient of an output consists of, as far as it comes from outside of the call that gave it.
 
     Attributes:
@@ -56,13 +56,13 @@ class Uses(Generic[C]):
         seeds: where the output is a root of the backward, what that begins with.
     """
 
-    giver: Span[C]
+    giver: Span[_C]
     nodes: list[tuple[Any, int]] = field(default_factory=list)
     seeds: list[torch.Tensor] = field(default_factory=list)
 
 
 @dataclass
-class Cast(Generic[C]):
+class Cast(Generic[_C]):
     """A parameter that was cast to another type, which autocast then keeps for other calls.
 
     Attributes:
@@ -72,8 +72,8 @@ class Cast(Generic[C]):
     """
 
     parameter: torch.Tensor
-    maker: tuple[Span[C] | None, Any, int] | None = None
-    users: list[tuple[Span[C] | None, Any, int]] = field(default_factory=list)
+    maker: tuple[Span[_C] | None, Any, int] | None = None
+    users: list[tuple[Span[_C] | None, Any, int]] = field(default_factory=list)
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Running:
     handles: list[Any] = field(default_factory=list)
     parts: list[Sum] = field(default_factory=list)  # which are added to those in sums
     sums: dict[tuple[int, Role, str], Sum] = field(default_factory=dict)  # by a call's id, role and path
-    used_inside: set[Output] = field(default_factory=set)  # outputs that were used before the call ended
+    used_inside: set[NodeOutput] = field(default_factory=set)  # outputs that were used before the call ended
 
 
 def add_as(total: Sum, dtype: torch.dtype, part: torch.Tensor | None) -> None:

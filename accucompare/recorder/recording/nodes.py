@@ -26,10 +26,10 @@ from accucompare.compare.pairing import numbered_nodes
 from accucompare.live.autograd import PASSING_ON, line_of
 from accucompare.live.modules import Call
 from accucompare.live.operators import differentiated
-from accucompare.recorder.feeding import IN_PLACE_OF, Feed, Place
+from accucompare.recorder.feeding import IN_PLACE_OF, FedPlace, Feeding
 from accucompare.recorder.recording.guard import Guard, guarded
 
-C = TypeVar("C", bound=Call)
+_C = TypeVar("_C", bound=Call)
 
 _Grads = tuple[torch.Tensor | None, ...]
 
@@ -50,11 +50,11 @@ class _Met:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-class Nodes(Generic[C]):
+class Nodes(Generic[_C]):
     """The nodes' part of a recorder, of the calls that it is asked to follow."""
 
     def __init__(
-        self, guard: Guard, wanted: Callable[[C], bool], add: Callable[[C, Role, str, torch.Tensor, str, str], None], feed: Feed | None
+        self, guard: Guard, wanted: Callable[[_C], bool], add: Callable[[_C, Role, str, torch.Tensor, str, str], None], feed: Feeding | None
     ) -> None:
         """
         Args:
@@ -67,12 +67,12 @@ class Nodes(Generic[C]):
         self._wanted = wanted
         self._add = add
         self._feed = feed
-        self._met: dict[C, _Met] = {}  # which a call is kept by until the step ends
+        self._met: dict[_C, _Met] = {}  # which a call is kept by until the step ends
 
     def next_step(self) -> None:
         self._met.clear()
 
-    def follow(self, node: Any, number: int, call: C) -> Iterable[Any]:
+    def follow(self, node: Any, number: int, call: _C) -> Iterable[Any]:
         """A backward will come to a node of this number, which the call has made. Gives the handles of the hooks that it has now."""
         name = node.name()
         if name in PASSING_ON or name == IN_PLACE_OF or not self._wanted(call):
@@ -86,14 +86,14 @@ class Nodes(Generic[C]):
             node.register_hook(functools.partial(guarded, self._guard, self._gives, call.name, call, number, name, arguments)),
         )
 
-    def _arrives(self, call: C, number: int, name: str, grads: _Grads) -> _Grads | None:
+    def _arrives(self, call: _C, number: int, name: str, grads: _Grads) -> _Grads | None:
         parts = [""] if len(grads) == 1 else [str(part) for part in range(len(grads))]
         return self._exchanged(call, Role.OP_GRAD_OUTPUT, number, name, parts, grads)
 
-    def _gives(self, call: C, number: int, name: str, arguments: Iterable[str], given: _Grads, arrived: _Grads) -> _Grads | None:
+    def _gives(self, call: _C, number: int, name: str, arguments: Iterable[str], given: _Grads, arrived: _Grads) -> _Grads | None:
         return self._exchanged(call, Role.OP_GRAD_INPUT, number, name, arguments, given)
 
-    def _exchanged(self, call: C, role: Role, number: int, name: str, parts: Iterable[str], grads: _Grads) -> _Grads | None:
+    def _exchanged(self, call: _C, role: Role, number: int, name: str, parts: Iterable[str], grads: _Grads) -> _Grads | None:
         """Record gradients; gives golden's, if they are to be put in their place."""
         met = self._met.get(call)
         if met is None:
@@ -107,10 +107,10 @@ class Nodes(Generic[C]):
                 self._add(call, role, path, grad, name, line)
         if self._feed is None or number not in met.golden:
             return None
-        place = Place(self._guard.step, call.name, call.index, role)
+        place = FedPlace(self._guard.step, call.name, call.index, role)
         return tuple(None if grad is None else self._feed.gradient(place, path, grad) for path, grad in zip(paths, grads, strict=True))
 
-    def _number(self, call: C, met: _Met) -> None:
+    def _number(self, call: _C, met: _Met) -> None:
         """Say what each new node is called, before the first one runs: the last that was made is the first that does."""
         counts: Counter[str] = Counter()
         own: dict[int, tuple[str, int, str]] = {}
@@ -126,7 +126,7 @@ class Nodes(Generic[C]):
                 continue
             met.counts[name] += 1
             if records and self._feed is not None:  # else golden was captured without them
-                place = Place(self._guard.step, call.name, call.index, Role.OP_GRAD_OUTPUT)
+                place = FedPlace(self._guard.step, call.name, call.index, Role.OP_GRAD_OUTPUT)
                 self._feed.pass_on(place, met.known[number][0], "golden's backward runs no such node here")
         met.waiting.clear()
 

@@ -19,7 +19,7 @@ from accucompare.live.around import FunctionsRun
 from accucompare.live.autograd import NodeLines, Span
 from accucompare.live.modules import Again, Call, Listener, Mark, Modules, Witness, arguments_of, in_backward, witness, witness_no_more
 from accucompare.live.values import leaves
-from accucompare.recorder.feeding import FedUpdates, Feed, Lent, OperatorFeed, Place, storages
+from accucompare.recorder.feeding import FedPlace, FedUpdates, Feeding, Lent, OperatorFeed, storages
 from accucompare.recorder.recording.arguments import Arguments
 from accucompare.recorder.recording.backward import Backward
 from accucompare.recorder.recording.buffers import Buffers
@@ -60,7 +60,7 @@ class Recorder(Listener[_Call]):
         selection: Selection,
         writer: BundleWriter,
         started: Callable[[], None],
-        feed: Feed | None = None,
+        feed: Feeding | None = None,
         operators: bool = False,
         groups: Collection[RoleGroup] = (RoleGroup.FORWARD,),
         training: Training = NOTHING,
@@ -227,7 +227,7 @@ class Recorder(Listener[_Call]):
             self._note_arguments(call, args, kwargs)
             return None
         self.come_last(call)
-        args, kwargs, call.lent = self._feed.inputs(Place(self.step, call.name, call.index, Role.INPUT), args, kwargs)
+        args, kwargs, call.lent = self._feed.inputs(FedPlace(self.step, call.name, call.index, Role.INPUT), args, kwargs)
         self._watch(call, args, kwargs)
         self._note_arguments(call, args, kwargs)
         return args, kwargs
@@ -255,7 +255,7 @@ class Recorder(Listener[_Call]):
         if call.returned and call.returned[0] is not output:
             name = call.name or "(root)"
             raise CaptureError(f"a forward hook on {name} replaces what the module returns, as --feed does; take the hook off")
-        place = Place(self.step, call.name, call.index, Role.OUTPUT)
+        place = FedPlace(self.step, call.name, call.index, Role.OUTPUT)
         exchange = functools.partial(self._feed.gradient, place) if self._feed.backward else None
         handed_on, own = self._feed.outputs(place, output, call.lent, given, functools.partial(self._from_outside, span, exchange))
         call.lent, call.returned = None, ()  # nothing of a graph is kept longer than it lives
@@ -395,7 +395,7 @@ class Recorder(Listener[_Call]):
         """Record what a call has written into its arguments, and what it has where golden's has written."""
         paths = dict.fromkeys(arguments.written(given.items(), output))
         if self._feed is not None:
-            paths.update(dict.fromkeys(self._feed.paths(Place(self.step, call.name, call.index, Role.ARGUMENT_UPDATE))))
+            paths.update(dict.fromkeys(self._feed.paths(FedPlace(self.step, call.name, call.index, Role.ARGUMENT_UPDATE))))
         for path in paths:
             if isinstance(given.get(path), torch.Tensor):
                 self._record_written(call, Role.ARGUMENT_UPDATE, path, given[path])

@@ -39,7 +39,7 @@ class _Numbers:
     begun: bool = False
 
 
-class Series:
+class SeriesRecorder:
     """Collects the numbers of one step after the other.
 
     What is recorded anyway is not read again: the thread that writes a record calls back with its digest and statistics.

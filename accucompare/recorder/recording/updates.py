@@ -14,13 +14,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from accucompare.bundle.format import AT_THE_END, WAYS_OF_UPDATING, Record, Role, StepSeries
 from accucompare.bundle.writing import Lease
-from accucompare.live.autograd import Observer, Parameter, gradient_state, observe, observe_no_more, parameters_of
+from accucompare.live.autograd import Observer, Parameter, gradient_state, observe_backward, observe_backward_no_more, parameters_of
 from accucompare.live.modules import Modules, in_backward
 from accucompare.live.operators import entrances
 from accucompare.live.values import Bits, Scalar, copy_of, difference, leaves
 from accucompare.recorder.recording.between import Between
 from accucompare.recorder.recording.guard import Guard, guarded
-from accucompare.recorder.recording.series import Series
+from accucompare.recorder.recording.series import SeriesRecorder
 from accucompare.recorder.state import Training
 
 #: What is recorded in place of a gradient where a trainable parameter has none, and where nothing steps it either.
@@ -101,7 +101,7 @@ class Updates:
     def __init__(self, modules: Modules, sink: UpdateSink, golden: Golden | None, training: Training) -> None:
         self._sink = sink
         self._golden = golden
-        self._series = Series()
+        self._series = SeriesRecorder()
         self._parameters = {id(each.tensor): each for each in parameters_of(modules)}
         self._count = 0  # of updates in this step
         self._started = -1  # after how many of them the model was called
@@ -154,18 +154,18 @@ class Updates:
             register_optimizer_step_pre_hook(functools.partial(self._guarded, self._begins)),
             register_optimizer_step_post_hook(functools.partial(self._guarded, self._ends)),
         ]
-        observe(self._observer)
+        observe_backward(self._observer)
         for owner, name, act in self._observed:
-            entrances.observe(owner, name, act)
+            entrances.observe_function(owner, name, act)
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._leave_hooks()
-        observe_no_more(self._observer)
+        observe_backward_no_more(self._observer)
         for owner, name, act in self._observed:
-            entrances.observe_no_more(owner, name, act)
+            entrances.observe_function_no_more(owner, name, act)
         self._before.clear()
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:

@@ -15,7 +15,7 @@ from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, UsageError
 from accucompare.places import Place, place_of
 from accucompare.recorder.options import CaptureOptions
-from accucompare.recorder.session.capture_case import capture_case
+from accucompare.recorder.session.case_capture import capture_case
 from accucompare.selection import FloatType, Level
 
 

@@ -16,12 +16,12 @@ from accucompare.bundle.reading import bundle_html
 from accucompare.bundle.writing import BundleWriter
 from accucompare.devices import variables
 from accucompare.errors import CaptureError
-from accucompare.live.around import digests_of, libraries, modules_in, notes_on_what_ran, variables_named, versions_of
+from accucompare.live.around import digests_of, loaded_libraries, modules_in, notes_on_what_ran, variables_named, versions_of
 from accucompare.live.modules import Modules
 from accucompare.live.numerics import Numerics, eager_stance
 from accucompare.live.operators import Draws
 from accucompare.places import Place
-from accucompare.recorder.feeding import Feed
+from accucompare.recorder.feeding import Feeding
 from accucompare.recorder.recording import Recorder
 from accucompare.recorder.session.start import Start
 from accucompare.recorder.state import StateSaver, UnknownOptimizers
@@ -146,7 +146,7 @@ class Session:
             capture = self._writer.manifest.capture
             capture["feed"] = {**capture["feed"], "not_fed": [*feed.not_fed]}
 
-    def check_end(self, feed: Feed | None, golden: str | Place | None) -> None:
+    def check_end(self, feed: Feeding | None, golden: str | Place | None) -> None:
         """Raise what the model has caught, and refuse a fed capture in which nothing was fed."""
         recorder = self._recorder
         if recorder.failure is not None:
@@ -171,7 +171,7 @@ class Session:
         manifest.model["functions_seen"] = recorder.all_files_seen
         manifest.environment["versions"] = {**manifest.environment["versions"], **versions_of(ran)}
         manifest.environment["variables"] = variables(os.environ, variables_named(ran))
-        manifest.environment["libraries"] = libraries()
+        manifest.environment["libraries"] = loaded_libraries()
         manifest.environment["random"] = "drawn on the device" if self._draws is None else "drawn on the CPU"
         if self._draws is not None:
             manifest.notes += [f"{name} drew its random numbers on the device" for name in sorted(self._draws.unmatched)]

@@ -21,7 +21,7 @@ from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.recording import Recorder
 from accucompare.recorder.session.running import Session
 from accucompare.recorder.session.start import ALONE, Start, Within
-from accucompare.recorder.state import NOTHING, Arguments, StateSaver, Training, UnknownOptimizers
+from accucompare.recorder.state import NOTHING, CallArguments, StateSaver, Training, UnknownOptimizers
 from accucompare.selection import SKETCH_SIZE, Level, Mode
 
 
@@ -55,7 +55,7 @@ def capture(
     queue_bytes: int = QUEUE_BYTES,
     device: torch.device | None = None,
     case: str | None = None,
-    inputs: list[Arguments] | None = None,
+    inputs: list[CallArguments] | None = None,
     made: Mapping[str, Any] | None = None,
     notes: Iterable[str] = (),
 ) -> contextlib.AbstractContextManager[Session]:
@@ -168,7 +168,7 @@ def recording(
     *,
     device: torch.device | None = None,
     case: str | None = None,
-    inputs: list[Arguments] | None = None,
+    inputs: list[CallArguments] | None = None,
     made: Mapping[str, Any] | None = None,
     notes: Iterable[str] = (),
     training: Training = NOTHING,

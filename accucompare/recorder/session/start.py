@@ -18,9 +18,9 @@ from accucompare.errors import UsageError
 from accucompare.live.around import describe_model
 from accucompare.live.modules import Modules
 from accucompare.live.operators import Draws
-from accucompare.numbers import VERSION
+from accucompare.numbers import SKETCH_VERSION
 from accucompare.places import Place
-from accucompare.recorder.feeding import Feed, check_golden, check_model, held_steps
+from accucompare.recorder.feeding import Feeding, check_golden, check_model, held_steps
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.session.renaming import maps_in_force, selection_of
 from accucompare.recorder.state import Continuation, Training, restore_weights
@@ -72,7 +72,7 @@ class Start:
     overruled: list[str] = field(default_factory=list)
     model: dict[str, Any] = field(default_factory=dict)
     golden: Bundle | None = None
-    feed: Feed | None = None
+    feed: Feeding | None = None
     without_gradients: bool = False
     continuation: Continuation | None = None
     begun: int = 0
@@ -116,7 +116,7 @@ class Start:
             check_model(golden, ranks[0], start.model, options.force, renamings, options.like, start.step)
             start._take_over(golden.manifest, modules)
             start.steps = start.steps or held_steps(golden.manifests[ranks[0]])
-            start.feed = Feed(golden, ranks[0], modules, renamings, options.round_feed)
+            start.feed = Feeding(golden, ranks[0], modules, renamings, options.round_feed)
             start.feed.backward = start.feed.backward and options.trains
             start.feed.updates = start.feed.updates and start.feed.backward
             held = golden.manifest.options
@@ -191,7 +191,7 @@ class Start:
             ranks=ranks,
             capture={
                 "mode": Mode(options.mode).value,
-                **({"sketch": {"version": VERSION, "size": options.sketch_size}} if options.mode == Mode.SKETCH else {}),
+                **({"sketch": {"version": SKETCH_VERSION, "size": options.sketch_size}} if options.mode == Mode.SKETCH else {}),
                 "level": Level(options.level).value,
                 "seed": self.seed,
                 "steps": None if self.steps is None or self.steps.chosen is not None else self.steps.count - self.steps.first,

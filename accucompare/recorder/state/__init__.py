@@ -1,13 +1,13 @@
 """The state that a capture starts from, and what a training step starts from."""
 
 from accucompare.recorder.state.continuation import Continuation
-from accucompare.recorder.state.state import Arguments, restore_weights, saved_inputs
+from accucompare.recorder.state.state import CallArguments, restore_weights, saved_inputs
 from accucompare.recorder.state.training import NOTHING, Training, run_step
 from accucompare.recorder.state.training_state import StateSaver, UnknownOptimizers
 
 __all__ = [
     "NOTHING",
-    "Arguments",
+    "CallArguments",
     "Continuation",
     "StateSaver",
     "Training",

@@ -17,7 +17,7 @@ from accucompare.errors import BundleError, CaptureError
 from accucompare.live.modules import Modules, put_together
 from accucompare.live.operators import Draws, RandomState
 from accucompare.live.values import dtype_name, from_bits
-from accucompare.recorder.state.training import Part, Training
+from accucompare.recorder.state.training import Training, TrainingPart
 from accucompare.recorder.state.training_state import OF_NO_PARAMETER, Frozen, names_of
 
 #: What malformed JSON of a state makes ``put_together`` and the loaders raise.
@@ -123,7 +123,7 @@ class Continuation:
 
     # -- which part is which ------------------------------------------------------------------------------------------------------------
 
-    def _pairs(self) -> Iterator[tuple[Part, SavedObject]]:
+    def _pairs(self) -> Iterator[tuple[TrainingPart, SavedObject]]:
         """The parts of the training, each with its saved state; what one side lacks is noted, once."""
         saved = {
             Component.OPTIMIZER: self.state.optimizers,
@@ -150,7 +150,7 @@ class Continuation:
         new = counterparts(dict.fromkeys(names), own, self.renamings, rename_parameter)
         return {name: new.get(name, name) for name in names}
 
-    def _check_groups(self, part: Part, saved: SavedObject) -> None:
+    def _check_groups(self, part: TrainingPart, saved: SavedObject) -> None:
         own_names = names_of(self.modules)
         own = [{own_names.get(id(tensor), "") for tensor in group} for group in part.parameters()]
         theirs = [set(self._parameter_names(group).values()) for group in saved.groups]
@@ -185,7 +185,7 @@ class Continuation:
             what = f"it has no record {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
             raise BundleError(f"{self.bundle.path}: the saved state is damaged in {component}, {place} ({what[:200]})") from None
 
-    def _guarded(self, put: Callable[[Part, SavedObject], None], part: Part, saved: SavedObject) -> None:
+    def _guarded(self, put: Callable[[TrainingPart, SavedObject], None], part: TrainingPart, saved: SavedObject) -> None:
         try:
             put(part, saved)
         except (BundleError, CaptureError):
@@ -194,7 +194,7 @@ class Continuation:
             reason = f"{type(error).__name__}: {str(error)[:200]}"
             raise CaptureError(f"--like: the state of {part.place} in {self.bundle.path} does not fit a {part.kind} ({reason})") from error
 
-    def _put_optimizer_state(self, part: Part, saved: SavedObject) -> None:
+    def _put_optimizer_state(self, part: TrainingPart, saved: SavedObject) -> None:
         own = names_of(self.modules)
         tensors = {own[id(tensor)]: tensor for group in part.parameters() for tensor in group if id(tensor) in own}
         numbers = {name: number for number, name in enumerate(own.get(id(each), "") for group in part.parameters() for each in group)}
@@ -224,7 +224,7 @@ class Continuation:
         if not self.step and not before.same(Frozen.of(part.live.state_dict().get("state"))):  # later, nobody expects it to be the same
             self.overruled.append(f"the state of {part.place}")
 
-    def _put_options(self, part: Part, saved: SavedObject) -> None:
+    def _put_options(self, part: TrainingPart, saved: SavedObject) -> None:
         """Take what the steps before have changed; of the rest, note what is otherwise here."""
         own, taken = part.options(), {}
         for name, structure in saved.options.items():

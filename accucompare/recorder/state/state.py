@@ -19,10 +19,10 @@ from accucompare.numbers import Array
 _ROLES = {"parameters": Role.PARAM, "buffers": Role.BUFFER}
 
 #: Positional and keyword arguments of one step.
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def state_records(modules: Modules, steps: list[Arguments] | None) -> tuple[list[tuple[Record, Callable[[], Array]]], list[Any] | None]:
+def state_records(modules: Modules, steps: list[CallArguments] | None) -> tuple[list[tuple[Record, Callable[[], Array]]], list[Any] | None]:
     """What to save of a model and its inputs.
 
     Returns:
@@ -134,7 +134,7 @@ def _under_names_of(
     return found
 
 
-def saved_inputs(bundle: Bundle) -> list[Arguments] | None:
+def saved_inputs(bundle: Bundle) -> list[CallArguments] | None:
     """The inputs that a bundle was saved with, one entry a step; ``None`` if it was captured around a loop of the user's own.
 
     Raises:

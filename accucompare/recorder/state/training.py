@@ -57,11 +57,11 @@ class Training:
                 )
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[TrainingPart]:
         """All of them; a scaler only if it is enabled."""
         scalers = () if self.scaler is None or not getattr(self.scaler, "is_enabled", lambda: True)() else (self.scaler,)
         kinds = ((Component.OPTIMIZER, self.optimizers), (Component.SCHEDULER, self.schedulers), (Component.SCALER, scalers))
-        return [Part(kind, number, live) for kind, lives in kinds for number, live in enumerate(lives)]
+        return [TrainingPart(kind, number, live) for kind, lives in kinds for number, live in enumerate(lives)]
 
     def update(self, loss: torch.Tensor) -> None:
         """Step what there is, as a training loop does after the backward."""
@@ -90,7 +90,7 @@ NOTHING = Training()
 
 
 @dataclass(frozen=True)
-class Part:
+class TrainingPart:
     """An optimizer, a scheduler or a scaler of a loop, and which of its kind it is."""
 
     component: Component

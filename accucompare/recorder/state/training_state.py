@@ -18,14 +18,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from accucompare.bundle.format import Component, Missing, Record, Role, SavedObject, TrainingState
 from accucompare.bundle.writing import BundleWriter
 from accucompare.live.around import describe_tensors
-from accucompare.live.modules import Modules, generators_of, numbers_of, state_record, take_apart
+from accucompare.live.modules import Modules, generators_of, plain_numbers, state_record, take_apart
 from accucompare.live.operators import Draws, RandomState, running_steps
 from accucompare.numbers import DTYPES, Array
-from accucompare.recorder.state.state import Arguments, state_records
-from accucompare.recorder.state.training import Part, Training
+from accucompare.recorder.state.state import CallArguments, state_records
+from accucompare.recorder.state.training import Training, TrainingPart
 
 #: A record of the state, with the function that brings its data to the host.
-Entry = tuple[Record, Callable[[], Array]]
+_Entry = tuple[Record, Callable[[], Array]]
 
 #: Of optimizers' state: what belongs to no parameter.
 OF_NO_PARAMETER = "*"
@@ -75,7 +75,7 @@ def names_of(modules: Modules) -> dict[int, str]:
 class _Parts:
     """Takes values apart; keeps the records of their tensors, and what could not be saved."""
 
-    records: list[Entry] = field(default_factory=list)
+    records: list[_Entry] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
 
     def take(self, component: Component, place: str, value: Any) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class StateSaver:
     """
 
     def __init__(
-        self, modules: Modules, training: Training, device: torch.device, inputs: list[Arguments] | None, matched: bool = True
+        self, modules: Modules, training: Training, device: torch.device, inputs: list[CallArguments] | None, matched: bool = True
     ) -> None:
         """What is to be saved.
 
@@ -113,10 +113,10 @@ class StateSaver:
         self._device = device
         self._inputs = inputs
         self._options = {part.place: {name: Frozen.of(value) for name, value in part.options().items()} for part in training.parts}
-        self._numbers = {name: numbers_of(module) for name, module in modules.named.items()}
+        self._numbers = {name: plain_numbers(module) for name, module in modules.named.items()}
         self._computed = {name: Frozen.of(tensor) for name, tensor in self._computed_now()}
 
-    def write(self, writer: BundleWriter, step: int, draws: Draws | None, batch: list[Arguments] | None = None) -> None:
+    def write(self, writer: BundleWriter, step: int, draws: Draws | None, batch: list[CallArguments] | None = None) -> None:
         """Write the state as it is now, before a step; the manifest then describes the weights of that step.
 
         ``batch``: what the model is given in that step, if its inputs come from a loop of the user's own.
@@ -133,7 +133,7 @@ class StateSaver:
         if step:
             writer.manifest.model.update(describe_tensors(self._modules))
 
-    def _state(self, step: int, draws: Draws | None) -> tuple[TrainingState, list[Entry]]:
+    def _state(self, step: int, draws: Draws | None) -> tuple[TrainingState, list[_Entry]]:
         """The state, and the records of its tensors."""
         parts = _Parts()
         objects: dict[Component, list[SavedObject]] = {}
@@ -155,7 +155,7 @@ class StateSaver:
         )
         return state, parts.records
 
-    def _object(self, part: Part, parts: _Parts) -> SavedObject:
+    def _object(self, part: TrainingPart, parts: _Parts) -> SavedObject:
         first, options = self._options[part.place], part.options()
         changed = [name for name, value in options.items() if name not in first or not first[name].same(Frozen.of(value))]
         taken = {name: parts.take(part.component, f"{part.place} {name}", value) for name, value in options.items()}
@@ -172,7 +172,7 @@ class StateSaver:
             parts.missing.append(Missing(part.component, reason))
         return SavedObject(part.kind, taken, tuple(changed), tuple(groups), self._optimizer_state(part, parts, groups))
 
-    def _optimizer_state(self, part: Part, parts: _Parts, groups: list[tuple[str, ...]]) -> dict[str, Any]:
+    def _optimizer_state(self, part: TrainingPart, parts: _Parts, groups: list[tuple[str, ...]]) -> dict[str, Any]:
         """An optimizer's state by parameter, taken apart."""
         try:
             table = part.live.state_dict() if part.has_state else None
@@ -217,7 +217,7 @@ class StateSaver:
         return {name: tensor.grad for name, tensor in tensors.items() if tensor.grad is not None}
 
     def _attributes(self) -> dict[str, dict[str, Any]]:
-        now = {name: numbers_of(module) for name, module in self._modules.named.items()}
+        now = {name: plain_numbers(module) for name, module in self._modules.named.items()}
         changed = {
             name: {key: value for key, value in table.items() if key not in self._numbers[name] or self._numbers[name][key] != value}
             for name, table in now.items()

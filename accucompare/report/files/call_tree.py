@@ -9,11 +9,11 @@ from enum import Enum
 
 from accucompare.bundle.format import GROUP_OF, OPERATOR_ROLES, Role, display_name
 from accucompare.compare.rows import Status
-from accucompare.report.files.written import WrittenRow, value_of
+from accucompare.report.files.written import WrittenRow, number_of_json
 from accucompare.selection import RoleGroup
 
 
-class Stage(str, Enum):
+class CallStage(str, Enum):
     """A part of a step."""
 
     __str__ = str.__str__
@@ -24,10 +24,10 @@ class Stage(str, Enum):
 
 
 _STAGE = {
-    RoleGroup.FORWARD: Stage.FORWARD,
-    RoleGroup.BACKWARD: Stage.BACKWARD,
-    RoleGroup.GRADS: Stage.UPDATE,
-    RoleGroup.UPDATE: Stage.UPDATE,
+    RoleGroup.FORWARD: CallStage.FORWARD,
+    RoleGroup.BACKWARD: CallStage.BACKWARD,
+    RoleGroup.GRADS: CallStage.UPDATE,
+    RoleGroup.UPDATE: CallStage.UPDATE,
 }
 _MOST_DEPTH = 200  # calls inside calls; real models have some ten
 _Key = tuple[object, ...]  # rank, step, stage, name, call; and the operator
@@ -36,7 +36,7 @@ ENTERS = (Role.INPUT, Role.GRAD_OUTPUT, Role.COMPUTED_BUFFER, Role.BUFFER_BEFORE
 
 
 @dataclass
-class Call:
+class CallNode:
     """A call of a module, or of an operator in a module's own code; or the update of a module's parameters.
 
     Attributes:
@@ -52,9 +52,9 @@ class Call:
     operator: str = ""
     type: str = ""
     rows: list[int] = field(default_factory=list)
-    inside: list[Call] = field(default_factory=list)
+    inside: list[CallNode] = field(default_factory=list)
 
-    def title(self, around: Call | None) -> str:
+    def title(self, around: CallNode | None) -> str:
         """Its name within the call that made it, ``attn.c_proj``; and which call it is, if not the first."""
         if self.operator:
             return self.operator
@@ -68,16 +68,16 @@ class Pass:
 
     rank: int
     step: int
-    stage: Stage
-    calls: list[Call] = field(default_factory=list)
+    stage: CallStage
+    calls: list[CallNode] = field(default_factory=list)
 
 
 def passes(rows: Sequence[WrittenRow]) -> list[Pass]:
     """All calls of a comparison by rank, step and stage, each of these in execution order. Modules never called are left out."""
-    found: dict[tuple[int, int, Stage], Pass] = {}
-    calls: dict[_Key, Call] = {}
+    found: dict[tuple[int, int, CallStage], Pass] = {}
+    calls: dict[_Key, CallNode] = {}
     callers: dict[_Key, _Key] = {}
-    place_of: dict[_Key, tuple[int, int, Stage]] = {}
+    place_of: dict[_Key, tuple[int, int, CallStage]] = {}
     for number, row in enumerate(rows, 1):
         if row.role is None:
             continue
@@ -88,10 +88,10 @@ def passes(rows: Sequence[WrittenRow]) -> list[Pass]:
         if row.role in OPERATOR_ROLES:
             operator = row.type + row.path.removeprefix(row.type).partition(".")[0]
             key = (*module, operator)
-            calls.setdefault(key, Call(row.name, row.call, operator)).rows.append(number)
+            calls.setdefault(key, CallNode(row.name, row.call, operator)).rows.append(number)
             callers[key] = module
         else:
-            call = calls.setdefault(key, Call(row.name, row.call))
+            call = calls.setdefault(key, CallNode(row.name, row.call))
             call.type = row.type
             call.rows.append(number)
             if row.parent is not None:
@@ -103,7 +103,7 @@ def passes(rows: Sequence[WrittenRow]) -> list[Pass]:
             found[place_of[key]].calls.append(call)
         else:
             caller.inside.append(call)
-    return [found[place] for place in sorted(found, key=lambda place: (*place[:2], list(Stage).index(place[2])))]
+    return [found[place] for place in sorted(found, key=lambda place: (*place[:2], list(CallStage).index(place[2])))]
 
 
 def _too_deep(callers: dict[_Key, _Key], key: _Key) -> bool:
@@ -120,7 +120,7 @@ def worst(rows: Sequence[WrittenRow]) -> WrittenRow | None:
 
     def rank(row: WrittenRow) -> tuple[float, ...]:
         status = (Status.FAIL, Status.NOT_COMPARED, Status.PASS).index(row.status)
-        used, error = value_of(row.used), value_of(row.rel_l2)
+        used, error = number_of_json(row.used), number_of_json(row.rel_l2)
         return -status, *(-1.0 if number is None or math.isnan(number) else number for number in (used, error))
 
     return max(rows, key=rank, default=None)

@@ -21,8 +21,8 @@ from accucompare.compare.rows import Row
 from accucompare.compare.runs import Acceptance, Parting, StepPair, TrainingResult
 from accucompare.files import written_whole
 from accucompare.report.files.written import is_lines
-from accucompare.report.table import overview
-from accucompare.report.words import place, verdict
+from accucompare.report.table import overview_of
+from accucompare.report.words import place_words, verdict
 
 
 def write_json(comparison: Result, path: Path) -> Path:
@@ -47,7 +47,7 @@ def head(comparison: Result) -> dict[str, Any]:
     """All but the rows, as JSON can hold it."""
     conclusion = conclude(comparison)
     first, until = comparison.first_divergence, comparison.identical_until
-    places = overview(comparison).culprits if comparison.culprits else []
+    places = overview_of(comparison).culprits if comparison.culprits else []
     content = {
         "golden": str(comparison.golden.path),
         "candidate": str(comparison.candidate.path),
@@ -73,7 +73,7 @@ def head(comparison: Result) -> dict[str, Any]:
         "first_divergence": None if first is None else comparison.place(first),
         "training": None if comparison.training is None else _training(comparison.training),
         "acceptance": None if comparison.acceptance is None else _acceptance(comparison.acceptance),
-        "culprits": [_culprit(comparison, culprit, place) for culprit, place in zip(comparison.culprits, places, strict=True)],
+        "culprits": [_culprit(comparison, culprit, place_words) for culprit, place_words in zip(comparison.culprits, places, strict=True)],
         "preflight": [{name: getattr(finding, name) for name in _FINDING} for finding in comparison.preflight],
         "damage": comparison.damage,
     }
@@ -145,7 +145,14 @@ def _culprit(comparison: Result, culprit: Culprit, at: int | None) -> dict[str, 
     if (scaled := culprit.scaled) is not None:
         more["scaled"] = {name: getattr(scaled, name) for name in ("factor", "spread", "count", "rank", "step", "of_loss", "of_parameters")}
     difference = {} if culprit.difference is None else {"difference": asdict(culprit.difference)}
-    return {"place": place(comparison, culprit), "row": number, **shown, "limit": culprit.row.verdict.excess_limit, **more, **difference}
+    return {
+        "place": place_words(comparison, culprit),
+        "row": number,
+        **shown,
+        "limit": culprit.row.verdict.excess_limit,
+        **more,
+        **difference,
+    }
 
 
 def _training(found: TrainingResult) -> dict[str, Any]:
@@ -208,10 +215,10 @@ _PLACE = ("rank", "step", "call", "role", "path", "order", "type", "parent")
 def _row(row: Row, producer: int | None) -> dict[str, Any]:
     """A row; ``producer`` is the number (from 1) of the row that gave this very tensor, if one did."""
     record = row.record
-    place = {} if record is None else {name: getattr(record, name) for name in _PLACE}
+    place_words = {} if record is None else {name: getattr(record, name) for name in _PLACE}
     return {
         "name": row.module,
-        **place,
+        **place_words,
         "producer": producer,
         "status": row.status,
         **{name: getattr(row.verdict, name) for name in _VERDICT},

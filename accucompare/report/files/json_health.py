@@ -9,7 +9,7 @@ from typing import Any
 
 from accucompare.files import written_whole
 from accucompare.findings.analysis import Ranks
-from accucompare.findings.checklist import Health, Result
+from accucompare.findings.checklist import Checklist, Health
 from accucompare.findings.log import number
 from accucompare.report.table import headline
 
@@ -33,7 +33,7 @@ def write_health_json(ranks: Ranks, health: Health, path: Path) -> Path:
     return written_whole(path, lambda temporary: temporary.write_bytes(encoded))
 
 
-def _check(result: Result) -> dict[str, Any]:
+def _check(result: Checklist) -> dict[str, Any]:
     check, outcome = result.check, result.outcome
     value = outcome.value
     return {

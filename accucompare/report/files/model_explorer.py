@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from accucompare.compare.rows import NEAR, Reason, Status
 from accucompare.files import is_stream
-from accucompare.report.files.call_tree import ENTERS, Call, Pass, passes, worst
+from accucompare.report.files.call_tree import ENTERS, CallNode, Pass, passes, worst
 from accucompare.report.files.exported import facts, log_of, write_text
-from accucompare.report.files.written import Number, Written, WrittenRow
+from accucompare.report.files.written import JsonNumber, Written, WrittenRow
 from accucompare.report.table import AMBER, PALE_GREEN, PALE_RED, REASON_LOOK
 from accucompare.text import printable
 
@@ -47,7 +47,7 @@ class NodeData(NamedTuple):
 
     suffix: str
     title: str
-    get: Callable[[WrittenRow], Number]
+    get: Callable[[WrittenRow], JsonNumber]
     thresholds: tuple[tuple[float, str], ...]
 
 
@@ -70,7 +70,7 @@ class _Node:
     id: str
     label: str
     namespace: str
-    call: Call
+    call: CallNode
     rows: list[int]
     before: _Node | None  # in execution order, within the same module
 
@@ -115,12 +115,12 @@ def _nodes(each: Pass, rows: Sequence[WrittenRow]) -> list[_Node]:
     def enters(number: int) -> bool:
         return rows[number - 1].role in ENTERS
 
-    def add(call: Call, label: str, space: tuple[str, ...], rows: list[int], before: _Node | None) -> _Node:
+    def add(call: CallNode, label: str, space: tuple[str, ...], rows: list[int], before: _Node | None) -> _Node:
         place = printable(f"{call.name or '(root)'} {call.operator}".rstrip())
         nodes.append(_Node(f"{len(nodes)} {place}", label, "/".join(space), call, rows, before))
         return nodes[-1]
 
-    def lay(calls: Sequence[Call], around: Call | None, space: tuple[str, ...], before: _Node | None) -> _Node | None:
+    def lay(calls: Sequence[CallNode], around: CallNode | None, space: tuple[str, ...], before: _Node | None) -> _Node | None:
         for call in calls:
             *groups, last = call.title(around).split(".") if not call.operator else [call.title(around)]
             within = (*space, *map(_part, groups))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.compare.rows import Status
-from accucompare.report.files.call_tree import Call, Pass, passes, worst
+from accucompare.report.files.call_tree import CallNode, Pass, passes, worst
 from accucompare.report.files.exported import facts, log_of, write_text
 from accucompare.report.files.written import Written, WrittenRow
 from accucompare.text import printable
@@ -71,7 +71,7 @@ class _Trace:
         self.events[number:number] = around
         return end
 
-    def _inside(self, calls: Sequence[Call], around: Call | None, process: int, begin: int) -> int:
+    def _inside(self, calls: Sequence[CallNode], around: CallNode | None, process: int, begin: int) -> int:
         for call in calls:
             number = len(self.events)
             end = self._inside(call.inside, call, process, begin + MARGIN) + MARGIN if call.inside else begin + WIDTH
@@ -79,7 +79,7 @@ class _Trace:
             begin = end
         return begin
 
-    def _call(self, call: Call, around: Call | None, process: int, begin: int, end: int) -> Iterator[Event]:
+    def _call(self, call: CallNode, around: CallNode | None, process: int, begin: int, end: int) -> Iterator[Event]:
         """A call on both tracks, or on the one that has it; its arrow; and its error."""
         rows = [self.rows[number - 1] for number in call.rows]
         telling = worst(rows)

@@ -15,7 +15,7 @@ from accucompare.files import bounded
 from accucompare.numbers import Count
 
 #: A float as report.json writes it.
-Number = float | Literal["nan", "inf", "-inf"] | None
+JsonNumber = float | Literal["nan", "inf", "-inf"] | None
 
 _MOST_BYTES = 4 << 30  # a row takes 2 to 3 KB
 
@@ -23,10 +23,10 @@ _MOST_BYTES = 4 << 30  # a row takes 2 to 3 KB
 class WrittenMetrics(msgspec.Struct, frozen=True, gc=False):
     """What was measured of a pair; each as in ``compare.measuring.measure.Metrics``."""
 
-    rel_l2: Number = None
-    one_minus_cosine: Number = None
-    max_abs: Number = None
-    max_rel: Number = None
+    rel_l2: JsonNumber = None
+    one_minus_cosine: JsonNumber = None
+    max_abs: JsonNumber = None
+    max_rel: JsonNumber = None
     golden_nan: int = 0
     candidate_nan: int = 0
     golden_inf: int = 0
@@ -59,13 +59,13 @@ class WrittenRow(msgspec.Struct, frozen=True, gc=False):
     path: str = ""
     type: str = ""
     parent: tuple[str, Count] | None = None
-    used: Number = None
-    excess: Number = None
+    used: JsonNumber = None
+    excess: JsonNumber = None
     tolerance: str = ""
     detail: str = ""
 
     @property
-    def rel_l2(self) -> Number:
+    def rel_l2(self) -> JsonNumber:
         """The relative L2 error; ``None`` if nothing was measured."""
         return None if self.metrics is None else self.metrics.rel_l2
 
@@ -135,6 +135,6 @@ def _decoded(content: bytes, kind: type[_T]) -> _T:
         return msgspec.convert(json.loads(content), kind)
 
 
-def value_of(number: Number) -> float | None:
+def number_of_json(number: JsonNumber) -> float | None:
     """The number itself."""
     return None if number is None else float(number)

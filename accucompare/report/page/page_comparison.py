@@ -18,7 +18,7 @@ from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
 from accucompare.compare.rows import MEANING, Reason, Row
 from accucompare.numbers import Array
-from accucompare.report.excel import Entry, entries, group_columns, meaning, sized, step_columns
+from accucompare.report.contents import group_columns, meaning, sized, step_columns
 from accucompare.report.page.page_data import PageData
 from accucompare.report.page.page_file import write_page
 from accucompare.report.table import (
@@ -29,12 +29,14 @@ from accucompare.report.table import (
     TEXT,
     Chosen,
     Column,
+    EnvironmentEntry,
     Overview,
+    entries,
     heat_maps,
     heat_note,
     layer,
     limit_on_error,
-    overview,
+    overview_of,
     what_is_held,
 )
 from accucompare.report.terminal import shown
@@ -103,7 +105,7 @@ def write_comparison_page(comparison: Result, path: Path) -> Path:
         ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be written.
     """
 
-    found = overview(comparison)
+    found = overview_of(comparison)
 
     def write_data(data: PageData) -> dict[str, Any]:
         return _head(comparison, found, data)
@@ -207,7 +209,7 @@ def _content(comparison: Result, found: Overview) -> dict[str, Any]:
         "damage": comparison.damage[:_MOST_LISTED],
         "more_damage": max(0, len(comparison.damage) - _MOST_LISTED),
         "training": list(_training(comparison)),
-        "environment": [Entry("path", paths, [False] * len(paths)), *listed],
+        "environment": [EnvironmentEntry("path", paths, [False] * len(paths)), *listed],
         "sides": ("golden", "candidate", "baseline")[: len(paths)],
     }
 
@@ -227,17 +229,17 @@ def _facts(comparison: Result) -> Iterator[tuple[str, str]]:
 def _culprit(comparison: Result, culprit: Culprit) -> dict[str, Any]:
     """A culprit, with its numbers and what is said of it."""
     numbers = (
-        ("excess", EXCESS, culprits.excess(culprit)),
+        ("excess", EXCESS, culprits.excess_words(culprit)),
         ("x limit", EXCESS, culprits.over_limit(culprit)),
         ("relative L2", SCIENTIFIC, culprits.error(culprit)),
     )
     said = (
-        ("its module", [culprits.configuration(culprit)]),
+        ("its module", [culprits.configuration_words(culprit)]),
         ("its error", culprit.words),
         ("hint", culprit.hints),
     )
     return {
-        "place": culprits.place(comparison, culprit),
+        "place": culprits.place_words(comparison, culprit),
         "anchor": anchor(culprit.row),
         "kind": culprits.kind(culprit),
         "numbers": [(title, shown(Column(title, None, form), value)) for title, form, value in numbers if value is not None],

@@ -25,7 +25,7 @@ _WHOLE = 8
 #: What the page's script calls the formats.
 _FORMATS = {TEXT: "text", COUNT: "count", SCIENTIFIC: "scientific", EXCESS: "excess", PERCENT: "percent", NUMBER: "number"}
 _INDEX = 4  # bytes of a text's number
-BLOCK = 1 << 14  # rows
+_BLOCK = 1 << 14  # rows
 #: The first bytes of what stands for no number at all; a NaN is always written as the first.
 _NAN, _MISSING = (np.uint64(bits << 48) for bits in (0x7FF8, 0x7FFC))
 _EXPONENT = np.uint64(0x7FF << 52)
@@ -49,7 +49,7 @@ class PageData:
         """
         at = self._size
         texts: list[dict[Value, int]] = [{} for _ in columns]
-        for block in value_blocks(columns, rows, BLOCK, numbers):
+        for block in value_blocks(columns, rows, _BLOCK, numbers):
             of_golden: dict[str, Array] = {}
             for column, values, known in zip(columns, block, texts, strict=True):
                 self._add(_planes(_indices(values, known), _INDEX) if column.format == TEXT else _numbers(column, values, of_golden))
@@ -63,7 +63,7 @@ class PageData:
             }
             for column, place in zip(columns, listed, strict=True)
         ]  # fmt: skip
-        return {"title": title, "rows": len(rows), "at": at, "block": BLOCK, "columns": about}
+        return {"title": title, "rows": len(rows), "at": at, "block": _BLOCK, "columns": about}
 
     def matrix(self, numbers: Sequence[float | None]) -> int:
         """Write the numbers of a heat map, row after row, in three bytes each, and return where they lie."""

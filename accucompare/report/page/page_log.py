@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.findings.analysis import Analysis, Ranks
-from accucompare.findings.checklist import Health, Status, examine
-from accucompare.report.excel import rank_entries
+from accucompare.findings.checklist import CheckStatus, Health, judge_log
 from accucompare.report.page.page_comparison import StepChart
 from accucompare.report.page.page_data import PageData
 from accucompare.report.page.page_file import write_page
-from accucompare.report.table import HEALTH, SCIENTIFIC, Column, headline
+from accucompare.report.table import HEALTH, SCIENTIFIC, Column, headline, rank_entries
 from accucompare.report.table import watch_columns as log
 from accucompare.report.terminal import verdict_line
 from accucompare.text import printable
@@ -31,7 +30,7 @@ def write_log_page(ranks: Ranks, path: Path) -> Path:
     Raises:
         ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be written.
     """
-    health = examine(ranks) if any(run.vitals for run in ranks.ranks) else None
+    health = judge_log(ranks) if any(run.vitals for run in ranks.ranks) else None
     verdict, _, sentence = verdict_line(ranks).plain.partition("  ")
     words = {"title": f"what a watch found: {ranks.path.name}", "verdict": verdict, "sentence": sentence, "passed": verdict == "FINITE"}
     words["checklist_first"] = False
@@ -49,7 +48,7 @@ def write_health_page(ranks: Ranks, health: Health, path: Path) -> Path:
         "title": f"the checklist of {ranks.path.name}",
         "verdict": headline(health),
         "sentence": str(ranks.path),
-        "passed": health.status is Status.PASS,
+        "passed": health.status is CheckStatus.PASS,
         "answer": log.main_answer(ranks).splitlines(),
         "checklist_first": True,
     }
@@ -84,7 +83,7 @@ def _head(ranks: Ranks, run: Analysis, health: Health | None, data: PageData) ->
         data.table("warnings", _shown(ranks, log.WARNINGS), warnings),
     ]
     if health is not None:
-        worst_first = sorted(health.results, key=lambda result: list(Status).index(result.status))
+        worst_first = sorted(health.results, key=lambda result: list(CheckStatus).index(result.status))
         tables.append(data.table("checklist", _shown(ranks, HEALTH), worst_first))
     layers, heats = _heats(run, data)
     return {

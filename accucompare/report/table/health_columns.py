@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from accucompare.findings.checklist import Health, Result, Status
+from accucompare.findings.checklist import Checklist, CheckStatus, Health
 from accucompare.report.table.columns import COUNT, NUMBER, TEXT, Column
 
 
 def headline(health: Health) -> str:
     """The result in a line, with what was not looked at: ``WARN in 1 of 27 checks, 38 not looked at``."""
     counts = health.counts()
-    unseen = counts.pop(Status.NOT_LOOKED_AT)
-    wrong = [f"{status.value} in {counts[status]:,}" for status in (Status.FAIL, Status.WARN) if counts[status]]
+    unseen = counts.pop(CheckStatus.NOT_LOOKED_AT)
+    wrong = [f"{status.value} in {counts[status]:,}" for status in (CheckStatus.FAIL, CheckStatus.WARN) if counts[status]]
     total = sum(counts.values())
     if not total:
-        return f"{Status.NOT_LOOKED_AT.value}: none of {unseen:,} checks"
-    return f"{', '.join(wrong) if wrong else Status.PASS.value} of {total:,} checks, {unseen:,} not looked at"
+        return f"{CheckStatus.NOT_LOOKED_AT.value}: none of {unseen:,} checks"
+    return f"{', '.join(wrong) if wrong else CheckStatus.PASS.value} of {total:,} checks, {unseen:,} not looked at"
 
 
-def limits(result: Result) -> str:
+def limits(result: Checklist) -> str:
     """The thresholds of a check, as they were in force: ``loss-spike=10``."""
     return ", ".join(f"{name}={value:g}" for name, value in result.limits.items())
 
 
-def cure(result: Result) -> str:
+def cure(result: Checklist) -> str:
     """What to do; nothing where nothing is wrong."""
-    return result.check.cure if result.status in (Status.WARN, Status.FAIL) else ""
+    return result.check.cure if result.status in (CheckStatus.WARN, CheckStatus.FAIL) else ""
 
 
 HEALTH = (

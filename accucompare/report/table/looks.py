@@ -35,7 +35,7 @@ GROUPS = {
     "judgement": "FF33475B",
 }
 
-UNMATCHED = (Reason.MISSING, Reason.EXTRA, Reason.ONE_SIDED, Reason.NOT_CALLED, Reason.NOT_COMPARABLE)
+GREYED = (Reason.MISSING, Reason.EXTRA, Reason.ONE_SIDED, Reason.NOT_CALLED, Reason.NOT_COMPARABLE)
 
 
 class Look(NamedTuple):
@@ -54,7 +54,7 @@ class Look(NamedTuple):
     vertical: str = "center"
 
 
-PLAIN = Look()
+PLAIN_LOOK = Look()
 WRAPPED = Look(wrap=True, vertical="top")
 BOLD = Look(bold=True)
 MUTED_TEXT = Look(color=MUTED)
@@ -72,7 +72,7 @@ TOTAL = Look(bold=True, fill="FFF3F4F6", line=MUTED)
 REASON_LOOK = {
     **{reason: Look(bold=True, line=LINE, fill=PALE_RED, color=DARK_RED) for reason in Reason},
     **{reason: Look(bold=True, line=LINE, fill=PALE_GREEN, color=GREEN) for reason in (Reason.IDENTICAL, Reason.OK)},
-    **{reason: Look(bold=True, line=LINE, fill=GREY) for reason in UNMATCHED},
+    **{reason: Look(bold=True, line=LINE, fill=GREY) for reason in GREYED},
     Reason.OVER_PRECISE: Look(bold=True, line=LINE, fill=AMBER, color=BROWN),
     Reason.NOT_DETERMINISTIC: Look(bold=True, line=LINE, fill=GREY_AMBER, color=BROWN),
     Reason.NON_FINITE: Look(bold=True, line=LINE, fill=DARK, color=WHITE),

@@ -179,7 +179,7 @@ def what_is_held(found: Overview, where: str, leads: str) -> str:
 _last: tuple[weakref.ref[Result], Overview] | None = None
 
 
-def overview(comparison: Result) -> Overview:
+def overview_of(comparison: Result) -> Overview:
     """What a report shows of a comparison. That of the last one is kept, since several reports are written of it."""
     global _last
     if _last is None or _last[0]() is not comparison:

@@ -9,19 +9,19 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from accucompare.report.table.columns import COUNT, Column, Value
-from accucompare.report.table.looks import PLAIN, Look, header_look, row_looks
+from accucompare.report.table.looks import PLAIN_LOOK, Look, header_look, row_looks
 
 LINES_PER_SHEET = 1_048_576  # Excel's limit
 MAX_POINTS = 1_000  # of a chart: about one for each pixel of its width
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-class Item(NamedTuple):
+class SheetItem(NamedTuple):
     """A cell of a line."""
 
     value: Value
-    look: Look = PLAIN
+    look: Look = PLAIN_LOOK
     link: str = ""
 
 
@@ -36,11 +36,11 @@ class Line(NamedTuple):
         margin: what stands before the first column in use.
     """
 
-    items: Sequence[Item]
+    items: Sequence[SheetItem]
     spread: int | None = None
     height: float = 0
     free: int = 0
-    margin: Item | None = None
+    margin: SheetItem | None = None
 
 
 class Page(NamedTuple):
@@ -52,7 +52,7 @@ class Page(NamedTuple):
     tab: str  # the colour of the sheet's tab
 
 
-class Series(NamedTuple):
+class ChartSeries(NamedTuple):
     """A line of a chart.
 
     Attributes:
@@ -88,7 +88,7 @@ class Chart:
     """
 
     at: str
-    series: Sequence[Series]
+    series: Sequence[ChartSeries]
     under: str
     titles: tuple[str, str, str]
     size: tuple[float, float]
@@ -193,18 +193,18 @@ def table_lines(
 ) -> Iterator[Line]:
     """A small table among the lines of a page: a header and its rows; below each what ``below`` gives, before it its number."""
     count = Column("#", None, COUNT)
-    margin = Item(count.title, header_look(count)) if numbered else None
-    yield Line([Item(column.title, header_look(column)) for column in columns], spread, free=free, margin=margin)
+    margin = SheetItem(count.title, header_look(count)) if numbered else None
+    yield Line([SheetItem(column.title, header_look(column)) for column in columns], spread, free=free, margin=margin)
     for number, row in enumerate(rows, 1):
         items = [
-            Item(number if column.get is None else column.get(row), look, column.link(row) if column.link else "")
+            SheetItem(number if column.get is None else column.get(row), look, column.link(row) if column.link else "")
             for column, look in zip(columns, row_looks(columns, fill(row)), strict=True)
         ]
-        yield Line(items, spread, height(row), free, Item(number, row_looks([count], fill(row))[0]) if numbered else None)
+        yield Line(items, spread, height(row), free, SheetItem(number, row_looks([count], fill(row))[0]) if numbered else None)
         yield from below(row)
 
 
-def thinned(items: Sequence[T], choose: Callable[[Sequence[T]], T]) -> list[T]:
+def thinned(items: Sequence[_T], choose: Callable[[Sequence[_T]], _T]) -> list[_T]:
     """At most ``MAX_POINTS`` items: one of each group of neighbours, taken by ``choose``."""
     group = max(1, math.ceil(len(items) / MAX_POINTS))
     return [choose(items[start : start + group]) for start in range(0, len(items), group)]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from accucompare.bundle.format import display_name
 from accucompare.findings.analysis import Analysis, Ranks
-from accucompare.findings.log import Alert, AlertKind, Finding, Frame, Frames, Number, Setup, Step, TensorRange
-from accucompare.findings.words import answer, called, described, hints, smallest
+from accucompare.findings.log import Alert, AlertKind, Finding, Frame, Frames, Number, Step, TensorRange, TrainingSetup
+from accucompare.findings.words import answer, called, described, hints_for, smallest
 from accucompare.report.table.columns import COUNT, GENERAL, NUMBER, TEXT, Column, Value, bracketed
 
 _RANK = Column("rank", lambda row: row.run.start.rank, COUNT, 7)
@@ -73,7 +73,7 @@ def _output_count(kind: str) -> Callable[[FindingRow], Value]:
 
 
 def _hints(row: FindingRow) -> str:
-    return "; ".join(hints(row.finding, row.run.start, row.run.scale_at(row.finding.step)))
+    return "; ".join(hints_for(row.finding, row.run.start, row.run.scale_at(row.finding.step)))
 
 
 def _notes(row: FindingRow) -> str:
@@ -243,7 +243,7 @@ WARNINGS = (
 )
 
 
-class Measure(NamedTuple):
+class WatchMeasure(NamedTuple):
     """What is shown of each parameter in each step that was looked at closely.
 
     Attributes:
@@ -258,9 +258,9 @@ class Measure(NamedTuple):
 
 
 MEASURES = (
-    Measure("grad", "gradient norm of each parameter", "Gradient norms"),
-    Measure("weight", "norm of each parameter before the update", "Weight norms"),
-    Measure("update", "size of each update, relative to its parameter", "Update sizes"),
+    WatchMeasure("grad", "gradient norm of each parameter", "Gradient norms"),
+    WatchMeasure("weight", "norm of each parameter before the update", "Weight norms"),
+    WatchMeasure("update", "size of each update, relative to its parameter", "Update sizes"),
 )
 
 
@@ -271,14 +271,14 @@ class LayerStep(NamedTuple):
     numbers: dict[str, float | None]
 
 
-def layer_steps(run: Analysis, measure: Measure) -> tuple[list[str], list[LayerStep]]:
+def layer_steps(run: Analysis, measure: WatchMeasure) -> tuple[list[str], list[LayerStep]]:
     """The names of all parameters, and a measurement of theirs in each step that has it."""
     names = list(dict.fromkeys(fact.name for setup in run.setups for fact in setup.parameters))
     of_steps = [vitals for vitals in run.vitals if measure.name in vitals.layers]
     return names, [LayerStep(vitals.step, _by_name(run.setups, vitals.step, vitals.layers[measure.name])) for vitals in of_steps]
 
 
-def _by_name(setups: Sequence[Setup], step: int, numbers: Sequence[Number | None]) -> dict[str, float | None]:
+def _by_name(setups: Sequence[TrainingSetup], step: int, numbers: Sequence[Number | None]) -> dict[str, float | None]:
     """The numbers of a step by the parameters' names, which stand in the setup that held then."""
     setup = [each for each in setups if each.step <= step][-1:] or setups[:1]
     names = [fact.name for each in setup for fact in each.parameters]

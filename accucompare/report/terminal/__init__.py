@@ -1,7 +1,5 @@
 """What commands print: rich."""
 
-from accucompare.report.terminal.console import progress_bar, reader_may_leave
-from accucompare.report.terminal.doctor import print_examination
 from accucompare.report.terminal.tables import shown
 from accucompare.report.terminal.terminal import print_comparison
 from accucompare.report.terminal.terminal_bundle import print_capture, print_import, print_records, print_tensor, print_verified
@@ -14,7 +12,6 @@ __all__ = [
     "print_analysis",
     "print_capture",
     "print_comparison",
-    "print_examination",
     "print_finding",
     "print_frames",
     "print_gradcheck",
@@ -26,8 +23,6 @@ __all__ = [
     "print_tensor",
     "print_verified",
     "print_watched",
-    "progress_bar",
-    "reader_may_leave",
     "shown",
     "verdict_line",
 ]

@@ -9,8 +9,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from accucompare.report.console import print_heading
 from accucompare.report.table import COUNT, EXCESS, NUMBER, SCIENTIFIC, TEXT, Column, Value
-from accucompare.report.terminal.console import print_heading
 from accucompare.text import cut, printable
 
 #: Characters that a column of names is given at least.

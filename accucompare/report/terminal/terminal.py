@@ -15,8 +15,8 @@ from accucompare.compare.conclusion import Conclusion, conclude
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
 from accucompare.compare.rows import BY_STATISTICS, MEANING, Reason, Row, Status
-from accucompare.report.table import COLUMNS, COUNT, EXCESS, GENERAL, SCIENTIFIC, Column, chosen, overview
-from accucompare.report.terminal.console import fitted, open_console, print_heading, print_rest, safe_text, short_number
+from accucompare.report.console import fitted, open_console, print_heading, print_rest, safe_text, short_number
+from accucompare.report.table import COLUMNS, COUNT, EXCESS, GENERAL, SCIENTIFIC, Column, chosen, overview_of
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
 from accucompare.report.words import culprit_words as culprits
 from accucompare.report.words import training_words as training
@@ -126,12 +126,12 @@ def _print_culprits(console: Console, comparison: Result) -> None:
         return
     columns = [
         Column("#", None, COUNT),
-        Column("place", lambda culprit: culprits.place(comparison, culprit), least=NAME_WIDTH),
-        Column("excess", culprits.excess, EXCESS),
+        Column("place", lambda culprit: culprits.place_words(comparison, culprit), least=NAME_WIDTH),
+        Column("excess", culprits.excess_words, EXCESS),
         Column("x limit", culprits.over_limit, EXCESS),
         Column("rel L2", culprits.error, SCIENTIFIC),
     ]
-    if all(culprits.excess(culprit) is None for culprit in shown):
+    if all(culprits.excess_words(culprit) is None for culprit in shown):
         del columns[2]
     print_heading(console, "Culprits")
     console.print(safe_text(culprits.note(comparison), "bright_black"))
@@ -141,7 +141,7 @@ def _print_culprits(console: Console, comparison: Result) -> None:
 
 def _about(culprit: Culprit) -> Iterator[Text]:
     yield safe_text(culprits.kind(culprit))
-    if configured := culprits.configuration(culprit):
+    if configured := culprits.configuration_words(culprit):
         yield safe_text(configured, "yellow")
     yield from map(safe_text, culprit.words)
     yield from (safe_text(f"hint, {hint}", "bright_black") for hint in culprit.hints)
@@ -224,7 +224,7 @@ def _ranks_and_steps(comparison: Result) -> str:
     several = any(manifest.ranks > 1 or len(manifest.steps) > 1 for manifest in manifests)
     if not several or not comparison.counts_by_status()[Status.FAIL]:
         return ""
-    found = overview(comparison)
+    found = overview_of(comparison)
     ranks, steps = found.ranks, found.steps
     parts = []
     if len(ranks.names) > 1 and (failing := np.flatnonzero(ranks.failing)).size:

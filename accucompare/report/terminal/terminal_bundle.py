@@ -17,8 +17,8 @@ from accucompare.errors import RecordError, UsageError
 from accucompare.files import written_whole
 from accucompare.numbers import DTYPES, Array, DType, widen
 from accucompare.places import Place, Url
+from accucompare.report.console import WIDTH, open_console, safe_text, short_number
 from accucompare.report.table import COUNT, EXCESS, GENERAL, Column, Value
-from accucompare.report.terminal.console import WIDTH, open_console, safe_text, short_number
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
 from accucompare.selection import Mode
 from accucompare.text import counted

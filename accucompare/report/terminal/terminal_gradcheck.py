@@ -5,12 +5,12 @@ from __future__ import annotations
 from rich.text import Text
 
 from accucompare.bundle.format import display_name
-from accucompare.findings.checklist import Status
+from accucompare.findings.checklist import CheckStatus
 from accucompare.findings.differences import FunctionGradients, GradientCheck
-from accucompare.findings.words import printable
-from accucompare.report.terminal.console import open_console
+from accucompare.findings.words import printable_value
+from accucompare.report.console import open_console
 
-_STYLES = {Status.FAIL: "bold red", Status.WARN: "yellow", Status.PASS: "green", Status.NOT_LOOKED_AT: "bright_black"}
+_STYLES = {CheckStatus.FAIL: "bold red", CheckStatus.WARN: "yellow", CheckStatus.PASS: "green", CheckStatus.NOT_LOOKED_AT: "bright_black"}
 _MODULES_SHOWN = 3
 _NONE = "the first forward and the loss apply no custom autograd Function; PyTorch's own derivatives are not checked"
 _ON_PURPOSE = "if that is on purpose, as of a straight-through estimator or a gradient reversal, leave it out: --skip MODULE"
@@ -22,7 +22,7 @@ def print_gradcheck(found: GradientCheck, quiet: bool = False) -> None:
     ``quiet``: print the verdict line only.
     """
     console = open_console()
-    counts = {status: len(found.of(status)) for status in (Status.PASS, Status.WARN, Status.FAIL, Status.NOT_LOOKED_AT)}
+    counts = {status: len(found.of(status)) for status in (CheckStatus.PASS, CheckStatus.WARN, CheckStatus.FAIL, CheckStatus.NOT_LOOKED_AT)}
     words = ", ".join(f"{count} {status.value}" for status, count in counts.items() if count)
     names = len({each.name for each in found.functions})
     forms = f" in {len(found.functions):,} forms of calls" if len(found.functions) > names else ""
@@ -32,17 +32,17 @@ def print_gradcheck(found: GradientCheck, quiet: bool = False) -> None:
         return
     for each in found.functions:
         console.print(_line(each), soft_wrap=True)
-    if counts[Status.FAIL]:
+    if counts[CheckStatus.FAIL]:
         console.print(Text(_ON_PURPOSE, "bright_black"), soft_wrap=True)
 
 
 def _line(each: FunctionGradients) -> Text:
     status = each.outcome.status
     line = Text(f"  {status.value:<13} ", _STYLES[status])
-    line.append(printable(each.name, 80), "bold" if status is Status.FAIL else "")
+    line.append(printable_value(each.name, 80), "bold" if status is CheckStatus.FAIL else "")
     if each.modules:
         more = f" and {len(each.modules) - _MODULES_SHOWN} more" if len(each.modules) > _MODULES_SHOWN else ""
-        line.append(f" in {', '.join(printable(display_name(name)) for name in each.modules[:_MODULES_SHOWN])}{more}")
-    line.append(f" ({printable(each.given, 200)})" if each.given else "")
-    line.append(f": {printable(each.outcome.measured, 500)}")
+        line.append(f" in {', '.join(printable_value(display_name(name)) for name in each.modules[:_MODULES_SHOWN])}{more}")
+    line.append(f" ({printable_value(each.given, 200)})" if each.given else "")
+    line.append(f": {printable_value(each.outcome.measured, 500)}")
     return line

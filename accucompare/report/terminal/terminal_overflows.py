@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.text import Text
 
 from accucompare.dumps import Overflows, outputs_of
-from accucompare.report.terminal.console import open_console, safe_text
+from accucompare.report.console import open_console, safe_text
 from accucompare.text import counted
 
 _SHOWN = 100

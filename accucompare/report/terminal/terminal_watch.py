@@ -12,10 +12,10 @@ from rich.text import Text
 
 from accucompare.bundle.format import display_name
 from accucompare.findings.analysis import Analysis, Ranks, Trail
-from accucompare.findings.log import Cause, Direction, Ending, Finding, Frame, Frames, Start, Step
-from accucompare.findings.words import answer, called, headline, kinds, printable, short, where
+from accucompare.findings.log import Cause, Direction, Ending, Finding, Frame, Frames, Step, WatchStart
+from accucompare.findings.words import answer, called, finding_headline, kinds, printable_value, short, where
+from accucompare.report.console import fitted, open_console, print_heading, print_rest
 from accucompare.report.table import FINDINGS, FRAMES, Column, FindingRow, chosen, main_answer, main_run, tensor_rows
-from accucompare.report.terminal.console import fitted, open_console, print_heading, print_rest
 from accucompare.report.terminal.tables import print_table
 
 _TRAILS_SHOWN, _PASSED_SHOWN, _LISTED = 10, 3, 10
@@ -25,7 +25,7 @@ _INPUTS = {Cause.RANKS: "finite, of this rank", Cause.INSIDE: "finite", Cause.NE
 
 def print_finding(
     finding: Finding,
-    start: Start,
+    start: WatchStart,
     frames: Frames | None,
     directory: Path | None = None,
     *,
@@ -92,9 +92,9 @@ def print_analysis(ranks: Ranks, reports: Sequence[Path], quiet: bool = False) -
     if run.ending not in ranks.trouble:  # else it is in the verdict line
         console.print(Text(f"{_rank(ranks, run)}{run.ending}", "" if run.end else "yellow"), soft_wrap=True)
     for note in ranks.notes[:_LISTED]:
-        console.print(Text(f"note: {printable(note, 400)}", "yellow"), soft_wrap=True)
+        console.print(Text(f"note: {printable_value(note, 400)}", "yellow"), soft_wrap=True)
     for report in reports:
-        console.print(f"report: {printable(str(report), 400)}", soft_wrap=True)
+        console.print(f"report: {printable_value(str(report), 400)}", soft_wrap=True)
 
 
 def print_watched(ranks: Ranks, quiet: bool) -> None:
@@ -114,20 +114,20 @@ def print_watched(ranks: Ranks, quiet: bool) -> None:
     told = run.ending in ranks.trouble  # in the verdict line
     if run.end is not None and run.end.ending not in (Ending.FINISHED, Ending.FINDING) and not told:
         console.print(Text(f"{_rank(ranks, run)}{run.ending}"), soft_wrap=True)
-    console.print(f"more: accucompare overflow {printable(str(ranks.path), 400)}", soft_wrap=True)
+    console.print(f"more: accucompare overflow {printable_value(str(ranks.path), 400)}", soft_wrap=True)
 
 
 def verdict_line(ranks: Ranks, alone: bool = True) -> Text:
     """The verdict in a line: ``NOT FINITE``, ``FINITE`` or ``TROUBLE``; and what and where, if it stands alone."""
-    path = printable(str(ranks.path), 400)
+    path = printable_value(str(ranks.path), 400)
     if ranks.trouble:
-        return Text.assemble(("TROUBLE", "bold red"), f"  {path}: {printable(ranks.trouble, 600)}")
+        return Text.assemble(("TROUBLE", "bold red"), f"  {path}: {printable_value(ranks.trouble, 600)}")
     if ranks.first is not None:
         run, finding = ranks.first
         origins = sum(trail.origin is not None for trail in ranks.trails)
         passed = len(ranks.findings) - origins
         counts = f"{origins:,} {'origin' if origins == 1 else 'origins'}" + (f", {passed:,} passed on" if passed else "")
-        what = f"{headline(finding, run.start)}; " if alone else ""
+        what = f"{finding_headline(finding, run.start)}; " if alone else ""
         return Text.assemble(("NOT FINITE", "bold red"), f"  {path}: {what}{counts}")
     if ranks.unexplained:
         count = len(ranks.unexplained)
@@ -208,15 +208,15 @@ def _print_frames(console: Console, frames: Frames, finding: Finding | None = No
 
 
 def _frame_line(console: Console, frame: Frame, guilty: bool) -> Text:
-    about = [printable(frame.operator, 80)] if frame.operator else []
-    about += [printable(frame.type, 60)] if frame.type else []
+    about = [printable_value(frame.operator, 80)] if frame.operator else []
+    about += [printable_value(frame.type, 60)] if frame.type else []
     about += [f"call {frame.call}"] if frame.call else []
     about += ["backward"] if frame.direction is Direction.BACKWARD else []
     behind = f"  {', '.join(about)}" if about else ""
     mark = "  ◀ here" if guilty else ""
     style = "bold red" if guilty else "bold"
     line = Text(f"{frame.order:>5} ", style)
-    line.append(fitted(console, printable(display_name(frame.name)), used=line.cell_len + cell_len(behind + mark)))
+    line.append(fitted(console, printable_value(display_name(frame.name)), used=line.cell_len + cell_len(behind + mark)))
     line.append(behind, "not bold")
     line.append(mark)
     return line
@@ -232,7 +232,7 @@ def _print_history(console: Console, ranks: Ranks, run: Analysis) -> None:
         console.print(Text(f"  steps {last[0].step} to {last[-1].step}: {values}" if len(last) > 1 else f"  step {last[0].step}: {values}"))
     for jump in run.jumps[:_LISTED]:
         before = "" if math.isnan(jump.before) else f" from about {short(jump.before)}"
-        most = "; most of it: " + ", ".join(f"{printable(name, 60)} {short(norm)}" for name, norm in jump.step.largest[:3])
+        most = "; most of it: " + ", ".join(f"{printable_value(name, 60)} {short(norm)}" for name, norm in jump.step.largest[:3])
         console.print(
             Text(f"  jumped in step {jump.step.step}{before} to {short(jump.step.grad_norm)}{most if jump.step.largest else ''}", "yellow")
         )
@@ -255,7 +255,7 @@ def _print_scale(console: Console, ranks: Ranks, run: Analysis) -> None:
         return
     worst = max(each.in_a_row for each in run.alarms)
     first = run.alarms[0]
-    text = printable(first.text, 300) or f"the scale fell to {first.scale:g}, {worst} steps were skipped in a row: this is not normal"
+    text = printable_value(first.text, 300) or f"the scale fell to {first.scale:g}, {worst} steps were skipped in a row: this is not normal"
     console.print(Text(f"  alarm in step {first.step}: {text}", "bold red"))
 
 
@@ -266,6 +266,6 @@ def _print_warnings(console: Console, ranks: Ranks) -> None:
     warned.sort(key=lambda pair: pair[1].step)
     print_heading(console, "Warnings")
     for run, warning in warned[:_LISTED]:
-        console.print(Text(f"  {_rank(ranks, run)}step {warning.step}: {printable(warning.text, 300)}", "yellow"), soft_wrap=True)
+        console.print(Text(f"  {_rank(ranks, run)}step {warning.step}: {printable_value(warning.text, 300)}", "yellow"), soft_wrap=True)
     if len(warned) > _LISTED:
         console.print(f"  … and {len(warned) - _LISTED:,} more in the report")

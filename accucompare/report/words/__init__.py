@@ -2,6 +2,6 @@
 
 from accucompare.report.words import culprit_words, training_words
 from accucompare.report.words.assertion import failure, nan_on_both
-from accucompare.report.words.culprit_words import place, verdict
+from accucompare.report.words.culprit_words import place_words, verdict
 
-__all__ = ["culprit_words", "failure", "nan_on_both", "place", "training_words", "verdict"]
+__all__ = ["culprit_words", "failure", "nan_on_both", "place_words", "training_words", "verdict"]

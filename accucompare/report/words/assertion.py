@@ -66,7 +66,7 @@ def _lines(comparison: Result) -> Iterator[str]:
 
 def _first(comparison: Result, failing: list[Row]) -> str:
     if comparison.culprits:
-        return culprits.place(comparison, comparison.culprits[0])
+        return culprits.place_words(comparison, comparison.culprits[0])
     first = comparison.first_divergence or next(iter(failing), None)
     return f"step {comparison.parting.step}" if first is None and comparison.parting else comparison.place(first) if first else ""
 
@@ -132,10 +132,10 @@ def _culprits(comparison: Result) -> Iterator[str]:
         parts += [f"relative L2 {error:.2e}"] if error is not None else []
         parts += [f"{over:.3g} x limit ({culprit.row.verdict.tolerance})"] if over is not None else []
         parts += [f"would pass at {culprit.row.verdict.needed}"] if culprit.row.verdict.needed else []
-        yield f"  {number}. {culprits.place(comparison, culprit)}: {', '.join(parts)}"
+        yield f"  {number}. {culprits.place_words(comparison, culprit)}: {', '.join(parts)}"
         if number <= _DESCRIBED:
             about = [
-                culprits.configuration(culprit),
+                culprits.configuration_words(culprit),
                 culprit.row.verdict.detail,
                 *culprit.words,
                 *(f"hint, {hint}" for hint in culprit.hints),

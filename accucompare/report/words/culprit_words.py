@@ -86,12 +86,12 @@ def _difference(row: Row) -> str:
     return f"relative L2 {'at least ' if row.by_statistics else 'about ' if row.by_sketch else ''}{metrics.rel_l2:.2e}"
 
 
-def place(comparison: Result, culprit: Culprit) -> str:
+def place_words(comparison: Result, culprit: Culprit) -> str:
     """Where a culprit is, with step and rank where there are several: ``encoder.0 (glue, before fc1) (step 2)``."""
     return culprit.place + comparison.step_and_rank(culprit.row)
 
 
-def excess(culprit: Culprit) -> float | None:
+def excess_words(culprit: Culprit) -> float | None:
     """Its excess; ``None`` without a baseline, for another shape or kind of number, and for integers."""
     return None if is_choice(culprit.row) else culprit.excess or None
 
@@ -107,7 +107,7 @@ def error(culprit: Culprit) -> float | None:
     return None if metrics is None or metrics.nothing_finite else metrics.rel_l2
 
 
-def configuration(culprit: Culprit) -> str:
+def configuration_words(culprit: Culprit) -> str:
     """The options of its module that differ: ``configured otherwise: eps is 1e-12 in golden, 0.01 in the candidate``; or ``""``."""
     options = [f"{option.name} is {option.golden} in golden, {option.candidate} in the candidate" for option in culprit.configured]
     more = [f"and {len(options) - _OPTIONS_SHOWN} more"] if len(options) > _OPTIONS_SHOWN else []

@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from accucompare.findings.log import Direction, Finding, Limits, Site, TensorRange, What
+from accucompare.findings.log import Direction, Finding, Site, TensorRange, WatchLimits, What
 from accucompare.findings.origins import INFINITE
 from accucompare.live.modules import Modules, arguments_of
 from accucompare.reproduce import Snapshot
@@ -26,7 +26,7 @@ _OF_ITS_OWN = (Site.MODULE, Site.GLUE)
 class Explainer:
     """Explains the findings of one model."""
 
-    def __init__(self, modules: Modules, contexts: Contexts, limits: Limits) -> None:
+    def __init__(self, modules: Modules, contexts: Contexts, limits: WatchLimits) -> None:
         self._modules = modules
         self._contexts = contexts
         self._limits = limits

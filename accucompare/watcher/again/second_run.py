@@ -19,11 +19,11 @@ from msgspec.structs import replace
 
 from accucompare import devices
 from accucompare.bundle.format import display_name
-from accucompare.findings.log import FLAG, MINUS, NAN, PLUS, Direction, Finding, Limits, Site, What, kinds_of
-from accucompare.findings.origins import judge
+from accucompare.findings.log import FLAG, MINUS, NAN, PLUS, Direction, Finding, Site, WatchLimits, What, kinds_of
+from accucompare.findings.origins import find_origins
 from accucompare.live.around import TalksError, silence
 from accucompare.live.autograd import register_first_hook
-from accucompare.live.modules import Modules, in_backward, listens, numbers_of, points, set_attributes
+from accucompare.live.modules import Modules, in_backward, listens, plain_numbers, points, set_attributes
 from accucompare.live.numerics import autocast_now, autocast_then
 from accucompare.live.operators import RandomState, random_state_kept
 from accucompare.live.values import leaves
@@ -57,7 +57,7 @@ class SecondRun:
 
 
 def second_run(
-    context: Context, finding: Finding, notes: Sequence[Note], modules: Modules, versions: list[int], limits: Limits
+    context: Context, finding: Finding, notes: Sequence[Note], modules: Modules, versions: list[int], limits: WatchLimits
 ) -> SecondRun:
     """Run an outermost call again, and its backward if the finding is one's.
 
@@ -85,7 +85,7 @@ def second_run(
             for with_backward in (True,) if backward else (False, True) if context.grads else (False,):  # it may show there only
                 watcher = _SecondWatcher(modules, context, Scope(frames=True, operators=True, lines=with_backward), overflowed=flagged)
                 watcher.run_again(with_backward)
-                findings = judge([each.read() for each in watcher.notes], finding.step, limits, True)
+                findings = find_origins([each.read() for each in watcher.notes], finding.step, limits, True)
                 again = again or _same([each for each in findings if not _was_finite(each, notes)], finding)
                 if backward:
                     differs = _difference(notes[: finding.order], watcher.notes if again is None else watcher.notes[: again.order])
@@ -128,7 +128,7 @@ def _obstacle(context: Context, modules: Modules, versions: list[int]) -> str:
     return context.obstacle
 
 
-def origins_again(context: Context, finding: Finding, modules: Modules, versions: list[int], limits: Limits) -> list[Finding] | None:
+def origins_again(context: Context, finding: Finding, modules: Modules, versions: list[int], limits: WatchLimits) -> list[Finding] | None:
     """Run a forward again and find, by its operators, the origins in the module of a finding.
 
     Returns:
@@ -148,7 +148,7 @@ def origins_again(context: Context, finding: Finding, modules: Modules, versions
     ends = [each for each in observations if each.what is What.ENDED and each.place.key == (finding.name, finding.call)]
     if not before_a_child and not any(kinds_of(each.tensors) for each in ends):
         return None
-    return [each for each in judge(observations, finding.step, limits, True) if each.origin and each.name == finding.name]
+    return [each for each in find_origins(observations, finding.step, limits, True) if each.origin and each.name == finding.name]
 
 
 class _SecondWatcher(Watcher):
@@ -213,7 +213,7 @@ class _SecondWatcher(Watcher):
                 buffers={name: buffer.detach().clone() for name, buffer in call.module.named_buffers()},
                 grads={},
                 grad_enabled=torch.is_grad_enabled(),
-                numbers={module: numbers_of(module) for module in call.module.modules()},
+                numbers={module: plain_numbers(module) for module in call.module.modules()},
             )
         super().began(call, args, kwargs)
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from accucompare.findings.checklist import Outcome, failed, not_looked_at, passed, warned
+from accucompare.findings.checklist import CheckOutcome, failed, not_looked_at, passed, warned
 from accucompare.live.modules import has_setup
 from accucompare.live.values import leaves, replaced
 
@@ -44,7 +44,7 @@ _ROUNDINGS = 16.0
 
 
 @dataclass
-class Applied:
+class AppliedFunction:
     """A form of a custom Function, as the run applied it first.
 
     Attributes:
@@ -104,7 +104,7 @@ class _UnfitError(Exception):
     """A Function that cannot be checked, and why."""
 
 
-def check_function(applied: Applied, seed: int = 0, seconds: float = SECONDS) -> Outcome:
+def check_function(applied: AppliedFunction, seed: int = 0, seconds: float = SECONDS) -> CheckOutcome:
     """Check one form of a custom Function in float64; in the types that it was given, where it does not run in that."""
     try:
         return _checked(_Call(applied, torch.float64, seed), seconds)
@@ -119,10 +119,10 @@ def check_function(applied: Applied, seed: int = 0, seconds: float = SECONDS) ->
     except Exception:
         return not_looked_at(f"it does not run again in float64: {why}")
     more = f"; in the types that it was given, since it does not run in float64 ({why})"
-    return Outcome(outcome.status, outcome.measured + more)
+    return CheckOutcome(outcome.status, outcome.measured + more)
 
 
-def _checked(call: _Call, seconds: float) -> Outcome:
+def _checked(call: _Call, seconds: float) -> CheckOutcome:
     """Compare at the recorded inputs; if they disagree, beside them as well, where a kink has no part in it."""
     begun = time.monotonic()
     errors, notes = _errors(call, seconds)
@@ -173,7 +173,7 @@ def _errors(call: _Call, seconds: float) -> tuple[list[_Error], list[str]]:
 class _Call:
     """A Function with its arguments, to be called again: floating ones in float64, or (``dtype`` is ``None``) as they were."""
 
-    def __init__(self, applied: Applied, dtype: torch.dtype | None, seed: int, moved_by: float = 0.0) -> None:
+    def __init__(self, applied: AppliedFunction, dtype: torch.dtype | None, seed: int, moved_by: float = 0.0) -> None:
         self._applied, self._dtype, self._seed, self._moved_by = applied, dtype, seed, moved_by
         generator = torch.Generator().manual_seed(seed)
         #: Floating tensors among the arguments themselves, by path: autograd sees no others.

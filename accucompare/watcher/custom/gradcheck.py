@@ -14,14 +14,14 @@ import torch
 from accucompare.bundle.format import display_name
 from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import CaptureError, UsageError
-from accucompare.findings.checklist import Outcome, not_looked_at
+from accucompare.findings.checklist import CheckOutcome, not_looked_at
 from accucompare.findings.differences import FunctionGradients, GradientCheck
 from accucompare.live.modules import Modules, function_name, is_torchs, name_modules, observed_functions
 from accucompare.live.numerics import eager_stance
 from accucompare.live.values import leaves, replaced
 from accucompare.recorder.session import Casting, build, moved
 from accucompare.selection import Selection
-from accucompare.watcher.custom.derivatives import SECONDS, Applied, check_function
+from accucompare.watcher.custom.derivatives import SECONDS, AppliedFunction, check_function
 
 _CPU = torch.device("cpu")
 #: For all forms of all Functions.
@@ -75,7 +75,7 @@ def check_gradients(
     return GradientCheck([*found, *_unseen(values, seen)])
 
 
-def _told(applied: Applied, outcome: Outcome) -> FunctionGradients:
+def _told(applied: AppliedFunction, outcome: CheckOutcome) -> FunctionGradients:
     tensors = (value for _, value in leaves((applied.args, applied.kwargs)) if isinstance(value, torch.Tensor))
     given = ", ".join(f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in tensors)
     return FunctionGradients(function_name(applied.function), tuple(applied.modules), applied.calls, given, outcome)
@@ -87,7 +87,7 @@ class _Seen:
 
     called: list[str] = field(default_factory=list)
     running: list[str] = field(default_factory=list)
-    applied: dict[Any, Applied] = field(default_factory=dict)
+    applied: dict[Any, AppliedFunction] = field(default_factory=dict)
 
     def add(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         parts = dict(leaves((args, kwargs)))
@@ -100,7 +100,7 @@ class _Seen:
         )
         if form not in self.applied:
             copies = {path: _copied(value) for path, value in parts.items() if isinstance(value, torch.Tensor)}
-            self.applied[form] = Applied(function, *replaced((args, kwargs), copies))
+            self.applied[form] = AppliedFunction(function, *replaced((args, kwargs), copies))
         found = self.applied[form]
         found.calls += 1
         name = self.running[-1] if self.running else ""

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from accucompare.findings.log import OUTSIDE, ModuleCall, What
-from accucompare.live.autograd import PASSING_ON, GradientListener, Grads, Operator, Parameter, gradient_state, line_of
+from accucompare.live.autograd import PASSING_ON, GradientListener, Grads, OperatorOfGradient, Parameter, gradient_state, line_of
 from accucompare.live.modules import Modules
 from accucompare.watcher.looking.extrema import Extrema
 from accucompare.watcher.looking.lines import Lines
 from accucompare.watcher.looking.notes import NoteListener
-from accucompare.watcher.looking.own_operators import Part
+from accucompare.watcher.looking.own_operators import OwnPart
 
 
 class Gradients(GradientListener[ModuleCall]):
@@ -80,13 +80,13 @@ class Gradients(GradientListener[ModuleCall]):
                 self.hook(node, functools.partial(look, node.name(), line))
         self.lines.end()
 
-    def operator_gradient(self, call: ModuleCall, operator: Operator, grad_inputs: Grads, grad_outputs: Grads) -> None:
+    def operator_gradient(self, call: ModuleCall, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads) -> None:
         if self._watcher.scope.lines:
             self._watcher.note(What.SUM, self._used_in(operator.number, call), _parts(grad_outputs))
         self._watcher.note(What.GRADIENT, call, _made(grad_inputs, grad_outputs), operator.name, operator.line, operator.near)
         self._watcher.look_at_flag_backward(call, operator.name)
 
-    def second_gradient(self, call: ModuleCall, operator: Operator, grad_inputs: Grads, grad_outputs: Grads) -> None:
+    def second_gradient(self, call: ModuleCall, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads) -> None:
         self._watcher.note(What.SECOND, call, _made(grad_inputs, grad_outputs), operator.name, near=operator.near)
 
     def _used_in(self, number: int, place: ModuleCall) -> ModuleCall:
@@ -133,10 +133,10 @@ class Gradients(GradientListener[ModuleCall]):
         return {each.name: norm for each, norm in zip(parameters, norms, strict=True)}
 
 
-def _parts(grads: Grads) -> list[Part]:
+def _parts(grads: Grads) -> list[OwnPart]:
     return [("grad", str(index), grad) for index, grad in enumerate(grads) if grad is not None]
 
 
-def _made(grad_inputs: Grads, grad_outputs: Grads) -> list[Part]:
+def _made(grad_inputs: Grads, grad_outputs: Grads) -> list[OwnPart]:
     """What a node's backward has made, and not only passed on."""
     return [part for part in _parts(grad_inputs) if not any(part[2] is each for each in grad_outputs)]

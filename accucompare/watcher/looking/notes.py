@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from accucompare.findings.log import OUTSIDE, ModuleCall, Observation, What
+from accucompare.findings.log import OUTSIDE, ModuleCall, StepObservation, What
 from accucompare.live.around import collectives
 from accucompare.live.modules import Call, Listener, Modules
 from accucompare.watcher.looking.extrema import Extrema, Meter, is_hidden
-from accucompare.watcher.looking.own_operators import OwnOperators, Part
+from accucompare.watcher.looking.own_operators import OwnOperators, OwnPart
 
 
 @dataclass(eq=False)
@@ -33,12 +33,12 @@ class WatchedCall(Call):
 
 
 @dataclass(eq=False)
-class Note(Observation):
+class Note(StepObservation):
     """An observation whose numbers are yet to be read: ``parts`` are (role, path, extrema) of its tensors."""
 
     parts: list[tuple[str, str, Extrema]] = field(default_factory=list)
 
-    def read(self) -> Observation:
+    def read(self) -> StepObservation:
         """This, with the numbers that were read."""
         self.tensors = [extrema.range_of(role, path) for role, path, extrema in self.parts]
         return self
@@ -101,9 +101,16 @@ class NoteListener(Listener[WatchedCall]):
         self.errors.append(f"step {self.step}, {name or '(root)'}: {type(error).__name__}: {error}")
 
     def note(
-        self, what: What, place: ModuleCall, parts: Iterable[Part], operator: str = "", line: str = "", near: str = "", parameter: str = ""
+        self,
+        what: What,
+        place: ModuleCall,
+        parts: Iterable[OwnPart],
+        operator: str = "",
+        line: str = "",
+        near: str = "",
+        parameter: str = "",
     ) -> Note:
-        """Note one thing, and begin to look at its tensors. Arguments as the attributes of ``Observation``."""
+        """Note one thing, and begin to look at its tensors. Arguments as the attributes of ``StepObservation``."""
         frames = self.scope.frames and what in (What.BEGAN, What.ENDED, What.GRADIENT, What.OPERATOR)
         underflow = self.scope.underflow and what in (What.ENDED, What.GRADIENT)
         parts = list(parts)

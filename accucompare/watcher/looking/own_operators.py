@@ -14,13 +14,13 @@ from accucompare.live.values import leaves
 _CASTS = ("_to_copy", "copy_")
 
 #: (role, path, tensor or number)
-Part = tuple[str, str, Any]
+OwnPart = tuple[str, str, Any]
 
 
 class OwnOperators(CallMode):  # type: ignore[no-untyped-call]
     """Sees each operator, before and after it runs."""
 
-    def __init__(self, listening: Callable[[], bool], before: Callable[[list[Part]], Any], after: Callable[..., None]) -> None:
+    def __init__(self, listening: Callable[[], bool], before: Callable[[list[OwnPart]], Any], after: Callable[..., None]) -> None:
         """
         Args:
             listening: whether the code that runs is a module's own.
@@ -47,7 +47,7 @@ class OwnOperators(CallMode):  # type: ignore[no-untyped-call]
         self._after(before, str(op), source_line() or "", [("output", path, part) for path, part in leaves(returned)])
         return result
 
-    def _inputs(self, known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Part]:
+    def _inputs(self, known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[OwnPart]:
         """What is read; not memory that nothing has been written into."""
         for name, value in {**dict(zip(known.arguments, args, strict=False)), **kwargs}.items():
             blank = name in known.written and isinstance(value, torch.Tensor) and self._blank.take(value)

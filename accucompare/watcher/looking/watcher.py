@@ -16,7 +16,7 @@ from accucompare.live.values import leaves
 from accucompare.watcher.looking.extrema import Extrema, Meter, plain
 from accucompare.watcher.looking.gradients import Gradients
 from accucompare.watcher.looking.notes import NoteListener, WatchedCall
-from accucompare.watcher.looking.own_operators import OwnOperators, Part
+from accucompare.watcher.looking.own_operators import OwnOperators, OwnPart
 
 
 class Outermost(Protocol):
@@ -162,11 +162,11 @@ class Watcher(NoteListener):
         call = self.running()
         return call is not None and self.is_running(call) and not in_backward()
 
-    def _before_operator(self, inputs: list[Part]) -> list[tuple[str, str, Extrema]]:
+    def _before_operator(self, inputs: list[OwnPart]) -> list[tuple[str, str, Extrema]]:
         looked = [(role, path, self.meter.look(value, self.scope.frames)) for role, path, value in inputs]
         return [(role, path, each) for role, path, each in looked if each]
 
-    def _after_operator(self, inputs: list[tuple[str, str, Extrema]], operator: str, line: str, outputs: list[Part]) -> None:
+    def _after_operator(self, inputs: list[tuple[str, str, Extrema]], operator: str, line: str, outputs: list[OwnPart]) -> None:
         call = self.running()
         for *_, value in outputs:
             self.meter.forget_one(value)  # an operator that writes into its input has not raised its version yet
@@ -180,7 +180,7 @@ class Watcher(NoteListener):
         self.run(lambda: self.note(What.POINT, call.place if call else OUTSIDE, [("point", "", tensor)], near=label) and None, label, ())
 
 
-def _weights(module: nn.Module) -> list[Part]:
+def _weights(module: nn.Module) -> list[OwnPart]:
     return [
         *(("weight", name, tensor) for name, tensor in module._parameters.items() if tensor is not None),
         *(("buffer", name, tensor) for name, tensor in module._buffers.items() if tensor is not None),

@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from accucompare.findings.log import Loaded
+from accucompare.findings.log import LoadedBatch
 from accucompare.live.operators import entrances
 
 
@@ -21,25 +21,25 @@ class Loaders:
     """
 
     def __init__(self) -> None:
-        self.last: Loaded | None = None
+        self.last: LoadedBatch | None = None
         self._begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._running: weakref.WeakKeyDictionary[Any, Loaded] = weakref.WeakKeyDictionary()  # by iterator
+        self._running: weakref.WeakKeyDictionary[Any, LoadedBatch] = weakref.WeakKeyDictionary()  # by iterator
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
-        entrances.observe(DataLoader, "__iter__", self._begins)
-        entrances.observe(_BaseDataLoaderIter, "__next__", self._gives)
+        entrances.observe_function(DataLoader, "__iter__", self._begins)
+        entrances.observe_function(_BaseDataLoaderIter, "__next__", self._gives)
 
     def remove(self) -> None:
-        entrances.observe_no_more(DataLoader, "__iter__", self._begins)
-        entrances.observe_no_more(_BaseDataLoaderIter, "__next__", self._gives)
+        entrances.observe_function_no_more(DataLoader, "__iter__", self._begins)
+        entrances.observe_function_no_more(_BaseDataLoaderIter, "__next__", self._gives)
 
     def _begins(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
         def begun(iterator: Any) -> None:
             loader = args[0]
             number = self._numbers.setdefault(loader, len(self._numbers))
             self._begun[loader] = self._begun.get(loader, 0) + 1
-            self._running[iterator] = Loaded(number, self._begun[loader], _batches_of(loader), _shuffles(loader))
+            self._running[iterator] = LoadedBatch(number, self._begun[loader], _batches_of(loader), _shuffles(loader))
 
         return begun
 

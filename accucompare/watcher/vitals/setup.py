@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
-from accucompare.findings.log import ParameterFacts, Setup
+from accucompare.findings.log import ParameterFacts, TrainingSetup
 from accucompare.live.autograd import Parameter
 from accucompare.live.modules import Modules
 from accucompare.live.values import dtype_name
@@ -76,10 +76,10 @@ class SetupFacts:
     def knows(self, optimizer: Any) -> bool:
         return any(each is optimizer for each in self._optimizers)
 
-    def setup(self, step: int, cycle: int) -> Setup:
+    def setup(self, step: int, cycle: int) -> TrainingSetup:
         """As it is now; ``cycle``: after so many steps the same inputs are used again."""
         groups = {id(tensor): (name, group) for each in self._optimizers for name, group in groups_of(each) for tensor in group["params"]}
-        return Setup(
+        return TrainingSetup(
             step,
             parameters=[self._facts_of(each, *groups.get(id(each.tensor), ("", {}))) for each in self._parameters],
             optimizers=[type(each).__name__ for each in self._optimizers],
@@ -100,7 +100,7 @@ class SetupFacts:
         )
 
     @staticmethod
-    def differ(one: Setup, other: Setup) -> bool:
+    def differ(one: TrainingSetup, other: TrainingSetup) -> bool:
         """Whether they say something else, but for the step."""
         return msgspec.structs.replace(one, step=other.step) != other
 
@@ -109,7 +109,7 @@ class SetupFacts:
         decay = options.get("weight_decay", 0.0)
         return ParameterFacts(
             parameter.name,
-            () if is_lazy(tensor) else tuple(part_of_this_rank(tensor).shape),
+            () if is_lazy(tensor) else tuple(parameters_of_this_rank(tensor).shape),
             dtype_name(tensor.dtype),
             self._owners[parameter.owner],
             tensor.requires_grad,
@@ -158,7 +158,7 @@ def _has_state(optimizer: Any) -> bool:
     return any(isinstance(each, torch.Tensor) for state in states if isinstance(state, dict) for each in state.values())
 
 
-def part_of_this_rank(tensor: torch.Tensor) -> torch.Tensor:
+def parameters_of_this_rank(tensor: torch.Tensor) -> torch.Tensor:
     """Of a DTensor, what this rank holds of it; without talking to others."""
     local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local

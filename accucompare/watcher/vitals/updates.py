@@ -17,7 +17,7 @@ _SECOND_MOMENT = "exp_avg_sq"
 
 
 @dataclass(eq=False)
-class Updates:
+class UpdateVitals:
     """What is seen of the updates of one step.
 
     Attributes:

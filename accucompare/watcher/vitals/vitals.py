@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from accucompare.findings.log import Loaded, Lookup, LossInput, Narrowed, Number, Setup, Targets, Vitals, What, number
-from accucompare.live.autograd import Observer, Parameter, gradient_state, observe, observe_no_more
+from accucompare.findings.log import LoadedBatch, Lookup, LossInput, Narrowed, Number, Targets, TrainingSetup, Vitals, What, number
+from accucompare.live.autograd import Observer, Parameter, gradient_state, observe_backward, observe_backward_no_more
 from accucompare.live.modules import Modules, arguments_of, in_backward
 from accucompare.live.operators import entrances
 from accucompare.live.values import dtype_name, leaves
@@ -27,7 +27,7 @@ from accucompare.watcher.vitals.loaders import Loaders
 from accucompare.watcher.vitals.loss_inputs import LabelsOf, look_at_labels, loss_inputs
 from accucompare.watcher.vitals.losses import CrossEntropy, cross_entropy_of, loss_of, nodes_near
 from accucompare.watcher.vitals.setup import GENERATORS, SetupFacts, is_switched, states_of_generators
-from accucompare.watcher.vitals.updates import Updates, applied_by
+from accucompare.watcher.vitals.updates import UpdateVitals, applied_by
 
 #: Classes that cut off what is below zero, or nearly.
 _CUTTING = re.compile(r"^(ReLU6?|(New|Fast|Quick)?GELU(Activation)?|GELUTanh|SiLU(Activation)?|Swish)$")
@@ -62,7 +62,7 @@ class VitalSigns:
         self._meter: Meter = watcher.meter
         self._every = every
         self._facts = SetupFacts(modules, watcher.gradients.parameters, list(optimizers), list(schedulers), every)
-        self._written: Setup | None = None
+        self._written: TrainingSetup | None = None
         self._switched = [
             (module, modules.named[name.rpartition(".")[0]] if name else module)
             for name, module in modules.named.items()
@@ -88,14 +88,14 @@ class VitalSigns:
         self._next()
 
     def _next(self) -> None:
-        self._updates = Updates()
+        self._updates = UpdateVitals()
         self._given: list[GivenTensor] = []
         self._losses: list[Extrema] = []
         self._entropy: CrossEntropy | None = None
         self._kept: tuple[int, list[Extrema]] = (0, [])
         self._evaluated: int | None = None
         self._trained_without = 0
-        self._loaded: Loaded | None = None
+        self._loaded: LoadedBatch | None = None
         self._frozen: dict[str, None] = {}
         self._drawn: dict[str, None] = {}
         self._drawn_between: dict[str, None] = {}
@@ -114,21 +114,21 @@ class VitalSigns:
     def install(self) -> None:
         """Begin to look."""
         if self._every and self._handle is None:
-            observe(self._observer)
+            observe_backward(self._observer)
             self._loaders.install()
             self._handle = register_optimizer_step_post_hook(self._updated)
             for owner, name, act in self._entrances():
-                entrances.observe(owner, name, act)
+                entrances.observe_function(owner, name, act)
 
     def remove(self) -> None:
         """Look no more."""
-        observe_no_more(self._observer)
+        observe_backward_no_more(self._observer)
         self._loaders.remove()
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
             for owner, name, act in self._entrances():
-                entrances.observe_no_more(owner, name, act)
+                entrances.observe_function_no_more(owner, name, act)
 
     def _entrances(self) -> list[tuple[Any, str, entrances.Before]]:
         """Functions of which must be known what they are given: a label out of range ends the step before there is a graph."""
@@ -298,17 +298,17 @@ class VitalSigns:
                     self._buffers[name] = extrema
             self._idle = {name: self._meter.later(1 - alive.float().mean()) for name, alive in self._alive.items()}
 
-    def events(self, scale: float | None, died: bool = False) -> list[Setup | Vitals]:
+    def events(self, scale: float | None, died: bool = False) -> list[TrainingSetup | Vitals]:
         """What is to be written of the step, its numbers read.
 
         ``scale``: the loss scale when it began; ``died``: whether an error of the loop's ends it.
         """
-        found: list[Setup | Vitals] = []
+        found: list[TrainingSetup | Vitals] = []
         self._guarded(self._collect, scale, found, died)
         self._next()
         return found
 
-    def _collect(self, scale: float | None, found: list[Setup | Vitals], died: bool) -> None:
+    def _collect(self, scale: float | None, found: list[TrainingSetup | Vitals], died: bool) -> None:
         setup = self._facts.setup(self._watcher.step, self.cycle) if self._closely or self._written is None else self._written
         if self._written is None or self._facts.differ(setup, self._written):
             found.append(setup)

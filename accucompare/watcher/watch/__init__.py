@@ -1,7 +1,7 @@
 """A watch from beginning to end, and what each step comes to."""
 
+from accucompare.watcher.watch.case_watch import watch_case
 from accucompare.watcher.watch.steps import Watch
-from accucompare.watcher.watch.watch import watch, watching
-from accucompare.watcher.watch.watch_case import watch_case
+from accucompare.watcher.watch.watch_context import watch, watching
 
 __all__ = ["Watch", "watch", "watch_case", "watching"]

@@ -16,11 +16,11 @@ import torch
 from accucompare.bundle.format import Component
 from accucompare.bundle.writing import BundleWriter, forget_previous, prepare_directory
 from accucompare.live.around import describe_environment, describe_model
-from accucompare.live.modules import Modules, numbers_of
+from accucompare.live.modules import Modules, plain_numbers
 from accucompare.live.operators import RandomState
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.session import Start
-from accucompare.recorder.state import Arguments, StateSaver, Training
+from accucompare.recorder.state import CallArguments, StateSaver, Training
 from accucompare.selection import Selection
 from accucompare.watcher.again import copies_of
 
@@ -47,7 +47,7 @@ class _Begun:
     numbers: list[tuple[dict[str, Any], dict[str, Any]]]
     groups: list[tuple[dict[str, Any], dict[str, Any]]]
     states: list[tuple[Any, Any]]
-    batch: list[Arguments] = field(default_factory=list)
+    batch: list[CallArguments] = field(default_factory=list)
 
 
 class Pausing:
@@ -64,7 +64,7 @@ class Pausing:
     def __init__(self, modules: Modules, training: Training, device: torch.device, out: Path, times: int, case: str | None) -> None:
         """``times``: so many bad losses running are a reason to pause."""
         self.state: Path | None = None
-        self.inputs: list[Arguments] | None = None
+        self.inputs: list[CallArguments] | None = None
         self._modules = modules
         self._training = training
         self._device = device
@@ -83,7 +83,7 @@ class Pausing:
                 RandomState.now(self._device),
                 [(tensor, tensor.detach().clone()) for kind, tensor in tensors if kind == "buffers"],
                 [(each, None if each.grad is None else each.grad.detach().clone()) for kind, each in tensors if kind == "parameters"],
-                [(vars(module), numbers_of(module)) for module in self._modules.named.values()],
+                [(vars(module), plain_numbers(module)) for module in self._modules.named.values()],
                 *self._around(),
             )
 

@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from accucompare.errors import AccucompareError, NonFiniteError, NonFiniteWarning
-from accucompare.findings.log import Direction, Finding, Frames, Log, Site, Start, frames_of
+from accucompare.findings.log import Direction, Finding, Frames, Log, Site, WatchStart, frames_of
 from accucompare.findings.words import answer
 from accucompare.live.around import any_has
 from accucompare.reproduce import Snapshot, save_reproducer
@@ -28,7 +28,7 @@ class Reporter:
     """
 
     def __init__(
-        self, path: Path, start: Start, options: WatchOptions, log: Log, watcher: Watcher, reader: Reader, explainer: Explainer
+        self, path: Path, start: WatchStart, options: WatchOptions, log: Log, watcher: Watcher, reader: Reader, explainer: Explainer
     ) -> None:
         self.findings: list[Finding] = []
         self._path = path

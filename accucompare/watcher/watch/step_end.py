@@ -14,16 +14,16 @@ from accucompare.findings.log import (
     Cause,
     Direction,
     Finding,
-    Limits,
     ModuleCall,
-    Observation,
     Site,
+    StepObservation,
     TensorRange,
+    WatchLimits,
     What,
     kinds_of,
     number,
 )
-from accucompare.findings.origins import infinite_outputs, judge
+from accucompare.findings.origins import find_origins, infinite_outputs
 from accucompare.live.autograd import Parameter, gradient_state
 from accucompare.watcher.looking import Extrema, Meter, Watcher, has_memory, look_now, norm_now
 
@@ -37,7 +37,7 @@ class Reader:
         masked: an origin in the backward that spoilt no parameter's gradient, as an Inf behind a ReLU, and so is no finding.
     """
 
-    def __init__(self, watcher: Watcher, limits: Limits, ranks: int) -> None:
+    def __init__(self, watcher: Watcher, limits: WatchLimits, ranks: int) -> None:
         self.findings: list[Finding] = []
         self.scaled = False
         self.masked: Finding | None = None
@@ -72,7 +72,7 @@ class Reader:
         if self._ranks == 1:  # of several, each has seen its own gradients before they were summed
             observations += self._gradients_not_finite(len(observations))
         self.findings = []
-        for finding in self._harmful(judge(observations, watcher.step, self._limits)):
+        for finding in self._harmful(find_origins(observations, watcher.step, self._limits)):
             identity = (
                 finding.order,
                 finding.origin,
@@ -185,7 +185,7 @@ class Reader:
             as_it_was = gradient_state(parameter.tensor) == gradients.states.get(parameter.name) and not self.scaled
             norm.low = norm.high = largest * norm_now(grad / largest) if grad is not None and as_it_was else largest
 
-    def _gradients_not_finite(self, order: int) -> Iterator[Observation]:
+    def _gradients_not_finite(self, order: int) -> Iterator[StepObservation]:
         """Parameters whose gradients are not finite, in the order of the backward."""
         gradients = self._watcher.gradients
         by_name = {parameter.name: parameter for parameter in gradients.parameters}
@@ -193,6 +193,6 @@ class Reader:
             extrema = gradients.extrema.get(name)
             if extrema is not None and not extrema.finite:
                 parameter = by_name[name]
-                yield Observation(
+                yield StepObservation(
                     What.PARAMETER, gradients.place_of(parameter), [extrema.range_of("grad", name)], parameter=parameter.own, order=order
                 )

@@ -21,19 +21,19 @@ from accucompare.findings.log import (
     End,
     Ending,
     Finding,
-    Limits,
     Log,
     ModuleCall,
     Number,
     ScaleChange,
-    Start,
     Step,
+    WatchLimits,
+    WatchStart,
     What,
     log_path,
     number,
 )
 from accucompare.live.modules import Modules, points
-from accucompare.recorder.state import Arguments
+from accucompare.recorder.state import CallArguments
 from accucompare.selection import Level
 from accucompare.text import uncoloured
 from accucompare.watcher.again import Contexts, Explainer
@@ -69,7 +69,7 @@ class Watch:
     """
 
     def __init__(
-        self, modules: Modules, device: torch.device, out: Path, start: Start, options: WatchOptions, pausing: Pausing | None = None
+        self, modules: Modules, device: torch.device, out: Path, start: WatchStart, options: WatchOptions, pausing: Pausing | None = None
     ) -> None:
         """``pausing``: saves the state of a run whose loss is not finite, if that was asked."""
         self.path = out
@@ -81,7 +81,7 @@ class Watch:
         self._device = device
         self._backend = devices.backend(device.type)
         fills: set[tuple[str, str]] = set()
-        limits = Limits(options.allows, start.saturates, options.near, lambda name, kind: (name, kind) in fills)
+        limits = WatchLimits(options.allows, start.saturates, options.near, lambda name, kind: (name, kind) in fills)
         flag = self._device_flag if options.flag_per_module and start.saturates else None
         self._watcher = Watcher(modules, Meter(), self, flag, distributed=start.ranks > 1)
         self._watcher.gradients.lines.always = options.level == Level.OP
@@ -167,7 +167,7 @@ class Watch:
         self._watcher.step = step
         self._set_scope()
 
-    def is_given(self, inputs: list[Arguments]) -> None:
+    def is_given(self, inputs: list[CallArguments]) -> None:
         """These are the inputs of the run, one entry a step: a state of it that is saved has them all."""
         if self._pausing is not None:
             self._pausing.inputs = inputs

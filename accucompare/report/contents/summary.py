@@ -14,21 +14,25 @@ from accucompare.compare.limits import float_dtype
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
 from accucompare.compare.rows import BY_SKETCH, BY_STATISTICS, MEANING, Reason, Row, Status
-from accucompare.report.excel.excel_environment import DIFFERS, entries, entry_columns, entry_fill, important
 from accucompare.report.table import (
     COLUMNS,
     COUNT,
+    DIFFERS,
     EXCESS,
     SCIENTIFIC,
     Column,
-    Item,
     Line,
     Look,
     Overview,
     Page,
+    SheetItem,
     Table,
     Value,
     chosen,
+    entries,
+    entry_columns,
+    entry_fill,
+    important,
     layer,
     looks,
     table_lines,
@@ -123,17 +127,17 @@ def _short(place: str, most: int = 120) -> str:
 
 def _fact(name: str, value: str, look: Look = looks.BOLD, link: str = "", per_line: int = 0) -> Line:
     """A name, and beside it what is known of it; a text of more characters than fit in a line takes more lines."""
-    return Line([Item(name, looks.MUTED_TEXT), Item(value, look, link)], spread=1, height=_height(value, per_line))
+    return Line([SheetItem(name, looks.MUTED_TEXT), SheetItem(value, look, link)], spread=1, height=_height(value, per_line))
 
 
 def _wide(value: str, look: Look, link: str = "", height: float = 0) -> Line:
     """A text over all columns."""
-    return Line([Item(value, look, link)], spread=0, height=height)
+    return Line([SheetItem(value, look, link)], spread=0, height=height)
 
 
 def _section(title: str) -> Iterator[Line]:
     yield Line([])
-    yield Line([Item(title, looks.SECTION)], height=24)
+    yield Line([SheetItem(title, looks.SECTION)], height=24)
 
 
 def _expectation(comparison: Result) -> Iterator[Line]:
@@ -167,7 +171,7 @@ def _training(comparison: Result) -> Iterator[Line]:
         yield _fact("standard", training_words.acceptance_sentence(comparison.acceptance))
         for met in comparison.acceptance.rules:
             words = f"{training_words.outcome(met)}: {met.rule.measure.value} is {training_words.measured(met)} apart (limit {met.rule})"
-            yield _fact("", words, looks.PLAIN if met.passed else _ALARM._replace(line=""))
+            yield _fact("", words, looks.PLAIN_LOOK if met.passed else _ALARM._replace(line=""))
 
 
 def _culprits(comparison: Result, links: Sequence[str]) -> Iterator[Line]:
@@ -179,19 +183,19 @@ def _culprits(comparison: Result, links: Sequence[str]) -> Iterator[Line]:
 
     def below(culprit: Culprit) -> Iterator[Line]:
         for title, words, look in (
-            ("its module", culprits.configuration(culprit), plain),
+            ("its module", culprits.configuration_words(culprit), plain),
             ("its error", "; ".join(culprit.words), plain),
             ("hint", "; ".join(culprit.hints), plain._replace(color=looks.MUTED)),
         ):
             if words:
-                yield Line([Item(title, name), Item(words, look)], spread=1, height=_height(words, 140))
+                yield Line([SheetItem(title, name), SheetItem(words, look)], spread=1, height=_height(words, 140))
 
     shown = comparison.culprits[:_MOST_CULPRITS]
     columns = [
-        Column("place", partial(culprits.place, comparison), link=lambda culprit: link_of[id(culprit)], wrap=True),
+        Column("place", partial(culprits.place_words, comparison), link=lambda culprit: link_of[id(culprit)], wrap=True),
         Column("site, reason", culprits.kind, wrap=True),
         Column("what shows it", lambda culprit: _kind(culprit.row), wrap=True),
-        Column("excess", culprits.excess, EXCESS),
+        Column("excess", culprits.excess_words, EXCESS),
         Column("x limit", culprits.over_limit, EXCESS),
         Column("relative L2", culprits.error, SCIENTIFIC),
     ]
@@ -200,7 +204,7 @@ def _culprits(comparison: Result, links: Sequence[str]) -> Iterator[Line]:
     yield _wide(note, looks.MUTED_TEXT._replace(wrap=True), height=_height(note, 170))
     yield from table_lines(
         columns, shown, fill=lambda culprit: _SHADE, below=below, numbered=True,
-        height=lambda culprit: _height(max((culprits.place(comparison, culprit), culprits.kind(culprit)), key=len), 44),
+        height=lambda culprit: _height(max((culprits.place_words(comparison, culprit), culprits.kind(culprit)), key=len), 44),
     )  # fmt: skip
     yield from _rest(len(comparison.culprits), _MOST_CULPRITS)
 
@@ -241,13 +245,15 @@ def _preflight(comparison: Result) -> Iterator[Line]:
         yield _wide("Nothing found that sets the two captures apart.", looks.MUTED_TEXT)
     for finding in comparison.preflight[:_MOST_LISTED]:
         look = _ALARM if finding.serious else looks.CELL_TOP
-        yield Line([Item(finding.topic, look), Item(finding.message, looks.CELL_WRAPPED)], spread=1, height=_height(finding.message, 120))
+        yield Line(
+            [SheetItem(finding.topic, look), SheetItem(finding.message, looks.CELL_WRAPPED)], spread=1, height=_height(finding.message, 120)
+        )
     yield from _rest(len(comparison.preflight))
 
 
 def _rest(count: int, shown: int = _MOST_LISTED) -> Iterator[Line]:
     if count > shown:
-        yield Line([Item(f"… and {count - shown:,} more", looks.MUTED_TEXT)])
+        yield Line([SheetItem(f"… and {count - shown:,} more", looks.MUTED_TEXT)])
 
 
 def _height(message: str, characters: int) -> float:
@@ -258,11 +264,15 @@ def _height(message: str, characters: int) -> float:
 def _counts(comparison: Result) -> Iterator[Line]:
     def line(name: str, count: int, note: str, look: Look, plain: Look = looks.CELL) -> Line:
         number = plain._replace(align="right", format=COUNT)
-        return Line([Item(name, look), Item(count, number), Item(note, plain._replace(indent=1))], spread=2)
+        return Line([SheetItem(name, look), SheetItem(count, number), SheetItem(note, plain._replace(indent=1))], spread=2)
 
     counts = comparison.counts()
     yield from _section("Rows by reason")
-    titles = [Item("reason", looks.HEADER), Item("rows", looks.HEADER_RIGHT), Item("meaning", looks.HEADER._replace(indent=1))]
+    titles = [
+        SheetItem("reason", looks.HEADER),
+        SheetItem("rows", looks.HEADER_RIGHT),
+        SheetItem("meaning", looks.HEADER._replace(indent=1)),
+    ]
     yield Line(titles, spread=2)
     for reason in Reason:
         if counts[reason]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from accucompare.compare.result import Result
 from accucompare.numbers import Array
-from accucompare.report.excel.excel_layers import sized
+from accucompare.report.contents.layer_tables import sized
 from accucompare.report.table import (
     COUNT,
     EXCESS,
@@ -25,10 +25,10 @@ from accucompare.report.table import (
     Column,
     Groups,
     HeatMap,
-    Item,
     Line,
     Overview,
     Scale,
+    SheetItem,
     Table,
     Value,
     heat_maps,
@@ -103,7 +103,7 @@ def _groups(comparison: Result, layers: Table, found: Overview, name: str, group
 
 
 def _heading(title: str, note: str) -> list[Line]:
-    return [Line([Item(title, SECTION)], height=26), Line([Item(note, MUTED_TEXT)])]
+    return [Line([SheetItem(title, SECTION)], height=26), Line([SheetItem(note, MUTED_TEXT)])]
 
 
 def _heat(heat: HeatMap) -> Table:

@@ -14,14 +14,14 @@ from accucompare.report.table import (
     SCIENTIFIC,
     SECTION,
     Chart,
+    ChartSeries,
     Column,
-    Item,
     LayerStep,
     Line,
-    Measure,
     Scale,
-    Series,
+    SheetItem,
     Table,
+    WatchMeasure,
     layer_steps,
     main_run,
     thinned,
@@ -42,7 +42,7 @@ def norm_sheets(ranks: Ranks) -> list[Table]:
     return [sheet for measure in MEASURES if (sheet := _sheet(run, measure, measure.title + of_rank)) is not None]
 
 
-def _sheet(run: Analysis, measure: Measure, title: str) -> Table | None:
+def _sheet(run: Analysis, measure: WatchMeasure, title: str) -> Table | None:
     names, looks = layer_steps(run, measure)
     if not looks:
         return None
@@ -53,14 +53,14 @@ def _sheet(run: Analysis, measure: Measure, title: str) -> Table | None:
     note = "Parameters side by side, steps below each other; darker is larger. Empty: not looked at."
     note += f" {len(names) - _MOST:,} more parameters are left out." if len(names) > _MOST else ""
     drawn = _ends(rows, shown)
-    series = [Series(printable(name), color) for name, color in zip(drawn, CURVES, strict=False)]
+    series = [ChartSeries(printable(name), color) for name, color in zip(drawn, CURVES, strict=False)]
     titles = (f"{title}: the largest and the smallest at the end", "step", "")
     chart = Chart("B4", series, "step", titles, size=(24, 8), labels=20, spanned=True)
     return Table(
         measure.sheet,
         columns,
         rows,
-        heading=[Line([Item(title, SECTION)], height=26), Line([Item(note, MUTED_TEXT)])],
+        heading=[Line([SheetItem(title, SECTION)], height=26), Line([SheetItem(note, MUTED_TEXT)])],
         space=_CHART_LINES,
         frozen=1,
         dense=True,

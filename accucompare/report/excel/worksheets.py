@@ -20,12 +20,12 @@ from openpyxl.xml import LXML
 
 from accucompare.errors import ReportError
 from accucompare.files import is_stdout, written_whole
-from accucompare.report.excel.excel_charts import draw
-from accucompare.report.excel.excel_rows import SheetRows, save_with_rows, text
-from accucompare.report.excel.excel_styles import heat_rules, hyperlink, row_rules, scale_rule, styled
-from accucompare.report.table import LINE, MUTED_TEXT, Column, Item, Line, Page, Scale, Table, header_look, row_looks
+from accucompare.report.excel.charts import draw
+from accucompare.report.excel.styles import heat_rules, hyperlink, row_rules, scale_rule, styled
+from accucompare.report.excel.xml_rows import SheetRows, save_with_rows, text
+from accucompare.report.table import LINE, MUTED_TEXT, Column, Line, Page, Scale, SheetItem, Table, header_look, row_looks
 
-MOST_LINKS = 65_530  # that Excel opens in a sheet
+_MOST_LINKS = 65_530  # that Excel opens in a sheet
 _WRITE_ERRORS: tuple[type[Exception], ...] = ()
 if LXML:  # openpyxl writes with lxml where that is installed, which then raises errors of its own
     from lxml.etree import LxmlError
@@ -146,7 +146,7 @@ def _append(sheet: Worksheet, lines: Sequence[Line], first: int, last: int) -> N
         if line.spread is not None:  # each merged cell has its own border and fill
             sheet.merged_cells.add(f"{get_column_letter(first + line.spread)}{number}:{get_column_letter(last - line.free)}{number}")
             after = line.spread + 1
-            items[after:after] = [Item(None, items[line.spread].look)] * (last - first + 1 - len(items))
+            items[after:after] = [SheetItem(None, items[line.spread].look)] * (last - first + 1 - len(items))
         margin = [line.margin and styled(sheet, *line.margin)] * (first - 1)
         sheet.append([*margin, *(styled(sheet, *item) for item in items)])
 
@@ -236,4 +236,4 @@ def _link(sheet: Any, table: Table, start: int, stop: int) -> None:
     for column, letter in zip(table.columns, table.letters.values(), strict=True):
         if column.link:
             links = enumerate(map(column.link, (table.rows[index] for index in range(start, stop))), table.header + 1)
-            sheet._hyperlinks += islice((hyperlink(f"{letter}{line}", link) for line, link in links if link), MOST_LINKS)
+            sheet._hyperlinks += islice((hyperlink(f"{letter}{line}", link) for line, link in links if link), _MOST_LINKS)

@@ -20,7 +20,7 @@ from accucompare import devices
 from accucompare.bundle.format import display_name
 from accucompare.bundle.reading import open_bundle
 from accucompare.errors import UsageError
-from accucompare.findings.log import Start
+from accucompare.findings.log import WatchStart
 from accucompare.live.around import coordinates, describe_environment, device_of
 from accucompare.live.modules import Modules, listens, name_modules
 from accucompare.live.numerics import eager_stance
@@ -158,7 +158,7 @@ def watching(
     backend = devices.backend(device.type)
     folder = local(out)
     pausing, first = _state_of(modules, folder, options, device, rank, ranks)
-    start = Start(
+    start = WatchStart(
         version=__version__,
         time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         rank=rank,

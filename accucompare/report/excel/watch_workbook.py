@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.findings.analysis import Ranks
-from accucompare.findings.checklist import examine
+from accucompare.findings.checklist import judge_log
 from accucompare.findings.log import Cause, Number, Step
-from accucompare.report.excel.excel_environment import entry_table
-from accucompare.report.excel.excel_health import health_sheet
-from accucompare.report.excel.excel_norms import norm_sheets
-from accucompare.report.excel.excel_sheets import write_workbook
-from accucompare.report.excel.watch_environment import rank_entries
+from accucompare.report.contents import norm_sheets
+from accucompare.report.excel.health_workbook import health_sheet
+from accucompare.report.excel.worksheets import write_workbook
 from accucompare.report.table import (
     AMBER,
     BOLD,
@@ -23,18 +21,20 @@ from accucompare.report.table import (
     MUTED_TEXT,
     NUMBER,
     PALE_RED,
-    PLAIN,
+    PLAIN_LOOK,
     RED,
     SECTION,
     Chart,
+    ChartSeries,
     Column,
-    Item,
     Line,
     Look,
-    Series,
+    SheetItem,
     Table,
     column_letter,
+    entry_table,
     looks,
+    rank_entries,
     thinned,
 )
 from accucompare.report.table import watch_columns as log
@@ -51,7 +51,7 @@ def write_watch(ranks: Ranks, path: Path) -> Path:
     Raises:
         ReportError: if it cannot be written.
     """
-    health = [health_sheet(ranks, examine(ranks))] if any(run.vitals for run in ranks.ranks) else []
+    health = [health_sheet(ranks, judge_log(ranks))] if any(run.vitals for run in ranks.ranks) else []
     sheets = [_findings(ranks), _frames(ranks), *_steps(ranks), *norm_sheets(ranks), _warnings(ranks), *health, _environment(ranks)]
     return write_workbook(path, f"what a watch found: {ranks.path.name}", sheets)
 
@@ -61,7 +61,7 @@ def _table(
 ) -> Table:
     """A table, with what tells ranks apart if there are several."""
     shown = [column for column in columns if ranks.several or column.title not in ("rank", "coordinates")]
-    return Table(title, shown, rows, heading=[Line([Item(*line)]) for line in heading], pages_wide=2, **more)
+    return Table(title, shown, rows, heading=[Line([SheetItem(*line)]) for line in heading], pages_wide=2, **more)
 
 
 def _findings(ranks: Ranks) -> Table:
@@ -71,7 +71,7 @@ def _findings(ranks: Ranks) -> Table:
         return AMBER if row.finding.cause is Cause.NEAR else PALE_RED
 
     heading = [(verdict_line(ranks, alone=False).plain, SECTION)]
-    heading += [(line, PLAIN if place else BOLD) for place, line in enumerate(log.main_answer(ranks).splitlines())]
+    heading += [(line, PLAIN_LOOK if place else BOLD) for place, line in enumerate(log.main_answer(ranks).splitlines())]
     heading += [(note, MUTED_TEXT) for note in ranks.notes[:3]]
     rows = [log.FindingRow(run, finding) for run, finding in ranks.findings]
     tab, frozen = RED if rows or ranks.trouble else GREEN, 3 + ranks.several
@@ -136,10 +136,10 @@ def _positive(number: Number | None) -> float | None:
 
 def _charts(data: Table, of_rank: str, letter: str) -> list[Chart]:
     """What there is to draw, one chart below the other from this column on."""
-    norm, scale = Series("grad_norm", looks.CURVE, marked=_MARKED), Series("loss scale", looks.SCALE_CURVE, marked=_MARKED)
+    norm, scale = ChartSeries("grad_norm", looks.CURVE, marked=_MARKED), ChartSeries("loss scale", looks.SCALE_CURVE, marked=_MARKED)
     drawn = []
     if any(step.grad_norm for step in data.rows):
-        drawn.append(("grad_norm", [norm, Series(_NOT_FINITE, looks.OVER, width=0)]))
+        drawn.append(("grad_norm", [norm, ChartSeries(_NOT_FINITE, looks.OVER, width=0)]))
     if any(_positive(step.scale) for step in data.rows):
         drawn.append(("loss scale", [scale]))
     return [

@@ -15,17 +15,17 @@ from accucompare.report.table import (
     GREEN,
     MUTED_TEXT,
     PALE_RED,
-    PLAIN,
+    PLAIN_LOOK,
     RED,
     SCIENTIFIC,
     SECTION,
     TEXT,
     Chart,
+    ChartSeries,
     Column,
-    Item,
     Line,
     Look,
-    Series,
+    SheetItem,
     Table,
     Value,
     column_letter,
@@ -52,7 +52,7 @@ def training(comparison: Result) -> list[Table]:
     found = comparison.training
     if found is None:
         return []
-    heading = [Line([Item(*item)]) for item in _heading(comparison, found)]
+    heading = [Line([SheetItem(*item)]) for item in _heading(comparison, found)]
     if comparison.acceptance is not None:
         columns = [
             Column("rule", lambda met: met.rule.measure.value),
@@ -91,7 +91,7 @@ def _heading(comparison: Result, found: TrainingResult) -> Iterator[tuple[str, L
     if comparison.acceptance is not None:
         yield f"The candidate {words.acceptance_sentence(comparison.acceptance)} ({comparison.acceptance.preset.source})", BOLD
     for line in words.settings(found):
-        yield line, PLAIN
+        yield line, PLAIN_LOOK
     for line in words.details(comparison, found):
         yield line, MUTED_TEXT
 
@@ -222,13 +222,16 @@ def _charts(found: TrainingResult, data: Table, letter: str) -> list[Chart]:
     """What there is to draw, one chart below the other from this column on."""
     of_rank = f", rank {data.rows[0].rank}" if found.several_ranks and data.rows else ""
 
-    def both(what: str) -> list[Series]:
-        return [Series(f"golden {what}", _GOLDEN, 2.25, marked=_MARKED), Series(f"candidate {what}", _CANDIDATE, 1.25, marked=_MARKED)]
+    def both(what: str) -> list[ChartSeries]:
+        return [
+            ChartSeries(f"golden {what}", _GOLDEN, 2.25, marked=_MARKED),
+            ChartSeries(f"candidate {what}", _CANDIDATE, 1.25, marked=_MARKED),
+        ]
 
-    marks = [Series(f"{_PARTS}, {what}", _PARTING, width=0) for what in ("loss", "difference", "gradient norm")]
+    marks = [ChartSeries(f"{_PARTS}, {what}", _PARTING, width=0) for what in ("loss", "difference", "gradient norm")]
     if found.parting is None:
         marks = []
-    difference = [Series("limit", _LIMIT, dashed=True), Series("relative difference", _GOLDEN, marked=_MARKED)]
+    difference = [ChartSeries("limit", _LIMIT, dashed=True), ChartSeries("relative difference", _GOLDEN, marked=_MARKED)]
     drawn = [
         ("loss", [*both("loss"), *marks[:1]], "", False),
         ("relative difference of the loss (logarithmic)", [*difference, *marks[1:2]], "", True),
@@ -237,7 +240,7 @@ def _charts(found: TrainingResult, data: Table, letter: str) -> list[Chart]:
     ]
     titles = {column.title: column for column in data.columns}
 
-    def holds(series: list[Series]) -> bool:
+    def holds(series: list[ChartSeries]) -> bool:
         return any(get(pair) is not None for each in series if (get := titles[each.column].get) is not None for pair in data.rows)
 
     shown = [each for each in drawn if holds([each[1][-1] if each[1][-1] not in marks else each[1][-2]])]

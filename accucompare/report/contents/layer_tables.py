@@ -14,17 +14,17 @@ from accucompare.report.table import (
     DARK_RED,
     GREY,
     GREY_AMBER,
+    GREYED,
     MUTED_TEXT,
     PALE_RED,
     SLATE,
-    UNMATCHED,
     WHITE,
     Chosen,
     Column,
-    Item,
     Line,
     Look,
     Overview,
+    SheetItem,
     Table,
     chosen,
     layer,
@@ -41,7 +41,7 @@ _UNMATCHED_TITLES = (
 #: How rows are coloured; the first rule that holds wins.
 _COLORING = (
     (f'{{reason}}="{Reason.NON_FINITE.value}"', Look(bold=True, color=WHITE, fill=DARK)),
-    ("OR({})".format(",".join(f'{{reason}}="{reason.value}"' for reason in UNMATCHED)), Look(color=SLATE, fill=GREY)),
+    ("OR({})".format(",".join(f'{{reason}}="{reason.value}"' for reason in GREYED)), Look(color=SLATE, fill=GREY)),
     (f'{{status}}="{Status.FAIL.value}"', Look(color=DARK_RED, fill=PALE_RED)),
     (f'{{reason}}="{Reason.NOT_DETERMINISTIC.value}"', Look(color=BROWN, fill=GREY_AMBER)),
     (
@@ -57,7 +57,7 @@ def all_layers(comparison: Result, found: Overview) -> Table:
     numbers, heading = None, []
     if found.places is not None:
         rows, numbers = Chosen(comparison.rows, found.places), (found.places + 1).tolist()
-        heading = [Line([Item(what_is_held(found, "This sheet", "other sheets lead to"), MUTED_TEXT)])]
+        heading = [Line([SheetItem(what_is_held(found, "This sheet", "other sheets lead to"), MUTED_TEXT)])]
     return Table(
         "Layers", sized(COLUMNS, found.layers.names), rows, nothing="Nothing: the bundles hold no record.", numbers=numbers,
         heading=heading, frozen=4, dense=True, coloring=_COLORING, depth=lambda row: min(row.module.count("."), _MOST_LEVELS), large=True,
@@ -71,7 +71,7 @@ def unmatched(comparison: Result, found: Overview) -> Table:
     more = found.one_sided_count - len(rows)
     return Table(
         "Unmatched", sized(columns, {layer(row) for row in rows}), rows, numbers=(found.one_sided + 1).tolist(),
-        heading=[Line([Item(f"… and {more:,} more below these, which this sheet leaves out.", MUTED_TEXT)])] if more else [],
+        heading=[Line([SheetItem(f"… and {more:,} more below these, which this sheet leaves out.", MUTED_TEXT)])] if more else [],
         nothing="Nothing: every record of either bundle has a partner.", frozen=5, dense=True,
     )  # fmt: skip
 

@@ -16,11 +16,11 @@ from accucompare.report.table import (
     SECTION,
     TEXT,
     Chart,
+    ChartSeries,
     Column,
-    Item,
     Line,
     Overview,
-    Series,
+    SheetItem,
     Table,
     layer,
     limit_on_error,
@@ -31,11 +31,11 @@ from accucompare.text import cut
 _LABEL = 26  # characters of a layer's name under the axis
 _CHART_LINES = 30
 
-_BASELINE = Series("baseline", looks.BASELINE_CURVE, width=3.5)  # below the others, and seen where they cover it
+_BASELINE = ChartSeries("baseline", looks.BASELINE_CURVE, width=3.5)  # below the others, and seen where they cover it
 _SERIES = (
-    Series("relative L2", looks.CURVE),
-    Series("tolerance", looks.LIMIT_CURVE, width=1.25, dashed=True),
-    Series("over tolerance", looks.OVER, width=0),
+    ChartSeries("relative L2", looks.CURVE),
+    ChartSeries("tolerance", looks.LIMIT_CURVE, width=1.25, dashed=True),
+    ChartSeries("over tolerance", looks.OVER, width=0),
 )
 
 
@@ -76,8 +76,8 @@ def divergence(comparison: Result, layers: Table, found: Overview) -> Table:
     titles = ("", "outputs in execution order", "relative L2 error (logarithmic)")
     chart = Chart("A4", series, "under the axis", titles, size=(27.5, 15), labels=40, bounds=(low, high), spanned=True)
     heading = [
-        Line([Item("Relative L2 error of every output, in execution order", SECTION)], height=26),
-        Line([Item(_caption(len(found.points.places), shown, low, high), CAPTION)], spread=0, height=44),
+        Line([SheetItem("Relative L2 error of every output, in execution order", SECTION)], height=26),
+        Line([SheetItem(_caption(len(found.points.places), shown, low, high), CAPTION)], spread=0, height=44),
     ]
     return Table("Divergence", columns, shown, heading=heading, space=1 + _CHART_LINES, charts=[chart] if shown else [])
 

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 from accucompare.bundle.format import Manifest
 from accucompare.compare.result import Result
-from accucompare.report.table import AMBER, MUTED_TEXT, SECTION, TEXT, Column, Item, Line, Table
+from accucompare.report.table.columns import TEXT, Column
+from accucompare.report.table.looks import AMBER, MUTED_TEXT, SECTION
+from accucompare.report.table.sheets import Line, SheetItem, Table
 
 ABSENT = "—"
 _LONGEST = 20  # entries of a list or of a table that are shown; of longer ones the number is
@@ -31,7 +33,7 @@ _IMPORTANT = {
 DIFFERS = Column("", lambda entry: "differs" if entry.differs else "", TEXT, 12, wrap=True)
 
 
-class Entry(NamedTuple):
+class EnvironmentEntry(NamedTuple):
     """One line.
 
     Attributes:
@@ -54,7 +56,7 @@ class _Value(NamedTuple):
     compared: Any
 
 
-def environment(comparison: Result) -> Table:
+def environment_sheets(comparison: Result) -> Table:
     """The manifests side by side."""
     sides = [comparison.golden, comparison.candidate, *([comparison.baseline] if comparison.baseline else [])]
     titles = ("golden", "candidate", "baseline")[: len(sides)]
@@ -62,18 +64,18 @@ def environment(comparison: Result) -> Table:
     note = f"{len(listed)} entries, {sum(entry.differs for entry in listed)} differ. When and by which command is never marked."
     if comparison.baseline:
         note += " What the baseline says is marked where neither golden nor the candidate says it."
-    paths = Entry("path", [str(side.path) for side in sides], [False] * len(sides))
+    paths = EnvironmentEntry("path", [str(side.path) for side in sides], [False] * len(sides))
     return entry_table("How each bundle was captured", note, titles, [paths, *listed], DIFFERS)
 
 
-def entry_table(heading: str, note: str, titles: Sequence[str], listed: Sequence[Entry], *more: Column) -> Table:
+def entry_table(heading: str, note: str, titles: Sequence[str], listed: Sequence[EnvironmentEntry], *more: Column) -> Table:
     """A sheet *Environment* with a column for each of these titles, and more columns to the right."""
 
-    def height(entry: Entry) -> float:
+    def height(entry: EnvironmentEntry) -> float:
         longest = max(map(len, entry.values))
         return 14 * min(1 + longest // _A_LINE, 20) if longest > _WRAPS_AT else 0
 
-    lines = [Line([Item(heading, SECTION)], height=26), Line([Item(note, MUTED_TEXT)])]
+    lines = [Line([SheetItem(heading, SECTION)], height=26), Line([SheetItem(note, MUTED_TEXT)])]
     columns = [*entry_columns(titles), *more]
     return Table("Environment", columns, listed, heading=lines, frozen=1, fill=lambda entry: entry_fill(entry, len(more)), height=height)
 
@@ -81,19 +83,19 @@ def entry_table(heading: str, note: str, titles: Sequence[str], listed: Sequence
 def entry_columns(titles: Sequence[str]) -> list[Column]:
     """The columns of entries: their keys, and what stands under each of these titles."""
 
-    def value(number: int) -> Callable[[Entry], str]:
+    def value(number: int) -> Callable[[EnvironmentEntry], str]:
         return lambda entry: entry.values[number]
 
     keys = Column("entry", lambda entry: entry.key, TEXT, 38, wrap=True)
     return [keys, *(Column(title, value(number), TEXT, 52, wrap=True) for number, title in enumerate(titles))]
 
 
-def entry_fill(entry: Entry, more: int) -> tuple[str, ...]:
+def entry_fill(entry: EnvironmentEntry, more: int) -> tuple[str, ...]:
     """The colours of an entry's cells, and of more cells to the right."""
     return tuple(AMBER if marked else "" for marked in (False, *entry.marked, *[entry.differs] * more))
 
 
-def entries(golden: Manifest, candidate: Manifest, baseline: Manifest | None = None) -> list[Entry]:
+def entries(golden: Manifest, candidate: Manifest, baseline: Manifest | None = None) -> list[EnvironmentEntry]:
     """The manifests side by side, in the order of golden's; an entry that golden lacks stands beside those of its table."""
     tables = [dict(_of_manifest(manifest)) for manifest in (golden, candidate, baseline) if manifest is not None]
     place: dict[str, int] = {}
@@ -106,7 +108,7 @@ def entries(golden: Manifest, candidate: Manifest, baseline: Manifest | None = N
     return [_entry(key, [table.get(key, _Value(ABSENT, ABSENT)) for table in tables]) for key in keys]
 
 
-def important(listed: Sequence[Entry]) -> list[Entry]:
+def important(listed: Sequence[EnvironmentEntry]) -> list[EnvironmentEntry]:
     """The entries for the summary, called as it calls them."""
     shown = []
     for start, name in _IMPORTANT.items():
@@ -119,7 +121,7 @@ def _last(key: str) -> str:
     return key.rsplit(".", 1)[-1]
 
 
-def _entry(key: str, values: Sequence[_Value]) -> Entry:
+def _entry(key: str, values: Sequence[_Value]) -> EnvironmentEntry:
     golden, candidate, *baseline = values
     telling = _last(key) not in _EXPECTED
     differs = golden.compared != candidate.compared
@@ -127,7 +129,7 @@ def _entry(key: str, values: Sequence[_Value]) -> Entry:
         candidate = candidate._replace(shown=f"{candidate.shown} (contents differ)")
     apart = [telling and third.compared not in (golden.compared, candidate.compared) for third in baseline]
     marked = differs and telling
-    return Entry(key, [value.shown for value in (golden, candidate, *baseline)], [marked, marked, *apart], marked)
+    return EnvironmentEntry(key, [value.shown for value in (golden, candidate, *baseline)], [marked, marked, *apart], marked)
 
 
 def _of_manifest(manifest: Manifest) -> Iterator[tuple[str, _Value]]:

@@ -16,11 +16,11 @@ from openpyxl.styles.differential import DifferentialStyle
 from openpyxl.worksheet.hyperlink import Hyperlink
 from openpyxl.worksheet.worksheet import Worksheet
 
-from accucompare.report.excel.excel_rows import number_or_text
-from accucompare.report.table import DARK, DARK_RED, HEAT_SCALE, PLAIN, WHITE, Look, Scale, Value
+from accucompare.report.excel.xml_rows import number_or_text
+from accucompare.report.table import DARK, DARK_RED, HEAT_SCALE, PLAIN_LOOK, WHITE, Look, Scale, Value
 
 
-def styled(sheet: Worksheet, value: Value, look: Look = PLAIN, link: str = "") -> Cell:
+def styled(sheet: Worksheet, value: Value, look: Look = PLAIN_LOOK, link: str = "") -> Cell:
     """A cell. Text stays text, whatever it begins with. ``link`` is a place in the workbook."""
     cell = WriteOnlyCell(sheet, number_or_text(value))
     if isinstance(cell.value, str):

@@ -17,7 +17,7 @@ from accucompare.recorder.state import run_step
 from accucompare.selection import FloatType
 from accucompare.watcher.options import WatchOptions
 from accucompare.watcher.watch.steps import Watch
-from accucompare.watcher.watch.watch import watching
+from accucompare.watcher.watch.watch_context import watching
 
 
 @telling_exits()

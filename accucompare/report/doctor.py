@@ -12,7 +12,7 @@ from rich.text import Text
 
 from accucompare.devices import ENVIRONMENT
 from accucompare.doctor import DeviceReport, Examination
-from accucompare.report.terminal.console import open_console, reader_may_leave
+from accucompare.report.console import open_console, reader_may_leave
 
 Rows = list[tuple[str, str]]
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from accucompare.findings.analysis import Ranks
-from accucompare.findings.checklist import Health, Result, Status
-from accucompare.report.excel.excel_norms import norm_sheets
-from accucompare.report.excel.excel_sheets import write_workbook
-from accucompare.report.table import AMBER, GREEN, HEALTH, PALE_RED, RED, SECTION, Item, Line, Table, headline
+from accucompare.findings.checklist import Checklist, CheckStatus, Health
+from accucompare.report.contents import norm_sheets
+from accucompare.report.excel.worksheets import write_workbook
+from accucompare.report.table import AMBER, GREEN, HEALTH, PALE_RED, RED, SECTION, Line, SheetItem, Table, headline
 
-_TABS = {Status.FAIL: RED, Status.WARN: AMBER, Status.PASS: GREEN, Status.NOT_LOOKED_AT: ""}
-_FILLS = {Status.FAIL: PALE_RED, Status.WARN: AMBER}
+_TABS = {CheckStatus.FAIL: RED, CheckStatus.WARN: AMBER, CheckStatus.PASS: GREEN, CheckStatus.NOT_LOOKED_AT: ""}
+_FILLS = {CheckStatus.FAIL: PALE_RED, CheckStatus.WARN: AMBER}
 
 
 def health_sheet(ranks: Ranks, health: Health) -> Table:
     """Every check with its result, what was measured, its thresholds, and what to do."""
 
-    def fill(row: Result) -> str:
+    def fill(row: Checklist) -> str:
         return _FILLS.get(row.status, "")
 
     columns = [column for column in HEALTH if ranks.several or column.title != "rank"]
-    heading = [Line([Item(f"The checklist: {headline(health)}", SECTION)])]
+    heading = [Line([SheetItem(f"The checklist: {headline(health)}", SECTION)])]
     return Table("Health", columns, health.results, heading=heading, frozen=3, fill=fill, tab=_TABS[health.status], pages_wide=2)
 
 

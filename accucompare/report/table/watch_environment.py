@@ -6,14 +6,14 @@ import sys
 from collections.abc import Iterator
 
 from accucompare.findings.analysis import Analysis, Ranks
-from accucompare.report.excel.excel_environment import ABSENT, Entry, flat
-from accucompare.report.table import main_run
+from accucompare.report.table.environment import ABSENT, EnvironmentEntry, flat
+from accucompare.report.table.watch_columns import main_run
 
 MAX_RANKS = 8  # columns
 _OWN = ("log", "rank", "time", "device")  # what each rank has of its own
 
 
-def rank_entries(ranks: Ranks) -> tuple[list[Analysis], list[Entry]]:
+def rank_entries(ranks: Ranks) -> tuple[list[Analysis], list[EnvironmentEntry]]:
     """The ranks that are shown, the main one first, and what each recorded of how it ran; what differs is marked."""
     first = main_run(ranks)
     shown = [first, *(run for run in ranks.ranks if run is not first)][:MAX_RANKS]
@@ -22,8 +22,8 @@ def rank_entries(ranks: Ranks) -> tuple[list[Analysis], list[Entry]]:
     for key in dict.fromkeys(key for table in tables for key in table):
         values = [table.get(key, ABSENT) for table in tables]
         marked = [value != values[0] and key not in _OWN for value in values]
-        listed.append(Entry(key, values, marked, any(marked)))
-    listed += [Entry("note", [note] + [""] * (len(shown) - 1), [False] * len(shown)) for note in ranks.notes]
+        listed.append(EnvironmentEntry(key, values, marked, any(marked)))
+    listed += [EnvironmentEntry("note", [note] + [""] * (len(shown) - 1), [False] * len(shown)) for note in ranks.notes]
     return shown, listed
 
 

@@ -24,7 +24,7 @@ from accucompare.recorder.options import DEFAULTS, CaptureOptions
 from accucompare.recorder.session.failures import ModuleFailedError, WantedGradientsError, name_of, naming_the_model, telling_exits
 from accucompare.recorder.session.session import recording
 from accucompare.recorder.session.start import starting
-from accucompare.recorder.state import NOTHING, Arguments, Training, run_step, saved_inputs
+from accucompare.recorder.state import NOTHING, CallArguments, Training, run_step, saved_inputs
 from accucompare.selection import FloatType, RoleGroup, RoundedType, Steps
 
 
@@ -246,7 +246,7 @@ class Built:
     case: Case
     name: str
     model: nn.Module
-    inputs: list[Arguments]
+    inputs: list[CallArguments]
     training: Training
 
 
@@ -299,7 +299,7 @@ def _hold_again(optimizer: Any, before: dict[str, nn.Parameter], after: dict[str
             optimizer.state[new[parameter]] = optimizer.state.pop(parameter)
 
 
-def _inputs(inputs: Any, like: str | Place | None, name: str) -> list[Arguments]:
+def _inputs(inputs: Any, like: str | Place | None, name: str) -> list[CallArguments]:
     saved = None
     if like is not None:
         with open_bundle(like) as source:
@@ -312,13 +312,13 @@ def _inputs(inputs: Any, like: str | Place | None, name: str) -> list[Arguments]
     return steps
 
 
-def moved(arguments: Arguments, device: torch.device, casting: Casting) -> Arguments:
+def moved(arguments: CallArguments, device: torch.device, casting: Casting) -> CallArguments:
     """Fresh copies on the device, floating ones cast where they are; the model may write into what it is given."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         return casting(tensor).clone().to(device)
 
-    copies: Arguments = pytree.tree_map_only(torch.Tensor, move, arguments)
+    copies: CallArguments = pytree.tree_map_only(torch.Tensor, move, arguments)
     return copies
 
 

@@ -13,7 +13,7 @@ from openpyxl.drawing.line import LineProperties
 from openpyxl.drawing.text import CharacterProperties, Paragraph, ParagraphProperties, RichTextProperties
 from openpyxl.worksheet.worksheet import Worksheet
 
-from accucompare.report.table import TEXT, Chart, Series, Table, looks
+from accucompare.report.table import TEXT, Chart, ChartSeries, Table, looks
 
 _POINT = 12_700  # in EMU
 _SMALL_MARKS = 400  # of more points than these
@@ -42,7 +42,7 @@ def _cells(table: Table, title: str, header: bool = False) -> Reference:
     return Reference(range_string=f"'{table.title}'!${letter}${table.header + (not header)}:${letter}${table.header + len(table.rows)}")
 
 
-def _series(series: Series, values: Reference, count: int) -> Any:
+def _series(series: ChartSeries, values: Reference, count: int) -> Any:
     drawn: Any = Drawn(values, title_from_data=True)
     drawn.smooth = False
     line = LineProperties(solidFill=series.color, w=round(series.width * _POINT), prstDash="dash" if series.dashed else None)

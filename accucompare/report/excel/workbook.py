@@ -12,14 +12,9 @@ from pathlib import Path
 from accucompare.compare.result import Result
 from accucompare.errors import ReportError
 from accucompare.files import is_stream
-from accucompare.report.excel.excel_divergence import divergence
-from accucompare.report.excel.excel_environment import environment
-from accucompare.report.excel.excel_layers import all_layers, unmatched
-from accucompare.report.excel.excel_overview import summaries
-from accucompare.report.excel.excel_sheets import write_workbook
-from accucompare.report.excel.excel_summary import summary
-from accucompare.report.excel.excel_training import training
-from accucompare.report.table import Page, Table, overview
+from accucompare.report.contents import all_layers, divergence, summaries, summary, training, unmatched
+from accucompare.report.excel.worksheets import write_workbook
+from accucompare.report.table import Page, Table, environment_sheets, overview_of
 
 
 def write_excel(comparison: Result, path: Path) -> Path:
@@ -30,7 +25,7 @@ def write_excel(comparison: Result, path: Path) -> Path:
     """
     if path.suffix.lower() != ".xlsx" and not os.path.isdir(path) and not is_stream(path):  # of a directory, that is said first
         raise ReportError(f"{path}: an Excel report's name must end in .xlsx, such as {path.stem or 'report'}.xlsx")
-    found = overview(comparison)
+    found = overview_of(comparison)
     layers = all_layers(comparison, found)
     sheets: list[Page | Table] = [
         summary(comparison, layers, found),
@@ -39,6 +34,6 @@ def write_excel(comparison: Result, path: Path) -> Path:
         *summaries(comparison, layers, found),
         divergence(comparison, layers, found),
         unmatched(comparison, found),
-        environment(comparison),
+        environment_sheets(comparison),
     ]
     return write_workbook(path, f"{comparison.golden.path.name} and {comparison.candidate.path.name} compared", sheets)
