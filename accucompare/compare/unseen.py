@@ -34,7 +34,7 @@ from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.reasons import Call, call_of, caller_of
 from accucompare.compare.rows import Reason, Row, Status
 from accucompare.compare.tolerance import CEILING, DEFAULT_REL_L2
-from accucompare.compare.training import FREE_GRADIENTS, NOT_FED, parameter_of
+from accucompare.compare.training import FREE_GRADIENTS, parameter_of
 
 #: Layouts of tensors that are listed without data. A meta tensor is not among them: it has no values that could be wrong.
 _WITHOUT_DATA = (Layout.NESTED, Layout.SPARSE, Layout.QUANTIZED, Layout.BATCHED, Layout.UNREADABLE)
@@ -87,7 +87,7 @@ def _too_far(rows: Iterable[Row], dtype: str) -> list[Row]:
             continue
         part, size = (golden.rank, golden.step, golden.role), golden.statistics.l2 or 0.0
         sizes[part] += size**2
-        if row.verdict.detail == NOT_FED and math.isfinite(metrics.rel_l2):
+        if row.verdict.waived and math.isfinite(metrics.rel_l2):
             errors[part] += (metrics.rel_l2 * size) ** 2
             waived.setdefault(part, []).append(row)
     most = 2.0 * math.sqrt(FREE_GRADIENTS * DEFAULT_REL_L2[dtype]), CEILING[dtype][1]
