@@ -130,7 +130,7 @@ def test_nothing_that_golden_says_is_run_or_taken_for_an_option(cli: Run, folder
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["golden/evil.py"], "CASE golden/evil.py: lies in the bundle"),
+        (["golden/evil.py"], "CASE golden/evil.py: lies in golden golden"),
         (["net.py", "--golden-case", "golden/evil.py:case"], "lies in golden golden, and a bundle holds no code"),
     ],
 )
