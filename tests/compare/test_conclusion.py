@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -203,7 +204,7 @@ def test_the_exit_code_follows_from_the_answer(tmp_path: Path, case: str) -> Non
     assert (found.answer, found.exit_code) == (answer, code)
 
 
-def fed_pair(folder: Path, dtype: str, off: float, baseline: float | None = None, **given: float) -> Comparison:
+def fed_pair(folder: Path, dtype: str, off: float, baseline: float | None = None, **given: Any) -> Comparison:
     """A fed layer whose values are off by so much, and a baseline's that are, if there is one."""
     values, noise = RANDOM.standard_normal((2, 4096)) * 3
     golden = write(folder / "golden", [item("fc", values, "float32")])
