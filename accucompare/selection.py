@@ -160,7 +160,8 @@ class Steps:
             given = int(given) if re.fullmatch(r"\s*\d{1,18}\s*", given) else cls._listed(given)
         if isinstance(given, int):
             if given < 1:
-                raise ValueError(f"must be at least 1, but is {given}")
+                cure = "; 0-0 is step 0 alone" if given == 0 else ""
+                raise ValueError(f"must be at least 1, but is {given}{cure}")
             return cls(given)
         numbers = list(given)
         if not numbers or not all(isinstance(number, int) and number >= 0 for number in numbers):

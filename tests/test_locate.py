@@ -130,7 +130,7 @@ def test_nothing_that_golden_says_is_run_or_taken_for_an_option(cli: Run, folder
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["golden/evil.py"], "CASE golden/evil.py: lies in the bundle"),
+        (["golden/evil.py"], "CASE golden/evil.py: lies in golden golden"),
         (["net.py", "--golden-case", "golden/evil.py:case"], "lies in golden golden, and a bundle holds no code"),
     ],
 )
@@ -402,3 +402,14 @@ def test_a_golden_of_training_without_gradients_is_told_and_its_forward_judged(c
     found = located(cli, folder, case, "--golden", "golden", "--dtype", "bfloat16")
     assert "golden: was captured without gradients, so only the forward is judged" in found["stderr"]
     assert found["conclusion"].startswith("rounding; forward only")
+
+
+@pytest.mark.parametrize("option", ["--golden-case", "--golden-python"])
+def test_no_report_takes_the_place_of_what_golden_is_made_with(cli: Run, folder: Path, option: str) -> None:
+    kept = folder / "kept.xlsx"
+    kept.write_text("")
+    done = cli("locate", "net.py", "--device", "cpu", option, kept, "--report", kept, cwd=folder)
+    assert done.returncode == 2
+    assert option in done.stderr
+    assert "--report" in done.stderr
+    assert not kept.read_text()

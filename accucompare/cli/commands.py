@@ -276,7 +276,8 @@ def locate(
 
     reports = reports_to_write(reports, Path("reports") / f"{stem(options['out'])}.xlsx")
     made = [options["out"] / name for name in ("golden", "candidate", "baseline", "ops")]
-    outputs = Outputs(reports, json_path, parquet_path).checked(made, {"CASE": Path(case.partition(":")[0]) if case else None})
+    given = {"CASE": _file_of(case), "--golden-case": _file_of(options["golden_case"]), "--golden-python": options["golden_python"]}
+    outputs = Outputs(reports, json_path, parquet_path).checked(made, given)
     name = DeviceName.parse(device)
     if (command := command_after_dashes(_NOT_LOCATED)) is not None:
         asked = {**options, "model": model, "seed": seed, "steps": steps, "golden": golden, "map": map}
@@ -417,6 +418,11 @@ def _precisions(with_baseline: str | None, tensors: bool, options: dict[str, Any
     from accucompare.compare.limits import parse_precisions
 
     return parse_precisions(with_baseline)
+
+
+def _file_of(case: str | None) -> Path | None:
+    """The file that a case is in, if it is named by a file."""
+    return Path(case.partition(":")[0]) if case else None
 
 
 def _announcer(quiet: bool) -> Callable[[str], None]:

@@ -82,7 +82,7 @@ class Outputs(NamedTuple):
                 written.
             ReportError: if a directory is not writable, or pyarrow is missing and needed.
         """
-        refuse_places({**inputs, "--report": self.reports, "--json": self.json, "--parquet": self.parquet}, bundles)
+        refuse_places({"--report": self.reports, "--json": self.json, "--parquet": self.parquet}, bundles, inputs)
         for option, path in (("--json", self.json), ("--parquet", self.parquet)):
             if path is not None:
                 _refuse_unwritable(option, path)
@@ -97,12 +97,17 @@ class Outputs(NamedTuple):
         return Outputs(tuple(map(change, self.reports)), self.json and change(self.json), self.parquet and change(self.parquet))
 
 
-def refuse_places(outputs: Mapping[str, Path | tuple[Path, ...] | None], bundles: Iterable[Place] = ()) -> None:
+def refuse_places(
+    outputs: Mapping[str, Path | tuple[Path, ...] | None],
+    bundles: Iterable[Place] = (),
+    inputs: Mapping[str, Path | None] = MappingProxyType({}),
+) -> None:
     """Check that no output takes the place of another, of an input, or of a bundle's file.
 
     Args:
         outputs: path of each output, or paths, by its option; before them, files that are read.
         bundles: directories that will hold bundles; existing bundles are recognised.
+        inputs: files that are read, of which several options may name one.
 
     Raises:
         UsageError: if one does.
@@ -111,8 +116,9 @@ def refuse_places(outputs: Mapping[str, Path | tuple[Path, ...] | None], bundles
 
     listed = ((option, paths if isinstance(paths, tuple) else (paths,)) for option, paths in outputs.items())
     given = [(option, path) for option, paths in listed for path in paths if path is not None]
+    read = [(option, path) for option, path in inputs.items() if path is not None]
     for number, (option, path) in enumerate(given):
-        for other, earlier in given[:number]:
+        for other, earlier in [*read, *given[:number]]:
             if same_place(path, earlier):
                 raise UsageError(f"{option} {path}: is the same file as {other} {earlier}; choose another {option}")
         if is_stream(path):

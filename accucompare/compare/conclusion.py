@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from accucompare.bundle.format import GRADIENT_ROLES, SERIES_ROLES, WRITTEN_ROLES, Role
 from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, different_values, is_of_glue
+from accucompare.compare.origins.describing import is_choice
 from accucompare.compare.result import Result
 from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, PreflightFinding, Reason, Row, Status
 from accucompare.compare.runs import JudgedBy, Parting, TrainingResult, clipped, number_of, number_words
@@ -22,6 +23,10 @@ TRUST = {
 }
 
 
+#: Follows what is over limits that the user gave.
+_OVER_GIVEN = "over the tolerance asked for"
+
+
 class Answer(str, Enum):
     """What a comparison concludes. It decides the exit code."""
 
@@ -29,7 +34,7 @@ class Answer(str, Enum):
     ROUNDING = "rounding"
     WITHIN = "within tolerance"  # the user's own
     BUG = "bug"
-    DIFFERENT = "different"  # over its limits, and nothing tells which error is a bug
+    DIFFERENT = "different"  # over its limits, and nothing tells that from rounding, or which error is a bug
     NOT_SURE = "not sure"
 
 
@@ -230,6 +235,8 @@ def _parted_before(result: Result) -> Conclusion | None:
 def _of_parting(training: TrainingResult, parting: Parting) -> Conclusion:
     if parting.quantity is None:
         return Conclusion(Answer.DIFFERENT, str(parting))
+    if training.judged_by is JudgedBy.GIVEN and not (parting.clips_alone or parting.of_no_number):
+        return Conclusion(Answer.DIFFERENT, f"{parting}; {_OVER_GIVEN}")
     if training.judged_by is JudgedBy.DEFAULT and not parting.clips_otherwise:
         return Conclusion(
             Answer.DIFFERENT, f"{parting}; by fixed limits: a baseline, or a second golden run, tells how far such runs wander"
@@ -274,6 +281,40 @@ def _first_over(result: Result) -> Conclusion | None:
     return None
 
 
+def _told_apart(result: Result) -> list[Culprit]:
+    """The culprits whose error is no rounding: a baseline tells so, or no rounding makes such an error."""
+    return [culprit for culprit in result.culprits if _is_no_rounding(result, culprit)]
+
+
+def _is_no_rounding(result: Result, culprit: Culprit) -> bool:
+    row, record = culprit.row, culprit.row.record
+    if culprit.scaled is not None or culprit.reason in (*STRUCTURAL, *UNMATCHED, Reason.NON_FINITE) or row.verdict.evident:
+        return True
+    if record is None or row.golden is None or row.candidate is None or record.is_of_group or row.verdict.option is not None:
+        return True
+    if is_choice(row):  # fewer than many may be choices among nearly equal values
+        return math.isinf(culprit.size)
+    return record.role in SERIES_ROLES and result.baseline is not None and result.tolerances.of_user(row.candidate) is None
+
+
+def _by_limits(result: Result) -> Conclusion | None:
+    """Rows fail by limits that do not tell rounding from a bug, and by no more than rounding may be off."""
+    if _told_apart(result):
+        return None
+    candidate = result.culprits[0].row.candidate
+    if candidate is not None and result.tolerances.of_user(candidate) is not None:
+        why = _OVER_GIVEN
+    else:
+        why = "by fixed limits: a baseline tells" if result.refused is None else f"by fixed limits, since {result.refused}"
+    return Conclusion(Answer.DIFFERENT, "; ".join(filter(None, (_culprits_named(result, result.culprits), result.unproved_words, why))))
+
+
+def _culprits_named(result: Result, culprits: Sequence[Culprit]) -> str:
+    named = "; and ".join(_named(result, culprit) for culprit in culprits[: 2 if result.fed else 1])
+    more = len(result.culprits) - 2
+    return named + (f"; and {more} more" if result.fed and more > 0 else "")
+
+
 def _when(culprit: Culprit) -> tuple[int, int]:
     record = culprit.row.record
     assert record is not None
@@ -281,9 +322,8 @@ def _when(culprit: Culprit) -> tuple[int, int]:
 
 
 def _bug(result: Result) -> Conclusion:
-    named = "; and ".join(_named(result, culprit) for culprit in result.culprits[: 2 if result.fed else 1])
-    more = len(result.culprits) - 2
-    words = named + (f"; and {more} more" if result.fed and more > 0 else "")
+    told = _told_apart(result)
+    words = _culprits_named(result, [*told, *(culprit for culprit in result.culprits if culprit not in told)])
     words += f"; {result.unproved_words}" if result.unproved else ""
     return Conclusion(Answer.BUG, words + (f"; by fixed limits, since {result.refused}" if result.refused is not None else ""))
 
@@ -299,6 +339,7 @@ _RULES: tuple[Callable[[Result], Conclusion | None], ...] = (
     _far_beyond,
     _parted_before,
     _first_over,
+    _by_limits,
     _bug,
 )
 

@@ -47,4 +47,7 @@ def format_of(path: Path, name: str | None) -> Format:
         names = " and ".join(each.name for each in found)
         raise UsageError(f"{path}: holds dumps of more than one format ({names}); say which to import: --from {found[0].name}")
     known = "; ".join(f"{each.name}: {each.looks_like}" for each in FORMATS)
+    if path.suffix == ".onnx" or (path.is_dir() and any(path.glob("*.onnx"))):
+        what = "is a model" if path.is_file() else "holds a model"
+        raise UsageError(f"{path}: {what}, and no outputs; give those that Polygraphy saved: import out.json --onnx model.onnx")
     raise UsageError(f"{path}: no format is recognised; name it with --from. The formats are {known}")

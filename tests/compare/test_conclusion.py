@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -203,3 +204,56 @@ def test_the_exit_code_follows_from_the_answer(tmp_path: Path, case: str) -> Non
     candidate = write(tmp_path / "candidate", items, complete=options.pop("complete", True), capture=feed)
     found = ac.diff(golden, candidate, **options)
     assert (found.answer, found.exit_code) == (answer, code)
+
+
+def fed_pair(folder: Path, dtype: str, off: float, baseline: float | None = None, **given: Any) -> Comparison:
+    """A fed layer whose values are off by so much, and a baseline's that are, if there is one."""
+    values, noise = RANDOM.standard_normal((2, 4096)) * 3
+    golden = write(folder / "golden", [item("fc", values, "float32")])
+    with ac.open_bundle(golden) as opened:
+        feed = {"feed": {"golden": "", "identity": opened.identity(), "not_fed": []}}
+
+    def side(name: str, error: float) -> Path:
+        wrong = values + noise * error * np.linalg.norm(values) / np.linalg.norm(noise)
+        return write(folder / name, [item("fc", wrong, dtype)], capture=feed)
+
+    return ac.diff(golden, side("npu", off), baseline=None if baseline is None else side("cpu", baseline), **given)
+
+
+#: Of each type: an error over the fixed limits of a fed candidate that rounding may make, and one that it never makes.
+ROUNDING_OR_NOT = {"float32": (1e-4, 4e-3), "float16": (2e-2, 0.12), "bfloat16": (0.1, 0.5)}
+
+
+@pytest.mark.parametrize("dtype", ROUNDING_OR_NOT)
+def test_fixed_limits_alone_call_a_bug_only_what_no_rounding_makes(tmp_path: Path, dtype: str) -> None:
+    small, large = ROUNDING_OR_NOT[dtype]
+    found = fed_pair(tmp_path / "a", dtype, small)
+    assert (found.answer, found.exit_code) == (Answer.DIFFERENT, 1)
+    assert found.conclusion.endswith("; by fixed limits: a baseline tells")
+    found = fed_pair(tmp_path / "b", dtype, large)
+    assert (found.answer, found.exit_code) == (Answer.BUG, 1)
+
+
+@pytest.mark.parametrize("dtype", ROUNDING_OR_NOT)
+def test_a_baseline_calls_a_bug_what_fixed_limits_cannot(tmp_path: Path, dtype: str) -> None:
+    small, _ = ROUNDING_OR_NOT[dtype]
+    assert fed_pair(tmp_path, dtype, small, baseline=small / 100).answer is Answer.BUG
+
+
+@pytest.mark.parametrize(("off", "baseline", "answer"), [(1e-2, None, Answer.DIFFERENT), (0.5, None, Answer.BUG),
+                                                         (1e-2, 1e-2, Answer.DIFFERENT), (0.1, 1e-3, Answer.BUG)])  # fmt: skip
+def test_what_is_over_the_users_tolerance_is_a_bug_only_where_it_is_no_rounding(
+    tmp_path: Path, off: float, baseline: float | None, answer: Answer
+) -> None:
+    found = fed_pair(tmp_path, "bfloat16", off, baseline, atol=0.0)
+    assert (found.answer, found.exit_code) == (answer, 1)
+    assert found.conclusion.endswith("; over the tolerance asked for") is (answer is Answer.DIFFERENT)
+
+
+def test_a_gradient_that_cancels_to_nothing_is_no_bug_by_fixed_limits(tmp_path: Path) -> None:
+    """Of golden's zeros a relative error tells nothing."""
+    golden = write(tmp_path / "golden", [item("fc", np.zeros(64, "f4"))])
+    with ac.open_bundle(golden) as opened:
+        feed = {"feed": {"golden": "", "identity": opened.identity(), "not_fed": []}}
+    found = ac.diff(golden, write(tmp_path / "npu", [item("fc", np.full(64, 1e-9, "f4"))], capture=feed))
+    assert (found.answer, found.exit_code) == (Answer.DIFFERENT, 1)

@@ -279,7 +279,7 @@ def test_integers_are_said_to_differ_by_their_number(tmp_path: Path) -> None:
     golden = write(tmp_path / "golden", [item("a", np.arange(1000))])
     feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
     comparison = ac.diff(golden, write(tmp_path / "candidate", [item("a", np.arange(1000) + (np.arange(1000) > 996))], **feed))
-    assert comparison.conclusion == "bug: a, 3 of 1000 differ"
+    assert comparison.conclusion == "different: a, 3 of 1000 differ; by fixed limits: a baseline tells"
     assert comparison.culprits[0].words == ("3 of 1000 differ",)
 
 
@@ -287,7 +287,7 @@ def test_the_conclusion_names_its_answer_whatever_the_module_is_called(tmp_path:
     golden = write(tmp_path / "golden", [item("bug", np.arange(1000))])
     feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
     candidate = write(tmp_path / "candidate", [item("bug", np.arange(1000) + (np.arange(1000) > 996))], **feed)
-    assert ac.diff(golden, candidate).conclusion == "bug: bug, 3 of 1000 differ"
+    assert ac.diff(golden, candidate).conclusion == "different: bug, 3 of 1000 differ; by fixed limits: a baseline tells"
 
 
 def test_glue_names_the_call_that_it_is_before(tmp_path: Path) -> None:

@@ -58,12 +58,18 @@ def reasons(comparison: Comparison, role: Role = Role.LOSS) -> list[Reason]:
     return [row.reason for row in rows_of(comparison, role)]
 
 
-@pytest.mark.parametrize("wrong", [2.5, 2.002, 4.0, -2.0, 0.0, math.nan, math.inf])
+@pytest.mark.parametrize("wrong", [2.5, 2.005, 4.0, -2.0, 0.0, math.nan, math.inf])
 def test_a_loss_of_another_value_is_the_culprit_in_its_step(tmp_path: Path, wrong: float) -> None:
     comparison = compared(tmp_path, [(2.0,), (2.0,), (2.0,)], [(2.0,), (wrong,), (2.0,)])
     assert (comparison.answer, comparison.passed) == (Answer.BUG, False)
     assert [(culprit.place, culprit.stage, culprit.row.record.step) for culprit in comparison.culprits] == [("the loss", Stage.LOSS, 1)]
     assert comparison.conclusion == f"bug: the loss in step 1: {wrong:g} in the candidate, 2 in golden"
+
+
+def test_a_loss_over_its_limit_that_is_not_clearly_beyond_rounding_is_different(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [(2.0,)], [(2.002,)])
+    assert comparison.answer is Answer.DIFFERENT
+    assert comparison.conclusion == "different: the loss: 2.002 in the candidate, 2 in golden; by fixed limits: a baseline tells"
 
 
 def test_a_loss_of_another_value_and_another_backward_is_named_for_both(tmp_path: Path) -> None:

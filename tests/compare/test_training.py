@@ -157,6 +157,7 @@ def test_free_running_what_no_other_gradient_explains_is_no_all_clear(tmp_path: 
     alone = found(off)
     assert alone.answer is Answer.NOT_SURE
     assert NOT_FED in alone.conclusion
+    assert any(row.verdict.waived for row in alone.rows)
     assert found(off / 2).passed
     assert found(off, (large, large)).passed
 

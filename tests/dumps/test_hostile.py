@@ -296,11 +296,16 @@ def test_the_command_says_what_it_left_out_and_quiet_says_nothing(dump: Path, cl
     [
         (["nowhere"], "nowhere: there is no such file or directory"),
         (["empty"], "empty: no format is recognised; name it with --from"),
+        (["model.onnx"], "model.onnx: is a model, and no outputs; give those that Polygraphy saved: import out.json --onnx model.onnx"),
+        (["with_model"], "with_model: holds a model, and no outputs; give those that Polygraphy saved"),
         (["dump", "--name-pattern", "{name}"], "--name-pattern: dumps of msprobe have names of their own"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: list[str], match: str, dump: Path, tmp_path: Path, cli: Run) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "with_model").mkdir()
+    for model in (tmp_path / "model.onnx", tmp_path / "with_model" / "model.onnx"):
+        model.write_bytes(b"\x08\x09")
     failed = cli("import", *arguments, "--out", "out")
     assert failed.returncode == 2
     assert match in failed.stderr

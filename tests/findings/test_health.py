@@ -730,10 +730,18 @@ def test_thresholds_are_read_from_options_and_a_file(tmp_path: Path) -> None:
     assert read_thresholds(["loss-spike=30"], file) == {"loss-spike": 30.0, "dead-units": 0.8}
 
 
-@pytest.mark.parametrize("text", ["loss-spike", "loss-spike=much", "no-such=1", "loss-spike=nan"])
+@pytest.mark.parametrize("text", ["loss-spike", "loss-spike=much", "no-such=1", "loss-spike=nan", "loss-spike=-5", "loss-spike=1e999"])
 def test_a_threshold_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--threshold"):
         read_thresholds([text])
+
+
+@pytest.mark.parametrize("value", ["-5", "inf"])
+def test_a_threshold_of_a_file_that_makes_no_sense_is_refused(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "thresholds.toml"
+    file.write_text(f"loss-spike = {value}\n")
+    with pytest.raises(UsageError, match="finite number that is not negative"):
+        read_thresholds([], file)
 
 
 def test_a_spike_is_measured_from_the_median_in_logarithms() -> None:

@@ -335,3 +335,8 @@ def test_the_command_line_reads_both(target: str, tmp_path: Path, cli: Any) -> N
     refused = cli("capture", target, "--steps", "3-1", "--out", tmp_path / "no")
     assert refused.returncode == 2
     assert "3-1 goes down; write 1-3" in refused.stderr
+
+
+def test_no_steps_at_all_are_refused_with_how_step_0_is_chosen() -> None:
+    with pytest.raises(ValueError, match="must be at least 1, but is 0; 0-0 is step 0 alone"):
+        Steps.of("0")

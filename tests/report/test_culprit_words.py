@@ -37,7 +37,16 @@ def judged(name: str, excess: float = 1.0, baseline: float = 1e-3, reason: Reaso
     """A row with this excess, judged by a baseline with this error."""
     reason = reason or (Reason.OK if excess <= MOST else Reason.INTRODUCED)
     verdict = Verdict(
-        reason, f"excess {MOST:.3g}", "baseline", (SmallestLimit("excess", excess),), excess / MOST, "", MOST * baseline, excess, MOST
+        reason,
+        f"excess {MOST:.3g}",
+        "baseline",
+        (SmallestLimit("excess", excess),),
+        excess / MOST,
+        "",
+        MOST * baseline,
+        excess,
+        MOST,
+        evident=excess > MOST,
     )
     return replace(pair(name, excess * baseline, reason, role), verdict=verdict, baseline=baseline)
 

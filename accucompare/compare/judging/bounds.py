@@ -264,6 +264,7 @@ def judge_bounds(golden: Record, candidate: Record, metrics: Metrics, tolerance:
         used=used,
         detail=_detail(metrics),
         rel_l2_limit=tolerance.rel_l2,
+        evident=used > 1.0 and tolerance.is_no_rounding(metrics.rel_l2),
     )
 
 

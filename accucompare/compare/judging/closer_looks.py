@@ -84,7 +84,8 @@ def _beyond_last_place(
         return verdict
     elements = math.prod(golden.shape)
     detail = f"{count} of {elements} elements are off by more than rounding to {dtype} can do; {expects} of the baseline are"
-    return Verdict(Reason.OVER, f"{most:.0f} elements beyond their last place", "last place", used=count / most, detail=detail)
+    words = f"{most:.0f} elements beyond their last place"
+    return Verdict(Reason.OVER, words, "last place", used=count / most, detail=detail, evident=True)
 
 
 def _common_factor(
@@ -111,4 +112,5 @@ def _common_factor(
     if not abs(ours - theirs) > most:
         return verdict
     detail = f"golden's times {1.0 + ours:.4f}, where the baseline has {1.0 + theirs:.4f}: one factor on all elements is no rounding"
-    return Verdict(Reason.OVER, f"factor within {most:.2g}", "common factor", used=abs(ours - theirs) / most, detail=detail)
+    used = abs(ours - theirs) / most
+    return Verdict(Reason.OVER, f"factor within {most:.2g}", "common factor", used=used, detail=detail, evident=True)

@@ -106,6 +106,7 @@ def judge_pair(golden: Record, candidate: Record, metrics: Metrics, tolerance: T
     if math.isinf(metrics.rel_l2) and tolerance.rel_l2 is not None:
         detail = f"golden is all zeros, so no relative limit would pass; {SmallestLimit('atol', metrics.max_abs)} would"
     return Verdict(
+        evident=not all(passes) and tolerance.is_no_rounding(metrics.rel_l2),
         reason=Reason.OK if all(passes) else Reason.OVER,
         tolerance=str(tolerance),
         rule=tolerance.source,
@@ -124,7 +125,7 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
     dtype = expected.dtype or candidate.dtype
     ratio, most = excess(metrics, expected, dtype), limit(metrics.compared, dtype) * ratio_room(metrics)
     if not tolerance.by_default:
-        return replace(verdict, excess=ratio)
+        return replace(verdict, excess=ratio, evident=verdict.status is Status.FAIL and ratio > most)
     if math.isinf(metrics.rel_l2) and verdict.reason is Reason.OK:  # golden is all zeros, and rounding takes that much
         return verdict
     expects = max(expected.rel_l2, floor(dtype))
@@ -138,6 +139,7 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
         rel_l2_limit=most * expects if math.isfinite(expects) else None,
         excess=ratio,
         excess_limit=most,
+        evident=False,
     )
     beyond = tolerance.ceiling is not None and tolerance.ceiling < metrics.rel_l2 < math.inf and ratio <= most
     if beyond and not tolerance.fed:  # rounding may have changed a choice, in the baseline too: no failure, and no pass
@@ -160,7 +162,7 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
     if verdict.reason is Reason.IDENTICAL:
         return replace(verdict, smallest=())
     if ratio > most:
-        return replace(verdict, reason=Reason.OVER)
+        return replace(verdict, reason=Reason.OVER, evident=True)
     proves = is_half(dtype) and metrics.compared >= FEW and floor(dtype) < expected.rel_l2 < math.inf
     detail = verdict.detail if math.isfinite(metrics.rel_l2) else ""  # that detail was about another limit
     return replace(verdict, reason=Reason.OVER_PRECISE if proves and ratio < 1.0 / most else Reason.OK, detail=detail)
@@ -182,12 +184,13 @@ def _judge_choices(metrics: Metrics, expected: Expected) -> Verdict:
         apart, theirs = (rmse * math.sqrt(metrics.compared) for rmse in (metrics.rmse, expected.rmse))
         if apart > (most := most_changed(theirs)):
             detail = f"{count} of {metrics.compared} differ, {apart:.3g} apart in L2 norm; the baseline is {theirs:.3g}"
-            return Verdict(Reason.OVER, f"{most:.3g} apart", "baseline", used=apart / most, detail=detail)
+            return Verdict(Reason.OVER, f"{most:.3g} apart", "baseline", used=apart / most, detail=detail, evident=True)
     most = most_changed(expected.different)
     reason = Reason.OK if count <= most else Reason.OVER
     detail = f"{count} of {metrics.compared} differ; so do {expected.different} in the baseline, by rounding alone"
-    smallest = (SmallestLimit("different", count),)
-    return Verdict(reason, f"{most:.0f} different", "baseline", smallest, count / most, detail, excess=count / expected.different)
+    smallest, ratio = (SmallestLimit("different", count),), count / expected.different
+    evident = reason is Reason.OVER
+    return Verdict(reason, f"{most:.0f} different", "baseline", smallest, count / most, detail, excess=ratio, evident=evident)
 
 
 def settle_noise(verdict: Verdict, tolerance: Tolerance, metrics: Metrics | None, noise: float | None) -> Verdict:

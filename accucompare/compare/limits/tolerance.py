@@ -89,7 +89,7 @@ class Tolerance:
         cosine: smallest cosine similarity.
         source: where the limits come from, as the report names it.
         by_default: whether these are defaults, so that a baseline judges instead, if there is one.
-        ceiling: the largest relative L2 error that is rounding, whatever the baseline; ``None`` if the user's limits judge.
+        ceiling: the largest relative L2 error that is rounding, whatever judges; ``None`` if nothing says.
         fed: whether the candidate was fed, so that an error over the ceiling was made in this record.
         summing: the relative L2 error that another order of long sums alone makes; a baseline, which has one order, may be closer.
         composed: that of a recurrent module composed of operators, each of which rounds; a baseline of a fused kernel may be closer.
@@ -124,9 +124,13 @@ class Tolerance:
         """Whether there is any limit."""
         return (self.atol, self.rtol, self.rel_l2, self.cosine) != (None, None, None, None)
 
+    def is_no_rounding(self, rel_l2: float) -> bool:
+        """Whether an error is clearly over the ceiling. Of golden's zeros, whose error is infinite, nothing is known."""
+        return self.ceiling is not None and CLEAR * self.ceiling < rel_l2 < math.inf
+
     def scaled(self, factor: float) -> Tolerance:
-        """The same with relative limit and ceiling multiplied by a factor; the user's own limits stay as they are."""
-        return self if factor == 1.0 or not self.by_default else _scaled(self, factor)
+        """The same with relative limit and ceiling multiplied by a factor; of the user's own limits the ceiling alone."""
+        return self if factor == 1.0 else _scaled(self, factor)
 
     def of_sums(self, terms: int, dtype: str) -> Tolerance:
         """The same with room for another order of summing so many terms; the user's own limits stay as they are."""
@@ -218,18 +222,21 @@ class Tolerances:
             golden, candidate: the pair.
             coarsest: the dtype with the fewest digits so far in its step; by default that of the pair.
         """
-        for rule in self.rules:
-            if rule.applies_to(candidate):
-                return rule.tolerance
-        if self.otherwise.given:
-            return self.otherwise
         coarsest = coarsest or min((golden.dtype, candidate.dtype), key=lambda name: DTYPES[name].digits)
+        products = max(self.rounding, self.conv_rounding)
+        if (own := self.of_user(candidate)) is not None:
+            return _of_user(own, _ceiling(coarsest, products, copies=False, fed=self.fed))
         if self.fed:
-            products = self.conv_rounding if "Conv" in candidate.type else self.rounding
+            own_products = self.conv_rounding if "Conv" in candidate.type else self.rounding
             copies = candidate.role is Role.OUTPUT and candidate.type in self.copies
-            return _fed(max(DTYPES[coarsest].rounding, products), _ceiling(coarsest, max(self.rounding, self.conv_rounding), copies))
-        ceiling = _ceiling(coarsest, max(self.rounding, self.conv_rounding), copies=False, fed=False)
+            return _fed(max(DTYPES[coarsest].rounding, own_products), _ceiling(coarsest, products, copies))
+        ceiling = _ceiling(coarsest, products, copies=False, fed=False)
         return _default(coarsest, coarsest in (golden.dtype, candidate.dtype), ceiling)
+
+    def of_user(self, candidate: Record) -> Tolerance | None:
+        """The user's own limits for a record; ``None`` if there are none."""
+        ruled = next((rule.tolerance for rule in self.rules if rule.applies_to(candidate)), None)
+        return ruled or (self.otherwise if self.otherwise.given else None)
 
     @property
     def by_rules(self) -> str:
@@ -250,12 +257,17 @@ class Tolerances:
 @lru_cache(maxsize=4096)
 def _scaled(tolerance: Tolerance, factor: float) -> Tolerance:
     rel_l2, ceiling = (None if each is None else each * factor for each in (tolerance.rel_l2, tolerance.ceiling))
-    return replace(tolerance, rel_l2=rel_l2, ceiling=ceiling)
+    return replace(tolerance, rel_l2=rel_l2 if tolerance.by_default else tolerance.rel_l2, ceiling=ceiling)
 
 
 def with_ceiling(tolerance: Tolerance, least: float) -> Tolerance:
     """The same with a ceiling of at least so much."""
     return replace(tolerance, ceiling=max(tolerance.ceiling or 0.0, least))
+
+
+@cache
+def _of_user(tolerance: Tolerance, ceiling: float) -> Tolerance:
+    return replace(tolerance, ceiling=ceiling)
 
 
 @cache

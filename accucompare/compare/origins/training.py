@@ -186,7 +186,7 @@ class TrainingTrace:
         if verdict.reason in UNMATCHED:
             return self._update_alone(record, verdict, parameter)
         if verdict.reason is Reason.OVER and self._wanders(record, given):
-            return replace(verdict, reason=Reason.NOT_COMPARABLE, detail=NOT_GIVEN if self.fed else NOT_FED)
+            return replace(verdict, reason=Reason.NOT_COMPARABLE, detail=NOT_GIVEN if self.fed else NOT_FED, waived=not self.fed)
         of_group = record.is_of_group and record.shape == ()
         if verdict.reason is Reason.OVER:
             inherited = {
@@ -223,7 +223,7 @@ class TrainingTrace:
         before = parameter in self._wrong_updates or parameter in self._not_updated
         if verdict.reason is Reason.OVER:
             if not self.fed and {(record.rank, record.step - 1), (record.rank, record.step)} & self._other:
-                return replace(verdict, reason=Reason.NOT_COMPARABLE, detail=NOT_FED)
+                return replace(verdict, reason=Reason.NOT_COMPARABLE, detail=NOT_FED, waived=True)
             verdict = replace(verdict, reason=Reason.INHERITED if before else Reason.INTRODUCED)
         if verdict.status is Status.FAIL:
             self._over.add((record.rank, record.step))

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from accucompare.bundle.format import BUFFER_ROLES, GRADIENT_ROLES, TRAINING_ROLES, UPDATE_ROLES, WRITTEN_ROLES, Layout, Record, Role
 from accucompare.compare.limits import CEILING, DEFAULT_REL_L2
 from accucompare.compare.origins.reasons import call_of, caller_of
-from accucompare.compare.origins.training import FREE_GRADIENTS, NOT_FED, CallKey, parameter_of
+from accucompare.compare.origins.training import FREE_GRADIENTS, CallKey, parameter_of
 from accucompare.compare.rows import Reason, Row, Status, is_operator
 
 #: Layouts of tensors that are listed without data. A meta tensor is not among them: it has no values that could be wrong.
@@ -86,7 +86,7 @@ def _too_far(rows: Iterable[Row], dtype: str) -> list[Row]:
             continue
         part, size = (golden.rank, golden.step, golden.role), golden.statistics.l2 or 0.0
         sizes[part] += size**2
-        if row.verdict.detail == NOT_FED and math.isfinite(metrics.rel_l2):
+        if row.verdict.waived and math.isfinite(metrics.rel_l2):
             errors[part] += (metrics.rel_l2 * size) ** 2
             waived.setdefault(part, []).append(row)
     most = 2.0 * math.sqrt(FREE_GRADIENTS * DEFAULT_REL_L2[dtype]), CEILING[dtype][1]

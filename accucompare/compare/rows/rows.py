@@ -164,6 +164,8 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
         not_all_fed: for a fed row, whether something that went into its call was not fed and is not proven right.
         unproved: whether its baseline may not judge it, for golden's own code does not give golden's value where that was made.
         conditioned: whether it is over the ceiling, and passes since golden's own code on rounded values is off as far.
+        waived: for what an update made, whether it is over its limit and not judged, for it was made of other gradients than golden's.
+        evident: whether its error is more than rounding explains: a baseline tells so, or it is clearly over the ceiling.
     """
 
     reason: Reason
@@ -183,6 +185,8 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
     not_all_fed: bool = False
     unproved: bool = False
     conditioned: bool = False
+    evident: bool = False
+    waived: bool = False
 
     @property
     def status(self) -> Status:

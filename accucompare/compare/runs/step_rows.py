@@ -144,9 +144,9 @@ class _Limits:
             terms: of a loss, how many numbers it is a sum of: where a baseline's differs less than a sum one by one in float32 could, that
                 is allowed all the same.
         """
-        by_user = next((rule.tolerance for rule in self.given.rules if rule.applies_to(record)), self.given.otherwise)
-        if (by_user.atol, by_user.rtol, by_user.rel_l2) != (None, None, None):
-            return replace(by_user, cosine=None)  # which tells nothing of a single number
+        by_user = self.given.of_user(record)
+        if by_user is not None and (by_user.atol, by_user.rtol, by_user.rel_l2) != (None, None, None):
+            return replace(by_user, cosine=None, ceiling=CEILING[self.dtype][0])  # a cosine tells nothing of a single number
         default, source = DEFAULT_REL_L2[self.dtype], f"default for a number of a step in {self.dtype}"
         if terms is not None and self.errors:
             most = max(*self.errors, floor(self.dtype))
@@ -279,7 +279,9 @@ def _loss(place: StepOfRank, golden: tuple[int, float], candidate: tuple[int, fl
 def _is_beyond(values: tuple[float, float], tolerance: Tolerance) -> bool:
     """Whether a number is further off than rounding explains, whatever the baseline."""
     golden, candidate = values
-    return tolerance.ceiling is not None and abs(candidate - golden) > (tolerance.atol or 0.0) + tolerance.ceiling * abs(golden)
+    if tolerance.ceiling is None or not tolerance.by_default:
+        return False
+    return abs(candidate - golden) > (tolerance.atol or 0.0) + tolerance.ceiling * abs(golden)
 
 
 def _clips(place: StepOfRank, golden: StepSeries, candidate: StepSeries, limits: _Limits) -> Row | None:

@@ -131,9 +131,11 @@ def read_thresholds(texts: Iterable[str], file: Path | None = None) -> dict[str,
         if math.isnan(number):
             raise UsageError(f"--threshold {text}: write it as name=value, such as loss-spike=20")
         given[name.strip()] = number
-    for name in given:
+    for name, number in given.items():
         if name not in THRESHOLDS:
             raise UsageError(f"--threshold {name}: there is none of this name; known are {', '.join(THRESHOLDS)}")
+        if not 0 <= number < math.inf:
+            raise UsageError(f"--threshold {name}={number:g}: must be a finite number that is not negative")
     return given
 
 
