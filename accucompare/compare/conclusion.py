@@ -8,8 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from accucompare.bundle.format import GRADIENT_ROLES, SERIES_ROLES, WRITTEN_ROLES, Role
-from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, different_values, is_of_glue
-from accucompare.compare.origins.describing import is_choice
+from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, different_values, is_choice, is_of_glue
 from accucompare.compare.result import Result
 from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, PreflightFinding, Reason, Row, Status
 from accucompare.compare.runs import JudgedBy, Parting, TrainingResult, clipped, number_of, number_words

@@ -9,7 +9,7 @@ import pytest
 from openpyxl import load_workbook
 
 import accucompare as ac
-from accucompare.report.contents.summary import meaning
+from accucompare.report.contents.summary_sheet import meaning
 from accucompare.report.terminal.terminal import print_comparison
 from tests.compare.builder import Item, item, write
 
