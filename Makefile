@@ -13,7 +13,7 @@ TYPES := $(VENV)/types.txt
 WITH_TYPES = @$(BIN)/mypy >$(TYPES) 2>&1 & types=$$!; trap "kill $$types" INT TERM; \
 	  $(1); tests=$$?; wait $$types; types=$$?; cat $(TYPES); exit $$((tests || types))
 
-.PHONY: demo demo-npu test test-all test-anywhere mutants lint style format libreoffice chromium bench bench-peers bench-faults bench-origins bench-history bench-health bench-scale clean
+.PHONY: demo demo-npu test test-all test-anywhere mutants lint style format libreoffice chromium bench bench-peers bench-faults bench-origins bench-history bench-health bench-scale docs clean
 
 demo: $(INSTALLED)  ## capture a real model, plant a fault, and find it where thresholds fail nearly every row
 	$(BIN)/accucompare capture fixtures/minilm.py --round-weights bfloat16 --out demo/golden --overwrite
@@ -93,6 +93,10 @@ bench-scale: $(INSTALLED)  ## a diff of a million records; planted faults by ske
 
 bench-history: $(INSTALLED)  ## real bugs of public libraries, a release with and one without: is the right module named, and none cleared; and is a refactor
 	$(BIN)/python -m benchmarks.history
+
+docs: $(INSTALLED)  ## the site, in build/docs; a link that leads nowhere is an error
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m mkdocs build --strict
 
 libreoffice:  # one test converts the report with it
 	@command -v soffice >/dev/null || { \

@@ -1,9 +1,10 @@
 """What sheets and pages show of a comparison, as data."""
 
-from accucompare.report.contents import divergence, norm_sheets, summaries, summary
+from accucompare.report.contents.divergence_sheet import divergence
+from accucompare.report.contents.group_sheets import group_columns, summaries
 from accucompare.report.contents.layer_tables import all_layers, sized, unmatched
-from accucompare.report.contents.summaries import group_columns
-from accucompare.report.contents.summary_sheet import meaning
+from accucompare.report.contents.norms_by_step import norm_sheets
+from accucompare.report.contents.summary_sheet import meaning, summary
 from accucompare.report.contents.training_tables import step_columns, training
 
 __all__ = [

@@ -1,0 +1,45 @@
+"""The pages: their links lead somewhere, and the reference has every public name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import accucompare
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_file_or_a_heading_leads_there(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)\s]+)\)", _prose(page))
+    assert [target for target in targets if not target.startswith("http") and not _leads(page, target)] == []
+
+
+def test_the_reference_has_each_public_name_once() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^::: accucompare\.(\w+)$", page, re.MULTILINE)) == sorted(accucompare.__all__)
+
+
+def test_the_navigation_of_the_site_has_each_page_once() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    assert sorted(re.findall(r"([\w-]+\.md)$", navigation, re.MULTILINE)) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+
+
+def _leads(page: Path, target: str) -> bool:
+    name, _, heading = target.partition("#")
+    file = (page.parent / name).resolve() if name else page
+    return file.exists() and (not heading or heading in _headings(file))
+
+
+def _headings(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", _prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def _prose(page: Path) -> str:
+    """The page without its code."""
+    return re.sub(r"^```.*?^```$|`[^`\n]+`", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
