@@ -36,17 +36,19 @@ class Observation(Protocol):
         """It is over; with the error that ended the script, if one did. Not to be called by a hook."""
 
 
-def observe(plan: Plan, model: nn.Module, training: Training, steps: Steps | None, first: int) -> Observation:
+def observe(plan: Plan, model: nn.Module, optimizers: list[Any], scaler: Any, steps: Steps | None, first: int) -> Observation:
     """Begin to observe a model, from step ``first`` on. Errors as of ``accucompare.capture`` and ``accucompare.watch``.
 
     Args:
         plan: what to do.
         model: of the script.
-        training: the optimizers that train it, and the scaler of losses that likely does, too.
+        optimizers: that train it.
+        scaler: that likely scales its losses; ``None`` if none does.
         steps: those to observe; ``None`` for all.
         first: the number of the step that begins.
     """
     _log_nothing()
+    training = Training.of(optimizers, None, scaler)
     if plan.action is Action.WATCH:
         return _Watching(plan, model, training)
     return _Capturing(plan, model, training, steps, first)

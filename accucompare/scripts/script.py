@@ -317,7 +317,6 @@ class Script:
 
     def _open(self, chosen: _Chosen) -> None:
         from accucompare.recorder.session import rank_and_ranks
-        from accucompare.recorder.training import Training
         from accucompare.scripts.observing import observe
 
         rank, _ = rank_and_ranks()
@@ -331,9 +330,9 @@ class Script:
                 return
             self._claimed = rank
             self._clear()
-        training = Training.of(chosen.optimizers, None, self._scalers.likely(chosen.optimizers))
+        scaler = self._scalers.likely(chosen.optimizers)
         try:
-            self._observation = observe(self._plan, chosen.model, training, chosen.steps, self._seen.steps)
+            self._observation = observe(self._plan, chosen.model, chosen.optimizers, scaler, chosen.steps, self._seen.steps)
         except UsageError as error:
             if chosen.optimizers:
                 raise
