@@ -48,6 +48,38 @@ class Optimizers:
         return [each for each in self.alive() if own & held_by((each,))]
 
 
+class Scalers:
+    """The scalers of losses of a process, as they are made, or else when they step an optimizer.
+
+    One process may train several models, each with a scaler of its own, or with none.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[weakref.ref[Any]] = []
+        self._stepped: list[tuple[weakref.ref[Any], weakref.ref[Any]]] = []  # a scaler, and an optimizer that it was told to step
+
+    def note(self, scaler: Any) -> None:
+        self._known = [each for each in self._known if each() not in (None, scaler)] + [weakref.ref(scaler)]
+
+    def steps(self, scaler: Any, optimizer: Any) -> None:
+        """A scaler is told to step an optimizer."""
+        if not any(each() is scaler and other() is optimizer for each, other in self._stepped):
+            self._stepped = [each for each in self._stepped if None not in (each[0](), each[1]())]
+            self._stepped.append((weakref.ref(scaler), weakref.ref(optimizer)))
+
+    def of(self, optimizers: Iterable[Any]) -> Any:
+        """The one that was seen to step one of these optimizers; ``None`` if none was."""
+        ours = {id(each) for each in optimizers}
+        found = (scaler() for scaler, optimizer in self._stepped if id(optimizer()) in ours)
+        return next((each for each in found if each is not None and each.is_enabled()), None)
+
+    def likely(self, optimizers: Iterable[Any]) -> Any:
+        """The one that will step these optimizers, as far as can be said before: of those that have stepped no other the last one made."""
+        busy = {id(scaler()) for scaler, _ in self._stepped}
+        free = [each for each in (known() for known in self._known) if each is not None and id(each) not in busy and each.is_enabled()]
+        return self.of(optimizers) or (free[-1] if free else None)
+
+
 def held_by(optimizers: Iterable[Any]) -> set[int]:
     """The ids of all that optimizers update."""
     return {id(tensor) for each in optimizers for group in each.param_groups for tensor in group["params"]}

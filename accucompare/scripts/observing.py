@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
-from collections.abc import Iterator
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
 from accucompare.errors import CaptureError
+from accucompare.recorder.state import Training
 from accucompare.scripts.plan import Action, Plan
 from accucompare.selection import Steps
 
@@ -31,24 +29,29 @@ class Observation(Protocol):
     def aside(self) -> contextlib.AbstractContextManager[None]:
         """What runs meanwhile is not observed."""
 
+    def scaled_by(self, scaler: Any) -> None:
+        """This one scales the losses; ``None`` if none does. May be called by a hook of an optimizer's."""
+
     def close(self, error: BaseException | None) -> None:
         """It is over; with the error that ended the script, if one did. Not to be called by a hook."""
 
 
-def observe(plan: Plan, model: nn.Module, optimizers: list[Any], steps: Steps | None, first: int) -> Observation:
+def observe(plan: Plan, model: nn.Module, optimizers: list[Any], scaler: Any, steps: Steps | None, first: int) -> Observation:
     """Begin to observe a model, from step ``first`` on. Errors as of ``accucompare.capture`` and ``accucompare.watch``.
 
     Args:
         plan: what to do.
         model: of the script.
         optimizers: that train it.
+        scaler: that likely scales its losses; ``None`` if none does.
         steps: those to observe; ``None`` for all.
         first: the number of the step that begins.
     """
     _log_nothing()
+    training = Training.of(optimizers, None, scaler)
     if plan.action is Action.WATCH:
-        return _Watching(plan, model, optimizers)
-    return _Capturing(plan, model, optimizers, steps, first)
+        return _Watching(plan, model, training)
+    return _Capturing(plan, model, training, steps, first)
 
 
 def _log_nothing() -> None:
@@ -59,15 +62,13 @@ def _log_nothing() -> None:
 
 
 class _Capturing:
-    def __init__(self, plan: Plan, model: nn.Module, optimizers: list[Any], steps: Steps | None, first: int) -> None:
+    def __init__(self, plan: Plan, model: nn.Module, training: Training, steps: Steps | None, first: int) -> None:
         from accucompare.recorder.options import CaptureOptions
         from accucompare.recorder.session import Within, recording
-        from accucompare.recorder.state import Training
 
         options = CaptureOptions(**{**plan.options, "steps": steps, "seed": plan.seed, "deterministic": plan.deterministic})
         within = Within(first, matched=plan.seed is not None, prepared=True)
-        training = Training.of(optimizers, None, next(_scalers(), None))
-        made = {"optimizer": _class_of(optimizers[0])} if optimizers else {}
+        made = {"optimizer": _class_of(training.optimizers[0])} if training.optimizers else {}
         self._stack = contextlib.ExitStack()
         self._session = self._stack.enter_context(recording(model, plan.out, options, made=made, training=training, within=within))
 
@@ -83,17 +84,19 @@ class _Capturing:
     def aside(self) -> contextlib.AbstractContextManager[None]:
         return self._session.aside()
 
+    def scaled_by(self, scaler: Any) -> None:
+        """What scales a loss is seen when it does."""
+
     def close(self, error: BaseException | None) -> None:
         _close(self._stack, error)
 
 
 class _Watching:
-    def __init__(self, plan: Plan, model: nn.Module, optimizers: list[Any]) -> None:
+    def __init__(self, plan: Plan, model: nn.Module, training: Training) -> None:
         from accucompare.watcher.options import WatchOptions
         from accucompare.watcher.watch import watching
 
-        scaler = next(_scalers(), None)
-        options = WatchOptions(**{**plan.options, "optimizer": optimizers, "scaler": scaler, "quiet": True})
+        options = WatchOptions(**{**plan.options, "optimizer": training.optimizers, "scaler": training.scaler, "quiet": True})
         self._stack = contextlib.ExitStack()
         self._watch = self._stack.enter_context(watching(model, plan.out, options))
         self._fused = any(isinstance(module, nn.TransformerEncoderLayer) for module in model.modules())
@@ -111,6 +114,9 @@ class _Watching:
         """What an evaluation computes must be finite, too; but a layer that hooks would keep from its fused path computes other bits."""
         return self._watch.aside() if self._fused else contextlib.nullcontext()
 
+    def scaled_by(self, scaler: Any) -> None:
+        self._watch.scaled_by(scaler)
+
     def close(self, error: BaseException | None) -> None:
         _close(self._stack, error)
         if self._watch.log_failure is not None:
@@ -127,13 +133,6 @@ def _close(stack: contextlib.ExitStack, error: BaseException | None) -> None:
     except BaseException as raised:
         if raised is not error:
             raise
-
-
-def _scalers() -> Iterator[Any]:
-    """The gradient scalers that the script has made, and that do something."""
-    for each in gc.get_objects():
-        if issubclass(type(each), torch.amp.GradScaler) and each.is_enabled():
-            yield each
 
 
 def _class_of(optimizer: Any) -> str:

@@ -25,7 +25,7 @@ from accucompare.live.operators import entrances
 from accucompare.places import is_url
 from accucompare.scripts.arming import Arming
 from accucompare.scripts.calls import OutermostCalls
-from accucompare.scripts.models import Models, Optimizers, contains, is_one_being_made, whole_of
+from accucompare.scripts.models import Models, Optimizers, Scalers, contains, is_one_being_made, whole_of
 from accucompare.scripts.plan import Action, Claim, Plan, Seen, SeenModel, claim, read_plan, started_by
 from accucompare.selection import Steps
 
@@ -88,6 +88,7 @@ class Script:
         self._calls = OutermostCalls(functools.partial(self._guarded, self._before), functools.partial(self._guarded, self._after))
         self._models = Models()
         self._optimizers = Optimizers()
+        self._scalers = Scalers()
         self._arming = Arming(plan)
         self._chosen: _Chosen | None = None
         self._observation: Any = None
@@ -109,6 +110,7 @@ class Script:
 
     def install(self) -> None:
         entrances.observe_function(torch.optim.Optimizer, "add_param_group", self._made)
+        entrances.observe_function(torch.amp.GradScaler, "__init__", self._made_scaler)
         register_optimizer_step_pre_hook(self._steps)
         self._listen_to_updates()
         self._calls.install()
@@ -159,6 +161,19 @@ class Script:
     def _steps(self, *given: Any) -> None:
         """An optimizer begins to step."""
         self._stepping = given
+        self._guarded(self._find_scaler, given[0])
+
+    def _find_scaler(self, optimizer: Any) -> None:
+        """Before an optimizer steps, or that is left out: what scales the losses is known now."""
+        if self._observation is not None and self._is_ours(optimizer):
+            self._observation.scaled_by(self._scaler)
+
+    @property
+    def _scaler(self) -> Any:
+        return None if self._chosen is None else self._scalers.of(self._chosen.optimizers)
+
+    def _is_ours(self, optimizer: Any) -> bool:
+        return self._chosen is not None and any(each is optimizer for each in self._chosen.optimizers)
 
     def _stepped(self, optimizer: Any, *arguments: Any) -> None:
         """An optimizer has stepped, or its step was left out by a scaler."""
@@ -167,10 +182,10 @@ class Script:
         self._optimizers.note(optimizer)
         self._models.trained(optimizer, counts=self._plan.action is Action.LIST)
         chosen = self._chosen
-        if chosen is None or self._over or not any(each is optimizer for each in chosen.optimizers):
+        if chosen is None or self._over or not self._is_ours(optimizer):
             return
-        if len(chosen.optimizers) > 1:  # the others may be still to step: the step ends when the model is called again
-            self._updated = True
+        if len(chosen.optimizers) > 1 or self._scaler is not None:
+            self._updated = True  # the others may be still to step, or the scale to be updated: the step ends then, or with the next call
         else:
             self._end_step()
         self._look_at_calls()
@@ -185,7 +200,24 @@ class Script:
     def _scaled(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
         """A scaler is about to let an optimizer step, or to leave that out."""
         updates, optimizer = self._updates, args[1] if len(args) > 1 else kwargs.get("optimizer")
+        if optimizer is not None:
+            self._guarded(self._scalers.steps, args[0], optimizer)
+            self._guarded(self._find_scaler, optimizer)
         return lambda result: self._guarded(self._stepped, optimizer) if self._updates == updates else None
+
+    def _made_scaler(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
+        """A scaler is made."""
+        return lambda result: self._guarded(self._scalers.note, args[0])
+
+    def _scale_updates(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
+        """A scaler finds its next scale, from what the gradients of this step were: that is the step's last part."""
+        return lambda result: self._guarded(self._scale_updated, args[0])
+
+    def _scale_updated(self, scaler: Any) -> None:
+        chosen = self._chosen
+        if self._updated and not self._over and chosen is not None and len(chosen.optimizers) == 1 and scaler is self._scaler:
+            self._end_step()
+            self._look_at_calls()
 
     # the model and its steps
 
@@ -277,7 +309,7 @@ class Script:
             needed = not self._over
         else:
             trains_with_one = len(chosen.optimizers) == 1
-            needed = self._awake or not trains_with_one or self._is_last or self._is_wanted(self._seen.steps)
+            needed = self._awake or self._updated or not trains_with_one or self._is_last or self._is_wanted(self._seen.steps)
         if self._plan.action is Action.LIST or needed:
             self._calls.install()
         else:
@@ -298,8 +330,9 @@ class Script:
                 return
             self._claimed = rank
             self._clear()
+        scaler = self._scalers.likely(chosen.optimizers)
         try:
-            self._observation = observe(self._plan, chosen.model, chosen.optimizers, chosen.steps, self._seen.steps)
+            self._observation = observe(self._plan, chosen.model, chosen.optimizers, scaler, chosen.steps, self._seen.steps)
         except UsageError as error:
             if chosen.optimizers:
                 raise
@@ -337,7 +370,8 @@ class Script:
         for place in self._scaling:
             entrances.observe_function_no_more(*place)
         self._handle = register_optimizer_step_post_hook(functools.partial(self._guarded, self._stepped))
-        self._scaling = [(kind, "step", self._scaled) for kind in entrances.scalers()]
+        told = (("step", self._scaled), ("update", self._scale_updates))
+        self._scaling = [(kind, name, act) for kind in entrances.scalers() for name, act in told]
         for place in self._scaling:
             entrances.observe_function(*place)
 

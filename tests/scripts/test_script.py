@@ -412,6 +412,61 @@ def test_a_watch_finds_what_a_script_computes_and_lets_it_go_on(tmp_path: Path) 
     assert read(tmp_path / "watch").findings
 
 
+#: Steps of a net, whose first gradients overflow in float16 at a scale of 2.0**18.
+SCALED = """
+def scaled(net, optimizer, scaler, steps=4):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = net(x).sum()
+        loss = loss if scaler is None else scaler.scale(loss.half() * 1.0)
+        loss.backward()
+        (optimizer.step if scaler is None else lambda: (scaler.step(optimizer), scaler.update()))()
+def made(model):
+    return model, torch.optim.SGD(model.parameters(), 0.01)
+class Other(Net): pass
+"""
+
+
+def watched_scales(tmp_path: Path, training: str, **options: str) -> tuple[list[float | None], list[int]]:
+    """The scale of each step's line in the log, and the steps that were skipped."""
+    plan = {"action": Action.WATCH, "out": str(tmp_path / "watch"), "steps": None, "options": {"on_finding": "warn"}, **options}
+    run(tmp_path, BEGINNING + SCALED + training, plan=plan)
+    log = read(tmp_path / "watch").ranks[0]
+    return [each.scale for each in log.steps], [each.step for each in log.scaled if each.skipped]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_training_is_not_judged_by_the_scaler_of_another(tmp_path: Path, before: bool) -> None:
+    first = "first = torch.amp.GradScaler('cpu', init_scale=8.0)\n"
+    training = f"{first}scaled(*made(Net()), first)\n" if before else first
+    scales, _ = watched_scales(tmp_path, training + "scaled(*made(Other()), None)", model="Other")
+    assert scales == [None] * 4
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_training_is_judged_by_the_scaler_that_steps_its_optimizer(tmp_path: Path, late: bool) -> None:
+    training = "own, other = (torch.amp.GradScaler('cpu', init_scale=each) for each in (4.0, 8.0))\n"
+    if late:
+        training = "first = torch.amp.GradScaler('cpu', init_scale=8.0)\nscaled(*made(Net()), first)\n"
+        training += "own = torch.amp.GradScaler('cpu', init_scale=4.0)\n"
+    scales, skipped = watched_scales(tmp_path, training + "scaled(*made(Other()), own)", model="Other")
+    assert (scales, skipped) == ([4.0] * 4, [])
+
+
+def test_an_update_that_a_scaler_skips_is_of_the_step_that_overflowed(tmp_path: Path) -> None:
+    scales, skipped = watched_scales(tmp_path, "scaled(*made(Net()), torch.amp.GradScaler('cpu', init_scale=2.0**18))")
+    assert skipped == list(range(len(skipped)))
+    assert 0 < len(skipped) < 4
+    assert scales[0] == 2.0**17
+
+
+def test_a_step_whose_scale_is_never_updated_ends_when_the_model_is_called_again(tmp_path: Path) -> None:
+    training = "scaler = torch.amp.GradScaler('cpu', init_scale=4.0)\n"
+    training += "net, sgd = made(Net())\nfor _ in range(3):\n    sgd.zero_grad()\n    scaler.scale(net(x).sum()).backward()\n"
+    scales, _ = watched_scales(tmp_path, training + "    scaler.step(sgd)\n    scaler._per_optimizer_states.clear()")
+    assert scales == [4.0] * 3
+
+
 def test_a_step_that_a_finding_has_ended_was_watched(tmp_path: Path) -> None:
     script = BEGINNING + "net = Net()\nx = x * float('inf')\ntrain(net, torch.optim.SGD(net.parameters(), 0.1))"
     plan = {"action": Action.WATCH, "out": str(tmp_path / "watch"), "steps": None, "options": {"on_finding": "raise"}}

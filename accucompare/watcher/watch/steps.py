@@ -87,7 +87,8 @@ class Watch:
         self._watcher.gradients.lines.always = options.level == Level.OP
         self._vitals = VitalSigns(modules, self._watcher, options.optimizers, options.schedulers, options.checks_every)
         self._reader = Reader(self._watcher, limits, start.ranks)
-        self._reader.scaled = options.scaler is not None
+        self._scaler = options.scaler
+        self._reader.scaled = self._scaler is not None
         self._contexts = Contexts(modules, device, start.ranks)
         self._explainer = Explainer(modules, self._contexts, limits)
         self._log = Log(log_path(out, start.rank))
@@ -175,6 +176,12 @@ class Watch:
     def reuses(self, inputs: int) -> None:
         """The loop uses so many inputs again and again, as it was asked to: that they come again is no fault."""
         self._vitals.cycle = inputs
+
+    def scaled_by(self, scaler: Any) -> None:
+        """This one scales the losses of this step, or none does: before its update it is known."""
+        if scaler is not self._scaler:
+            self._scaler, self._reader.scaled = scaler, scaler is not None
+            self._scaling.scale = self._scale_of_step = self._scale()
 
     # called by the watcher for outermost calls
 
@@ -406,8 +413,7 @@ class Watch:
     # the loss scale
 
     def _scale(self) -> float | None:
-        scaler = self._options.scaler
-        return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else None
+        return float(self._scaler.get_scale()) if self._scaler is not None and self._scaler.is_enabled() else None
 
     def _end_scale(self) -> ScaleChange | None:
         """What the loss scaler did in this step, or the loop in its place."""
