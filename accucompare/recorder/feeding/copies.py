@@ -1,4 +1,4 @@
-"""Golden's values in tensors like those whose place they take."""
+"""Golden's values in tensors like those they replace."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ IN_PLACE_OF = "_InPlaceOfBackward"
 
 
 class _InPlaceOf(torch.autograd.Function):
-    """Golden's values to whoever computes with them, and to autograd the tensor whose place they take: gradients go on to that.
+    """Forward: returns golden's values. Backward: passes the gradient to the tensor they replaced.
 
-    With an ``exchange``, they go on as what that makes of them.
+    An ``exchange`` changes that gradient first.
     """
 
     @staticmethod

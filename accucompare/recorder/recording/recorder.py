@@ -246,7 +246,7 @@ class Recorder(Listener[_Call]):
             if self._buffers is not None:
                 self._buffers.ended(call)
         call.arguments = None
-        span, call.span = call.span, None  # the two would lead to each other, and wait for Python's collection of such, which takes long
+        span, call.span = call.span, None  # break the reference cycle now; otherwise only the cyclic GC frees it
         if span is not None and self._backward is not None:
             self._backward.ended(span)
         if self._feed is None or (self._operators and not self._is_selected(call)):  # golden's selection is the same
