@@ -140,7 +140,7 @@ class Listener(Generic[_C]):
         for name, module in self._modules.named.items():
             before = Hook(self, functools.partial(self._before, name), name)
             after = Hook(self, functools.partial(self._after, name), name)
-            # by the class, since a scripted module refuses what it is asked itself; it calls the hooks all the same, where Python calls it
+            # through nn.Module: a ScriptModule blocks the method but still runs the hooks when called from Python
             self._handles.append(nn.Module.register_forward_pre_hook(module, before, with_kwargs=True))
             self._handles.append(nn.Module.register_forward_hook(module, after, with_kwargs=True, always_call=True))
             self._last[name] = self._handles[-1].id
