@@ -39,7 +39,7 @@ class IdleBlocks:
         self.nbytes += size
 
     def pop(self, allocate: Allocate, size: int) -> Any:
-        """The last one that was added of a size, for the processor's cache may still hold it; ``None`` if there is none."""
+        """The newest one of a size, as the processor's cache may still hold it; ``None`` if there is none."""
         return self._pop((allocate, size)) if (allocate, size) in self._blocks else None
 
     def shrink(self, nbytes: int) -> None:

@@ -28,7 +28,7 @@ from accucompare.storage_errors import FULL, cure_of
 _LOGGER = logging.getLogger(__name__)
 #: How many bytes of tensors may wait to be written, by default: 1 GiB.
 QUEUE_BYTES = 1 << 30
-#: How many records, or bytes of tensors, wake the thread that writes: each time, it and the model wait for one interpreter.
+#: Wake the writer only after this many records or bytes: each wake-up competes with the model for the GIL.
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 1 << 20
 #: Seconds between two manifests, where a step writes nothing else.
 _BETWEEN_MANIFESTS = 1.0
