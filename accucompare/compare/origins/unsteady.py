@@ -13,8 +13,8 @@ def begins(golden: Iterable[Record], again: Mapping[Key, Record]) -> dict[Key, R
     """The records of golden's second capture that show, for a *fed* comparison, whether the code that made a value is deterministic.
 
     Golden's own captures were not fed: after a random number that differs, everything differs, although each module is deterministic. A fed
-    candidate got the first capture's values, so its errors are its own. Therefore the second capture says nothing about a value if the
-    code that made it got other values in it, as arguments or from the calls that it made.
+    candidate got the first capture's values, so its errors are its own. So ignore a value of the second capture if its code received
+    different inputs there: arguments, or results of the calls it made.
 
     Args:
         golden: the records.
