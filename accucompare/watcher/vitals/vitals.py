@@ -55,7 +55,7 @@ class VitalSigns:
             modules: of the model.
             watcher: whose meter reads the numbers, and whose hooks see the calls.
             optimizers, schedulers: those that the watch was given.
-            every: every so many-th step is looked at closely; 0: nothing is looked at.
+            every: look closely at every n-th step; 0: at none.
         """
         self.cycle = 0
         self._watcher = watcher

@@ -50,7 +50,7 @@ from accucompare.watcher.watch.step_end import Reader
 _READ_EARLY = 4
 #: A step without an end has at most so many observations before they are dropped, if nothing was found.
 _MOST_NOTED = 100_000
-#: Underflow is looked for in every so many-th step that is watched.
+#: Look for underflow in every n-th watched step.
 _UNDERFLOW_EVERY = 10
 #: How many parameters a step's event names of those that carry most of grad_norm.
 _LARGEST = 5

@@ -80,7 +80,7 @@ def watch(
             is needed to find out is looked at.
         trace_steps: steps of which to show all calls.
         abort_after_step: end the loop after this step, by a ``WatchEndedError``.
-        every: watch every so many-th step only; the others cost nothing.
+        every: watch every n-th step; the others are not instrumented.
         level: ``"op"`` looks at every operator that is called in a module's own code, too. After a finding, that is done anyway.
         allow: globs of qualified names of modules whose outputs may be infinite or NaN; ``"(root)"`` is the model itself.
         near: warn when values come within this factor of the largest number of their type.
