@@ -58,7 +58,7 @@ class TrainingSetup(msgspec.Struct, tag="setup", tag_field="event", frozen=True,
         tokens: ids of special tokens, as the model's configuration says: ``begin`` and ``end`` of a text.
         generators: digests of the states that Python's and NumPy's generators were in when the watch began: ``python`` and ``numpy``.
         dropouts: by module, the share that its dropout sets to zero, where there is one.
-        every: every so many-th step is looked at closely.
+        every: look closely at every n-th step.
     """
 
     step: int
