@@ -42,7 +42,7 @@ def reports_to_write(given: tuple[Path, ...], usual: Path | None) -> tuple[Path,
 
 
 def is_page(report: Path) -> bool:
-    """Whether a report is a page for a browser, and no workbook; what is written through has no ending, and is a workbook."""
+    """Whether a report is a page, not a workbook. A stream (pipe, /dev/stdout) has no suffix and gets a workbook."""
     return report.suffix.lower() == ".html"
 
 
