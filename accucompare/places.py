@@ -104,7 +104,7 @@ class Url:
         return self
 
     def is_file(self) -> bool:
-        """Whether there is such an object; one that may not be read is none (S3 answers so for a missing one, if it may not be listed).
+        """Whether the object exists. Unreadable counts as missing: S3 returns 403 for missing keys without list permission.
 
         Raises:
             BundleError: if the storage does not answer.
