@@ -33,7 +33,7 @@ class _InPlaceOf(torch.autograd.Function):
 
 
 def in_place_of(arrived: torch.Tensor, values: torch.Tensor, exchange: Exchange | None) -> torch.Tensor:
-    """A tensor of these values, in their memory, whose gradient goes on to another; see ``_InPlaceOf``."""
+    """A tensor that shares these values' memory and passes its gradient to ``arrived``."""
     if not (arrived.requires_grad and torch.is_grad_enabled()):
         return values
     new: torch.Tensor = _InPlaceOf.apply(arrived, [values], exchange)  # type: ignore[no-untyped-call]
@@ -76,7 +76,7 @@ def _copy_like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
 
 
 def _apart(shape: Iterable[int], strides: Iterable[int]) -> bool:
-    """Whether no two elements share their memory; ``False`` also where that takes more than a look."""
+    """Whether no two elements share memory; ``False`` where that is costly to tell."""
     reach = 1
     for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1):
         if stride < reach:

@@ -1,4 +1,4 @@
-"""A fed update: it is given golden's gradients, parameters and state, and what comes after it golden's parameters."""
+"""A fed update gets golden's gradients, parameters and state; what follows it gets golden's parameters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FedUpdates:
         return self.feed.has_value(FedPlace(self.step(), name, update, Role.PARAM_CHANGED), path)
 
     def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
-        """Write golden's value into a tensor that an update is given; if golden has none, that is noted. Errors as ``Feed.inputs``."""
+        """Write golden's value into a tensor that an update gets; note a missing one. Errors as ``Feed.inputs``."""
         place = FedPlace(self.step(), name, update, role)
         self.feed.load(place.step)
         golden = self.feed.golden_value(place, path, tensor.detach(), Memory())

@@ -1,4 +1,4 @@
-"""The fed capture: every module call is given golden's inputs, and its caller golden's outputs, so that each error is the module's own."""
+"""The fed capture: each module call gets golden's inputs and its caller golden's outputs, so each error is the module's own."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Feeding(GoldenValues):
         return self._put(place, output, by_path, []), own
 
     def value(self, place: FedPlace, path: str, tensor: torch.Tensor, memory: Memory) -> torch.Tensor | None:
-        """Golden's value for one tensor, a fresh copy; ``None`` if it has none, which is noted. Errors as ``inputs``."""
+        """A fresh copy of golden's value for one tensor; notes a missing one and gives ``None``. Errors as ``inputs``."""
         self.load(place.step)
         found = self.golden_value(place, path, tensor, memory)
         if isinstance(found, torch.Tensor):

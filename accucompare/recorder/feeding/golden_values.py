@@ -240,7 +240,7 @@ class GoldenValues:
         return golden if self._rounded is None or not golden.is_floating_point() else round_copy(golden, self._rounded)
 
     def pass_on(self, place: FedPlace, path: str, why: str, hides: bool = False) -> None:
-        """Note that a value was left as it came, once also where its call is run again. ``hides``: as ``Unfed`` has it."""
+        """Note that a value was not fed; only once if its call runs again. ``hides``: see ``Unfed``."""
         if (place, path) not in self._noted:
             self._noted.add((place, path))
             entry = {"step": place.step, "name": place.name, "call": place.call, "role": place.role.value, "path": path, "why": why}
@@ -271,7 +271,7 @@ class GoldenValues:
         self._step = step
 
     def _records_of(self, step: int) -> list[tuple[str, Record]] | None:
-        """Golden's records of a step, with the model's names of their modules; ``None`` if golden has no such step."""
+        """Golden's records of a step under the model's module names; ``None`` if golden has no such step."""
         entries = [entry for rank, entry in self._golden.steps() if (rank, entry.step) == (self._rank, step)]
         if not entries:
             return None

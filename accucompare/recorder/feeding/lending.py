@@ -169,7 +169,7 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors share elements; those of two types share them where their stretches of memory overlap."""
+    """Whether two tensors share elements; of two types, whether their memory ranges overlap."""
     if any(each.is_nested or each.layout is not torch.strided or not each.numel() for each in (one, other)):
         return False
     if _memory(one) != _memory(other):

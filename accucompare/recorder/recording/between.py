@@ -25,7 +25,7 @@ class Between:
         self._age = 0  # steps that have ended since this was known
 
     def leave(self, parameters: Iterable[Parameter]) -> None:
-        """These parameters are as they should be: an update is over, or they were given golden's values."""
+        """Accept these parameters: an update has ended, or they got golden's values."""
         for each in parameters:
             self._left[id(each.tensor)] = each, _bits_of(each.tensor)
 
@@ -34,7 +34,7 @@ class Between:
         return id(parameter.tensor) in self._left
 
     def changed(self) -> set[int]:
-        """The ids of the parameters that hold other bits than they were left with. From now on, those that they hold count."""
+        """The ids of the parameters whose bits changed since they were accepted. Accepts the new bits."""
         now = {key: _bits_of(each.tensor) for key, (each, _) in self._left.items()}
         pairs = {key: (before, now[key]) for key, (_, before) in self._left.items()}
         found = {key for key, (before, after) in pairs.items() if isinstance(before, str) and isinstance(after, str) and before != after}

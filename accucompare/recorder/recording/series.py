@@ -24,7 +24,7 @@ Later = list[Any]
 
 @dataclass
 class _Numbers:
-    """Of the step that runs. Tensors in it are copies, read when the step is over, so that nothing waits for a device before."""
+    """The running step. Its tensors are copies, read when the step ends, so that nothing waits for a device earlier."""
 
     losses: list[tuple[torch.Tensor, Any]] = field(default_factory=list)  # each with the scale that it was multiplied by
     lr: dict[str, Any] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class SeriesRecorder:
         self._now.clipped[self._now.updates] = [norm(grad) for grad in grads]
 
     def updated(self, overflowed: torch.Tensor | None) -> None:
-        """An update is over. ``overflowed``: over 0 if a fused optimizer has left it out, for its gradients were not finite."""
+        """An update ended. ``overflowed``: over 0 if a fused optimizer skipped it because of non-finite gradients."""
         self._now.begun = True
         self._now.updates += 1
         if overflowed is not None:
