@@ -232,7 +232,7 @@ class _SecondWatcher(Watcher):
                     part.register_hook(functools.partial(_keep, snapshot.grads, path))  # type: ignore[no-untyped-call]
 
     def _give_real_gradients(self, output: Any) -> None:
-        """Pin each output's gradient to the recorded one; otherwise an output that feeds the loss twice is counted twice."""
+        """Pin each output's gradient to the recorded one; otherwise an output that feeds another one is counted twice."""
         for path, part in leaves(output):
             if path in self._context.grads and isinstance(part, torch.Tensor) and part.requires_grad:
                 real = always(self._context.grads[path])
