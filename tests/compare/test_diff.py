@@ -18,7 +18,7 @@ import accucompare as ac
 from accucompare.bundle.reading.archive import Archive
 from accucompare.bundle.reading.reader import open_bundle
 from accucompare.compare import batches
-from accucompare.compare.conclusion import Answer
+from accucompare.compare.decide import Answer
 from accucompare.compare.judging import sides as measuring
 from accucompare.compare.limits.tolerance import EXACT
 from accucompare.compare.origins.unseen import unseen_rows

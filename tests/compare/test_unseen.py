@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.compare.conclusion import Answer
+from accucompare.compare.decide import Answer
 from tests.compare.builder import Item, compare, item, write
 
 WITHOUT_DATA = ("nested", "sparse", "quantized", "batched", "unreadable")
