@@ -10,10 +10,10 @@ from enum import Enum
 from accucompare.bundle.format import GRADIENT_ROLES, SERIES_ROLES
 from accucompare.compare import facts
 from accucompare.compare.facts import BareFact, Fact
-from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, is_choice, is_of_glue, unseen_rows, without_output
+from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, is_choice, is_of_glue
 from accucompare.compare.result import Result
 from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, PreflightFinding, Reason, Status
-from accucompare.compare.runs import JudgedBy, Parting, TrainingResult, coarsest
+from accucompare.compare.runs import JudgedBy, Parting, TrainingResult
 from accucompare.selection import RoleGroup
 
 
@@ -165,7 +165,7 @@ def _bug(result: Result) -> Decision:
 _RULES: tuple[Callable[[Result], Decision | None], ...] = (
     _by_standard,  # a standard that was asked for decides in place of the rows
     _nothing_to_rely_on,  # not sure: too little was compared, or what was compared proves nothing
-    _all_clear,  # identical, rounding, within tolerance: no row fails, and no run parts
+    _all_clear,  # identical (at least in what was compared), rounding, within tolerance: no row fails, and no run parts
     _by_poor_baseline,  # not sure: rows fail by a baseline that cannot judge; a limit of the user's needs none
     _parted,  # bug, different: no row fails, but two runs of training part
     _given_other_things,  # different: with another model, weights or inputs, errors say nothing of the code
@@ -213,10 +213,10 @@ def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
         yield from filter(None, [_judged_by_few(result)])
     if result.far_beyond is not None:
         yield facts.FarBeyond(result.far_beyond, failed=False)
-    if hidden := unseen_rows(result.rows, result.fed, coarsest(result.golden.manifest, result.candidate.manifest)):
+    if (hidden := result.may_hide) is not None:
         yield facts.MayHide(hidden.first, hidden.count, len(result.rows))
-    if result.holds_outputs and (given := without_output(result.rows)) is not None:
-        yield facts.NoOutput(given)
+    if result.without_output is not None:
+        yield facts.NoOutput(result.without_output)
     if result.refused is not None and not result.by_user:
         yield facts.WithinFixedLimits(result.refused)
     if result.unseen:

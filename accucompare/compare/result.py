@@ -9,7 +9,7 @@ from functools import cached_property
 
 from accucompare.bundle.format import SERIES_ROLES, Manifest, Record, Role
 from accucompare.compare.limits import OtherCode, Tolerances
-from accucompare.compare.origins import Culprit
+from accucompare.compare.origins import Culprit, Unseen, unseen_rows, without_output
 from accucompare.compare.rows import (
     STATUS_OF,
     UNMATCHED,
@@ -21,7 +21,7 @@ from accucompare.compare.rows import (
     Status,
     is_operator,
 )
-from accucompare.compare.runs import Acceptance, Parting, TrainingResult
+from accucompare.compare.runs import Acceptance, Parting, TrainingResult, coarsest
 from accucompare.places import Place
 from accucompare.selection import Mode, Selection
 
@@ -198,6 +198,16 @@ class Result:
     def far_beyond(self) -> Row | None:
         """The first row that is far beyond rounding, and so is the baseline."""
         return next((row for row in self.rows if row.verdict.beyond), None)
+
+    @cached_property
+    def may_hide(self) -> Unseen | None:
+        """The rows that could not be compared, and in which an error may hide."""
+        return unseen_rows(self.rows, self.fed, coarsest(self.golden.manifest, self.candidate.manifest))
+
+    @cached_property
+    def without_output(self) -> Row | None:
+        """The first input of a step in which the model returned nothing that could be compared, as far as outputs were recorded."""
+        return without_output(self.rows) if self.holds_outputs else None
 
     @cached_property
     def first_divergence(self) -> Row | None:
