@@ -86,6 +86,10 @@ FOLLOWS = {
 }
 
 
+def test_every_answer_has_its_exit_code_and_its_verdict() -> None:
+    assert {answer: (Decision(answer, ()).exit_code, verdict(answer)) for answer in Answer} == FOLLOWS
+
+
 @settings(max_examples=200)
 @given(comparisons())
 def test_the_exit_code_is_a_function_of_the_answer_and_every_report_follows_from_it(found: Comparison) -> None:
