@@ -264,7 +264,7 @@ def _first_over(result: Result) -> Conclusion | None:
     if not result.culprits:
         counts = result.counts()
         reasons = ", ".join(f"{count} {reason.value}" for reason, count in counts.items() if STATUS_OF[reason] is Status.FAIL)
-        return Conclusion(Answer.DIFFERENT, f"no place shows an error of its own ({reasons})")
+        return Conclusion(Answer.DIFFERENT, f"rows fail ({reasons}), and none of them shows in which layer that began")
     culprit = result.culprits[0]
     if not result.fed and result.baseline is None and culprit.scaled is None and not culprit.row.lost:
         first = min(result.culprits, key=_when)
