@@ -260,6 +260,8 @@ class Result:
         if row is None:
             return ""
         error = "" if row.metrics is None else f" by rel_l2 {row.metrics.rel_l2:.3g}"
+        if row.metrics is not None and row.metrics.rel_l2 > 1:  # as of a gradient that is 0 but for rounding
+            error = f" by {row.metrics.rel_l2:.3g} times golden's own size"
         return f"{self.place(row)} is off{error}, far beyond rounding, and so is the baseline: it may have the fault too"
 
     @cached_property

@@ -1,6 +1,6 @@
 """The data of a page: columns as bytes that a browser unpacks at once, with a head that says where each lies.
 
-A number is kept as the leading bytes of its float64: as many as its digits need that are shown, and rounded to those. All first bytes of a column
+A number is kept as the leading bytes of its float64: as many as its shown digits need, and rounded to those. All first bytes of a column
 come first, then all second ones, and so on, for so they compress best. A text is kept once, and a row holds its number. Everything
 is one gzip stream in base64, written while it is made, with the head at its end.
 """
