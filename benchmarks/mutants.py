@@ -61,7 +61,7 @@ EXEMPT = {
     "sequences._LINE": "the same",
     "sequences._OPTIONS": "the same",
     "sequences._PAIR": "the same",
-    "sequences._WINDOW": "time and memory",
+    "sequences.SEQUENCE_WINDOW": "time and memory",
     "step_pairs.percent": "how many digits are printed",
     "tolerance._MOST_BYTES": "memory",
     "tolerance.read_rules": "a version of Python",
