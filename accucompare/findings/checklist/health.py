@@ -93,6 +93,11 @@ def judge_log(ranks: Ranks, thresholds: Mapping[str, float] | None = None) -> He
     return Health([_result(check, ranks, given) for check in CHECKS])
 
 
+def judge_vitals(ranks: Ranks) -> Health | None:
+    """The checklist by its default thresholds; ``None`` of runs whose log has nothing for it."""
+    return judge_log(ranks) if any(run.vitals for run in ranks.ranks) else None
+
+
 def _result(check: Check, ranks: Ranks, given: Mapping[str, float]) -> Checklist:
     limits = {each.name: float(given.get(each.name, each.default)) for each in check.thresholds}
     runs = ranks.ranks[:1] if check.across else ranks.ranks
