@@ -10,7 +10,7 @@ from pathlib import Path
 
 from accucompare.errors import UsageError
 from accucompare.files import bounded
-from accucompare.findings.analysis import Analysis, Ranks
+from accucompare.findings.analysis import Ranks
 from accucompare.findings.checklist.checks import Check, CheckOutcome, CheckStatus, Evidence, Threshold, not_looked_at
 from accucompare.findings.checklist.checks_data import DATA
 from accucompare.findings.checklist.checks_loss import LOSS
@@ -111,11 +111,6 @@ def _outcome(check: Check, evidence: Evidence) -> CheckOutcome:
         return not_looked_at(check.because)
     missing = next((need for need in check.needs if need.missing(evidence)), None)
     return not_looked_at(missing.value) if missing is not None else check.judge(evidence)
-
-
-def is_unread(run: Analysis) -> bool:
-    """Whether a run has nothing that a check could look at."""
-    return not run.steps and not run.findings
 
 
 def read_thresholds(texts: Iterable[str], file: Path | None = None) -> dict[str, float]:
