@@ -159,7 +159,7 @@ def _load(value: float | int) -> LoadedItem:
     )
 
 
-FORMAT = Format(
+DEBUG_MODE_FORMAT = Format(
     DumpFormat.DEBUG_MODE.value,
     "DebugMode",
     _recognise,

@@ -161,7 +161,7 @@ def _parent(place: PlaceInName, calls: dict[str, int]) -> tuple[str, int] | None
     return "", 0
 
 
-FORMAT = Format(
+FOLDER_FORMAT = Format(
     DumpFormat.FOLDER.value,
     "the folder of tensors",
     _recognise,

@@ -190,4 +190,4 @@ def _load(path: Path) -> LoadedItem:
     return load_safetensors(path, index["data"])
 
 
-FORMAT = Format(DumpFormat.HUGGING_FACE.value, "Hugging Face's model debugger", _recognise, _open, f"*{_INDEX}")
+HUGGING_FACE_FORMAT = Format(DumpFormat.HUGGING_FACE.value, "Hugging Face's model debugger", _recognise, _open, f"*{_INDEX}")

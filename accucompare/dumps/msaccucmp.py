@@ -53,7 +53,7 @@ def _items(folder: Path) -> Iterator[Item | NotImported]:
         yield Item(match["name"], Role(match["role"]), "" if alone else number, call, load=partial(load_npy, path), type=match["type"])
 
 
-FORMAT = Format(
+MSACCUCMP_FORMAT = Format(
     DumpFormat.MSACCUCMP.value,
     "msaccucmp",
     lambda path: bool(folders_with(path, _belongs)),

@@ -304,4 +304,4 @@ def _statistics(value: dict[str, Any]) -> Statistics | None:
     return Statistics(least, most, mean, norm, nan=0, inf=0)
 
 
-FORMAT = Format(DumpFormat.MSPROBE.value, "msprobe", _recognise, _open, "dump.json, in step<N>/rank<R> or step<N>/proc<PID>")
+MSPROBE_FORMAT = Format(DumpFormat.MSPROBE.value, "msprobe", _recognise, _open, "dump.json, in step<N>/rank<R> or step<N>/proc<PID>")

@@ -168,7 +168,7 @@ def _load(value: Any, place: str) -> LoadedItem:
     raise UnreadableError(f"{place}: holds no array of NumPy's; save outputs of NumPy, as the runners of ONNX Runtime and TensorRT give")
 
 
-FORMAT = Format(
+POLYGRAPHY_FORMAT = Format(
     DumpFormat.POLYGRAPHY.value,
     "Polygraphy",
     _recognise,

@@ -162,7 +162,7 @@ def _load(file: Path, line: _Line) -> LoadedItem:
     return LoadedItem(array, "int32")
 
 
-FORMAT = Format(
+ROUTER_TRACE_FORMAT = Format(
     DumpFormat.MEGATRON_ROUTER.value,
     "Megatron's RouterTracer",
     lambda path: _belongs(path.name) if path.is_file() else bool(folders_with(path, _belongs)),

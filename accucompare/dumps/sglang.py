@@ -135,7 +135,7 @@ def _load(path: Path) -> LoadedItem:
     return of_tensor(value, path)
 
 
-FORMAT = Format(
+SGLANG_FORMAT = Format(
     DumpFormat.SGLANG.value,
     "SGLang's dumper",
     lambda path: bool(folders_with(path, _belongs)),
