@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.format import GRADIENT_ROLES, Role
-from accucompare.dumps.files import (
+from accucompare.dumps.dump_files import (
     inside,
     load_npy,
     load_npz,

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from accucompare.bundle.format import Role
-from accucompare.dumps.files import load_npy
+from accucompare.dumps.dump_files import load_npy
 from accucompare.dumps.folders import files_in, folders_with, step_folders
 from accucompare.dumps.items import Dump, Format, Item, ItemPart, Naming, NotImported
 from accucompare.dumps.kernel_files import NPY_NAME

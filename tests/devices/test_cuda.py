@@ -13,7 +13,7 @@ import torch
 import accucompare as ac
 from accucompare.devices import DeviceName
 from accucompare.devices.cuda import Cuda
-from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.case_capture import capture_case
 from accucompare.selection import FloatType
 from tests.conftest import ROOT

@@ -14,7 +14,7 @@ from accucompare.errors import ReportError
 from accucompare.findings.analysis.analysis import read
 from accucompare.findings.log.events import Alert, AlertKind, Cause, End, Ending, Event, Frame, Frames
 from accucompare.findings.log.log import log_path
-from accucompare.findings.log.vitals import ParameterFacts, TrainingSetup, Vitals
+from accucompare.findings.log.vital_events import ParameterFacts, TrainingSetup, Vitals
 from accucompare.report.excel.watch_workbook import write_watch
 from accucompare.report.table import sheets
 from accucompare.report.terminal.terminal_watch import print_analysis, print_finding, print_frames, print_watched

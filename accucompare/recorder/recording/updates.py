@@ -18,7 +18,7 @@ from accucompare.live.autograd import Observer, Parameter, gradient_state, obser
 from accucompare.live.modules import Modules, in_backward
 from accucompare.live.operators import entrances
 from accucompare.live.values import Bits, Scalar, copy_of, difference, leaves
-from accucompare.recorder.recording.between import Between
+from accucompare.recorder.recording.between_updates import Between
 from accucompare.recorder.recording.guard import Guard, guarded
 from accucompare.recorder.recording.series import SeriesRecorder
 from accucompare.recorder.state import Training

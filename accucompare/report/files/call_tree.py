@@ -9,7 +9,7 @@ from enum import Enum
 
 from accucompare.bundle.format import GROUP_OF, OPERATOR_ROLES, Role, display_name
 from accucompare.compare.rows import Status
-from accucompare.report.files.written import WrittenRow, number_of_json
+from accucompare.report.files.written_comparison import WrittenRow, number_of_json
 from accucompare.selection import RoleGroup
 
 

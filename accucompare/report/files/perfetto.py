@@ -14,7 +14,7 @@ from typing import Any
 from accucompare.compare.rows import Status
 from accucompare.report.files.call_tree import CallNode, Pass, passes, worst
 from accucompare.report.files.exported import facts, log_of, write_text
-from accucompare.report.files.written import Written, WrittenRow
+from accucompare.report.files.written_comparison import Written, WrittenRow
 from accucompare.text import printable
 
 Event = dict[str, Any]
