@@ -43,7 +43,8 @@ def description() -> str:
 
 
 class Measured(NamedTuple):
-    """What the kernel measures of a pair. The names are those of ``compare.measuring.measure``, the order is that of ``compare.measuring.scan``.
+    """What the kernel measures of a pair. The names are those of ``compare.measuring.measure``, the order is that of
+    ``compare.measuring.scan``.
 
     ``max_abs_index`` and ``nonfinite_index`` are positions from the start of what was measured, ``None`` where there is no difference
     or no mismatch. ``max_ulp`` means nothing unless both sides have the same floating type. NaN and Inf are left out of all else.
@@ -218,8 +219,8 @@ def sketch_blocks(
         values: stored bits, contiguous, starting at a block's start.
         dtype: their true type, for which ``can_summarize`` holds.
         scale: what values are multiplied by.
-        tables: signs, int8, of shape (rows, groups); buckets, int32, of shape (at least as many as the blocks, groups); signs of the groups,
-            int8, likewise.
+        tables: signs, int8, of shape (rows, groups); buckets, int32, of shape (at least as many as the blocks, groups); signs of the
+            groups, int8, likewise.
         places: rotations, int32, and signs, int8, one a block.
         sketch: float64, which is added to.
 
