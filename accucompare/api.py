@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accucompare.compare.batches import Progress
 from accucompare.compare.decide import Answer, Decision, decide
 from accucompare.compare.diff import compare
 from accucompare.compare.limits import Tolerance, read_rules
 from accucompare.compare.pairing import read_maps
 from accucompare.compare.result import Result
+from accucompare.compare.task_batches import Progress
 from accucompare.errors import UsageError
 from accucompare.places import Place, local, place_of
 from accucompare.selection import Selection, Standard

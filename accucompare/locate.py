@@ -22,8 +22,8 @@ from accucompare.compare.rows import RefusedBaseline
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import CaptureError, CaseError, UsageError
 from accucompare.places import Place, place_of, whole
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.feeding import held_steps
-from accucompare.recorder.options import CaptureOptions
 from accucompare.selection import FloatType, Level, RoundedType, Steps
 from accucompare.text import printable, without_credentials
 

@@ -137,7 +137,7 @@ def said_of(log: Path) -> dict[str, str]:
     """By id, what each check that is WARN or FAIL said of a log."""
     from accucompare.findings.analysis.analysis import read
     from accucompare.findings.checklist.checks import CheckStatus
-    from accucompare.findings.checklist.health import judge_log
+    from accucompare.findings.checklist.health_checklist import judge_log
 
     return {
         each.check.id: f"{each.status}: {each.outcome.measured}" for each in judge_log(read(log)).of(CheckStatus.WARN, CheckStatus.FAIL)

@@ -22,9 +22,9 @@ import numpy as np
 import s3fs
 
 import accucompare as ac
+from accucompare.bundle.format.byte_sources import WINDOW
 from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.format.records import Layout, Record, Role
-from accucompare.bundle.format.sources import WINDOW
 from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.places import place_of
 

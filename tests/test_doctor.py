@@ -20,7 +20,7 @@ from accucompare import doctor
 from accucompare.devices import DeviceName
 from accucompare.doctor import DeviceReport, Examination, Problem, examine
 from accucompare.numbers import kernel
-from accucompare.report.doctor import print_examination
+from accucompare.report.doctor_output import print_examination
 from tests.conftest import Run, run_cli
 from tests.devices.test_devices import WITHOUT_CANN, WITHOUT_DEVICE, pretend
 
@@ -134,7 +134,7 @@ def test_help_has_examples_and_exit_codes(cli: Run) -> None:
 
 
 def test_looking_imports_nothing_heavy_into_this_process(tmp_path: Path) -> None:
-    program = "import sys, accucompare.report.doctor; print({'torch', 'numpy', 'pandas', 'openpyxl'} & set(sys.modules))"
+    program = "import sys, accucompare.report.doctor_output; print({'torch', 'numpy', 'pandas', 'openpyxl'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import pkgutil
+from collections import Counter
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -158,3 +160,32 @@ def test_an_import_inside_a_function_is_for_a_fast_start(file: Path) -> None:
 @pytest.mark.parametrize("file", FILES, ids=NAMES.get)
 def test_no_file_takes_a_private_name_of_another(file: Path) -> None:
     assert [name for module, name, _ in imports(file) if name.startswith("_") and not name.startswith("__") and name != "_kernel"] == []
+
+
+#: Functions of one name in two files: a command, and what it calls; a command has its function's name.
+VERBS = {"capture", "capture_script", "diff", "locate", "locate_script", "main", "run", "verify", "watch"}
+
+
+@cache
+def defined(file: Path) -> frozenset[str]:
+    """The public names that a file defines: classes, functions, constants."""
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id for target in targets if isinstance(target, ast.Name) and target.id[0].isupper()}
+    return frozenset(name for name in found if not name.startswith("_"))
+
+
+def twice(names: Iterable[str]) -> set[str]:
+    return {name for name, times in Counter(names).items() if times > 1}
+
+
+def test_no_public_name_means_two_things() -> None:
+    assert twice(name for file in FILES for name in defined(file)) == VERBS
+
+
+def test_no_two_files_have_one_name() -> None:
+    assert twice(file.name for file in FILES if file.name not in {"__init__.py", "__main__.py"}) == set()

@@ -365,7 +365,7 @@ def decayed():
 def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with ``later.py`` and a golden of its step 7."""
     from accucompare.devices import DeviceName
-    from accucompare.recorder.options import CaptureOptions
+    from accucompare.recorder.capture_options import CaptureOptions
     from accucompare.recorder.session.case_capture import capture_case
 
     folder = tmp_path_factory.mktemp("later")

@@ -222,7 +222,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 
 def test_a_server_of_whole_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accucompare.bundle.format.sources.WINDOW", 64)
+    monkeypatch.setattr("accucompare.bundle.format.byte_sources.WINDOW", 64)
     capture(tmp_path / "golden")
     with HTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path))) as server:
         Thread(target=server.serve_forever, daemon=True).start()

@@ -116,7 +116,7 @@ def capture(
     refuse_directory(directory, options["overwrite"])  # before torch is imported and the model built
     precisions = _precisions(with_baseline, baseline_tensors, options)
     open_device(name)  # before anything else imports torch
-    from accucompare.recorder.options import CaptureOptions
+    from accucompare.recorder.capture_options import CaptureOptions
     from accucompare.recorder.session import capture_case, rank_and_ranks, repeat_of
     from accucompare.report.console import progress_bar, reader_may_leave
     from accucompare.report.terminal import print_capture
@@ -397,7 +397,7 @@ def doctor(device: str | None, timeout: float, as_json: bool, quiet: bool) -> in
     """
     from accucompare.devices import DeviceName
     from accucompare.doctor import examine
-    from accucompare.report.doctor import print_examination
+    from accucompare.report.doctor_output import print_examination
 
     found = examine(DeviceName.parse(device) if device is not None else None, timeout)
     print_examination(found, as_json=as_json, quiet=quiet)

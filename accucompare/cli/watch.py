@@ -120,8 +120,8 @@ def watch(
     from accucompare.findings.log import log_path
     from accucompare.recorder.session import rank_and_ranks
     from accucompare.report.console import progress_bar, reader_may_leave
-    from accucompare.watcher.options import WatchOptions
     from accucompare.watcher.watch import watch_case
+    from accucompare.watcher.watch_options import WatchOptions
 
     options["on_finding"] = _on_finding(options)
     with progress_bar("watching", "steps", quiet) as progress, _bare_warnings(), told_later("accucompare.watch"):

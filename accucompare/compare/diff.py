@@ -14,7 +14,6 @@ import msgspec
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.format import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, WRITTEN_ROLES, Key, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle, open_bundle
-from accucompare.compare.batches import Progress, outcomes_of
 from accucompare.compare.judging import Sides, open_beside, why_not_proved, with_given, with_proofs
 from accucompare.compare.limits import (
     COPIES,
@@ -84,6 +83,7 @@ from accucompare.compare.rows import (
     with_parameters,
 )
 from accucompare.compare.runs import accept, after_updates, by_envelope, climb, with_clipping, with_step_rows
+from accucompare.compare.task_batches import Progress, outcomes_of
 from accucompare.compare.trust import choose_baseline, preflight_findings
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers import DTYPES

@@ -1,6 +1,6 @@
 """What differs between devices: how each is opened and described, and which of its settings change numbers.
 
-One module per type of device, each with the functions of ``Backend``.
+One class per type of device, each with the methods of ``Backend``.
 """
 
 from accucompare.devices.opening import TYPES, DeviceName, backend, explain, open_device

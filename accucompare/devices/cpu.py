@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,88 +14,86 @@ import torch
 
 from accucompare.errors import UsageError
 
-REDUCED = None
-SKETCHES_IN = None
 #: Bytes of a huge page.
 _HUGE_PAGE = 2 << 20
 #: From this size on a block is made of huge pages: glibc would take it from the system, and give it back, each time.
 _LARGE = 32 << 20
 
 
-def open_device(index: int | None) -> torch.device:
-    return torch.device("cpu")
+class Cpu:
+    """What every device has, and what the CPU does."""
 
+    REDUCED: str | None = None
+    SKETCHES_IN: str | None = None
 
-def count() -> int:
-    return 1
+    def open(self, index: int | None) -> torch.device:
+        return torch.device("cpu")
 
+    def count(self) -> int:
+        return 1
 
-def describe(index: int | None) -> dict[str, Any]:
-    return {"type": "cpu", "name": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
+    def describe(self, index: int | None) -> dict[str, Any]:
+        return {"type": "cpu", "name": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
 
+    def flags(self) -> dict[str, Any]:
+        """Those of torch as a whole, and of oneDNN."""
+        try:
+            precision = torch.get_float32_matmul_precision()
+        except RuntimeError:  # it has been set for one backend alone, by torch 2.9's fp32_precision
+            precision = "mixed"
+        mkldnn = torch.backends.mkldnn
+        products = {  # since torch 2.9
+            f"mkldnn.{name}.fp32_precision": getattr(mkldnn, name).fp32_precision
+            for name in ("matmul", "conv", "rnn")
+            if hasattr(getattr(mkldnn, name, None), "fp32_precision")
+        }
+        return {
+            "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+            "float32_matmul_precision": precision,
+            "mkldnn.enabled": bool(mkldnn.enabled),
+            **products,
+        }
 
-def flags() -> dict[str, Any]:
-    """Those of torch as a whole, and of oneDNN."""
-    try:
-        precision = torch.get_float32_matmul_precision()
-    except RuntimeError:  # it has been set for one backend alone, by torch 2.9's fp32_precision
-        precision = "mixed"
-    mkldnn = torch.backends.mkldnn
-    products = {  # since torch 2.9
-        f"mkldnn.{name}.fp32_precision": getattr(mkldnn, name).fp32_precision
-        for name in ("matmul", "conv", "rnn")
-        if hasattr(getattr(mkldnn, name, None), "fp32_precision")
-    }
-    return {
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "float32_matmul_precision": precision,
-        "mkldnn.enabled": bool(mkldnn.enabled),
-        **products,
-    }
+    @contextlib.contextmanager
+    def numerics(self, deterministic: bool, reduced: bool | None) -> Iterator[None]:
+        """Deterministic algorithms, on every device: torch has one switch for all. Operators without one warn and run.
 
+        Set by the debug mode, and only if it changes: ``use_deterministic_algorithms`` also imports inductor, which takes seconds,
+        for a switch that a model run eagerly does not need.
+        """
+        before = torch.get_deterministic_debug_mode()
+        if deterministic and not before:
+            torch.set_deterministic_debug_mode("warn")
+        try:
+            yield
+        finally:
+            if torch.get_deterministic_debug_mode() != before:  # the model may have set it, too
+                torch.set_deterministic_debug_mode(before)
 
-@contextlib.contextmanager
-def numerics(deterministic: bool, reduced: bool | None) -> Iterator[None]:
-    """Deterministic algorithms, on every device: torch has one switch for all. Operators without one warn and run.
+    def synchronize(self, device: torch.device) -> None:
+        pass
 
-    Set by the debug mode, and only if it changes: ``use_deterministic_algorithms`` also imports inductor, which takes seconds, for a switch
-    that a model run eagerly does not need.
-    """
-    before = torch.get_deterministic_debug_mode()
-    if deterministic and not before:
-        torch.set_deterministic_debug_mode("warn")
-    try:
-        yield
-    finally:
-        if torch.get_deterministic_debug_mode() != before:  # the model may have set it, too
-            torch.set_deterministic_debug_mode(before)
+    def overflowed(self, device: torch.device) -> bool | None:
+        return None
 
+    def saturates(self) -> bool:
+        return False
 
-def synchronize(device: torch.device) -> None:
-    pass
+    def kernel_dump(self, directory: Path) -> AbstractContextManager[None]:
+        raise UsageError("--kernel-dump: only an NPU has kernel dumps; --level op looks into the operators of every device")
 
+    def unsupported(self) -> Collection[str]:
+        return ()
 
-def overflowed(device: torch.device) -> None:
-    return None
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        with torch.inference_mode(False):  # or nothing could be written into it later, outside of that mode
+            if nbytes >= _LARGE and (memory := _huge_pages(nbytes)) is not None:
+                return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes)
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
-
-def saturates() -> bool:
-    return False
-
-
-def kernel_dump(directory: Path) -> AbstractContextManager[None]:
-    raise UsageError("--kernel-dump: only an NPU has kernel dumps; --level op looks into the operators of every device")
-
-
-def unsupported() -> tuple[str, ...]:
-    return ()
-
-
-def host_memory(nbytes: int) -> torch.Tensor:
-    with torch.inference_mode(False):  # or nothing could be written into it later, outside of that mode
-        if nbytes >= _LARGE and (memory := _huge_pages(nbytes)) is not None:
-            return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes)
-        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+    def copy_to_host(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None] | None:
+        target.copy_(source)
+        return None
 
 
 def _huge_pages(nbytes: int) -> mmap.mmap | None:
@@ -108,7 +106,3 @@ def _huge_pages(nbytes: int) -> mmap.mmap | None:
     except (OSError, ValueError):  # the kernel has none, or no more memory in one piece
         return None
     return memory
-
-
-def copy_to_host(source: torch.Tensor, target: torch.Tensor) -> None:
-    target.copy_(source)

@@ -9,87 +9,79 @@ from typing import Any
 
 import torch
 
-from accucompare.devices import cpu
-from accucompare.devices.cpu import kernel_dump as kernel_dump
-from accucompare.devices.cpu import overflowed as overflowed
-from accucompare.devices.cpu import saturates as saturates
-from accucompare.devices.cpu import unsupported as unsupported
-from accucompare.devices.streams import copy_to_host as copy_to_host
-from accucompare.devices.streams import host_memory as host_memory
+from accucompare.devices.streams import Streams
 from accucompare.errors import DeviceError
 
-REDUCED = "tf32"
-SKETCHES_IN = "float64"
 
+class Cuda(Streams):
+    """A GPU, by ``torch.cuda``."""
 
-def open_device(index: int | None) -> torch.device:
-    """Check that the GPU is there.
+    REDUCED = "tf32"
+    SKETCHES_IN = "float64"
 
-    Raises:
-        DeviceError: if torch was built without CUDA, or there is no such GPU.
-    """
-    if torch.version.cuda is None and torch.version.hip is None:
-        raise DeviceError(f"--device cuda: this torch ({torch.__version__}) is built without CUDA; install a CUDA build of torch")
-    found = count()
-    if not torch.cuda.is_available() or found == 0:
-        raise DeviceError("--device cuda: no GPU is available; see whether `nvidia-smi` lists one")
-    if index is not None and index >= found:
-        raise DeviceError(f"--device cuda:{index}: there are {found} GPU(s), numbered from 0")
-    try:
-        device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
-        torch.cuda.set_device(device)
-    except RuntimeError as error:  # busy in exclusive mode, out of memory; the first of its many lines says what it is
-        raise DeviceError(f"--device cuda: the GPU cannot be opened ({str(error).partition(chr(10))[0]}); see `nvidia-smi`") from None
-    return device
+    def open(self, index: int | None) -> torch.device:
+        """Check that the GPU is there.
 
+        Raises:
+            DeviceError: if torch was built without CUDA, or there is no such GPU.
+        """
+        if torch.version.cuda is None and torch.version.hip is None:
+            raise DeviceError(f"--device cuda: this torch ({torch.__version__}) is built without CUDA; install a CUDA build of torch")
+        found = self.count()
+        if not torch.cuda.is_available() or found == 0:
+            raise DeviceError("--device cuda: no GPU is available; see whether `nvidia-smi` lists one")
+        if index is not None and index >= found:
+            raise DeviceError(f"--device cuda:{index}: there are {found} GPU(s), numbered from 0")
+        try:
+            device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+            torch.cuda.set_device(device)
+        except RuntimeError as error:  # busy in exclusive mode, out of memory; the first of its many lines says what it is
+            raise DeviceError(f"--device cuda: the GPU cannot be opened ({str(error).partition(chr(10))[0]}); see `nvidia-smi`") from None
+        return device
 
-def count() -> int:
-    return torch.cuda.device_count()
+    def count(self) -> int:
+        return torch.cuda.device_count()
 
+    def describe(self, index: int | None) -> dict[str, Any]:
+        return {
+            "type": "cuda",
+            "name": torch.cuda.get_device_name(index),
+            "capability": ".".join(map(str, torch.cuda.get_device_capability(index))),
+            "cuda": torch.version.cuda or torch.version.hip,
+            "driver": getattr(torch._C, "_cuda_getDriverVersion", lambda: None)(),
+            "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        }
 
-def describe(index: int | None) -> dict[str, Any]:
-    return {
-        "type": "cuda",
-        "name": torch.cuda.get_device_name(index),
-        "capability": ".".join(map(str, torch.cuda.get_device_capability(index))),
-        "cuda": torch.version.cuda or torch.version.hip,
-        "driver": getattr(torch._C, "_cuda_getDriverVersion", lambda: None)(),
-        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
-    }
+    def flags(self) -> dict[str, Any]:
+        return {
+            **super().flags(),
+            "cuda.matmul.allow_tf32": _allowed(_MATMUL),
+            "cudnn.allow_tf32": _allowed(_CUDNN),
+            "cuda.matmul.allow_fp16_reduced_precision_reduction": bool(torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
+            "cuda.matmul.allow_bf16_reduced_precision_reduction": bool(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
+            "cudnn.deterministic": torch.backends.cudnn.deterministic,
+            "cudnn.benchmark": torch.backends.cudnn.benchmark,
+            "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+            "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE"),
+        }
 
+    @contextlib.contextmanager
+    def numerics(self, deterministic: bool, reduced: bool | None) -> Iterator[None]:
+        """As ``Cpu.numerics``, and what cuBLAS and cuDNN need for it; and TF32 in matrix products, convolutions and RNNs."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(super().numerics(deterministic, None))
+            if deterministic:
+                cudnn = torch.backends.cudnn
+                stack.enter_context(_set(cudnn, "deterministic", True))
+                stack.enter_context(_set(cudnn, "benchmark", False))
+                stack.enter_context(_workspace())
+            for family in (_MATMUL, _CUDNN) if reduced is not None else ():
+                for owner, name, allow, forbid in _settings(family):
+                    stack.enter_context(_set(owner, name, allow if reduced else forbid))
+            yield
 
-def flags() -> dict[str, Any]:
-    return {
-        **cpu.flags(),
-        "cuda.matmul.allow_tf32": _allowed(_MATMUL),
-        "cudnn.allow_tf32": _allowed(_CUDNN),
-        "cuda.matmul.allow_fp16_reduced_precision_reduction": bool(torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
-        "cuda.matmul.allow_bf16_reduced_precision_reduction": bool(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
-        "cudnn.deterministic": torch.backends.cudnn.deterministic,
-        "cudnn.benchmark": torch.backends.cudnn.benchmark,
-        "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
-        "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE"),
-    }
-
-
-@contextlib.contextmanager
-def numerics(deterministic: bool, reduced: bool | None) -> Iterator[None]:
-    """As ``cpu.numerics``, and what cuBLAS and cuDNN need for it; and TF32 in matrix products, convolutions and RNNs."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(cpu.numerics(deterministic, None))
-        if deterministic:
-            cudnn = torch.backends.cudnn
-            stack.enter_context(_set(cudnn, "deterministic", True))
-            stack.enter_context(_set(cudnn, "benchmark", False))
-            stack.enter_context(_workspace())
-        for family in (_MATMUL, _CUDNN) if reduced is not None else ():
-            for owner, name, allow, forbid in _settings(family):
-                stack.enter_context(_set(owner, name, allow if reduced else forbid))
-        yield
-
-
-def synchronize(device: torch.device) -> None:
-    torch.cuda.synchronize(device)
+    def synchronize(self, device: torch.device) -> None:
+        torch.cuda.synchronize(device)
 
 
 #: Whose TF32 it is: what holds ``allow_tf32``, and what holds ``fp32_precision``, which torch 2.9 puts in its place.

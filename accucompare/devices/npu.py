@@ -13,146 +13,138 @@ from typing import Any
 
 import torch
 
-from accucompare.devices import cpu
 from accucompare.devices.software import INSTALL, loading_failed
-from accucompare.devices.streams import copy_to_host as copy_to_host
-from accucompare.devices.streams import host_memory as host_memory
+from accucompare.devices.streams import Streams
 from accucompare.errors import DeviceError, UsageError
-
-REDUCED = "hf32"
-SKETCHES_IN = "float32"  # float64 runs on the slow processor of the NPU, where it runs at all
 
 #: Variables that torch_npu and CANN read once, and that change numbers or their order.
 _ENVIRONMENT = ("ASCEND_LAUNCH_BLOCKING", "HCCL_DETERMINISTIC", "INF_NAN_MODE_ENABLE", "INF_NAN_MODE_FORCE_DISABLE", "TASK_QUEUE_ENABLE")
 
 
-def open_device(index: int | None) -> torch.device:
-    """Import torch_npu and check that the NPU is there.
+class Npu(Streams):
+    """An NPU, by ``torch.npu``."""
 
-    Raises:
-        DeviceError: if torch_npu, CANN or the NPU is missing, or does not work.
-    """
-    try:
-        importlib.import_module("torch_npu")
-    except Exception as error:  # a bare Exception where CANN is half set up
-        if isinstance(error, ModuleNotFoundError) and error.name == "torch_npu":
-            raise DeviceError(f"--device npu: torch_npu is not installed; {INSTALL['npu']}") from None
-        raise DeviceError(loading_failed(error)) from None
-    try:
-        found = count() if _npu().is_available() else 0
-        if found == 0:
-            raise DeviceError("--device npu: no NPU is available; see whether `npu-smi info` lists one")
-        if index is not None and index >= found:
-            raise DeviceError(f"--device npu:{index}: there are {found} NPU(s), numbered from 0")
-        device = torch.device("npu", index or 0)
-        _npu().set_device(device)
-    except RuntimeError as error:
-        cure = "; see `npu-smi info` for its state and who uses it; --device npu:N takes another one"
-        if "INF_NAN_MODE" in str(error):  # torch_npu's message has the cure
-            cure = ""
-        raise DeviceError(f"--device npu: the NPU cannot be opened ({_cause(error)}){cure}") from None
-    return device
+    REDUCED = "hf32"
+    SKETCHES_IN = "float32"  # float64 runs on the slow processor of the NPU, where it runs at all
 
+    def open(self, index: int | None) -> torch.device:
+        """Import torch_npu and check that the NPU is there.
 
-def count() -> int:
-    return int(_npu().device_count())
-
-
-def describe(index: int | None) -> dict[str, Any]:
-    return {
-        "type": "npu",
-        "name": _npu().get_device_name(index),
-        "cann": _version("CANN") or _cann_version(),
-        "driver": _version("DRIVER") or _driver_version(),
-    }
-
-
-def flags() -> dict[str, Any]:
-    deterministic_level = getattr(_npu(), "_get_deterministic_level", None)
-    return {
-        **cpu.flags(),
-        "npu.matmul.allow_hf32": bool(_npu().matmul.allow_hf32),
-        "npu.conv.allow_hf32": bool(_npu().conv.allow_hf32),
-        "npu.jit_compile": not _npu().is_jit_compile_false(),
-        "npu.deterministic_level": deterministic_level and deterministic_level(),
-        "npu.inf_nan_mode": not saturates(),
-        **{name: os.environ.get(name) for name in _ENVIRONMENT},
-    }
-
-
-@contextlib.contextmanager
-def numerics(deterministic: bool, reduced: bool | None) -> Iterator[None]:
-    """As ``cpu.numerics``, which torch_npu follows at each operator; and HF32 in matrix products and convolutions.
-
-    CANN heeds only the first setting of determinism in a thread: enter it before the first operator.
-    """
-    products = (_npu().matmul, _npu().conv)
-    before = [bool(product.allow_hf32) for product in products]
-    with cpu.numerics(deterministic, None):
+        Raises:
+            DeviceError: if torch_npu, CANN or the NPU is missing, or does not work.
+        """
         try:
-            for product in products if reduced is not None else ():
-                product.allow_hf32 = reduced
-            yield
-        finally:
-            for product, allowed in zip(products, before, strict=True):
-                if bool(product.allow_hf32) != allowed:
-                    product.allow_hf32 = allowed
+            importlib.import_module("torch_npu")
+        except Exception as error:  # a bare Exception where CANN is half set up
+            if isinstance(error, ModuleNotFoundError) and error.name == "torch_npu":
+                raise DeviceError(f"--device npu: torch_npu is not installed; {INSTALL['npu']}") from None
+            raise DeviceError(loading_failed(error)) from None
+        try:
+            found = self.count() if _npu().is_available() else 0
+            if found == 0:
+                raise DeviceError("--device npu: no NPU is available; see whether `npu-smi info` lists one")
+            if index is not None and index >= found:
+                raise DeviceError(f"--device npu:{index}: there are {found} NPU(s), numbered from 0")
+            device = torch.device("npu", index or 0)
+            _npu().set_device(device)
+        except RuntimeError as error:
+            cure = "; see `npu-smi info` for its state and who uses it; --device npu:N takes another one"
+            if "INF_NAN_MODE" in str(error):  # torch_npu's message has the cure
+                cure = ""
+            raise DeviceError(f"--device npu: the NPU cannot be opened ({_cause(error)}){cure}") from None
+        return device
 
+    def count(self) -> int:
+        return int(_npu().device_count())
 
-def synchronize(device: torch.device) -> None:
-    _npu().synchronize(device)
+    def describe(self, index: int | None) -> dict[str, Any]:
+        return {
+            "type": "npu",
+            "name": _npu().get_device_name(index),
+            "cann": _version("CANN") or _cann_version(),
+            "driver": _version("DRIVER") or _driver_version(),
+        }
 
+    def flags(self) -> dict[str, Any]:
+        deterministic_level = getattr(_npu(), "_get_deterministic_level", None)
+        return {
+            **super().flags(),
+            "npu.matmul.allow_hf32": bool(_npu().matmul.allow_hf32),
+            "npu.conv.allow_hf32": bool(_npu().conv.allow_hf32),
+            "npu.jit_compile": not _npu().is_jit_compile_false(),
+            "npu.deterministic_level": deterministic_level and deterministic_level(),
+            "npu.inf_nan_mode": not self.saturates(),
+            **{name: os.environ.get(name) for name in _ENVIRONMENT},
+        }
 
-def overflowed(device: torch.device) -> bool | None:
-    """By the flag that SoCs without Inf and NaN keep (910A, 310P; others where INF_NAN_MODE_ENABLE is 0), which is then cleared."""
-    if not saturates():  # get_npu_overflow_flag refuses here
-        return None
-    with _npu().device(device):
-        overflowed = bool(_npu().get_npu_overflow_flag())
-        if overflowed:
-            _npu().clear_npu_overflow_flag()
-    return overflowed
+    @contextlib.contextmanager
+    def numerics(self, deterministic: bool, reduced: bool | None) -> Iterator[None]:
+        """As ``Cpu.numerics``, which torch_npu follows at each operator; and HF32 in matrix products and convolutions.
 
+        CANN heeds only the first setting of determinism in a thread: enter it before the first operator.
+        """
+        products = (_npu().matmul, _npu().conv)
+        before = [bool(product.allow_hf32) for product in products]
+        with super().numerics(deterministic, None):
+            try:
+                for product in products if reduced is not None else ():
+                    product.allow_hf32 = reduced
+                yield
+            finally:
+                for product, allowed in zip(products, before, strict=True):
+                    if bool(product.allow_hf32) != allowed:
+                        product.allow_hf32 = allowed
 
-def saturates() -> bool:
-    """On a 910A and a 310P; on others where INF_NAN_MODE_ENABLE is 0 (and, from the 910B on, INF_NAN_MODE_FORCE_DISABLE is 1)."""
-    return not _utils().is_support_inf_nan()
+    def synchronize(self, device: torch.device) -> None:
+        _npu().synchronize(device)
 
+    def overflowed(self, device: torch.device) -> bool | None:
+        """By the flag that SoCs without Inf and NaN keep (910A, 310P; others where INF_NAN_MODE_ENABLE is 0), which is then cleared."""
+        if not self.saturates():  # get_npu_overflow_flag refuses here
+            return None
+        with _npu().device(device):
+            overflowed = bool(_npu().get_npu_overflow_flag())
+            if overflowed:
+                _npu().clear_npu_overflow_flag()
+        return overflowed
 
-@contextlib.contextmanager
-def kernel_dump(directory: Path) -> Iterator[None]:
-    """By CANN, configured by the ``acl_dump.json`` written there; CANN's ``msaccucmp.py convert`` makes NumPy files of the dump.
+    def saturates(self) -> bool:
+        """On a 910A and a 310P; on others where INF_NAN_MODE_ENABLE is 0 (and, from the 910B on, INF_NAN_MODE_FORCE_DISABLE is 1)."""
+        return not _utils().is_support_inf_nan()
 
-    Processes side by side need a directory each. Kernels launched before are waited for, so that they are not dumped.
+    @contextlib.contextmanager
+    def kernel_dump(self, directory: Path) -> Iterator[None]:
+        """By CANN, configured by the ``acl_dump.json`` written there; CANN's ``msaccucmp.py convert`` makes NumPy files of the dump.
 
-    ``init_dump``, ``set_dump`` and ``finalize_dump`` are those of ``torch_npu.npu.utils``. Their namesakes in ``torch.npu`` (npu_config.py)
-    make the same calls of CANN, but through options whose errors torch_npu throws away.
-    """
-    try:
-        config = _write_dump_config(directory)
-    except OSError as error:
-        raise UsageError(f"--kernel-dump {directory}: cannot be written ({error.strerror or error})") from None
-    with _refusals_of_dump(directory):
-        _npu().synchronize()
-        _utils().init_dump()
-    try:
+        Processes side by side need a directory each. Kernels launched before are waited for, so that they are not dumped.
+
+        ``init_dump``, ``set_dump`` and ``finalize_dump`` are those of ``torch_npu.npu.utils``. Their namesakes in ``torch.npu``
+        (npu_config.py) make the same calls of CANN, but through options whose errors torch_npu throws away.
+        """
+        try:
+            config = _write_dump_config(directory)
+        except OSError as error:
+            raise UsageError(f"--kernel-dump {directory}: cannot be written ({error.strerror or error})") from None
         with _refusals_of_dump(directory):
-            _utils().set_dump(str(config))
-        yield
-    except BaseException:
-        with contextlib.suppress(DeviceError):  # the first error is reported
-            _finalize_dump(directory)
-        raise
-    _finalize_dump(directory)
+            _npu().synchronize()
+            _utils().init_dump()
+        try:
+            with _refusals_of_dump(directory):
+                _utils().set_dump(str(config))
+            yield
+        except BaseException:
+            with contextlib.suppress(DeviceError):  # the first error is reported
+                _finalize_dump(directory)
+            raise
+        _finalize_dump(directory)
 
-
-def unsupported() -> list[str]:
-    """Operators with kernels for CPUs, but none for NPUs, and not composed of other operators."""
-    kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    composed = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-    ours = set(torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1"))
-    others = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::") and name not in ours)
-    return [name for name in others if kernel(name, "CPU") and not any(kernel(name, key) for key in composed)]
+    def unsupported(self) -> list[str]:
+        """Operators with kernels for CPUs, but none for NPUs, and not composed of other operators."""
+        kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        composed = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+        ours = set(torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1"))
+        others = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::") and name not in ours)
+        return [name for name in others if kernel(name, "CPU") and not any(kernel(name, key) for key in composed)]
 
 
 def _write_dump_config(directory: Path) -> Path:

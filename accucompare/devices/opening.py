@@ -47,7 +47,7 @@ class DeviceName:
 
 
 class Backend(Protocol):
-    """What each device's module has."""
+    """What each device's class has."""
 
     #: Which reduced precision of float32 matrix products and convolutions it can allow: ``"hf32"``, ``"tf32"`` or none.
     REDUCED: str | None
@@ -55,7 +55,7 @@ class Backend(Protocol):
     #: the host does that.
     SKETCHES_IN: str | None
 
-    def open_device(self, index: int | None) -> torch.device:
+    def open(self, index: int | None) -> torch.device:
         """Make sure that the device is there.
 
         Raises:
@@ -105,11 +105,15 @@ class Backend(Protocol):
         """
 
 
-@cache
 def backend(type: str) -> Backend:
-    """The module for a type of device; cpu's for a type without one."""
-    name = type if type in TYPES else "cpu"
-    return cast(Backend, importlib.import_module(f"accucompare.devices.{name}"))
+    """What a type of device does; as the CPU does it, for a type without a class of its own."""
+    return _made(type if type in TYPES else "cpu")
+
+
+@cache
+def _made(name: str) -> Backend:
+    module = importlib.import_module(f"accucompare.devices.{name}")
+    return cast(Backend, getattr(module, name.capitalize())())
 
 
 def open_device(name: DeviceName) -> torch.device:
@@ -133,7 +137,7 @@ def open_device(name: DeviceName) -> torch.device:
             reason = error.__cause__ or error
             message = loading_failed(reason) if "torch_npu" in str(error) else f"torch cannot be imported ({reason})"
             raise DeviceError(message) from None
-        return backend(name.type).open_device(name.index)
+        return backend(name.type).open(name.index)
 
 
 def explain(type: str, error: BaseException) -> str:

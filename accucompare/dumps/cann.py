@@ -73,7 +73,7 @@ def _failing(error: UnreadableError) -> Callable[[], LoadedItem]:
     return load
 
 
-FORMAT = Format(
+CANN_FORMAT = Format(
     DumpFormat.CANN.value,
     "CANN's kernel dump",
     lambda path: bool(folders_with(path, _belongs)),

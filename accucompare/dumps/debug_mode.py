@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from accucompare.bundle.format import Layout, Role
-from accucompare.dumps.files import size_of
+from accucompare.dumps.dump_files import size_of
 from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
 from accucompare.errors import BundleError
 from accucompare.selection import DumpFormat
@@ -159,7 +159,7 @@ def _load(value: float | int) -> LoadedItem:
     )
 
 
-FORMAT = Format(
+DEBUG_MODE_FORMAT = Format(
     DumpFormat.DEBUG_MODE.value,
     "DebugMode",
     _recognise,

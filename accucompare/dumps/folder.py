@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.format import GRADIENT_ROLES, Role
-from accucompare.dumps.files import (
+from accucompare.dumps.dump_files import (
     inside,
     load_npy,
     load_npz,
@@ -161,7 +161,7 @@ def _parent(place: PlaceInName, calls: dict[str, int]) -> tuple[str, int] | None
     return "", 0
 
 
-FORMAT = Format(
+FOLDER_FORMAT = Format(
     DumpFormat.FOLDER.value,
     "the folder of tensors",
     _recognise,

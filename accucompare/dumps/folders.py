@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from accucompare.dumps.files import inside
+from accucompare.dumps.dump_files import inside
 from accucompare.errors import BundleError, UsageError
 
 _MOST_LOOKED_AT = 200_000  # files and folders; a dump's own are reached long before

@@ -5,21 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 from accucompare.bundle.format import holds_bundle
-from accucompare.dumps import cann, debug_mode, folder, hugging_face, msaccucmp, msprobe, polygraphy, router_trace, sglang
+from accucompare.dumps.cann import CANN_FORMAT
+from accucompare.dumps.debug_mode import DEBUG_MODE_FORMAT
+from accucompare.dumps.folder import FOLDER_FORMAT
+from accucompare.dumps.hugging_face import HUGGING_FACE_FORMAT
 from accucompare.dumps.items import Format
+from accucompare.dumps.msaccucmp import MSACCUCMP_FORMAT
+from accucompare.dumps.msprobe import MSPROBE_FORMAT
+from accucompare.dumps.polygraphy import POLYGRAPHY_FORMAT
+from accucompare.dumps.router_trace import ROUTER_TRACE_FORMAT
+from accucompare.dumps.sglang import SGLANG_FORMAT
 from accucompare.errors import UsageError
 
 #: In the order in which they are tried: what is most particular first.
 FORMATS: tuple[Format, ...] = (
-    msprobe.FORMAT,
-    cann.FORMAT,
-    msaccucmp.FORMAT,
-    sglang.FORMAT,
-    polygraphy.FORMAT,
-    hugging_face.FORMAT,
-    debug_mode.FORMAT,
-    router_trace.FORMAT,
-    folder.FORMAT,
+    MSPROBE_FORMAT,
+    CANN_FORMAT,
+    MSACCUCMP_FORMAT,
+    SGLANG_FORMAT,
+    POLYGRAPHY_FORMAT,
+    HUGGING_FACE_FORMAT,
+    DEBUG_MODE_FORMAT,
+    ROUTER_TRACE_FORMAT,
+    FOLDER_FORMAT,
 )
 
 

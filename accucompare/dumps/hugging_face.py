@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.format import Layout, Role
-from accucompare.dumps.files import as_shape, inside, is_scalar, load_safetensors, read_json, safetensors_index, scalar
+from accucompare.dumps.dump_files import as_shape, inside, is_scalar, load_safetensors, read_json, safetensors_index, scalar
 from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
@@ -190,4 +190,4 @@ def _load(path: Path) -> LoadedItem:
     return load_safetensors(path, index["data"])
 
 
-FORMAT = Format(DumpFormat.HUGGING_FACE.value, "Hugging Face's model debugger", _recognise, _open, f"*{_INDEX}")
+HUGGING_FACE_FORMAT = Format(DumpFormat.HUGGING_FACE.value, "Hugging Face's model debugger", _recognise, _open, f"*{_INDEX}")

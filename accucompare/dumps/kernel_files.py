@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from accucompare.dumps.files import size_of
+from accucompare.dumps.dump_files import size_of
 from accucompare.dumps.items import LoadedItem, UnreadableError
 from accucompare.dumps.npu_layouts import BLOCKED, PLAIN_FORMATS, in_rows
 from accucompare.dumps.protobuf import fields, integers

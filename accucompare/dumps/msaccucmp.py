@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from accucompare.bundle.format import Role
-from accucompare.dumps.files import load_npy
+from accucompare.dumps.dump_files import load_npy
 from accucompare.dumps.folders import files_in, folders_with, step_folders
 from accucompare.dumps.items import Dump, Format, Item, ItemPart, Naming, NotImported
 from accucompare.dumps.kernel_files import NPY_NAME
@@ -53,7 +53,7 @@ def _items(folder: Path) -> Iterator[Item | NotImported]:
         yield Item(match["name"], Role(match["role"]), "" if alone else number, call, load=partial(load_npy, path), type=match["type"])
 
 
-FORMAT = Format(
+MSACCUCMP_FORMAT = Format(
     DumpFormat.MSACCUCMP.value,
     "msaccucmp",
     lambda path: bool(folders_with(path, _belongs)),

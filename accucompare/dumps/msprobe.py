@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.format import Layout, Role
-from accucompare.dumps.files import as_shape, inside, is_scalar, load_npy, load_pt, of_tensor, read_json, scalar
+from accucompare.dumps.dump_files import as_shape, inside, is_scalar, load_npy, load_pt, of_tensor, read_json, scalar
 from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported
 from accucompare.dumps.order import EndedCall, around, order_of_calls
 from accucompare.errors import BundleError, UsageError
@@ -304,4 +304,4 @@ def _statistics(value: dict[str, Any]) -> Statistics | None:
     return Statistics(least, most, mean, norm, nan=0, inf=0)
 
 
-FORMAT = Format(DumpFormat.MSPROBE.value, "msprobe", _recognise, _open, "dump.json, in step<N>/rank<R> or step<N>/proc<PID>")
+MSPROBE_FORMAT = Format(DumpFormat.MSPROBE.value, "msprobe", _recognise, _open, "dump.json, in step<N>/rank<R> or step<N>/proc<PID>")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.format import Role
-from accucompare.dumps.files import read_json, read_npy
+from accucompare.dumps.dump_files import read_json, read_npy
 from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
 from accucompare.dumps.name_pattern import NamePattern, PlaceInName
 from accucompare.dumps.onnx_graph import FOLDED_INTO, Computed, calls_of, read_onnx
@@ -168,7 +168,7 @@ def _load(value: Any, place: str) -> LoadedItem:
     raise UnreadableError(f"{place}: holds no array of NumPy's; save outputs of NumPy, as the runners of ONNX Runtime and TensorRT give")
 
 
-FORMAT = Format(
+POLYGRAPHY_FORMAT = Format(
     DumpFormat.POLYGRAPHY.value,
     "Polygraphy",
     _recognise,

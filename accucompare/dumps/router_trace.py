@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from accucompare.bundle.format import Role
-from accucompare.dumps.files import as_shape, inside, load_safetensors, size_of
+from accucompare.dumps.dump_files import as_shape, inside, load_safetensors, size_of
 from accucompare.dumps.folders import files_in, folders_with
 from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
 from accucompare.errors import BundleError, UsageError
@@ -162,7 +162,7 @@ def _load(file: Path, line: _Line) -> LoadedItem:
     return LoadedItem(array, "int32")
 
 
-FORMAT = Format(
+ROUTER_TRACE_FORMAT = Format(
     DumpFormat.MEGATRON_ROUTER.value,
     "Megatron's RouterTracer",
     lambda path: _belongs(path.name) if path.is_file() else bool(folders_with(path, _belongs)),

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from accucompare.bundle.format import Role
-from accucompare.dumps.files import load_pt, of_tensor
+from accucompare.dumps.dump_files import load_pt, of_tensor
 from accucompare.dumps.folders import files_in, folders_with
 from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
 from accucompare.errors import BundleError, UsageError
@@ -135,7 +135,7 @@ def _load(path: Path) -> LoadedItem:
     return of_tensor(value, path)
 
 
-FORMAT = Format(
+SGLANG_FORMAT = Format(
     DumpFormat.SGLANG.value,
     "SGLang's dumper",
     lambda path: bool(folders_with(path, _belongs)),

@@ -20,7 +20,7 @@ from accucompare.numbers.sketch import (
     sketch_of,
     sketch_values,
 )
-from accucompare.numbers.statistics import Count, Number, Statistics, summarize
+from accucompare.numbers.statistics import AnyNumber, Count, Statistics, summarize
 from accucompare.numbers.sums import BLOCK, CHUNK, Float64, as_reals, chunk_dots, chunk_sums, power_of_two_near
 
 __all__ = [
@@ -32,12 +32,12 @@ __all__ = [
     "SKETCH_BLOCK",
     "SKETCH_VERSION",
     "TABLES",
+    "AnyNumber",
     "Array",
     "Count",
     "DType",
     "Float64",
     "Kind",
-    "Number",
     "Products",
     "Statistics",
     "as_reals",

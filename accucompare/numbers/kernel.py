@@ -209,11 +209,8 @@ def sketch_blocks(
     values: Array,
     dtype: DType,
     scale: float,
-    signs: Array,
-    buckets: Array,
-    group_signs: Array,
-    rotations: Array,
-    block_signs: Array,
+    tables: tuple[Array, Array, Array],
+    places: tuple[Array, Array],
     sketch: Array,
 ) -> None:
     """Add some blocks of a tensor to its sketch, without the interpreter's lock; see ``numbers.sketch``.
@@ -222,14 +219,12 @@ def sketch_blocks(
         values: stored bits, contiguous, starting at a block's start.
         dtype: their true type, for which ``can_summarize`` holds.
         scale: what values are multiplied by.
-        signs: int8, of shape (rows, groups).
-        buckets: int32, of shape (at least as many as the blocks, groups).
-        group_signs: int8, likewise.
-        rotations: int32, one a block.
-        block_signs: int8, one a block.
+        tables: signs, int8, of shape (rows, groups); buckets, int32, of shape (at least as many as the blocks, groups); signs of the
+            groups, int8, likewise.
+        places: rotations, int32, and signs, int8, one a block.
         sketch: float64, which is added to.
 
     Raises:
         ValueError: if an array is not contiguous, too short or not of the type's storage.
     """
-    _kernel.sketch_blocks(values, _number(values, dtype), scale, *signs.shape, signs, buckets, group_signs, rotations, block_signs, sketch)
+    _kernel.sketch_blocks(values, _number(values, dtype), scale, *tables[0].shape, *tables, *places, sketch)

@@ -65,7 +65,7 @@ def sketch_values(blocks: Iterable[Array], dtype: DType, size: int, scale: float
         count = -(-part.size // each)
         places = block_places(first, count, size)
         if kernel.can_summarize(dtype):
-            kernel.sketch_blocks(part, dtype, scale, *tables, *places, found)
+            kernel.sketch_blocks(part, dtype, scale, tables, places, found)
         else:
             _sketch_blocks(as_reals(widen(part, dtype)).astype(np.float64) * scale, *tables, *places, found)
         first += count

@@ -16,7 +16,7 @@ from accucompare.numbers.sums import BLOCK, as_reals, chunk_dots, chunk_sums, po
 #: A count, as a record's line may hold it.
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 #: A number of any type; integers and booleans keep their type.
-Number = int | float | bool
+AnyNumber = int | float | bool
 
 
 class Statistics(msgspec.Struct, frozen=True, gc=False):
@@ -31,8 +31,8 @@ class Statistics(msgspec.Struct, frozen=True, gc=False):
         rounding: how wrong mean and norm may be, relative to the mean magnitude and to the norm; 0 of sums in float64.
     """
 
-    min: Number | None
-    max: Number | None
+    min: AnyNumber | None
+    max: AnyNumber | None
     mean: float | None
     l2: float | None
     nan: Count

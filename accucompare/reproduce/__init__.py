@@ -3,8 +3,8 @@
 A script that was written with a finding imports from here only.
 """
 
-from accucompare.reproduce.imports import import_file
-from accucompare.reproduce.outcome import is_bad
+from accucompare.reproduce.class_import import import_file
+from accucompare.reproduce.module_outcome import is_bad
 from accucompare.reproduce.recipe import assemble, buffer, parameter
 from accucompare.reproduce.reproducer import Reproducer, module_of_case
 from accucompare.reproduce.saving import save_reproducer

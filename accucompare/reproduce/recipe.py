@@ -29,8 +29,8 @@ from torch.nn.utils import parametrize
 
 from accucompare.live.modules import unwrapped
 from accucompare.live.operators import random_state_kept
-from accucompare.reproduce.arguments import MISSING, constructor_parameters, guessed, is_default
-from accucompare.reproduce.imports import CannotRebuildError, import_lines
+from accucompare.reproduce.class_import import CannotRebuildError, import_lines
+from accucompare.reproduce.constructor_arguments import MISSING, constructor_parameters, guessed, is_default
 from accucompare.reproduce.likeness import attributes, is_transformers_config, same, unlike
 
 _WIDTH = 100

@@ -22,7 +22,7 @@ from accucompare.live.modules import Modules, arguments_of, name_modules, put_to
 from accucompare.live.numerics import autocast_then
 from accucompare.live.operators import RandomState
 from accucompare.live.values import from_bits, leaves
-from accucompare.reproduce.outcome import RunOutcome, TableRow, cells, counts, is_bad, looking_inside
+from accucompare.reproduce.module_outcome import RunOutcome, TableRow, cells, counts, is_bad, looking_inside
 from accucompare.reproduce.snapshot import SnapshotDescription, always
 
 SHOWS, FINITE, TROUBLE = 1, 0, 2

@@ -25,9 +25,9 @@ from accucompare.live.around import describe_classes, describe_environment, devi
 from accucompare.live.modules import Modules, arguments_of, name_modules, state_record, take_apart
 from accucompare.live.values import Scalar, describe_value, dtype_name, layout_of, leaves, other_to_host, scalar_to_host, to_host
 from accucompare.numbers import DTYPES, Array
-from accucompare.reproduce.imports import CannotRebuildError, place_text
+from accucompare.reproduce.class_import import CannotRebuildError, place_text
 from accucompare.reproduce.recipe import Recipe, recipe
-from accucompare.reproduce.script import script_text
+from accucompare.reproduce.reproducer_script import script_text
 from accucompare.reproduce.snapshot import Autocast, Snapshot, SnapshotDescription
 
 _Entry = tuple[Record, Callable[[], Array]]

@@ -63,7 +63,7 @@ def _log_nothing() -> None:
 
 class _Capturing:
     def __init__(self, plan: Plan, model: nn.Module, training: Training, steps: Steps | None, first: int) -> None:
-        from accucompare.recorder.options import CaptureOptions
+        from accucompare.recorder.capture_options import CaptureOptions
         from accucompare.recorder.session import Within, recording
 
         options = CaptureOptions(**{**plan.options, "steps": steps, "seed": plan.seed, "deterministic": plan.deterministic})
@@ -93,8 +93,8 @@ class _Capturing:
 
 class _Watching:
     def __init__(self, plan: Plan, model: nn.Module, training: Training) -> None:
-        from accucompare.watcher.options import WatchOptions
         from accucompare.watcher.watch import watching
+        from accucompare.watcher.watch_options import WatchOptions
 
         options = WatchOptions(**{**plan.options, "optimizer": training.optimizers, "scaler": training.scaler, "quiet": True})
         self._stack = contextlib.ExitStack()

@@ -14,7 +14,7 @@ from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.case import Case
 from accucompare.errors import ReportError, UsageError
 from accucompare.places import Place, place_of
-from accucompare.recorder.options import DEFAULTS, CaptureOptions
+from accucompare.recorder.capture_options import DEFAULTS, CaptureOptions
 from accucompare.report.words import failure, nan_on_both
 from accucompare.text import printable
 

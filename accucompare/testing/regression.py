@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from accucompare.api import diff
 from accucompare.errors import UsageError
-from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.selection import Mode
 from accucompare.testing.closeness import captured, options_of, require_close
 

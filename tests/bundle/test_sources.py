@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.bundle.format.sources import OPEN_FILES, LocalFile
+from accucompare.bundle.format.byte_sources import OPEN_FILES, LocalFile
 from tests.compare.builder import item, write
 
 pytestmark = pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="the system does not list a process's descriptors")

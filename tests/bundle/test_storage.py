@@ -18,7 +18,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare import places
-from accucompare.bundle.format import sources
+from accucompare.bundle.format import byte_sources
 from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.errors import BundleError, CaptureError
@@ -267,7 +267,7 @@ def test_another_capture_into_the_same_url_is_noticed(storage: Storage, tmp_path
 
 
 def test_a_large_tensor_is_read_in_windows_each_once(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "WINDOW", 1 << 20)
+    monkeypatch.setattr(byte_sources, "WINDOW", 1 << 20)
     model, x = nn.ReLU(), torch.arange(3 << 18, dtype=torch.float32)
     for factor, name in ((1.0, "golden"), (1.5, "npu")):
         with ac.capture(model, f"s3://bucket/{name}"):

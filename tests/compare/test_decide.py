@@ -20,8 +20,8 @@ from accucompare.compare.limits.provenance import OtherCode
 from accucompare.compare.limits.tolerance import Tolerance, Tolerances
 from accucompare.compare.origins.culprits import find_culprits
 from accucompare.compare.result import Side
-from accucompare.compare.rows.models import OtherModel
 from accucompare.compare.rows.rows import UNMATCHED, About, PreflightFinding, Reason, RefusedBaseline, Row, Status, Verdict
+from accucompare.compare.rows.same_model import OtherModel
 from accucompare.places import local
 from accucompare.report.files.json import head
 from accucompare.report.words.decision_words import verdict, words

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 import accucompare as ac
 from accucompare.bundle.reading.archive import Archive
 from accucompare.bundle.reading.reader import open_bundle
-from accucompare.compare import batches
+from accucompare.compare import task_batches
 from accucompare.compare.decide import Answer
 from accucompare.compare.judging import sides as measuring
 from accucompare.compare.limits.tolerance import EXACT
@@ -529,9 +529,9 @@ def test_a_comparison_and_its_rows_print_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [2, 3, 7])
 @pytest.mark.parametrize("split", [10_000, 1 << 30])
 def test_the_number_of_workers_changes_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, split: int) -> None:
-    monkeypatch.setattr(batches, "WORTH_A_WORKER", 1)
-    monkeypatch.setattr(batches, "BATCH_BYTES", 1000)
-    monkeypatch.setattr(batches, "SPLIT", split)
+    monkeypatch.setattr(task_batches, "WORTH_A_WORKER", 1)
+    monkeypatch.setattr(task_batches, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(task_batches, "SPLIT", split)
     monkeypatch.setattr(sums, "SEGMENT", sums.CHUNK)
     rng = np.random.default_rng(0)
     golden = [item(f"layer{number}", rng.normal(size=rng.integers(1, 30_000)).astype("f4")) for number in range(40)]
@@ -541,8 +541,8 @@ def test_the_number_of_workers_changes_no_result(tmp_path: Path, monkeypatch: py
 
 
 def test_the_first_damaged_record_in_order_is_the_one_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "WORTH_A_WORKER", 1)
-    monkeypatch.setattr(batches, "BATCH_BYTES", 1)
+    monkeypatch.setattr(task_batches, "WORTH_A_WORKER", 1)
+    monkeypatch.setattr(task_batches, "BATCH_BYTES", 1)
     items = [item(f"layer{number}", np.full(3, number + 0.5, np.float32)) for number in range(8)]
     paths = [write(tmp_path / str(number), items) for number in range(2)]
     for number in (5, 2):
@@ -557,8 +557,8 @@ def test_no_workers_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_diff_that_fails_has_ended_its_threads_before_it_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "WORTH_A_WORKER", 1)
-    monkeypatch.setattr(batches, "BATCH_BYTES", 1)
+    monkeypatch.setattr(task_batches, "WORTH_A_WORKER", 1)
+    monkeypatch.setattr(task_batches, "BATCH_BYTES", 1)
     write(tmp_path / "golden", chain("a", "b", "c"))
     write(tmp_path / "candidate", chain("a", "b", "c"))
     flip_bit(tmp_path / "candidate/rank0/step0.npz", ONES.tobytes())
@@ -576,8 +576,8 @@ class ThreadError(Exception):
 def test_a_diff_that_is_interrupted_ends_its_threads_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], where: str
 ) -> None:
-    monkeypatch.setattr(batches, "WORTH_A_WORKER", 1)
-    monkeypatch.setattr(batches, "BATCH_BYTES", 1)
+    monkeypatch.setattr(task_batches, "WORTH_A_WORKER", 1)
+    monkeypatch.setattr(task_batches, "BATCH_BYTES", 1)
 
     def die(*arguments: object, **options: object) -> None:
         raise error

@@ -37,8 +37,7 @@ def verdict(golden: Item, candidate: Item, **limits: float) -> Verdict:
     metrics = measure_pair(
         in_blocks(golden.array, 1 << 16),
         in_blocks(candidate.array, 1 << 16),
-        ours,
-        theirs,
+        (ours, theirs),
         golden.record.shape,
         atol=limits.get("atol"),
         rtol=limits.get("rtol"),

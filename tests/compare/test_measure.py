@@ -39,7 +39,7 @@ def measured(
     ours = DTYPES[golden_dtype] if isinstance(golden_dtype, str) else golden_dtype
     theirs = ours if candidate_dtype is None else DTYPES[candidate_dtype] if isinstance(candidate_dtype, str) else candidate_dtype
     golden, candidate = np.asarray(golden, ours.storage), np.asarray(candidate, theirs.storage)
-    return measure_pair(in_blocks(golden, block), in_blocks(candidate, block), ours, theirs, golden.shape, **options)
+    return measure_pair(in_blocks(golden, block), in_blocks(candidate, block), (ours, theirs), golden.shape, **options)
 
 
 def wrong(golden: Any, candidate: Any, golden_dtype: str = "float64", candidate_dtype: str | None = None, **options: Any) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def test_tensors_that_differ_by_a_factor_are_read_once(dtype: str) -> None:
 
         return blocks
 
-    metrics = measure_pair(*map(counted, sides), known, known, golden.shape)
+    metrics = measure_pair(*map(counted, sides), (known, known), golden.shape)
     assert sorted(reads) == [0, 0, SEGMENT, SEGMENT]
     wide = [widen(side, known).astype(np.longdouble) for side in sides]
     unit = [side / np.sqrt(side @ side) for side in wide]

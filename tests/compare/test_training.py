@@ -12,7 +12,7 @@ import accucompare as ac
 from accucompare.bundle.format.records import Role
 from accucompare.compare.decide import Answer
 from accucompare.compare.origins.sites import Stage
-from accucompare.compare.origins.training import NOT_FED
+from accucompare.compare.origins.training_trace import NOT_FED
 from accucompare.compare.rows.rows import Reason
 from tests.compare.builder import Item, compare, item, write
 

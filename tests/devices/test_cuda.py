@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import accucompare as ac
-from accucompare.devices import DeviceName, cuda
-from accucompare.recorder.options import CaptureOptions
+from accucompare.devices import DeviceName
+from accucompare.devices.cuda import Cuda
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.case_capture import capture_case
 from accucompare.selection import FloatType
 from tests.conftest import ROOT
@@ -30,14 +31,14 @@ def _settings_of_its_own() -> Iterator[None]:
 
 
 def tf32() -> tuple[Any, Any]:
-    flags = cuda.flags()
+    flags = Cuda().flags()
     return flags["cuda.matmul.allow_tf32"], flags["cudnn.allow_tf32"]
 
 
 @pytest.mark.parametrize("allow", [True, False])
 def test_tf32_is_set_for_products_convolutions_and_rnns_and_put_back(allow: bool) -> None:
     before = tf32()
-    with cuda.numerics(deterministic=False, reduced=allow):
+    with Cuda().numerics(deterministic=False, reduced=allow):
         assert tf32() == (allow, allow)
     assert tf32() == before == (False, True)
 
@@ -49,7 +50,7 @@ def test_tf32_is_set_the_way_the_user_did_who_must_not_mix_the_two(allow: bool) 
     with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
         _ = CUDNN.allow_tf32
     assert tf32() == (True, True)  # RNNs still may
-    with cuda.numerics(deterministic=False, reduced=allow):
+    with Cuda().numerics(deterministic=False, reduced=allow):
         assert tf32() == (allow, allow)
     assert (MATMUL.fp32_precision, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision) == ("tf32", "ieee", "tf32")
 
@@ -77,7 +78,7 @@ def test_tf32_is_set_whatever_was_said_before_and_all_of_it_put_back(said: str, 
             owner: Any = CUDNN if said == "cudnn" else torch.backends
             owner.fp32_precision = "tf32"
         before = (tf32(), MATMUL.fp32_precision, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision, mkldnn.fp32_precision)
-        with cuda.numerics(deterministic=False, reduced=allow):
+        with Cuda().numerics(deterministic=False, reduced=allow):
             effective = {each.fp32_precision for each in (MATMUL, CUDNN.conv, CUDNN.rnn)}
             assert effective == {"tf32" if allow else "ieee"}
         assert before == (tf32(), MATMUL.fp32_precision, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision, mkldnn.fp32_precision)
@@ -92,26 +93,26 @@ def test_tf32_is_set_whatever_was_said_before_and_all_of_it_put_back(said: str, 
 
 def test_tf32_is_left_alone_unless_asked() -> None:
     MATMUL.allow_tf32 = True
-    with cuda.numerics(deterministic=True, reduced=None):
+    with Cuda().numerics(deterministic=True, reduced=None):
         assert tf32() == (True, True)
 
 
 def test_deterministic_sets_what_cublas_and_cudnn_need_and_puts_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(CUDNN, "benchmark", True)
-    with cuda.numerics(deterministic=True, reduced=None):
-        flags = cuda.flags()
+    with Cuda().numerics(deterministic=True, reduced=None):
+        flags = Cuda().flags()
         assert flags["deterministic_algorithms"] is True
         assert (flags["cudnn.deterministic"], flags["cudnn.benchmark"]) == (True, False)
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    flags = cuda.flags()
+    flags = Cuda().flags()
     assert (flags["cudnn.deterministic"], flags["cudnn.benchmark"], flags["deterministic_algorithms"]) == (False, True, False)
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
 
 
 def test_a_users_own_workspace_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    with cuda.numerics(deterministic=True, reduced=None):
+    with Cuda().numerics(deterministic=True, reduced=None):
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 

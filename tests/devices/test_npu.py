@@ -19,7 +19,7 @@ from accucompare.api import Comparison
 from accucompare.bundle.format.records import Role
 from accucompare.compare.rows.rows import Reason, Row
 from accucompare.devices import DeviceName
-from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.case_capture import capture_case
 from accucompare.selection import FloatType
 from fixtures.simnpu.launcher import environment

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from accucompare.devices import backend, cpu, streams
+from accucompare.devices import backend
+from accucompare.devices.cpu import Cpu
+from accucompare.devices.streams import Streams
 
 
 class Device:
@@ -76,7 +78,7 @@ def pinned(device: Device, like: torch.Tensor) -> torch.Tensor:
 )
 def test_a_copy_is_there_when_it_was_waited_for(source: torch.Tensor, device: Device) -> None:
     target = pinned(device, source)
-    wait = streams.copy_to_host(source, target)
+    wait = Streams().copy_to_host(source, target)
     assert wait is not None
     assert target.as_subclass(torch.Tensor).isnan().all()
     wait()
@@ -86,7 +88,7 @@ def test_a_copy_is_there_when_it_was_waited_for(source: torch.Tensor, device: De
 
 def test_without_pinned_memory_the_copy_is_done_at_once(device: Device) -> None:
     source, target = torch.randn(3, 4).t(), torch.empty(4, 3)
-    assert streams.copy_to_host(source, target) is None
+    assert Streams().copy_to_host(source, target) is None
     assert torch.equal(target, source)
 
 
@@ -99,13 +101,13 @@ def test_where_nothing_can_be_pinned_ordinary_memory_is_given(monkeypatch: pytes
         return plain(*arguments, **options)
 
     monkeypatch.setattr(torch, "empty", empty)
-    assert streams.host_memory(12).nbytes == 12
+    assert Streams().host_memory(12).nbytes == 12
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 def test_host_memory_can_be_written_in_any_mode(mode: Any) -> None:
     with mode():
-        memory = cpu.host_memory(8)
+        memory = Cpu().host_memory(8)
     assert memory.fill_(1).tolist() == [1] * 8
 
 

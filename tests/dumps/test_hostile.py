@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from accucompare.bundle.format.records import Layout
 from accucompare.bundle.reading.reader import open_bundle
-from accucompare.dumps import files, importing
-from accucompare.dumps.files import UnreadableError, read_npy
+from accucompare.dumps import dump_files, importing
+from accucompare.dumps.dump_files import UnreadableError, read_npy
 from accucompare.dumps.importing import import_dump
 from accucompare.dumps.items import Naming
 from accucompare.errors import AccucompareError, BundleError, CaptureError
@@ -203,7 +203,7 @@ FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 @pytest.mark.parametrize("kind", FILES)
 def test_a_damaged_array_is_listed(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_SMALL", 1 << 10)
+    monkeypatch.setattr(dump_files, "_SMALL", 1 << 10)
     name, write = FILES[kind]
     (tmp_path / "dump").mkdir()
     write(tmp_path / "dump" / name)

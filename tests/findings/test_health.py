@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from accucompare.errors import UsageError
 from accucompare.findings.analysis.analysis import Analysis, Ranks
 from accucompare.findings.checklist.checks import CheckStatus, Need, Point, spikes
-from accucompare.findings.checklist.health import CHECKS, judge_log, read_thresholds
+from accucompare.findings.checklist.health_checklist import CHECKS, judge_log, read_thresholds
 from accucompare.findings.log.events import Alert, AlertKind, End, Ending, ScaleChange, Step, WatchStart
-from accucompare.findings.log.vitals import (
+from accucompare.findings.log.vital_events import (
     Applied,
     Given,
     Labels,

@@ -17,7 +17,7 @@ import accucompare as ac
 from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.writing.record_file import Sketched
 from accucompare.bundle.writing.writer import BundleWriter
-from accucompare.devices import cpu
+from accucompare.devices.cpu import Cpu
 from accucompare.live.values import device_sketch
 from accucompare.live.values.device_sketch import _ROUNDING, begin_sketch, can_sketch
 from accucompare.live.values.tensors import to_host
@@ -130,7 +130,7 @@ def test_only_half_types_are_added_up_in_float32_and_nothing_where_the_host_does
 def test_for_a_bundle_of_sketches_no_values_of_large_tensors_are_copied_unless_their_bytes_are_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "SKETCHES_IN", "float64")  # what does not lie in the host's memory as it is, a device would be asked for
+    monkeypatch.setattr(Cpu, "SKETCHES_IN", "float64")  # what does not lie in the host's memory as it is, a device would be asked for
     writer = BundleWriter(tmp_path / "b", Manifest(complete=True), mode=Mode.SKETCH)
     tensor, small = torch.randn(600, 500).t(), torch.randn(500, 500).t()
     there = to_host(tensor, writer)
@@ -150,7 +150,7 @@ def test_a_tensor_is_copied_where_the_device_cannot_make_a_sketch(tmp_path: Path
     def out_of_memory(*_: Any) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(cpu, "SKETCHES_IN", "float64")
+    monkeypatch.setattr(Cpu, "SKETCHES_IN", "float64")
     monkeypatch.setattr(device_sketch, "begin_sketch", out_of_memory)
     writer = BundleWriter(tmp_path / "b", Manifest(complete=True), mode=Mode.SKETCH)
     tensor = torch.randn(600, 500).t()
@@ -197,7 +197,7 @@ def test_weights_and_data_of_a_training_are_digested_by_their_bytes_wherever_the
 ) -> None:
     digests, norms = [], []
     for summed_in in (None, "float64"):
-        monkeypatch.setattr(cpu, "SKETCHES_IN", summed_in)
+        monkeypatch.setattr(Cpu, "SKETCHES_IN", summed_in)
         torch.manual_seed(0)
         model, x = nn.Linear(600, 500, bias=False), torch.randn(500, 600)
         model.weight = nn.Parameter(torch.randn(600, 500).t())

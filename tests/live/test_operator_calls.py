@@ -8,7 +8,7 @@ import accucompare as ac
 from accucompare.bundle.format.records import Role
 from accucompare.devices import DeviceName
 from accucompare.live.operators.operator_calls import CALLERS
-from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.case_capture import capture_case
 
 CASE = """

@@ -203,9 +203,9 @@ def test_metrics_are_those_of_numpy(pair: tuple[Array, Array, DType, DType], ato
     """Exactly, but for what is made of sums, where each form has its order: up to the bound of any order, 2 n u (see below)."""
     golden, candidate, ours, theirs = pair
     sides = in_blocks(golden, CHUNK), in_blocks(candidate, CHUNK)
-    compiled = msgspec.structs.asdict(measure_pair(*sides, ours, theirs, golden.shape, atol=atol, rtol=rtol))
+    compiled = msgspec.structs.asdict(measure_pair(*sides, (ours, theirs), golden.shape, atol=atol, rtol=rtol))
     with patch.object(kernel, "_kernel", None):
-        numpy = msgspec.structs.asdict(measure_pair(*sides, ours, theirs, golden.shape, atol=atol, rtol=rtol))
+        numpy = msgspec.structs.asdict(measure_pair(*sides, (ours, theirs), golden.shape, atol=atol, rtol=rtol))
     slack = 8 * CHUNK * U
     for name in ("rel_l2", "rmse", "mean_abs"):
         assert same(compiled[name], numpy[name], rel=slack)

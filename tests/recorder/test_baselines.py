@@ -16,7 +16,7 @@ from accucompare.compare.limits.brought import parse_precisions
 from accucompare.compare.rows.rows import Reason
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, UsageError
-from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.baselines import capture_baselines
 from accucompare.recorder.session.case_capture import capture_case
 from accucompare.selection import FloatType

@@ -15,7 +15,7 @@ from accucompare.bundle.format.records import Role
 from accucompare.case import load_case
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, CaseError, UsageError
-from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.case_capture import capture_case
 from accucompare.selection import FloatType, RoundedType
 from tests.conftest import ROOT

@@ -16,7 +16,7 @@ from accucompare.compare.origins.sites import Stage
 from accucompare.compare.rows.rows import Reason, Status
 from accucompare.devices import DeviceName
 from accucompare.errors import UsageError
-from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.case_capture import capture_case
 from accucompare.selection import FloatType, RoleGroup, Steps
 from planted.training_faults import of_parameter

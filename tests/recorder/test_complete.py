@@ -25,7 +25,7 @@ from accucompare.devices import DeviceName
 from accucompare.errors import AccucompareError, CaptureError
 from accucompare.files import replace_whole
 from accucompare.places import Url
-from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.baselines import capture_baselines
 from accucompare.recorder.session.case_capture import capture_case
 from tests.compare.builder import edit_manifest, item, write

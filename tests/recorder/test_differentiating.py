@@ -14,7 +14,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.devices import DeviceName
-from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.case_capture import capture_case
 from tests.recorded import Opened
 

@@ -24,7 +24,7 @@ from accucompare.bundle.reading.reader import Bundle
 from accucompare.compare.rows.rows import Reason
 from accucompare.devices import DeviceName
 from accucompare.errors import AccucompareError, CaptureError, RecordError, UsageError
-from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.case_capture import capture_case
 from tests.compare.builder import edit_manifest
 from tests.conftest import ROOT, Run, has_lstm_in_bfloat16

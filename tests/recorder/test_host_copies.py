@@ -16,7 +16,7 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.format.records import Role
 from accucompare.bundle.writing.writer import BundleWriter
-from accucompare.devices import cpu
+from accucompare.devices.cpu import Cpu
 from accucompare.live.values.tensors import from_bits
 from tests.recorded import Glue, Opened, Record
 
@@ -150,7 +150,7 @@ def lazily(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Copies of tensors that are not contiguous are filled in when they are waited for, as a device's are; gives their sizes."""
     begun: list[int] = []
 
-    def copy_to_host(source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
+    def copy_to_host(self: Cpu, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
         values = source.clone()
         target.view(torch.uint8).fill_(0xFF)
         begun.append(target.nbytes)
@@ -160,7 +160,7 @@ def lazily(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
         return wait
 
-    monkeypatch.setattr(cpu, "copy_to_host", copy_to_host)
+    monkeypatch.setattr(Cpu, "copy_to_host", copy_to_host)
     return begun
 
 
@@ -184,10 +184,10 @@ def test_a_devices_parameters_and_state_are_read_when_their_copies_are_there(rec
 
 
 def test_memory_of_a_copy_that_fails_is_given_back(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(source: torch.Tensor, target: torch.Tensor) -> None:
+    def fails(self: Cpu, source: torch.Tensor, target: torch.Tensor) -> None:
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(cpu, "copy_to_host", fails)
+    monkeypatch.setattr(Cpu, "copy_to_host", fails)
     bundle = record(Glue(lambda self, x: x.t()), torch.ones(2, 3), options={"queue_bytes": 24})  # the copy would wait for ever
     assert bundle.find("").detail == "RuntimeError: device lost"
     assert bundle.load("", role="input").shape == (2, 3)

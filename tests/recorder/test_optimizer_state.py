@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import accucompare as ac
-from accucompare.bundle.format.training_state import Component
+from accucompare.bundle.format.saved_training import Component
 
 NAMES = "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop"  # some are in newer versions only
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {

@@ -12,8 +12,8 @@ import pytest
 
 import accucompare as ac
 from accucompare.errors import UsageError
-from accucompare.recorder.options import CaptureOptions
-from accucompare.watcher.options import WatchOptions
+from accucompare.recorder.capture_options import CaptureOptions
+from accucompare.watcher.watch_options import WatchOptions
 
 
 @pytest.mark.parametrize(
@@ -49,5 +49,5 @@ def test_an_option_has_one_default(call: Any, options: Any) -> None:
 
 
 def test_options_of_a_capture_need_no_torch() -> None:
-    program = "import sys, accucompare.recorder.options; sys.exit('torch' in sys.modules)"
+    program = "import sys, accucompare.recorder.capture_options; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -17,7 +17,7 @@ from accucompare.compare.rows.rows import Reason
 from accucompare.devices import DeviceName
 from accucompare.errors import AccucompareError, CaptureError, UsageError
 from accucompare.live.modules.names import name_modules
-from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.case_capture import capture_case
 from tests.recorded import Glue, Opened
 

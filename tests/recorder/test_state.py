@@ -14,9 +14,9 @@ import accucompare as ac
 from accucompare.bundle.format.records import Role
 from accucompare.devices import DeviceName
 from accucompare.errors import BundleError, CaptureError, UsageError
-from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.case_capture import capture_case
-from accucompare.recorder.state.state import put_together, take_apart
+from accucompare.recorder.state.starting_state import put_together, take_apart
 from accucompare.selection import FloatType
 from tests.compare.builder import edit_manifest
 from tests.recorded import Glue, Opened

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.format.training_state import Component, Missing
+from accucompare.bundle.format.saved_training import Component, Missing
 from accucompare.compare.decide import Answer
 from accucompare.compare.rows.rows import Reason
 from accucompare.compare.trust.unverified import unverified

@@ -10,7 +10,7 @@ import pytest
 
 from accucompare.findings.analysis.analysis import Ranks, read
 from accucompare.findings.checklist.checks import CheckOutcome, CheckStatus
-from accucompare.findings.checklist.health import CHECKS, Checklist, Health, judge_log
+from accucompare.findings.checklist.health_checklist import CHECKS, Checklist, Health, judge_log
 from accucompare.report.excel.health_workbook import write_health
 from accucompare.report.files.json_health import write_health_json
 from accucompare.report.page.page_log import write_health_page

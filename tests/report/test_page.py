@@ -23,8 +23,8 @@ from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.errors import ReportError
 from accucompare.findings.analysis.analysis import read
-from accucompare.findings.checklist.health import judge_log
-from accucompare.findings.log.vitals import ParameterFacts, TrainingSetup, Vitals
+from accucompare.findings.checklist.health_checklist import judge_log
+from accucompare.findings.log.vital_events import ParameterFacts, TrainingSetup, Vitals
 from accucompare.report.page.page_comparison import anchor
 from accucompare.report.page.page_data import leading_bits
 from accucompare.report.page.page_log import write_health_page, write_log_page

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accucompare.findings.checklist.health import CHECKS, Checklist, Health, judge_log
 from openpyxl import load_workbook
 from rich.console import Console
 
 from accucompare.errors import ReportError
 from accucompare.findings.analysis.analysis import read
 from accucompare.findings.checklist.checks import CheckOutcome, CheckStatus
-from accucompare.findings.checklist.health import CHECKS, Checklist, Health, judge_log
 from accucompare.findings.log.events import Alert, AlertKind, Cause, End, Ending, Event, Frame, Frames
 from accucompare.findings.log.log import log_path
-from accucompare.findings.log.vitals import ParameterFacts, TrainingSetup, Vitals
+from accucompare.findings.log.vital_events import ParameterFacts, TrainingSetup, Vitals
 from accucompare.report.excel.watch_workbook import write_watch
 from accucompare.report.page.page_log import write_log_page
 from accucompare.report.table import sheets

@@ -26,7 +26,7 @@ from accucompare.findings.log.events import Cause, Direction, Finding, Site
 from accucompare.live.numerics.autocast import autocast_now
 from accucompare.live.operators.random_state import RandomState
 from accucompare.live.values.values import leaves
-from accucompare.reproduce.outcome import RunOutcome
+from accucompare.reproduce.module_outcome import RunOutcome
 from accucompare.reproduce.reproducer import Reproducer
 from accucompare.reproduce.saving import save_reproducer
 from accucompare.reproduce.snapshot import Snapshot

@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import nn
 
-from accucompare.reproduce.imports import CannotRebuildError, import_file
+from accucompare.reproduce.class_import import CannotRebuildError, import_file
 from accucompare.reproduce.recipe import recipe
 
 

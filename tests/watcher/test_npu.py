@@ -238,7 +238,7 @@ def test_each_rank_dumps_into_its_own_directory_until_its_first_step_ends(satura
     found = saturating.found(
         """
         import accucompare as ac, torch
-        import accucompare.devices.npu as npu
+        from accucompare.devices import npu
         from torch.testing._internal.distributed.fake_pg import FakeStore
         made = []
         for name in ("init_dump", "set_dump", "finalize_dump"):

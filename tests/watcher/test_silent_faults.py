@@ -15,7 +15,7 @@ from torch.nn import functional
 import accucompare as ac
 from accucompare.findings.analysis.analysis import read
 from accucompare.findings.checklist.checks import CheckOutcome, CheckStatus
-from accucompare.findings.checklist.health import judge_log
+from accucompare.findings.checklist.health_checklist import judge_log
 
 STEPS, BATCH, CLASSES, IDS = 36, 8, 4, 12
 

@@ -8,7 +8,7 @@ import pytest
 
 from accucompare.findings.analysis.analysis import read
 from accucompare.findings.checklist.checks import CheckStatus
-from accucompare.findings.checklist.health import judge_log
+from accucompare.findings.checklist.health_checklist import judge_log
 from benchmarks.health_sound import watch_loop
 
 #: Long enough for what is judged by several looks at every tenth step.

@@ -18,7 +18,7 @@ from torch.nn import functional
 import accucompare as ac
 from accucompare.findings.analysis.analysis import Analysis, read
 from accucompare.findings.checklist.checks import CheckStatus
-from accucompare.findings.checklist.health import Health, judge_log
+from accucompare.findings.checklist.health_checklist import Health, judge_log
 
 STEPS = 16
 

@@ -1,5 +1,6 @@
 """What a bundle is made of: records, the manifest, flags, and the bytes of its files."""
 
+from accucompare.bundle.format.byte_sources import Windows, open_lines, open_source, stamp_of
 from accucompare.bundle.format.capture_facts import Imported, Options, SketchFacts, Unfed
 from accucompare.bundle.format.manifest import (
     BASELINES,
@@ -39,8 +40,7 @@ from accucompare.bundle.format.records import (
     display_name,
     same_line,
 )
-from accucompare.bundle.format.sources import Windows, open_lines, open_source, stamp_of
-from accucompare.bundle.format.training_state import Component, Missing, SavedDraws, SavedObject, Started, TrainingState
+from accucompare.bundle.format.saved_training import Component, Missing, SavedDraws, SavedObject, Started, TrainingState
 from accucompare.bundle.format.zip_records import (
     COUNT_IN_ZIP64,
     END,

@@ -19,7 +19,7 @@ import xxhash
 
 from accucompare.bundle.format.capture_facts import Code, Feed, Options
 from accucompare.bundle.format.records import NODE_ROLES, WRITTEN_ROLES, Role, count_records
-from accucompare.bundle.format.training_state import SavedAndStarted
+from accucompare.bundle.format.saved_training import SavedAndStarted
 from accucompare.errors import BundleError
 from accucompare.files import replace_whole
 from accucompare.numbers import Count

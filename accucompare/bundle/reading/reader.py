@@ -28,7 +28,7 @@ from accucompare.bundle.format import (
     open_lines,
 )
 from accucompare.bundle.reading.archive import Archive
-from accucompare.bundle.reading.notebook import bundle_html
+from accucompare.bundle.reading.notebook_bundle import bundle_html
 from accucompare.bundle.writing import SKETCHES_A_MEMBER, sketches_name
 from accucompare.errors import BundleError, RecordError, UsageError
 from accucompare.numbers import BLOCK, DTYPES, SKETCH_VERSION, Array, Float64, digest, digest_of_segments, sums, widen

@@ -21,11 +21,11 @@ from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.batches import Progress, batches_of, in_order
 from accucompare.compare.cluster.parcels import Reply, pack_tasks, unpack_outcomes
 from accucompare.compare.cluster.worker import Job, Located, forget, introduce, judge_parcel, refusal
 from accucompare.compare.judging import Sides
 from accucompare.compare.rows import PairOutcome, Task, nbytes
+from accucompare.compare.task_batches import Progress, batches_of, in_order
 from accucompare.errors import BundleError, ClusterError, UsageError
 from accucompare.places import Url
 from accucompare.text import printable
@@ -194,7 +194,7 @@ class Cluster:
         return found
 
     def outcomes(self, sides: Sides, tasks: list[Task], progress: Progress) -> list[PairOutcome | BundleError]:
-        """The outcome of each pair, in parcels of neighbours, the large ones first, as ``compare.batches.outcomes_of`` has them at home.
+        """The outcome of each pair, in parcels of neighbours, the large ones first, as ``task_batches.outcomes_of`` has them at home.
 
         Raises:
             BundleError: of the first record that cannot be read, unless ``sides.keep_going``.

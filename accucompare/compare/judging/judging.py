@@ -16,7 +16,7 @@ from accucompare.compare.judging.judge import judge_pair, judge_without_data, se
 from accucompare.compare.judging.proof import conditioned, doubt
 from accucompare.compare.judging.sides import Sides, metrics_of_identical
 from accucompare.compare.limits import EXACT, Tolerance, differing, with_ceiling
-from accucompare.compare.measuring import Run, are_masks_of_two_kinds, is_broadcast, measure_broadcast, measure_masks
+from accucompare.compare.measuring import Metrics, Run, are_masks_of_two_kinds, is_broadcast, measure_broadcast, measure_masks
 from accucompare.compare.rows import (
     Option,
     PairOutcome,
@@ -73,11 +73,8 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
     tolerance = task.tolerance
     if sides.verify and (golden.member is None) is not (candidate.member is None):
         (sides.golden.stored(golden) if golden.member is not None else sides.candidate.stored(candidate)).read()
-    if (golden.member is not None and candidate.member is not None) or _by_sketch(golden, candidate, tolerance):
-        metrics = sides.measure(sides.golden, golden, sides.candidate, candidate, tolerance, run)
-    elif golden.statistics is not None and same_bits(golden, candidate):
-        metrics = metrics_of_identical(golden, golden.statistics, tolerance)
-    else:
+    metrics = _measured(sides, golden, candidate, tolerance, run)
+    if metrics is None:
         metrics = lower_bounds(golden, candidate)
         verdict = judge_bounds(golden, candidate, metrics, tolerance)
         return PairOutcome(None if verdict.status is Status.NOT_COMPARED else metrics, verdict)
@@ -105,16 +102,27 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
         verdict = doubtful.settle(verdict)
     if noise is not None:
         verdict = settle_noise(verdict, tolerance, metrics, noise)
-    if (
-        verdict.status is Status.FAIL
-        and task.given
-        and not tolerance.by_default
-        and is_rounded(sides.golden, golden, sides.candidate, candidate)
-    ):
-        verdict = msgspec.structs.replace(verdict, reason=Reason.OK, used=0.0, smallest=(), detail=_rounded_to(golden, candidate))
+    if task.given and not tolerance.by_default:
+        verdict = _settle_given(sides, golden, candidate, verdict)
     if verdict.status is Status.FAIL:
         verdict = settle_unsteady(verdict, tolerance, metrics, sides.unsteadiness(golden, task.golden_repeat, run))
     return PairOutcome(metrics, verdict, None if expected is None else expected.rel_l2, noise)
+
+
+def _measured(sides: Sides, golden: Record, candidate: Record, tolerance: Tolerance, run: Run) -> Metrics | None:
+    """The metrics of a pair; ``None`` where no more than bounds are known."""
+    if (golden.member is not None and candidate.member is not None) or _by_sketch(golden, candidate, tolerance):
+        return sides.measure(sides.golden, golden, sides.candidate, candidate, tolerance, run)
+    if golden.statistics is not None and same_bits(golden, candidate):
+        return metrics_of_identical(golden, golden.statistics, tolerance)
+    return None
+
+
+def _settle_given(sides: Sides, golden: Record, candidate: Record, verdict: Verdict) -> Verdict:
+    """The verdict on a value that both were given: rounding it to another type is no error."""
+    if verdict.status is not Status.FAIL or not is_rounded(sides.golden, golden, sides.candidate, candidate):
+        return verdict
+    return msgspec.structs.replace(verdict, reason=Reason.OK, used=0.0, smallest=(), detail=_rounded_to(golden, candidate))
 
 
 def _rounded_to(golden: Record, candidate: Record) -> str:

@@ -114,7 +114,7 @@ class Sides:
         dtypes = DTYPES[left.dtype], DTYPES[right.dtype]
         atol, rtol = _elementwise(left, tolerance)
         masks = not identical and may_hold_masks(dtypes[0], left.statistics) and may_hold_masks(dtypes[1], right.statistics)
-        metrics = measure_pair(stored[0].blocks, stored[1].blocks, *dtypes, left.shape, atol=atol, rtol=rtol, masks=masks, run=run)
+        metrics = measure_pair(stored[0].blocks, stored[1].blocks, dtypes, left.shape, atol=atol, rtol=rtol, masks=masks, run=run)
         for each in stored:
             each.verify()
         return metrics

@@ -115,7 +115,7 @@ def _error(golden: Bundle, ours: Record, baseline: Bundle, theirs: Record) -> Er
     stored = golden.stored(ours), baseline.stored(theirs)
     exact = 0.0 if not dtypes[0].digits else None  # so that integers and booleans that differ are counted
     masks = may_hold_masks(dtypes[0], ours.statistics) and may_hold_masks(dtypes[1], theirs.statistics)
-    metrics = measure_pair(stored[0].blocks, stored[1].blocks, *dtypes, ours.shape, atol=exact, masks=masks)
+    metrics = measure_pair(stored[0].blocks, stored[1].blocks, dtypes, ours.shape, atol=exact, masks=masks)
     for each in stored:
         each.verify()
     if metrics.nonfinite_mismatch or not isfinite(metrics.rmse):

@@ -57,7 +57,7 @@ def measure_broadcast(golden: Blocks, candidate: Blocks, records: tuple[Record, 
     shape = np.broadcast_shapes(*(raw.shape for raw in stored))
     masks = all(may_hold_masks(dtype, record.statistics) for dtype, record in zip(dtypes, records, strict=True))
     sides = [_blocks(np.broadcast_to(raw, shape).reshape(-1)) for raw in stored]
-    return measure_pair(sides[0], sides[1], dtypes[0], dtypes[1], shape, atol=atol, rtol=rtol, masks=masks)
+    return measure_pair(sides[0], sides[1], (dtypes[0], dtypes[1]), shape, atol=atol, rtol=rtol, masks=masks)
 
 
 def _summed(values: Array, shape: tuple[int, ...]) -> Array:

@@ -18,7 +18,7 @@ from accucompare.compare.measuring.blocks import Blocks, PairOfTensors, Segment
 from accucompare.compare.measuring.masks import compare_masks
 from accucompare.compare.measuring.norms import Run, Scales, Sums, Totals, one_minus_cosine
 from accucompare.compare.measuring.scan import Scan
-from accucompare.numbers import DTYPES, DType, Kind, Number, Statistics, kernel
+from accucompare.numbers import DTYPES, AnyNumber, DType, Kind, Statistics, kernel
 
 
 class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -59,8 +59,8 @@ class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):
     one_minus_cosine: float = 0.0
     max_abs: float = 0.0
     max_abs_index: tuple[int, ...] | None = None
-    golden_at_max: Number | None = None
-    candidate_at_max: Number | None = None
+    golden_at_max: AnyNumber | None = None
+    candidate_at_max: AnyNumber | None = None
     max_rel: float | None = 0.0
     mean_abs: float = 0.0
     rmse: float = 0.0
@@ -90,8 +90,7 @@ class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):
 def measure_pair(
     golden: Blocks,
     candidate: Blocks,
-    golden_dtype: DType,
-    candidate_dtype: DType,
+    dtypes: tuple[DType, DType],
     shape: tuple[int, ...],
     *,
     atol: float | None = None,
@@ -103,7 +102,7 @@ def measure_pair(
 
     Args:
         golden, candidate: the two tensors' stored bits.
-        golden_dtype, candidate_dtype: their true types, both of one kind.
+        dtypes: their true types, golden's and the candidate's, both of one kind.
         shape: of both.
         atol, rtol: for ``over_tolerance`` and ``needed_atol``; one given alone takes the other as 0.
         masks: whether to look for masks. That takes NumPy's slower pass, so ask only if both tensors may hold some
@@ -113,6 +112,7 @@ def measure_pair(
     Raises:
         ValueError: if the two kinds differ.
     """
+    golden_dtype, candidate_dtype = dtypes
     if golden_dtype.kind is not candidate_dtype.kind:
         raise ValueError(f"{golden_dtype.name} and {candidate_dtype.name} are numbers of different kinds")
     pair = PairOfTensors(golden, candidate, golden_dtype, candidate_dtype, math.prod(shape), masks)

@@ -24,7 +24,7 @@ from accucompare.compare.origins.lost import once_for_an_update, where_cut, with
 from accucompare.compare.origins.reasons import call_of, caller_of
 from accucompare.compare.origins.scaled import find_scaled
 from accucompare.compare.origins.sites import Culprit, Stage
-from accucompare.compare.origins.training import CallKey, parameter_of
+from accucompare.compare.origins.training_trace import CallKey, parameter_of
 from accucompare.compare.rows import UNMATCHED, Reason, Row, Status, blame, is_buffer, is_operator, one_sided_writes, owner_of
 
 #: Excesses within this factor of each other count as equal.

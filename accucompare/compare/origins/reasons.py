@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from accucompare.bundle.format import NODE_ROLES, TRAINING_ROLES, Layout, Manifest, Record, Role
-from accucompare.compare.origins.training import MUCH_FURTHER, CallKey, TrainingTrace
+from accucompare.compare.origins.training_trace import MUCH_FURTHER, CallKey, TrainingTrace
 from accucompare.compare.rows import (
     UNMATCHED,
     OperatorKey,
@@ -237,14 +237,21 @@ class Fed:
             verdict = verdict.beginning()
         if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
             self._erring.add(source)
-        wrong = verdict.status is Status.FAIL or verdict.chosen or verdict.reason is Reason.NOT_DETERMINISTIC
-        if wrong and (*call, record.role.value, record.path) in self.not_fed:
-            whose = call if record.role is Role.INPUT else parent  # whose own code goes on with it
-            if whose is not None:
-                self._tainted.add(whose)
-                if reshaped:
-                    self._reshaped.add(whose)
+        self._taint(record, verdict, call if record.role is Role.INPUT else parent, reshaped)
         return verdict
+
+    def _taint(self, record: Record, verdict: Verdict, whose: CallKey | None, reshaped: bool) -> None:
+        """Note that a call goes on with a wrong value: one for which it was not given golden's.
+
+        Args:
+            whose: the call whose own code goes on with it.
+            reshaped: whether the value has another shape than golden's.
+        """
+        wrong = verdict.status is Status.FAIL or verdict.chosen or verdict.reason is Reason.NOT_DETERMINISTIC
+        if wrong and whose is not None and (*call_of(record), record.role.value, record.path) in self.not_fed:
+            self._tainted.add(whose)
+            if reshaped:
+                self._reshaped.add(whose)
 
     def _written(self, record: Record, verdict: Verdict) -> Verdict:
         call, place = call_of(record), (record.rank, owner_of(record))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from accucompare.bundle.format import Role
 from accucompare.compare.limits import DEFAULT_REL_L2
-from accucompare.compare.origins.training import FREE_GRADIENTS
+from accucompare.compare.origins.training_trace import FREE_GRADIENTS
 from accucompare.compare.rows import Row, Status
 from accucompare.numbers import DTYPES
 

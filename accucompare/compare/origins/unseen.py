@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from accucompare.bundle.format import BUFFER_ROLES, GRADIENT_ROLES, TRAINING_ROLES, UPDATE_ROLES, WRITTEN_ROLES, Layout, Record, Role
 from accucompare.compare.limits import CEILING, DEFAULT_REL_L2
 from accucompare.compare.origins.reasons import call_of, caller_of
-from accucompare.compare.origins.training import FREE_GRADIENTS, CallKey, parameter_of
+from accucompare.compare.origins.training_trace import FREE_GRADIENTS, CallKey, parameter_of
 from accucompare.compare.rows import Reason, Row, Status, is_operator
 
 #: Layouts of tensors that are listed without data. A meta tensor is not among them: it has no values that could be wrong.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from accucompare.bundle.format import Key, Record, Role
 from accucompare.compare.origins.reasons import call_of, caller_of
-from accucompare.compare.origins.training import CallKey
+from accucompare.compare.origins.training_trace import CallKey
 
 
 def begins(golden: Iterable[Record], again: Mapping[Key, Record]) -> dict[Key, Record]:

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from accucompare.bundle.format import BUFFER_ROLES, GRADIENT_ROLES, SERIES_ROLES, UPDATE_ROLES, Layout, Record, Role
 from accucompare.compare.measuring import are_masks_of_two_kinds
 from accucompare.compare.origins.reasons import call_of, caller_of
-from accucompare.compare.origins.training import CallKey, parameter_of
+from accucompare.compare.origins.training_trace import CallKey, parameter_of
 from accucompare.compare.rows import Reason, Row, Status, is_operator
 
 #: What a gradient is the gradient of.

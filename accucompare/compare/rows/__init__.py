@@ -1,6 +1,5 @@
 """What a diff finds, as data: rows, verdicts, and the tasks they come from."""
 
-from accucompare.compare.rows.models import OtherModel, other_model
 from accucompare.compare.rows.one_sided import explained, never_called
 from accucompare.compare.rows.operator_rows import (
     OperatorKey,
@@ -31,7 +30,8 @@ from accucompare.compare.rows.rows import (
     Status,
     Verdict,
 )
-from accucompare.compare.rows.written import buffer_of, is_buffer, is_wrong, one_sided_writes, owner_of, trace_buffer
+from accucompare.compare.rows.same_model import OtherModel, other_model
+from accucompare.compare.rows.written_values import buffer_of, is_buffer, is_wrong, one_sided_writes, owner_of, trace_buffer
 
 __all__ = [
     "BY_SKETCH",

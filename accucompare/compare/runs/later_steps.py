@@ -71,7 +71,7 @@ def _same_weights(golden: StepSeries | None, candidate: StepSeries | None) -> bo
 def by_envelope(tasks: Sequence[Task], outcomes: Sequence[PairOutcome | BundleError], later: LaterSteps) -> list[PairOutcome | BundleError]:
     """The outcomes, of which those that a baseline found over their limit in a later step are judged by its envelope.
 
-    Updates and what they are given are left as they are: ``compare.origins.training`` says what of them can be judged.
+    Updates and what they are given are left as they are: ``compare.origins.training_trace`` says what of them can be judged.
 
     Args:
         tasks, outcomes: of all pairs.

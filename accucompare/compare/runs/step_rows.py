@@ -323,7 +323,7 @@ def number_of(record: Record) -> float:
 
 def _measured(golden: float, candidate: float, tolerance: Tolerance) -> Metrics:
     dtype = DTYPES[_KEPT_IN]
-    return measure_pair(_blocks(golden), _blocks(candidate), dtype, dtype, (), atol=tolerance.atol, rtol=tolerance.rtol)
+    return measure_pair(_blocks(golden), _blocks(candidate), (dtype, dtype), (), atol=tolerance.atol, rtol=tolerance.rtol)
 
 
 def _blocks(value: float) -> Blocks:

@@ -51,7 +51,7 @@ CAUSES = {
 }
 
 
-class Fact(NamedTuple):
+class Trait(NamedTuple):
     """One statement about an error.
 
     Attributes:
@@ -111,15 +111,15 @@ def describe_error(
     return ErrorShape(tuple(words), tuple(dict.fromkeys(hints))[:2])
 
 
-def _saturated(golden: Float64, candidate: Float64, dtype: str) -> list[Fact]:
+def _saturated(golden: Float64, candidate: Float64, dtype: str) -> list[Trait]:
     largest = DTYPES[dtype].largest
     if not largest or not golden.size or (golden.max() <= largest and golden.min() >= -largest):
         return []
     count = np.count_nonzero((np.abs(candidate) == largest) & (np.abs(golden) > largest))
-    return [Fact(f"saturated at {dtype}'s largest value, {largest:.6g}, at {count} element(s)", "saturated")] if count else []
+    return [Trait(f"saturated at {dtype}'s largest value, {largest:.6g}, at {count} element(s)", "saturated")] if count else []
 
 
-def _not_finite(golden: Float64, candidate: Float64, sample: Sample | None) -> list[Fact]:
+def _not_finite(golden: Float64, candidate: Float64, sample: Sample | None) -> list[Trait]:
     """Where one side is NaN or infinite and the other side is not, or differs."""
     if np.isfinite(golden).all() and np.isfinite(candidate).all():
         return []
@@ -134,7 +134,7 @@ def _not_finite(golden: Float64, candidate: Float64, sample: Sample | None) -> l
             counted = pair_of(np.zeros(bad.shape), bad.astype(np.float64), sample)
             places = [place for _, place in slices_of_error(counted, sums_of(counted))] if counted.places else []
             where = " and ".join(map(str, places)) or f"first at index {_index(int(bad.argmax()), bad.shape, sample)}"
-            facts.append(Fact(f"{words}, at {count} of {bad.size} element(s), {where}", hint))
+            facts.append(Trait(f"{words}, at {count} of {bad.size} element(s), {where}", hint))
     return facts
 
 
@@ -144,7 +144,7 @@ def _index(flat: int, shape: tuple[int, ...], sample: Sample | None) -> tuple[in
     return tuple(int(i) for i in (index if sample is None else (own[i] for own, i in zip(sample.indices(), index, strict=True))))
 
 
-def _where_and_what(whole: Tensors, shape: tuple[int, ...], dtype: str, sample: Sample | None) -> list[Fact]:
+def _where_and_what(whole: Tensors, shape: tuple[int, ...], dtype: str, sample: Sample | None) -> list[Trait]:
     sums = sums_of(whole)
     if not sums.carriers:
         return []
@@ -154,8 +154,8 @@ def _where_and_what(whole: Tensors, shape: tuple[int, ...], dtype: str, sample: 
     chosen = [place for _, place in where]
     part = whole.part(chosen)
     what = _what(part, sums_of(part), dtype)
-    place = Fact(_place_in_words(whole, where, dtype))
-    return [place, *(Fact(fact.words + (" there" if fact.of_all else ""), fact.hint) for fact in what)]
+    place = Trait(_place_in_words(whole, where, dtype))
+    return [place, *(Trait(fact.words + (" there" if fact.of_all else ""), fact.hint) for fact in what)]
 
 
 def _place_in_words(whole: Tensors, where: list[tuple[float, Slices]], dtype: str) -> str:
@@ -169,7 +169,7 @@ def _place_in_words(whole: Tensors, where: list[tuple[float, Slices]], dtype: st
     return f"{share} of the squared error is in {' of '.join(map(str, reversed(chosen)))}"
 
 
-def _spike(pair: Tensors, shape: tuple[int, ...], sample: Sample | None) -> list[Fact]:
+def _spike(pair: Tensors, shape: tuple[int, ...], sample: Sample | None) -> list[Trait]:
     """A single element that differs by much, which chance does not explain."""
     diff = (pair.candidate - pair.golden).reshape(-1)
     np.abs(diff, out=diff)
@@ -177,12 +177,12 @@ def _spike(pair: Tensors, shape: tuple[int, ...], sample: Sample | None) -> list
     share = float(diff[at]) ** 2 / total
     if share < 0.99 or diff[at] < SPIKE * np.abs(pair.golden).max() or diff.size < FEWEST:
         return []
-    return [Fact(f"{percent_of(share)} of the squared error is in one element, at {_index(at, shape, sample)}")]
+    return [Trait(f"{percent_of(share)} of the squared error is in one element, at {_index(at, shape, sample)}")]
 
 
-def _what(pair: Tensors, sums: SumsOfSlices, dtype: str) -> list[Fact]:
+def _what(pair: Tensors, sums: SumsOfSlices, dtype: str) -> list[Trait]:
     if best := describe(pair, sums):
-        return [Fact(best.words, best.hint, best.of_all)]
+        return [Trait(best.words, best.hint, best.of_all)]
     return _steps(pair, dtype) + _by_golden(pair) or _low_rank(pair) or _unrelated(sums) or _noise(pair, sums)
 
 
@@ -192,7 +192,7 @@ def _sampled(pair: Tensors) -> tuple[Float64, Float64]:
     return pair.golden.reshape(-1)[flat], pair.candidate.reshape(-1)[flat]
 
 
-def _steps(pair: Tensors, dtype: str) -> list[Fact]:
+def _steps(pair: Tensors, dtype: str) -> list[Trait]:
     """Whether there are far fewer distinct values than golden has in the candidate's type."""
     golden, candidate = _sampled(pair)
     known = DTYPES[dtype]
@@ -201,10 +201,10 @@ def _steps(pair: Tensors, dtype: str) -> list[Fact]:
     levels = len(np.unique(candidate))
     if not 1 < levels <= min(257, len(candidate) // 16) or len(np.unique(golden)) < 4 * levels:
         return []
-    return [Fact(f"the candidate has only {levels} distinct values", "steps", of_all=True)]
+    return [Trait(f"the candidate has only {levels} distinct values", "steps", of_all=True)]
 
 
-def _by_golden(pair: Tensors) -> list[Fact]:
+def _by_golden(pair: Tensors) -> list[Trait]:
     """Whether the error is where golden is negative, or positive, or depends on golden's value alone.
 
     A sign must hold a far larger share of the error than of the elements and of golden's squares.
@@ -218,9 +218,9 @@ def _by_golden(pair: Tensors) -> list[Fact]:
         share = float(diff[where] @ diff[where]) / total
         expected = max(float(where.mean()), float(golden[where] @ golden[where]) / (float(golden @ golden) or 1.0))
         if share >= SIDE and expected <= SHARE and beyond_chance(np.array(share), np.array(expected), carriers) >= CERTAIN:
-            return [Fact(f"{percent_of(share)} of the squared error is where golden is {words}", "side")]
+            return [Trait(f"{percent_of(share)} of the squared error is where golden is {words}", "side")]
     one = _function_of_golden(golden, candidate)
-    return [Fact(one.words, one.hint)] if carriers >= 4 * BINS and one.certain() else []
+    return [Trait(one.words, one.hint)] if carriers >= 4 * BINS and one.certain() else []
 
 
 def _function_of_golden(golden: Float64, candidate: Float64) -> Description:
@@ -247,39 +247,39 @@ def _crop(pair: Tensors) -> Float64:
     return candidate[::rows, ::columns] - golden[::rows, ::columns]
 
 
-def _low_rank(pair: Tensors) -> list[Fact]:
+def _low_rank(pair: Tensors) -> list[Trait]:
     diff = _crop(pair)
     total = float(np.vdot(diff, diff))
     if min(diff.shape) < 8 or not total:
         return []
     left = max(0.0, 1 - float(np.linalg.norm(diff, 2)) ** 2 / total)
     one = Description("low rank", "every row of the tensor has the same error but for a factor", left, sum(diff.shape), carriers_of(diff))
-    return [Fact(one.words, one.hint)] if one.certain() else []
+    return [Trait(one.words, one.hint)] if one.certain() else []
 
 
-def _unrelated(sums: SumsOfSlices) -> list[Fact]:
+def _unrelated(sums: SumsOfSlices) -> list[Trait]:
     """Whether the candidate correlates with golden no more than by chance."""
     _, diff, product, golden = sums.leading.reshape(4, -1).sum(1).tolist()
     candidate, both = diff + 2 * product + golden, product + golden
     if sums.carriers < UNRELATED or not golden or not candidate or abs(both) > 4 * math.sqrt(golden * candidate / sums.carriers):
         return []
-    return [Fact("the candidate does not correlate with golden", "unrelated", of_all=True)]
+    return [Trait("the candidate does not correlate with golden", "unrelated", of_all=True)]
 
 
-def _noise(pair: Tensors, sums: SumsOfSlices) -> list[Fact]:
+def _noise(pair: Tensors, sums: SumsOfSlices) -> list[Trait]:
     """Whether the error is noise, which nothing explains better than chance; how large it is, and whether in proportion to golden."""
     if sums.carriers < FEWEST or _explained(pair, sums) or _patterned(pair) or _uneven(pair, sums):
         return []
     golden, error = float(sums.leading[3].sum()), float(sums.leading[1].sum())
     if not golden:
-        return [Fact("no pattern was found")]
+        return [Trait("no pattern was found")]
     ratio, slope = math.sqrt(error / golden), _slope(pair)
     bits = round(math.log2(min(max(_ROUNDING / ratio, 1.0), 2.0**53)))
     if abs(slope - 1) < SLOPE:
         size = f"about as large as rounding to {bits} bits" if bits > 1 else f"{ratio:.1g} of it"
-        return [Fact(f"no pattern was found, in proportion to |golden|: {size}")]
+        return [Trait(f"no pattern was found, in proportion to |golden|: {size}")]
     alike = ", as large where golden is small" if abs(slope) < SLOPE else ""
-    return [Fact(f"no pattern was found, {ratio:.1e} of golden's RMS{alike}")]
+    return [Trait(f"no pattern was found, {ratio:.1e} of golden's RMS{alike}")]
 
 
 def _explained(pair: Tensors, sums: SumsOfSlices) -> bool:

@@ -35,7 +35,7 @@ from accucompare.findings.log.observations import (
     near_the_limit,
     within,
 )
-from accucompare.findings.log.vitals import (
+from accucompare.findings.log.vital_events import (
     Applied,
     Given,
     Labels,

@@ -16,7 +16,7 @@ import msgspec
 from accucompare.bundle.format import display_name
 from accucompare.findings.log.json_numbers import Number as Number
 from accucompare.findings.log.json_numbers import number as number
-from accucompare.findings.log.vitals import TrainingSetup, Vitals
+from accucompare.findings.log.vital_events import TrainingSetup, Vitals
 
 
 class Site(str, Enum):

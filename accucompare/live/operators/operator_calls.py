@@ -14,7 +14,7 @@ from accucompare.live.operators import randomness
 #: Files that call models: what called them is no code of a model's.
 CALLERS = tuple(
     str(Path(__file__).parents[2] / name)
-    for name in ("recorder/state/training.py", "reproduce/reproducer.py", "watcher/again/second_run.py")
+    for name in ("recorder/state/training_loop.py", "reproduce/reproducer.py", "watcher/again/second_run.py")
 )
 _PACKAGES = ("torch", "torch_npu", "accucompare")
 

@@ -31,16 +31,15 @@ class RecordMaker:
         self.count = 0
         self._seen.clear()
 
-    def make(self, step: int, call: Call, role: Role, path: str, value: Any, given: bool, operator: str, line: str, how: How) -> None:
+    def make(self, step: int, call: Call, role: Role, path: str, value: Any, operator: str, line: str, how: How) -> None:
         """Record a value.
 
         Args:
             step, call, role, path: what it is known by; a path that the call had before in this role is numbered.
-            given: whether the model is called with it: its fingerprint goes into the manifest.
             operator, line: of an operator's value, its name and source line; else ``""``.
             how: what more there is to say of it.
         """
-        host = self._host_value(value, given or how.by_digest, how.bits)
+        host = self._host_value(value, how.given or how.by_digest, how.bits)
         place = (call.name, call.index, role, path)
         seen = self._seen[place] = self._seen.get(place, 0) + 1
         if seen > 1:
@@ -66,7 +65,7 @@ class RecordMaker:
             source_line=line,
         )
         self.count += 1
-        self._writer.add(record, host.array, given, host.lease or how.lease, host.ready, how.written, host.sketched)
+        self._writer.add(record, host.array, how.given, host.lease or how.lease, host.ready, how.written, host.sketched)
 
     def _host_value(self, value: Any, needed: bool, bits: Bits) -> HostValue:
         if isinstance(value, torch.Tensor):

@@ -177,7 +177,7 @@ class Recorder(Listener[_Call]):
         for name, buffer, tensor in self._modules.computed():
             if self._selection.allows(name) and Role.COMPUTED_BUFFER in self._roles:
                 call = _Call(self._modules.named[name], name, 0, None, None)
-                self._record_value(call, Role.COMPUTED_BUFFER, buffer, tensor, False)
+                self._record_value(call, Role.COMPUTED_BUFFER, buffer, tensor)
 
     def end_step(self) -> Callable[[], StepSeries] | None:
         """A step is over. Returns what gives its entry in the series, when all its records are written; ``None`` if it did not train."""
@@ -351,7 +351,7 @@ class Recorder(Listener[_Call]):
     def add_operator(self, call: _Call, role: Role, path: str, value: Any, operator: str, line: str) -> None:
         """Record what an operator, or the node of its backward, took or gave."""
         if self._writer.failure is None and role in self._roles:
-            self._record_value(call, role, path, value, False, operator, line)
+            self._record_value(call, role, path, value, operator, line)
 
     def wants(self, name: str, role: Role) -> bool:
         """Whether what updates take or give is recorded of a module."""
@@ -360,7 +360,7 @@ class Recorder(Listener[_Call]):
     def add_update(self, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
         """Record what an update of this step takes or gives, if that is wanted."""
         if self._writer.failure is None and self.wants(name, role):
-            self._record_value(_Call(self._modules.named[name], name, update, None, None), role, path, value, False, how=how)
+            self._record_value(_Call(self._modules.named[name], name, update, None, None), role, path, value, how=how)
         elif how.lease is not None:
             how.lease.release()
 
@@ -370,7 +370,7 @@ class Recorder(Listener[_Call]):
 
     def _record_gradient(self, call: _Call, role: Role, path: str, grad: torch.Tensor) -> None:
         if self._writer.failure is None and role in self._roles and self._is_selected(call):
-            self._record_value(call, role, path, grad, False)
+            self._record_value(call, role, path, grad)
 
     def _record(self, call: _Call, role: Role, parts: Iterator[tuple[str, Any]]) -> None:
         outermost = role is Role.INPUT and call.parent is None
@@ -380,7 +380,7 @@ class Recorder(Listener[_Call]):
             self._record_given(call, parts)
             return
         for path, value in parts:
-            self._record_value(call, role, path, value, False)
+            self._record_value(call, role, path, value)
 
     def _note_arguments(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if (Role.ARGUMENT_UPDATE in self._roles and self._is_selected(call)) or (self._feed is not None and self._feed.written):
@@ -397,21 +397,20 @@ class Recorder(Listener[_Call]):
 
     def _record_written(self, call: Call, role: Role, path: str, value: torch.Tensor) -> None:
         if self._writer.failure is None and role in self._roles and self._selection.allows(call.name):
-            self._record_value(call, role, path, value, False)
+            self._record_value(call, role, path, value)
 
     def _record_given(self, call: _Call, parts: Iterator[tuple[str, Any]]) -> None:
         """Record what the model is called with, and digest it for the series."""
         recorded = Role.INPUT in self._roles
         self._updates.call_begins()
         for path, value in parts:
-            how = How(written=self._updates.given(value, recorded), by_digest=True) if isinstance(value, torch.Tensor) else PLAINLY
+            is_tensor = isinstance(value, torch.Tensor)
+            written = self._updates.given(value, recorded) if is_tensor else None
             if recorded:  # a later call of the step may be given what an earlier one computed
-                self._record_value(call, Role.INPUT, path, value, not self._called, how=how)
+                self._record_value(call, Role.INPUT, path, value, how=How(written=written, by_digest=is_tensor, given=not self._called))
 
-    def _record_value(
-        self, call: Call, role: Role, path: str, value: Any, given: bool, operator: str = "", line: str = "", how: How = PLAINLY
-    ) -> None:
-        self._maker.make(self.step, call, role, path, value, given, operator, line, how)
+    def _record_value(self, call: Call, role: Role, path: str, value: Any, operator: str = "", line: str = "", how: How = PLAINLY) -> None:
+        self._maker.make(self.step, call, role, path, value, operator, line, how)
 
 
 @dataclass(frozen=True)

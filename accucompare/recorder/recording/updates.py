@@ -18,7 +18,7 @@ from accucompare.live.autograd import Observer, Parameter, gradient_state, obser
 from accucompare.live.modules import Modules, in_backward
 from accucompare.live.operators import entrances
 from accucompare.live.values import Bits, Scalar, copy_of, difference, leaves
-from accucompare.recorder.recording.between import Between
+from accucompare.recorder.recording.between_updates import Between
 from accucompare.recorder.recording.guard import Guard, guarded
 from accucompare.recorder.recording.series import SeriesRecorder
 from accucompare.recorder.state import Training
@@ -47,6 +47,7 @@ class How:
         bits: what is known of the value's bits.
         lease: the memory that they are in, if it was taken from the sink.
         by_digest: whether ``written`` asks for the digest of the bits, wherever they lie.
+        given: whether the model is called with the value: its fingerprint goes into the manifest.
     """
 
     detail: str = ""
@@ -54,6 +55,7 @@ class How:
     bits: Bits = Bits.ANY
     lease: Lease | None = None
     by_digest: bool = False
+    given: bool = False
 
 
 PLAINLY = How()

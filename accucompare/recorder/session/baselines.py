@@ -14,7 +14,7 @@ from accucompare.compare.limits import PRECISIONS, float_dtype, keep_errors
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, UsageError
 from accucompare.places import Place, place_of
-from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.case_capture import capture_case
 from accucompare.selection import FloatType, Level
 

@@ -19,8 +19,8 @@ from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import CaseError, DeviceError, UsageError
 from accucompare.live.modules import name_modules
 from accucompare.places import Place, place_of
+from accucompare.recorder.capture_options import DEFAULTS, CaptureOptions
 from accucompare.recorder.feeding import check_golden, held_steps
-from accucompare.recorder.options import DEFAULTS, CaptureOptions
 from accucompare.recorder.session.failures import ModuleFailedError, WantedGradientsError, name_of, naming_the_model, telling_exits
 from accucompare.recorder.session.session import recording
 from accucompare.recorder.session.start import starting

@@ -10,7 +10,7 @@ from accucompare.compare.pairing import Renaming, check_maps, counterparts, opti
 from accucompare.live.around import describe_model
 from accucompare.live.modules import Modules
 from accucompare.places import place_of
-from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.selection import Selection
 
 

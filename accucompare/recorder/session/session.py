@@ -17,7 +17,7 @@ from accucompare.live.modules import name_modules
 from accucompare.live.numerics import Numerics, describe_autocast
 from accucompare.live.operators import matched_randomness
 from accucompare.places import Place, place_of
-from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.recording import Recorder
 from accucompare.recorder.session.running import Session
 from accucompare.recorder.session.start import ALONE, Start, Within

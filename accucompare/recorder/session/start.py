@@ -20,8 +20,8 @@ from accucompare.live.modules import Modules
 from accucompare.live.operators import Draws
 from accucompare.numbers import SKETCH_VERSION
 from accucompare.places import Place
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.feeding import Feeding, check_golden, check_model, held_steps
-from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.session.renaming import maps_in_force, selection_of
 from accucompare.recorder.state import Continuation, Training, restore_weights
 from accucompare.selection import Level, Mode, RoleGroup, Selection, Steps

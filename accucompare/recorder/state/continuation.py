@@ -17,7 +17,7 @@ from accucompare.errors import BundleError, CaptureError
 from accucompare.live.modules import Modules, put_together
 from accucompare.live.operators import Draws, RandomState
 from accucompare.live.values import dtype_name, from_bits
-from accucompare.recorder.state.training import Training, TrainingPart
+from accucompare.recorder.state.training_loop import Training, TrainingPart
 from accucompare.recorder.state.training_state import OF_NO_PARAMETER, Frozen, names_of
 
 #: What malformed JSON of a state makes ``put_together`` and the loaders raise.

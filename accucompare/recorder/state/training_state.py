@@ -21,8 +21,8 @@ from accucompare.live.around import describe_tensors
 from accucompare.live.modules import Modules, generators_of, plain_numbers, state_record, take_apart
 from accucompare.live.operators import Draws, RandomState, running_steps
 from accucompare.numbers import DTYPES, Array
-from accucompare.recorder.state.state import CallArguments, state_records
-from accucompare.recorder.state.training import Training, TrainingPart
+from accucompare.recorder.state.starting_state import CallArguments, state_records
+from accucompare.recorder.state.training_loop import Training, TrainingPart
 
 #: A record of the state, with the function that brings its data to the host.
 _Entry = tuple[Record, Callable[[], Array]]

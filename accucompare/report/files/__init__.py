@@ -5,6 +5,6 @@ from accucompare.report.files.json_health import write_health_json
 from accucompare.report.files.model_explorer import write_model_explorer
 from accucompare.report.files.parquet import require_pyarrow, write_parquet
 from accucompare.report.files.perfetto import write_perfetto
-from accucompare.report.files.written import read_written
+from accucompare.report.files.written_comparison import read_written
 
 __all__ = ["read_written", "require_pyarrow", "write_health_json", "write_json", "write_model_explorer", "write_parquet", "write_perfetto"]

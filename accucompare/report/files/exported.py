@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.files import written_whole
-from accucompare.report.files.written import WrittenMetrics, WrittenRow
+from accucompare.report.files.written_comparison import WrittenMetrics, WrittenRow
 from accucompare.text import printable
 
 #: What log10 of an error is shown as, where it has no such number: of tensors that are equal, and of an error without bound.

@@ -20,7 +20,7 @@ from accucompare.compare.result import Result
 from accucompare.compare.rows import Row
 from accucompare.compare.runs import Acceptance, Parting, StepPair, TrainingResult
 from accucompare.files import written_whole
-from accucompare.report.files.written import is_lines
+from accucompare.report.files.written_comparison import is_lines
 from accucompare.report.table import overview_of
 from accucompare.report.words import decision_words, place_words
 

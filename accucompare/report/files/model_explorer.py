@@ -16,7 +16,7 @@ from accucompare.compare.rows import NEAR, Reason, Status
 from accucompare.files import is_stream
 from accucompare.report.files.call_tree import ENTERS, CallNode, Pass, passes, worst
 from accucompare.report.files.exported import facts, log_of, write_text
-from accucompare.report.files.written import Written, WrittenRow
+from accucompare.report.files.written_comparison import Written, WrittenRow
 from accucompare.report.table import AMBER, PALE_GREEN, PALE_RED, REASON_LOOK
 from accucompare.text import printable
 

@@ -14,10 +14,10 @@ from typing import Any
 from accucompare.compare.rows import Status
 from accucompare.report.files.call_tree import CallNode, Pass, passes, worst
 from accucompare.report.files.exported import facts, log_of, write_text
-from accucompare.report.files.written import Written
+from accucompare.report.files.written_comparison import Written
 from accucompare.text import printable
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 
 #: In microseconds of the trace: a call without calls inside; what is left free at both ends of one with calls; and between stages.
 WIDTH, MARGIN, PAUSE = 1000, 10, 500
@@ -45,7 +45,7 @@ def write_perfetto(written: Written, path: Path) -> Path:
     return write_text({"traceEvents": trace.events, "displayTimeUnit": "ms", "metadata": shown}, path)
 
 
-def _titles(process: int, each: Pass, written: Written) -> Iterator[Event]:
+def _titles(process: int, each: Pass, written: Written) -> Iterator[TraceEvent]:
     """Names of a process and of its tracks."""
     place = {"ph": "M", "pid": process}
     yield {**place, "name": "process_name", "args": {"name": f"rank {each.rank}, step {each.step}"}}
@@ -59,7 +59,7 @@ def _titles(process: int, each: Pass, written: Written) -> Iterator[Event]:
 class _Trace:
     """The events that were made so far."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[TraceEvent] = field(default_factory=list)
     arrows: int = 0
 
     def stage(self, each: Pass, process: int, begin: int) -> int:
@@ -78,7 +78,7 @@ class _Trace:
             begin = end
         return begin
 
-    def _call(self, call: CallNode, around: CallNode | None, process: int, begin: int, end: int) -> Iterator[Event]:
+    def _call(self, call: CallNode, around: CallNode | None, process: int, begin: int, end: int) -> Iterator[TraceEvent]:
         """A call on both tracks, or on the one that has it; its arrow; and its error."""
         rows = call.rows.values()
         telling = worst(rows)
@@ -104,5 +104,5 @@ class _Trace:
                 yield {"name": "relative L2", "ph": "C", "pid": process, "ts": begin, "args": {"log10": value}}
 
 
-def _slice(name: str, process: int, track: int, begin: int, end: int, told: dict[str, Any]) -> Event:
+def _slice(name: str, process: int, track: int, begin: int, end: int, told: dict[str, Any]) -> TraceEvent:
     return {"name": name, "cat": "call", "ph": "X", "pid": process, "tid": process + track, "ts": begin, "dur": end - begin, "args": told}

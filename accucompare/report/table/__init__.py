@@ -20,7 +20,7 @@ from accucompare.report.table.columns import (
     to_dataframe,
     value_blocks,
 )
-from accucompare.report.table.environment import (
+from accucompare.report.table.environment_sheet import (
     DIFFERS,
     EnvironmentEntry,
     entries,

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 
 from accucompare.findings.analysis import Analysis, Ranks
-from accucompare.report.table.environment import ABSENT, EnvironmentEntry, flat
+from accucompare.report.table.environment_sheet import ABSENT, EnvironmentEntry, flat
 from accucompare.report.table.watch_columns import main_run
 
 MAX_RANKS = 8  # columns

@@ -129,10 +129,7 @@ def _trouble(fact: Trouble, result: Result) -> str:
         case facts.JudgedByFew(judged, compared):
             return f"the baseline judges {judged} of {compared} compared rows only"
         case facts.FarBeyond(row, failed):
-            error = "" if row.metrics is None else f" by rel_l2 {row.metrics.rel_l2:.3g}"
-            if row.metrics is not None and row.metrics.rel_l2 > 1:  # as of a gradient that is 0 but for rounding
-                error = f" by {row.metrics.rel_l2:.3g} times golden's own size"
-            far = f"{result.place(row)} is off{error}, far beyond rounding, and so is the baseline: it may have the fault too"
+            far = f"{result.place(row)} is off{_by_how_much(row)}, far beyond rounding, and so is the baseline: it may have the fault too"
             return far if failed else f"{far}, or rounding changed a choice before; a fed capture tells"
         case facts.MayHide(first, count, total):
             where = f"{result.place(first)} ({first.verdict.detail})"
@@ -141,6 +138,14 @@ def _trouble(fact: Trouble, result: Result) -> str:
             return f"nothing that the model returned for {result.place(given)}, or wrote into arguments or buffers, could be compared"
         case facts.OptimizersDiffer(code):
             return f"what was compared agrees, but the optimizer's code differs ({code}), and no update was compared"
+
+
+def _by_how_much(row: Row) -> str:
+    if row.metrics is None:
+        return ""
+    if row.metrics.rel_l2 > 1:  # as of a gradient that is 0 but for rounding
+        return f" by {row.metrics.rel_l2:.3g} times golden's own size"
+    return f" by rel_l2 {row.metrics.rel_l2:.3g}"
 
 
 def _differs(fact: Differs, result: Result) -> str:

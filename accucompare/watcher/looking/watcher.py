@@ -14,9 +14,9 @@ from accucompare.live.autograd import line_of
 from accucompare.live.modules import Modules, arguments_of, in_backward
 from accucompare.live.values import leaves
 from accucompare.watcher.looking.extrema import Extrema, Meter, plain
-from accucompare.watcher.looking.gradients import Gradients
 from accucompare.watcher.looking.notes import NoteListener, WatchedCall
 from accucompare.watcher.looking.own_operators import OwnOperators, OwnPart
+from accucompare.watcher.looking.watched_gradients import Gradients
 
 
 class Outermost(Protocol):

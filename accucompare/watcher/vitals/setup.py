@@ -20,7 +20,7 @@ from accucompare.live.autograd import Parameter
 from accucompare.live.modules import Modules
 from accucompare.live.values import dtype_name
 from accucompare.watcher.vitals.losses import Padding
-from accucompare.watcher.vitals.updates import groups_of, stepped, steps_taken
+from accucompare.watcher.vitals.update_vitals import groups_of, stepped, steps_taken
 
 #: The seed that torch's generator begins with.
 _DEFAULT_SEED = 67280421310721

@@ -27,7 +27,7 @@ from accucompare.watcher.vitals.loaders import Loaders
 from accucompare.watcher.vitals.loss_inputs import LabelsOf, look_at_labels, loss_inputs
 from accucompare.watcher.vitals.losses import CrossEntropy, cross_entropy_of, loss_of, nodes_near
 from accucompare.watcher.vitals.setup import GENERATORS, SetupFacts, is_switched, states_of_generators
-from accucompare.watcher.vitals.updates import UpdateVitals, applied_by
+from accucompare.watcher.vitals.update_vitals import UpdateVitals, applied_by
 
 #: Classes that cut off what is below zero, or nearly.
 _CUTTING = re.compile(r"^(ReLU6?|(New|Fast|Quick)?GELU(Activation)?|GELUTanh|SiLU(Activation)?|Swish)$")

@@ -15,9 +15,9 @@ from accucompare.live.numerics import Numerics
 from accucompare.recorder.session import Casting, build, moved, telling_exits
 from accucompare.recorder.state import run_step
 from accucompare.selection import FloatType
-from accucompare.watcher.options import WatchOptions
 from accucompare.watcher.watch.steps import Watch
 from accucompare.watcher.watch.watch_context import watching
+from accucompare.watcher.watch_options import WatchOptions
 
 
 @telling_exits()

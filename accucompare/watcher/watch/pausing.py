@@ -18,7 +18,7 @@ from accucompare.bundle.writing import BundleWriter, forget_previous, prepare_di
 from accucompare.live.around import describe_environment, describe_model
 from accucompare.live.modules import Modules, plain_numbers
 from accucompare.live.operators import RandomState
-from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session import Start
 from accucompare.recorder.state import CallArguments, StateSaver, Training
 from accucompare.selection import Selection

@@ -16,8 +16,8 @@ from accucompare.reproduce import Snapshot, save_reproducer
 from accucompare.selection import OnFinding
 from accucompare.watcher.again import Explainer
 from accucompare.watcher.looking import Watcher
-from accucompare.watcher.options import WatchOptions
 from accucompare.watcher.watch.step_end import Reader
+from accucompare.watcher.watch_options import WatchOptions
 
 
 class Reporter:

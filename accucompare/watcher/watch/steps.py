@@ -38,13 +38,13 @@ from accucompare.selection import Level
 from accucompare.text import uncoloured
 from accucompare.watcher.again import Contexts, Explainer
 from accucompare.watcher.looking import Meter, Scope, WatchedCall, Watcher
-from accucompare.watcher.options import WatchOptions
 from accucompare.watcher.vitals import VitalSigns
 from accucompare.watcher.watch.early_warnings import Lookout
 from accucompare.watcher.watch.legal import Legal
 from accucompare.watcher.watch.pausing import Pausing
 from accucompare.watcher.watch.reporting import Reporter
 from accucompare.watcher.watch.step_end import Reader
+from accucompare.watcher.watch_options import WatchOptions
 
 #: From so many outermost calls in a step on, the flags are read early, and those that were clean are forgotten.
 _READ_EARLY = 4

@@ -30,9 +30,9 @@ from accucompare.recorder.session import rank_and_ranks
 from accucompare.recorder.state import Continuation, Training, restore_weights
 from accucompare.selection import Level, OnFinding
 from accucompare.version import __version__
-from accucompare.watcher.options import WatchOptions
 from accucompare.watcher.watch.pausing import Pausing
 from accucompare.watcher.watch.steps import Watch
+from accucompare.watcher.watch_options import WatchOptions
 
 _watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 

@@ -10,7 +10,7 @@ import numpy as np
 from accucompare.bundle.format import BUFFER_ROLES, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.limits import is_half
-from accucompare.compare.origins.training import parameter_of
+from accucompare.compare.origins.training_trace import parameter_of
 from accucompare.compare.pairing import Pair
 from accucompare.compare.rows import PairOutcome, Reason, Verdict, buffer_of
 from accucompare.numbers import DTYPES, Float64

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accucompare.reproduce.imports import CannotRebuildError
+from accucompare.reproduce.class_import import CannotRebuildError
 from accucompare.reproduce.likeness import same
 
 MISSING = object()
