@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from accucompare.errors import NonFiniteError as NonFiniteError
     from accucompare.errors import WatchEndedError as WatchEndedError
     from accucompare.live.modules import check_finite as check_finite
+    from accucompare.locating import LocateOptions as LocateOptions
+    from accucompare.locating import locate as locate
     from accucompare.recorder.session import Session as Session
     from accucompare.recorder.session import capture as capture
     from accucompare.testing.closeness import assert_layers_close as assert_layers_close
@@ -35,6 +37,7 @@ _HOMES = {
     "Bundle": "accucompare.bundle.reading.reader",
     "Case": "accucompare.case",
     "Comparison": "accucompare.api",
+    "LocateOptions": "accucompare.locating",
     "NonFiniteError": "accucompare.errors",
     "Record": "accucompare.bundle.format.records",
     "Session": "accucompare.recorder.session.running",
@@ -46,6 +49,7 @@ _HOMES = {
     "capture": "accucompare.recorder.session.session",
     "check_finite": "accucompare.live.modules.points",
     "diff": "accucompare.api",
+    "locate": "accucompare.locating",
     "open_bundle": "accucompare.bundle.reading.reader",
     "suggest_baseline": "accucompare.compare.limits.suggest",
     "watch": "accucompare.watcher.watch.watch_context",

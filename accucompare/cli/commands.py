@@ -21,7 +21,7 @@ from accucompare.text import printable, printable_lines
 
 if TYPE_CHECKING:
     from accucompare.api import Comparison
-    from accucompare.locate import LocateSetup
+    from accucompare.locating import LocateSetup
 
 
 @cli.command(
@@ -283,11 +283,12 @@ def locate(
         asked = {**options, "model": model, "seed": seed, "steps": steps, "golden": golden, "map": map}
         found = locate_script(command, name.type, asked, _announcer(quiet), only=only, skip=skip)
         return finish(found, outputs, quiet)
-    from accucompare.locate import LocateSetup
-    from accucompare.locate import locate as find
+    from accucompare.locating import LocateOptions, LocateSetup, locating
 
-    setup = LocateSetup(case, name, announce=_announcer(quiet), **options)
-    comparison = find(setup, golden=golden, map=map, seed=seed, steps=steps, repeat=repeat, only=only, skip=skip)
+    dtype, out, overwrite = (options.pop(name) for name in ("dtype", "out", "overwrite"))
+    rest = LocateOptions(map=map, seed=seed, steps=steps, repeat=repeat, only=only, skip=skip, **options)
+    setup = LocateSetup(case, name, golden, dtype, out, overwrite, rest, _announcer(quiet))
+    comparison = locating(setup)
     code = finish(comparison, outputs, quiet)
     if ops:
         _go_on_to_operators(setup, comparison, outputs.each(_of_operators), quiet)
@@ -296,7 +297,7 @@ def locate(
 
 def _go_on_to_operators(setup: LocateSetup, comparison: Comparison, outputs: Outputs, quiet: bool) -> None:
     """Compare the operators of the first culprit; where they cannot be had say why, and what to type. The answer stands either way."""
-    from accucompare.locate import locate_operators, operators_by_hand
+    from accucompare.locating import locate_operators, operators_by_hand
 
     try:
         operators = locate_operators(setup, comparison)

@@ -67,7 +67,7 @@ def assert_layers_close(
         BundleError, CaptureError: as those who read and capture do. A report that cannot be written is said in the AssertionError.
 
     Example:
-        >>> assert_layers_close(ported, original, inputs=batch, rel_l2=1e-4)   # doctest: +SKIP
+        >>> assert_layers_close(ported, original, inputs=batch, rel_l2=1e-4)
     """
     __tracebackhide__ = True
     if report is not None and Path(report).suffix.lower() not in (".xlsx", ".html"):
