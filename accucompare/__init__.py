@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from accucompare.case import Case as Case
     from accucompare.compare.limits import Tolerance as Tolerance
     from accucompare.compare.limits import suggest_baseline as suggest_baseline
+    from accucompare.compare.options import Work as Work
     from accucompare.errors import AccucompareError as AccucompareError
     from accucompare.errors import NonFiniteError as NonFiniteError
     from accucompare.errors import WatchEndedError as WatchEndedError
@@ -45,6 +46,7 @@ _HOMES = {
     "Tolerance": "accucompare.compare.limits.tolerance",
     "Watch": "accucompare.watcher.watch.steps",
     "WatchEndedError": "accucompare.errors",
+    "Work": "accucompare.compare.options",
     "assert_layers_close": "accucompare.testing.closeness",
     "capture": "accucompare.recorder.session.session",
     "check_finite": "accucompare.live.modules.points",

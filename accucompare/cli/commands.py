@@ -192,12 +192,16 @@ def diff(
     losses and gradient norms gives the exit code, and rows that fail are shown only.
     """
     from accucompare.api import diff as compare
+    from accucompare.compare.limits import Tolerance
+    from accucompare.compare.options import Work
     from accucompare.report.console import progress_bar
 
     reports = reports_to_write(reports, Path("reports") / f"{stem(golden)}-vs-{stem(candidate)}.xlsx")
     outputs = Outputs(reports, json_path, parquet_path).checked(inputs={"--tolerances": options["tolerances"]})
     with progress_bar("comparing", "bytes", quiet) as progress:
-        comparison = compare(golden, candidate, progress=progress, **options)
+        limits = Tolerance(**{name: options.pop(name) for name in ("atol", "rtol", "rel_l2", "cosine", "tolerances")})
+        work = Work(**{name: options.pop(name) for name in ("verify", "keep_going", "workers", "cluster")}, progress=progress)
+        comparison = compare(golden, candidate, limits=limits, work=work, **options)
     return finish(comparison, outputs, quiet)
 
 

@@ -148,7 +148,7 @@ def test_inputs_of_other_values_fail_by_a_tolerance(tmp_path: Path, atol: float)
 
 @pytest.mark.parametrize("limit", [None, 1e-6])
 def test_a_plain_diff_over_its_limits_is_a_difference_that_fails(tmp_path: Path, limit: float | None) -> None:
-    found = compare(tmp_path, [item("a", [1.0, 2.0])], [item("a", [1.0, 3.0])], rel_l2=limit)
+    found = compare(tmp_path, [item("a", [1.0, 2.0])], [item("a", [1.0, 3.0])], limits=ac.Tolerance(rel_l2=limit))
     assert (found.answer, found.exit_code) == (Answer.DIFFERENT, 1)
     assert "without a baseline" in found.conclusion
 
