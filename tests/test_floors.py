@@ -19,13 +19,12 @@ PACKAGE = Path(__file__).parent.parent / "accucompare"
 FLOORS = [
     ["__main__"],
     ["cli"],
-    ["__init__"],
-    ["locating", "scripts"],
-    ["testing"],
+    ["__init__", "scripts"],
+    ["locating", "testing"],
     ["api", "watcher"],
     ["report", "recorder", "reproduce"],
     ["compare", "dumps", "findings", "live", "doctor"],
-    ["bundle", "devices", "case"],
+    ["asked", "bundle", "case", "devices"],
     ["files", "markup", "places"],
     ["numbers", "selection", "errors", "version", "text", "storage_errors"],
 ]

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @option.round_weights
 @option.mode
 @option.sketch_size
-@option.level("op: also record every operator in the code of the layers chosen by --only, with its source line.")
+@option.level()
 @option.out(
     "Directory or URL (s3://…) to write to; files for a URL wait in TMPDIR.  [default: the device's type]",
     kind=option.PLACE,
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 @option.backward
 @option.roles
 @option.maps
-@option.force("Feed even from a golden with other weights, or of another model class.")
+@option.force()
 @option.repeat("Number of captures, each from scratch, into DIR, DIR/repeat1, …: does the device agree with itself?")
 @option.deterministic
 @option.hf32()
