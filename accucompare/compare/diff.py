@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -95,16 +95,21 @@ if TYPE_CHECKING:
     from accucompare.compare.cluster import Cluster  # which most diffs need none of
 
 
+_Made = TypeVar("_Made", bound=Result)
+
+
 def compare(
+    made: type[_Made],
     golden: Place,
     candidate: Place,
     baseline: Place | None,
     options: DiffOptions,
     cluster: Cluster | None = None,
-) -> Result:
+) -> _Made:
     """Compare two bundles: see ``accucompare.diff``, which makes these arguments.
 
     Args:
+        made: the class of the result.
         options: what was asked.
         cluster: where the pairs are compared; ``None`` for threads of this process.
     """
@@ -188,7 +193,7 @@ def compare(
         if different is None:
             updated = training is not None and training.updated
             culprits = scaled_first(find_culprits(rows, fed, judge.bundle is not None, updated), rows, fed, updated)
-        return Result(
+        return made(
             golden=_side(golden_bundle),
             candidate=_side(candidate_bundle),
             rows=rows,

@@ -343,8 +343,8 @@ def test_statistics_of_a_candidate_are_judged_without_the_baseline(tmp_path: Pat
 
 def test_equal_digests_of_candidate_and_baseline_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    measure = measuring.measure
-    monkeypatch.setattr(measuring, "measure", lambda *args, **options: calls.append(args) or measure(*args, **options))  # type: ignore[func-returns-value]
+    measure = measuring.measure_pair
+    monkeypatch.setattr(measuring, "measure_pair", lambda *args, **options: calls.append(args) or measure(*args, **options))  # type: ignore[func-returns-value]
     row = only_row(tmp_path, item(values=VALUES), item(values=off(1e-3)), item(values=off(1e-3)))
     assert (len(calls), row.verdict.excess) == (1, 1.0)
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from accucompare.errors import UsageError
-from accucompare.findings.analysis.analysis import Ranks, analyse, hints, read
+from accucompare.findings.analysis.analysis import Ranks, analyse, read
 from accucompare.findings.log.events import Cause, Direction, ScaleChange, Site
 from accucompare.findings.log.log import log_path
-from accucompare.findings.words.hints import operator_name
+from accucompare.findings.words.hints import hints_for, operator_name
 from accucompare.findings.words.wording import answer, described, finding_headline, printable_value
 from tests.findings.logs import NASTY, end, found, passed, seen, start, step, training, write
 
@@ -146,7 +146,7 @@ MASKED = seen(low="-inf", high=0.0)
     ],
 )
 def test_hints_follow_from_the_finding(one: Any, told: str) -> None:
-    shown = hints(one, start())
+    shown = hints_for(one, start())
     assert any(told in hint for hint in shown), shown
 
 
@@ -154,33 +154,33 @@ def test_hints_follow_from_the_finding(one: Any, told: str) -> None:
     "one", [found(operator="aten.log.default"), found(site=Site.WEIGHTS), passed(), overflow(operator="aten.div.Tensor")]
 )
 def test_float32_is_no_hint_where_the_range_is_not_the_cause(one: Any) -> None:
-    assert not any("keep " in hint for hint in hints(one, start()))
+    assert not any("keep " in hint for hint in hints_for(one, start()))
 
 
 @pytest.mark.parametrize(("low", "high"), [(-1e4, 1e4), (300.0, 400.0)])
 def test_a_square_that_overflows_is_no_power_of_0(low: float, high: float) -> None:
     square = overflow(operator="aten.pow.Tensor_Scalar", operator_tensors=[seen(low=low, high=high, dtype="float16"), half()])
-    assert not any("negative power" in hint for hint in hints(square, start()))
+    assert not any("negative power" in hint for hint in hints_for(square, start()))
 
 
 def test_the_update_is_not_blamed_before_the_first_one() -> None:
-    assert not any("update" in hint for hint in hints(found(site=Site.WEIGHTS, step=0), start()))
+    assert not any("update" in hint for hint in hints_for(found(site=Site.WEIGHTS, step=0), start()))
 
 
 def test_another_ranks_log_is_a_hint_only_with_several_ranks() -> None:
     one = found(site=Site.SUM, **BACKWARD)
-    assert [sum("another rank" in hint for hint in hints(one, start(ranks=ranks))) for ranks in (1, 2)] == [0, 1]
+    assert [sum("another rank" in hint for hint in hints_for(one, start(ranks=ranks))) for ranks in (1, 2)] == [0, 1]
 
 
 def test_an_overflow_of_gradients_is_normal_only_under_a_loss_scale() -> None:
-    shown = [hints(overflow(**BACKWARD), start(), scale) for scale in (None, 1.0, 65536.0)]
+    shown = [hints_for(overflow(**BACKWARD), start(), scale) for scale in (None, 1.0, 65536.0)]
     assert [any("now and then are normal" in hint for hint in each) for each in shown] == [False, False, True]
 
 
 @pytest.mark.parametrize("site", Site)
 @pytest.mark.parametrize("direction", Direction)
 def test_there_is_a_hint_for_an_origin_at_every_site(site: Site, direction: Direction) -> None:
-    assert hints(found(site=site, direction=direction), start())
+    assert hints_for(found(site=site, direction=direction), start())
 
 
 # A run

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.findings.analysis.analysis import hints
 from accucompare.findings.log.events import Direction, Site, Step
+from accucompare.findings.words.hints import hints_for
 from accucompare.findings.words.wording import answer
 from tests.watcher.watched import Glue, events, origins
 
@@ -348,7 +348,7 @@ def test_a_loss_scale_that_is_too_large_is_not_called_a_log_of_0(tmp_path: Path)
         watch.step()
     (found,) = origins(watch)
     assert found.place == "the loss, backward"
-    first, *others = hints(found, watch._start, 2.0**20)
+    first, *others = hints_for(found, watch._start, 2.0**20)
     assert first.startswith("lower the loss scale")
     assert not any("log" in hint or "labels" in hint for hint in others)
 

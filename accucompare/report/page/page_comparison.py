@@ -13,7 +13,7 @@ from urllib.parse import quote
 import numpy as np
 
 from accucompare.bundle.format import GRADIENT_ROLES, NODE_ROLES, ROLES_OF, UPDATE_ROLES, Role
-from accucompare.compare.conclusion import conclude
+from accucompare.compare.decide import decide
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
 from accucompare.compare.rows import MEANING, Reason, Row
@@ -41,7 +41,7 @@ from accucompare.report.table import (
 )
 from accucompare.report.terminal import shown
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import training_words
+from accucompare.report.words import decision_words, training_words
 from accucompare.selection import RoleGroup
 from accucompare.text import printable, without_credentials
 
@@ -175,7 +175,7 @@ def anchor(row: Row) -> str:
 
 def _content(comparison: Result, found: Overview) -> dict[str, Any]:
     """What the template is filled with: words only, made by what every report says."""
-    concluded = conclude(comparison)
+    decided = decide(comparison)
     third = comparison.baseline
     listed = entries(comparison.golden.manifest, comparison.candidate.manifest, None if third is None else third.manifest)
     paths = [str(side.path) for side in (comparison.golden, comparison.candidate, *([third] if third else []))]
@@ -183,9 +183,9 @@ def _content(comparison: Result, found: Overview) -> dict[str, Any]:
     first = comparison.first_divergence
     return {
         "title": f"{comparison.golden.path.name} and {comparison.candidate.path.name} compared",
-        "verdict": culprits.verdict(comparison),
-        "passed": concluded.passed,
-        "sentence": str(concluded),
+        "verdict": decision_words.verdict(decided.answer),
+        "passed": decided.passed,
+        "sentence": decision_words.conclusion(decided, comparison),
         "meaning": [meaning(comparison)],
         "facts": list(_facts(comparison)),
         "until": culprits.identical_until(comparison),

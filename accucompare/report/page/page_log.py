@@ -8,6 +8,7 @@ from typing import Any
 
 from accucompare.findings.analysis import Analysis, Ranks
 from accucompare.findings.checklist import CheckStatus, Health, judge_log
+from accucompare.report.headline import Headline
 from accucompare.report.page.page_comparison import StepChart
 from accucompare.report.page.page_data import PageData
 from accucompare.report.page.page_file import write_page
@@ -32,7 +33,12 @@ def write_log_page(ranks: Ranks, path: Path) -> Path:
     """
     health = judge_log(ranks) if any(run.vitals for run in ranks.ranks) else None
     verdict, _, sentence = verdict_line(ranks).plain.partition("  ")
-    words = {"title": f"what a watch found: {ranks.path.name}", "verdict": verdict, "sentence": sentence, "passed": verdict == "FINITE"}
+    words = {
+        "title": f"what a watch found: {ranks.path.name}",
+        "verdict": verdict,
+        "sentence": sentence,
+        "passed": verdict == Headline.FINITE,
+    }
     words["checklist_first"] = False
     words["answer"] = log.main_answer(ranks).splitlines()[1:]  # the first line is in the sentence
     return _write(ranks, health, words, path)

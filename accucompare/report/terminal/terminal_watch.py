@@ -15,6 +15,7 @@ from accucompare.findings.analysis import Analysis, Ranks, Trail
 from accucompare.findings.log import Cause, Direction, Ending, Finding, Frame, Frames, Step, WatchStart
 from accucompare.findings.words import answer, called, finding_headline, kinds, printable_value, short, where
 from accucompare.report.console import fitted, open_console, print_heading, print_rest
+from accucompare.report.headline import Headline
 from accucompare.report.table import FINDINGS, FRAMES, Column, FindingRow, chosen, main_answer, main_run, tensor_rows
 from accucompare.report.terminal.tables import print_table
 
@@ -121,22 +122,22 @@ def verdict_line(ranks: Ranks, alone: bool = True) -> Text:
     """The verdict in a line: ``NOT FINITE``, ``FINITE`` or ``TROUBLE``; and what and where, if it stands alone."""
     path = printable_value(str(ranks.path), 400)
     if ranks.trouble:
-        return Text.assemble(("TROUBLE", "bold red"), f"  {path}: {printable_value(ranks.trouble, 600)}")
+        return Text.assemble((Headline.TROUBLE.value, "bold red"), f"  {path}: {printable_value(ranks.trouble, 600)}")
     if ranks.first is not None:
         run, finding = ranks.first
         origins = sum(trail.origin is not None for trail in ranks.trails)
         passed = len(ranks.findings) - origins
         counts = f"{origins:,} {'origin' if origins == 1 else 'origins'}" + (f", {passed:,} passed on" if passed else "")
         what = f"{finding_headline(finding, run.start)}; " if alone else ""
-        return Text.assemble(("NOT FINITE", "bold red"), f"  {path}: {what}{counts}")
+        return Text.assemble((Headline.NOT_FINITE.value, "bold red"), f"  {path}: {what}{counts}")
     if ranks.unexplained:
         count = len(ranks.unexplained)
         flag = f"{_unexplained(ranks.unexplained[0][1])} in {count:,} {'step' if count == 1 else 'steps'}, and no call was found"
-        return Text.assemble(("NOT FINITE", "bold red"), f"  {path}: {flag}")
+        return Text.assemble((Headline.NOT_FINITE.value, "bold red"), f"  {path}: {flag}")
     warned = sum(len(run.warnings) for run in ranks.ranks)
     but = f"; {warned:,} {'warning' if warned == 1 else 'warnings'}" if warned else ""
     steps = f"{ranks.watched:,} watched {'step' if ranks.watched == 1 else 'steps'}"
-    return Text.assemble(("FINITE", "bold green"), f"  {path}: everything was finite in {steps}{but}")
+    return Text.assemble((Headline.FINITE.value, "bold green"), f"  {path}: everything was finite in {steps}{but}")
 
 
 def _unexplained(step: Step) -> str:
