@@ -210,7 +210,7 @@ def test_what_could_not_be_compared_qualifies_identical(tmp_path: Path) -> None:
 ANSWERS = {
     "the same": (0.0, {}, Answer.IDENTICAL, 0),
     "rounding": (1e-6, {}, Answer.ROUNDING, 0),
-    "within the user's limits": (1e-6, {"rel_l2": 1e-3}, Answer.WITHIN, 0),
+    "within the user's limits": (1e-6, {"limits": ac.Tolerance(rel_l2=1e-3)}, Answer.WITHIN, 0),
     "over a limit": (0.5, {}, Answer.DIFFERENT, 1),
     "over a limit, fed": (0.5, {"fed": True}, Answer.BUG, 1),
     "an incomplete candidate": (0.0, {"complete": False}, Answer.NOT_SURE, 2),
