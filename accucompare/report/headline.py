@@ -15,3 +15,4 @@ class Headline(str, Enum):
     OK = "OK"  # of a bundle, and of an installation
     FINITE = "FINITE"  # of a watch
     NOT_FINITE = "NOT FINITE"
+    CHECKS_FAIL = "FINITE, CHECKS FAIL"

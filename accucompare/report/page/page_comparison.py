@@ -12,11 +12,11 @@ from urllib.parse import quote
 
 import numpy as np
 
-from accucompare.bundle.format import GRADIENT_ROLES, NODE_ROLES, ROLES_OF, UPDATE_ROLES, Role
+from accucompare.bundle.format import GRADIENT_ROLES, NODE_ROLES, ROLES_OF, UPDATE_ROLES, Role, display_name
 from accucompare.compare.decide import decide
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
-from accucompare.compare.rows import MEANING, Reason, Row
+from accucompare.compare.rows import MEANING, NEAR, Reason, Row
 from accucompare.numbers import Array
 from accucompare.report.contents import group_columns, meaning, sized, step_columns
 from accucompare.report.page.page_data import PageData
@@ -48,9 +48,19 @@ from accucompare.text import printable, without_credentials
 _MOST_LISTED = 50  # pre-flight findings and damaged records
 _MOST_CULPRITS = 20
 
+
+def _glue_of(row: Row) -> str:
+    """The module whose own code made a failing value that it gave to another; ``""`` of all other rows."""
+    record = row.record
+    if row.reason is not Reason.GLUE or record is None or record.parent is None or record.role not in (Role.INPUT, Role.GRAD_OUTPUT):
+        return ""
+    return display_name(record.parent[0])
+
+
 #: What the page knows of a row besides the columns of every report.
 _MORE = (
     Column("limit on relative L2", limit_on_error, SCIENTIFIC, group="judgement", folded=2),
+    Column("glue of", lambda row: _glue_of(row), TEXT, folded=2),
     Column("source line", lambda row: row.record.source_line if row.record else "", TEXT, folded=2),
 )
 
@@ -132,6 +142,7 @@ def _head(comparison: Result, found: Overview, data: PageData) -> dict[str, Any]
         "until": _place(places, found.until),
         "culprits": [_place(places, each) for each in found.culprits],
         "heats": heats,
+        "near": NEAR,
         "meanings": {reason.value: words for reason, words in MEANING.items()},
         "parting": training.parting.step if training is not None and training.parting is not None else None,
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.findings.analysis import Analysis, Ranks
-from accucompare.findings.checklist import CheckStatus, Health, judge_log
+from accucompare.findings.checklist import CheckStatus, Health, judge_vitals
 from accucompare.report.headline import Headline
 from accucompare.report.page.page_comparison import StepChart
 from accucompare.report.page.page_data import PageData
@@ -31,8 +31,8 @@ def write_log_page(ranks: Ranks, path: Path) -> Path:
     Raises:
         ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be written.
     """
-    health = judge_log(ranks) if any(run.vitals for run in ranks.ranks) else None
-    verdict, _, sentence = verdict_line(ranks).plain.partition("  ")
+    health = judge_vitals(ranks)
+    verdict, _, sentence = verdict_line(ranks, health).plain.partition("  ")
     words = {
         "title": f"what a watch found: {ranks.path.name}",
         "verdict": verdict,

@@ -130,6 +130,8 @@ def _trouble(fact: Trouble, result: Result) -> str:
             return f"the baseline judges {judged} of {compared} compared rows only"
         case facts.FarBeyond(row, failed):
             error = "" if row.metrics is None else f" by rel_l2 {row.metrics.rel_l2:.3g}"
+            if row.metrics is not None and row.metrics.rel_l2 > 1:  # as of a gradient that is 0 but for rounding
+                error = f" by {row.metrics.rel_l2:.3g} times golden's own size"
             far = f"{result.place(row)} is off{error}, far beyond rounding, and so is the baseline: it may have the fault too"
             return far if failed else f"{far}, or rounding changed a choice before; a fed capture tells"
         case facts.MayHide(first, count, total):
@@ -150,7 +152,8 @@ def _differs(fact: Differs, result: Result) -> str:
         case facts.GivenDifferently(finding):
             return finding.message
         case facts.NoOwnError(counts):
-            return f"no place shows an error of its own ({', '.join(f'{count} {reason.value}' for reason, count in counts)})"
+            failed = ", ".join(f"{count} {reason.value}" for reason, count in counts)
+            return f"rows fail ({failed}), and none of them shows in which layer that began"
         case facts.FirstOver(culprit, order):
             return f"{_named(culprit, result)} {_ORDER[order]}; {FREE}"
         case facts.OtherGlue(culprit, values_off):
