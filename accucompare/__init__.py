@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from accucompare.bundle.reading import Sketch as Sketch
     from accucompare.bundle.reading import open_bundle as open_bundle
     from accucompare.case import Case as Case
+    from accucompare.compare.diff_options import Work as Work
     from accucompare.compare.limits import Tolerance as Tolerance
     from accucompare.compare.limits import suggest_baseline as suggest_baseline
     from accucompare.errors import AccucompareError as AccucompareError
     from accucompare.errors import NonFiniteError as NonFiniteError
     from accucompare.errors import WatchEndedError as WatchEndedError
     from accucompare.live.modules import check_finite as check_finite
+    from accucompare.locating import LocateOptions as LocateOptions
+    from accucompare.locating import locate as locate
     from accucompare.recorder.session import Session as Session
     from accucompare.recorder.session import capture as capture
     from accucompare.testing.closeness import assert_layers_close as assert_layers_close
@@ -35,6 +38,7 @@ _HOMES = {
     "Bundle": "accucompare.bundle.reading.reader",
     "Case": "accucompare.case",
     "Comparison": "accucompare.api",
+    "LocateOptions": "accucompare.locating",
     "NonFiniteError": "accucompare.errors",
     "Record": "accucompare.bundle.format.records",
     "Session": "accucompare.recorder.session.running",
@@ -42,10 +46,12 @@ _HOMES = {
     "Tolerance": "accucompare.compare.limits.tolerance",
     "Watch": "accucompare.watcher.watch.steps",
     "WatchEndedError": "accucompare.errors",
+    "Work": "accucompare.compare.diff_options",
     "assert_layers_close": "accucompare.testing.closeness",
     "capture": "accucompare.recorder.session.session",
     "check_finite": "accucompare.live.modules.points",
     "diff": "accucompare.api",
+    "locate": "accucompare.locating",
     "open_bundle": "accucompare.bundle.reading.reader",
     "suggest_baseline": "accucompare.compare.limits.suggest",
     "watch": "accucompare.watcher.watch.watch_context",

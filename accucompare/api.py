@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from accucompare.compare.decide import Answer, Decision, decide
 from accucompare.compare.diff import compare
+from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.limits import Tolerance, read_rules
 from accucompare.compare.pairing import read_maps
 from accucompare.compare.result import Result
-from accucompare.compare.task_batches import Progress
 from accucompare.errors import UsageError
 from accucompare.places import Place, local, place_of
 from accucompare.selection import Selection, Standard
@@ -148,18 +148,12 @@ def diff(
     baseline: str | Place | None = None,
     atol: float | None = None,
     rtol: float | None = None,
-    rel_l2: float | None = None,
-    cosine: float | None = None,
-    tolerances: str | Path | None = None,
+    limits: Tolerance = Tolerance(),
     map: str | Iterable[str] = (),
     only: str | Iterable[str] = (),
     skip: str | Iterable[str] = (),
-    verify: bool = False,
-    keep_going: bool = False,
     accept: str | Standard | None = None,
-    workers: int | None = None,
-    cluster: str | None = None,
-    progress: Progress | None = None,
+    work: Work = Work(),
 ) -> Comparison:
     """Compare two bundles.
 
@@ -173,20 +167,14 @@ def diff(
             precision. One that did not run golden's code is refused as a judge (``Comparison.refused``).
         atol, rtol: largest elementwise difference, |candidate - golden| <= atol + rtol * |golden|; one given alone takes the
             other as 0.
-        rel_l2: largest relative L2 error.
-        cosine: smallest cosine similarity. Of several limits, all must be kept; with none, the baseline judges, or a table by dtype.
-        tolerances: a TOML file of limits by layer; the first rule that applies wins, the limits above judge the rest.
+        limits: these and the other limits, as ``accucompare.Tolerance(rel_l2=1e-2, cosine=0.999, tolerances="limits.toml")``. Of several,
+            all must be kept; with none, the baseline judges, or a table by dtype.
         map: ``OLD=NEW`` renamings of golden's layers, see ``accucompare.compare.pairing.align.Renaming``. ``"auto"`` takes those that would
             otherwise be proposed, by the weights' fingerprints, shapes, classes and order.
         only, skip: globs of the layers to compare and to leave out (golden's names).
-        verify: read and verify tensors with equal digests too, instead of taking them for equal; what is read is always verified.
-        keep_going: list records that cannot be read in ``Comparison.damage`` instead of raising at the first.
         accept: a standard that two runs of training must meet, such as ``"mindformers"``: it decides, in place of the rows, by the losses
             and gradient norms of the steps (``Comparison.acceptance``).
-        workers: threads that read and measure, by default as many as there are processors; they change no result.
-        cluster: a Dask scheduler's address, such as ``"tcp://host:8786"``, or ``"local"`` or ``"local:8"`` for so many processes here:
-            they compare in place of this process's threads, and change no result. Each reads the bundles itself.
-        progress: called now and then.
+        work: how it is done, as ``accucompare.Work(verify=True, cluster="tcp://host:8786")``.
 
     Raises:
         BundleError: if a bundle is missing, damaged, or of a newer format.
@@ -195,34 +183,28 @@ def diff(
             golden, or a baseline of another dtype, incomplete, or not fed as the candidate was.
 
     Example:
-        >>> comparison = diff("golden", "npu", atol=1e-3)               # doctest: +SKIP
-        >>> comparison.passed, comparison.first_divergence.place        # doctest: +SKIP
-        (False, 'encoder.layers.3.fc1 output')
+        >>> comparison = diff("golden", "npu", atol=1e-3)
+        >>> comparison.passed, comparison.first_divergence.place
+        (False, 'stem.0 output')
     """
-    if workers is not None and workers < 1:
-        raise UsageError(f"workers must be at least 1, but is {workers}")
-    if workers is not None and cluster is not None:
-        raise UsageError("--workers: is of threads of this process; with --cluster its workers compare, so leave it out")
+    for name, value, other in (("atol", atol, limits.atol), ("rtol", rtol, limits.rtol)):
+        if value is not None and other is not None:
+            raise UsageError(f"{name} is given twice: {value} by itself, and {other} in limits")
+    atol, rtol = limits.atol if atol is None else atol, limits.rtol if rtol is None else rtol
     renamings, auto = read_maps(map)
+    options = DiffOptions(
+        limits=Tolerance(atol, rtol, limits.rel_l2, limits.cosine, source="given for all layers"),
+        rules=() if limits.tolerances is None else read_rules(limits.tolerances),
+        renamings=tuple(renamings),
+        auto=auto,
+        selection=Selection.of(only, skip),
+        standard=None if accept is None else _standard(accept),
+        work=work,
+    )
     with contextlib.ExitStack() as stack:
-        on = None if cluster is None else stack.enter_context(_connected(cluster))
-        comparison = compare(
-            Comparison,
-            place_of(golden),
-            place_of(candidate),
-            None if baseline is None else place_of(baseline),
-            limits=Tolerance(atol, rtol, rel_l2, cosine, source="given for all layers"),
-            rules=read_rules(tolerances) if tolerances is not None else (),
-            renamings=renamings,
-            auto=auto,
-            selection=Selection.of(only, skip),
-            verify=verify,
-            keep_going=keep_going,
-            workers=workers,
-            progress=progress,
-            standard=None if accept is None else _standard(accept),
-            cluster=on,
-        )
+        on = None if work.cluster is None else stack.enter_context(_connected(work.cluster))
+        places = place_of(golden), place_of(candidate), None if baseline is None else place_of(baseline)
+        comparison = compare(Comparison, *places, options, on)
     _LOGGER.debug("compared %s with %s: %d rows, %d culprits", candidate, golden, len(comparison.rows), len(comparison.culprits))
     return comparison
 

@@ -35,8 +35,8 @@ class Case:
         scaler: a ``GradScaler``: the loss is scaled by it before the backward, and it steps the optimizer.
 
     Example:
-        >>> def case():                                                 # doctest: +SKIP
-        ...     return Case(MyModel().eval(), {"input_ids": torch.arange(8)[None]})
+        >>> def case():
+        ...     return Case(nn.Linear(4, 2).eval(), {"input": torch.ones(1, 4)})
     """
 
     model: Any

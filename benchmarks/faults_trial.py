@@ -169,7 +169,7 @@ class Bench:
                 options = {"feed": feed, "force": True} if feed else {}
                 candidate = self.capture(model, "candidate", emulate=self.how.emulate, overwrite=True, **options)
             for baseline in (None, self.baselines[feed]):
-                yield next(methods), ac.diff(self.golden, candidate, baseline=baseline, workers=1)
+                yield next(methods), ac.diff(self.golden, candidate, baseline=baseline, work=ac.Work(workers=1))
 
     def capture(self, model: nn.Module, name: str, **options: Any) -> Path:
         out = self.folder / name

@@ -78,11 +78,11 @@ def _one(golden: str, candidate: str, cluster: str) -> None:
     import accucompare as ac
     from accucompare.compare.cluster.cluster import open_cluster
 
-    own = {"cluster": cluster} if cluster else {"workers": WORKERS}
+    work = ac.Work(cluster=cluster) if cluster else ac.Work(workers=WORKERS)
     with open_cluster(cluster) if cluster else contextlib.nullcontext():  # the first connection imports a good part of Dask
         pass
     began = time.perf_counter()
-    comparison = ac.diff(golden, candidate, **own)
+    comparison = ac.diff(golden, candidate, work=work)
     seconds = time.perf_counter() - began
     rows = "\n".join(repr((row.place, row.verdict, row.metrics)) for row in comparison.rows)
     print(json.dumps({"seconds": seconds, "result": hashlib.sha256(rows.encode()).hexdigest()}))

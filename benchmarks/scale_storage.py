@@ -104,7 +104,7 @@ def main() -> int:
         for _ in range(ROUNDS):
             own = min(plain(port, at_once, sizes) for at_once in AT_ONCE)
             start = time.perf_counter()
-            comparison = ac.diff("s3://bench/golden", "s3://bench/npu", rel_l2=1e-2)
+            comparison = ac.diff("s3://bench/golden", "s3://bench/npu", limits=ac.Tolerance(rel_l2=1e-2))
             spent = time.perf_counter() - start
             assert comparison.passed
             assert len(comparison.rows) == BUNDLE // TENSOR

@@ -71,7 +71,7 @@ class Bench(faults_trial.Bench):
         for method, mode in _MODES.items():
             with ({**ORDERS, **COARSER})[order]():
                 candidate = self.capture(model, f"candidate-{method}", feed=self.golden, force=True, overwrite=True, mode=mode)
-            yield method, ac.diff(self.golden, candidate, baseline=self._judges[method], workers=1)
+            yield method, ac.diff(self.golden, candidate, baseline=self._judges[method], work=ac.Work(workers=1))
 
     def tried(self, fault: Fault | None, order: str) -> Trial:
         trial = Trial(self.architecture, self.setup, str(fault or ""), order)

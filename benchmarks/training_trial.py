@@ -134,13 +134,13 @@ class Bench:
         try:
             golden, clean = self.golden(loop), self.right(loop, order)
             fed = self._candidate("fed", fault, order, loop, golden.path)
-            comparison = ac.diff(golden.path, fed.path, baseline=self.baseline(loop, True).path, workers=1)
+            comparison = ac.diff(golden.path, fed.path, baseline=self.baseline(loop, True).path, work=ac.Work(workers=1))
             trial.rise = math.inf if fault.certain else self.rise(comparison, fault, fed.path, clean.path)
             shows = [row.verdict.used for row in comparison.rows if _shows(row, fault) and row.verdict.used is not None]
             trial.used = max(shows, default=None)
             _note(trial, "fed, baseline", comparison.culprits, fault)
             free = self._candidate("free", fault, order, loop, None)
-            judged = ac.diff(golden.path, free.path, baseline=self.baseline(loop, False).path, workers=1)
+            judged = ac.diff(golden.path, free.path, baseline=self.baseline(loop, False).path, work=ac.Work(workers=1))
             _note(trial, "free, baseline", judged.culprits, fault)
             first = judged.first_divergence
             trial.named["first over tolerance"] = first.place if first else ""
@@ -164,7 +164,7 @@ class Bench:
             for method, feed in (("fed, baseline", golden), ("free, baseline", None)):
                 with ORDERS[order]():
                     run = self._capture("pair", self.how.candidate, loop, feed=feed)
-                comparison = ac.diff(golden, run.path, baseline=self.baseline(known, feed is not None).path, workers=1)
+                comparison = ac.diff(golden, run.path, baseline=self.baseline(known, feed is not None).path, work=ac.Work(workers=1))
                 pair.alarms[method] = [_told(row) for row in comparison.rows if row.status is Status.FAIL]
                 pair.rows = len(comparison.rows)
         except Exception as error:

@@ -38,7 +38,7 @@ MODULE = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_
 #: What most commands import; every optimizer imports the compiler, which takes nearly as long as torch itself.
 MODULES = (
     *(
-        "accucompare.locate",
+        "accucompare.locating",
         "accucompare.recorder.session.case_capture",
         "accucompare.report.terminal.terminal",
         "accucompare.watcher.watch.case_watch",

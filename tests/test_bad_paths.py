@@ -93,7 +93,7 @@ def test_what_is_no_bundle_and_no_file_is_refused(verb: str, bad: str, tmp_path:
         "like": lambda path: capture("out", like=path),
         "feed": lambda path: capture("out", feed=path),
         "like of a watch": lambda path: watch("out", like=path),
-        "tolerances": lambda path: ac.diff(bundle, bundle, tolerances=path),
+        "tolerances": lambda path: ac.diff(bundle, bundle, limits=ac.Tolerance(tolerances=path)),
     }
     refused(call[verb], bad)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
+from accucompare.asked import ASKED
 from accucompare.cli import cli, options
 from accucompare.selection import FloatType, Level, Mode, OnFinding, Precision, RoundedType
 from tests.conftest import Run
@@ -21,13 +22,22 @@ CLI = Path(options.__file__).parent
 def declared(file: Path) -> list[tuple[str, ...]]:
     """The names of each option that a file declares: its flag, and the parameter, if that is named otherwise."""
     calls = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
-    made = [call for call in calls if ast.unparse(call.func) == "click.option"]
-    return [tuple(each.value for each in call.args if isinstance(each, ast.Constant)) for call in made]
+    made = [call for call in calls if ast.unparse(call.func) in ("click.option", "_made_of")]
+    return [names for call in made if (names := tuple(str(each.value) for each in call.args if isinstance(each, ast.Constant)))]
 
 
 def test_each_option_is_declared_once() -> None:
     again = {names: times for names, times in Counter(declared(CLI / "options.py")).items() if times > 1}
     assert not again
+
+
+@pytest.mark.parametrize("name", [name for name, each in ASKED.items() if each.metadata])
+def test_an_option_of_capture_says_what_its_field_says(name: str) -> None:
+    command = cli.commands["capture"]
+    context = command.make_context("capture", [], parent=click.Context(cli, **cli.context_settings))
+    (option,) = (each for each in command.params if each.name == name)
+    assert isinstance(option, click.Option)
+    assert (option.help, context.params[name]) == (ASKED[name].metadata["help"], ASKED[name].default)
 
 
 def test_commands_declare_no_options_of_their_own() -> None:

@@ -21,12 +21,12 @@ PACKAGE = Path(__file__).parent.parent / "accucompare"
 FLOORS = [
     ["__main__"],
     ["cli"],
-    ["__init__", "locate", "scripts"],
-    ["testing"],
+    ["__init__", "scripts"],
+    ["locating", "testing"],
     ["api", "watcher"],
     ["report", "recorder", "reproduce"],
     ["compare", "dumps", "findings", "live", "doctor"],
-    ["bundle", "devices", "case"],
+    ["asked", "bundle", "case", "devices"],
     ["files", "markup", "places"],
     ["numbers", "selection", "errors", "version", "text", "storage_errors"],
 ]
@@ -53,7 +53,7 @@ LATE = {
     "accucompare.api": {"accucompare.report", "accucompare.compare.cluster"},
     "accucompare.compare.origins.describing": {"accucompare.compare.shape"},  # only a failing diff describes errors
     "accucompare.doctor": {"accucompare.bundle", "accucompare.numbers"},  # what is broken here is what it tells
-    "accucompare.locate": {"accucompare.recorder.session"},  # torch, after the device was opened
+    "accucompare.locating": {"accucompare.recorder.session"},  # torch, after the device was opened
     # what a process of a script may never need, or may not have
     "accucompare.scripts.boot.sitecustomize": {"accucompare.scripts.entry"},
     "accucompare.scripts.entry": {"accucompare.scripts.plan", "accucompare.scripts.script"},

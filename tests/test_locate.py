@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import accucompare as ac
 from accucompare.bundle.reading.reader import open_bundle
 from tests.compare.builder import edit_manifest
 from tests.conftest import ROOT, Run
@@ -413,3 +414,18 @@ def test_no_report_takes_the_place_of_what_golden_is_made_with(cli: Run, folder:
     assert option in done.stderr
     assert "--report" in done.stderr
     assert not kept.read_text()
+
+
+def test_python_is_given_what_the_command_finds(cli: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    golden(cli, folder)
+    found = located(cli, folder, "net.py:unscaled", "--golden", "golden", "--golden-case", "net.py")
+    monkeypatch.chdir(folder)
+    options = ac.LocateOptions(golden_case="net.py")
+    comparison = ac.locate("net.py:unscaled", "cpu", golden="golden", out="in_python", options=options)
+    assert (comparison.conclusion, comparison.exit_code) == (found["conclusion"], found["code"])
+
+
+@pytest.mark.parametrize(("given", "said"), [({"dtype": "float64"}, "dtype must be one of"), ({"device": "tpu"}, "--device tpu: must be")])
+def test_python_is_told_what_makes_no_sense(folder: Path, given: dict[str, str], said: str) -> None:
+    with pytest.raises(ac.AccucompareError, match=said):
+        ac.locate(folder / "net.py", **{"device": "cpu", **given}, out=folder / "out")

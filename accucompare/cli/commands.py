@@ -21,7 +21,7 @@ from accucompare.text import printable, printable_lines
 
 if TYPE_CHECKING:
     from accucompare.api import Comparison
-    from accucompare.locate import LocateSetup
+    from accucompare.locating import LocateSetup
 
 
 @cli.command(
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @option.round_weights
 @option.mode
 @option.sketch_size
-@option.level("op: also record every operator in the code of the layers chosen by --only, with its source line.")
+@option.level()
 @option.out(
     "Directory or URL (s3://…) to write to; files for a URL wait in TMPDIR.  [default: the device's type]",
     kind=option.PLACE,
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 @option.backward
 @option.roles
 @option.maps
-@option.force("Feed even from a golden with other weights, or of another model class.")
+@option.force()
 @option.repeat("Number of captures, each from scratch, into DIR, DIR/repeat1, …: does the device agree with itself?")
 @option.deterministic
 @option.hf32()
@@ -192,12 +192,16 @@ def diff(
     losses and gradient norms gives the exit code, and rows that fail are shown only.
     """
     from accucompare.api import diff as compare
+    from accucompare.compare.diff_options import Work
+    from accucompare.compare.limits import Tolerance
     from accucompare.report.console import progress_bar
 
     reports = reports_to_write(reports, Path("reports") / f"{stem(golden)}-vs-{stem(candidate)}.xlsx")
     outputs = Outputs(reports, json_path, parquet_path).checked(inputs={"--tolerances": options["tolerances"]})
     with progress_bar("comparing", "bytes", quiet) as progress:
-        comparison = compare(golden, candidate, progress=progress, **options)
+        limits = Tolerance(**{name: options.pop(name) for name in ("atol", "rtol", "rel_l2", "cosine", "tolerances")})
+        work = Work(**{name: options.pop(name) for name in ("verify", "keep_going", "workers", "cluster")}, progress=progress)
+        comparison = compare(golden, candidate, limits=limits, work=work, **options)
     return finish(comparison, outputs, quiet)
 
 
@@ -283,11 +287,12 @@ def locate(
         asked = {**options, "model": model, "seed": seed, "steps": steps, "golden": golden, "map": map}
         found = locate_script(command, name.type, asked, _announcer(quiet), only=only, skip=skip)
         return finish(found, outputs, quiet)
-    from accucompare.locate import LocateSetup
-    from accucompare.locate import locate as find
+    from accucompare.locating import LocateOptions, LocateSetup, locating
 
-    setup = LocateSetup(case, name, announce=_announcer(quiet), **options)
-    comparison = find(setup, golden=golden, map=map, seed=seed, steps=steps, repeat=repeat, only=only, skip=skip)
+    dtype, out, overwrite = (options.pop(name) for name in ("dtype", "out", "overwrite"))
+    rest = LocateOptions(map=map, seed=seed, steps=steps, repeat=repeat, only=only, skip=skip, **options)
+    setup = LocateSetup(case, name, golden, dtype, out, overwrite, rest, _announcer(quiet))
+    comparison = locating(setup)
     code = finish(comparison, outputs, quiet)
     if ops:
         _go_on_to_operators(setup, comparison, outputs.each(_of_operators), quiet)
@@ -296,7 +301,7 @@ def locate(
 
 def _go_on_to_operators(setup: LocateSetup, comparison: Comparison, outputs: Outputs, quiet: bool) -> None:
     """Compare the operators of the first culprit; where they cannot be had say why, and what to type. The answer stands either way."""
-    from accucompare.locate import locate_operators, operators_by_hand
+    from accucompare.locating import locate_operators, operators_by_hand
 
     try:
         operators = locate_operators(setup, comparison)

@@ -11,18 +11,13 @@ from typing import Any, TypeVar
 
 import click
 
+from accucompare.asked import ASKED
 from accucompare.errors import UsageError
 from accucompare.places import Url, local, place_of
 from accucompare.selection import (
-    LEAST_SKETCH_SIZE,
-    MOST_SKETCH_SIZE,
-    SKETCH_SIZE,
     DumpFormat,
     FloatType,
-    Level,
-    Mode,
     OnFinding,
-    Precision,
     RoleGroup,
     RoundedType,
     Standard,
@@ -110,7 +105,28 @@ class _BundlePlace(click.Path):
 LOCAL = _PATH = _LocalPath(path_type=Path)
 #: Where a bundle is.
 PLACE = _BundlePlace(path_type=Path)
-_HF32 = "Let an NPU round the operands of float32 products to HF32.  [default: its own setting]"
+
+
+def _help(name: str) -> str:
+    """The help of a capture's option."""
+    return str(ASKED[name].metadata["help"])
+
+
+def _made_of(name: str, **more: Any) -> Callable[[F], F]:
+    """A capture's option as its field in ``asked`` has it: a flag, one of an Enum's values, or a number between two."""
+    default, about = ASKED[name].default, ASKED[name].metadata
+    flag, given = f"--{name.replace('_', '-')}", {"help": _help(name), **more}
+    if default is True:
+        return click.option(f"{flag}/--no-{name}", default=True, show_default=True, **given)
+    if default is False:
+        return click.option(flag, is_flag=True, **given)
+    if about["one_of"] is not None:
+        given["type"] = _OneOf(about["one_of"])
+    if about["between"] is not None:
+        given["type"] = click.IntRange(*about["between"])
+    if default not in (None, ()):
+        given |= {"default": getattr(default, "value", default), "show_default": True}
+    return click.option(flag, **given)
 
 
 def _files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
@@ -148,8 +164,8 @@ def repeat(help: str) -> Callable[[F], F]:
     return click.option("--repeat", type=click.IntRange(1, 9), default=1, show_default=True, help=help)
 
 
-def level(help: str) -> Callable[[F], F]:
-    return click.option("--level", type=_OneOf(Level), default=Level.MODULE.value, show_default=True, help=help)
+def level(help: str = _help("level")) -> Callable[[F], F]:
+    return _made_of("level", help=help)
 
 
 def bundle(name: str) -> Callable[[F], F]:
@@ -166,61 +182,30 @@ def overwrite(help: str) -> Callable[[F], F]:
     return click.option("--overwrite", is_flag=True, help=help)
 
 
-def force(help: str) -> Callable[[F], F]:
+def force(help: str = _help("force")) -> Callable[[F], F]:
     return click.option("--force", is_flag=True, help=help)
 
 
-def hf32(help: str = _HF32, may_forbid: bool = True) -> Callable[[F], F]:
+def hf32(help: str = _help("hf32"), may_forbid: bool = True) -> Callable[[F], F]:
     return _permission("hf32", help, may_forbid)
 
 
-def tf32(help: str = "The same for TF32 on a GPU.  [default: its own setting]", may_forbid: bool = True) -> Callable[[F], F]:
+def tf32(help: str = _help("tf32"), may_forbid: bool = True) -> Callable[[F], F]:
     return _permission("tf32", help, may_forbid)
 
 
-deterministic = click.option("--deterministic", is_flag=True, help="Use deterministic algorithms where the device has them.")
-emulate = click.option(
-    "--emulate",
-    type=_OneOf(Precision),
-    help="On the CPU: round the operands of products to this format, to see how large an error it makes.",
-)
+deterministic = _made_of("deterministic")
+emulate = _made_of("emulate")
 round_weights = click.option(
     "--round-weights",
     type=_OneOf(RoundedType),
     help="First round weights, buffers and floating inputs to this type; they keep their dtype.  [default: as in --like or --feed]",
 )
-mode = click.option(
-    "--mode",
-    type=_OneOf(Mode),
-    default=Mode.TENSORS.value,
-    show_default=True,
-    help="What to keep of a tensor: all of it; a sketch of 2 KiB, for an estimate of the error; statistics; or the digest alone.",
-)
-sketch_size = click.option(
-    "--sketch-size",
-    type=click.IntRange(LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE),
-    default=SKETCH_SIZE,
-    show_default=True,
-    help="Numbers in a sketch: with 4 times as many, the estimate is twice as exact.",
-)
-roles = click.option(
-    "--roles",
-    type=_Read("roles", RoleGroup.parse),
-    metavar="LIST",
-    help="What to record, of forward, backward, grads (of parameters) and update; series alone keeps only each step's loss and norms, "
-    "kilobytes for 1,000 steps.  [default: all that the case has]",
-)
-backward = click.option(
-    "--backward/--no-backward",
-    default=True,
-    show_default=True,
-    help="Record gradients and updates, too, if the case has a loss.",
-)
-save_state = click.option(
-    "--save-state",
-    is_flag=True,
-    help="Save weights, inputs, and what else a training step starts from, for --like; as they are before the first recorded step.",
-)
+mode = _made_of("mode")
+sketch_size = _made_of("sketch_size")
+roles = _made_of("roles", type=_Read("roles", RoleGroup.parse), metavar="LIST")
+backward = _made_of("backward")
+save_state = _made_of("save_state")
 with_baseline = click.option(
     "--with-baseline",
     is_flag=False,
@@ -232,24 +217,9 @@ with_baseline = click.option(
 baseline_tensors = click.option(
     "--baseline-tensors", is_flag=True, help="With --with-baseline: keep the baselines' tensors, not only their errors."
 )
-like = click.option(
-    "--like",
-    type=PLACE,
-    metavar="BUNDLE",
-    help="Start from what capture --save-state, or watch --pause-after, has saved: its weights, inputs, seed, selection and train or eval "
-    "mode; of a training its step, optimizer, scheduler, gradient scaler and random numbers, too.",
-)
-feed = click.option(
-    "--feed",
-    type=PLACE,
-    metavar="GOLDEN",
-    help="Give every layer golden's inputs, and its caller golden's outputs. The records then show each layer's own error.",
-)
-round_feed = click.option(
-    "--round-feed",
-    type=_OneOf(RoundedType),
-    help="With --feed: first round golden's values to this type, to see how far that alone drives each layer's result.",
-)
+like = _made_of("like", type=PLACE, metavar="BUNDLE")
+feed = _made_of("feed", type=PLACE, metavar="GOLDEN")
+round_feed = _made_of("round_feed")
 queue = click.option("--queue", type=_Size(), default="1GiB", show_default=True, help="Most bytes of tensors that may wait to be written.")
 
 # Of scripts.
@@ -266,13 +236,8 @@ def only(verb: str = "Compare") -> Callable[[F], F]:
     return click.option("--only", multiple=True, metavar="GLOB", help=f"{verb} only the layers that match. Can be given several times.")
 
 
-skip = click.option("--skip", multiple=True, metavar="GLOB", help="Leave out the layers that match. Can be given several times.")
-maps = click.option(
-    "--map",
-    multiple=True,
-    metavar="OLD=NEW",
-    help="Golden's layer OLD is NEW in the candidate; globs, or re:REGEX=NEW. auto finds the names. Can be given several times.",
-)
+skip = _made_of("skip", multiple=True, metavar="GLOB")
+maps = _made_of("map", multiple=True, metavar="OLD=NEW")
 golden = click.option("--golden", type=PLACE, metavar="BUNDLE", help="The trusted bundle.  [default: made on the CPU]")
 golden_case = click.option(
     "--golden-case",

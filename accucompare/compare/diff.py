@@ -14,6 +14,7 @@ import msgspec
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.format import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, WRITTEN_ROLES, Key, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle, open_bundle
+from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.judging import Sides, open_beside, why_not_proved, with_given, with_proofs
 from accucompare.compare.limits import (
     COPIES,
@@ -83,12 +84,12 @@ from accucompare.compare.rows import (
     with_parameters,
 )
 from accucompare.compare.runs import accept, after_updates, by_envelope, climb, with_clipping, with_step_rows
-from accucompare.compare.task_batches import Progress, outcomes_of
+from accucompare.compare.task_batches import outcomes_of
 from accucompare.compare.trust import choose_baseline, preflight_findings
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers import DTYPES
 from accucompare.places import Place, is_file
-from accucompare.selection import Selection, Standard
+from accucompare.selection import Selection
 
 if TYPE_CHECKING:
     from accucompare.compare.cluster import Cluster  # which most diffs need none of
@@ -102,31 +103,18 @@ def compare(
     golden: Place,
     candidate: Place,
     baseline: Place | None,
-    *,
-    limits: Tolerance,
-    rules: tuple[Rule, ...],
-    renamings: list[Renaming],
-    auto: bool,
-    selection: Selection,
-    verify: bool,
-    keep_going: bool,
-    workers: int | None,
-    progress: Progress | None,
-    standard: Standard | None = None,
+    options: DiffOptions,
     cluster: Cluster | None = None,
 ) -> _Made:
     """Compare two bundles: see ``accucompare.diff``, which makes these arguments.
 
     Args:
         made: the class of the result.
-        limits: what the user gave for all layers.
-        rules: those by layer.
-        renamings: of golden's layers.
-        auto: whether to take the renamings that would otherwise be proposed.
-        selection: the layers to compare, by golden's names.
-        standard: that decides in place of the rows.
+        options: what was asked.
         cluster: where the pairs are compared; ``None`` for threads of this process.
     """
+    limits, rules, standard, auto, renamings = options.limits, options.rules, options.standard, options.auto, list(options.renamings)
+    selection, verify, keep_going = options.selection, options.work.verify, options.work.keep_going
     with contextlib.ExitStack() as stack:
         golden_bundle, candidate_bundle = (stack.enter_context(open_bundle(path)) for path in (golden, candidate))
         repeat_bundle, golden_repeat = (_second_run(stack, path) for path in (candidate, golden))
@@ -173,7 +161,7 @@ def compare(
             beside.again,
             beside.conditioned,
         )
-        outcomes = _outcomes(sides, tasks, workers, progress or (lambda done, total: None), cluster)
+        outcomes = _outcomes(sides, tasks, options.work, cluster)
         if judge.bundle is not None and not fed:
             outcomes = by_envelope(tasks, outcomes, after_updates(golden_bundle.manifests, candidate_bundle.manifests))
         del tasks  # of a million pairs
@@ -304,11 +292,10 @@ def _place(key: Key) -> NotFed:
     return key.rank, key.step, key.name, key.call, key.role.value, key.path
 
 
-def _outcomes(
-    sides: Sides, tasks: list[Task], workers: int | None, progress: Progress, cluster: Cluster | None
-) -> list[PairOutcome | BundleError]:
+def _outcomes(sides: Sides, tasks: list[Task], work: Work, cluster: Cluster | None) -> list[PairOutcome | BundleError]:
     """The outcome of each pair, also of those that one side did not run or capture."""
-    outcomes = outcomes_of(sides, tasks, workers, progress) if cluster is None else cluster.outcomes(sides, tasks, progress)
+    progress = work.progress or (lambda done, total: None)
+    outcomes = outcomes_of(sides, tasks, work.workers, progress) if cluster is None else cluster.outcomes(sides, tasks, progress)
     pairs = [task.pair for task in tasks]
     for explain in (explained, small_changes):
         for place, outcome in explain(sides.golden, sides.candidate, pairs).items():

@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from accucompare.asked import ASKED, Asked
 from accucompare.bundle.writing import QUEUE_BYTES
 from accucompare.compare.pairing import read_maps
 from accucompare.errors import UsageError
-from accucompare.places import Place, is_url, place_of
-from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE, SKETCH_SIZE, Level, Mode, RoleGroup, RoundedType, Selection, Steps
+from accucompare.places import is_url, place_of
+from accucompare.selection import SKETCH_SIZE, Level, Mode, RoleGroup, RoundedType, Selection, Steps
 
 
 @dataclass(frozen=True)
-class CaptureOptions:
+class CaptureOptions(Asked):
     """The options of ``accucompare.capture``, which says what each means.
+
+    Attributes:
+        overwrite: replace an earlier bundle.
+        queue_bytes: how many bytes of tensors may wait to be written.
 
     Raises:
         UsageError: if one makes no sense.
     """
 
-    mode: str = Mode.TENSORS
-    sketch_size: int = SKETCH_SIZE
-    level: str = Level.MODULE
-    seed: int | None = None
-    steps: int | str | Iterable[int] | Steps | None = None  # ``Steps`` when it is checked
-    roles: str | Iterable[str] | None = None  # ``RoleGroup``s when they are checked
-    only: str | Iterable[str] = ()
-    skip: str | Iterable[str] = ()
     overwrite: bool = False
-    save_state: bool = False
-    like: str | Place | None = None
-    feed: str | Place | None = None
-    round_feed: str | None = None
-    map: str | Iterable[str] = ()
-    force: bool = False
-    backward: bool = True
-    deterministic: bool = False
-    hf32: bool | None = None
-    tf32: bool | None = None
-    emulate: str | None = None
     queue_bytes: int = QUEUE_BYTES
 
     def __post_init__(self) -> None:
@@ -60,8 +46,9 @@ class CaptureOptions:
             raise UsageError(f"queue_bytes must be at least 1, but is {self.queue_bytes}")
         if self.mode not in list(Mode):
             raise UsageError(f"mode must be one of {', '.join(map(repr, map(str, Mode)))}, but is {self.mode!r}")
-        if not (isinstance(self.sketch_size, int) and LEAST_SKETCH_SIZE <= self.sketch_size <= MOST_SKETCH_SIZE):
-            raise UsageError(f"sketch_size must be a number from {LEAST_SKETCH_SIZE} to {MOST_SKETCH_SIZE}, but is {self.sketch_size!r}")
+        least, most = ASKED["sketch_size"].metadata["between"]
+        if not (isinstance(self.sketch_size, int) and least <= self.sketch_size <= most):
+            raise UsageError(f"sketch_size must be a number from {least} to {most}, but is {self.sketch_size!r}")
         if self.sketch_size != SKETCH_SIZE and self.mode != Mode.SKETCH:
             raise UsageError(f"--sketch-size: --mode {Mode(self.mode)} makes no sketches; give --mode sketch, too")
         if self.level not in list(Level):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from accucompare.api import Comparison, diff
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.case import Case
+from accucompare.compare.limits import Tolerance
 from accucompare.errors import ReportError, UsageError
 from accucompare.places import Place, place_of
 from accucompare.recorder.capture_options import DEFAULTS, CaptureOptions
@@ -67,7 +68,7 @@ def assert_layers_close(
         BundleError, CaptureError: as those who read and capture do. A report that cannot be written is said in the AssertionError.
 
     Example:
-        >>> assert_layers_close(ported, original, inputs=batch, rel_l2=1e-4)   # doctest: +SKIP
+        >>> assert_layers_close(ported, original, inputs=batch, rel_l2=1e-4)
     """
     __tracebackhide__ = True
     if report is not None and Path(report).suffix.lower() not in (".xlsx", ".html"):
@@ -78,8 +79,8 @@ def assert_layers_close(
         options = options_of(trusted)
         judged_by = None if baseline is None else bundle_of(baseline, made / "baseline", inputs, "baseline", options)
         tested = bundle_of(candidate, made / "candidate", inputs, "candidate", options)
-        limits = {"atol": atol, "rtol": rtol, "rel_l2": rel_l2, "cosine": cosine, "tolerances": tolerances}
-        comparison = diff(trusted, tested, baseline=judged_by, map=map, only=only, skip=skip, **limits)  # type: ignore[arg-type]
+        limits = Tolerance(atol, rtol, rel_l2, cosine, tolerances)
+        comparison = diff(trusted, tested, baseline=judged_by, limits=limits, map=map, only=only, skip=skip)
         require_close(comparison, report, made, equal_nan)
 
 

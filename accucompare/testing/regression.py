@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accucompare.api import diff
+from accucompare.compare.limits import Tolerance
 from accucompare.errors import UsageError
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.selection import Mode
@@ -90,7 +91,10 @@ class LayersRegression:
                 "look at what is written, and commit it"
             )
         tested = captured(model, self.scratch / "accucompare" / own, inputs, "model", options_of(kept))
-        require_close(diff(kept, tested, **limits), (self.reports or self.scratch) / f"{own}.xlsx", self.scratch, equal_nan)
+        own_limits = Tolerance(**{each: limits.pop(each) for each in ("rel_l2", "cosine", "tolerances") if each in limits})
+        require_close(
+            diff(kept, tested, limits=own_limits, **limits), (self.reports or self.scratch) / f"{own}.xlsx", self.scratch, equal_nan
+        )
 
 
 def bundle_name(test: str, name: str = "") -> str:

@@ -126,7 +126,7 @@ def _child(golden: str, candidate: str, *workers: str) -> None:
     import accucompare as ac
 
     diff = ac.diff  # here it is imported
-    options = {"workers": int(workers[0])} if workers else {}
+    options = {"work": ac.Work(workers=int(workers[0]))} if workers else {}
     began = time.perf_counter()
     comparison = diff(golden, candidate, **options)  # type: ignore[arg-type]
     seconds = time.perf_counter() - began

@@ -63,7 +63,7 @@ class Features:
     """What this version of accucompare has.
 
     Attributes:
-        workers: whether there is ``diff(workers=)``.
+        workers: whether there is ``diff(work=)``.
         mode: whether there is ``capture(mode=)``.
         kernel: what its kernel says of itself, ``compiled`` if it is and so can be switched off; ``""`` if it has none.
     """
@@ -112,7 +112,7 @@ if __name__ == "__main__":
 
     name = "accucompare.numbers.kernel"
     found = {
-        "workers": "workers" in inspect.signature(ac.diff).parameters,
+        "workers": "work" in inspect.signature(ac.diff).parameters,
         "mode": "mode" in inspect.signature(ac.capture).parameters,
         "kernel": importlib.import_module(name).description() if importlib.util.find_spec(name) else "",
     }

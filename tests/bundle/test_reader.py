@@ -313,7 +313,7 @@ def use(directory: Path, other: Path) -> None:
     for keep_going in (False, True):
         for golden, candidate in ((directory, other), (other, directory)):
             with contextlib.suppress(AccucompareError):
-                ac.diff(golden, candidate, keep_going=keep_going)
+                ac.diff(golden, candidate, work=ac.Work(keep_going=keep_going))
 
 
 FILES = ["manifest.json", "rank1/manifest.json", "rank0/step0.jsonl", "rank0/step0.npz", "rank1/step1.npz", "rank1/step1.jsonl"]

@@ -124,7 +124,7 @@ def test_a_comparison_over_s3_is_the_local_one_bit_for_bit(storage: Storage, tmp
     for out in (tmp_path, "s3://bucket/runs"):
         capture(f"{out}/golden")
         capture(f"{out}/npu", 1.5)
-    local, remote = (ac.diff(f"{out}/golden", f"{out}/npu", verify=True) for out in (tmp_path, "s3://bucket/runs"))
+    local, remote = (ac.diff(f"{out}/golden", f"{out}/npu", work=ac.Work(verify=True)) for out in (tmp_path, "s3://bucket/runs"))
     assert not remote.passed
     assert facts(remote) == facts(local)
     assert str(remote.golden.path) == "s3://bucket/runs/golden"
@@ -138,14 +138,14 @@ def test_a_comparison_over_s3_is_the_local_one_bit_for_bit(storage: Storage, tmp
 def test_what_fails_twice_is_asked_for_again(storage: Storage, fault: Any) -> None:
     capture("s3://bucket/golden")
     storage.fails(fault, times=2, method="GET", path="step0.npz")
-    assert ac.diff("s3://bucket/golden", "s3://bucket/golden", verify=True).passed
+    assert ac.diff("s3://bucket/golden", "s3://bucket/golden", work=ac.Work(verify=True)).passed
 
 
 def test_http_is_read_with_its_credentials_and_asked_again_when_it_fails(storage: Storage) -> None:
     capture("s3://bucket/golden")
     url = f"{storage.url.replace('://', '://user:pw@')}/bucket/golden?sig=abc"
     storage.fails(Drops(), times=1, method="GET", path="step0.npz")
-    comparison = ac.diff("s3://bucket/golden", url, verify=True)
+    comparison = ac.diff("s3://bucket/golden", url, work=ac.Work(verify=True))
     assert comparison.passed
     assert str(comparison.candidate.path) == f"{storage.url}/bucket/golden"
     storage.fails(Fails(503), times=2, method="GET", path="sig=abc")
@@ -207,7 +207,10 @@ def test_an_upload_that_fails_loses_nothing_and_says_how_to_finish(storage: Stor
     storage.fault = lambda request: None
     s3fs.S3FileSystem().put(f"{match[1]}/", "s3://bucket/golden/", recursive=True)
     assert cli("capture", "case.py", "--out", "local", "-q").returncode == 0
-    assert ac.diff(tmp_path / "local", "s3://bucket/golden", verify=True).answer is ac.diff(tmp_path / "local", tmp_path / "local").answer
+    assert (
+        ac.diff(tmp_path / "local", "s3://bucket/golden", work=ac.Work(verify=True)).answer
+        is ac.diff(tmp_path / "local", tmp_path / "local").answer
+    )
     with ac.open_bundle("s3://bucket/golden") as bundle:
         assert bundle.complete
 
@@ -263,7 +266,7 @@ def test_another_capture_into_the_same_url_is_noticed(storage: Storage, tmp_path
     assert "aws s3 cp" not in str(raised.value)  # which would mix the two
     with ac.open_bundle("s3://bucket/golden") as bundle:
         assert bundle.complete
-    assert ac.diff("s3://bucket/golden", "s3://bucket/golden", verify=True).passed
+    assert ac.diff("s3://bucket/golden", "s3://bucket/golden", work=ac.Work(verify=True)).passed
 
 
 def test_a_large_tensor_is_read_in_windows_each_once(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +276,7 @@ def test_a_large_tensor_is_read_in_windows_each_once(storage: Storage, tmp_path:
         with ac.capture(model, f"s3://bucket/{name}"):
             model(x * factor)
     storage.requests.clear()
-    assert not ac.diff("s3://bucket/golden", "s3://bucket/npu", workers=4).passed
+    assert not ac.diff("s3://bucket/golden", "s3://bucket/npu", work=ac.Work(workers=4)).passed
     ranges = [request.range for request in storage.requests if request.path == "/bucket/npu/rank0/step0.npz" and request.method == "GET"]
     assert len(set(ranges)) == len(ranges) == 4
     assert {"bytes=0-1048575", "bytes=1048576-2097151", "bytes=2097152-3145727"} < set(ranges)
@@ -327,5 +330,5 @@ def test_ctrl_c_does_not_wait_for_a_server_that_does_not_answer(storage: Storage
     threading.Thread(target=interrupt).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        ac.diff("s3://bucket/golden", "s3://bucket/npu", workers=2)
+        ac.diff("s3://bucket/golden", "s3://bucket/npu", work=ac.Work(workers=2))
     assert time.monotonic() - began < places.PATIENCE / 2

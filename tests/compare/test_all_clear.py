@@ -112,7 +112,7 @@ def test_only_another_number_of_a_parameter_group_is_trained_otherwise(tmp_path:
                 optimizer.step()
                 optimizer.zero_grad()
                 session.step()
-    comparison = ac.diff(tmp_path / "golden", tmp_path / "candidate", rel_l2=0.1)
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "candidate", limits=ac.Tolerance(rel_l2=0.1))
     assert (comparison.passed, "trained otherwise" in comparison.conclusion) == (True, told)
 
 

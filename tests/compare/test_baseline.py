@@ -202,7 +202,7 @@ def test_a_permutation_of_all_three_changes_nothing(tmp_path: Path) -> None:
 
 def test_what_the_user_gave_judges_and_the_excess_is_shown_beside_it(tmp_path: Path) -> None:
     sides = item(values=VALUES), item(values=off(0.3)), item(values=off(1e-3))
-    row = only_row(tmp_path, *sides, rel_l2=0.5)
+    row = only_row(tmp_path, *sides, limits=ac.Tolerance(rel_l2=0.5))
     assert (row.status, row.verdict.tolerance, row.verdict.rule) == (Status.PASS, "rel_l2 0.5", "given for all layers")
     assert row.verdict.excess == pytest.approx(300.0, rel=1e-2)
 
@@ -211,7 +211,7 @@ def test_a_rule_of_a_file_judges_the_rows_that_it_applies_to(tmp_path: Path) -> 
     rules = tmp_path / "limits.toml"
     rules.write_text('[[rule]]\nlayer = "a"\nrel_l2 = 0.5\n')
     sides = ([item(name, values) for name in "ab"] for values in (VALUES, off(0.3), off(1e-3)))
-    rows = compare(tmp_path, *sides, tolerances=rules).rows
+    rows = compare(tmp_path, *sides, limits=ac.Tolerance(tolerances=rules)).rows
     assert [(row.status, row.verdict.rule) for row in rows] == [(Status.PASS, f"{rules}, rule 1"), (Status.FAIL, "baseline")]
 
 
@@ -424,7 +424,7 @@ def test_an_error_larger_than_what_goldens_two_captures_differ_by_fails(tmp_path
 
 
 def test_a_limit_that_the_user_gave_judges_also_where_golden_is_not_steady(tmp_path: Path) -> None:
-    assert of_golden(tmp_path, VALUES, NOISE, off(1e-2), rel_l2=1e-3).reason is Reason.INTRODUCED
+    assert of_golden(tmp_path, VALUES, NOISE, off(1e-2), limits=ac.Tolerance(rel_l2=1e-3)).reason is Reason.INTRODUCED
 
 
 def test_two_runs_that_are_not_finite_in_other_places_explain_nothing(tmp_path: Path) -> None:
@@ -438,7 +438,7 @@ def test_noise_within_the_limit_is_ok_and_shown(tmp_path: Path) -> None:
 
 
 def test_noise_over_a_limit_that_the_user_gave_fails_and_is_no_culprit(tmp_path: Path) -> None:
-    row = repeated(tmp_path, off(1e-2), off(1e-2, noise=NOISE[::-1]), rel_l2=1e-4)
+    row = repeated(tmp_path, off(1e-2), off(1e-2, noise=NOISE[::-1]), limits=ac.Tolerance(rel_l2=1e-4))
     assert row.status is Status.FAIL
     assert "two runs of the candidate differ" in row.verdict.detail
 

@@ -104,7 +104,7 @@ def whole(comparison: ac.Comparison, path: Path) -> str:
 
 def assert_same(sides: list[Path], address: str, tmp_path: Path, **options: Any) -> ac.Comparison:
     at_home = ac.diff(*sides, **options)
-    there = ac.diff(*sides, cluster=address, **options)
+    there = ac.diff(*sides, work=ac.Work(cluster=address), **options)
     assert whole(there, tmp_path / "there.json") == whole(at_home, tmp_path / "home.json")
     return there
 
@@ -123,7 +123,7 @@ def test_a_cluster_gives_every_bit_of_the_result_at_home(address: str, tmp_path:
     candidate += [*layers(1, 1e-3), item("ids", numbers + 1), item("shape", np.ones((3, 2), "f4")), item("opaque", layout="opaque")]
     bundles = [write(tmp_path / str(number), side) for number, side in enumerate((golden, candidate))]
     assert len(assert_same(bundles, address, tmp_path).rows) > COUNT
-    assert_same(bundles, address, tmp_path, atol=1e-3, rtol=1, verify=True)
+    assert_same(bundles, address, tmp_path, atol=1e-3, rtol=1, work=ac.Work(verify=True))
 
 
 def test_a_baseline_and_second_runs_judge_on_a_cluster_as_at_home(address: str, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Parcel]:
 
 
 def test_no_tensor_travels_and_each_record_once(sides: list[Path], address: str, sent: list[Parcel]) -> None:
-    ac.diff(*sides, cluster=address)
+    ac.diff(*sides, work=ac.Work(cluster=address))
     stored = sum(each.array.nbytes for each in layers() if each.array is not None)
     assert sum(len(parcel.tasks) for parcel in sent) < COUNT * 600 < stored
     names = [task.pair.record.name for parcel in sent for task in parcels.unpack_tasks(parcel)]
@@ -184,7 +184,7 @@ def test_few_parcels_are_in_flight_at_a_time(sides: list[Path], address: str, se
     monkeypatch.setattr(running, "PARCEL_BYTES", 1)
     monkeypatch.setattr(running, "IN_FLIGHT", 3)
     ahead = []
-    ac.diff(*sides, cluster=address, progress=lambda done, total: ahead.append(len(sent) - len(ahead)))
+    ac.diff(*sides, work=ac.Work(cluster=address, progress=lambda done, total: ahead.append(len(sent) - len(ahead))))
     assert (len(sent), max(ahead)) == (COUNT, 4)  # two workers
 
 
@@ -192,15 +192,15 @@ def test_pairs_without_tensors_are_parted_too(address: str, tmp_path: Path, sent
     monkeypatch.setattr(running, "PAIRS", 5)
     bundles = [write(tmp_path / name, [item(str(number), layout="opaque") for number in range(12)]) for name in "gc"]
     with pytest.raises(ac.AccucompareError, match="nothing"):
-        raise ac.AccucompareError("nothing") if ac.diff(*bundles, cluster=address).compared == 0 else AssertionError
+        raise ac.AccucompareError("nothing") if ac.diff(*bundles, work=ac.Work(cluster=address)).compared == 0 else AssertionError
     assert [len(parcels.unpack_tasks(parcel)) for parcel in sent] == [5, 5, 2]
 
 
 def test_progress_is_told_as_at_home(sides: list[Path], address: str) -> None:
     there: list[tuple[int, int]] = []
     at_home: list[tuple[int, int]] = []
-    ac.diff(*sides, cluster=address, progress=lambda *so_far: there.append(so_far))
-    ac.diff(*sides, progress=lambda *so_far: at_home.append(so_far))
+    ac.diff(*sides, work=ac.Work(cluster=address, progress=lambda *so_far: there.append(so_far)))
+    ac.diff(*sides, work=ac.Work(progress=lambda *so_far: at_home.append(so_far)))
     assert there == sorted(there)
     assert len(there) > 1
     assert there[-1] == at_home[-1]
@@ -216,9 +216,9 @@ def test_a_damaged_record_is_told_as_at_home(sides: list[Path], address: str, tm
     with pytest.raises(RecordError) as at_home:
         ac.diff("golden", "candidate")
     with pytest.raises(RecordError) as there:
-        ac.diff("golden", "candidate", cluster=address)
+        ac.diff("golden", "candidate", work=ac.Work(cluster=address))
     assert str(there.value) == str(at_home.value)
-    assert len(assert_same([Path("golden"), Path("candidate")], address, tmp_path, keep_going=True).damage) == 2
+    assert len(assert_same([Path("golden"), Path("candidate")], address, tmp_path, work=ac.Work(keep_going=True)).damage) == 2
 
 
 # Workers that cannot
@@ -228,7 +228,7 @@ def test_a_worker_that_dies_in_the_middle_costs_nothing(sides: list[Path], addre
     at_home = ac.diff(*sides)
     with quiet_client(local) as client:
         client.run(in_worker("die once"), str(tmp_path / "died"))
-    there = ac.diff(*sides, cluster=address)
+    there = ac.diff(*sides, work=ac.Work(cluster=address))
     assert (tmp_path / "died").exists()
     assert whole(there, tmp_path / "there.json") == whole(at_home, tmp_path / "home.json")
 
@@ -240,7 +240,7 @@ def test_work_that_kills_its_workers_ends_with_the_names_of_bundle_and_worker(
     with quiet_client(local) as client:
         client.run(in_worker("die once"), str(sides[0].with_name("died")))
         with pytest.raises(ClusterError, match=r"1 workers? died, the last one tcp://.* records of .*/candidate from layer") as error:
-            ac.diff(*sides, cluster=address)
+            ac.diff(*sides, work=ac.Work(cluster=address))
     assert address in str(error.value)
 
 
@@ -256,7 +256,7 @@ def test_a_worker_that_lacks_the_file_system_is_named_with_the_bundle(
 
     monkeypatch.setattr(running, "pack_tasks", without_golden)
     with pytest.raises(ClusterError, match=rf"worker tcp://\S+: {sides[0]}.*\n.*mount them there under the same path") as error:
-        ac.diff(*sides, cluster=address)
+        ac.diff(*sides, work=ac.Work(cluster=address))
     assert address in str(error.value)
 
 
@@ -266,7 +266,7 @@ def test_a_worker_that_sees_another_bundle_under_the_path_is_refused(
     identity = Bundle.identity
     monkeypatch.setattr(Bundle, "identity", lambda self: "0" * 32 if self.path == sides[1] else identity(self))
     with pytest.raises(ClusterError, match=rf"worker tcp://\S+: {sides[1]}: is another bundle there than here"):
-        ac.diff(*sides, cluster=address)
+        ac.diff(*sides, work=ac.Work(cluster=address))
 
 
 def test_the_error_of_a_worker_names_it(sides: list[Path], address: str, local: LocalCluster) -> None:
@@ -278,7 +278,7 @@ def test_the_error_of_a_worker_names_it(sides: list[Path], address: str, local: 
         before = client.run(forget_how)
         try:
             with pytest.raises(ClusterError, match=r"worker tcp://\S+: TypeError: 'NoneType' object is not callable, while"):
-                ac.diff(*sides, cluster=address)
+                ac.diff(*sides, work=ac.Work(cluster=address))
         finally:
             for each, judge in before.items():
                 client.run(setattr, worker, "judge_task", judge, workers=[each])
@@ -299,7 +299,7 @@ def test_workers_that_compute_with_other_code_are_refused(
 ) -> None:
     monkeypatch.setattr(module, name, "x")
     with pytest.raises(ClusterError, match=message):
-        ac.diff(*sides, cluster=address)
+        ac.diff(*sides, work=ac.Work(cluster=address))
 
 
 def test_a_worker_that_comes_later_with_other_code_is_refused_too(sides: list[Path]) -> None:
@@ -317,7 +317,7 @@ def test_other_versions_of_python_and_numpy_are_warned_of(
     monkeypatch.setattr(np, "__version__", "1.0")
     monkeypatch.setattr("platform.python_version_tuple", lambda: ("3", "0", "0"))
     with caplog.at_level("WARNING"):
-        ac.diff(*sides, cluster=address)
+        ac.diff(*sides, work=ac.Work(cluster=address))
     assert [record.name for record in caplog.records if record.levelname == "WARNING"] == ["accucompare.compare.cluster.cluster"] * 2
     assert "(1.0 here), Python 3." in caplog.text
     assert "(3.0 here); the last digits of some results may differ" in caplog.text
@@ -398,7 +398,7 @@ def test_without_dask_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPat
 
 def test_threads_and_a_cluster_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--workers"):
-        ac.diff(tmp_path, tmp_path, workers=2, cluster="local")
+        ac.diff(tmp_path, tmp_path, work=ac.Work(workers=2, cluster="local"))
 
 
 # What is left behind
@@ -408,7 +408,10 @@ def test_workers_open_each_file_once_and_close_it_at_the_end(sides: list[Path], 
     folder = str(sides[0].parent)
     meanwhile: list[dict[str, list[str]]] = []
     with quiet_client(local) as client:
-        ac.diff(*sides, cluster=address, progress=lambda done, total: meanwhile.append(client.run(in_worker("open files"), folder)))
+        ac.diff(
+            *sides,
+            work=ac.Work(cluster=address, progress=lambda done, total: meanwhile.append(client.run(in_worker("open files"), folder))),
+        )
         assert {len(files) for files in meanwhile[-1].values()} == {2}
         assert [*client.run(in_worker("open files"), folder).values()] == [[], []]
 
@@ -418,8 +421,8 @@ def test_an_interrupt_leaves_the_cluster_running_without_our_work(sides: list[Pa
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ac.diff(*sides, cluster=address, progress=interrupt)
-    assert ac.diff(*sides, cluster=address).rows == ac.diff(*sides).rows
+        ac.diff(*sides, work=ac.Work(cluster=address, progress=interrupt))
+    assert ac.diff(*sides, work=ac.Work(cluster=address)).rows == ac.diff(*sides).rows
     assert not local.scheduler.tasks
     assert not [thread.name for thread in threading.enumerate() if "accucompare" in thread.name]
 
@@ -434,7 +437,7 @@ def test_an_interrupt_ends_the_processes_of_a_local_cluster(sides: list[Path]) -
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ac.diff(*sides, cluster="local:1", progress=interrupt)
+        ac.diff(*sides, work=ac.Work(cluster="local:1", progress=interrupt))
     assert set(multiprocessing.active_children()) == before
 
 
@@ -453,7 +456,7 @@ def test_an_answer_that_was_lost_with_its_worker_is_asked_for_again(
         return lost[0]
 
     monkeypatch.setattr(ClientExecutor, "submit", losing)
-    assert repr(ac.diff(*sides, cluster=address).rows) == repr(ac.diff(*sides).rows)
+    assert repr(ac.diff(*sides, work=ac.Work(cluster=address)).rows) == repr(ac.diff(*sides).rows)
     assert lost
 
 
@@ -470,7 +473,7 @@ def test_answers_that_are_always_lost_end_the_comparison(sides: list[Path], addr
 
     monkeypatch.setattr(ClientExecutor, "submit", losing)
     with pytest.raises(ClusterError, match=r"has lost the answer to the same \d+ pairs 4 times while .* were compared .*tcp://"):
-        ac.diff(*sides, cluster=address)
+        ac.diff(*sides, work=ac.Work(cluster=address))
 
 
 @pytest.mark.parametrize("what", ["workers", "scheduler"])
@@ -487,10 +490,10 @@ def test_a_cluster_that_goes_away_is_told_and_nothing_is_written(what: str, side
                 cluster.sync(going.pop().close)
 
         with pytest.raises(ClusterError, match=rf"{why} while {sides[0]} and {sides[1]} were compared .*tcp://.*; nothing was written"):
-            ac.diff(*sides, cluster=cluster.scheduler_address, progress=lose)
+            ac.diff(*sides, work=ac.Work(cluster=cluster.scheduler_address, progress=lose))
         if what == "workers":
             with pytest.raises(ClusterError, match="has no workers; start some with `dask worker tcp://"):
-                ac.diff(*sides, cluster=cluster.scheduler_address)
+                ac.diff(*sides, work=ac.Work(cluster=cluster.scheduler_address))
 
 
 #: What the client asks of Dask in a comparison, in this order, and which of these calls the loss comes before.
@@ -526,4 +529,4 @@ def test_a_connection_that_is_lost_before_any_stage_is_told_with_what_to_do(
 
         monkeypatch.setattr(owner, method, ask_too_late)
         with pytest.raises(ClusterError, match=r"tcp://.*: has lost its scheduler (before|while) .* compared.* compare again$"):
-            ac.diff(*sides, cluster=cluster.scheduler_address)
+            ac.diff(*sides, work=ac.Work(cluster=cluster.scheduler_address))

@@ -326,7 +326,7 @@ def test_free_running_a_second_jump_behind_the_first_is_a_culprit_too(compared: 
 def test_a_jump_in_rows_that_given_limits_call_inherited_is_introduced_or_glue(compared: Callable[..., Comparison]) -> None:
     errors = dict.fromkeys(ALL_BEHIND_A_FC, 1e-2) | dict.fromkeys(["b.norm input", "b.norm output", "b output", " output"], 0.8)
     errors[" output"] = 50.0
-    comparison = compared(errors, fed=False, rel_l2=1e-5)
+    comparison = compared(errors, fed=False, limits=ac.Tolerance(rel_l2=1e-5))
     assert {culprit.row.reason.value for culprit in comparison.culprits} == {"inherited"}
     assert [(culprit.site, culprit.reason.value) for culprit in comparison.culprits[:3]] == [
         ("glue", "glue"),
@@ -358,7 +358,7 @@ def test_without_a_baseline_what_is_off_in_most_steps_comes_before_what_rounding
     golden = write(tmp_path / "golden", net({}, 0.0, steps=6))
     feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}} if fed else {}
     records = [one._replace(record=replace(one.record, step=step)) for step, each in enumerate(errors) for one in net(each, 1e-8)]
-    found = ac.diff(golden, write(tmp_path / "candidate", records, **feed), rel_l2=4e-5)
+    found = ac.diff(golden, write(tmp_path / "candidate", records, **feed), limits=ac.Tolerance(rel_l2=4e-5))
     assert found.culprits[0].name == named
     assert ("over tolerance in most steps" in found.conclusion) == (not fed and noisy == 1)
 

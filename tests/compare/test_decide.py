@@ -172,7 +172,7 @@ def test_inputs_of_other_values_fail_by_a_tolerance(tmp_path: Path, atol: float)
 
 @pytest.mark.parametrize("limit", [None, 1e-6])
 def test_a_plain_diff_over_its_limits_is_a_difference_that_fails(tmp_path: Path, limit: float | None) -> None:
-    found = compare(tmp_path, [item("a", [1.0, 2.0])], [item("a", [1.0, 3.0])], rel_l2=limit)
+    found = compare(tmp_path, [item("a", [1.0, 2.0])], [item("a", [1.0, 3.0])], limits=ac.Tolerance(rel_l2=limit))
     assert (found.answer, found.exit_code) == (Answer.DIFFERENT, 1)
     assert "without a baseline" in found.conclusion
 
@@ -210,7 +210,7 @@ def test_what_could_not_be_compared_qualifies_identical(tmp_path: Path) -> None:
 ANSWERS = {
     "the same": (0.0, {}, Answer.IDENTICAL, 0),
     "rounding": (1e-6, {}, Answer.ROUNDING, 0),
-    "within the user's limits": (1e-6, {"rel_l2": 1e-3}, Answer.WITHIN, 0),
+    "within the user's limits": (1e-6, {"limits": ac.Tolerance(rel_l2=1e-3)}, Answer.WITHIN, 0),
     "over a limit": (0.5, {}, Answer.DIFFERENT, 1),
     "over a limit, fed": (0.5, {"fed": True}, Answer.BUG, 1),
     "an incomplete candidate": (0.0, {"complete": False}, Answer.NOT_SURE, 2),

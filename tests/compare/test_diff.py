@@ -65,13 +65,13 @@ def test_a_difference_of_digests_alone_is_concluded_without_a_size(tmp_path: Pat
 
 def test_identical_by_digests_alone_is_said_for_values_that_were_not_read_may_be_damaged(tmp_path: Path) -> None:
     golden, candidate = (write(tmp_path / name, chain("a", "b")) for name in ("golden", "candidate"))
-    read = ac.diff(golden, candidate, verify=True)
+    read = ac.diff(golden, candidate, work=ac.Work(verify=True))
     assert (read.conclusion, read.by_digests) == ("identical", 0)
     flip_bit(candidate / "rank0" / "step0.npz", np.float32(1).tobytes())
     unread = ac.diff(golden, candidate)
     assert (unread.conclusion, unread.by_digests) == ("identical; by digests alone, no values were read", 2)
     with pytest.raises(RecordError, match="corrupt"):
-        ac.diff(golden, candidate, verify=True)
+        ac.diff(golden, candidate, work=ac.Work(verify=True))
 
 
 NAMES = st.sampled_from(["a", "b", "a.b", "=1+1", "层1"])
@@ -164,7 +164,7 @@ def test_swapped_outputs_of_a_tuple_fail(tmp_path: Path) -> None:
 
 
 def test_a_layer_of_zeros_against_garbage_fails(tmp_path: Path) -> None:
-    assert not compare(tmp_path, [item("a", np.zeros(3))], [item("a", np.full(3, 7.0))], rtol=1.0, rel_l2=10.0).passed
+    assert not compare(tmp_path, [item("a", np.zeros(3))], [item("a", np.full(3, 7.0))], rtol=1.0, limits=ac.Tolerance(rel_l2=10.0)).passed
 
 
 def test_one_failing_row_among_many_fails(tmp_path: Path) -> None:
@@ -198,14 +198,19 @@ def test_options_that_match_nothing_are_reported(tmp_path: Path) -> None:
 def test_a_tolerance_rule_that_judges_nothing_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
     path.write_text('[[rule]]\nlayer = "a"\nrel_l2 = 1.0\n[[rule]]\nlayer = "b*"\nrel_l2 = 1e-9\n')
-    comparison = compare(tmp_path, chain("a"), chain("a"), tolerances=path)
+    comparison = compare(tmp_path, chain("a"), chain("a"), limits=ac.Tolerance(tolerances=path))
     assert [(finding.topic, finding.message, finding.serious) for finding in comparison.preflight] == [
         ("tolerances", f"{path}, rule 2, applies to none of the candidate's records, so its limit judges nothing", True)
     ]
 
 
 def test_a_bad_option_is_refused_before_any_bundle_is_read(tmp_path: Path) -> None:
-    for options in ({"map": "abc"}, {"atol": -1}, {"cosine": 1e-3}, {"tolerances": tmp_path / "none.toml"}):
+    for options in (
+        {"map": "abc"},
+        {"atol": -1},
+        {"limits": ac.Tolerance(tolerances=tmp_path / "none.toml")},
+        {"atol": 1, "limits": ac.Tolerance(atol=1)},
+    ):
         with pytest.raises(UsageError):
             ac.diff("nowhere", "nowhere", **options)
 
@@ -230,7 +235,11 @@ def test_only_and_skip_choose_layers_and_count_what_they_leave_out(
 def test_a_file_of_rules_judges_before_the_limits_given(tmp_path: Path) -> None:
     (tmp_path / "limits.toml").write_text('[[rule]]\nlayer = "a"\natol = 2.0')
     comparison = compare(
-        tmp_path, chain("a", "b"), chain("a", "b", values=ONES + np.float32(1)), tolerances=tmp_path / "limits.toml", atol=0.5
+        tmp_path,
+        chain("a", "b"),
+        chain("a", "b", values=ONES + np.float32(1)),
+        limits=ac.Tolerance(tolerances=tmp_path / "limits.toml"),
+        atol=0.5,
     )
     assert [(row.status, row.verdict.tolerance) for row in comparison.rows] == [(Status.PASS, "atol 2"), (Status.FAIL, "atol 0.5")]
 
@@ -238,7 +247,9 @@ def test_a_file_of_rules_judges_before_the_limits_given(tmp_path: Path) -> None:
 def test_progress_ends_at_its_total(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     sparse = item("c", dtype="float32", layout="sparse", shape=(2,))
-    compare(tmp_path, [*chain("a", "b"), sparse], [*chain("a"), sparse], progress=lambda done, total: seen.append((done, total)))
+    compare(
+        tmp_path, [*chain("a", "b"), sparse], [*chain("a"), sparse], work=ac.Work(progress=lambda done, total: seen.append((done, total)))
+    )
     assert seen == sorted(seen)
     assert seen[-1] == (36, 36)
 
@@ -256,10 +267,10 @@ def test_the_limits_told_as_needed_pass_when_given(tmp_path: Path) -> None:
     sides = ([item(name, values, "float32") for name, values in side.items()] for side in (golden, candidate))
     paths = [write(tmp_path / str(number), items) for number, items in enumerate(sides)]
     for name, start in (("atol", 0.0), ("rtol", 1e-9), ("rel_l2", 0.0), ("cosine", 1.0)):
-        rows = ac.diff(*paths, **{name: start}).rows
+        rows = ac.diff(*paths, limits=ac.Tolerance(**{name: start})).rows
         limits = [float(row.verdict.needed.removeprefix(name)) for row in rows]
         assert not any(row.status is Status.PASS for row in rows)
-        assert ac.diff(*paths, **{name: min(limits) if name == "cosine" else max(limits)}).passed
+        assert ac.diff(*paths, limits=ac.Tolerance(**{name: min(limits) if name == "cosine" else max(limits)})).passed
 
 
 # Steps and ranks
@@ -291,7 +302,7 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path) -> None:
     golden, candidate = (write(tmp_path / side, [item("a", ONES), item("b", values)]) for side in ("golden", "candidate"))
     flip_bit(candidate / "rank0/step0.npz", b"golden val")
     with pytest.raises(RecordError, match=r"candidate/rank0/step0\.npz: b call 0 output \(step 0, rank 0\) is corrupt"):
-        ac.diff(golden, candidate, verify=True)
+        ac.diff(golden, candidate, work=ac.Work(verify=True))
 
 
 def test_a_flipped_bit_in_a_tensor_that_differs_is_found_without_asking(tmp_path: Path) -> None:
@@ -323,7 +334,9 @@ def test_what_is_said_of_identical_tensors_unread_is_what_reading_them_says(
     for side in ("golden", "candidate"):
         shutil.rmtree(tmp_path / side, ignore_errors=True)
         write(tmp_path / side, items)
-    unread, read = (ac.diff(tmp_path / "golden", tmp_path / "candidate", verify=verify, **options) for verify in (False, True))
+    unread, read = (
+        ac.diff(tmp_path / "golden", tmp_path / "candidate", work=ac.Work(verify=verify), **options) for verify in (False, True)
+    )
     assert repr(unread.rows[0].metrics) == repr(read.rows[0].metrics)
     assert unread.rows[0].verdict == read.rows[0].verdict
 
@@ -368,7 +381,7 @@ def test_keep_going_compares_the_other_records_and_does_not_pass(tmp_path: Path)
     values = np.frombuffer(b"golden values 16", np.uint8)
     golden, candidate = (write(tmp_path / side, [item("b", values), item("a", ONES)]) for side in ("golden", "candidate"))
     flip_bit(candidate / "rank0/step0.npz", b"golden val")
-    comparison = ac.diff(golden, candidate, verify=True, keep_going=True)
+    comparison = ac.diff(golden, candidate, work=ac.Work(verify=True, keep_going=True))
     assert [row.reason.value for row in comparison.rows] == ["not comparable", "identical"]
     assert comparison.rows[0].verdict.detail.startswith("unreadable: ")
     assert len(comparison.damage) == 1
@@ -384,7 +397,7 @@ def test_keep_going_compares_the_other_steps_when_one_cannot_be_read(tmp_path: P
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(BundleError, match=rf"step0\.{suffix}"):
         ac.diff(golden, candidate)
-    comparison = ac.diff(golden, candidate, keep_going=True)
+    comparison = ac.diff(golden, candidate, work=ac.Work(keep_going=True))
     assert [row.reason.value for row in comparison.rows] == {
         "npz": ["not comparable", "not comparable", "identical", "identical"],
         "jsonl": ["missing", "missing", "identical", "identical"],
@@ -537,7 +550,7 @@ def test_the_number_of_workers_changes_no_result(tmp_path: Path, monkeypatch: py
     golden = [item(f"layer{number}", rng.normal(size=rng.integers(1, 30_000)).astype("f4")) for number in range(40)]
     candidate = [item(each.record.name, each.array * (1 + 1e-3 * rng.normal(size=each.array.size))) for each in golden]
     paths = [write(tmp_path / str(number), side) for number, side in enumerate((golden, candidate))]
-    assert ac.diff(*paths, workers=workers, atol=1e-3).rows == ac.diff(*paths, workers=1, atol=1e-3).rows
+    assert ac.diff(*paths, work=ac.Work(workers=workers), atol=1e-3).rows == ac.diff(*paths, work=ac.Work(workers=1), atol=1e-3).rows
 
 
 def test_the_first_damaged_record_in_order_is_the_one_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -548,12 +561,12 @@ def test_the_first_damaged_record_in_order_is_the_one_told(tmp_path: Path, monke
     for number in (5, 2):
         flip_bit(paths[0] / "rank0" / "step0.npz", np.full(3, number + 0.5, np.float32).tobytes())
     with pytest.raises(RecordError, match="layer2 call 0 output"):
-        ac.diff(*paths, workers=4, verify=True)
+        ac.diff(*paths, work=ac.Work(workers=4, verify=True))
 
 
 def test_no_workers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="workers must be at least 1, but is 0"):
-        compare(tmp_path, chain("a"), chain("a"), workers=0)
+        compare(tmp_path, chain("a"), chain("a"), work=ac.Work(workers=0))
 
 
 def test_a_diff_that_fails_has_ended_its_threads_before_it_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -563,7 +576,7 @@ def test_a_diff_that_fails_has_ended_its_threads_before_it_raises(tmp_path: Path
     write(tmp_path / "candidate", chain("a", "b", "c"))
     flip_bit(tmp_path / "candidate/rank0/step0.npz", ONES.tobytes())
     with pytest.raises(RecordError, match="digest"):
-        ac.diff(tmp_path / "golden", tmp_path / "candidate", verify=True)
+        ac.diff(tmp_path / "golden", tmp_path / "candidate", work=ac.Work(verify=True))
     assert not [thread.name for thread in threading.enumerate() if "accucompare" in thread.name]
 
 
@@ -586,7 +599,7 @@ def test_a_diff_that_is_interrupted_ends_its_threads_and_says_why(
         monkeypatch.setattr(measuring, "measure_pair", die)
     golden, candidate = (write(tmp_path / side, chain(*"abcdef", values=ONES * factor)) for side, factor in (("g", 1), ("c", 2)))
     with pytest.raises(error):
-        ac.diff(golden, candidate, workers=3, progress=die if where == "in the progress bar" else None)
+        ac.diff(golden, candidate, work=ac.Work(workers=3, progress=die if where == "in the progress bar" else None))
     assert not [thread.name for thread in threading.enumerate() if "accucompare" in thread.name]
 
 
@@ -624,7 +637,7 @@ def test_verify_reads_the_values_that_one_side_alone_holds(tmp_path: Path) -> No
     flip_bit(golden / "rank0/step0.npz", b"golden val")
     assert ac.diff(golden, candidate).passed
     with pytest.raises(RecordError, match="is corrupt"):
-        ac.diff(golden, candidate, verify=True)
+        ac.diff(golden, candidate, work=ac.Work(verify=True))
 
 
 def test_statistics_do_not_see_another_order_and_the_verdict_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,7 +143,9 @@ def test_an_error_in_two_elements_that_a_sketch_loses_altogether_fails_by_the_ex
     off = np.zeros_like(GOLDEN)
     off.reshape(-1)[[one, other]] = 1.0
     assert not sketch_values([off], DTYPES["float32"], 256).any()
-    found = ac.diff(bundle(tmp_path / "g", {"a": GOLDEN}), bundle(tmp_path / "c", {"a": GOLDEN + 64 * off}), rel_l2=0.1)
+    found = ac.diff(
+        bundle(tmp_path / "g", {"a": GOLDEN}), bundle(tmp_path / "c", {"a": GOLDEN + 64 * off}), limits=ac.Tolerance(rel_l2=0.1)
+    )
     assert not found.passed
     assert found.rows[0].metrics is not None
     assert found.rows[0].metrics.rmse >= (64 - 2 * GOLDEN.max()) / np.sqrt(GOLDEN.size)
@@ -173,7 +175,7 @@ def test_a_tensor_that_is_not_larger_than_its_sketch_is_kept_and_compared_exactl
 def test_nan_on_one_side_fails(tmp_path: Path) -> None:
     bad = GOLDEN.copy()
     bad[3, 3] = np.nan
-    found = ac.diff(bundle(tmp_path / "g", {"a": GOLDEN}), bundle(tmp_path / "c", {"a": bad}), rel_l2=10.0)
+    found = ac.diff(bundle(tmp_path / "g", {"a": GOLDEN}), bundle(tmp_path / "c", {"a": bad}), limits=ac.Tolerance(rel_l2=10.0))
     assert found.rows[0].reason is Reason.NON_FINITE
 
 
@@ -197,7 +199,7 @@ def test_a_limit_leaves_room_for_the_estimate() -> None:
 
 
 def test_the_answer_says_that_sketches_judged(kept: dict[tuple[str, Mode], Path], tmp_path: Path) -> None:
-    found = ac.diff(kept["golden", Mode.SKETCH], kept["candidate", Mode.SKETCH], rel_l2=100.0)
+    found = ac.diff(kept["golden", Mode.SKETCH], kept["candidate", Mode.SKETCH], limits=ac.Tolerance(rel_l2=100.0))
     assert found.passed
     assert "5 rows judged by sketches" in found.conclusion
     assert json.loads(found.to_json(tmp_path / "x.json").read_text())["by_sketch"] == 5
@@ -266,7 +268,7 @@ def test_that_nan_and_inf_are_in_the_same_places_is_not_taken_for_granted(
         values[0, :2] = 1e-3  # which is so small that its loss is within the limit
         values[0, place] = value
         sides.append(bundle(tmp_path / name, {"a": GOLDEN, "b": values}))
-    comparison = ac.diff(*sides, rel_l2=0.01)
+    comparison = ac.diff(*sides, limits=ac.Tolerance(rel_l2=0.01))
     assert [row.reason for row in comparison.rows] == [Reason.IDENTICAL, Reason.NOT_COMPARABLE]
     assert not comparison.passed
 

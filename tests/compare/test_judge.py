@@ -207,13 +207,13 @@ def test_a_python_number_is_compared_with_a_tensor_of_no_dimensions(tmp_path: Pa
 
 def test_all_limits_must_be_kept(tmp_path: Path) -> None:
     sides = item(values=[1.0, 100.0]), item(values=[1.1, 100.0])
-    assert only_row(tmp_path, *sides, rel_l2=1e-2).status is Status.PASS
-    assert only_row(tmp_path, *sides, rel_l2=1e-2, atol=1e-2).status is Status.FAIL
+    assert only_row(tmp_path, *sides, limits=ac.Tolerance(rel_l2=1e-2)).status is Status.PASS
+    assert only_row(tmp_path, *sides, limits=ac.Tolerance(rel_l2=1e-2), atol=1e-2).status is Status.FAIL
 
 
 def test_garbage_against_an_all_zero_golden_fails_whatever_the_relative_limits(tmp_path: Path) -> None:
     sides = item(values=np.zeros(4)), item(values=np.full(4, 1e-30))
-    for limits in ({"rtol": 1e300}, {"rel_l2": 1e300}, {"cosine": 0.5}, {}):
+    for limits in ({"rtol": 1e300}, {"limits": ac.Tolerance(rel_l2=1e300)}, {"limits": ac.Tolerance(cosine=0.5)}, {}):
         row = only_row(tmp_path, *sides, **limits)
         assert (row.status, row.verdict.needed) == (Status.FAIL, ""), limits
     assert only_row(tmp_path, *sides, atol=1e-20).status is Status.PASS
@@ -230,8 +230,8 @@ def test_a_permutation_of_the_values_fails(tmp_path: Path) -> None:
         ({"atol": 0.0}, "atol 1.26e-1"),
         ({"atol": 0.01, "rtol": 0.1}, "atol 2.51e-2"),
         ({"rtol": 0.1}, "rtol 1.26e-1"),
-        ({"rel_l2": 0.01}, "rel_l2 5.60e-2"),
-        ({"cosine": 0.99999, "rel_l2": 0.01}, "rel_l2 5.60e-2, cosine 0.9988"),
+        ({"limits": ac.Tolerance(rel_l2=0.01)}, "rel_l2 5.60e-2"),
+        ({"limits": ac.Tolerance(cosine=0.99999, rel_l2=0.01)}, "rel_l2 5.60e-2, cosine 0.9988"),
     ],
 )
 def test_the_smallest_limit_that_would_pass_is_told_with_three_digits(tmp_path: Path, limits: dict[str, float], needed: str) -> None:
@@ -261,7 +261,7 @@ def test_the_smallest_limit_that_is_told_does_pass(pairs: list[tuple[float, floa
 
 
 def test_where_no_cosine_limit_would_pass_none_is_told(tmp_path: Path) -> None:
-    assert only_row(tmp_path, item(values=[1.0, 0.0]), item(values=[0.0, 1.0]), cosine=0.9).verdict.needed == ""
+    assert only_row(tmp_path, item(values=[1.0, 0.0]), item(values=[0.0, 1.0]), limits=ac.Tolerance(cosine=0.9)).verdict.needed == ""
 
 
 def test_where_the_difference_is_beyond_float64_no_limit_is_told(tmp_path: Path) -> None:

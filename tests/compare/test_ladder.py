@@ -211,7 +211,9 @@ def test_a_baseline_that_is_far_off_itself_proves_nothing(tmp_path: Path) -> Non
     assert "far beyond rounding, and so is the run that judges" in comparison.trouble
 
 
-@pytest.mark.parametrize(("limits", "passes"), [({"rel_l2": 1e-2}, True), ({"atol": 1e-9}, False), ({"rtol": 1e-2}, True)])
+@pytest.mark.parametrize(
+    ("limits", "passes"), [({"limits": ac.Tolerance(rel_l2=1e-2)}, True), ({"atol": 1e-9}, False), ({"rtol": 1e-2}, True)]
+)
 def test_limits_that_the_user_gives_judge_losses_too(tmp_path: Path, limits: dict[str, float], passes: bool) -> None:
     comparison = compared(tmp_path, steps(), changed(steps(off=1e-3), 1, weights="n"), **limits)
     assert (comparison.passed, comparison.training.judged_by) == (passes, JudgedBy.GIVEN)
@@ -321,7 +323,8 @@ def test_an_optimizer_of_another_class_has_the_same_learning_rate_under_its_own_
 
 
 @pytest.mark.parametrize(
-    ("limits", "rung"), [({"atol": 1e-3}, None), ({"atol": 1e-6}, Rung.DATA), ({"cosine": 0.5}, Rung.DATA), ({}, Rung.DATA)]
+    ("limits", "rung"),
+    [({"atol": 1e-3}, None), ({"atol": 1e-6}, Rung.DATA), ({"limits": ac.Tolerance(cosine=0.5)}, Rung.DATA), ({}, Rung.DATA)],
 )
 def test_limits_that_the_user_gives_judge_batches_too(tmp_path: Path, limits: dict[str, float], rung: Rung | None) -> None:
     golden = run(tmp_path / "golden", steps(1), item("", X, role="input", parent=None))

@@ -160,7 +160,7 @@ def test_scores_added_to_a_mask_leave_it_a_mask(tmp_path: Path, dtype: str) -> N
     causal = np.triu(np.ones((16, 16), bool), 1)
     golden = scores + np.where(causal, F32, 0.0)
     candidate = scores * (1 + 1e-4 * rng.normal(size=scores.shape)) + np.where(causal, MASKS[dtype][0], 0.0)
-    row = row_of(tmp_path, golden, candidate, "float32", dtype, rel_l2=0.01)
+    row = row_of(tmp_path, golden, candidate, "float32", dtype, limits=ac.Tolerance(rel_l2=0.01))
     assert row.reason is Reason.OK
     assert metrics_of(row).masked == 2 * 4 * int(causal.sum())
     assert metrics_of(row).rel_l2 == pytest.approx(1e-4, rel=0.2) if dtype == "float32" else 1e-5 < metrics_of(row).rel_l2 < 5e-3
@@ -209,7 +209,7 @@ def test_a_number_that_other_values_are_below_is_no_mask(tmp_path: Path) -> None
 
 def test_identical_masks_stay_identical(tmp_path: Path) -> None:
     for verify in (False, True):
-        row = row_of(tmp_path, [F32, -math.inf, 1.0], [F32, -math.inf, 1.0], verify=verify)
+        row = row_of(tmp_path, [F32, -math.inf, 1.0], [F32, -math.inf, 1.0], work=ac.Work(verify=verify))
         assert (row.reason, metrics_of(row).compared, metrics_of(row).masked) == (Reason.IDENTICAL, 2, 0)
 
 

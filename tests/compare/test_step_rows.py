@@ -81,7 +81,7 @@ def test_a_loss_of_another_value_and_another_backward_is_named_for_both(tmp_path
 
 
 def test_a_loss_that_is_golden_s_is_identical_whether_or_not_values_are_read(tmp_path: Path) -> None:
-    comparison = compared(tmp_path, [(2.0,)], [(2.0,)], verify=True)
+    comparison = compared(tmp_path, [(2.0,)], [(2.0,)], work=ac.Work(verify=True))
     assert (comparison.answer, comparison.by_digests, reasons(comparison)) == (Answer.IDENTICAL, 0, [Reason.IDENTICAL])
 
 
@@ -166,7 +166,13 @@ def test_a_loss_near_its_minimum_may_be_off_by_half_types_in_terms_of_size_one(t
 
 
 @pytest.mark.parametrize(
-    ("limits", "passes"), [({"atol": 0.6}, True), ({"rtol": 0.1}, False), ({"rel_l2": 0.3}, True), ({"cosine": 0.9}, False)]
+    ("limits", "passes"),
+    [
+        ({"atol": 0.6}, True),
+        ({"rtol": 0.1}, False),
+        ({"limits": ac.Tolerance(rel_l2=0.3)}, True),
+        ({"limits": ac.Tolerance(cosine=0.9)}, False),
+    ],
 )
 def test_limits_that_the_user_gives_judge_losses(tmp_path: Path, limits: dict[str, float], passes: bool) -> None:
     assert compared(tmp_path, [(2.0,)], [(2.5,)], **limits).passed is passes
@@ -175,7 +181,7 @@ def test_limits_that_the_user_gives_judge_losses(tmp_path: Path, limits: dict[st
 def test_a_rule_of_a_file_judges_losses(tmp_path: Path) -> None:
     rules = tmp_path / "limits.toml"
     rules.write_text('[[rule]]\nrole = "loss"\natol = 1.0\n')
-    comparison = compared(tmp_path, [(2.0,)], [(2.5,)], tolerances=rules)
+    comparison = compared(tmp_path, [(2.0,)], [(2.5,)], limits=ac.Tolerance(tolerances=rules))
     assert (comparison.passed, [finding for finding in comparison.preflight if finding.topic == "tolerances"]) == (True, [])
 
 

@@ -126,7 +126,7 @@ def test_a_gpu_in_float32_agrees_with_the_cpu(name: str, tmp_path: Path) -> None
     case = f"{ROOT}/fixtures/{name}.py"
     golden = capture_case(case, tmp_path / "golden", DeviceName("cpu"))
     candidate = capture_case(case, tmp_path / "cuda", DeviceName("cuda"), CaptureOptions(tf32=False, deterministic=True))
-    comparison = ac.diff(golden, candidate, verify=True)
+    comparison = ac.diff(golden, candidate, work=ac.Work(verify=True))
     assert comparison.passed
     with ac.open_bundle(candidate) as bundle:
         assert bundle.manifest.environment["flags"]["cudnn.allow_tf32"] is False
@@ -137,7 +137,7 @@ def test_tf32_on_a_gpu_is_seen_in_the_first_product(tmp_path: Path) -> None:
     case = f"{ROOT}/fixtures/gpt2.py"
     golden = capture_case(case, tmp_path / "golden", DeviceName("cpu"))
     candidate = capture_case(case, tmp_path / "cuda", DeviceName("cuda"), CaptureOptions(tf32=True))
-    first = ac.diff(golden, candidate, rel_l2=1e-5).first_divergence
+    first = ac.diff(golden, candidate, limits=ac.Tolerance(rel_l2=1e-5)).first_divergence
     assert first is not None
     assert first.golden is not None
     assert first.golden.name == "transformer.h.0.attn.c_attn"

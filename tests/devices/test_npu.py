@@ -129,7 +129,7 @@ def test_training_agrees_with_the_cpu(name: str, goldens: Any, tmp_path: Path) -
 def test_hf32_in_convolutions_is_seen_there_and_in_what_follows(goldens: Any, tmp_path: Path) -> None:
     """torch_npu allows it for convolutions and not for matrix products, unless told otherwise."""
     candidate = captured("cnn.py", tmp_path / "npu", "--steps", "1", numerics="hf32")
-    comparison = ac.diff(goldens("cnn.py"), candidate, rel_l2=2e-6)
+    comparison = ac.diff(goldens("cnn.py"), candidate, limits=ac.Tolerance(rel_l2=2e-6))
     first = comparison.first_divergence
     assert first is not None
     assert first.golden is not None
@@ -154,7 +154,7 @@ def test_hf32_can_be_forbidden_and_allowed(goldens: Any, tmp_path: Path) -> None
     forbidden = captured("cnn.py", tmp_path / "no", "--no-hf32", numerics="hf32")
     assert within(ac.diff(goldens("cnn.py"), forbidden), 2e-6)
     allowed = captured("gpt2.py", tmp_path / "yes", "--hf32", numerics="hf32")
-    first = ac.diff(goldens("gpt2.py"), allowed, rel_l2=2e-6).first_divergence
+    first = ac.diff(goldens("gpt2.py"), allowed, limits=ac.Tolerance(rel_l2=2e-6)).first_divergence
     assert first is not None
     assert first.golden is not None
     assert first.golden.name == "transformer.h.0.attn.c_attn"
@@ -173,7 +173,7 @@ def test_a_model_without_parameters_is_captured_with_the_devices_flags(tmp_path:
         done = npu("capture", "--device", "npu", "--out", out, *options, cwd=tmp_path, numerics="hf32")
         assert done.returncode == 0, done.stderr
     assert ac.diff(tmp_path / "plain", tmp_path / "forbidden").counts()[Reason.IDENTICAL] == 2
-    assert not ac.diff(tmp_path / "plain", tmp_path / "allowed", rel_l2=1e-5).passed
+    assert not ac.diff(tmp_path / "plain", tmp_path / "allowed", limits=ac.Tolerance(rel_l2=1e-5)).passed
 
 
 def test_a_fault_in_one_operator_of_one_module_is_found_there(goldens: Any, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_fault_in_one_operator_of_one_module_is_found_there(goldens: Any, tmp_
 @pytest.mark.parametrize("name", ["cnn", "t5"])
 def test_every_copy_to_the_host_is_waited_for(name: str, goldens: Any, tmp_path: Path) -> None:
     candidate = captured(f"{name}.py", tmp_path / "npu", lazy_copies="1")
-    comparison = ac.diff(goldens(f"{name}.py"), candidate, verify=True)
+    comparison = ac.diff(goldens(f"{name}.py"), candidate, work=ac.Work(verify=True))
     assert comparison.passed
     assert within(comparison, 2e-6)
 

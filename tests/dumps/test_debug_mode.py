@@ -70,7 +70,7 @@ def test_the_first_operator_whose_hash_differs_is_named(text: str, old: str, new
 def test_with_limits_of_the_user_s_an_all_clear_is_by_them_and_still_by_hashes(tmp_path: Path) -> None:
     golden, candidate = bundle(tmp_path, "golden", NORM), bundle(tmp_path, "candidate", NORM.replace("'hash': 15.04", "'hash': 15.05"))
     assert not ac.diff(golden, candidate).passed
-    found = ac.diff(golden, candidate, rel_l2=1e-2)
+    found = ac.diff(golden, candidate, limits=ac.Tolerance(rel_l2=1e-2))
     assert found.answer is Answer.WITHIN
     assert "by hashes of another tool: no values were read" in found.conclusion
 

@@ -61,7 +61,7 @@ def test_every_tensor_of_sglang_s_hooks_is_the_same_as_in_a_capture(golden: Path
     found = import_dump(tmp_path / "dump", tmp_path / "out")
     assert (found.records, len(found.left_out), found.unreadable) == (36, 9, [])
     assert {each.why.split(";")[0] for each in found.left_out} == {"the gradient of a tensor by all that use it"}
-    compared = ac.diff(golden, tmp_path / "out", rel_l2=1e-5)
+    compared = ac.diff(golden, tmp_path / "out", limits=ac.Tolerance(rel_l2=1e-5))
     assert {row.reason for row in compared.rows if not (row.golden and row.candidate)} == {Reason.NOT_COMPARABLE}  # SGLang records no such
     rows = [row for row in compared.rows if row.golden and row.candidate]
     assert len(rows) == 36
@@ -74,14 +74,14 @@ def test_gradients_that_sglang_was_not_asked_for_are_no_difference(golden: Path,
     for path in (tmp_path / "dump").glob("*name=grad__*"):
         path.unlink()
     import_dump(tmp_path / "dump", tmp_path / "out")
-    assert ac.diff(golden, tmp_path / "out", rel_l2=1e-5).passed
+    assert ac.diff(golden, tmp_path / "out", limits=ac.Tolerance(rel_l2=1e-5)).passed
 
 
 def test_a_tensor_that_sglang_should_have_is_told(golden: Path, tmp_path: Path) -> None:
     shutil.unpack_archive(DATA / "sglang" / "dump.zip", tmp_path / "dump")
     next((tmp_path / "dump").glob("*layers.1.act.output__*")).unlink()
     import_dump(tmp_path / "dump", tmp_path / "out")
-    compared = ac.diff(golden, tmp_path / "out", rel_l2=1e-5)
+    compared = ac.diff(golden, tmp_path / "out", limits=ac.Tolerance(rel_l2=1e-5))
     assert [row.place for row in compared.rows if row.reason is Reason.ONE_SIDED] == ["layers.1.act output"]
     assert "1 row on one side only, the first layers.1.act output" in compared.conclusion
 
@@ -93,7 +93,7 @@ def test_a_fault_in_a_dump_of_sglang_is_named(golden: Path, tmp_path: Path) -> N
     content["value"] = content["value"].detach() * 1.1
     torch.save(content, path)
     import_dump(tmp_path / "dump", tmp_path / "out")
-    found = ac.diff(golden, tmp_path / "out", rel_l2=1e-5)
+    found = ac.diff(golden, tmp_path / "out", limits=ac.Tolerance(rel_l2=1e-5))
     assert found.first_divergence is not None
     assert found.first_divergence.place == "layers.1.act output"
 
@@ -168,7 +168,7 @@ def test_gradients_that_megatron_keeps_in_main_grad_are_those_of_a_capture(tmp_p
     shutil.unpack_archive(DATA / "sglang" / "main_grad.zip", tmp_path / "dump")
     found = import_dump(tmp_path / "dump", tmp_path / "out")
     assert (found.records, found.left_out) == (14, [])
-    compared = ac.diff(tmp_path / "golden", tmp_path / "out", rel_l2=1e-5)
+    compared = ac.diff(tmp_path / "golden", tmp_path / "out", limits=ac.Tolerance(rel_l2=1e-5))
     rows = [row for row in compared.rows if row.golden and row.candidate]
     assert {row.status for row in rows} == {Status.PASS}
     assert [row.golden.role for row in rows if row.golden] == [Role.PARAM_GRAD] * 14
@@ -185,7 +185,7 @@ def test_a_link_out_of_a_dump_is_refused(tmp_path: Path) -> None:
 def test_outputs_of_polygraphy_are_those_of_the_modules(golden: Path, tmp_path: Path) -> None:
     found = import_dump(DATA / "polygraphy" / "outputs.json", tmp_path / "out")
     assert (found.records, [each.what.split(" ")[0] for each in found.left_out]) == (11, ["layers.1.norm.bias", "layers.1.norm.weight"])
-    compared = ac.diff(golden, tmp_path / "out", rel_l2=1e-5)
+    compared = ac.diff(golden, tmp_path / "out", limits=ac.Tolerance(rel_l2=1e-5))
     assert compared.passed
     rows = [row for row in compared.rows if row.golden and row.candidate]
     modules = [f"layers.{n}{part}" for n in (0, 1) for part in (".norm", ".up", ".act", ".down", "")]
@@ -218,7 +218,7 @@ def test_what_a_sound_onnx_model_computes_is_what_its_modules_compute(name: str,
     dump = DATA / "polygraphy" / name
     captured(name.split("-")[0], tmp_path / "golden")
     import_dump(dump / "outputs.json", tmp_path / "out", naming=Naming(onnx=dump / "model.onnx"))
-    compared = ac.diff(tmp_path / "golden", tmp_path / "out", rel_l2=1e-5)
+    compared = ac.diff(tmp_path / "golden", tmp_path / "out", limits=ac.Tolerance(rel_l2=1e-5))
     assert compared.passed
     assert len([row for row in compared.rows if row.golden and row.candidate]) == EXPORTED[name]
 
@@ -227,7 +227,7 @@ def test_what_a_sound_onnx_model_computes_is_what_its_modules_compute(name: str,
 def test_a_sound_onnx_model_passes_by_the_names_of_its_values_too(name: str, tmp_path: Path) -> None:
     captured(name.split("-")[0], tmp_path / "golden")
     import_dump(DATA / "polygraphy" / name / "outputs.json", tmp_path / "out")
-    assert ac.diff(tmp_path / "golden", tmp_path / "out", rel_l2=1e-5).passed
+    assert ac.diff(tmp_path / "golden", tmp_path / "out", limits=ac.Tolerance(rel_l2=1e-5)).passed
 
 
 def test_names_that_say_no_module_are_told_with_what_to_type(cli: Run, tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_fault_in_a_value_of_an_onnx_model_is_named(value: str, place: str, tm
     outputs[value]["values"]["array"] = encoded(array * 1.01)
     (tmp_path / "x.json").write_text(json.dumps(content))
     import_dump(tmp_path / "x.json", tmp_path / "out", naming=Naming(onnx=DATA / "polygraphy" / "twice-default" / "model.onnx"))
-    found = ac.diff(tmp_path / "golden", tmp_path / "out", rel_l2=1e-5)
+    found = ac.diff(tmp_path / "golden", tmp_path / "out", limits=ac.Tolerance(rel_l2=1e-5))
     assert found.first_divergence is not None
     assert found.first_divergence.place == place
 
@@ -291,7 +291,7 @@ def test_a_fault_in_outputs_of_polygraphy_is_named(golden: Path, tmp_path: Path)
     outputs["/layers.1/act/Gelu_output_0"] = outputs["/layers.0/act/Gelu_output_0"]
     (tmp_path / "x.json").write_text(json.dumps(content))
     import_dump(tmp_path / "x.json", tmp_path / "out")
-    found = ac.diff(golden, tmp_path / "out", rel_l2=1e-5)
+    found = ac.diff(golden, tmp_path / "out", limits=ac.Tolerance(rel_l2=1e-5))
     assert found.first_divergence is not None
     assert found.first_divergence.place == "layers.1.act output"
 
@@ -364,7 +364,7 @@ def test_a_name_pattern_says_what_names_of_onnx_that_say_no_module_are(golden: P
         ("other", "its name does not match --name-pattern '{name}_{call}'")
     ]
     import_dump(dump, tmp_path / "plain", naming=Naming("{name}"))
-    compared = ac.diff(golden, tmp_path / "plain", map="layers.1.act=gelu_1", rel_l2=1e-5)
+    compared = ac.diff(golden, tmp_path / "plain", map="layers.1.act=gelu_1", limits=ac.Tolerance(rel_l2=1e-5))
     assert [row.place for row in compared.rows if row.golden and row.candidate] == ["layers.1.act output"]
     assert compared.passed
     with pytest.raises(UsageError, match="iterations are the steps"):

@@ -176,7 +176,7 @@ def both(tmp_path: Path) -> ac.Comparison:
             writer.add(record, None, sketched=lambda: made(tensor, "float32"))
         writer.end_step(0)
         writer.close()
-    return ac.diff(tmp_path / "golden", tmp_path / "candidate", rel_l2=1e-12)
+    return ac.diff(tmp_path / "golden", tmp_path / "candidate", limits=ac.Tolerance(rel_l2=1e-12))
 
 
 def test_what_a_device_rounds_is_no_difference(both: ac.Comparison) -> None:

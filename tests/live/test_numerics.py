@@ -109,7 +109,7 @@ def test_emulation_rounds_what_goes_into_products_and_nothing_else(tmp_path: Pat
         torch.testing.assert_close(
             torch.from_numpy(bundle.load("1")), nn.functional.gelu(torch.from_numpy(bundle.load("0"))), rtol=0, atol=0
         )
-    comparison = ac.diff(tmp_path / "golden", tmp_path / "bf16", rel_l2=1e-6)
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "bf16", limits=ac.Tolerance(rel_l2=1e-6))
     assert any("emulated precision: golden none, candidate bf16" in finding.message for finding in comparison.preflight)
 
 

@@ -13,8 +13,6 @@ from torch import nn
 import accucompare as ac
 from accucompare.compare.decide import Answer
 from accucompare.compare.rows.rows import Reason
-from accucompare.devices import DeviceName
-from accucompare.locate import LocateSetup, locate
 
 CASE = """
 import itertools
@@ -51,7 +49,7 @@ class Outer(nn.Module):
 @pytest.mark.parametrize("repeat", [1, 2])
 def test_it_is_no_culprit_for_golden_is_captured_twice_where_it_is_not_reproduced(repeat: int, tmp_path: Path) -> None:
     (tmp_path / "into.py").write_text(CASE)
-    comparison = locate(LocateSetup(str(tmp_path / "into.py"), DeviceName("cpu"), out=tmp_path / "locate"), repeat=repeat)
+    comparison = ac.locate(tmp_path / "into.py", "cpu", out=tmp_path / "locate", options=ac.LocateOptions(repeat=repeat))
     row = next(row for row in comparison.rows if row.golden is not None and (row.golden.name, row.golden.path) == ("into", "1"))
     assert row.verdict.reason is Reason.NOT_DETERMINISTIC
     assert not comparison.culprits

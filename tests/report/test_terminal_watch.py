@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accucompare.findings.checklist.health import CHECKS, Checklist, Health, judge_log
 from openpyxl import load_workbook
 from rich.console import Console
 
 from accucompare.errors import ReportError
 from accucompare.findings.analysis.analysis import read
 from accucompare.findings.checklist.checks import CheckOutcome, CheckStatus
+from accucompare.findings.checklist.health_checklist import CHECKS, Checklist, Health, judge_log
 from accucompare.findings.log.events import Alert, AlertKind, Cause, End, Ending, Event, Frame, Frames
 from accucompare.findings.log.log import log_path
 from accucompare.findings.log.vital_events import ParameterFacts, TrainingSetup, Vitals

@@ -490,8 +490,8 @@ def open_bundle(path: str | Place) -> Bundle:
         UsageError: if it is a URL that cannot be taken.
 
     Example:
-        >>> bundle = open_bundle("golden")                              # doctest: +SKIP
-        >>> bundle.load("encoder.layers.0.fc1").shape                   # doctest: +SKIP
-        (2, 16, 64)
+        >>> with open_bundle("golden") as bundle:
+        ...     bundle.load("blocks.0.conv1").shape
+        (2, 16, 16, 16)
     """
     return Bundle(place_of(path))

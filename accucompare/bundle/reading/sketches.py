@@ -33,9 +33,10 @@ class Sketch:
         nonfinite: how many values are NaN or Inf. They count as 0.
 
     Example:
-        >>> total = sum(ac.Sketch.of(bundle, record) for record in of_all_ranks)     # doctest: +SKIP
-        >>> total.error(ac.Sketch.of(golden, whole)).value                           # doctest: +SKIP
-        0.0031
+        >>> with open_bundle("golden") as golden, open_bundle("npu") as candidate:
+        ...     ours, theirs = (Sketch.of(each, each.find("fc")) for each in (golden, candidate))
+        >>> 0.0 < theirs.error(ours).value < 0.02
+        True
     """
 
     numbers: Float64

@@ -47,7 +47,7 @@ def suggest_baseline(golden: str | Place, candidate: str | Place) -> str:
         BundleError: if one of the bundles is missing, damaged, or of a newer format.
 
     Example:
-        >>> suggest_baseline("golden", "npu")                           # doctest: +SKIP
+        >>> suggest_baseline("golden", "npu")
         'accucompare capture model.py --device cpu --dtype bfloat16 --out cpu-bf16'
     """
     with open_bundle(golden) as golden_bundle, open_bundle(candidate) as candidate_bundle:

@@ -87,6 +87,7 @@ class Tolerance:
         atol, rtol: every element has |candidate - golden| <= atol + rtol * |golden|; if only one is given, the other is 0.
         rel_l2: largest relative L2 error.
         cosine: smallest cosine similarity.
+        tolerances: for ``accucompare.diff``: a TOML file of limits by layer; the first rule that applies wins, these limits judge the rest.
         source: where the limits come from, as the report names it.
         by_default: whether these are defaults, so that a baseline judges instead, if there is one.
         ceiling: the largest relative L2 error that is rounding, whatever judges; ``None`` if nothing says.
@@ -99,6 +100,7 @@ class Tolerance:
     rtol: float | None = None
     rel_l2: float | None = None
     cosine: float | None = None
+    tolerances: str | Path | None = None
     source: str = ""
     by_default: bool = False
     ceiling: float | None = None

@@ -53,10 +53,14 @@ def check_finite(tensor: torch.Tensor, label: str) -> None:
         label: what to call this point, such as ``"after layer_norm"``.
 
     Example:
-        >>> def forward(self, x):                                       # doctest: +SKIP
-        ...     weights = (x @ x.mT).softmax(-1)
-        ...     accucompare.check_finite(weights, "attention weights")
-        ...     return weights @ x
+        >>> class Attention(nn.Module):
+        ...     def forward(self, x):
+        ...         weights = (x @ x.mT).softmax(-1)
+        ...         accucompare.check_finite(weights, "attention weights")
+        ...         return weights @ x
+        >>> Attention()(torch.ones(2, 3))
+        tensor([[1., 1., 1.],
+                [1., 1., 1.]])
     """
     if active and not in_backward():  # there, activation checkpointing comes by here again
         for watcher in [watcher for watcher in active if watcher.running() is not None] or active:

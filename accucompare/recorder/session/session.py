@@ -128,9 +128,9 @@ def capture(
             renaming matches nothing, leads to no layer of the model, or makes two layers one.
 
     Example:
-        >>> with capture(model, "golden", seed=0) as session:           # doctest: +SKIP
+        >>> with capture(model, "captured", seed=0) as session:
         ...     for batch in loader:
-        ...         model(**batch)
+        ...         output = model(batch)
         ...         session.step()
     """
     options = CaptureOptions(

@@ -110,12 +110,14 @@ def watch(
         UsageError: if an option makes no sense, the model is watched or captured already, or the log cannot be written.
 
     Example:
-        >>> with watch(model, optimizer) as watching:                   # doctest: +SKIP
+        >>> with watch(model, optimizer, quiet=True) as watching:
         ...     for batch in loader:
-        ...         model(**batch).loss.backward()
+        ...         model(batch).sum().backward()
         ...         optimizer.step()
         ...         optimizer.zero_grad()
         ...         watching.step()
+        >>> watching.findings
+        []
     """
     if not isinstance(out, (str, Path)):
         raise UsageError(f"out must be the path of a directory, but is a {type(out).__name__}")

@@ -1,8 +1,9 @@
-"""``accucompare locate``: is it rounding or a bug, and where is the bug? Fed captures, a baseline and a comparison in one call."""
+"""``accucompare.locate``: is it rounding or a bug, and where is the bug? Fed captures, a baseline and a comparison in one call."""
 
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import shlex
 import subprocess
@@ -27,106 +28,173 @@ from accucompare.recorder.feeding import held_steps
 from accucompare.selection import FloatType, Level, RoundedType, Steps
 from accucompare.text import printable, without_credentials
 
+_LOGGER = logging.getLogger(__name__)
+
 #: Called with what is being done now, before it begins.
 Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class LocateSetup:
-    """How the case is run, for its modules and then for the operators of one.
+class LocateOptions:
+    """The options of ``accucompare.locate`` that most calls leave as they are.
 
     Attributes:
-        case: the case, see ``accucompare.case.load_case``.
-        device: the device under test.
         golden_case: the case that golden was captured from, for the baseline; as golden's manifest has it, if not given. A golden that is
             made here is made from this case.
         golden_python: the Python interpreter of the environment that golden was captured in: it makes the baseline (and golden, if that
             is not given) in a process of its own, so that they run golden's code.
-        out: directory for the bundles that are made: ``golden``, ``candidate`` and ``baseline``, and the same of operators in ``ops``.
-        dtype: what the candidate computes in; its own type, if not given.
-        hf32, tf32: let the device round the operands of float32 products. It is forbidden otherwise, since that rounding in every layer
-            would hide small faults.
-        backward: judge the gradients and updates of a case with a loss, too; a golden that is given may have been captured without.
-        deterministic, overwrite, force: as for ``accucompare.capture``.
-        announce: called with each thing that is done.
-    """
-
-    case: str | None
-    device: DeviceName
-    golden_case: str | None = None
-    golden_python: Path | None = None
-    out: Place = Path("locate")
-    dtype: FloatType | None = None
-    hf32: bool = False
-    tf32: bool = False
-    backward: bool = True
-    deterministic: bool = False
-    overwrite: bool = False
-    force: bool = False
-    announce: Announce = lambda doing: None
-
-
-def locate(
-    setup: LocateSetup,
-    *,
-    golden: str | Place | None = None,
-    map: str | Iterable[str] = (),
-    seed: int | None = None,
-    steps: int | str | Iterable[int] | Steps | None = None,
-    repeat: int = 1,
-    only: str | Iterable[str] = (),
-    skip: str | Iterable[str] = (),
-) -> Comparison:
-    """Run a case on a device, each module on golden's inputs, and compare with what rounding alone does to it.
-
-    Args:
-        setup: the case, the device, and how it is run.
-        golden: the trusted bundle; without it, one is made on the CPU in float32, with weights and inputs rounded to the type of ``setup``.
         map: ``OLD=NEW`` renamings of golden's layers, or ``"auto"``, as for ``accucompare.capture`` and ``accucompare.diff``.
         seed, steps: as for ``accucompare.capture``.
         repeat: how often to run the candidate, and golden if that is made here, to see whether each agrees with itself.
         only, skip: globs of the layers to compare and to leave out.
+        backward: judge the gradients and updates of a case with a loss, too; a golden that is given may have been captured without.
+        hf32, tf32: let the device round the operands of float32 products. It is forbidden otherwise, since that rounding in every layer
+            would hide small faults.
+        deterministic, force: as for ``accucompare.capture``.
+    """
+
+    golden_case: str | None = None
+    golden_python: str | Path | None = None
+    map: str | Iterable[str] = ()
+    seed: int | None = None
+    steps: int | str | Iterable[int] | Steps | None = None
+    repeat: int = 1
+    only: str | Iterable[str] = ()
+    skip: str | Iterable[str] = ()
+    backward: bool = True
+    hf32: bool = False
+    tf32: bool = False
+    deterministic: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class LocateSetup:
+    """All that ``locate`` was asked, for the case's modules and then for the operators of one.
+
+    Attributes:
+        case: the case, see ``accucompare.case.load_case``.
+        device: the device under test.
+        golden: the trusted bundle; without it, one is made on the CPU in float32, with weights and inputs rounded to ``dtype``.
+        dtype: what the candidate computes in; its own type, if not given.
+        out: directory for the bundles that are made: ``golden``, ``candidate`` and ``baseline``, and the same of operators in ``ops``.
+        overwrite: replace the bundles of an earlier run.
+        options: the rest.
+        announce: called with each thing that is done, before it begins.
+    """
+
+    case: str | None
+    device: DeviceName
+    golden: str | Place | None = None
+    dtype: FloatType | None = None
+    out: Place = Path("locate")
+    overwrite: bool = False
+    options: LocateOptions = LocateOptions()
+    announce: Announce = lambda doing: None
+
+
+def locate(
+    case: str | Path | None,
+    device: str,
+    *,
+    golden: str | Place | None = None,
+    dtype: str | None = None,
+    out: str | Place = "locate",
+    overwrite: bool = False,
+    options: LocateOptions = LocateOptions(),
+) -> Comparison:
+    """Run a case on a device, each module on golden's inputs, and compare with what rounding alone does to it.
+
+    The command ``accucompare locate`` does the same. What is done is logged, at level INFO.
+
+    Args:
+        case: ``file.py[:callable]`` or ``package.module[:callable]``; the callable, ``case`` if not named, returns an ``accucompare.Case``.
+            ``None`` stands for the case that the nearest pyproject.toml names, or ``./case.py``.
+        device: the device under test: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"npu"`` or ``"npu:N"``.
+        golden: the trusted bundle: its directory or URL; without it, one is made on the CPU in float32, with weights and inputs rounded to
+            ``dtype``.
+        dtype: what the candidate computes in: ``"float32"``, ``"bfloat16"`` or ``"float16"``; the case's own type, if not given.
+        out: directory or URL for the bundles that are made: ``golden``, ``candidate`` and ``baseline``.
+        overwrite: replace the bundles of an earlier run.
+        options: what else the command has options for, as an ``accucompare.LocateOptions``.
 
     Returns:
-        The fed comparison with its baseline; ``conclusion`` and ``culprits`` are the answer.
+        The fed comparison with its baseline; ``answer``, ``conclusion`` and ``culprits`` say what was found.
 
     Raises:
-        CaseError, DeviceError, CaptureError, BundleError, UsageError: as the captures and the comparison do.
+        CaseError: if the case cannot be found or built.
+        DeviceError: if the device is not there.
+        CaptureError: if the model raised, or a bundle cannot be written.
+        BundleError: if golden is missing, damaged, or of a newer format.
+        UsageError: if an argument makes no sense, or golden and the case do not belong together.
+
+    Example:
+        >>> comparison = locate("model.py:faulty", "cpu", golden="golden", out="located",
+        ...                     options=LocateOptions(golden_case="model.py"))
+        >>> comparison.answer.value, comparison.culprits[0].name
+        ('bug', 'blocks.1.bn1')
     """
+    setup = LocateSetup(
+        case=None if case is None else str(case),
+        device=DeviceName.parse(device),
+        golden=golden,
+        dtype=None if dtype is None else _candidate_type(dtype),
+        out=place_of(out),
+        overwrite=overwrite,
+        options=options,
+        announce=_LOGGER.info,
+    )
+    return locating(setup)
+
+
+def _candidate_type(dtype: str) -> FloatType:
+    known = [each for each in FloatType if each is not FloatType.FLOAT64]
+    if dtype not in known:
+        raise UsageError(f"dtype must be one of {', '.join(each.value for each in known)}, but is {dtype!r}")
+    return FloatType(dtype)
+
+
+def locating(setup: LocateSetup) -> Comparison:
+    """What ``locate`` does, with all that it was asked as one object."""
+    options, golden = setup.options, setup.golden
     open_device(setup.device)  # before torch is imported, and before anything is written
-    maps = [map] if isinstance(map, str) else list(map)
+    maps = [options.map] if isinstance(options.map, str) else list(options.map)
     read_maps(maps)
     if maps and golden is None:
         raise UsageError("--map: needs --golden BUNDLE; without it golden is made from the same case and has the same names")
-    trusted = _Trusted(setup.golden_python, setup.golden_case if golden is not None else setup.golden_case or setup.case)
+    trusted = _Trusted(options.golden_python, options.golden_case if golden is not None else options.golden_case or setup.case)
     trusted.check()
     made_here = golden is None
     if golden is not None:
-        _check(place_of(golden), setup.out, {"--golden-case": setup.golden_case, "CASE": setup.case})
+        _check(place_of(golden), setup.out, {"--golden-case": options.golden_case, "CASE": setup.case})
     else:
         setup.announce(f"golden: {trusted.case or 'the case'} on the CPU, in float32")
         same_device = setup.device.type == "cpu" and setup.dtype in (None, FloatType.FLOAT32)
-        if same_device and setup.golden_case is None and setup.golden_python is None:
+        if same_device and options.golden_case is None and options.golden_python is None:
             setup.announce(
                 "the candidate is the same case on the same device: that shows whether it repeats itself; --golden compares with another"
             )
         made = CaptureOptions(
-            seed=seed,
-            steps=steps,
-            save_state=setup.golden_python is not None,  # another release may draw other weights
+            seed=options.seed,
+            steps=options.steps,
+            save_state=options.golden_python is not None,  # another release may draw other weights
             overwrite=setup.overwrite,
-            backward=setup.backward,
+            backward=options.backward,
         )
         rounded = RoundedType(setup.dtype.value) if setup.dtype in (FloatType.BFLOAT16, FloatType.FLOAT16) else None
-        golden = trusted.capture(trusted.case, setup.out / "golden", made, FloatType.FLOAT32, rounded, repeat)
+        golden = trusted.capture(trusted.case, setup.out / "golden", made, FloatType.FLOAT32, rounded, options.repeat)
     with open_bundle(golden) as bundle:
         made_with = bundle.manifest.options
-    backward = setup.backward and bool(made_with.backward)
-    if setup.backward and made_with.loss and not backward:
+    backward = options.backward and bool(made_with.backward)
+    if options.backward and made_with.loss and not backward:
         setup.announce(f"{golden}: was captured without gradients, so only the forward is judged; capture it anew for the training")
-    of_golden = CaptureOptions(feed=golden, seed=seed, steps=steps, backward=backward, force=setup.force, overwrite=setup.overwrite)
+    of_golden = CaptureOptions(
+        feed=golden, seed=options.seed, steps=options.steps, backward=backward, force=options.force, overwrite=setup.overwrite
+    )
     of_candidate = replace(of_golden, map=maps)
-    comparison = _capture_and_compare(setup, trusted, setup.out, of_golden, of_candidate, repeat, made_here, only=only, skip=skip)
+    comparison = _capture_and_compare(
+        setup, trusted, setup.out, of_golden, of_candidate, options.repeat, made_here, only=options.only, skip=options.skip
+    )
     return replace(comparison, golden_made_here=made_here)
 
 
@@ -166,10 +234,10 @@ def locate_operators(setup: LocateSetup, comparison: Comparison) -> Comparison |
         overwrite=setup.overwrite,
         like=first if manifest.state is not None else made.get("like"),
     )
-    trusted = _Trusted(setup.golden_python, setup.golden_case)
+    trusted = _Trusted(setup.options.golden_python, setup.options.golden_case)
     trusted.check()
     other = _other_versions(comparison.golden.manifest, comparison.candidate.manifest)
-    if other and setup.golden_python is None:
+    if other and setup.options.golden_python is None:
         raise CaptureError(
             f"{first}: its operators cannot be captured here, since {other}; "
             "name the Python that has golden's versions (--golden-python PATH)"
@@ -188,7 +256,7 @@ def locate_operators(setup: LocateSetup, comparison: Comparison) -> Comparison |
     if not again.passed:
         cure = "" if manifest.state is not None else "; capture it with --save-state"
         raise CaptureError(f"{first}: captured again here, {display_name(name)} gives other values than it holds{cure}")
-    of_golden = replace(options, feed=golden, force=setup.force)
+    of_golden = replace(options, feed=golden, force=setup.options.force)
     pairs = ((row.golden, row.candidate) for row in comparison.rows)
     theirs = next((theirs.name for ours, theirs in pairs if ours is not None and theirs is not None and ours.name == name), name)
     of_candidate = replace(of_golden, map=comparison.maps, only=glob.escape(theirs))
@@ -214,7 +282,7 @@ def operators_by_hand(setup: LocateSetup, comparison: Comparison) -> tuple[str, 
     ours = [
         "accucompare",
         "capture",
-        setup.golden_case or golden.case or setup.case or "CASE",
+        setup.options.golden_case or golden.case or setup.case or "CASE",
         "--level",
         "op",
         "--only",
@@ -240,7 +308,7 @@ class _Trusted:
         case: the case that golden was captured from, if it was named.
     """
 
-    python: Path | None
+    python: str | Path | None
     case: str | None
 
     def check(self) -> None:
@@ -329,7 +397,7 @@ def _capture_and_compare(
     like = golden if manifest.state is not None else of_golden.like
     what = "operator" if manifest.capture.get("level") == "op" else "module"
     setup.announce(f"candidate: each {what} on golden's inputs, on {setup.device}")
-    options = replace(of_candidate, like=like, hf32=setup.hf32, tf32=setup.tf32, deterministic=setup.deterministic)
+    options = replace(of_candidate, like=like, hf32=setup.options.hf32, tf32=setup.options.tf32, deterministic=setup.options.deterministic)
     made = capture_case(setup.case, folder / "candidate", setup.device, options, dtype=setup.dtype, repeat=repeat)
     with open_bundle(golden) as ours, open_bundle(made) as theirs:
         brought, candidate = own_baseline(ours, theirs), theirs.manifest

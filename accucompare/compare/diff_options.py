@@ -1,0 +1,63 @@
+"""What a comparison was asked, beside the bundles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from accucompare.compare.limits import Rule, Tolerance
+from accucompare.compare.pairing import Renaming
+from accucompare.compare.task_batches import Progress
+from accucompare.errors import UsageError
+from accucompare.selection import Selection, Standard
+
+
+@dataclass(frozen=True)
+class Work:
+    """How a comparison is done. Only ``verify`` and ``keep_going`` change what it says.
+
+    Attributes:
+        verify: read and verify tensors with equal digests too, instead of taking them for equal; what is read is always verified.
+        keep_going: list records that cannot be read in ``Comparison.damage`` instead of raising at the first.
+        workers: threads that read and measure, by default as many as there are processors.
+        cluster: a Dask scheduler's address, such as ``"tcp://host:8786"``, or ``"local"`` or ``"local:8"`` for so many processes here:
+            they compare in place of this process's threads. Each reads the bundles itself.
+        progress: called now and then with the bytes compared and their total.
+
+    Raises:
+        UsageError: if ``workers`` is not positive, or given with ``cluster``.
+    """
+
+    verify: bool = False
+    keep_going: bool = False
+    workers: int | None = None
+    cluster: str | None = None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"workers must be at least 1, but is {self.workers}")
+        if self.workers is not None and self.cluster is not None:
+            raise UsageError("--workers: is of threads of this process; with --cluster its workers compare, so leave it out")
+
+
+@dataclass(frozen=True)
+class DiffOptions:
+    """The options of ``accucompare.diff``, as it has read them.
+
+    Attributes:
+        limits: what the user gave for all layers.
+        rules: those by layer.
+        renamings: of golden's layers.
+        auto: whether to take the renamings that would otherwise be proposed.
+        selection: the layers to compare, by golden's names.
+        standard: that decides in place of the rows.
+        work: how it is done.
+    """
+
+    limits: Tolerance = Tolerance()
+    rules: tuple[Rule, ...] = ()
+    renamings: tuple[Renaming, ...] = ()
+    auto: bool = False
+    selection: Selection = Selection()
+    standard: Standard | None = None
+    work: Work = Work()
