@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable
-from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accucompare.compare.batches import Progress
-from accucompare.compare.conclusion import Answer, Conclusion, conclude, exit_code
+from accucompare.compare.decide import Answer, Decision, decide
 from accucompare.compare.diff import compare
 from accucompare.compare.limits import Tolerance, read_rules
 from accucompare.compare.pairing import read_maps
@@ -37,33 +36,37 @@ class Comparison(Result):
         return f"<{type(self).__name__} of {self.candidate.path} with {self.golden.path}: {self.answer.value}; {counts}>"
 
     @cached_property
-    def _concluded(self) -> Conclusion:
-        return conclude(self)
+    def _decision(self) -> Decision:
+        return decide(self)
 
     @property
     def answer(self) -> Answer:
         """The conclusion in one word, to decide by; ``exit_code`` and ``passed`` follow from it."""
-        return self._concluded.answer
+        return self._decision.answer
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong: the answer is ``identical``, ``rounding`` or ``within tolerance``."""
-        return self._concluded.passed
+        """Whether nothing is wrong: the answer is ``identical`` (also ``in what was compared``), ``rounding`` or ``within tolerance``."""
+        return self._decision.passed
 
     @property
     def trouble(self) -> str:
         """Why the answer is ``not sure``, in a few words; ``""`` if it is another."""
-        return self._concluded.trouble
+        from accucompare.report.words import decision_words
+
+        return decision_words.trouble(self._decision, self)
 
     @property
     def exit_code(self) -> int:
         """The commands' exit code: 0 if it passed, 1 for a difference that fails, 2 if the answer is ``not sure``."""
-        return exit_code(self.answer)
+        return self._decision.exit_code
 
     @property
     def conclusion(self) -> str:
         """Rounding or a bug, and where, in one line that begins with the answer."""
-        return str(self._concluded)
+        from accucompare.report.words import decision_words
+
+        return decision_words.conclusion(self._decision, self)
 
     @cached_property
     def reports(self) -> list[Path]:
@@ -203,7 +206,8 @@ def diff(
     renamings, auto = read_maps(map)
     with contextlib.ExitStack() as stack:
         on = None if cluster is None else stack.enter_context(_connected(cluster))
-        result = compare(
+        comparison = compare(
+            Comparison,
             place_of(golden),
             place_of(candidate),
             None if baseline is None else place_of(baseline),
@@ -219,7 +223,6 @@ def diff(
             standard=None if accept is None else _standard(accept),
             cluster=on,
         )
-    comparison = Comparison(**{field.name: getattr(result, field.name) for field in fields(result)})
     _LOGGER.debug("compared %s with %s: %d rows, %d culprits", candidate, golden, len(comparison.rows), len(comparison.culprits))
     return comparison
 

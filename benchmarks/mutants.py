@@ -61,7 +61,7 @@ EXEMPT = {
     "sequences._LINE": "the same",
     "sequences._OPTIONS": "the same",
     "sequences._PAIR": "the same",
-    "sequences._WINDOW": "time and memory",
+    "sequences.SEQUENCE_WINDOW": "time and memory",
     "step_pairs.percent": "how many digits are printed",
     "tolerance._MOST_BYTES": "memory",
     "tolerance.read_rules": "a version of Python",
@@ -73,7 +73,7 @@ EXEMPT = {
 ELSEWHERE = {
     "baseline.NORMAL": "tests/compare/test_baseline.py::test_the_limit_of_a_ratio_is_the_root_of_an_f_quantile",
     "baseline._STUDENT": "tests/compare/test_baseline.py::test_the_limit_of_a_ratio_is_the_root_of_an_f_quantile",
-    "conclusion.EXIT_CODES": "tests/compare/test_conclusion.py::test_the_exit_code_follows_from_the_answer",
+    "decide.EXIT_CODES": "tests/compare/test_decide.py::test_every_answer_has_its_exit_code_and_its_verdict",
     "proof.HIDES_NOTHING": "tests/compare/test_proof.py::test_a_deviation_far_below_the_candidates_rounding_hides_nothing",
     "tolerance.SUMMED": "tests/compare/test_summing.py::test_a_normalisation_sums_over_all_but_its_channels_or_samples",
 }

@@ -70,6 +70,11 @@ def without_loss():
 def raising():
     return training((2,), raises=True)
 
+def detached():
+    case = training()
+    case.loss = lambda output: torch.tensor(output.mean().item(), requires_grad=True)
+    return case
+
 def near():
     case = training()
     case.model.down.bias.data.fill_(3e4)
@@ -297,6 +302,17 @@ def test_quiet_is_one_line(run: Run) -> None:
     done = run("watch", "--out", "quiet", "-q")
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines() == ["NOT FINITE  quiet: NaN in log (Log), forward, step 1; 1 origin, 6 passed on"]
+
+
+def test_updates_that_move_nothing_are_in_the_headline_of_watch_and_overflow(run: Run) -> None:
+    watched = run("watch", "case.py:detached", "--steps", "8", "--checks-every", "1", "--out", "detached")
+    shown = run("overflow", "detached", "--report", "none")
+    for done in (watched, shown):
+        assert done.returncode == 0  # all was finite
+        headline = done.stdout.splitlines()[0]
+        assert headline.startswith("FINITE, CHECKS FAIL  detached: everything was finite in 8 watched steps; ")
+        assert "; but the checklist: FAIL in " in headline
+    assert run("health", "detached", "-q").returncode == 1
 
 
 @pytest.mark.parametrize(

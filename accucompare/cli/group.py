@@ -20,7 +20,7 @@ from accucompare.version import __version__
 #: The variable by which a shell asks this program what may come next, as click has it.
 ASKS = f"_{PREFIX}_COMPLETE"
 #: Bytes that a disk has room for that is not full.
-_ROOM = 1 << 16
+_LEAST_FREE = 1 << 16
 PASS, DIFFERENT, TROUBLE, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -98,7 +98,7 @@ def _full_of_temporary_files() -> str | None:
 
     with contextlib.suppress(OSError):
         folder = tempfile.gettempdir()
-        return folder if shutil.disk_usage(folder).free < _ROOM else None
+        return folder if shutil.disk_usage(folder).free < _LEAST_FREE else None
     return None
 
 

@@ -176,9 +176,10 @@ def _print_watched(ranks: Ranks, given: dict[str, float], quiet: bool, options: 
     from accucompare.findings.checklist import judge_log
     from accucompare.report.terminal import print_health_briefly, print_watched
 
-    print_watched(ranks, quiet)
-    if not quiet and options["checks_every"] and ranks.watched:
-        print_health_briefly(ranks, judge_log(ranks, given))
+    health = judge_log(ranks, given) if options["checks_every"] and ranks.watched else None
+    print_watched(ranks, health, quiet)
+    if not quiet and health is not None:
+        print_health_briefly(ranks, health)
 
 
 @cli.command(
@@ -212,18 +213,21 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
     from accucompare.findings.analysis import read
 
     ranks = read(log)
+    from accucompare.findings.checklist import judge_vitals
     from accucompare.report.console import reader_may_leave
     from accucompare.report.terminal import print_analysis
+
+    health = judge_vitals(ranks)
 
     try:
         for report in reports:
             _write(ranks, report)
     except Exception:
         with reader_may_leave():
-            print_analysis(ranks, [], quiet)  # the findings stand, though the report cannot be written
+            print_analysis(ranks, health, [], quiet)  # the findings stand, though the report cannot be written
         raise
     with reader_may_leave():
-        print_analysis(ranks, reports, quiet)
+        print_analysis(ranks, health, reports, quiet)
     return _code(ranks)
 
 

@@ -17,7 +17,7 @@ Progress = Callable[[int, int], None]
 #: Bytes that are worth one more thread (threads do not help with tensors so small that Python takes most of the time), bytes of
 #: neighbouring pairs that a thread gets at a time, how many pairs at most, and bytes above which the threads share a pair.
 WORTH_A_WORKER = 64 << 20
-_BATCH = 8 << 20
+BATCH_BYTES = 8 << 20
 NEIGHBOURS = 2000
 SPLIT = 64 << 20
 
@@ -31,7 +31,7 @@ def outcomes_of(sides: Sides, tasks: list[Task], workers: int | None, progress: 
     total, done = sum(sizes), 0
     outcomes: list[PairOutcome | BundleError | None] = [None] * len(tasks)
     large, rest = in_order(sizes)
-    batches = batches_of(rest, sizes, _BATCH, NEIGHBOURS)
+    batches = batches_of(rest, sizes, BATCH_BYTES, NEIGHBOURS)
     with _threads(min(workers or os.cpu_count() or 1, 1 + total // WORTH_A_WORKER)) as run, sides.given_up_on_error():
         for place in large:
             outcomes[place] = judge_task(sides, tasks[place], run)

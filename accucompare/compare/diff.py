@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -94,7 +94,11 @@ if TYPE_CHECKING:
     from accucompare.compare.cluster import Cluster  # which most diffs need none of
 
 
+_Made = TypeVar("_Made", bound=Result)
+
+
 def compare(
+    made: type[_Made],
     golden: Place,
     candidate: Place,
     baseline: Place | None,
@@ -110,10 +114,11 @@ def compare(
     progress: Progress | None,
     standard: Standard | None = None,
     cluster: Cluster | None = None,
-) -> Result:
+) -> _Made:
     """Compare two bundles: see ``accucompare.diff``, which makes these arguments.
 
     Args:
+        made: the class of the result.
         limits: what the user gave for all layers.
         rules: those by layer.
         renamings: of golden's layers.
@@ -200,7 +205,7 @@ def compare(
         if different is None:
             updated = training is not None and training.updated
             culprits = scaled_first(find_culprits(rows, fed, judge.bundle is not None, updated), rows, fed, updated)
-        return Result(
+        return made(
             golden=_side(golden_bundle),
             candidate=_side(candidate_bundle),
             rows=rows,

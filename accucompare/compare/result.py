@@ -1,4 +1,4 @@
-"""The result of a diff: its rows, and how they add up. ``compare.conclusion`` says what is concluded of it, and whether it passes."""
+"""The result of a diff: its rows, and how they add up. ``compare.decide`` says what follows from it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from accucompare.bundle.format import SERIES_ROLES, Manifest, Record, Role
-from accucompare.compare.limits import OtherCode, Tolerances, float_dtype
-from accucompare.compare.origins import Culprit, unseen_rows, without_output
+from accucompare.compare.limits import OtherCode, Tolerances
+from accucompare.compare.origins import Culprit, Unseen, unseen_rows, without_output
 from accucompare.compare.rows import (
     STATUS_OF,
     UNMATCHED,
-    About,
     OtherModel,
     PreflightFinding,
     Reason,
@@ -191,92 +190,24 @@ class Result:
         return self.tolerances.otherwise.given
 
     @cached_property
-    def trouble_of_rows(self) -> str:
-        """Why rows and steps give no verdict to rely on, in a few words; ``""`` if they give one."""
-        if any(self.hashes) and not all(self.hashes):
-            side, other = ("golden", "the candidate") if self.hashes[0] else ("the candidate", "golden")
-            return f"{side} holds hashes of operators, and {other} values: compare it with another log of hashes"
-        if not self.compared and not self.steps_judged:
-            return "nothing could be compared"
-        if unverified := [finding.message for finding in self.preflight if finding.about is About.UNVERIFIED]:
-            return unverified[0] + (f"; and {len(unverified) - 1} more" if len(unverified) > 1 else "")
-        if self.damage:
-            return f"{len(self.damage)} record(s) could not be read"
-        if self.incomplete and (not self.failed or self.only_unfinished):
-            return f"what there is agrees, but the capture of {' and of '.join(self.incomplete)} did not run to its end"
-        unsteady = [row for row in self.rows if row.reason is Reason.NOT_DETERMINISTIC]
-        if unsteady and not self.counts_by_status()[Status.FAIL]:
-            first = unsteady[0]
-            return f"{len(unsteady)} row(s) are not deterministic, the first {self.place(first)} ({first.verdict.detail})"
-        if self.failed:
-            return ""
-        if self.poor_baseline and not self.by_user:
-            return self.poor_baseline
-        if self.training is not None and self.training.unclear:
-            return self.training.unclear
-        if self.unproved and not self.by_user:
-            return f"everything is within fixed limits, which miss small faults, and {self.unproved_words}"
-        if self.judged_by_few and not self.by_user:
-            return self.judged_by_few
-        if self.far_beyond:
-            return f"{self.far_beyond}, or rounding changed a choice before; a fed capture tells"
-        if hidden := self.unseen_words:
-            return hidden
-        if self.holds_outputs and (given := without_output(self.rows)) is not None:
-            return f"nothing that the model returned for {self.place(given)}, or wrote into arguments or buffers, could be compared"
-        if self.refused is not None and not self.by_user:
-            return f"everything is within fixed limits, which miss small faults, and {self.refused}"
-        if self.unseen:
-            return f"what was compared agrees, but the optimizer's code differs ({self.unseen}), and no update was compared"
-        return ""
-
-    @cached_property
     def unproved(self) -> list[Row]:
         """The rows that the baseline may not judge, for golden's own code does not give golden's values where that was made."""
         return [row for row in self.rows if row.verdict.unproved]
 
-    @property
-    def unproved_words(self) -> str:
-        """Where the candidate's environment does not compute golden's own values; ``""`` if it does, as far as that was tried."""
-        if not self.unproved:
-            return ""
-        places = list(dict.fromkeys(self.place(row) for row in self.unproved))
-        more = f", and {len(places) - 1} more" if len(places) > 1 else ""
-        precision = float_dtype(self.golden.manifest)
-        also = f", also in {precision}" if precision else ""
-        return f"the candidate's environment does not compute golden's own values{also}: {places[0]}{more}"
-
-    @property
-    def judged_by_few(self) -> str:
-        """How few of the compared rows the baseline judges; ``""`` if it judges half of them."""
-        if 2 * self.without_baseline <= self.compared:
-            return ""
-        return f"the baseline judges {self.compared - self.without_baseline} of {self.compared} compared rows only"
+    @cached_property
+    def far_beyond(self) -> Row | None:
+        """The first row that is far beyond rounding, and so is the baseline."""
+        return next((row for row in self.rows if row.verdict.beyond), None)
 
     @cached_property
-    def far_beyond(self) -> str:
-        """The first row that is far beyond rounding, and so is the baseline; ``""`` if there is none."""
-        row = next((row for row in self.rows if row.verdict.beyond), None)
-        if row is None:
-            return ""
-        error = "" if row.metrics is None else f" by rel_l2 {row.metrics.rel_l2:.3g}"
-        return f"{self.place(row)} is off{error}, far beyond rounding, and so is the baseline: it may have the fault too"
+    def may_hide(self) -> Unseen | None:
+        """The rows that could not be compared, and in which an error may hide."""
+        return unseen_rows(self.rows, self.fed, coarsest(self.golden.manifest, self.candidate.manifest))
 
     @cached_property
-    def unseen_words(self) -> str:
-        """How many rows could not be compared although an error may hide there, and the first of them; ``""`` if there are none."""
-        found = unseen_rows(self.rows, self.fed, coarsest(self.golden.manifest, self.candidate.manifest))
-        if found is None:
-            return ""
-        where = f"{self.place(found.first)} ({found.first.verdict.detail})"
-        return (
-            f"what was compared agrees, but {found.count} of {len(self.rows)} rows could not be, and an error may hide there: first {where}"
-        )
-
-    @property
-    def poor_baseline(self) -> str:
-        """Why the baseline cannot judge: it had other weights or inputs than golden, or another mode; ``""`` if it had the same."""
-        return next((finding.message for finding in self.preflight if finding.serious and finding.of_baseline), "")
+    def without_output(self) -> Row | None:
+        """The first input of a step in which the model returned nothing that could be compared, as far as outputs were recorded."""
+        return without_output(self.rows) if self.holds_outputs else None
 
     @cached_property
     def first_divergence(self) -> Row | None:

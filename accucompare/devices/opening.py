@@ -51,8 +51,8 @@ class Backend(Protocol):
 
     #: Which reduced precision of float32 matrix products and convolutions it can allow: ``"hf32"``, ``"tf32"`` or none.
     REDUCED: str | None
-    #: In which type it adds up the sketches of its tensors (``live.values.device_sketch``): ``"float64"``, ``"float32"``; ``None`` where the
-    #: host does that.
+    #: In which type it adds up the sketches of its tensors (``live.values.device_sketch``): ``"float64"``, ``"float32"``; ``None`` where
+    #: the host does that.
     SKETCHES_IN: str | None
 
     def open_device(self, index: int | None) -> torch.device:

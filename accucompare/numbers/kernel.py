@@ -43,7 +43,8 @@ def description() -> str:
 
 
 class Measured(NamedTuple):
-    """What the kernel measures of a pair. The names are those of ``compare.measuring.measure``, the order is that of ``compare.measuring.scan``.
+    """What the kernel measures of a pair. The names are those of ``compare.measuring.measure``, the order is that of
+    ``compare.measuring.scan``.
 
     ``max_abs_index`` and ``nonfinite_index`` are positions from the start of what was measured, ``None`` where there is no difference
     or no mismatch. ``max_ulp`` means nothing unless both sides have the same floating type. NaN and Inf are left out of all else.

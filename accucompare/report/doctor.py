@@ -13,6 +13,7 @@ from rich.text import Text
 from accucompare.devices import ENVIRONMENT
 from accucompare.doctor import DeviceReport, Examination
 from accucompare.report.console import open_console, reader_may_leave
+from accucompare.report.headline import Headline
 
 Rows = list[tuple[str, str]]
 
@@ -43,12 +44,12 @@ def print_examination(examination: Examination, *, as_json: bool = False, quiet:
 def _verdict(examination: Examination) -> Text:
     if not examination.ok:
         serious = "; ".join(f"{problem.topic}: {problem.message}" for problem in examination.problems if problem.serious)
-        return Text.assemble(("TROUBLE", "bold red"), f"  {serious}")
+        return Text.assemble((Headline.TROUBLE.value, "bold red"), f"  {serious}")
     able = [name for name, device in examination.devices.items() if device.available]
     captures = f"captures can run on {', '.join(able)}" if able else "comparisons can run here, captures cannot"
     broken = [problem.topic for problem in examination.problems if problem.topic in (*examination.devices, "versions")]
     wrong = f"accucompare can work here, but see what is said of {', '.join(dict.fromkeys(broken))}" if broken else _NOTHING_WRONG
-    return Text.assemble(("OK", "bold green"), f"  {wrong}; {captures}")
+    return Text.assemble((Headline.OK.value, "bold green"), f"  {wrong}; {captures}")
 
 
 _NOTHING_WRONG = "nothing is wrong with this installation"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from accucompare.compare.conclusion import conclude
+from accucompare.compare.decide import decide
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
 from accucompare.compare.rows import BY_STATISTICS, Reason, Row, Status
 from accucompare.markup import line, link, table
 from accucompare.report.words import culprit_words as culprits
+from accucompare.report.words import decision_words
 
 _CULPRITS_SHOWN = 10
 _WORST_SHOWN = 10
@@ -24,7 +25,9 @@ def comparison_html(comparison: Result, reports: Sequence[Path]) -> str:
         reports: that were written of it.
     """
     sides = f"{comparison.candidate.path} against {comparison.golden.path}"
-    parts = [line(f"{sides}: {conclude(comparison)}", strong=culprits.verdict(comparison)), line(_counts(comparison))]
+    decided = decide(comparison)
+    said = f"{sides}: {decision_words.conclusion(decided, comparison)}"
+    parts = [line(said, strong=decision_words.verdict(decided.answer)), line(_counts(comparison))]
     parts += [line(finding.message, strong="!") for finding in comparison.preflight if finding.serious]
     parts.append(_culprits(comparison))
     worst = [row for row in comparison.worst(_WORST_SHOWN) if row.metrics is not None]

@@ -14,7 +14,7 @@ import msgspec
 from accucompare.api import Comparison, diff
 from accucompare.bundle.reading import open_bundle
 from accucompare.bundle.writing import forget_previous, locked, prepare_directory, restore_previous
-from accucompare.compare.limits import float_dtype, own_baseline
+from accucompare.compare.limits import own_baseline, suggested
 from accucompare.errors import CaptureError, UsageError
 from accucompare.places import Place, is_file, place_of, whole
 from accucompare.scripts.launch import Ended, run
@@ -130,13 +130,11 @@ def locate_script(
     _captured(command, msgspec.structs.replace(plan, out=whole(candidate.absolute()), options=fed, steps=steps), overwrite, device, {})
     with open_bundle(golden) as ours, open_bundle(candidate) as theirs:
         baseline, maps = own_baseline(ours, theirs), theirs.manifest.capture["map"]
-        dtypes = float_dtype(ours.manifest), float_dtype(theirs.manifest)
+        advice = suggested(ours, theirs)
     if baseline is None:
-        dtype = dtypes[1] if dtypes[0] != dtypes[1] else "float64"
-        capture = shlex.join(["accucompare", "capture", "--feed", whole(golden), "--steps", steps, "--out", "baseline", "--"])
-        compare = shlex.join(["accucompare", "diff", whole(golden), whole(candidate), "--baseline", "baseline"])
+        compare = shlex.join(["accucompare", "diff", whole(golden), whole(candidate), "--baseline", advice.out])
         announce("no baseline: that of a script would be the script in other types; fixed limits judge")
-        announce(f"a baseline, where golden's script can compute in {dtype} on the CPU: {capture} COMMAND, then {compare}")
+        announce(f"a baseline, where golden's script can compute in {advice.computes_in} on the CPU: {advice.command}, then {compare}")
     return diff(golden, candidate, baseline=baseline, map=maps, **compared)
 
 

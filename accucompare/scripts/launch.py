@@ -24,7 +24,7 @@ _HANDED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT")
 
 
 #: Bytes that there must be room for at the end, or else processes may not have been able to say what they have seen.
-_ROOM = 1 << 16
+_LEFT_AT_END = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _unkept(folder: Path | None, error: OSError) -> UsageError:
 def _why_unheard(folder: Path) -> str | None:
     """Why processes could not leave what they have seen; ``None`` if there is room for it."""
     try:
-        (folder / "room").write_bytes(bytes(_ROOM))
+        (folder / "room").write_bytes(bytes(_LEFT_AT_END))
     except OSError as error:
         return str(_unkept(folder, error))
     return None

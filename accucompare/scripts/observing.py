@@ -68,7 +68,7 @@ class _Capturing:
 
         options = CaptureOptions(**{**plan.options, "steps": steps, "seed": plan.seed, "deterministic": plan.deterministic})
         within = Within(first, matched=plan.seed is not None, prepared=True)
-        made = {"optimizer": _class_of(training.optimizers[0])} if training.optimizers else {}
+        made = {"script": True, **({"optimizer": _class_of(training.optimizers[0])} if training.optimizers else {})}
         self._stack = contextlib.ExitStack()
         self._session = self._stack.enter_context(recording(model, plan.out, options, made=made, training=training, within=within))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import accucompare as ac
-from accucompare.compare.conclusion import Answer
+from accucompare.compare.decide import Answer
 from accucompare.compare.rows.rows import UNMATCHED, Status
 
 transformers = pytest.importorskip("transformers")

@@ -157,6 +157,16 @@ def test_an_error_far_beyond_rounding_is_no_rounding_even_if_the_baseline_has_it
         assert (row.status, comparison.trouble != "") == (Status.PASS, True)
 
 
+@pytest.mark.parametrize(
+    ("error", "words"), [(0.9, "is off by rel_l2 0.9, far"), (2.4e3, "is off by 2.4e+03 times golden's own size, far")]
+)
+def test_an_error_larger_than_golden_is_told_by_goldens_size(tmp_path: Path, error: float, words: str) -> None:
+    """As of a gradient that is 0 but for rounding."""
+    golden = write(tmp_path / "golden", [item(values=VALUES)])
+    sides = [write(tmp_path / name, [item(values=off(error))]) for name in ("candidate", "baseline")]
+    assert words in ac.diff(golden, sides[0], baseline=sides[1]).trouble
+
+
 def test_what_a_module_copies_is_held_to_its_own_rounding(tmp_path: Path) -> None:
     golden = write(tmp_path / "golden", [item("embed", VALUES, type="Embedding"), item(values=VALUES)])
     own = {"model": {"classes": {"Embedding": ["torch.nn.modules.sparse"]}}}
@@ -343,8 +353,8 @@ def test_statistics_of_a_candidate_are_judged_without_the_baseline(tmp_path: Pat
 
 def test_equal_digests_of_candidate_and_baseline_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    measure = measuring.measure
-    monkeypatch.setattr(measuring, "measure", lambda *args, **options: calls.append(args) or measure(*args, **options))  # type: ignore[func-returns-value]
+    measure = measuring.measure_pair
+    monkeypatch.setattr(measuring, "measure_pair", lambda *args, **options: calls.append(args) or measure(*args, **options))  # type: ignore[func-returns-value]
     row = only_row(tmp_path, item(values=VALUES), item(values=off(1e-3)), item(values=off(1e-3)))
     assert (len(calls), row.verdict.excess) == (1, 1.0)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.compare.conclusion import Answer
+from accucompare.compare.decide import Answer
 from accucompare.compare.rows.rows import Reason
 from tests.compare.builder import Item, item, write
 

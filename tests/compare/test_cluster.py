@@ -53,7 +53,7 @@ def address(local: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> str:
     """The scheduler's, when both workers are there; with parcels so small that each comparison has many."""
     with quiet_client(local) as client:
         client.wait_for_workers(2)
-    monkeypatch.setattr(running, "BATCH", 2000)
+    monkeypatch.setattr(running, "PARCEL_BYTES", 2000)
     monkeypatch.setattr(running, "LOOK", 0.05)
     return str(local.scheduler_address)
 
@@ -181,7 +181,7 @@ def test_no_tensor_travels_and_each_record_once(sides: list[Path], address: str,
 
 
 def test_few_parcels_are_in_flight_at_a_time(sides: list[Path], address: str, sent: list[Parcel], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "BATCH", 1)
+    monkeypatch.setattr(running, "PARCEL_BYTES", 1)
     monkeypatch.setattr(running, "IN_FLIGHT", 3)
     ahead = []
     ac.diff(*sides, cluster=address, progress=lambda done, total: ahead.append(len(sent) - len(ahead)))
@@ -291,7 +291,7 @@ def test_the_error_of_a_worker_names_it(sides: list[Path], address: str, local: 
     ("module", "name", "message"),
     [
         (worker, "__version__", r"worker tcp://\S+ has accucompare \S+, but x compares here; .*: pip install '.*==x'"),
-        (kernel, "VERSION", r"worker tcp://\S+ has compiled kernel \d+, but compiled kernel x is in use here, so that last digits"),
+        (kernel, "KERNEL_VERSION", r"worker tcp://\S+ has compiled kernel \d+, but compiled kernel x is in use here, so that last digits"),
     ],
 )
 def test_workers_that_compute_with_other_code_are_refused(
@@ -475,7 +475,7 @@ def test_answers_that_are_always_lost_end_the_comparison(sides: list[Path], addr
 
 @pytest.mark.parametrize("what", ["workers", "scheduler"])
 def test_a_cluster_that_goes_away_is_told_and_nothing_is_written(what: str, sides: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("BATCH", 1), ("IN_FLIGHT", 2), ("LOOK", 0.05), ("ALONE", 0.1)):
+    for name, value in (("PARCEL_BYTES", 1), ("IN_FLIGHT", 2), ("LOOK", 0.05), ("ALONE_SECONDS", 0.1)):
         monkeypatch.setattr(running, name, value)
     why = {"workers": "has had no workers for 0 s", "scheduler": "has lost its scheduler"}[what]
     patience = {"distributed.comm.timeouts.connect": "1s"}  # to connect again to a scheduler that has gone
@@ -509,7 +509,7 @@ _STAGES = {
 def test_a_connection_that_is_lost_before_any_stage_is_told_with_what_to_do(
     stage: str, lost: str, sides: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("BATCH", 1), ("IN_FLIGHT", 2), ("LOOK", 0.05)):
+    for name, value in (("PARCEL_BYTES", 1), ("IN_FLIGHT", 2), ("LOOK", 0.05)):
         monkeypatch.setattr(running, name, value)
     owner, method, nth = _STAGES[stage]
     ask, asked = getattr(owner, method), []

@@ -18,7 +18,7 @@ import accucompare as ac
 from accucompare.bundle.reading.archive import Archive
 from accucompare.bundle.reading.reader import open_bundle
 from accucompare.compare import batches
-from accucompare.compare.conclusion import Answer
+from accucompare.compare.decide import Answer
 from accucompare.compare.judging import sides as measuring
 from accucompare.compare.limits.tolerance import EXACT
 from accucompare.compare.origins.unseen import unseen_rows
@@ -530,7 +530,7 @@ def test_a_comparison_and_its_rows_print_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("split", [10_000, 1 << 30])
 def test_the_number_of_workers_changes_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, split: int) -> None:
     monkeypatch.setattr(batches, "WORTH_A_WORKER", 1)
-    monkeypatch.setattr(batches, "BATCH", 1000)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 1000)
     monkeypatch.setattr(batches, "SPLIT", split)
     monkeypatch.setattr(sums, "SEGMENT", sums.CHUNK)
     rng = np.random.default_rng(0)
@@ -542,7 +542,7 @@ def test_the_number_of_workers_changes_no_result(tmp_path: Path, monkeypatch: py
 
 def test_the_first_damaged_record_in_order_is_the_one_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "WORTH_A_WORKER", 1)
-    monkeypatch.setattr(batches, "BATCH", 1)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 1)
     items = [item(f"layer{number}", np.full(3, number + 0.5, np.float32)) for number in range(8)]
     paths = [write(tmp_path / str(number), items) for number in range(2)]
     for number in (5, 2):
@@ -558,7 +558,7 @@ def test_no_workers_are_refused(tmp_path: Path) -> None:
 
 def test_a_diff_that_fails_has_ended_its_threads_before_it_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "WORTH_A_WORKER", 1)
-    monkeypatch.setattr(batches, "BATCH", 1)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 1)
     write(tmp_path / "golden", chain("a", "b", "c"))
     write(tmp_path / "candidate", chain("a", "b", "c"))
     flip_bit(tmp_path / "candidate/rank0/step0.npz", ONES.tobytes())
@@ -577,13 +577,13 @@ def test_a_diff_that_is_interrupted_ends_its_threads_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], where: str
 ) -> None:
     monkeypatch.setattr(batches, "WORTH_A_WORKER", 1)
-    monkeypatch.setattr(batches, "BATCH", 1)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 1)
 
     def die(*arguments: object, **options: object) -> None:
         raise error
 
     if where == "in a thread":
-        monkeypatch.setattr(measuring, "measure", die)
+        monkeypatch.setattr(measuring, "measure_pair", die)
     golden, candidate = (write(tmp_path / side, chain(*"abcdef", values=ONES * factor)) for side, factor in (("g", 1), ("c", 2)))
     with pytest.raises(error):
         ac.diff(golden, candidate, workers=3, progress=die if where == "in the progress bar" else None)

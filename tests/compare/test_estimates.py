@@ -14,7 +14,7 @@ import accucompare as ac
 from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.reading.verification import verify
 from accucompare.bundle.writing.writer import BundleWriter
-from accucompare.compare.conclusion import Answer
+from accucompare.compare.decide import Answer
 from accucompare.compare.judging.estimates import can_estimate, room
 from accucompare.compare.judging.judge import judge_pair
 from accucompare.compare.limits.baseline import Expected, limit, ratio_limit

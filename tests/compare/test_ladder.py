@@ -11,7 +11,7 @@ import pytest
 
 import accucompare as ac
 from accucompare.bundle.format.manifest import Manifest, StepSeries
-from accucompare.compare.conclusion import Answer
+from accucompare.compare.decide import Answer
 from accucompare.compare.runs.ladder import JudgedBy, Rung
 from accucompare.compare.runs.step_pairs import Setting
 from accucompare.compare.runs.wander import Wander

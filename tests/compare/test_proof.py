@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.compare.conclusion import Answer, conclude
+from accucompare.compare.decide import Answer, decide
 from accucompare.compare.limits.baseline import floor
 from accucompare.compare.rows.rows import Reason
 from accucompare.errors import UsageError
@@ -74,7 +74,7 @@ def test_a_fault_in_candidate_baseline_and_proof_is_a_bug(tmp_path: Path, dtype:
     faulty = off(fault=fault)
     found = compared(tmp_path, off(own=rounding, fault=fault), off(rounding=rounding, fault=fault), faulty, dtype=dtype, exact=exact)
     (row,) = found.unproved
-    assert (found.passed, row.reason, conclude(found).answer) == (False, Reason.INTRODUCED, Answer.BUG)
+    assert (found.passed, row.reason, decide(found).answer) == (False, Reason.INTRODUCED, Answer.BUG)
     assert "does not compute golden's own values, also in float32: fc output" in str(found.conclusion)
     assert row.verdict.excess is not None
     assert row.verdict.excess > 5
@@ -87,7 +87,7 @@ def test_a_deviation_far_below_the_candidates_rounding_hides_nothing(tmp_path: P
     deviation = share * floor("bfloat16")
     found = compared(tmp_path, off(own=3e-3), off(rounding=3e-3), off(fault=deviation))
     assert (found.unproved == [], found.passed) == (proved, proved)
-    assert conclude(found).answer is (Answer.ROUNDING if proved else Answer.NOT_SURE)
+    assert decide(found).answer is (Answer.ROUNDING if proved else Answer.NOT_SURE)
 
 
 @pytest.mark.parametrize(("share", "proved"), [(0.9, True), (1.1, False)])
@@ -121,7 +121,7 @@ def test_a_golden_that_two_runs_of_its_own_code_do_not_give_is_no_reference(tmp_
     """Memory that was never written, for example."""
     found = compared(tmp_path, off(own=0.02, fault=0.4), off(rounding=0.02, fault=0.4), off(fault=0.4), again=off(fault=0.4 + apart))
     (row,) = found.rows
-    assert conclude(found).answer is answer
+    assert decide(found).answer is answer
     assert ("golden's value is no reference here" in row.verdict.detail) is (answer is Answer.NOT_SURE)
     assert (row.reason is Reason.NOT_DETERMINISTIC) is (answer is Answer.NOT_SURE)
 
@@ -155,14 +155,14 @@ def test_an_integer_that_goldens_own_code_does_not_give_is_proved_only_as_one_of
 def test_a_value_that_the_proof_lacks_is_not_proved(tmp_path: Path) -> None:
     for proof in (GOLDEN[:7], np.full(SIZE, math.nan)):
         found = compared(tmp_path, off(own=2e-3), off(rounding=2e-3), proof)
-        assert (len(found.unproved), conclude(found).answer) == (1, Answer.NOT_SURE)
+        assert (len(found.unproved), decide(found).answer) == (1, Answer.NOT_SURE)
 
 
 @pytest.mark.parametrize(("driven", "passes"), [(0.3, True), (0.01, False)])
 def test_an_error_far_beyond_rounding_is_rounding_where_goldens_own_code_does_the_same(tmp_path: Path, driven: float, passes: bool) -> None:
     errors = off(own=0.3), off(rounding=0.3)
     found = compared(tmp_path, *errors, GOLDEN, rounded=off(fault=driven))
-    assert (found.passed, conclude(found).answer is Answer.ROUNDING) == (passes, passes)
+    assert (found.passed, decide(found).answer is Answer.ROUNDING) == (passes, passes)
     if passes:
         assert str(found.conclusion) == "rounding; 1 row far off, as golden's own code is on rounded values"
     assert not compared(tmp_path, *errors, None, rounded=off(fault=driven)).passed  # of a baseline that is not proved
@@ -170,7 +170,7 @@ def test_an_error_far_beyond_rounding_is_rounding_where_goldens_own_code_does_th
 
 def test_a_larger_error_than_there_is_a_bug_all_the_same(tmp_path: Path) -> None:
     found = compared(tmp_path, off(own=0.9), off(rounding=0.3), GOLDEN, rounded=off(fault=0.3))
-    assert (found.passed, conclude(found).answer) == (False, Answer.BUG)
+    assert (found.passed, decide(found).answer) == (False, Answer.BUG)
 
 
 @pytest.mark.parametrize(

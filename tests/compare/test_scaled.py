@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.compare.conclusion import Answer
+from accucompare.compare.decide import Answer
 from accucompare.compare.origins.sites import Stage
 from accucompare.selection import Mode
 from tests.compare.builder import Item, compare, item, write

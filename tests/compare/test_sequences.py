@@ -153,7 +153,7 @@ def test_as_many_are_paired_as_can_be_in_order(golden: list[str], candidate: lis
 
 
 def test_long_sequences_are_aligned_window_by_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequences, "WINDOW", 16)
+    monkeypatch.setattr(sequences, "SEQUENCE_WINDOW", 16)
     kinds = ["exp", "mul", "add", "cos", "sin"]
     golden = [kinds[number * number % 5] for number in range(200)]
     candidate = ["tan", *golden[:60], "tan", "tan", *golden[60:120], *golden[123:], "tan"]

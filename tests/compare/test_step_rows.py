@@ -13,7 +13,7 @@ import accucompare as ac
 from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import StepSeries
 from accucompare.bundle.format.records import Role
-from accucompare.compare.conclusion import Answer
+from accucompare.compare.decide import Answer
 from accucompare.compare.origins.sites import Stage
 from accucompare.compare.rows.rows import Reason
 from tests.compare.builder import Item, item, write

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import accucompare as ac
+from accucompare.cli.scripts import OF_CASES
 from tests.compare.builder import item, write
 
 
@@ -80,6 +81,35 @@ def test_the_baseline_computes_as_the_candidate_does(
     tmp_path: Path, golden: dict[str, Any], candidate: dict[str, Any], expected: str
 ) -> None:
     assert suggested(tmp_path, golden, candidate) == f"accucompare capture {expected}"
+
+
+SCRIPT = {"script": True, "seed": 3, "steps": 2, "round_weights": "bfloat16", "like": "first"}
+
+
+@pytest.mark.parametrize("sides", ["both", "golden", "candidate"])
+@pytest.mark.parametrize("fed", [False, True])
+def test_of_a_script_the_baseline_is_that_script_and_no_option_of_cases_is_named(tmp_path: Path, sides: str, fed: bool) -> None:
+    golden = {"model": parameters("float32"), "capture": SCRIPT if sides != "candidate" else {}}
+    captured = {**(SCRIPT if sides != "golden" else {}), **(FED if fed else {}), "level": "op", "only": ["a"]}
+    command, *ran = suggested(tmp_path, golden, {"model": parameters("bfloat16"), "capture": captured}).split(" -- ")
+    assert (command.startswith("accucompare capture "), ran) == (True, ["COMMAND"])
+    assert not {f"--{name.replace('_', '-')}" for name in OF_CASES} & {*command.split()}
+    assert ("--feed DIR/golden" in command) is fed
+    assert command.endswith("--level op --only a --out cpu-bf16-fed" if fed else "--level op --only a --out cpu-bf16")
+
+
+def test_of_a_script_the_preflight_says_in_which_type_it_has_to_compute(tmp_path: Path) -> None:
+    sides = [
+        write(tmp_path / dtype, [item("a", [1.0])], model=parameters(dtype), capture={"script": True}) for dtype in ("float32", "bfloat16")
+    ]
+    (found,) = [finding.message for finding in ac.diff(*sides).preflight if finding.topic == "baseline"]
+    assert "accucompare capture --out cpu-bf16 -- COMMAND (COMMAND: golden's script, computing in bfloat16 on the CPU), then" in found
+
+
+def test_a_case_is_named_where_the_other_side_is_a_script(tmp_path: Path) -> None:
+    named = {"environment": {"case": "net.py:case"}, "model": parameters("bfloat16")}
+    found = suggested(tmp_path, {"model": parameters("float32"), "capture": {"script": True}}, named)
+    assert found == "accucompare capture net.py:case --device cpu --dtype bfloat16 --out cpu-bf16"
 
 
 @pytest.mark.parametrize("names", [("golden", "cpu-bf16"), ("cpu-bf16", "candidate")])

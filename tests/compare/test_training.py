@@ -10,7 +10,7 @@ import pytest
 
 import accucompare as ac
 from accucompare.bundle.format.records import Role
-from accucompare.compare.conclusion import Answer
+from accucompare.compare.decide import Answer
 from accucompare.compare.origins.sites import Stage
 from accucompare.compare.origins.training import NOT_FED
 from accucompare.compare.rows.rows import Reason

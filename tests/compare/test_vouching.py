@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.compare.conclusion import Answer
+from accucompare.compare.decide import Answer
 from accucompare.compare.rows.rows import Reason
 
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))

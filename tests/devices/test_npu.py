@@ -220,7 +220,7 @@ def test_half_types_are_sketched_on_the_npu_and_judged_by_that(tmp_path: Path) -
     capture_case(f"{ROOT}/fixtures/gpt2.py", golden, DeviceName("cpu"))
     fed = CaptureOptions(feed=golden, mode="sketch")
     baseline = capture_case(f"{ROOT}/fixtures/gpt2.py", tmp_path / "baseline", DeviceName("cpu"), fed, dtype=FloatType.BFLOAT16)
-    small_too = f"from accucompare.live import tensors\ntensors._WORTH_A_SKETCH = 0\n{CLI}"
+    small_too = f"from accucompare.live.values import tensors\ntensors._WORTH_A_SKETCH = 0\n{CLI}"
     sound = captured("gpt2.py", tmp_path / "sound", *options, program=small_too)
     faulty = captured("gpt2.py", tmp_path / "faulty", *options, program=small_too, fault="aten::native_layer_norm:3=scale1.02")
     digests = []

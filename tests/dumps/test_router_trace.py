@@ -11,7 +11,7 @@ import pytest
 
 import accucompare as ac
 from accucompare.bundle.format.records import Layout
-from accucompare.compare.conclusion import Answer
+from accucompare.compare.decide import Answer
 from accucompare.dumps.importing import import_dump
 from accucompare.errors import AccucompareError
 from tests.conftest import Run

@@ -151,7 +151,7 @@ def test_a_tensor_is_copied_where_the_device_cannot_make_a_sketch(tmp_path: Path
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(cpu, "SKETCHES_IN", "float64")
-    monkeypatch.setattr(device_sketch, "begin", out_of_memory)
+    monkeypatch.setattr(device_sketch, "begin_sketch", out_of_memory)
     writer = BundleWriter(tmp_path / "b", Manifest(complete=True), mode=Mode.SKETCH)
     tensor = torch.randn(600, 500).t()
     host = to_host(tensor, writer)

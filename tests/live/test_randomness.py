@@ -298,7 +298,7 @@ def test_attention_with_little_dropout_is_nearly_attention_without(options: dict
 
 
 def test_attention_leaves_the_generator_as_a_devices_own_kernel_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    plainly = randomness.plainly
+    plainly = randomness.without_dispatch
 
     def on_device(op: Any, *args: Any, **kwargs: Any) -> Any:
         """A fused kernel that draws other numbers, and more of them, than the mathematical form."""
@@ -307,7 +307,7 @@ def test_attention_leaves_the_generator_as_a_devices_own_kernel_does(monkeypatch
         plainly(torch.rand, 7)
         return plainly(op, *args[:4], 0.0, *args[5:], **kwargs)
 
-    monkeypatch.setattr(randomness, "plainly", on_device)
+    monkeypatch.setattr(randomness, "without_dispatch", on_device)
     torch.manual_seed(1)
     drawn(lambda: attention(0.5))
     found = torch.get_rng_state()

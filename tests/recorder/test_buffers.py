@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
 from accucompare.bundle.format.records import WRITTEN_ROLES, Record, Role
-from accucompare.compare.conclusion import Answer
+from accucompare.compare.decide import Answer
 from accucompare.compare.rows.rows import Reason, Status
 from accucompare.live.values import tensors
 from accucompare.recorder.recording import buffers, making

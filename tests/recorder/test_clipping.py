@@ -12,7 +12,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.compare.conclusion import Answer
+from accucompare.compare.decide import Answer
 
 Clip = Callable[[nn.Module], object]
 

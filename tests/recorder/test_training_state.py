@@ -14,7 +14,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.format.training_state import Component, Missing
-from accucompare.compare.conclusion import Answer
+from accucompare.compare.decide import Answer
 from accucompare.compare.rows.rows import Reason
 from accucompare.compare.trust.unverified import unverified
 from tests.conftest import Run

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.compare.conclusion import Answer
+from accucompare.compare.decide import Answer
 from accucompare.compare.rows.rows import Reason
 from accucompare.devices import DeviceName
 from accucompare.locate import LocateSetup, locate

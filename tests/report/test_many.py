@@ -27,7 +27,7 @@ from accucompare.numbers.statistics import Statistics
 from accucompare.report.excel import worksheets
 from accucompare.report.table import heat, overview, sheets
 from accucompare.report.table.columns import COLUMNS
-from accucompare.report.table.tallies import Largest, Worst, first_of, second_of
+from accucompare.report.table.extremes import Extremes, first_of, second_of
 from benchmarks.made_rows import ManyRows, many
 from tests.attacks.conftest import Command, command  # noqa: F401
 from tests.compare.builder import item, write
@@ -228,28 +228,13 @@ def test_of_rows_about_the_same_the_very_one_is_found() -> None:
     assert finder.places == [1]
 
 
-def test_the_largest_are_the_same_as_sorted() -> None:
-    draw = np.random.default_rng(3)
-    drawn = draw.integers(0, 40, 1_000).astype(float)
-    largest = Largest(30)
-    for start in range(0, 1_000, 90):
-        part = drawn[start : start + 90]
-        largest.add(np.arange(start, start + len(part)), part)
-    assert largest.found().tolist() == sorted(range(1_000), key=lambda at: (-drawn[at], at))[:30]
-    assert largest.count == 1_000
-
-
-def test_the_worst_of_pairs_is_the_same_as_by_a_dict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accucompare.report.table.tallies._PENDING", 100)  # so that it is put together often
+def test_the_worst_of_pairs_is_the_same_as_by_a_dict() -> None:
     draw = np.random.default_rng(4)
     layers, ranks, used = draw.integers(0, 9, 2_000), draw.integers(0, 5, 2_000), draw.integers(-1, 12, 2_000).astype(float)
-    worst, reference = Worst(), dict[tuple[int, int], tuple[float, int]]()
-    for start in range(0, 2_000, 64):
-        part = slice(start, min(start + 64, 2_000))
-        worst.add(layers[part], ranks[part], used[part], np.arange(2_000)[part], used[part] + 1, -used[part])
+    reference: dict[tuple[int, int], tuple[float, int]] = {}
     for at, place in enumerate(zip(layers.tolist(), ranks.tolist(), strict=True)):
         reference[place] = max(reference.get(place, (-2.0, 0)), (used[at], -at))
-    found = worst.found()
+    found = Extremes(np.arange(2_000), used, np.arange(2_000), used + 1, -used).by(layers << 32 | ranks)
     pairs = list(zip(first_of(found.groups).tolist(), second_of(found.groups).tolist(), strict=True))
     assert pairs == sorted(reference)
     assert found.used.tolist() == [reference[each][0] for each in pairs]

@@ -142,6 +142,24 @@ def test_numbers_are_kept_to_the_digits_that_are_shown(count: int, digits: float
     assert kept[6] == 0
 
 
+def test_the_page_shows_the_last_digit_that_the_number_has(browser: Browser, folder: Path) -> None:
+    """Of a number that is kept in a few bytes; ``format`` stands for the workbook, and for every other report."""
+    rng = np.random.default_rng(0)
+    errors = [*(10.0 ** rng.uniform(-9, 2, 300)), 9.9949e-3, 9.995e-3, 1.0]
+    excesses = [*(rng.uniform(100, 999, 300)), 166.4949, 79.3151, 0.5]
+    sides = [record(f"m{number}") for number in range(len(errors))]
+    rows = [
+        Row(side, side, Verdict(Reason.OK, used=excess), Metrics(rel_l2=error), module=side.name)
+        for side, error, excess in zip(sides, errors, excesses, strict=True)
+    ]
+    browser.open(of_rows(*rows).to_html(folder / "digits.html"))
+    told = browser.run(
+        "return unpack().then(({ head: { tables: { rows } } }) => ['relative L2', 'x limit'].map((title) => rows.column(title)).map("
+        "(column) => Array.from({ length: rows.rows }, (_, row) => shown(column, column.value(row)))))"
+    )
+    assert told == [[f"{error:.2e}" for error in errors], [f"{excess:.2f}" for excess in excesses]]
+
+
 def test_what_is_no_number_is_told_from_nan_and_infinities() -> None:
     first = [int(bits) >> 48 for bits in leading_bits([math.nan, None, "", math.inf, -math.inf], 3)]
     assert first == [0x7FF8, 0x7FFC, 0x7FFC, 0x7FF0, 0xFFF0]
@@ -278,6 +296,15 @@ def test_the_tree_is_open_at_the_first_divergence_and_marks_it(browser: Browser,
     labels = browser.texts("#tree .label")
     assert labels[:5] == ["(root)", "a", "b", "fc", "norm"]
     assert browser.texts("#tree .node:has(.here) .label") == ["fc"]
+
+
+@pytest.mark.parametrize("role", [Role.INPUT, Role.GRAD_OUTPUT])
+def test_what_glue_made_fails_in_the_module_whose_code_it_is(browser: Browser, folder: Path, role: Role) -> None:
+    given = replace(record("net.attn.list.proj"), role=role, parent=("net.attn", 0))
+    rows = [Row(given, given, Verdict(Reason.GLUE), Metrics(rel_l2=0.1), module=given.name)]
+    browser.open(of_rows(*rows).to_html(folder / f"glue-{role.value}.html"))
+    assert browser.texts("#tree .node:has(.fails) .label") == ["(root)", "net", "attn"]
+    assert "proj" in browser.texts("#tree .label")
 
 
 def test_a_click_on_a_module_shows_its_rows_alone(browser: Browser, page: Path) -> None:

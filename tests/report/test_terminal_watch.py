@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,22 @@ from rich.console import Console
 
 from accucompare.errors import ReportError
 from accucompare.findings.analysis.analysis import read
+from accucompare.findings.checklist.checks import CheckOutcome, CheckStatus
+from accucompare.findings.checklist.health import CHECKS, Checklist, Health, judge_log
 from accucompare.findings.log.events import Alert, AlertKind, Cause, End, Ending, Event, Frame, Frames
 from accucompare.findings.log.log import log_path
 from accucompare.findings.log.vitals import ParameterFacts, TrainingSetup, Vitals
 from accucompare.report.excel.watch_workbook import write_watch
+from accucompare.report.page.page_log import write_log_page
 from accucompare.report.table import sheets
-from accucompare.report.terminal.terminal_watch import print_analysis, print_finding, print_frames, print_watched
+from accucompare.report.table.health_columns import headline
+from accucompare.report.terminal.terminal_watch import print_analysis, print_finding, print_frames, print_watched, verdict_line
 from tests.findings.logs import NASTY, end, found, frames, passed, seen, start, step, training, write
+from tests.findings.test_health import no_weight_moved, sound
 
 
 def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], *events: Event, quiet: bool = False) -> str:
-    print_analysis(read(write(tmp_path / "log", *events)), [Path("x.xlsx")], quiet)
+    print_analysis(read(write(tmp_path / "log", *events)), None, [Path("x.xlsx")], quiet)
     return capsys.readouterr().out
 
 
@@ -38,10 +44,12 @@ def cells(path: Path, sheet: str) -> list[list[object]]:
 # Terminal
 
 
-@pytest.mark.parametrize("show", [print_watched, lambda ranks, quiet: print_analysis(ranks, [], quiet)], ids=["watch", "overflow"])
+@pytest.mark.parametrize(
+    "show", [print_watched, lambda ranks, health, quiet: print_analysis(ranks, health, [], quiet)], ids=["watch", "overflow"]
+)
 def test_why_a_run_has_failed_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], show: Any) -> None:
     failed = End(1, 1, "ValueError: no such file", Ending.FAILED)
-    show(read(write(tmp_path / "log", start(), step(0), failed)), False)
+    show(read(write(tmp_path / "log", start(), step(0), failed)), None, False)
     assert capsys.readouterr().out.count("no such file") == 1
 
 
@@ -116,6 +124,32 @@ def test_an_origin_is_shown_with_the_first_of_what_it_passed_through(tmp_path: P
 def test_quiet_prints_the_verdict_line_only(tmp_path: Path, capsys: pytest.CaptureFixture[str], events: list[Event], line: str) -> None:
     out = printed(tmp_path, capsys, start(), *events, quiet=True)
     assert out.replace(str(tmp_path / "log"), "LOG") == line
+
+
+@pytest.mark.parametrize("status", list(CheckStatus))
+@pytest.mark.parametrize("events", [[step(0), end()], [found(), step(0), end()], [step(0)]], ids=["finite", "not finite", "no end"])
+def test_the_verdict_is_a_bare_finite_only_where_no_check_fails(tmp_path: Path, events: list[Event], status: CheckStatus) -> None:
+    ranks = read(write(tmp_path / "log", start(), *events))
+    health = Health([Checklist(CHECKS[0], CheckOutcome(status, ""), {})])
+    line, without = verdict_line(ranks, health), verdict_line(ranks, None)
+    if without.plain.startswith("FINITE") and status is CheckStatus.FAIL:
+        assert line.plain.startswith("FINITE, CHECKS FAIL  ")
+        assert line.plain.endswith(headline(health))
+        assert "green" not in str(line.spans)
+    else:
+        assert line == without
+
+
+def test_every_report_of_a_log_shows_that_a_check_fails(tmp_path: Path) -> None:
+    """All is finite, and nothing is learnt: updates that move no weight."""
+    log = sound()
+    no_weight_moved(log)
+    ranks = log.ranks()
+    said = f"but the checklist: {headline(judge_log(ranks))}"
+    assert str(cells(write_watch(ranks, tmp_path / "x.xlsx"), "Findings")[0][0]).endswith(said)
+    page = write_log_page(ranks, tmp_path / "x.html").read_text()
+    assert said in page
+    assert re.search(r'class="verdict bad">FINITE, CHECKS FAIL<', page)
 
 
 def test_ten_thousand_findings_are_printed_in_a_screen_or_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,6 +70,11 @@ def test_the_chosen_steps_are_recorded_with_their_numbers(captured: Ran) -> None
     assert list(recorded(captured)) == captured.seen[0].recorded == [0, 2, 3]
 
 
+def test_its_manifest_says_that_it_is_a_scripts(captured: Ran) -> None:
+    with ac.open_bundle(captured.bundle) as bundle:
+        assert bundle.manifest.options.script
+
+
 def test_the_first_call_of_the_model_is_recorded_whole(captured: Ran) -> None:
     with ac.open_bundle(captured.bundle) as bundle:
         assert bundle.load("", role="input", path="x", step=0).shape == (4, 8)

@@ -103,6 +103,7 @@ class Options(msgspec.Struct, frozen=True):
         fallback: which modules ran in another type than the capture's.
         imported: of which tool's dump it was made, if it was.
         replaced: the weights that held other values than golden's before those were copied into the model.
+        script: whether an unedited script was captured, and no case.
         overruled: what else was not golden's before it was replaced: ``the mode of encoder.drop``, ``the gradient of 0.weight``.
     """
 
@@ -130,6 +131,7 @@ class Options(msgspec.Struct, frozen=True):
     imported: Imported | None = None
     replaced: tuple[str, ...] = ()
     overruled: tuple[str, ...] = ()
+    script: bool = False
 
     def holds(self, group: RoleGroup) -> bool:
         """Whether it was asked to hold the records of a group, and there were such."""

@@ -36,8 +36,8 @@ class SavedObject(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: its class.
-        options: what its ``state_dict`` holds by name, taken apart (see ``live.modules.state``); of an optimizer the options of its parameter
-            groups, such as ``0.lr``.
+        options: what its ``state_dict`` holds by name, taken apart (see ``live.modules.state``); of an optimizer the options of its
+            parameter groups, such as ``0.lr``.
         changed: the names of those that the steps before have changed. The others are as the code has made them.
         groups: of an optimizer: the names of the parameters of each group.
         state: of an optimizer: its state by the name of the parameter, taken apart; ``*`` is what belongs to none.

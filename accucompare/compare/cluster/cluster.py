@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 _LOGGER = logging.getLogger(__name__)
 
 #: Bytes of tensors and pairs that a worker gets at a time: Dask takes about two milliseconds for a task, whatever is in it.
-_BATCH = 128 << 20
+PARCEL_BYTES = 128 << 20
 PAIRS = 2000
 #: The fewest tasks in flight; twice as many as threads, if that is more. A million pairs are never all packed at once.
 IN_FLIGHT = 64
@@ -48,7 +48,7 @@ RETRIES = 2
 ASKED_AGAIN = 3
 #: Seconds between two looks at the cluster while nothing arrives, and for how long it may be without any worker.
 LOOK = 2.0
-_ALONE = 30.0
+ALONE_SECONDS = 30.0
 _GRACE = 5.0  # seconds more than Dask's own patience to connect; and those that workers have at the end to close their files
 
 #: Loggers of Dask's that print a traceback for each connection that ends; what it means for the comparison is said once, at its end.
@@ -203,7 +203,7 @@ class Cluster:
         sizes = [nbytes(task) for task in tasks]
         total, done = sum(sizes), 0
         large, rest = in_order(sizes)
-        batches = batches_of([*large, *rest], sizes, _BATCH, PAIRS)
+        batches = batches_of([*large, *rest], sizes, PARCEL_BYTES, PAIRS)
         job = _job(sides)
         words = {_absolute(bundle): str(bundle.path) for bundle in sides.bundles().values()}
         outcomes: dict[int, PairOutcome | BundleError] = {}
@@ -270,8 +270,8 @@ class Cluster:
                 raise self._lost(sides, "has lost its scheduler")
             if self._threads():
                 alone = None
-            elif (alone := alone or time.monotonic()) < time.monotonic() - _ALONE:
-                raise self._lost(sides, f"has had no workers for {_ALONE:.0f} s")
+            elif (alone := alone or time.monotonic()) < time.monotonic() - ALONE_SECONDS:
+                raise self._lost(sides, f"has had no workers for {ALONE_SECONDS:.0f} s")
         try:
             return future.result()
         except CancelledError:

@@ -38,8 +38,8 @@ in float32, so a mean or norm is taken to be right to 2 u of the type and to wha
 mean or norm that is not there lies where the extrema let it. NaN and Inf are known to be there, and are not counted: on one side only they
 fail for certain, on both they are not comparable.
 
-**Masks.** If both sides may hold different numbers as masks (``compare.measuring.masks``), these may be most of a sum, and statistics do not tell
-how many there are. Then only a different count of NaN is certain, and nothing else can be told.
+**Masks.** If both sides may hold different numbers as masks (``compare.measuring.masks``), these may be most of a sum, and statistics do
+not tell how many there are. Then only a different count of NaN is certain, and nothing else can be told.
 """
 
 from __future__ import annotations

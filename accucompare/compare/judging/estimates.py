@@ -8,15 +8,15 @@ means, extrema and counts are exact, as recorded. So ::
     1 - cosine        ~  ‖S(c) / ‖c‖ - S(g) / ‖g‖‖² / 2,  or 2 - ‖S(c) / ‖c‖ + S(g) / ‖g‖‖² / 2  where that is more exact
     bias              =  mean(c) - mean(g)
 
-and where the lower bounds that statistics prove (``compare.judging.bounds``) are larger, they take the place of the estimate: an error that sits in
-one element, or in two that a sketch can lose, moves an extreme or a norm. What is largest where is not known.
+and where the lower bounds that statistics prove (``compare.judging.bounds``) are larger, they take the place of the estimate: an error that
+sits in one element, or in two that a sketch can lose, moves an extreme or a norm. What is largest where is not known.
 
 **Uncertainty.** An estimate is over its limit only if it is by more than an estimate of a value at the limit exceeds once in a thousand:
 sqrt(chi2.999(k) / k) times a limit on the error itself, and sqrt(F.999(k, k)) times one on the excess, the ratio of two estimates.
 A true error may so be up to that factor beyond a limit and pass, or a bit more; the report says that rows were judged by sketches.
 
-**A device without float64** adds up in float32 (``live.values.device_sketch``). By how much its sketches may be apart for that reason alone is
-taken off the estimate.
+**A device without float64** adds up in float32 (``live.values.device_sketch``). By how much its sketches may be apart for that reason alone
+is taken off the estimate.
 
 **Integers and booleans** are compared exactly by their digests. How many differ, a sketch does not tell.
 """

@@ -32,7 +32,6 @@ PRECISIONS = {
     "hf32": ("float32", "hf32"),
     "tf32": ("float32", "tf32"),
 }
-DEFAULT_BASELINES = ("float32", "bfloat16")
 
 #: The mode of such a bundle.
 BASELINE_ERRORS = "errors"

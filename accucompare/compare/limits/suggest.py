@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 
 from accucompare.bundle.flags import FLAGS
 from accucompare.bundle.format import Manifest
@@ -39,7 +40,8 @@ def suggest_baseline(golden: str | Place, candidate: str | Place) -> str:
 
     Returns:
         A line such as ``accucompare capture model.py --device cpu --dtype bfloat16 --feed golden --out cpu-bf16-fed``. ``CASE`` stands
-        for a case that golden's manifest does not name, for example after a capture by the Python API.
+        for a case that golden's manifest does not name, for example after a capture by the Python API; ``COMMAND`` for the one that runs
+        golden's script, which has to compute in the candidate's precision on the CPU.
 
     Raises:
         BundleError: if one of the bundles is missing, damaged, or of a newer format.
@@ -49,36 +51,51 @@ def suggest_baseline(golden: str | Place, candidate: str | Place) -> str:
         'accucompare capture model.py --device cpu --dtype bfloat16 --out cpu-bf16'
     """
     with open_bundle(golden) as golden_bundle, open_bundle(candidate) as candidate_bundle:
-        return baseline_command(golden_bundle, candidate_bundle)
+        return suggested(golden_bundle, candidate_bundle).command
 
 
 def baseline_command(golden: Bundle, candidate: Bundle) -> str:
-    """``suggest_baseline`` for open bundles."""
-    return suggested(golden, candidate)[0]
+    """The command in words: for a script with what it has to compute in."""
+    return suggested(golden, candidate).words
 
 
-def suggested(golden: Bundle, candidate: Bundle) -> tuple[str, str]:
-    """The command, and the directory that it writes."""
+@dataclass(frozen=True)
+class Suggestion:
+    """A command that captures a baseline.
+
+    Attributes:
+        command: the line; ``CASE`` or ``COMMAND`` stands for what no manifest names.
+        out: the directory that it writes.
+        computes_in: the dtype that golden's script has to compute in, on the CPU; ``""`` for a case, of which the command says it.
+    """
+
+    command: str
+    out: str
+    computes_in: str = ""
+
+    @property
+    def words(self) -> str:
+        return self.command + (f" (COMMAND: golden's script, computing in {self.computes_in} on the CPU)" if self.computes_in else "")
+
+
+def suggested(golden: Bundle, candidate: Bundle) -> Suggestion:
+    """The command that captures the baseline: of golden's case, or of its script."""
     ours, theirs = golden.manifest, candidate.manifest
+    made, case = ours.options, ours.case or theirs.case
+    of_script = not case and (made.script or theirs.options.script)
     dtypes = float_dtype(ours), float_dtype(theirs)
-    command = ["accucompare", "capture", ours.case or theirs.case or "CASE", "--device", "cpu"]
     lowered = next((each for each in product_formats(theirs) if each and dtypes[1] == "float32"), "")
     if lowered:
-        name = lowered
-        command += ["--dtype", dtypes[1]] if dtypes[0] != dtypes[1] else []
-        command += ["--emulate", lowered]
+        name, dtype = lowered, dtypes[1]
     else:  # in golden's own dtype the CPU may give golden itself; float64 shows golden's rounding
         dtype = dtypes[1] if dtypes[0] != dtypes[1] and dtypes[1] else "float64"
         name = _SHORT.get(dtype, dtype)
-        command += ["--dtype", dtype]
-    fed = theirs.fed
-    made = ours.options
-    like = golden.path if ours.state is not None else made.like
-    if fed:  # then golden's rounding of weights is taken over
-        command += ["--feed", str(golden.path)]
-    elif made.round_weights:
-        command += ["--round-weights", made.round_weights]
-    command += ["--like", str(like)] if like else []
+    command = ["accucompare", "capture"]
+    if not of_script:  # a script chooses these itself
+        command += [case or "CASE", "--device", "cpu"]
+        command += ["--dtype", dtype] if dtype != dtypes[0] or not lowered else []
+    command += ["--emulate", lowered] if lowered else []
+    command += _weights_from(golden, candidate, of_script)
     steps = made.steps if made.chosen_steps is None else Steps.held(made.chosen_steps)
     for option, number in (("--seed", made.seed), ("--steps", steps)):
         command += [option, str(number)] if number else []
@@ -86,7 +103,19 @@ def suggested(golden: Bundle, candidate: Bundle) -> tuple[str, str]:
     for option, globs in (("--only", theirs.options.only), ("--skip", theirs.options.skip)):
         for glob in globs or ():
             command += [option, glob]
-    out = f"cpu-{name}{'-fed' if fed else ''}"
+    out = f"cpu-{name}{'-fed' if theirs.fed else ''}"
     if out in (golden.path.resolve().name, candidate.path.resolve().name):
         out += "-baseline"
-    return shlex.join([*command, "--out", out]), out
+    command += ["--out", out]
+    return Suggestion(shlex.join([*command, "--", "COMMAND"] if of_script else command), out, dtype if of_script else "")
+
+
+def _weights_from(golden: Bundle, candidate: Bundle, of_script: bool) -> list[str]:
+    """The options that give a baseline golden's weights, and a fed one golden's values; a script starts from its own weights."""
+    made = golden.manifest.options
+    if candidate.manifest.fed:  # then golden's rounding of weights is taken over
+        options = ["--feed", str(golden.path)]
+    else:
+        options = ["--round-weights", made.round_weights] if made.round_weights and not of_script else []
+    like = golden.path if golden.manifest.state is not None else made.like
+    return [*options, "--like", str(like)] if like and not of_script else options

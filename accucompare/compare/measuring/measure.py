@@ -2,8 +2,8 @@
 
 Sums are taken as ``accucompare.numbers.sums`` describes, so no result depends on the block size. Values are first widened to float64.
 That is exact for every type but 64-bit integers, which are subtracted as integers. Complex tensors are compared as pairs of reals.
-Positions not finite on both sides are counted, judged, and left out of every sum. Positions masked on both sides (``compare.measuring.masks``) are
-equal, and left out too.
+Positions not finite on both sides are counted, judged, and left out of every sum. Positions masked on both sides
+(``compare.measuring.masks``) are equal, and left out too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from accucompare.numbers import DTYPES, DType, Kind, Number, Statistics, kernel
 class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The metrics of a pair; d = candidate - golden, n = positions finite on both sides and not masked on both.
 
-    Metrics from statistics alone (``compare.judging.bounds``) hold lower bounds instead of most values, and ``None`` where nothing is known.
+    Metrics from statistics alone (``compare.judging.bounds``) hold lower bounds instead of most values, and ``None`` where nothing is
+    known.
 
     Attributes:
         elements: positions in the tensor (twice the elements of a complex one).
@@ -105,7 +106,8 @@ def measure_pair(
         golden_dtype, candidate_dtype: their true types, both of one kind.
         shape: of both.
         atol, rtol: for ``over_tolerance`` and ``needed_atol``; one given alone takes the other as 0.
-        masks: whether to look for masks. That takes NumPy's slower pass, so ask only if both tensors may hold some (``compare.measuring.masks``).
+        masks: whether to look for masks. That takes NumPy's slower pass, so ask only if both tensors may hold some
+            (``compare.measuring.masks``).
         run: a ``map`` over the tensors' segments, which may work in parallel; it changes no result.
 
     Raises:

@@ -8,7 +8,7 @@ from accucompare.compare.origins.producers import with_producers
 from accucompare.compare.origins.reasons import Fed, NotFed, Origins, not_fed, operators_not_fed
 from accucompare.compare.origins.sites import Culprit, Stage
 from accucompare.compare.origins.training import FREE_GRADIENTS, PARAMETER_GRADIENTS, Terms, parameter_of
-from accucompare.compare.origins.unseen import unseen_rows, without_output
+from accucompare.compare.origins.unseen import Unseen, unseen_rows, without_output
 from accucompare.compare.origins.vouching import vouched_for
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Origins",
     "Stage",
     "Terms",
+    "Unseen",
     "different_values",
     "find_culprits",
     "is_choice",

@@ -27,7 +27,7 @@ _ALIKE = 0.1
 
 #: Operators of a call that are aligned at a time. The best alignment takes time and memory proportional to the square. Longer sequences
 #: are aligned well if no more than about half as many operators follow each other on one side only.
-_WINDOW = 1 << 12
+SEQUENCE_WINDOW = 1 << 12
 
 #: (rank, step, name, call index).
 _Call = tuple[int, int, str, int]
@@ -170,12 +170,12 @@ def _in_windows(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tup
     aligned_pairs: list[tuple[int, int]] = []
     ours = theirs = 0
     while ours < len(golden) and theirs < len(candidate):
-        pairs = _best(golden[ours : ours + _WINDOW], candidate[theirs : theirs + _WINDOW])
-        if max(len(golden) - ours, len(candidate) - theirs) > _WINDOW:
-            pairs = [pair for pair in pairs if min(pair) < _WINDOW // 2]
-            after = (pairs[-1][0] + 1, pairs[-1][1] + 1) if pairs else (_WINDOW // 2, _WINDOW // 2)
+        pairs = _best(golden[ours : ours + SEQUENCE_WINDOW], candidate[theirs : theirs + SEQUENCE_WINDOW])
+        if max(len(golden) - ours, len(candidate) - theirs) > SEQUENCE_WINDOW:
+            pairs = [pair for pair in pairs if min(pair) < SEQUENCE_WINDOW // 2]
+            after = (pairs[-1][0] + 1, pairs[-1][1] + 1) if pairs else (SEQUENCE_WINDOW // 2, SEQUENCE_WINDOW // 2)
         else:
-            after = _WINDOW, _WINDOW
+            after = SEQUENCE_WINDOW, SEQUENCE_WINDOW
         aligned_pairs += [(ours + one, theirs + other) for one, other in pairs]
         ours, theirs = ours + after[0], theirs + after[1]
     return aligned_pairs

@@ -1,8 +1,8 @@
 """Where two free-running runs of training part: data, weights, forward, loss, gradients or update, and in which step.
 
 The rungs are climbed step by step, and the first is named on which the two are further apart than rounding explains
-(``compare.runs.wander``): what comes later may be off for that alone. Of each step its numbers are compared (the series of the manifest), and
-what rows there are. What the runs were told to do otherwise (another learning rate, an update left out) is said before any number.
+(``compare.runs.wander``): what comes later may be off for that alone. Of each step its numbers are compared (the series of the manifest),
+and what rows there are. What the runs were told to do otherwise (another learning rate, an update left out) is said before any number.
 
 Of a fed candidate each step starts from golden's weights, so there is nothing to climb: its losses and clipped gradients are rows
 (``compare.runs.step_rows``).

@@ -118,7 +118,8 @@ def _judged(task: Task, outcome: PairOutcome, errors: list[tuple[int, float]], p
     if not proven:
         return PairOutcome(metrics, Verdict(Reason.NOT_COMPARABLE, detail=_NOT_JUDGED, chosen=True), outcome.baseline, outcome.noise)
     beyond = task.tolerance.by_default and task.tolerance.ceiling is not None and metrics.rel_l2 > task.tolerance.ceiling
-    detail = f"the weights were made by updates of other gradients; the baseline is up to {max(known):.2g} off in {len(known)} step(s)"
+    most = f"{max(known):.2g}" + (" times golden's own size" if max(known) > 1 else "")  # as of a gradient that is 0 but for rounding
+    detail = f"the weights were made by updates of other gradients; the baseline is up to {most} off in {len(known)} step(s)"
     judged = msgspec.structs.replace(
         verdict,
         reason=Reason.OK,

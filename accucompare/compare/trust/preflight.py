@@ -359,11 +359,11 @@ def preflight_baseline(
             return []
         if Mode.DIGEST in (golden.manifest.options.mode, candidate.manifest.options.mode):  # no error is known, for a baseline to judge
             return []
-        command, out = suggested(golden, candidate)
+        advice = suggested(golden, candidate)
         other = other_code(golden.manifest, candidate.manifest).versions
         where = f" (where golden was captured: there {other[0][0]} is {other[0][1]})" if other else ""
-        then = shlex.join(["accucompare", "diff", str(golden.path), str(candidate.path), "--baseline", out])
-        return [PreflightFinding("baseline", f"a baseline tells rounding from a bug: {command}{where}, then {then}", serious=False)]
+        then = shlex.join(["accucompare", "diff", str(golden.path), str(candidate.path), "--baseline", advice.out])
+        return [PreflightFinding("baseline", f"a baseline tells rounding from a bug: {advice.words}{where}, then {then}", serious=False)]
     pair = Pairing(golden, baseline, renamings, "baseline")
     findings = [
         replace(

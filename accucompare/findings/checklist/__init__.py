@@ -2,7 +2,7 @@
 
 from accucompare.findings.checklist.checks import Check, CheckOutcome, CheckStatus, Layer, failed, not_looked_at, passed, warned
 from accucompare.findings.checklist.checks_run import FINITE
-from accucompare.findings.checklist.health import CHECKS, Checklist, Health, judge_log, read_thresholds
+from accucompare.findings.checklist.health import CHECKS, Checklist, Health, judge_log, judge_vitals, read_thresholds
 
 __all__ = [
     "CHECKS",
@@ -15,6 +15,7 @@ __all__ = [
     "Layer",
     "failed",
     "judge_log",
+    "judge_vitals",
     "not_looked_at",
     "passed",
     "read_thresholds",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from accucompare.errors import UsageError
 from accucompare.files import bounded
-from accucompare.findings.analysis import Analysis, Ranks
+from accucompare.findings.analysis import Ranks
 from accucompare.findings.checklist.checks import Check, CheckOutcome, CheckStatus, Evidence, Threshold, not_looked_at
 from accucompare.findings.checklist.checks_data import DATA
 from accucompare.findings.checklist.checks_loss import LOSS
@@ -93,6 +93,11 @@ def judge_log(ranks: Ranks, thresholds: Mapping[str, float] | None = None) -> He
     return Health([_result(check, ranks, given) for check in CHECKS])
 
 
+def judge_vitals(ranks: Ranks) -> Health | None:
+    """The checklist by its default thresholds; ``None`` of runs whose log has nothing for it."""
+    return judge_log(ranks) if any(run.vitals for run in ranks.ranks) else None
+
+
 def _result(check: Check, ranks: Ranks, given: Mapping[str, float]) -> Checklist:
     limits = {each.name: float(given.get(each.name, each.default)) for each in check.thresholds}
     runs = ranks.ranks[:1] if check.across else ranks.ranks
@@ -106,11 +111,6 @@ def _outcome(check: Check, evidence: Evidence) -> CheckOutcome:
         return not_looked_at(check.because)
     missing = next((need for need in check.needs if need.missing(evidence)), None)
     return not_looked_at(missing.value) if missing is not None else check.judge(evidence)
-
-
-def is_unread(run: Analysis) -> bool:
-    """Whether a run has nothing that a check could look at."""
-    return not run.steps and not run.findings
 
 
 def read_thresholds(texts: Iterable[str], file: Path | None = None) -> dict[str, float]:

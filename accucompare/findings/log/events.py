@@ -1,8 +1,8 @@
 """The events of a watch's log, each a line of JSON. Without torch, so that a log can be read anywhere.
 
 A log holds runs, one after the other. Each begins with a ``WatchStart``; then for each step, in this order, its ``Alert``, ``Finding``,
-``Frames`` and ``ScaleChange`` events, its ``TrainingSetup`` (in the first step, and where it has changed), its ``Vitals`` and its ``Step``; and
-at last an ``End``, which is missing if the process was killed.
+``Frames`` and ``ScaleChange`` events, its ``TrainingSetup`` (in the first step, and where it has changed), its ``Vitals`` and its ``Step``;
+and at last an ``End``, which is missing if the process was killed.
 """
 
 from __future__ import annotations

@@ -129,7 +129,8 @@ def _aside(finding: Finding) -> str:
     if finding.cause is Cause.RANKS:
         return ", or given to it by another rank: what went in here was finite"
     if finding.unseen:
-        return f": what was looked at of what went in was finite; not looked at: {_listed([printable_value(each) for each in finding.unseen], 2)}"
+        names = _listed([printable_value(each) for each in finding.unseen], 2)
+        return f": what was looked at of what went in was finite; not looked at: {names}"
     if finding.cause is Cause.NEAR:
         return ": what went in was finite, but near the limit of its dtype"
     return ": what went in was finite" + _but_for_legal(finding)

@@ -4,7 +4,8 @@ Autograd numbers the nodes that a thread makes one after the other. So the nodes
 gradient that a call adds to an input is the sum of what its nodes give to the node that made the input. Nothing is put into the graph,
 so that a backward gives the same bits with and without.
 
-``live/autograd/gradients.py`` answers the same question for a watch, which needs the operator behind each node, by walking the graph of each output.
+``live/autograd/gradients.py`` answers the same question for a watch, which needs the operator behind each node, by walking the graph of
+each output.
 """
 
 from __future__ import annotations

@@ -56,8 +56,10 @@ class GoldenValues:
     def __init__(
         self, golden: Bundle, rank: int, modules: Modules, renamings: Sequence[Renaming] = (), round_to: str | None = None
     ) -> None:
-        """``renamings``: of golden's layers, see ``accucompare.compare.pairing.align.counterparts``. ``round_to``: to which type golden's floating
-        values are rounded before they are given; they keep their own."""
+        """``renamings``: of golden's layers, see ``compare.pairing.align.counterparts``.
+
+        ``round_to``: to which type golden's floating values are rounded before they are given; they keep their own.
+        """
         self._rounded: torch.dtype | None = None if round_to is None else getattr(torch, str(round_to))
         self.not_fed: list[dict[str, Any]] = []
         self._golden = golden

@@ -142,11 +142,6 @@ class Recorder(Listener[_Call]):
         return self._maker.count
 
     @property
-    def began_step(self) -> bool:
-        """Whether the model has been called in this step, as far as it is recorded."""
-        return self._called
-
-    @property
     def holds_records(self) -> bool:
         """Whether any record is to be made."""
         return bool(self._roles)

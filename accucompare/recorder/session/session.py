@@ -102,8 +102,8 @@ def capture(
             come and listed in the manifest.
         round_feed: ``"bfloat16"`` or ``"float16"``: round golden's floating values to this type before they are given; they keep their own.
             Golden's own code shows so how far an error of that size in what goes into a layer drives what comes out.
-        map: ``OLD=NEW`` renamings of the layers of ``like`` and ``feed``, see ``accucompare.compare.pairing.align.Renaming``: what is saved for,
-            or recorded of, the layer OLD goes to the model's NEW. ``"auto"`` finds them, and notes what it took.
+        map: ``OLD=NEW`` renamings of the layers of ``like`` and ``feed``, see ``accucompare.compare.pairing.align.Renaming``: what is saved
+            for, or recorded of, the layer OLD goes to the model's NEW. ``"auto"`` finds them, and notes what it took.
         backward: record gradients and updates, too, where there are such; and with ``feed``, feed golden's, if it has them.
         force: feed from a golden of other weights, or of another class of model, too.
         deterministic: use deterministic algorithms where there are such.

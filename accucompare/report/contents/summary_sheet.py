@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
-from accucompare.compare.conclusion import conclude
+from accucompare.compare.decide import decide
 from accucompare.compare.limits import float_dtype
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
@@ -39,7 +39,7 @@ from accucompare.report.table import (
     what_is_held,
 )
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import training_words
+from accucompare.report.words import decision_words, training_words
 from accucompare.text import without_credentials
 from accucompare.version import __version__
 
@@ -56,17 +56,18 @@ _ALARM = Look(bold=True, line=looks.LINE, color=looks.DARK_RED, fill=looks.PALE_
 def summary(comparison: Result, layers: Table, found: Overview) -> Page:
     """The sheet; its links lead to rows of *Layers*."""
     widths = _WIDTHS if comparison.baseline is None else _WIDTHS_OF_THREE
-    return Page("Summary", widths, list(_lines(comparison, layers, found)), tab=looks.GREEN if conclude(comparison).passed else looks.RED)
+    return Page("Summary", widths, list(_lines(comparison, layers, found)), tab=looks.GREEN if decide(comparison).passed else looks.RED)
 
 
 def _lines(comparison: Result, layers: Table, found: Overview) -> Iterator[Line]:
     def link(place: int | None) -> str:
         return found.link(layers, place)
 
-    concluded = conclude(comparison)
+    decided = decide(comparison)
+    said = decision_words.conclusion(decided, comparison)
     yield Line([], height=8)
-    yield _wide(culprits.verdict(comparison), looks.verdict_look(concluded.passed), height=52)
-    yield _wide(str(concluded), looks.BOLD._replace(size=14, wrap=True), height=max(24, 18 * (1 + len(str(concluded)) // 115)))
+    yield _wide(decision_words.verdict(decided.answer), looks.verdict_look(decided.passed), height=52)
+    yield _wide(said, looks.BOLD._replace(size=14, wrap=True), height=max(24, 18 * (1 + len(said) // 115)))
     yield _wide(meaning(comparison), looks.BOLD._replace(size=12, wrap=True), height=36)
     yield _fact("golden", str(comparison.golden.path))
     yield _fact("candidate", str(comparison.candidate.path))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.findings.analysis import Ranks
-from accucompare.findings.checklist import judge_log
+from accucompare.findings.checklist import Health, judge_vitals
 from accucompare.findings.log import Cause, Number, Step
 from accucompare.report.contents import norm_sheets
 from accucompare.report.excel.health_workbook import health_sheet
@@ -38,7 +38,7 @@ from accucompare.report.table import (
     thinned,
 )
 from accucompare.report.table import watch_columns as log
-from accucompare.report.terminal import verdict_line
+from accucompare.report.terminal import checks_fail, verdict_line
 
 _CHART_LINES = 17  # lines that a chart covers
 _MARKED = 60  # points of a chart, up to which each of them is marked
@@ -51,8 +51,17 @@ def write_watch(ranks: Ranks, path: Path) -> Path:
     Raises:
         ReportError: if it cannot be written.
     """
-    health = [health_sheet(ranks, judge_log(ranks))] if any(run.vitals for run in ranks.ranks) else []
-    sheets = [_findings(ranks), _frames(ranks), *_steps(ranks), *norm_sheets(ranks), _warnings(ranks), *health, _environment(ranks)]
+    health = judge_vitals(ranks)
+    checklist = [] if health is None else [health_sheet(ranks, health)]
+    sheets = [
+        _findings(ranks, health),
+        _frames(ranks),
+        *_steps(ranks),
+        *norm_sheets(ranks),
+        _warnings(ranks),
+        *checklist,
+        _environment(ranks),
+    ]
     return write_workbook(path, f"what a watch found: {ranks.path.name}", sheets)
 
 
@@ -64,17 +73,17 @@ def _table(
     return Table(title, shown, rows, heading=[Line([SheetItem(*line)]) for line in heading], pages_wide=2, **more)
 
 
-def _findings(ranks: Ranks) -> Table:
+def _findings(ranks: Ranks, health: Health | None) -> Table:
     def fill(row: log.FindingRow) -> str:
         if not row.finding.origin:
             return ""
         return AMBER if row.finding.cause is Cause.NEAR else PALE_RED
 
-    heading = [(verdict_line(ranks, alone=False).plain, SECTION)]
+    heading = [(verdict_line(ranks, health, alone=False).plain, SECTION)]
     heading += [(line, PLAIN_LOOK if place else BOLD) for place, line in enumerate(log.main_answer(ranks).splitlines())]
     heading += [(note, MUTED_TEXT) for note in ranks.notes[:3]]
     rows = [log.FindingRow(run, finding) for run, finding in ranks.findings]
-    tab, frozen = RED if rows or ranks.trouble else GREEN, 3 + ranks.several
+    tab, frozen = RED if rows or ranks.trouble or checks_fail(health) else GREEN, 3 + ranks.several
     return _table(ranks, "Findings", log.FINDINGS, rows, heading, nothing="Nothing was found.", frozen=frozen, fill=fill, tab=tab)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from accucompare.bundle.format import GROUP_OF, OPERATOR_ROLES, Role, display_name
 from accucompare.compare.rows import Status
-from accucompare.report.files.written import WrittenRow, number_of_json
+from accucompare.report.files.written import WrittenRow
 from accucompare.selection import RoleGroup
 
 
@@ -30,7 +31,7 @@ _STAGE = {
     RoleGroup.UPDATE: CallStage.UPDATE,
 }
 _MOST_DEPTH = 200  # calls inside calls; real models have some ten
-_Key = tuple[object, ...]  # rank, step, stage, name, call; and the operator
+_Key = tuple[Any, ...]  # rank, step, stage, name, call; and the operator
 #: Roles of values that go into a call.
 ENTERS = (Role.INPUT, Role.GRAD_OUTPUT, Role.COMPUTED_BUFFER, Role.BUFFER_BEFORE, Role.OP_INPUT, Role.OP_GRAD_OUTPUT)
 
@@ -43,7 +44,7 @@ class CallNode:
         name, call: the module's, as in a record.
         operator: the operator with its number, ``aten.bmm.default#0``; ``""`` for the module's own call.
         type: the class of the module.
-        rows: the numbers (from 1) of its rows.
+        rows: its rows, by their numbers (from 1).
         inside: the calls that it made.
     """
 
@@ -51,7 +52,7 @@ class CallNode:
     call: int
     operator: str = ""
     type: str = ""
-    rows: list[int] = field(default_factory=list)
+    rows: dict[int, WrittenRow] = field(default_factory=dict)
     inside: list[CallNode] = field(default_factory=list)
 
     def title(self, around: CallNode | None) -> str:
@@ -77,7 +78,6 @@ def passes(rows: Sequence[WrittenRow]) -> list[Pass]:
     found: dict[tuple[int, int, CallStage], Pass] = {}
     calls: dict[_Key, CallNode] = {}
     callers: dict[_Key, _Key] = {}
-    place_of: dict[_Key, tuple[int, int, CallStage]] = {}
     for number, row in enumerate(rows, 1):
         if row.role is None:
             continue
@@ -88,19 +88,19 @@ def passes(rows: Sequence[WrittenRow]) -> list[Pass]:
         if row.role in OPERATOR_ROLES:
             operator = row.type + row.path.removeprefix(row.type).partition(".")[0]
             key = (*module, operator)
-            calls.setdefault(key, CallNode(row.name, row.call, operator)).rows.append(number)
+            call = calls.setdefault(key, CallNode(row.name, row.call, operator))
             callers[key] = module
         else:
             call = calls.setdefault(key, CallNode(row.name, row.call))
             call.type = row.type
-            call.rows.append(number)
             if row.parent is not None:
                 callers[key] = (*place, *row.parent)
-        place_of[key] = place
+        call.rows[number] = row
     for key, call in calls.items():
+        rank, step, stage, *_ = key
         caller = calls.get(callers.get(key, ()))
         if caller is None or _too_deep(callers, key):
-            found[place_of[key]].calls.append(call)
+            found[rank, step, stage].calls.append(call)
         else:
             caller.inside.append(call)
     return [found[place] for place in sorted(found, key=lambda place: (*place[:2], list(CallStage).index(place[2])))]
@@ -115,12 +115,11 @@ def _too_deep(callers: dict[_Key, _Key], key: _Key) -> bool:
     return True
 
 
-def worst(rows: Sequence[WrittenRow]) -> WrittenRow | None:
+def worst(rows: Iterable[WrittenRow]) -> WrittenRow | None:
     """The row that tells most: one that fails before one that passes, then the one furthest over its limit, then from golden."""
 
     def rank(row: WrittenRow) -> tuple[float, ...]:
         status = (Status.FAIL, Status.NOT_COMPARED, Status.PASS).index(row.status)
-        used, error = number_of_json(row.used), number_of_json(row.rel_l2)
-        return -status, *(-1.0 if number is None or math.isnan(number) else number for number in (used, error))
+        return -status, *(-1.0 if number is None or math.isnan(number) else number for number in (row.used, row.rel_l2))
 
     return max(rows, key=rank, default=None)

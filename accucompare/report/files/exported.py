@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.files import written_whole
-from accucompare.report.files.written import JsonNumber, WrittenMetrics, WrittenRow, number_of_json
+from accucompare.report.files.written import WrittenMetrics, WrittenRow
 from accucompare.text import printable
 
 #: What log10 of an error is shown as, where it has no such number: of tensors that are equal, and of an error without bound.
@@ -19,7 +19,7 @@ def facts(row: WrittenRow) -> dict[str, str]:
     """What is told of a row, in the words of the columns; what it does not have is left out."""
     side = row.golden or row.candidate
     metrics = row.metrics or WrittenMetrics()
-    told: dict[str, JsonNumber | str] = {
+    told: dict[str, float | str | None] = {
         "reason": row.reason.value,
         "relative L2": metrics.rel_l2,
         "x limit": row.used,
@@ -33,16 +33,11 @@ def facts(row: WrittenRow) -> dict[str, str]:
         "golden dtype": "" if row.golden is None else row.golden.dtype,
         "candidate dtype": "" if row.candidate is None else row.candidate.dtype,
     }
-    return {name: _shown(value) for name, value in told.items() if value not in (None, "")}
+    return {name: printable(value) if isinstance(value, str) else f"{value:.6g}" for name, value in told.items() if value not in (None, "")}
 
 
-def _shown(value: JsonNumber | str) -> str:
-    return f"{value:.6g}" if isinstance(value, (int, float)) else printable(str(value))
-
-
-def log_of(number: JsonNumber) -> float | None:
+def log_of(value: float | None) -> float | None:
     """log10 of an error, within the bounds above; ``None`` if there is none, or it is not a number."""
-    value = number_of_json(number)
     if value is None or math.isnan(value):
         return None
     if value <= 0:

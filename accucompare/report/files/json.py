@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from accucompare.bundle.format import Record
-from accucompare.compare.conclusion import conclude, exit_code
+from accucompare.compare.decide import decide
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.origins import Culprit, with_producers
 from accucompare.compare.result import Result
@@ -22,7 +22,7 @@ from accucompare.compare.runs import Acceptance, Parting, StepPair, TrainingResu
 from accucompare.files import written_whole
 from accucompare.report.files.written import is_lines
 from accucompare.report.table import overview_of
-from accucompare.report.words import place_words, verdict
+from accucompare.report.words import decision_words, place_words
 
 
 def write_json(comparison: Result, path: Path) -> Path:
@@ -45,7 +45,7 @@ def write_json(comparison: Result, path: Path) -> Path:
 
 def head(comparison: Result) -> dict[str, Any]:
     """All but the rows, as JSON can hold it."""
-    conclusion = conclude(comparison)
+    decided = decide(comparison)
     first, until = comparison.first_divergence, comparison.identical_until
     places = overview_of(comparison).culprits if comparison.culprits else []
     content = {
@@ -54,11 +54,11 @@ def head(comparison: Result) -> dict[str, Any]:
         "baseline": None if comparison.baseline is None else str(comparison.baseline.path),
         "refused_baseline": comparison.refused and str(comparison.refused),
         "fed": comparison.fed,
-        "verdict": verdict(comparison),
-        "passed": conclusion.passed,
-        "exit_code": exit_code(conclusion.answer),
-        "answer": conclusion.answer.value,
-        "conclusion": str(conclusion),
+        "verdict": decision_words.verdict(decided.answer),
+        "passed": decided.passed,
+        "exit_code": decided.exit_code,
+        "answer": decided.answer.value,
+        "conclusion": decision_words.conclusion(decided, comparison),
         "compared": comparison.compared,
         "by_statistics": comparison.by_statistics,
         "by_sketch": comparison.by_sketch,

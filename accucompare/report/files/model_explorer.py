@@ -16,11 +16,12 @@ from accucompare.compare.rows import NEAR, Reason, Status
 from accucompare.files import is_stream
 from accucompare.report.files.call_tree import ENTERS, CallNode, Pass, passes, worst
 from accucompare.report.files.exported import facts, log_of, write_text
-from accucompare.report.files.written import JsonNumber, Written, WrittenRow
+from accucompare.report.files.written import Written, WrittenRow
 from accucompare.report.table import AMBER, PALE_GREEN, PALE_RED, REASON_LOOK
 from accucompare.text import printable
 
 JSON = dict[str, Any]
+_Rows = dict[int, WrittenRow]
 
 
 #: Where an error is made: darker than where it has only arrived.
@@ -47,7 +48,7 @@ class NodeData(NamedTuple):
 
     suffix: str
     title: str
-    get: Callable[[WrittenRow], JsonNumber]
+    get: Callable[[WrittenRow], float | None]
     thresholds: tuple[tuple[float, str], ...]
 
 
@@ -65,13 +66,13 @@ NODE_DATA = (
 
 @dataclass
 class _Node:
-    """A node, and the numbers of its rows."""
+    """A node, and its rows by their numbers."""
 
     id: str
     label: str
     namespace: str
     call: CallNode
-    rows: list[int]
+    rows: _Rows
     before: _Node | None  # in execution order, within the same module
 
 
@@ -86,15 +87,15 @@ def write_model_explorer(written: Written, path: Path) -> list[Path]:
     """
     graphs, results = [], []
     for each in passes(written.rows):
-        nodes = _nodes(each, written.rows)
+        nodes = _nodes(each)
         node_of = {number: node for node in nodes for number in node.rows}
-        graphs.append({"id": _title(each), "nodes": [_node(node, written.rows, node_of) for node in nodes]})
+        graphs.append({"id": _title(each), "nodes": [_node(node, node_of) for node in nodes]})
         results.append((_title(each), nodes))
     label = printable(f"{Path(written.golden).name} and {Path(written.candidate).name}: {written.conclusion}")
     files = [write_text({"label": label, "graphs": graphs}, path)]
     if not is_stream(path):
         for kind in NODE_DATA:
-            content = {title: _node_data(kind, nodes, written.rows) for title, nodes in results}
+            content = {title: _node_data(kind, nodes) for title, nodes in results}
             files.append(write_text(content, path.with_name(f"{path.stem}-{kind.suffix}.json")))
     return files
 
@@ -108,14 +109,11 @@ def _part(name: str) -> str:
     return printable(name).replace("/", "∕") or "(empty)"
 
 
-def _nodes(each: Pass, rows: Sequence[WrittenRow]) -> list[_Node]:
+def _nodes(each: Pass) -> list[_Node]:
     """The nodes in execution order."""
     nodes: list[_Node] = []
 
-    def enters(number: int) -> bool:
-        return rows[number - 1].role in ENTERS
-
-    def add(call: CallNode, label: str, space: tuple[str, ...], rows: list[int], before: _Node | None) -> _Node:
+    def add(call: CallNode, label: str, space: tuple[str, ...], rows: _Rows, before: _Node | None) -> _Node:
         place = printable(f"{call.name or '(root)'} {call.operator}".rstrip())
         nodes.append(_Node(f"{len(nodes)} {place}", label, "/".join(space), call, rows, before))
         return nodes[-1]
@@ -128,8 +126,7 @@ def _nodes(each: Pass, rows: Sequence[WrittenRow]) -> list[_Node]:
                 before = add(call, printable(last), within, call.rows, before)
                 continue
             inner = within if not call.name and not call.call else (*within, _part(last))
-            going_in = [number for number in call.rows if enters(number)]
-            coming_out = [number for number in call.rows if not enters(number)]
+            going_in, coming_out = _sides(call.rows)
             first = add(call, f"into {printable(last)}", inner, going_in, before) if going_in else before
             before = lay(call.inside, call, inner, first)
             if coming_out:
@@ -140,31 +137,34 @@ def _nodes(each: Pass, rows: Sequence[WrittenRow]) -> list[_Node]:
     return nodes
 
 
-def _node(node: _Node, rows: Sequence[WrittenRow], node_of: dict[int, _Node]) -> JSON:
-    own = [(number, rows[number - 1]) for number in node.rows]
-    entering = [(number, row) for number, row in own if row.role in ENTERS]
-    leaving = [(number, row) for number, row in own if row.role not in ENTERS]
-    telling = worst([row for _, row in own])
+def _sides(rows: _Rows) -> tuple[_Rows, _Rows]:
+    """The rows of the values that go into a call, and of the others."""
+    entering = {number: row for number, row in rows.items() if row.role in ENTERS}
+    return entering, {number: row for number, row in rows.items() if number not in entering}
+
+
+def _node(node: _Node, node_of: dict[int, _Node]) -> JSON:
+    entering, leaving = _sides(node.rows)
+    telling = worst(node.rows.values())
     shown = {"layer": printable(node.call.name or "(root)"), "call": str(node.call.call), "class": printable(node.call.type)}
     if telling is not None:
-        shown |= {"row": _which(telling), **facts(telling)}
-    edges = _edges(node, entering or leaving, rows, node_of)
+        shown |= _told(telling)
     return {
         "id": node.id,
         "label": node.label,
         "namespace": node.namespace,
         "attrs": _pairs(shown),
-        "incomingEdges": edges,
-        "inputsMetadata": [{"id": str(number), "attrs": _pairs({"row": _which(row), **facts(row)})} for number, row in entering],
-        "outputsMetadata": [{"id": str(number), "attrs": _pairs({"row": _which(row), **facts(row)})} for number, row in leaving],
+        "incomingEdges": _edges(node, entering or leaving, node_of),
+        "inputsMetadata": [{"id": str(number), "attrs": _pairs(_told(row))} for number, row in entering.items()],
+        "outputsMetadata": [{"id": str(number), "attrs": _pairs(_told(row))} for number, row in leaving.items()],
         **({} if telling is None else {"style": {"backgroundColor": _color(telling)}}),
     }
 
 
-def _edges(node: _Node, takes: Sequence[tuple[int, WrittenRow]], rows: Sequence[WrittenRow], node_of: dict[int, _Node]) -> list[JSON]:
+def _edges(node: _Node, takes: _Rows, node_of: dict[int, _Node]) -> list[JSON]:
     """From what made the values that the node takes; where none is known, from what ran before it in the same module."""
     edges = []
-    for number, row in takes:
+    for number, row in takes.items():
         source = node_of.get(row.producer or 0)
         if source is not None and source is not node:
             edges.append({"sourceNodeId": source.id, "sourceNodeOutputId": str(row.producer), "targetNodeInputId": str(number)})
@@ -173,11 +173,11 @@ def _edges(node: _Node, takes: Sequence[tuple[int, WrittenRow]], rows: Sequence[
     return edges
 
 
-def _node_data(kind: NodeData, nodes: Sequence[_Node], rows: Sequence[WrittenRow]) -> JSON:
+def _node_data(kind: NodeData, nodes: Sequence[_Node]) -> JSON:
     """A node's value is that of the row that tells most; one that fails without a number, as for NaN, has its reason's colour."""
     results: JSON = {}
     for node in nodes:
-        row = worst([rows[number - 1] for number in node.rows])
+        row = worst(node.rows.values())
         if row is None:
             continue
         value = log_of(kind.get(row))
@@ -191,9 +191,8 @@ def _node_data(kind: NodeData, nodes: Sequence[_Node], rows: Sequence[WrittenRow
     }
 
 
-def _which(row: WrittenRow) -> str:
-    role = row.role.value if row.role else ""
-    return printable(f"{role}.{row.path}" if row.path else role)
+def _told(row: WrittenRow) -> dict[str, str]:
+    return {"row": row.value, **facts(row)}
 
 
 def _pairs(shown: dict[str, str]) -> list[JSON]:

@@ -14,7 +14,7 @@ from typing import Any
 from accucompare.compare.rows import Status
 from accucompare.report.files.call_tree import CallNode, Pass, passes, worst
 from accucompare.report.files.exported import facts, log_of, write_text
-from accucompare.report.files.written import Written, WrittenRow
+from accucompare.report.files.written import Written
 from accucompare.text import printable
 
 Event = dict[str, Any]
@@ -31,7 +31,7 @@ def write_perfetto(written: Written, path: Path) -> Path:
     Raises:
         ReportError: if it cannot be written.
     """
-    trace = _Trace(written.rows)
+    trace = _Trace()
     begins: dict[int, int] = {}  # where the next step of a rank begins; ranks run beside each other
     processes: dict[tuple[int, int], int] = {}
     for each in passes(written.rows):
@@ -59,7 +59,6 @@ def _titles(process: int, each: Pass, written: Written) -> Iterator[Event]:
 class _Trace:
     """The events that were made so far."""
 
-    rows: Sequence[WrittenRow]
     events: list[Event] = field(default_factory=list)
     arrows: int = 0
 
@@ -81,13 +80,13 @@ class _Trace:
 
     def _call(self, call: CallNode, around: CallNode | None, process: int, begin: int, end: int) -> Iterator[Event]:
         """A call on both tracks, or on the one that has it; its arrow; and its error."""
-        rows = [self.rows[number - 1] for number in call.rows]
+        rows = call.rows.values()
         telling = worst(rows)
         title = printable(call.title(around))
         if telling is not None and telling.status is Status.FAIL:
             title = f"{title} [{telling.reason.value}]"
         told: dict[str, Any] = {"layer": printable(call.name or "(root)"), "class": printable(call.type)}
-        told |= {printable(f"{row.role}.{row.path}" if row.path else str(row.role)): facts(row) for row in rows}
+        told |= {row.value: facts(row) for row in rows}
         on_golden = not rows or any(row.golden for row in rows)
         on_candidate = not rows or any(row.candidate for row in rows)
         if on_golden:

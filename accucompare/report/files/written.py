@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -13,9 +13,7 @@ from accucompare.compare.rows import Reason, Status
 from accucompare.errors import UsageError
 from accucompare.files import bounded
 from accucompare.numbers import Count
-
-#: A float as report.json writes it.
-JsonNumber = float | Literal["nan", "inf", "-inf"] | None
+from accucompare.text import printable
 
 _MOST_BYTES = 4 << 30  # a row takes 2 to 3 KB
 
@@ -23,14 +21,9 @@ _MOST_BYTES = 4 << 30  # a row takes 2 to 3 KB
 class WrittenMetrics(msgspec.Struct, frozen=True, gc=False):
     """What was measured of a pair; each as in ``compare.measuring.measure.Metrics``."""
 
-    rel_l2: JsonNumber = None
-    one_minus_cosine: JsonNumber = None
-    max_abs: JsonNumber = None
-    max_rel: JsonNumber = None
-    golden_nan: int = 0
-    candidate_nan: int = 0
-    golden_inf: int = 0
-    candidate_inf: int = 0
+    rel_l2: float | None = None
+    one_minus_cosine: float | None = None
+    max_abs: float | None = None
     nonfinite_mismatch: int = 0
 
 
@@ -59,15 +52,21 @@ class WrittenRow(msgspec.Struct, frozen=True, gc=False):
     path: str = ""
     type: str = ""
     parent: tuple[str, Count] | None = None
-    used: JsonNumber = None
-    excess: JsonNumber = None
+    used: float | None = None
+    excess: float | None = None
     tolerance: str = ""
     detail: str = ""
 
     @property
-    def rel_l2(self) -> JsonNumber:
+    def rel_l2(self) -> float | None:
         """The relative L2 error; ``None`` if nothing was measured."""
         return None if self.metrics is None else self.metrics.rel_l2
+
+    @property
+    def value(self) -> str:
+        """Which value of its call it is about: ``output.0``."""
+        role = "" if self.role is None else self.role.value
+        return printable(f"{role}.{self.path}" if self.path else role)
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -127,14 +126,10 @@ def _of_lines(content: bytes) -> Written:
 
 
 def _decoded(content: bytes, kind: type[_T]) -> _T:
+    """Not strict: a number that JSON lacks is a text, ``"nan"``, ``"inf"`` or ``"-inf"``."""
     try:
-        return msgspec.json.decode(content, type=kind)
+        return msgspec.json.decode(content, type=kind, strict=False)
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError:  # it refuses half surrogates, which names of files may have
-        return msgspec.convert(json.loads(content), kind)
-
-
-def number_of_json(number: JsonNumber) -> float | None:
-    """The number itself."""
-    return None if number is None else float(number)
+        return msgspec.convert(json.loads(content), kind, strict=False)

@@ -145,7 +145,7 @@ class ComparisonPage {
     if (reason === "non-finite") return "nonfinite";
     if (status === "fail") return ["missing", "extra"].includes(reason) ? "alone" : "fail";
     if (status !== "pass") return reason === "not deterministic" ? "near" : "alone";
-    return reason === "over-precise" || this.table.column("x limit").numbers[row] > 0.5 ? "near" : "";
+    return reason === "over-precise" || this.table.column("x limit").numbers[row] > this.head.near ? "near" : "";
   }
 
   boxes() {

@@ -12,11 +12,11 @@ from urllib.parse import quote
 
 import numpy as np
 
-from accucompare.bundle.format import GRADIENT_ROLES, NODE_ROLES, ROLES_OF, UPDATE_ROLES, Role
-from accucompare.compare.conclusion import conclude
+from accucompare.bundle.format import GRADIENT_ROLES, NODE_ROLES, ROLES_OF, UPDATE_ROLES, Role, display_name
+from accucompare.compare.decide import decide
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
-from accucompare.compare.rows import MEANING, Reason, Row
+from accucompare.compare.rows import MEANING, NEAR, Reason, Row
 from accucompare.numbers import Array
 from accucompare.report.contents import group_columns, meaning, sized, step_columns
 from accucompare.report.page.page_data import PageData
@@ -41,16 +41,26 @@ from accucompare.report.table import (
 )
 from accucompare.report.terminal import shown
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import training_words
+from accucompare.report.words import decision_words, training_words
 from accucompare.selection import RoleGroup
 from accucompare.text import printable, without_credentials
 
 _MOST_LISTED = 50  # pre-flight findings and damaged records
 _MOST_CULPRITS = 20
 
+
+def _glue_of(row: Row) -> str:
+    """The module whose own code made a failing value that it gave to another; ``""`` of all other rows."""
+    record = row.record
+    if row.reason is not Reason.GLUE or record is None or record.parent is None or record.role not in (Role.INPUT, Role.GRAD_OUTPUT):
+        return ""
+    return display_name(record.parent[0])
+
+
 #: What the page knows of a row besides the columns of every report.
 _MORE = (
     Column("limit on relative L2", limit_on_error, SCIENTIFIC, group="judgement", folded=2),
+    Column("glue of", lambda row: _glue_of(row), TEXT, folded=2),
     Column("source line", lambda row: row.record.source_line if row.record else "", TEXT, folded=2),
 )
 
@@ -132,6 +142,7 @@ def _head(comparison: Result, found: Overview, data: PageData) -> dict[str, Any]
         "until": _place(places, found.until),
         "culprits": [_place(places, each) for each in found.culprits],
         "heats": heats,
+        "near": NEAR,
         "meanings": {reason.value: words for reason, words in MEANING.items()},
         "parting": training.parting.step if training is not None and training.parting is not None else None,
     }
@@ -175,7 +186,7 @@ def anchor(row: Row) -> str:
 
 def _content(comparison: Result, found: Overview) -> dict[str, Any]:
     """What the template is filled with: words only, made by what every report says."""
-    concluded = conclude(comparison)
+    decided = decide(comparison)
     third = comparison.baseline
     listed = entries(comparison.golden.manifest, comparison.candidate.manifest, None if third is None else third.manifest)
     paths = [str(side.path) for side in (comparison.golden, comparison.candidate, *([third] if third else []))]
@@ -183,9 +194,9 @@ def _content(comparison: Result, found: Overview) -> dict[str, Any]:
     first = comparison.first_divergence
     return {
         "title": f"{comparison.golden.path.name} and {comparison.candidate.path.name} compared",
-        "verdict": culprits.verdict(comparison),
-        "passed": concluded.passed,
-        "sentence": str(concluded),
+        "verdict": decision_words.verdict(decided.answer),
+        "passed": decided.passed,
+        "sentence": decision_words.conclusion(decided, comparison),
         "meaning": [meaning(comparison)],
         "facts": list(_facts(comparison)),
         "until": culprits.identical_until(comparison),

@@ -1,6 +1,6 @@
 """The data of a page: columns as bytes that a browser unpacks at once, with a head that says where each lies.
 
-A number is kept as the leading bytes of its float64, rounded to nearest: as many as are ever shown of it. All first bytes of a column
+A number is kept as the leading bytes of its float64: as many as its shown digits need, and rounded to those. All first bytes of a column
 come first, then all second ones, and so on, for so they compress best. A text is kept once, and a row holds its number. Everything
 is one gzip stream in base64, written while it is made, with the head at its end.
 """
@@ -20,7 +20,9 @@ from accucompare.report.table import COUNT, EXCESS, NUMBER, PERCENT, SCIENTIFIC,
 from accucompare.text import printable
 
 #: Bytes of a float64 that are kept: 12 bits of the mantissa for three digits, 20 for six; of all other numbers the whole.
-_BYTES = {SCIENTIFIC: 3, EXCESS: 3, PERCENT: 3, NUMBER: 4}
+_BYTES = {SCIENTIFIC: 3, NUMBER: 4}
+#: Digits that are shown of these: they are rounded to them first, or else the page would round twice and show another last digit.
+_DIGITS = {SCIENTIFIC: 3, NUMBER: 6}
 _WHOLE = 8
 #: What the page's script calls the formats.
 _FORMATS = {TEXT: "text", COUNT: "count", SCIENTIFIC: "scientific", EXCESS: "excess", PERCENT: "percent", NUMBER: "number"}
@@ -115,18 +117,23 @@ def _indices(values: list[Value], known: dict[Value, int]) -> Array:
 def _numbers(column: Column, values: list[Value], of_golden: dict[str, Array]) -> bytes:
     """The bytes of numbers; ``of_golden`` holds golden's of this block, which the candidate's are told by."""
     count = _width(column)
-    bits = leading_bits(values, count)
+    bits = leading_bits(values, count, _DIGITS.get(column.format, 0))
     if column.title.startswith("golden "):
         of_golden[column.title] = bits
     other = of_golden.pop(_other(column), None)
     return _planes(bits if other is None else bits ^ other, count)
 
 
-def leading_bits(values: Sequence[Value], count: int) -> Array:
-    """Numbers as the bits of float64, of which only the first ``count`` bytes are not 0; what is no number has bits of its own."""
+def leading_bits(values: Sequence[Value], count: int, digits: int = 0) -> Array:
+    """Numbers as the bits of float64, of which only the first ``count`` bytes are not 0; what is no number has bits of its own.
+
+    ``digits``: how many decimal digits they are rounded to before; 0 for all.
+    """
     if "" in values:
         values = [None if value == "" else value for value in values]
     numbers = np.array(values, np.float64)  # NaN for None
+    if digits:
+        numbers = _to_digits(numbers, digits)
     bits = numbers.view(np.uint64)
     if count < _WHOLE:
         dropped = np.uint64(64 - 8 * count)
@@ -136,6 +143,14 @@ def leading_bits(values: Sequence[Value], count: int) -> Array:
         return bits
     missing = np.array([value is None for value in values], bool)
     return np.where(missing, _MISSING, np.where(nan, _NAN, bits))
+
+
+def _to_digits(numbers: Array, digits: int) -> Array:
+    """Numbers rounded to so many decimal digits, but for the few whose power of ten is no float64."""
+    with np.errstate(all="ignore"):
+        power = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(numbers))))
+        rounded = np.rint(numbers * power) / power
+    return np.where(np.isfinite(rounded) & np.isfinite(power) & (power > 0), rounded, numbers)
 
 
 def _planes(numbers: Array, count: int) -> bytes:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.findings.analysis import Analysis, Ranks
-from accucompare.findings.checklist import CheckStatus, Health, judge_log
+from accucompare.findings.checklist import CheckStatus, Health, judge_vitals
+from accucompare.report.headline import Headline
 from accucompare.report.page.page_comparison import StepChart
 from accucompare.report.page.page_data import PageData
 from accucompare.report.page.page_file import write_page
@@ -30,9 +31,14 @@ def write_log_page(ranks: Ranks, path: Path) -> Path:
     Raises:
         ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be written.
     """
-    health = judge_log(ranks) if any(run.vitals for run in ranks.ranks) else None
-    verdict, _, sentence = verdict_line(ranks).plain.partition("  ")
-    words = {"title": f"what a watch found: {ranks.path.name}", "verdict": verdict, "sentence": sentence, "passed": verdict == "FINITE"}
+    health = judge_vitals(ranks)
+    verdict, _, sentence = verdict_line(ranks, health).plain.partition("  ")
+    words = {
+        "title": f"what a watch found: {ranks.path.name}",
+        "verdict": verdict,
+        "sentence": sentence,
+        "passed": verdict == Headline.FINITE,
+    }
     words["checklist_first"] = False
     words["answer"] = log.main_answer(ranks).splitlines()[1:]  # the first line is in the sentence
     return _write(ranks, health, words, path)

@@ -17,6 +17,7 @@ class Tree {
   refresh(open = false) {
     const layer = this.table.column("layer");
     const [error, status] = [this.table.column("relative L2"), this.table.column("status")];
+    const glue = this.table.column("glue of"); // the module whose own code made what this row's was given
     const failing = status.words.indexOf("fail");
     this.root = { name: ROOT, label: ROOT, inside: new Map(), worst: null, fails: 0, rows: 0, first: false };
     const nodes = layer.words.map((name) => this.node(name));
@@ -27,10 +28,10 @@ class Tree {
       const fails = status.indices[row] === failing;
       for (const node of path) {
         node.rows++;
-        if (fails) node.fails++;
         if (value !== null && (node.worst === null || Number.isNaN(value) || value > node.worst)) node.worst = value;
         if (row === this.options.first) node.first = true;
       }
+      if (fails) for (const node of glue.words[glue.indices[row]] ? this.node(glue.words[glue.indices[row]]) : path) node.fails++;
     }
     if (open) this.unfold(nodes);
     const sizes = nodes.map((path) => path.at(-1).worst).filter((value) => value > 0 && value < Infinity);

@@ -30,6 +30,7 @@ from accucompare.report.table.environment import (
     environment_sheets,
     important,
 )
+from accucompare.report.table.extremes import NONE
 from accucompare.report.table.health_columns import HEALTH, headline, limits
 from accucompare.report.table.heat import HeatMap, heat_maps, heat_note
 from accucompare.report.table.looks import (
@@ -61,7 +62,6 @@ from accucompare.report.table.looks import (
 )
 from accucompare.report.table.overview import MOST_ROWS, Chosen, Groups, Overview, overview_of, what_is_held
 from accucompare.report.table.sheets import Chart, ChartSeries, Line, Page, SheetItem, Table, column_letter, table_lines, thinned
-from accucompare.report.table.tallies import NONE
 from accucompare.report.table.watch_columns import (
     FINDINGS,
     FRAMES,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from accucompare.numbers import Array
+from accucompare.report.table.extremes import NONE, Extremes, first_of, second_of
 from accucompare.report.table.overview import Groups, Overview
-from accucompare.report.table.tallies import NONE, Extremes, first_of, second_of
 
 MOST_LAYERS = 1_000
 MOST_COLUMNS = 512

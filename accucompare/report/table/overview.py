@@ -12,18 +12,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from accucompare.bundle.format import Record, Role
+from accucompare.bundle.format import Role
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.result import Result
 from accucompare.compare.rows import NEAR, STATUS_OF, UNMATCHED, Reason, Row, Status
 from accucompare.numbers import Array
 from accucompare.report.table.columns import layer
+from accucompare.report.table.extremes import NONE, Extremes, second_of
 from accucompare.report.table.sheets import Table, thinned
-from accucompare.report.table.tallies import NONE, Counts, Extremes, Largest, Listed, Numbering, Worst, first_of, second_of
 
 #: The most rows of a comparison that a workbook, or a page, holds.
 MOST_ROWS = 100_000
@@ -31,6 +31,7 @@ MOST_ROWS = 100_000
 _FURTHEST = 10
 _BLOCK = 512  # rows that are looked at together; more would not stay in the processor's cache
 
+_NOWHERE = -1  # the rank and step of a module that was never called
 _CODES = {id(reason): code for code, reason in enumerate(Reason)}  # an Enum's own hash is slow
 
 
@@ -240,97 +241,90 @@ def _fails_first(errors: Array, fails: Array) -> Array:
     return fails + finite / (1.0 + finite)
 
 
+class _Columns(NamedTuple):
+    """Of each row: its reason's code, its layer's number, its rank and step, whether it is an output; and its errors."""
+
+    codes: Array
+    layers: Array
+    ranks: Array
+    steps: Array
+    outputs: Array
+    used: Array
+    excess: Array
+    measured: Array
+    nothing_finite: Array
+
+
 class _Pass:
-    """One pass over all rows, block by block."""
+    """One pass over all rows, block by block, which keeps of each row the few numbers that an overview is made of."""
 
     def __init__(self, fed: bool, finder: Finder) -> None:
         self.fed, self.finder, self.total = fed, finder, 0
-        self.by_code = np.zeros(len(Reason), np.int64)
-        self.names, self.ranks, self.steps = Numbering[str](), Numbering[int](), Numbering[int]()
-        self.counts = [Counts(3) for _ in range(3)]
-        self.worst = Worst(), Worst()
-        self.failing, self.one_sided = Listed(), Listed()
-        self.near, self.furthest = Largest(MOST_ROWS), Largest(_FURTHEST)
-        self.points: list[tuple[Array, ...]] = []
-        self.codes: list[Array] = []
+        self.layers: dict[str, int] = {}  # the number of each, from 0, as first seen
+        self.blocks: list[_Columns] = []
 
     def add(self, rows: list[Row]) -> None:
-        places = np.arange(self.total, self.total + len(rows))
         self.finder.look(rows, self.total)
         self.total += len(rows)
+        self.blocks.append(self._columns(rows))
+
+    def _columns(self, rows: list[Row]) -> _Columns:
         verdicts, metrics = [row.verdict for row in rows], [row.metrics for row in rows]
-        codes = np.array([_CODES[id(verdict.reason)] for verdict in verdicts], np.uint8)
-        fails, not_compared = _FAILS[codes], _NOT_COMPARED[codes]
-        self.codes.append(codes)
-        self.by_code += np.bincount(codes, minlength=len(Reason))
-        self.failing.add(places[fails])
-        self.one_sided.add(places[_ONE_SIDE[codes]])
-        used = np.array([verdict.used for verdict in verdicts], np.float64)
-        near = ~(fails | not_compared) & ((used > NEAR) | _TOO_PRECISE[codes])
-        self.near.add(places[near], np.nan_to_num(used[near], nan=0.0))
-        measured, nothing_finite = _measured(metrics)
-        errors = np.where(np.isnan(measured), np.inf, measured)
-        off = errors > 0
-        self.furthest.add(places[off], _fails_first(errors[off], fails[off]))
-        excess = np.array([verdict.excess for verdict in verdicts], np.float64)
-        extremes = (
-            _sizes(used, fails, not_compared),
-            places,
-            np.where(nothing_finite, NONE, errors),
-            np.where(np.isnan(excess), NONE, excess),
-        )
         records = [row.golden if row.golden is not None else row.candidate for row in rows]
-        self._groups([layer(row) for row in rows], records, (fails, not_compared), extremes)
-        self._points(rows, records, places, codes, np.where(nothing_finite, np.nan, measured))
-
-    def _groups(
-        self, names: list[str], records: list[Record | None], masks: tuple[Array, Array], extremes: tuple[Array, Array, Array, Array]
-    ) -> None:
-        layers = self.names.of(names)
-        self.counts[0].add(layers, (None, *masks))
-        known = [record for record in records if record is not None]
-        if len(known) < len(records):  # a module that was never called belongs to no rank
-            there = np.array([record is not None for record in records])
-            fails, not_compared = (mask[there] for mask in masks)
-            size, places, errors, excess = (each[there] for each in extremes)
-            layers, masks, extremes = layers[there], (fails, not_compared), (size, places, errors, excess)
-        for numbers, numbering, counts, worst in (
-            ([record.rank for record in known], self.ranks, self.counts[1], self.worst[0]),
-            ([record.step for record in known], self.steps, self.counts[2], self.worst[1]),
-        ):
-            groups = numbering.of(numbers)
-            counts.add(groups, (None, *masks))
-            worst.add(layers, groups, *extremes)
-
-    def _points(self, rows: list[Row], records: list[Record | None], places: Array, codes: Array, errors: Array) -> None:
-        """The outputs that were measured; in a fed capture, only the inputs show errors of glue."""
-        outputs = np.array([record is not None and record.role is Role.OUTPUT for record in records])
-        drawn = np.flatnonzero((outputs | (self.fed & _GLUE[codes])) & (errors != NONE))
-        self.points.append((places[drawn], errors[drawn], _FAILS[codes[drawn]]))
+        known = self.layers
+        return _Columns(
+            np.array([_CODES[id(verdict.reason)] for verdict in verdicts], np.uint8),
+            np.array([known.setdefault(layer(row), len(known)) for row in rows], np.int64),
+            np.array([_NOWHERE if record is None else record.rank for record in records], np.int64),
+            np.array([_NOWHERE if record is None else record.step for record in records], np.int64),
+            np.array([record is not None and record.role is Role.OUTPUT for record in records], np.bool_),
+            np.array([verdict.used for verdict in verdicts], np.float64),
+            np.array([verdict.excess for verdict in verdicts], np.float64),
+            *_measured(metrics),
+        )
 
     def overview(self) -> Overview:
-        points = self._drawn()
-        (ranks, by_rank), (steps, by_step) = (
-            _of(numbering.keys, counts, worst.found())
-            for numbering, counts, worst in zip((self.ranks, self.steps), self.counts[1:], self.worst, strict=True)
+        rows = _Columns(*(np.concatenate(each) for each in zip(self._columns([]), *self.blocks, strict=True)))
+        self.blocks.clear()
+        fails, not_compared = _FAILS[rows.codes], _NOT_COMPARED[rows.codes]
+        failing, one_sided = np.flatnonzero(fails), np.flatnonzero(_ONE_SIDE[rows.codes])
+        near = np.flatnonzero(~(fails | not_compared) & ((rows.used > NEAR) | _TOO_PRECISE[rows.codes]))
+        near_count, near = len(near), _largest(near, np.nan_to_num(rows.used[near], nan=0.0), MOST_ROWS)
+        errors = np.where(np.isnan(rows.measured), np.inf, rows.measured)
+        off = np.flatnonzero(errors > 0)
+        furthest = _largest(off, _fails_first(errors[off], fails[off]), _FURTHEST)
+        extremes = Extremes(
+            rows.layers,
+            _sizes(rows.used, fails, not_compared),
+            np.arange(self.total),
+            np.where(rows.nothing_finite, NONE, errors),
+            np.where(np.isnan(rows.excess), NONE, rows.excess),
         )
-        layers = self._of_layers(by_rank)
-        furthest = self.furthest.found().tolist()
+        somewhere = rows.ranks != _NOWHERE  # a module that was never called belongs to no rank
+        known, masks = Extremes(*(each[somewhere] for each in extremes)), (fails[somewhere], not_compared[somewhere])
+        (ranks, by_rank), (steps, by_step) = (_of(numbers[somewhere], masks, known) for numbers in (rows.ranks, rows.steps))
+        names = list(self.layers)
+        counts = _counts(rows.layers, (fails, not_compared), len(names))
+        layers = Groups(names, *counts, _of_all(known.by(known.groups), len(names)), (counts[1] > 0).astype(np.int64))
+        points = self._points(rows, fails)
         found = [place for place in self.finder.places if place is not None]
-        places = None if self.total <= MOST_ROWS else self._chosen(np.r_[found, furthest, points.places[points.shown]], layers.worst)
-        codes = np.concatenate([np.zeros(0, np.uint8), *self.codes])
-        held = self.by_code if places is None else np.bincount(codes[places], minlength=len(Reason))
-        near = self.near.count if places is None else int(np.isin(places, self.near.found()).sum())
-        left_out = Counter({reason: int(count) for reason, count in zip(Reason, self.by_code - held, strict=True) if count})
+        links = np.r_[found, furthest, points.places[points.shown]]
+        places = None if self.total <= MOST_ROWS else _chosen(failing, near, links, layers.worst)
+        by_code = np.bincount(rows.codes, minlength=len(Reason))
+        held = by_code if places is None else np.bincount(rows.codes[places], minlength=len(Reason))
+        near_held = near_count if places is None else int(np.isin(places, near).sum())
+        left_out = Counter({reason: int(count) for reason, count in zip(Reason, by_code - held, strict=True) if count})
         first, until, *culprits = self.finder.places
         return Overview(
-            self.total, places, self.failing.count, self.near.count, int(held[_FAILS].sum()), near, left_out, layers, ranks, steps,
-            by_rank, by_step, points, furthest, self.one_sided.found()[:MOST_ROWS], self.one_sided.count, first, until, culprits,
+            self.total, places, len(failing), near_count, int(held[_FAILS].sum()), near_held, left_out, layers, ranks, steps,
+            by_rank, by_step, points, furthest.tolist(), one_sided[:MOST_ROWS], len(one_sided), first, until, culprits,
         )  # fmt: skip
 
-    def _drawn(self) -> Points:
-        empty = tuple(np.zeros(0, kind) for kind in (np.int64, np.float64, np.bool_))
-        places, errors, fails = (np.concatenate(each) for each in zip(empty, *self.points, strict=True))
+    def _points(self, rows: _Columns, fails: Array) -> Points:
+        """The outputs that were measured; in a fed capture, only the inputs show errors of glue."""
+        errors = np.where(rows.nothing_finite, np.nan, rows.measured)
+        places = np.flatnonzero((rows.outputs | (self.fed & _GLUE[rows.codes])) & (errors != NONE))
+        errors, fails = errors[places], fails[places]
         heights = np.where(np.isnan(errors), NONE, errors)
 
         def worst(group: Sequence[int]) -> int:
@@ -341,49 +335,53 @@ class _Pass:
 
         return Points(places, errors, fails, thinned(range(len(heights)), worst))
 
-    def _of_layers(self, by_rank: Extremes) -> Groups:
-        """By layer; those of modules that were never called have counts only."""
-        names = self.names.keys
-        known = by_rank.by(first_of(by_rank.groups))
-        count = len(names)
-        whole = Extremes(
-            np.arange(count), np.full(count, NONE), np.full(count, -1), np.full(count, NONE), np.full(count, NONE)
-        )  # fmt: skip
-        for ours, theirs in zip(whole[1:], known[1:], strict=True):
-            ours[known.groups] = theirs
-        rows, failing, not_compared = self.counts[0].table
-        return Groups(names, rows, failing, not_compared, whole, (failing > 0).astype(np.int64))
 
-    def _chosen(self, links: Array, worst: Extremes) -> Array:
-        """The places of the rows that are held: those that fail, those near their limit, and those that something leads to."""
-        failing, near = self.failing.found(), self.near.found()
-        of_layers = worst.places[np.argsort(-worst.used, kind="stable")]
-        led_to = np.r_[links, of_layers[of_layers >= 0]].astype(np.int64)
-        led_to = led_to[np.sort(np.unique(led_to, return_index=True)[1])][: MOST_ROWS // 2]
-        fails = np.isin(led_to, failing)
-        must, others = led_to[fails], led_to[~fails]
-        if len(failing) > (room := MOST_ROWS - len(others)):
-            failing = np.union1d(np.setdiff1d(failing, must)[: room - len(must)], must)
-        near = near[: MOST_ROWS - len(others) - len(failing)]
-        places: Array = np.r_[failing, near, np.setdiff1d(others, near)]
-        return places
+def _chosen(failing: Array, near: Array, links: Array, worst: Extremes) -> Array:
+    """The places of the rows that are held: those that fail, those near their limit, and those that something leads to."""
+    of_layers = worst.places[np.argsort(-worst.used, kind="stable")]
+    led_to = np.r_[links, of_layers[of_layers >= 0]].astype(np.int64)
+    led_to = led_to[np.sort(np.unique(led_to, return_index=True)[1])][: MOST_ROWS // 2]
+    fails = np.isin(led_to, failing)
+    must, others = led_to[fails], led_to[~fails]
+    if len(failing) > (room := MOST_ROWS - len(others)):
+        failing = np.union1d(np.setdiff1d(failing, must)[: room - len(must)], must)
+    near = near[: MOST_ROWS - len(others) - len(failing)]
+    places: Array = np.r_[failing, near, np.setdiff1d(others, near)]
+    return places
 
 
-def _of(names: list[int], counts: Counts, pairs: Extremes) -> tuple[Groups, Extremes]:
-    """By rank or by step, in the order of their numbers; and the pairs, whose second number is the place in that order."""
-    order = np.argsort(np.array(names, np.int64))
-    inverse = np.argsort(order)
-    pairs = pairs._replace(groups=first_of(pairs.groups) << 32 | inverse[second_of(pairs.groups)])
-    pairs = pairs.by(pairs.groups)
-    rows, failing, not_compared = counts.table[:, order]
+def _largest(places: Array, values: Array, most: int) -> Array:
+    """The places of the largest values, the largest first; of equal ones those that come first."""
+    found: Array = places[np.argsort(-values, kind="stable")[:most]]
+    return found
+
+
+def _counts(groups: Array, masks: tuple[Array, Array], count: int) -> tuple[Array, Array, Array]:
+    """How many rows each group has; how many of these fail, and were not compared."""
+    fails, not_compared = (np.bincount(groups[mask], minlength=count) for mask in masks)
+    return np.bincount(groups, minlength=count), fails, not_compared
+
+
+def _of(numbers: Array, masks: tuple[Array, Array], known: Extremes) -> tuple[Groups, Extremes]:
+    """By rank or by step, in the order of their numbers; and by layer and these, as pairs."""
+    names, groups = np.unique(numbers, return_inverse=True)
+    pairs = known.by(known.groups << 32 | groups)
     over = np.bincount(second_of(pairs.groups)[pairs.used > 1], minlength=len(names))
-    return Groups([names[at] for at in order], rows, failing, not_compared, pairs.by(second_of(pairs.groups)), over), pairs
+    return Groups(names.tolist(), *_counts(groups, masks, len(names)), pairs.by(second_of(pairs.groups)), over), pairs
+
+
+def _of_all(known: Extremes, count: int) -> Extremes:
+    """Those of all layers: of modules that were never called nothing is known."""
+    whole = Extremes(np.arange(count), np.full(count, NONE), np.full(count, -1), np.full(count, NONE), np.full(count, NONE))
+    for ours, theirs in zip(whole[1:], known[1:], strict=True):
+        ours[known.groups] = theirs
+    return whole
 
 
 def _measured(metrics: Sequence[Metrics | None]) -> tuple[Array, Array]:
     """The relative L2 errors, ``NONE`` where nothing was measured; and where nothing was finite."""
     errors = np.array([NONE if each is None else each.rel_l2 for each in metrics], np.float64)
-    nothing_finite = np.array([each is not None and not each.compared and each.nothing_finite for each in metrics])
+    nothing_finite = np.array([each is not None and not each.compared and each.nothing_finite for each in metrics], np.bool_)
     return errors, nothing_finite
 
 

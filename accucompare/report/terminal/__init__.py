@@ -6,9 +6,10 @@ from accucompare.report.terminal.terminal_bundle import print_capture, print_imp
 from accucompare.report.terminal.terminal_gradcheck import print_gradcheck
 from accucompare.report.terminal.terminal_health import print_health, print_health_briefly
 from accucompare.report.terminal.terminal_overflows import print_overflows
-from accucompare.report.terminal.terminal_watch import print_analysis, print_finding, print_frames, print_watched, verdict_line
+from accucompare.report.terminal.terminal_watch import checks_fail, print_analysis, print_finding, print_frames, print_watched, verdict_line
 
 __all__ = [
+    "checks_fail",
     "print_analysis",
     "print_capture",
     "print_comparison",

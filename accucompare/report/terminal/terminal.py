@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from accucompare.compare.conclusion import Conclusion, conclude
+from accucompare.compare.decide import Answer, Decision, decide
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
 from accucompare.compare.rows import BY_STATISTICS, MEANING, Reason, Row, Status
@@ -19,6 +19,7 @@ from accucompare.report.console import fitted, open_console, print_heading, prin
 from accucompare.report.table import COLUMNS, COUNT, EXCESS, GENERAL, SCIENTIFIC, Column, chosen, overview_of
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
 from accucompare.report.words import culprit_words as culprits
+from accucompare.report.words import decision_words
 from accucompare.report.words import training_words as training
 from accucompare.text import counted, printable
 
@@ -59,29 +60,29 @@ def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -
 
 
 def _verdict_line(comparison: Result) -> Text:
-    sides, concluded = f"{comparison.candidate.path} against {comparison.golden.path}", conclude(comparison)
-    verdict = culprits.verdict(comparison), "bold green" if concluded.passed else "bold red"
-    return Text.assemble(verdict, safe_text(f"  {sides}: {'; '.join(_sentences(comparison, concluded))}"))
+    sides, decided = f"{comparison.candidate.path} against {comparison.golden.path}", decide(comparison)
+    verdict = decision_words.verdict(decided.answer), "bold green" if decided.passed else "bold red"
+    return Text.assemble(verdict, safe_text(f"  {sides}: {'; '.join(_sentences(comparison, decided))}"))
 
 
-def _sentences(comparison: Result, concluded: Conclusion) -> Iterator[str]:
+def _sentences(comparison: Result, decided: Decision) -> Iterator[str]:
     """What is concluded, and how many rows say so."""
     failed, total = comparison.counts_by_status()[Status.FAIL], len(comparison.rows)
-    if concluded.trouble:
-        yield concluded.trouble
+    if decided.answer is Answer.NOT_SURE:
+        yield decision_words.words(decided, comparison)
     elif comparison.acceptance is not None:
         yield training.acceptance_sentence(comparison.acceptance)
         if comparison.compared:
             yield f"{failed} of {total} rows fail, which does not decide"
-    elif comparison.series_only or not (failed or concluded.passed):
-        yield str(concluded)
-    elif concluded.passed:
-        yield str(concluded)
+    elif comparison.series_only or not (failed or decided.passed):
+        yield decision_words.conclusion(decided, comparison)
+    elif decided.passed:
+        yield decision_words.conclusion(decided, comparison)
         yield f"all {comparison.compared} compared rows {culprits.agreement(comparison)}"
         if comparison.by_statistics:
             yield f"{comparison.by_statistics} judged {BY_STATISTICS}"
     else:
-        yield str(concluded)
+        yield decision_words.conclusion(decided, comparison)
         yield f"{failed} of {total} rows fail"
         if comparison.first_divergence is None:
             yield "all of them are on one side only"

@@ -18,6 +18,7 @@ from accucompare.files import written_whole
 from accucompare.numbers import DTYPES, Array, DType, widen
 from accucompare.places import Place, Url
 from accucompare.report.console import WIDTH, open_console, safe_text, short_number
+from accucompare.report.headline import Headline
 from accucompare.report.table import COUNT, EXCESS, GENERAL, Column, Value
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
 from accucompare.selection import Mode
@@ -78,11 +79,17 @@ def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
     of_tensors = f", {_size(verified.nbytes)} read" if verified.nbytes else ", which keep no tensors" if verified.records else ""
     amount = f"{counted(verified.records, 'record')}{of_tensors}"
     if verified.damage:
-        verdict = Text.assemble(("TROUBLE", "bold red"), safe_text(f"  {bundle.path}: {len(verified.damage)} damaged; {amount}"))
+        verdict = Text.assemble(
+            (Headline.TROUBLE.value, "bold red"), safe_text(f"  {bundle.path}: {len(verified.damage)} damaged; {amount}")
+        )
     elif not bundle.complete:
-        verdict = Text.assemble(("TROUBLE", "bold red"), safe_text(f"  {bundle.path}: incomplete; what there is is sound: {amount}"))
+        verdict = Text.assemble(
+            (Headline.TROUBLE.value, "bold red"), safe_text(f"  {bundle.path}: incomplete; what there is is sound: {amount}")
+        )
     else:
-        verdict = Text.assemble(("OK", "bold green"), safe_text(f"  {bundle.path}: every record is as it was written; {amount}"))
+        verdict = Text.assemble(
+            (Headline.OK.value, "bold green"), safe_text(f"  {bundle.path}: every record is as it was written; {amount}")
+        )
     console.print(verdict, soft_wrap=True)
     for damage in [] if quiet else verified.damage[:_DAMAGE_SHOWN]:
         console.print(safe_text(damage, "red"), soft_wrap=True)

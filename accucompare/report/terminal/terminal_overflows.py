@@ -8,6 +8,7 @@ from rich.text import Text
 
 from accucompare.dumps import Overflows, outputs_of
 from accucompare.report.console import open_console, safe_text
+from accucompare.report.headline import Headline
 from accucompare.text import counted
 
 _SHOWN = 100
@@ -24,7 +25,7 @@ def print_overflows(path: Path, overflows: Overflows, quiet: bool = False) -> No
     """
     console = open_console()
     found, unreadable = overflows.found, overflows.unreadable
-    word, style = ("TROUBLE", "bold red") if unreadable else ("NOT FINITE", "bold red")
+    word, style = (Headline.TROUBLE.value, "bold red") if unreadable else (Headline.NOT_FINITE.value, "bold red")
     many = "" if not found else f"{counted(len(found), 'overflow')}, the first of {found[0].name}: {found[0].what}"
     damaged = f"{counted(len(unreadable), 'file')} could not be read, the first {unreadable[0]}" if unreadable else ""
     console.print(Text.assemble((word, style), safe_text(f"  {path}: {'; '.join(filter(None, (damaged, many)))}")), soft_wrap=True)

@@ -12,10 +12,12 @@ from rich.text import Text
 
 from accucompare.bundle.format import display_name
 from accucompare.findings.analysis import Analysis, Ranks, Trail
+from accucompare.findings.checklist import CheckStatus, Health
 from accucompare.findings.log import Cause, Direction, Ending, Finding, Frame, Frames, Step, WatchStart
 from accucompare.findings.words import answer, called, finding_headline, kinds, printable_value, short, where
 from accucompare.report.console import fitted, open_console, print_heading, print_rest
-from accucompare.report.table import FINDINGS, FRAMES, Column, FindingRow, chosen, main_answer, main_run, tensor_rows
+from accucompare.report.headline import Headline
+from accucompare.report.table import FINDINGS, FRAMES, Column, FindingRow, chosen, headline, main_answer, main_run, tensor_rows
 from accucompare.report.terminal.tables import print_table
 
 _TRAILS_SHOWN, _PASSED_SHOWN, _LISTED = 10, 3, 10
@@ -61,16 +63,17 @@ def print_frames(frames: Frames, *, console: Console | None = None) -> None:
     _print_frames(console, frames)
 
 
-def print_analysis(ranks: Ranks, reports: Sequence[Path], quiet: bool = False) -> None:
+def print_analysis(ranks: Ranks, health: Health | None, reports: Sequence[Path], quiet: bool = False) -> None:
     """Print the verdict, the answer to the first origin, the findings, the frames, what led to it, and the report's path.
 
     Args:
         ranks: the last run of every rank.
+        health: what the checklist says of it, if it was judged.
         reports: what was written.
         quiet: print the verdict line only.
     """
     console = open_console()
-    console.print(verdict_line(ranks, quiet), soft_wrap=True)
+    console.print(verdict_line(ranks, health, quiet), soft_wrap=True)
     if quiet:
         return
     first = ranks.first
@@ -97,15 +100,16 @@ def print_analysis(ranks: Ranks, reports: Sequence[Path], quiet: bool = False) -
         console.print(f"report: {printable_value(str(report), 400)}", soft_wrap=True)
 
 
-def print_watched(ranks: Ranks, quiet: bool) -> None:
+def print_watched(ranks: Ranks, health: Health | None, quiet: bool) -> None:
     """Print the verdict and the answer to the first origin, after a run, what was warned of, and where there is more.
 
     Args:
         ranks: what the run wrote.
+        health: what the checklist says of it, if it was judged.
         quiet: print the verdict line only.
     """
     console = open_console()
-    console.print(verdict_line(ranks, quiet), soft_wrap=True)
+    console.print(verdict_line(ranks, health, quiet), soft_wrap=True)
     if quiet:
         return
     _print_answer(console, main_answer(ranks))
@@ -117,26 +121,34 @@ def print_watched(ranks: Ranks, quiet: bool) -> None:
     console.print(f"more: accucompare overflow {printable_value(str(ranks.path), 400)}", soft_wrap=True)
 
 
-def verdict_line(ranks: Ranks, alone: bool = True) -> Text:
-    """The verdict in a line: ``NOT FINITE``, ``FINITE`` or ``TROUBLE``; and what and where, if it stands alone."""
+def checks_fail(health: Health | None) -> bool:
+    """Whether a checklist was judged, and a check fails."""
+    return health is not None and health.status is CheckStatus.FAIL
+
+
+def verdict_line(ranks: Ranks, health: Health | None, alone: bool = True) -> Text:
+    """The verdict in a line: ``NOT FINITE``, ``FINITE``, ``FINITE, CHECKS FAIL`` or ``TROUBLE``; and what and where, if it stands alone."""
     path = printable_value(str(ranks.path), 400)
     if ranks.trouble:
-        return Text.assemble(("TROUBLE", "bold red"), f"  {path}: {printable_value(ranks.trouble, 600)}")
+        return Text.assemble((Headline.TROUBLE.value, "bold red"), f"  {path}: {printable_value(ranks.trouble, 600)}")
     if ranks.first is not None:
         run, finding = ranks.first
         origins = sum(trail.origin is not None for trail in ranks.trails)
         passed = len(ranks.findings) - origins
         counts = f"{origins:,} {'origin' if origins == 1 else 'origins'}" + (f", {passed:,} passed on" if passed else "")
         what = f"{finding_headline(finding, run.start)}; " if alone else ""
-        return Text.assemble(("NOT FINITE", "bold red"), f"  {path}: {what}{counts}")
+        return Text.assemble((Headline.NOT_FINITE.value, "bold red"), f"  {path}: {what}{counts}")
     if ranks.unexplained:
         count = len(ranks.unexplained)
         flag = f"{_unexplained(ranks.unexplained[0][1])} in {count:,} {'step' if count == 1 else 'steps'}, and no call was found"
-        return Text.assemble(("NOT FINITE", "bold red"), f"  {path}: {flag}")
+        return Text.assemble((Headline.NOT_FINITE.value, "bold red"), f"  {path}: {flag}")
     warned = sum(len(run.warnings) for run in ranks.ranks)
     but = f"; {warned:,} {'warning' if warned == 1 else 'warnings'}" if warned else ""
     steps = f"{ranks.watched:,} watched {'step' if ranks.watched == 1 else 'steps'}"
-    return Text.assemble(("FINITE", "bold green"), f"  {path}: everything was finite in {steps}{but}")
+    finite = f"  {path}: everything was finite in {steps}{but}"
+    if health is not None and checks_fail(health):
+        return Text.assemble((Headline.CHECKS_FAIL.value, "bold red"), f"{finite}; but the checklist: {headline(health)}")
+    return Text.assemble((Headline.FINITE.value, "bold green"), finite)
 
 
 def _unexplained(step: Step) -> str:

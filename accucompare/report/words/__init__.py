@@ -1,7 +1,7 @@
 """The words of verdicts, culprits and steps, the same in every report."""
 
-from accucompare.report.words import culprit_words, training_words
+from accucompare.report.words import culprit_words, decision_words, training_words
 from accucompare.report.words.assertion import failure, nan_on_both
-from accucompare.report.words.culprit_words import place_words, verdict
+from accucompare.report.words.culprit_words import place_words
 
-__all__ = ["culprit_words", "failure", "nan_on_both", "place_words", "training_words", "verdict"]
+__all__ = ["culprit_words", "decision_words", "failure", "nan_on_both", "place_words", "training_words"]

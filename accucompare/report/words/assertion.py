@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from accucompare.bundle.format import Record
-from accucompare.compare.conclusion import conclude
+from accucompare.compare.decide import decide
 from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
 from accucompare.numbers import DTYPES
 from accucompare.report.words import culprit_words as culprits
+from accucompare.report.words import decision_words
 from accucompare.text import printable
 
 _DESCRIBED = 5  # culprits whose error is described; the others are only named
@@ -43,7 +44,7 @@ def _holds_nan(record: Record | None) -> bool:
 def _lines(comparison: Result) -> Iterator[str]:
     failing = [row for row in comparison.rows if row.status is Status.FAIL]
     total = len(comparison.rows)
-    if trouble := conclude(comparison).trouble:
+    if trouble := decision_words.trouble(decide(comparison), comparison):
         yield f"Layers could not be shown to be close! {trouble}"
     else:
         yield f"Layers are not close! First: {_first(comparison, failing)}; {len(failing)} of {total} rows fail"

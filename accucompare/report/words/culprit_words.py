@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
-from accucompare.compare.conclusion import Answer, conclude, exit_code, trust
+from accucompare.compare.decide import Answer, decide
 from accucompare.compare.limits import differing
 from accucompare.compare.origins import Culprit, is_choice
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Row
 from accucompare.numbers import DTYPES
+from accucompare.report.words.decision_words import trust
 
 #: What a culprit is, and what the two measures of its error mean.
 _CULPRIT = "where errors are made, the most certain first"
@@ -18,17 +19,9 @@ _OPTIONS_SHOWN = 5  # of what is configured otherwise
 _OVER_LIMIT = "x limit: the error as a multiple of its limit"
 
 
-def verdict(comparison: Result) -> str:
-    """The verdict in one word: IDENTICAL, PASS, FAIL or TROUBLE."""
-    answer = conclude(comparison).answer
-    if answer is Answer.IDENTICAL:
-        return "PASS" if comparison.uncompared else "IDENTICAL"
-    return ("PASS", "FAIL", "TROUBLE")[exit_code(answer)]
-
-
 def agreement(comparison: Result) -> str:
     """How far the rows agree of a comparison that passes."""
-    if conclude(comparison).answer is not Answer.IDENTICAL:
+    if decide(comparison).answer not in (Answer.IDENTICAL, Answer.IDENTICAL_SO_FAR):
         return "within tolerance"
     if not comparison.by_digests:
         return "bit for bit identical"

@@ -15,7 +15,7 @@ import accucompare as ac
 from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.format.records import Layout, Record, Role
-from accucompare.compare.conclusion import EXIT_CODES, Answer, exit_code
+from accucompare.compare.decide import Answer, Decision, decide
 from accucompare.compare.limits.provenance import OtherCode
 from accucompare.compare.limits.tolerance import Tolerance, Tolerances
 from accucompare.compare.origins.culprits import find_culprits
@@ -24,7 +24,7 @@ from accucompare.compare.rows.models import OtherModel
 from accucompare.compare.rows.rows import UNMATCHED, About, PreflightFinding, Reason, RefusedBaseline, Row, Status, Verdict
 from accucompare.places import local
 from accucompare.report.files.json import head
-from accucompare.report.words.culprit_words import verdict
+from accucompare.report.words.decision_words import verdict, words
 from tests.compare.builder import Item, compare, item, write
 from tests.conftest import Run
 
@@ -74,17 +74,41 @@ def comparisons(draw: st.DrawFn) -> Comparison:
     )
 
 
+#: All that follows from an answer: the exit code that scripts rely on, and the verdict in one word.
+FOLLOWS = {
+    Answer.IDENTICAL: (0, "IDENTICAL"),
+    Answer.IDENTICAL_SO_FAR: (0, "PASS"),
+    Answer.ROUNDING: (0, "PASS"),
+    Answer.WITHIN: (0, "PASS"),
+    Answer.BUG: (1, "FAIL"),
+    Answer.DIFFERENT: (1, "FAIL"),
+    Answer.NOT_SURE: (2, "TROUBLE"),
+}
+
+
+def test_every_answer_has_its_exit_code_and_its_verdict() -> None:
+    assert {answer: (Decision(answer, ()).exit_code, verdict(answer)) for answer in Answer} == FOLLOWS
+
+
 @settings(max_examples=200)
 @given(comparisons())
 def test_the_exit_code_is_a_function_of_the_answer_and_every_report_follows_from_it(found: Comparison) -> None:
-    assert found.exit_code == EXIT_CODES[found.answer] == exit_code(found.answer)
+    assert (found.exit_code, verdict(found.answer)) == FOLLOWS[found.answer]
     assert found.passed is (found.exit_code == 0)
     assert bool(found.trouble) is (found.exit_code == 2)
-    assert verdict(found) in {0: ("IDENTICAL", "PASS"), 1: ("FAIL",), 2: ("TROUBLE",)}[found.exit_code]
     assert found.conclusion.startswith(found.answer.value)
     written = head(found)
     shown = written["answer"], written["exit_code"], written["passed"], written["verdict"], written["conclusion"]
-    assert shown == (found.answer.value, found.exit_code, found.passed, verdict(found), found.conclusion)
+    assert shown == (found.answer.value, found.exit_code, found.passed, verdict(found.answer), found.conclusion)
+
+
+@settings(max_examples=200)
+@given(comparisons())
+def test_every_fact_of_a_decision_is_said(found: Comparison) -> None:
+    decided = decide(found)
+    assert decided.facts
+    assert all(words(Decision(decided.answer, (fact,)), found) for fact in decided.facts)
+    assert found.conclusion.endswith(words(decided, found))
 
 
 @settings(max_examples=200)
@@ -98,7 +122,7 @@ def test_an_all_clear_has_no_failing_row_and_compared_something(found: Compariso
         assert found.candidate.complete
     if found.answer is Answer.IDENTICAL:
         assert not found.counts()[Reason.OK]
-        assert found.conclusion != "identical" or not found.counts()[Reason.NOT_COMPARABLE]
+        assert not found.counts()[Reason.NOT_COMPARABLE]
 
 
 def rounded(factor: float, dtype: str = "bfloat16") -> tuple[list[Item], list[Item]]:
@@ -176,7 +200,7 @@ def test_what_could_not_be_compared_qualifies_identical(tmp_path: Path) -> None:
         item("", layout="opaque", path="1", parent=None, detail="a packed weight"),
     ]
     found = compare(tmp_path, same, same)
-    assert (found.answer, verdict(found)) == (Answer.IDENTICAL, "PASS")
+    assert (found.answer, verdict(found.answer)) == (Answer.IDENTICAL_SO_FAR, "PASS")
     assert (
         "identical in what was compared; 1 of 3 rows could not be compared, the first (root) output.1, a packed weight" in found.conclusion
     )

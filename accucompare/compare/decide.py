@@ -1,0 +1,382 @@
+"""One decision: the facts of a result, by an ordered table of rules, give the answer; the exit code is a function of the answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from accucompare.bundle.format import GRADIENT_ROLES, SERIES_ROLES
+from accucompare.compare import facts
+from accucompare.compare.facts import BareFact, Fact
+from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, is_choice, is_of_glue
+from accucompare.compare.result import Result
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, PreflightFinding, Reason, Status
+from accucompare.compare.runs import JudgedBy, Parting, TrainingResult
+from accucompare.selection import RoleGroup
+
+
+class Answer(str, Enum):
+    """What a comparison concludes. It decides the exit code."""
+
+    IDENTICAL = "identical"
+    IDENTICAL_SO_FAR = "identical in what was compared"  # some rows could not be compared
+    ROUNDING = "rounding"
+    WITHIN = "within tolerance"  # the user's own
+    BUG = "bug"
+    DIFFERENT = "different"  # over its limits, and nothing tells that from rounding, or which error is a bug
+    NOT_SURE = "not sure"
+
+
+#: 0: nothing is wrong; 1: a difference that fails; 2: nothing to rely on.
+EXIT_CODES = {
+    Answer.IDENTICAL: 0,
+    Answer.IDENTICAL_SO_FAR: 0,
+    Answer.ROUNDING: 0,
+    Answer.WITHIN: 0,
+    Answer.BUG: 1,
+    Answer.DIFFERENT: 1,
+    Answer.NOT_SURE: 2,
+}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is decided of a result.
+
+    Attributes:
+        answer: in one word, to decide by.
+        facts: what it rests on, the most telling first; of an all-clear, what it does not cover comes last.
+    """
+
+    answer: Answer
+    facts: tuple[Fact, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0, 1 or 2: a function of the answer."""
+        return EXIT_CODES[self.answer]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.exit_code
+
+
+def decide(result: Result) -> Decision:
+    """The decision of the first rule that has one."""
+    return next(decision for rule in _RULES if (decision := rule(result)) is not None)
+
+
+def _by_standard(result: Result) -> Decision | None:
+    accepted = result.acceptance
+    if accepted is None:
+        return None
+    if accepted.trouble_of(result.training, result.incomplete):
+        return _not_sure(facts.StandardNotJudged(accepted, result.training, tuple(result.incomplete)))
+    if accepted.passed:
+        return Decision(Answer.WITHIN, (facts.StandardMet(accepted.standard),))
+    return _different(facts.StandardMissed(accepted.standard))
+
+
+def _nothing_to_rely_on(result: Result) -> Decision | None:
+    trouble = next(_trouble(result), None)
+    if trouble is None and not result.failed:
+        trouble = next(_trouble_of_an_all_clear(result), None)
+    return None if trouble is None else _not_sure(trouble)
+
+
+def _all_clear(result: Result) -> Decision | None:
+    if result.failed:
+        return None
+    answer, clear = _without_failure(result)
+    otherwise = () if answer in (Answer.IDENTICAL, Answer.IDENTICAL_SO_FAR) else _made_otherwise(result)
+    return Decision(answer, (*clear, *otherwise, *_not_captured(result), *_not_compared(result), *_poorly_compared(result)))
+
+
+def _by_poor_baseline(result: Result) -> Decision | None:
+    doubt = _poor_baseline(result) or _judged_by_few(result)
+    return None if doubt is None or result.by_user else _not_sure(doubt)
+
+
+def _parted(result: Result) -> Decision | None:
+    training, parting = result.training, result.parting
+    if training is None or parting is None or result.counts_by_status()[Status.FAIL]:
+        return None
+    return _of_parting(training, parting)
+
+
+def _given_other_things(result: Result) -> Decision | None:
+    if result.other_model is not None:
+        return _different(result.other_model)
+    given = (each for each in result.preflight if each.serious and not each.of_baseline and each.about in (About.GIVEN, About.WEIGHTS))
+    if (finding := next(given, None)) is not None:
+        return _different(facts.GivenDifferently(finding))
+    return _different(BareFact.INPUTS_DIFFER) if result.counts()[Reason.INPUTS_DIFFER] else None
+
+
+def _far_beyond(result: Result) -> Decision | None:
+    row = result.far_beyond
+    if row is not None and all(culprit.row.verdict.beyond or culprit.reason in STRUCTURAL for culprit in result.culprits):
+        return _not_sure(facts.FarBeyond(row, failed=True))
+    return None
+
+
+def _parted_before(result: Result) -> Decision | None:
+    training, parting = result.training, result.parting
+    if training is None or parting is None or not _before_culprits(parting, result.culprits):
+        return None
+    return _of_parting(training, parting)
+
+
+def _first_over(result: Result) -> Decision | None:
+    if not result.culprits:
+        counts = result.counts().items()
+        return _different(facts.NoOwnError(tuple((reason, count) for reason, count in counts if STATUS_OF[reason] is Status.FAIL)))
+    culprit = result.culprits[0]
+    if not result.fed and result.baseline is None and culprit.scaled is None and not culprit.row.lost:
+        first = min(result.culprits, key=_when)
+        later = facts.Order.MOST_STEPS if culprit.seen > first.seen else facts.Order.LATER
+        return _different(facts.FirstOver(culprit, facts.Order.FIRST if culprit is first else later))
+    if culprit.reason in STRUCTURAL and is_of_glue(culprit):
+        off = any(row.status is Status.FAIL and row.reason not in (*STRUCTURAL, *UNMATCHED) for row in result.rows)
+        return _different(facts.OtherGlue(culprit, off))
+    return None
+
+
+def _by_limits(result: Result) -> Decision | None:
+    if any(_is_no_rounding(result, culprit) for culprit in result.culprits):
+        return None
+    candidate = result.culprits[0].row.candidate
+    given = candidate is not None and result.tolerances.of_user(candidate) is not None
+    limits = BareFact.OVER_GIVEN if given else facts.ByFixedLimits(result.refused)
+    return _different(_blamed(result, result.culprits), *_unproved(result), limits)
+
+
+def _bug(result: Result) -> Decision:
+    told = [culprit for culprit in result.culprits if _is_no_rounding(result, culprit)]
+    blamed = _blamed(result, [*told, *(culprit for culprit in result.culprits if culprit not in told)])
+    refused = () if result.refused is None else (facts.ByFixedLimits(result.refused),)
+    return Decision(Answer.BUG, (blamed, *_unproved(result), *refused))
+
+
+#: In this order; the first that has a decision decides.
+_RULES: tuple[Callable[[Result], Decision | None], ...] = (
+    _by_standard,  # a standard that was asked for decides in place of the rows
+    _nothing_to_rely_on,  # not sure: too little was compared, or what was compared proves nothing
+    _all_clear,  # identical (at least in what was compared), rounding, within tolerance: no row fails, and no run parts
+    _by_poor_baseline,  # not sure: rows fail by a baseline that cannot judge; a limit of the user's needs none
+    _parted,  # bug, different: no row fails, but two runs of training part
+    _given_other_things,  # different: with another model, weights or inputs, errors say nothing of the code
+    _far_beyond,  # not sure: only rows fail that the baseline itself has no explanation for
+    _parted_before,  # bug, different: two runs of training part before any row fails
+    _first_over,  # different: rows fail, but nothing tells which of them shows a bug
+    _by_limits,  # different: the limits do not tell rounding from a bug, and rounding may be as far off
+    _bug,  # what is left
+)
+
+
+def _not_sure(fact: Fact) -> Decision:
+    return Decision(Answer.NOT_SURE, (fact,))
+
+
+def _different(*found: Fact) -> Decision:
+    return Decision(Answer.DIFFERENT, found)
+
+
+def _trouble(result: Result) -> Iterator[Fact]:
+    """Why rows and steps give no verdict to rely on, whether rows fail or not."""
+    if any(result.hashes) and not all(result.hashes):
+        yield facts.HashesOfOneSide(golden=result.hashes[0])
+    if not result.compared and not result.steps_judged:
+        yield BareFact.NOTHING_COMPARED
+    if unverified := tuple(finding for finding in result.preflight if finding.about is About.UNVERIFIED):
+        yield facts.NotVerified(unverified)
+    if result.damage:
+        yield facts.Damaged(len(result.damage))
+    if result.incomplete and (not result.failed or result.only_unfinished):
+        yield facts.Unfinished(tuple(result.incomplete))
+    unsteady = tuple(row for row in result.rows if row.reason is Reason.NOT_DETERMINISTIC)
+    if unsteady and not result.counts_by_status()[Status.FAIL]:
+        yield facts.NotDeterministic(unsteady)
+
+
+def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
+    """Why it proves nothing that no row fails. A limit of the user's needs no baseline."""
+    if not result.by_user and (poor := _poor_baseline(result)):
+        yield poor
+    if result.training is not None and result.training.unclear:
+        yield facts.StepsProveNothing(result.training)
+    if not result.by_user:
+        yield from (facts.WithinFixedLimits(unproved) for unproved in _unproved(result))
+        yield from filter(None, [_judged_by_few(result)])
+    if result.far_beyond is not None:
+        yield facts.FarBeyond(result.far_beyond, failed=False)
+    if (hidden := result.may_hide) is not None:
+        yield facts.MayHide(hidden.first, hidden.count, len(result.rows))
+    if result.without_output is not None:
+        yield facts.NoOutput(result.without_output)
+    if result.refused is not None and not result.by_user:
+        yield facts.WithinFixedLimits(result.refused)
+    if result.unseen:
+        yield facts.OptimizersDiffer(result.unseen)
+
+
+def _poor_baseline(result: Result) -> facts.PoorBaseline | None:
+    finding = next((finding for finding in result.preflight if finding.serious and finding.of_baseline), None)
+    return None if finding is None else facts.PoorBaseline(finding)
+
+
+def _judged_by_few(result: Result) -> facts.JudgedByFew | None:
+    judged = result.compared - result.without_baseline
+    return facts.JudgedByFew(judged, result.compared) if 2 * result.without_baseline > result.compared else None
+
+
+def _unproved(result: Result) -> tuple[facts.Unproved, ...]:
+    return (facts.Unproved(tuple(result.unproved)),) if result.unproved else ()
+
+
+def _without_failure(result: Result) -> tuple[Answer, tuple[Fact, ...]]:
+    counts, training = result.counts(), result.training
+    same_steps = training is None or training.other_bits is None or not training.judged
+    identical = not result.compared - counts[Reason.IDENTICAL] and not any(result.hashes)
+    if identical and same_steps and (result.compared or (training is not None and training.identical)):
+        whole = Answer.IDENTICAL, (BareFact.IDENTICAL,)
+        return (Answer.IDENTICAL_SO_FAR, (BareFact.IDENTICAL_SO_FAR,)) if result.uncompared else whole
+    if result.by_user:
+        return Answer.WITHIN, (facts.WithinGiven(result.tolerances.otherwise),)
+    if any(result.hashes):
+        return Answer.ROUNDING, (BareFact.ROUNDING_AT_MOST,)
+    by_run = training is not None and training.judged_by in (JudgedBy.BASELINE, JudgedBy.REPEAT)
+    told = result.baseline is not None or (result.series_only and by_run)
+    precise = tuple(row for row in result.rows if row.reason is Reason.OVER_PRECISE)
+    how = BareFact.ROUNDING if told else BareFact.ROUNDING_BY_FIXED_LIMITS
+    return Answer.ROUNDING, (how, facts.OverPrecise(precise)) if precise else (how,)
+
+
+#: What may do more than rounding, and too little to show.
+_OTHERWISE = {
+    About.CONFIGURATION: facts.Otherwise.CONFIGURED,
+    About.MODE: facts.Otherwise.RUN,
+    About.WEIGHTS: facts.Otherwise.GIVEN,
+    About.GIVEN: facts.Otherwise.GIVEN,
+}
+
+
+def _made_otherwise(result: Result) -> Iterator[Fact]:
+    """Weights, inputs, modes and attributes of modules that differ. Where all bits agree, they do nothing."""
+    found: dict[facts.Otherwise, list[PreflightFinding]] = {}
+    for finding in result.preflight:
+        if finding.about in _OTHERWISE and finding.serious and not finding.of_baseline:
+            found.setdefault(_OTHERWISE[finding.about], []).append(finding)
+    yield from (facts.MadeOtherwise(how, tuple(findings)) for how, findings in found.items())
+    # a limit of the user's may be larger than a number that an optimizer was given
+    numbers = (row for row in result.rows if row.record is not None and row.record.is_of_group)
+    if trained := tuple(row for row in numbers if row.metrics is not None and row.metrics.max_abs):
+        yield facts.TrainedOtherwise(trained)
+
+
+def _not_captured(result: Result) -> Iterator[Fact]:
+    """What an all-clear does not cover, for it was not captured."""
+    sides = result.golden.manifest, result.candidate.manifest
+    gradients = (row.record is not None and row.record.role in GRADIENT_ROLES and row.golden and row.candidate for row in result.rows)
+    if result.series_only:
+        yield facts.SeriesOnly(result.steps_judged)
+    elif any(manifest.options.loss for manifest in sides) and not any(gradients):
+        yield BareFact.FORWARD_ONLY
+    if replaced := result.candidate.manifest.options.replaced:
+        yield facts.WeightsReplaced(tuple(replaced))
+    if overruled := result.candidate.manifest.options.overruled:
+        yield facts.CaseOverruled(tuple(overruled))
+    if all(result.hashes):
+        yield BareFact.BY_HASHES
+    if result.training is not None and (bad := result.training.not_finite) is not None:
+        yield facts.NotFiniteFrom(bad.step)
+    counts = [len(manifest.series if result.series_only else manifest.steps) for manifest in sides]
+    if counts[0] != counts[1]:
+        yield facts.FewerSteps(min(counts), max(counts))
+    unrecorded = [side.options.imported is None and not side.options.written and bool(side.model.get("buffers")) for side in sides]
+    if any(unrecorded):
+        yield facts.BuffersNotRecorded(golden=unrecorded[0])
+
+
+def _not_compared(result: Result) -> Iterator[Fact]:
+    """What an all-clear does not cover, for it was not chosen or has no partner to compare with."""
+    asked: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    groups = {group for group in RoleGroup if group is not RoleGroup.SERIES}
+    for name, side in (("golden", result.golden), ("the candidate", result.candidate)):
+        options = side.manifest.options
+        chosen = options.roles is not None and not options.no_backward and not groups <= set(options.roles)
+        part = tuple(options.only or ()), tuple(options.skip or ()), tuple(options.roles or ()) if chosen else ()
+        if any(part):
+            asked.setdefault(part, []).append(name)
+    yield from (facts.CapturedInPart(tuple(names), *part) for part, names in asked.items())
+    if result.left_out:
+        yield facts.RecordsLeftOut(result.left_out)
+    if uncompared := result.uncompared:
+        yield facts.NotCompared(tuple(uncompared), len(result.rows))
+    if broadcast := result.broadcast:
+        yield facts.BroadcastRows(tuple(broadcast))
+    if alone := result.unmatched():
+        yield facts.AloneRows(tuple(alone))
+
+
+def _poorly_compared(result: Result) -> Iterator[Fact]:
+    """What an all-clear does not cover, for it was judged by less than all values and a proved baseline."""
+    if result.by_statistics and result.baseline is not None:
+        yield facts.RowsJudged(facts.Judged.BY_STATISTICS, result.by_statistics)
+    if result.by_sketch:
+        yield facts.RowsJudged(facts.Judged.BY_SKETCHES, result.by_sketch)
+    if result.without_baseline:
+        yield facts.RowsJudged(facts.Judged.WITHOUT_BASELINE, result.without_baseline)
+    if result.not_proved:
+        yield facts.BaselineNotProved(result.not_proved)
+    if result.golden_made_here:
+        yield BareFact.GOLDEN_MADE_HERE
+    if driven := sum(row.verdict.conditioned for row in result.rows):
+        yield facts.RowsJudged(facts.Judged.BY_GOLDENS_CODE, driven)
+    if result.by_digests and result.by_digests == result.compared and not all(result.hashes):
+        yield facts.DigestsAlone(0 if result.training is None else result.training.judged)
+
+
+def _of_parting(training: TrainingResult, parting: Parting) -> Decision:
+    if parting.quantity is None:
+        return _different(parting)
+    if training.judged_by is JudgedBy.GIVEN and not (parting.clips_alone or parting.of_no_number):
+        return _different(parting, BareFact.OVER_GIVEN)
+    if training.judged_by is JudgedBy.DEFAULT and not parting.clips_otherwise:
+        return _different(parting, BareFact.RUNS_BY_FIXED_LIMITS)
+    return Decision(Answer.BUG, (parting,))
+
+
+def _before_culprits(parting: Parting, culprits: Iterable[Culprit]) -> bool:
+    """Whether numbers of a step, or what it was told to do, show an error before any row does."""
+    found = [(each.row.record.step, each.stage) for each in culprits if each.row.record is not None]
+    first = {Stage.UPDATE: parting.clips_otherwise, Stage.BACKWARD: parting.of_no_number, Stage.LOSS: parting.of_no_number}
+    later = [step > parting.step or (step == parting.step and first.get(stage, False)) for step, stage in found]
+    return parting.row is None and all(later)
+
+
+def _blamed(result: Result, culprits: list[Culprit]) -> facts.Blamed:
+    """The first culprit; of a fed comparison, whose errors are each their own, the first two."""
+    shown = 2 if result.fed else 1
+    return facts.Blamed(tuple(culprits[:shown]), max(0, len(culprits) - shown) if result.fed else 0)
+
+
+def _when(culprit: Culprit) -> tuple[int, int]:
+    record = culprit.row.record
+    assert record is not None
+    return record.step, record.order
+
+
+def _is_no_rounding(result: Result, culprit: Culprit) -> bool:
+    """Whether its error is no rounding: a baseline tells so, or no rounding makes such an error."""
+    row, record = culprit.row, culprit.row.record
+    if culprit.scaled is not None or culprit.reason in (*STRUCTURAL, *UNMATCHED, Reason.NON_FINITE) or row.verdict.evident:
+        return True
+    if record is None or row.golden is None or row.candidate is None or record.is_of_group or row.verdict.option is not None:
+        return True
+    if is_choice(row):  # fewer than many may be choices among nearly equal values
+        return math.isinf(culprit.size)
+    return record.role in SERIES_ROLES and result.baseline is not None and result.tolerances.of_user(row.candidate) is None

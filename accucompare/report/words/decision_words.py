@@ -1,0 +1,278 @@
+"""What every report says of a decision: a sentence for each fact, and the verdict in one word."""
+
+from __future__ import annotations
+
+import math
+
+from accucompare.bundle.format import SERIES_ROLES, WRITTEN_ROLES, Role
+from accucompare.compare import facts
+from accucompare.compare.decide import Answer, Decision
+from accucompare.compare.facts import BareFact, Clear, Differs, Fact, Judged, Order, Otherwise, Trouble
+from accucompare.compare.limits import float_dtype
+from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, different_values
+from accucompare.compare.result import Result
+from accucompare.compare.rows import UNMATCHED, OtherModel, Reason, Row
+from accucompare.compare.runs import Parting, clipped, number_of, number_words
+from accucompare.report.headline import Headline
+from accucompare.text import counted
+
+_VERDICTS = {
+    Answer.IDENTICAL: Headline.IDENTICAL,
+    Answer.IDENTICAL_SO_FAR: Headline.PASS,
+    Answer.ROUNDING: Headline.PASS,
+    Answer.WITHIN: Headline.PASS,
+    Answer.BUG: Headline.FAIL,
+    Answer.DIFFERENT: Headline.FAIL,
+    Answer.NOT_SURE: Headline.TROUBLE,
+}
+
+#: How often the first culprit was the right one among planted faults (`make bench-faults`).
+FREE = "without a baseline, the first layer over tolerance is where the error was made in about half of the cases only"
+FREE_WITH_BASELINE = "free-running, the first culprit is the right one in about 9 of 10 cases; a fed capture is surer"
+
+
+def verdict(answer: Answer) -> str:
+    """The verdict in one word: IDENTICAL, PASS, FAIL or TROUBLE, a function of the answer."""
+    return _VERDICTS[answer].value
+
+
+def words(decision: Decision, result: Result) -> str:
+    """The facts in one sentence; of an all-clear it begins with the answer."""
+    return "; ".join(_said(fact, result) for fact in decision.facts)
+
+
+def conclusion(decision: Decision, result: Result) -> str:
+    """One line that begins with the answer."""
+    said = words(decision, result)
+    return said if decision.passed else f"{decision.answer.value}: {said}"
+
+
+def trouble(decision: Decision, result: Result) -> str:
+    """Why there is no answer to rely on; ``""`` if there is one."""
+    return words(decision, result) if decision.answer is Answer.NOT_SURE else ""
+
+
+def trust(result: Result) -> str:
+    """How far the first culprit can be trusted; ``""`` where it is the right one nearly always."""
+    if result.fed or not result.culprits:
+        return ""
+    return FREE if result.baseline is None else FREE_WITH_BASELINE
+
+
+def _said(fact: Fact, result: Result) -> str:
+    if isinstance(fact, BareFact):
+        return _BARE[fact]
+    if isinstance(fact, Trouble):
+        return _trouble(fact, result)
+    if isinstance(fact, Differs):
+        return _differs(fact, result)
+    return _clear(fact, result) if isinstance(fact, Clear) else _uncovered(fact, result)
+
+
+_BARE = {
+    BareFact.NOTHING_COMPARED: "nothing could be compared",
+    BareFact.INPUTS_DIFFER: "the two models were given different inputs",
+    BareFact.OVER_GIVEN: "over the tolerance asked for",
+    BareFact.RUNS_BY_FIXED_LIMITS: "by fixed limits: a baseline, or a second golden run, tells how far such runs wander",
+    BareFact.IDENTICAL: "identical",
+    BareFact.IDENTICAL_SO_FAR: "identical in what was compared",
+    BareFact.ROUNDING_AT_MOST: "rounding at most",
+    BareFact.ROUNDING: "rounding",
+    BareFact.ROUNDING_BY_FIXED_LIMITS: "rounding, as far as fixed limits tell",
+    BareFact.FORWARD_ONLY: "forward only: the case has a loss, of which no gradient was compared",
+    BareFact.BY_HASHES: "by hashes of another tool: no values were read, and those of other values may be equal",
+    BareFact.GOLDEN_MADE_HERE: "golden was made here, in the candidate's environment, whose own faults are not seen",
+}
+
+_ORDER = {
+    Order.FIRST: "is the first over tolerance",
+    Order.MOST_STEPS: "is over tolerance in most steps",
+    Order.LATER: "is over tolerance",
+}
+
+_OTHERWISE = {
+    Otherwise.CONFIGURED: "configured otherwise",
+    Otherwise.RUN: "run otherwise",
+    Otherwise.GIVEN: "given otherwise",
+}
+
+_JUDGED = {
+    Judged.BY_STATISTICS: "judged by statistics alone",
+    Judged.BY_SKETCHES: "judged by sketches",
+    Judged.WITHOUT_BASELINE: "judged without the baseline",
+    Judged.BY_GOLDENS_CODE: "far off, as golden's own code is on rounded values",
+}
+
+
+def _trouble(fact: Trouble, result: Result) -> str:
+    match fact:
+        case facts.StandardNotJudged(acceptance, training, incomplete):
+            return acceptance.trouble_of(training, incomplete)
+        case facts.HashesOfOneSide(golden):
+            side, other = ("golden", "the candidate") if golden else ("the candidate", "golden")
+            return f"{side} holds hashes of operators, and {other} values: compare it with another log of hashes"
+        case facts.NotVerified(findings):
+            return findings[0].message + (f"; and {len(findings) - 1} more" if len(findings) > 1 else "")
+        case facts.Damaged(count):
+            return f"{count} record(s) could not be read"
+        case facts.Unfinished(sides):
+            return f"what there is agrees, but the capture of {' and of '.join(sides)} did not run to its end"
+        case facts.NotDeterministic(rows):
+            return f"{len(rows)} row(s) are not deterministic, the first {result.place(rows[0])} ({rows[0].verdict.detail})"
+        case facts.PoorBaseline(finding):
+            return finding.message
+        case facts.StepsProveNothing(training):
+            return training.unclear
+        case facts.WithinFixedLimits(since):
+            why = _unproved(since, result) if isinstance(since, facts.Unproved) else since
+            return f"everything is within fixed limits, which miss small faults, and {why}"
+        case facts.JudgedByFew(judged, compared):
+            return f"the baseline judges {judged} of {compared} compared rows only"
+        case facts.FarBeyond(row, failed):
+            error = "" if row.metrics is None else f" by rel_l2 {row.metrics.rel_l2:.3g}"
+            if row.metrics is not None and row.metrics.rel_l2 > 1:  # as of a gradient that is 0 but for rounding
+                error = f" by {row.metrics.rel_l2:.3g} times golden's own size"
+            far = f"{result.place(row)} is off{error}, far beyond rounding, and so is the baseline: it may have the fault too"
+            return far if failed else f"{far}, or rounding changed a choice before; a fed capture tells"
+        case facts.MayHide(first, count, total):
+            where = f"{result.place(first)} ({first.verdict.detail})"
+            return f"what was compared agrees, but {count} of {total} rows could not be, and an error may hide there: first {where}"
+        case facts.NoOutput(given):
+            return f"nothing that the model returned for {result.place(given)}, or wrote into arguments or buffers, could be compared"
+        case facts.OptimizersDiffer(code):
+            return f"what was compared agrees, but the optimizer's code differs ({code}), and no update was compared"
+
+
+def _differs(fact: Differs, result: Result) -> str:
+    match fact:
+        case facts.StandardMissed(standard):
+            return f"does not meet the standard {standard.value}"
+        case OtherModel() | Parting():
+            return str(fact)
+        case facts.GivenDifferently(finding):
+            return finding.message
+        case facts.NoOwnError(counts):
+            failed = ", ".join(f"{count} {reason.value}" for reason, count in counts)
+            return f"rows fail ({failed}), and none of them shows in which layer that began"
+        case facts.FirstOver(culprit, order):
+            return f"{_named(culprit, result)} {_ORDER[order]}; {FREE}"
+        case facts.OtherGlue(culprit, values_off):
+            after = "values after it are off, and may be for that" if values_off else "no value after it shows an error of its own"
+            return f"{_named(culprit, result)}; {after}"
+        case facts.Blamed(culprits, more):
+            return "; and ".join([*(_named(culprit, result) for culprit in culprits), *([f"{more} more"] if more else [])])
+        case facts.Unproved():
+            return _unproved(fact, result)
+        case facts.ByFixedLimits(refused):
+            return "by fixed limits: a baseline tells" if refused is None else f"by fixed limits, since {refused}"
+
+
+def _clear(fact: Clear, result: Result) -> str:
+    match fact:
+        case facts.StandardMet(standard):
+            return f"within tolerance: meets the standard {standard.value}"
+        case facts.WithinGiven(tolerance):
+            return f"within tolerance ({tolerance})"
+        case facts.OverPrecise(rows):
+            return f"{len(rows)} over-precise, the first {result.place(rows[0])}"
+        case facts.MadeOtherwise(how, findings):
+            return f"{_OTHERWISE[how]}: {findings[0].message}{_and_more(len(findings))}"
+        case facts.TrainedOtherwise(rows):
+            return f"trained otherwise: {result.place(rows[0])}: {_both(rows[0])}{_and_more(len(rows))}"
+
+
+def _uncovered(fact: facts.Uncovered, result: Result) -> str:
+    match fact:
+        case facts.SeriesOnly(steps):
+            return f"by the losses and gradient norms of {steps:,} steps alone: no layer was compared"
+        case facts.WeightsReplaced(names):
+            more = ", …" if len(names) > 1 else ""
+            return f"{len(names)} of the case's own weights were not golden's, and were replaced by them ({names[0]}{more})"
+        case facts.CaseOverruled(names):
+            return f"not golden's in the case, and replaced by golden's: {', '.join(names[:2])}{_and_more(len(names), shown=2)}"
+        case facts.NotFiniteFrom(step):
+            return f"NaN or Inf on both sides from step {step} on"
+        case facts.FewerSteps(compared, total):
+            return f"{compared} of {total} steps"
+        case facts.BuffersNotRecorded(golden):
+            side = "golden" if golden else "the candidate"
+            return f"what calls write into buffers was not compared: {side} was captured by a version that does not record it"
+        case facts.CapturedInPart(sides, only, skip, roles):
+            options = [*(f"--only {value}" for value in only), *(f"--skip {value}" for value in skip)]
+            options += [f"--roles {','.join(roles)}"] if roles else []
+            return f"{' and '.join(sides)} captured with {' '.join(options)}"
+        case facts.RecordsLeftOut(count):
+            return f"{counted(count, 'record')} left out by --only and --skip"
+        case facts.NotCompared(rows, total):
+            return f"{len(rows)} of {total} rows could not be compared, the first {result.place(rows[0])}, {rows[0].verdict.detail}"
+        case facts.BroadcastRows(rows):
+            return f"{counted(len(rows), 'row')} of two shapes, the first {result.place(rows[0])}, the same when broadcast"
+        case facts.AloneRows(rows):
+            first = result.place(rows[0])
+            return f"{counted(len(rows), 'row')} on one side only, the first {first}, and all that both compute around it agrees"
+        case facts.RowsJudged(how, count):
+            return f"{counted(count, 'row')} {_JUDGED[how]}"
+        case facts.BaselineNotProved(why):
+            return f"the baseline is not proved: {why}"
+        case facts.DigestsAlone(steps):
+            but = f" but losses and gradient norms of {counted(steps, 'step')}" if steps else ""
+            return f"by digests alone, no values were read{but}"
+
+
+def _and_more(count: int, shown: int = 1) -> str:
+    return f", and {count - shown} more" if count > shown else ""
+
+
+def _unproved(fact: facts.Unproved, result: Result) -> str:
+    """Where the candidate's environment does not compute golden's own values."""
+    places = list(dict.fromkeys(result.place(row) for row in fact.rows))
+    precision = float_dtype(result.golden.manifest)
+    also = f", also in {precision}" if precision else ""
+    return f"the candidate's environment does not compute golden's own values{also}: {places[0]}{_and_more(len(places))}"
+
+
+def _named(culprit: Culprit, result: Result) -> str:
+    record = culprit.row.record
+    assert record is not None
+    several = any(len(side.manifest.steps) > 1 for side in (result.golden, result.candidate))
+    step = f" in step {record.step}" if several and culprit.stage is not Stage.BETWEEN else ""
+    metrics = culprit.row.metrics
+    if record.role in SERIES_ROLES:
+        return _number_named(culprit, record.step if several else None)
+    if culprit.scaled is not None:
+        return f"{culprit.place}{step}: {culprit.scaled.words}"
+    if culprit.buffer and metrics is not None and metrics.max_rel is not None:
+        return f"the model computes another {culprit.buffer}: max rel diff {metrics.max_rel:.3g}"
+    if record.role in WRITTEN_ROLES and culprit.reason in UNMATCHED:
+        return f"{culprit.place}{step}: only {'golden' if culprit.row.candidate is None else 'the candidate'} writes there"
+    if culprit.row.lost:
+        if culprit.stage is Stage.BETWEEN:
+            return f"{culprit.place}, in {'golden' if culprit.reason is Reason.MISSING else 'the candidate'} alone"
+        has, lacks = ("golden", "the candidate") if culprit.reason is Reason.MISSING else ("the candidate", "golden")
+        what = "makes it" if record.role is Role.PARAM_UPDATE or culprit.whole else "has a gradient there"
+        return f"{culprit.place}{step}: {has} {what}, {lacks} {'does not' if what == 'makes it' else 'has none'}"
+    if culprit.reason in (*STRUCTURAL, Reason.NON_FINITE):
+        return f"{culprit.place}{step}, {culprit.reason.value}"
+    if different := different_values(culprit.row):
+        return f"{culprit.place}{step}, {different}"
+    if record.role is Role.STATE_BEFORE and metrics is not None and metrics.elements == 1:  # a number of a parameter group
+        return f"{culprit.place}{step}: {_both(culprit.row)}"
+    if not culprit.size:  # digests differ, and nothing was measured
+        return f"{culprit.place}{step}, other bits"
+    beyond = "excess" if culprit.excess is not None else "x limit"
+    return f"{culprit.place}{step}, {beyond} {culprit.size:.3g}"
+
+
+def _number_named(culprit: Culprit, step: int | None) -> str:
+    """``the loss in step 2: 0.5464 in the candidate, 0.0464 in golden``."""
+    golden, candidate = (None if record is None else number_of(record) for record in (culprit.row.golden, culprit.row.candidate))
+    if culprit.stage is Stage.UPDATE:
+        return clipped(golden, candidate) + ("" if step is None else f", step {step}")
+    where = culprit.place + ("" if step is None else f" in step {step}")
+    return f"{where}: {number_words(candidate)} in the candidate, {number_words(golden)} in golden"
+
+
+def _both(row: Row) -> str:
+    """A number on both sides, by its statistics, which every mode keeps."""
+    golden, candidate = (math.nan if record is None else number_of(record) for record in (row.golden, row.candidate))
+    return f"{golden:g} in golden, {candidate:g} in the candidate"
