@@ -82,7 +82,7 @@ def test_it_runs_without_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["accucompare.findings.analysis.analysis", "accucompare.report.terminal.terminal_watch", "accucompare.report.excel.watch_workbook"],
+    ["accucompare.findings.analysis.analysis", "accucompare.report.watched.terminal_watch", "accucompare.report.excel.watch_workbook"],
 )
 def test_reading_imports_no_torch(module: str) -> None:
     subprocess.run([sys.executable, "-c", f"import sys; sys.modules['torch'] = None; import {module}"], check=True)

@@ -29,6 +29,14 @@ def test_the_navigation_of_the_site_has_each_page_once() -> None:
     assert sorted(re.findall(r"([\w-]+\.md)$", navigation, re.MULTILINE)) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 
 
+def test_every_path_in_contributing_exists() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:[\w.*-]+/)+[\w.*-]*)`", page)
+    missing = [path for path in paths if not any(any(root.glob(path.rstrip("/"))) for root in (ROOT, ROOT / "accucompare"))]
+    assert paths
+    assert missing == []
+
+
 def _leads(page: Path, target: str) -> bool:
     name, _, heading = target.partition("#")
     file = (page.parent / name).resolve() if name else page

@@ -39,7 +39,7 @@ FLAT = ("cli", "scripts", "testing")
 SUB_ROOMS = {
     "bundle": ["format", "writing", "reading"],
     "compare": ["measuring", "pairing", "limits", "rows", "judging", "origins", "runs", "trust", "shape", "cluster"],
-    "report": ["words", "table", "contents", "terminal", "excel", "files", "page"],
+    "report": ["words", "table", "contents", "terminal", "watched", "excel", "files", "page"],
     "recorder": ["feeding", "state", "recording", "session"],
     "live": ["values", "modules", "around", "operators", "autograd", "numerics"],
     "watcher": ["looking", "again", "vitals", "custom", "watch"],

@@ -55,7 +55,7 @@ def health(
         raise UsageError(f"{log}: no step was watched, so that there is nothing to check; {ranks.ranks[0].ending}")
     found = judge_log(ranks, given)
     from accucompare.report.console import reader_may_leave
-    from accucompare.report.terminal import print_health
+    from accucompare.report.watched import print_health
 
     with reader_may_leave():
         print_health(ranks, found, quiet=quiet)
@@ -109,7 +109,7 @@ def gradcheck(case: str | None, only: tuple[str, ...], skip: tuple[str, ...], se
 
     open_device(DeviceName.parse("cpu"))  # before anything else imports torch
     from accucompare.report.console import progress_bar, reader_may_leave
-    from accucompare.report.terminal import print_gradcheck
+    from accucompare.report.watched import print_gradcheck
     from accucompare.watcher.custom import check_gradients
 
     with progress_bar("checking", "Functions", quiet) as progress:

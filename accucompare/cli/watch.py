@@ -174,7 +174,7 @@ def _watch_script(command: list[str], out: Path, steps: int | None, given: dict[
 def _print_watched(ranks: Ranks, given: dict[str, float], quiet: bool, options: dict[str, Any]) -> None:
     """Print what was found, and the checklist in short."""
     from accucompare.findings.checklist import judge_log
-    from accucompare.report.terminal import print_health_briefly, print_watched
+    from accucompare.report.watched import print_health_briefly, print_watched
 
     health = judge_log(ranks, given) if options["checks_every"] and ranks.watched else None
     print_watched(ranks, health, quiet)
@@ -215,7 +215,7 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
     ranks = read(log)
     from accucompare.findings.checklist import judge_vitals
     from accucompare.report.console import reader_may_leave
-    from accucompare.report.terminal import print_analysis
+    from accucompare.report.watched import print_analysis
 
     health = judge_vitals(ranks)
 
@@ -234,7 +234,7 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
 def _overflows_of_cann(folder: Path, reports: tuple[Path, ...], quiet: bool) -> int:
     from accucompare.dumps import overflows_in
     from accucompare.report.console import reader_may_leave
-    from accucompare.report.terminal import print_overflows
+    from accucompare.report.watched import print_overflows
 
     if reports_to_write(reports, None):
         raise UsageError("--report: of CANN's overflow dumps there is no report; leave it out")

@@ -10,17 +10,7 @@ from functools import cached_property
 from accucompare.bundle.format import SERIES_ROLES, Manifest, Record, Role
 from accucompare.compare.limits import OtherCode, Tolerances
 from accucompare.compare.origins import Culprit, Unseen, unseen_rows, without_output
-from accucompare.compare.rows import (
-    STATUS_OF,
-    UNMATCHED,
-    OtherModel,
-    PreflightFinding,
-    Reason,
-    RefusedBaseline,
-    Row,
-    Status,
-    is_operator,
-)
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, OtherModel, PreflightFinding, Reason, RefusedBaseline, Row, Status, is_operator
 from accucompare.compare.runs import Acceptance, Parting, TrainingResult, coarsest
 from accucompare.places import Place
 from accucompare.selection import Mode, Selection

@@ -14,7 +14,7 @@ from accucompare.findings.checklist.health_checklist import CHECKS, Checklist, H
 from accucompare.report.excel.health_workbook import write_health
 from accucompare.report.files.json_health import write_health_json
 from accucompare.report.page.page_log import write_health_page
-from accucompare.report.table.health_columns import headline
+from accucompare.report.watched.health_columns import headline
 from tests.findings.logs import training, write
 
 

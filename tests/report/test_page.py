@@ -30,8 +30,8 @@ from accucompare.report.page.page_data import leading_bits
 from accucompare.report.page.page_log import write_health_page, write_log_page
 from accucompare.report.table import overview, sheets
 from accucompare.report.table.columns import to_dataframe
-from accucompare.report.table.health_columns import headline
-from accucompare.report.table.watch_columns import MEASURES
+from accucompare.report.watched.health_columns import headline
+from accucompare.report.watched.watch_columns import MEASURES
 from accucompare.text import printable
 from benchmarks.made_rows import many
 from tests.compare.builder import item, write

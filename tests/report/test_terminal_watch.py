@@ -21,8 +21,8 @@ from accucompare.findings.log.vital_events import ParameterFacts, TrainingSetup,
 from accucompare.report.excel.watch_workbook import write_watch
 from accucompare.report.page.page_log import write_log_page
 from accucompare.report.table import sheets
-from accucompare.report.table.health_columns import headline
-from accucompare.report.terminal.terminal_watch import print_analysis, print_finding, print_frames, print_watched, verdict_line
+from accucompare.report.watched.health_columns import headline
+from accucompare.report.watched.terminal_watch import print_analysis, print_finding, print_frames, print_watched, verdict_line
 from tests.findings.logs import NASTY, end, found, frames, passed, seen, start, step, training, write
 from tests.findings.test_health import no_weight_moved, sound
 

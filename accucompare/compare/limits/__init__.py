@@ -21,7 +21,7 @@ from accucompare.compare.limits.baseline import (
 from accucompare.compare.limits.brought import BASELINE_ERRORS, PRECISIONS, keep_errors, own_baseline, parse_precisions
 from accucompare.compare.limits.limits import SmallestLimit
 from accucompare.compare.limits.provenance import OtherCode, other_code, other_configuration, other_optimizer, other_surroundings, place
-from accucompare.compare.limits.suggest import Suggestion, baseline_command, float_dtype, product_formats, suggest_baseline, suggested
+from accucompare.compare.limits.suggest import baseline_command, float_dtype, product_formats, suggest_baseline, suggested
 from accucompare.compare.limits.tolerance import (
     CEILING,
     CLEAR,
@@ -59,7 +59,6 @@ __all__ = [
     "OtherCode",
     "Rule",
     "SmallestLimit",
-    "Suggestion",
     "Tolerance",
     "Tolerances",
     "baseline_command",

@@ -14,7 +14,6 @@ from accucompare.compare.pairing.align import (
     unused,
     with_parameter,
 )
-from accucompare.compare.pairing.asked import not_asked
 from accucompare.compare.pairing.choices import Calls, chosen_shape, given_otherwise, judged_by_limits, most_changed
 from accucompare.compare.pairing.dumps import of_dumps, with_paths_of
 from accucompare.compare.pairing.proposals import propose
@@ -31,6 +30,7 @@ from accucompare.compare.pairing.renames import (
 )
 from accucompare.compare.pairing.sequences import align_operators, numbered_as, numbered_nodes
 from accucompare.compare.pairing.tied import SharedNames, other_names
+from accucompare.compare.pairing.unasked import not_asked
 
 __all__ = [
     "Calls",

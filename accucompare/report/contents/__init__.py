@@ -3,20 +3,7 @@
 from accucompare.report.contents.divergence_sheet import divergence
 from accucompare.report.contents.group_sheets import group_columns, summaries
 from accucompare.report.contents.layer_tables import all_layers, sized, unmatched
-from accucompare.report.contents.norms_by_step import norm_sheets
 from accucompare.report.contents.summary_sheet import meaning, summary
 from accucompare.report.contents.training_tables import step_columns, training
 
-__all__ = [
-    "all_layers",
-    "divergence",
-    "group_columns",
-    "meaning",
-    "norm_sheets",
-    "sized",
-    "step_columns",
-    "summaries",
-    "summary",
-    "training",
-    "unmatched",
-]
+__all__ = ["all_layers", "divergence", "group_columns", "meaning", "sized", "step_columns", "summaries", "summary", "training", "unmatched"]

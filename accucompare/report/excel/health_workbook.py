@@ -6,9 +6,9 @@ from pathlib import Path
 
 from accucompare.findings.analysis import Ranks
 from accucompare.findings.checklist import Checklist, CheckStatus, Health
-from accucompare.report.contents import norm_sheets
 from accucompare.report.excel.worksheets import write_workbook
-from accucompare.report.table import AMBER, GREEN, HEALTH, PALE_RED, RED, SECTION, Line, SheetItem, Table, headline
+from accucompare.report.table import AMBER, GREEN, PALE_RED, RED, SECTION, Line, SheetItem, Table
+from accucompare.report.watched import HEALTH, headline, norm_sheets
 
 _TABS = {CheckStatus.FAIL: RED, CheckStatus.WARN: AMBER, CheckStatus.PASS: GREEN, CheckStatus.NOT_LOOKED_AT: ""}
 _FILLS = {CheckStatus.FAIL: PALE_RED, CheckStatus.WARN: AMBER}

@@ -10,7 +10,6 @@ from typing import Any
 from accucompare.findings.analysis import Ranks
 from accucompare.findings.checklist import Health, judge_vitals
 from accucompare.findings.log import Cause, Number, Step
-from accucompare.report.contents import norm_sheets
 from accucompare.report.excel.health_workbook import health_sheet
 from accucompare.report.excel.worksheets import write_workbook
 from accucompare.report.table import (
@@ -34,11 +33,10 @@ from accucompare.report.table import (
     column_letter,
     entry_table,
     looks,
-    rank_entries,
     thinned,
 )
-from accucompare.report.table import watch_columns as log
-from accucompare.report.terminal import checks_fail, verdict_line
+from accucompare.report.watched import checks_fail, norm_sheets, rank_entries, verdict_line
+from accucompare.report.watched import watch_columns as log
 
 _CHART_LINES = 17  # lines that a chart covers
 _MARKED = 60  # points of a chart, up to which each of them is marked

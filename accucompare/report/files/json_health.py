@@ -11,7 +11,7 @@ from accucompare.files import written_whole
 from accucompare.findings.analysis import Ranks
 from accucompare.findings.checklist import Checklist, Health
 from accucompare.findings.log import number
-from accucompare.report.table import headline
+from accucompare.report.watched import headline
 
 
 def write_health_json(ranks: Ranks, health: Health, path: Path) -> Path:

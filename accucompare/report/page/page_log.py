@@ -12,9 +12,9 @@ from accucompare.report.headline import Headline
 from accucompare.report.page.page_comparison import StepChart
 from accucompare.report.page.page_data import PageData
 from accucompare.report.page.page_file import write_page
-from accucompare.report.table import HEALTH, SCIENTIFIC, Column, headline, rank_entries
-from accucompare.report.table import watch_columns as log
-from accucompare.report.terminal import verdict_line
+from accucompare.report.table import SCIENTIFIC, Column
+from accucompare.report.watched import HEALTH, headline, rank_entries, verdict_line
+from accucompare.report.watched import watch_columns as log
 from accucompare.text import printable
 
 _CHARTS = (

@@ -1,6 +1,6 @@
 """What a report shows, as data: columns, sheets, charts, looks."""
 
-from accucompare.report.table import looks, watch_columns
+from accucompare.report.table import looks
 from accucompare.report.table.columns import (
     COLUMNS,
     COUNT,
@@ -14,6 +14,7 @@ from accucompare.report.table.columns import (
     Column,
     Scale,
     Value,
+    bracketed,
     chosen,
     layer,
     limit_on_error,
@@ -21,6 +22,7 @@ from accucompare.report.table.columns import (
     value_blocks,
 )
 from accucompare.report.table.environment_sheet import (
+    ABSENT,
     DIFFERS,
     EnvironmentEntry,
     entries,
@@ -28,10 +30,10 @@ from accucompare.report.table.environment_sheet import (
     entry_fill,
     entry_table,
     environment_sheets,
+    flat,
     important,
 )
 from accucompare.report.table.extremes import NONE
-from accucompare.report.table.health_columns import HEALTH, headline, limits
 from accucompare.report.table.heat import HeatMap, heat_maps, heat_note
 from accucompare.report.table.looks import (
     AMBER,
@@ -62,21 +64,9 @@ from accucompare.report.table.looks import (
 )
 from accucompare.report.table.overview import MOST_ROWS, Chosen, Groups, Overview, overview_of, what_is_held
 from accucompare.report.table.sheets import Chart, ChartSeries, Line, Page, SheetItem, Table, column_letter, table_lines, thinned
-from accucompare.report.table.watch_columns import (
-    FINDINGS,
-    FRAMES,
-    MEASURES,
-    FindingRow,
-    LayerStep,
-    WatchMeasure,
-    layer_steps,
-    main_answer,
-    main_run,
-    tensor_rows,
-)
-from accucompare.report.table.watch_environment import rank_entries
 
 __all__ = [
+    "ABSENT",
     "AMBER",
     "BOLD",
     "BROWN",
@@ -88,18 +78,14 @@ __all__ = [
     "DARK_RED",
     "DIFFERS",
     "EXCESS",
-    "FINDINGS",
-    "FRAMES",
     "GENERAL",
     "GREEN",
     "GREY",
     "GREYED",
     "GREY_AMBER",
-    "HEALTH",
     "HEAT_SCALE",
     "LINE",
     "LOGARITHM",
-    "MEASURES",
     "MOST_ROWS",
     "MUTED_TEXT",
     "NONE",
@@ -120,10 +106,8 @@ __all__ = [
     "Chosen",
     "Column",
     "EnvironmentEntry",
-    "FindingRow",
     "Groups",
     "HeatMap",
-    "LayerStep",
     "Line",
     "Look",
     "Overview",
@@ -132,7 +116,7 @@ __all__ = [
     "SheetItem",
     "Table",
     "Value",
-    "WatchMeasure",
+    "bracketed",
     "chosen",
     "column_letter",
     "entries",
@@ -140,26 +124,19 @@ __all__ = [
     "entry_fill",
     "entry_table",
     "environment_sheets",
+    "flat",
     "header_look",
-    "headline",
     "heat_maps",
     "heat_note",
     "important",
     "layer",
-    "layer_steps",
     "limit_on_error",
-    "limits",
     "looks",
-    "main_answer",
-    "main_run",
     "overview_of",
-    "rank_entries",
     "row_looks",
     "table_lines",
-    "tensor_rows",
     "thinned",
     "to_dataframe",
     "value_blocks",
-    "watch_columns",
     "what_is_held",
 ]

@@ -97,7 +97,7 @@ class Reporter:
         self._reported_places |= {finding.place for finding in origins}
         raises = self._options.on_finding == OnFinding.RAISE and may_raise
         if frames is not None and not self._options.quiet:
-            from accucompare.report.terminal import print_finding
+            from accucompare.report.watched import print_finding
 
             print_finding(first, self._start, frames, self._path, scale=scale, with_answer=not raises)
         elif not again and not raises and not self._options.quiet:
@@ -166,6 +166,6 @@ class Reporter:
         frames = Frames(self._watcher.step, frames_of(note.read() for note in self._watcher.notes), traced=True)
         self._log.write(frames)
         if not self._options.quiet:
-            from accucompare.report.terminal import print_frames
+            from accucompare.report.watched import print_frames
 
             print_frames(frames)

@@ -9,23 +9,19 @@ from accucompare.findings.analysis import Analysis, Ranks
 from accucompare.report.table import (
     COUNT,
     CURVES,
-    MEASURES,
     MUTED_TEXT,
     SCIENTIFIC,
     SECTION,
     Chart,
     ChartSeries,
     Column,
-    LayerStep,
     Line,
     Scale,
     SheetItem,
     Table,
-    WatchMeasure,
-    layer_steps,
-    main_run,
     thinned,
 )
+from accucompare.report.watched.watch_columns import MEASURES, LayerStep, WatchMeasure, layer_steps, main_run
 from accucompare.text import printable
 
 #: A sheet has a column for each of so many parameters.

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 
 from accucompare.findings.analysis import Analysis, Ranks
-from accucompare.report.table.environment_sheet import ABSENT, EnvironmentEntry, flat
-from accucompare.report.table.watch_columns import main_run
+from accucompare.report.table import ABSENT, EnvironmentEntry, flat
+from accucompare.report.watched.watch_columns import main_run
 
 MAX_RANKS = 8  # columns
 _OWN = ("log", "rank", "time", "device")  # what each rank has of its own

@@ -10,7 +10,7 @@ from accucompare.findings.analysis import Ranks
 from accucompare.findings.checklist import FINITE, Checklist, CheckStatus, Health, Layer
 from accucompare.findings.words import printable_value
 from accucompare.report.console import open_console, print_heading
-from accucompare.report.table import headline, limits
+from accucompare.report.watched.health_columns import headline, limits
 
 _STYLES = {CheckStatus.FAIL: "bold red", CheckStatus.WARN: "yellow", CheckStatus.PASS: "green", CheckStatus.NOT_LOOKED_AT: "bright_black"}
 _WORDS = {CheckStatus.FAIL: "FAIL", CheckStatus.WARN: "WARN", CheckStatus.PASS: "PASS", CheckStatus.NOT_LOOKED_AT: "not looked at"}

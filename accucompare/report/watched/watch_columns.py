@@ -10,7 +10,7 @@ from accucompare.bundle.format import display_name
 from accucompare.findings.analysis import Analysis, Ranks
 from accucompare.findings.log import Alert, AlertKind, Finding, Frame, Frames, Number, Step, TensorRange, TrainingSetup
 from accucompare.findings.words import answer, called, described, hints_for, smallest
-from accucompare.report.table.columns import COUNT, GENERAL, NUMBER, TEXT, Column, Value, bracketed
+from accucompare.report.table import COUNT, GENERAL, NUMBER, TEXT, Column, Value, bracketed
 
 _RANK = Column("rank", lambda row: row.run.start.rank, COUNT, 7)
 

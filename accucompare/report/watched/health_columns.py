@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accucompare.findings.checklist import Checklist, CheckStatus, Health
-from accucompare.report.table.columns import COUNT, NUMBER, TEXT, Column
+from accucompare.report.table import COUNT, NUMBER, TEXT, Column
 
 
 def headline(health: Health) -> str:

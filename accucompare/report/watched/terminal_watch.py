@@ -17,8 +17,10 @@ from accucompare.findings.log import Cause, Direction, Ending, Finding, Frame, F
 from accucompare.findings.words import answer, called, finding_headline, kinds, printable_value, short, where
 from accucompare.report.console import fitted, open_console, print_heading, print_rest
 from accucompare.report.headline import Headline
-from accucompare.report.table import FINDINGS, FRAMES, Column, FindingRow, chosen, headline, main_answer, main_run, tensor_rows
-from accucompare.report.terminal.tables import print_table
+from accucompare.report.table import Column, chosen
+from accucompare.report.terminal import print_table
+from accucompare.report.watched.health_columns import headline
+from accucompare.report.watched.watch_columns import FINDINGS, FRAMES, FindingRow, main_answer, main_run, tensor_rows
 
 _TRAILS_SHOWN, _PASSED_SHOWN, _LISTED = 10, 3, 10
 _NORMS_SHOWN = 10
