@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
@@ -15,7 +15,7 @@ from accucompare.bundle.flags import roundoff
 from accucompare.bundle.format import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, WRITTEN_ROLES, Key, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.diff_options import DiffOptions, Work
-from accucompare.compare.judging import Sides, open_beside, why_not_proved, with_given, with_proofs
+from accucompare.compare.judging import Beside, Sides, open_beside, why_not_proved, with_given, with_proofs
 from accucompare.compare.limits import (
     COPIES,
     EXACT,
@@ -34,6 +34,7 @@ from accucompare.compare.limits import (
 from accucompare.compare.origins import (
     FREE_GRADIENTS,
     PARAMETER_GRADIENTS,
+    Culprit,
     Fed,
     NotFed,
     Origins,
@@ -83,9 +84,9 @@ from accucompare.compare.rows import (
     with_options,
     with_parameters,
 )
-from accucompare.compare.runs import accept, after_updates, by_envelope, climb, with_clipping, with_step_rows
+from accucompare.compare.runs import TrainingResult, accept, after_updates, by_envelope, climb, with_clipping, with_step_rows
 from accucompare.compare.task_batches import outcomes_of
-from accucompare.compare.trust import choose_baseline, preflight_findings
+from accucompare.compare.trust import ChosenBaseline, choose_baseline, preflight_findings
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers import DTYPES
 from accucompare.places import Place, is_file
@@ -113,107 +114,203 @@ def compare(
         options: what was asked.
         cluster: where the pairs are compared; ``None`` for threads of this process.
     """
-    limits, rules, standard, auto, renamings = options.limits, options.rules, options.standard, options.auto, list(options.renamings)
-    selection, verify, keep_going = options.selection, options.work.verify, options.work.keep_going
     with contextlib.ExitStack() as stack:
-        golden_bundle, candidate_bundle = (stack.enter_context(open_bundle(path)) for path in (golden, candidate))
-        repeat_bundle, golden_repeat = (_second_run(stack, path) for path in (candidate, golden))
-        check_feed(golden_bundle, candidate_bundle)
-        if standard is not None and candidate_bundle.manifest.fed:
-            raise UsageError(f"--accept: judges free-running runs, but {candidate} was fed with golden's values; capture it without --feed")
-        judge = choose_baseline(stack, golden_bundle, candidate_bundle, baseline)
-        tolerances = _rules(rules, limits, candidate_bundle)
-        damage: list[str] = []
-        golden_records, candidate_records = (_records(bundle, keep_going, damage) for bundle in (golden_bundle, candidate_bundle))
-        if golden_bundle.manifest.options.imported is not None:
-            golden_records = with_paths_of(golden_records, candidate_records)
-        elif candidate_bundle.manifest.options.imported is not None:
-            candidate_records = with_paths_of(candidate_records, golden_records)
-        models = golden_bundle.manifest.model, candidate_bundle.manifest.model
-        proposed = propose(*models, renamings)
-        if auto:
-            renamings = [*renamings, *(Renaming.parse(text) for text in proposed)]
-        parameters = other_names(*models, renamings)
-        fed = candidate_bundle.manifest.fed  # then an operator has the number of golden's that it is
-        pairs = (pair_records if fed else align_operators)(golden_records, candidate_records, renamings, signatures_of(*models), parameters)
-        chosen = [pair for pair in pairs if selection.allows(pair.record.name)]
-        precision = _Precision()
-        tasks = [Task(pair, precision.tolerance_for(pair, tolerances)) for pair in chosen]
-        wanders = judge.bundle
-        of_all = golden_records, candidate_records, [] if judge.bundle is None else _records(judge.bundle, keep_going, damage)
-        judge, tasks = judge.judging(tasks, pairs, of_all, models[0], renamings, fed)
-        beside = open_beside(stack, golden_bundle, judge.bundle)
-        of_golden, own = _Precision(), replace(_rules((), Tolerance(), golden_bundle), fed=True)
-        tasks = with_proofs(tasks, beside, golden_records, renamings, lambda pair: of_golden.tolerance_for(pair, own))
-        again, golden_again = (_by_key(run, keep_going, damage) for run in (repeat_bundle, golden_repeat))
-        tasks = with_parameters(tasks) if fed else tasks
-        tasks = with_given(tasks) if limits.given or rules else tasks
-        tasks = _with_second_runs(tasks, again, unsteady.begins(golden_records, golden_again) if fed else golden_again)
-        sides = Sides(
-            golden_bundle,
-            candidate_bundle,
-            judge.bundle,
-            repeat_bundle,
-            verify,
-            keep_going,
-            golden_repeat,
-            beside.proof,
-            beside.again,
-            beside.conditioned,
-        )
-        outcomes = _outcomes(sides, tasks, options.work, cluster)
-        if judge.bundle is not None and not fed:
-            outcomes = by_envelope(tasks, outcomes, after_updates(golden_bundle.manifests, candidate_bundle.manifests))
-        del tasks  # of a million pairs
-        rows = _rows(chosen, outcomes, damage, _origins(golden_records, golden_bundle, candidate_bundle, pairs))
-        del outcomes
-        rows = vouched_for(with_options(rows), parameters) + never_called(golden_bundle, candidate_bundle, selection)
-        compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
-        alone = [row for row in compared if judge.has_none_of(row)]
-        different = other_model(*models, rows, renamings)
-        findings = preflight_findings(golden_bundle, candidate_bundle, renamings) + _unused_options(
-            renamings, selection, golden_records, models[0]
-        )
-        findings += _on_maps(renamings, proposed, auto, models)
-        findings += judge.findings(golden_bundle, candidate_bundle, renamings, alone, len(compared))
+        opened = _open(stack, golden, candidate, baseline, options)
+        paired = _pair(opened, options)
+        assigned = _assign(stack, opened, paired, options)
+        rows = _judge(opened, paired, assigned, options, cluster)
+        compared, judge = _compared(rows), assigned.judge
+        different = other_model(*opened.models, rows, paired.renamings)
+        findings = _findings(opened, paired, judge, compared, options)
         findings += [PreflightFinding("model", str(different))] if different is not None else []
-        series = golden_bundle.manifests, candidate_bundle.manifests
-        weights = next((finding for finding in findings if finding.about is About.WEIGHTS), None)
-        judges = _manifests(wanders), _manifests(golden_repeat)
-        training = climb(*series, baseline=judges[0], repeat=judges[1], given=limits, rows=rows, weights=weights)
-        if any(bundle.manifest.options.imported for bundle in (golden_bundle, candidate_bundle)):
-            training = None  # dumps of other tools have no series
-        if fed and selection.allows(""):  # a loss is no layer's
-            rows = with_step_rows(rows, *series, _manifests(judge.bundle), _manifests(beside.proof), tolerances)
-        elif training is not None and training.parting is not None and training.parting.clips_otherwise:
-            rows = with_clipping(rows, training.parting, *series, tolerances)
-        of_series = (row.candidate for row in rows if row.candidate is not None and row.candidate.role in SERIES_ROLES)
-        findings += _unused_rules(rules, [*candidate_records, *of_series])
-        culprits = []
-        if different is None:
-            updated = training is not None and training.updated
-            culprits = scaled_first(find_culprits(rows, fed, judge.bundle is not None, updated), rows, fed, updated)
+        training, rows = _follow(opened, assigned, rows, findings, options)
+        findings += _unused_rules(options.rules, opened.candidate_records, rows)
+        culprits = [] if different is not None else _culprits(opened, paired, judge, rows, training)
         return made(
-            golden=_side(golden_bundle),
-            candidate=_side(candidate_bundle),
+            golden=_side(opened.golden),
+            candidate=_side(opened.candidate),
             rows=rows,
             preflight=sorted(findings, key=lambda finding: not finding.serious),
-            tolerances=tolerances,
-            left_out=_count(pairs) - _count(chosen),
-            damage=list(dict.fromkeys(damage)),  # a step that cannot be opened is listed once, not for each of its records
+            tolerances=opened.tolerances,
+            left_out=_count(paired.pairs) - _count(paired.chosen),
+            damage=list(dict.fromkeys(opened.damage)),  # a step that cannot be opened is listed once, not for each of its records
             baseline=None if judge.bundle is None else _side(judge.bundle),
-            culprits=with_descriptions(culprits, golden_bundle, candidate_bundle, renamings),
-            without_baseline=len(alone),
+            culprits=culprits,
+            without_baseline=sum(judge.has_none_of(row) for row in compared),
             refused=judge.refused,
-            not_proved=why_not_proved(golden_bundle, judge.bundle, beside),
-            unseen=OtherCode() if _has_updates(compared) else other_optimizer(golden_bundle.manifest, candidate_bundle.manifest),
-            maps=[renaming.text for renaming in renamings],
-            verified=verify,
+            not_proved=why_not_proved(opened.golden, judge.bundle, assigned.beside),
+            unseen=OtherCode() if _has_updates(compared) else other_optimizer(opened.golden.manifest, opened.candidate.manifest),
+            maps=[renaming.text for renaming in paired.renamings],
+            verified=options.work.verify,
             other_model=different,
-            proposed_maps=[] if auto else proposed,
+            proposed_maps=[] if options.auto else paired.proposed,
             training=training,
-            acceptance=None if standard is None else accept(standard, training.pairs if training is not None else ()),
+            acceptance=None if options.standard is None else accept(options.standard, training.pairs if training is not None else ()),
         )
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """The bundles of a diff, and their records.
+
+    Attributes:
+        repeat, golden_repeat: the second runs of the candidate and of golden.
+        judge: the baseline.
+        damage: records and steps that could not be read; later stages add theirs.
+    """
+
+    golden: Bundle
+    candidate: Bundle
+    repeat: Bundle | None
+    golden_repeat: Bundle | None
+    judge: ChosenBaseline
+    tolerances: Tolerances
+    golden_records: list[Record]
+    candidate_records: list[Record]
+    damage: list[str]
+
+    @property
+    def fed(self) -> bool:
+        return self.candidate.manifest.fed
+
+    @property
+    def models(self) -> tuple[Model, Model]:
+        return self.golden.manifest.model, self.candidate.manifest.model
+
+    @property
+    def series(self) -> tuple[Mapping[int, Manifest], Mapping[int, Manifest]]:
+        return self.golden.manifests, self.candidate.manifests
+
+    @property
+    def imported(self) -> bool:
+        """Whether one side is a dump of another tool."""
+        return any(bundle.manifest.options.imported is not None for bundle in (self.golden, self.candidate))
+
+
+class _Paired(NamedTuple):
+    """The pairs of a diff: all of them, and those that were chosen; ``parameters``: names of golden's that the candidate ties."""
+
+    pairs: list[Pair]
+    chosen: list[Pair]
+    renamings: list[Renaming]
+    proposed: list[str]
+    parameters: Mapping[str, str]
+
+
+class _Assigned(NamedTuple):
+    """What there is to do for each chosen pair, and the captures that judge it."""
+
+    tasks: list[Task]
+    judge: ChosenBaseline
+    beside: Beside
+
+
+def _open(stack: contextlib.ExitStack, golden: Place, candidate: Place, baseline: Place | None, options: DiffOptions) -> _Opened:
+    """Open the bundles, and list their records."""
+    ours, theirs = (stack.enter_context(open_bundle(path)) for path in (golden, candidate))
+    repeat, golden_repeat = (_second_run(stack, path) for path in (candidate, golden))
+    check_feed(ours, theirs)
+    if options.standard is not None and theirs.manifest.fed:
+        raise UsageError(f"--accept: judges free-running runs, but {candidate} was fed with golden's values; capture it without --feed")
+    judge, damage = choose_baseline(stack, ours, theirs, baseline), list[str]()
+    tolerances = _rules(options.rules, options.limits, theirs)
+    golden_records, candidate_records = (_records(bundle, options.work.keep_going, damage) for bundle in (ours, theirs))
+    if ours.manifest.options.imported is not None:
+        golden_records = with_paths_of(golden_records, candidate_records)
+    elif theirs.manifest.options.imported is not None:
+        candidate_records = with_paths_of(candidate_records, golden_records)
+    return _Opened(ours, theirs, repeat, golden_repeat, judge, tolerances, golden_records, candidate_records, damage)
+
+
+def _pair(opened: _Opened, options: DiffOptions) -> _Paired:
+    """Pair golden's records with the candidate's."""
+    renamings = list(options.renamings)
+    proposed = propose(*opened.models, renamings)
+    if options.auto:
+        renamings += [Renaming.parse(text) for text in proposed]
+    parameters = other_names(*opened.models, renamings)
+    align = pair_records if opened.fed else align_operators  # fed, an operator has the number of golden's that it is
+    pairs = align(opened.golden_records, opened.candidate_records, renamings, signatures_of(*opened.models), parameters)
+    return _Paired(pairs, [pair for pair in pairs if options.selection.allows(pair.record.name)], renamings, proposed, parameters)
+
+
+def _assign(stack: contextlib.ExitStack, opened: _Opened, paired: _Paired, options: DiffOptions) -> _Assigned:
+    """Give each pair its limits, its records of the baseline and of the proof, and those of second runs."""
+    keep_going, golden, damage, precision = options.work.keep_going, opened.golden, opened.damage, _Precision()
+    tasks = [Task(pair, precision.tolerance_for(pair, opened.tolerances)) for pair in paired.chosen]
+    of_baseline = [] if opened.judge.bundle is None else _records(opened.judge.bundle, keep_going, damage)
+    records = opened.golden_records, opened.candidate_records, of_baseline
+    judge, tasks = opened.judge.judging(tasks, paired.pairs, records, opened.models[0], paired.renamings, opened.fed)
+    beside = open_beside(stack, golden, judge.bundle)
+    of_golden, own = _Precision(), replace(_rules((), Tolerance(), golden), fed=True)
+    tasks = with_proofs(tasks, beside, opened.golden_records, paired.renamings, lambda pair: of_golden.tolerance_for(pair, own))
+    again, golden_again = (_by_key(run, keep_going, damage) for run in (opened.repeat, opened.golden_repeat))
+    tasks = with_parameters(tasks) if opened.fed else tasks
+    tasks = with_given(tasks) if options.limits.given or options.rules else tasks
+    steady = unsteady.begins(opened.golden_records, golden_again) if opened.fed else golden_again
+    return _Assigned(_with_second_runs(tasks, again, steady), judge, beside)
+
+
+def _judge(opened: _Opened, paired: _Paired, assigned: _Assigned, options: DiffOptions, cluster: Cluster | None) -> list[Row]:
+    """Measure and judge each pair, and trace where its error was made."""
+    tasks, judge, beside = assigned
+    sides = Sides(
+        opened.golden,
+        opened.candidate,
+        judge.bundle,
+        opened.repeat,
+        options.work.verify,
+        options.work.keep_going,
+        opened.golden_repeat,
+        beside.proof,
+        beside.again,
+        beside.conditioned,
+    )
+    outcomes = _outcomes(sides, tasks, options.work, cluster)
+    if judge.bundle is not None and not opened.fed:
+        outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
+    tasks.clear()  # of a million pairs
+    origins = _origins(opened.golden_records, opened.golden, opened.candidate, paired.pairs)
+    rows = with_options(_rows(paired.chosen, outcomes, opened.damage, origins))
+    return vouched_for(rows, paired.parameters) + never_called(opened.golden, opened.candidate, options.selection)
+
+
+def _compared(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
+
+
+def _findings(opened: _Opened, paired: _Paired, judge: ChosenBaseline, compared: list[Row], options: DiffOptions) -> list[PreflightFinding]:
+    """What pre-flight finds, and what is found of maps and of the baseline."""
+    golden, candidate, renamings = opened.golden, opened.candidate, paired.renamings
+    alone = [row for row in compared if judge.has_none_of(row)]
+    findings = preflight_findings(golden, candidate, renamings)
+    findings += _unused_options(renamings, options.selection, opened.golden_records, opened.models[0])
+    findings += _on_maps(renamings, paired.proposed, options.auto, opened.models)
+    return findings + judge.findings(golden, candidate, renamings, alone, len(compared))
+
+
+def _follow(
+    opened: _Opened, assigned: _Assigned, rows: list[Row], findings: list[PreflightFinding], options: DiffOptions
+) -> tuple[TrainingResult | None, list[Row]]:
+    """Where two runs of training part, and the rows with those that are numbers of a step."""
+    weights = next((finding for finding in findings if finding.about is About.WEIGHTS), None)
+    baseline, repeat = _manifests(opened.judge.bundle), _manifests(opened.golden_repeat)
+    training = climb(*opened.series, baseline=baseline, repeat=repeat, given=options.limits, rows=rows, weights=weights)
+    if opened.imported:
+        training = None  # dumps of other tools have no series
+    if opened.fed and options.selection.allows(""):  # a loss is no layer's
+        judges = _manifests(assigned.judge.bundle), _manifests(assigned.beside.proof)
+        rows = with_step_rows(rows, *opened.series, *judges, opened.tolerances)
+    elif training is not None and training.parting is not None and training.parting.clips_otherwise:
+        rows = with_clipping(rows, training.parting, *opened.series, opened.tolerances)
+    return training, rows
+
+
+def _culprits(opened: _Opened, paired: _Paired, judge: ChosenBaseline, rows: list[Row], training: TrainingResult | None) -> list[Culprit]:
+    """The culprits, ranked and described."""
+    updated = training is not None and training.updated
+    found = scaled_first(find_culprits(rows, opened.fed, judge.bundle is not None, updated), rows, opened.fed, updated)
+    return with_descriptions(found, opened.golden, opened.candidate, paired.renamings)
 
 
 #: Where the second run of a capture with ``--repeat 2`` is, inside the first one's directory.
@@ -347,8 +444,10 @@ def _unused_options(renamings: list[Renaming], selection: Selection, records: li
     return findings
 
 
-def _unused_rules(rules: Iterable[Rule], records: list[Record]) -> list[PreflightFinding]:
-    """Findings about the rules of a tolerance file that judge nothing."""
+def _unused_rules(rules: Iterable[Rule], candidate: list[Record], rows: Iterable[Row]) -> list[PreflightFinding]:
+    """Findings about the rules of a tolerance file that judge nothing: no record, and no number of a step."""
+    of_series = (row.candidate for row in rows if row.candidate is not None and row.candidate.role in SERIES_ROLES)
+    records = [*candidate, *of_series]
     return [
         PreflightFinding("tolerances", f"{rule.tolerance.source}, applies to none of the candidate's records, so its limit judges nothing")
         for rule in rules

@@ -3,7 +3,7 @@
 from accucompare.compare.judging.given import with_given
 from accucompare.compare.judging.judge import is_noise, judge_pair
 from accucompare.compare.judging.judging import judge_task
-from accucompare.compare.judging.proof import open_beside, why_not_proved, with_proofs
+from accucompare.compare.judging.proof import Beside, open_beside, why_not_proved, with_proofs
 from accucompare.compare.judging.sides import Sides
 
-__all__ = ["Sides", "is_noise", "judge_pair", "judge_task", "open_beside", "why_not_proved", "with_given", "with_proofs"]
+__all__ = ["Beside", "Sides", "is_noise", "judge_pair", "judge_task", "open_beside", "why_not_proved", "with_given", "with_proofs"]
