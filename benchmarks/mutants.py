@@ -37,7 +37,7 @@ FACTOR = 1.1
 #: What decides no verdict and no culprit: a module, or a number, and why.
 EXEMPT = {
     "align": "how long a pattern may take, and for how many names the nearest is looked up, which is words",
-    "batches": "how work is divided",
+    "task_batches": "how work is divided",
     "blocks": "the width of a type",
     "bounds": "how far float64 itself rounds: the bounds are proved, and tested against exact arithmetic",
     "cluster": "how work is divided, and how long a machine is waited for",

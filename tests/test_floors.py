@@ -61,7 +61,7 @@ LATE = {
     "accucompare.scripts.script": {"accucompare.recorder.session", "accucompare.scripts.observing"},
     "accucompare.testing.closeness": {"accucompare.recorder.session"},  # torch, which bundles are compared without
     "accucompare.testing.plugin": {"accucompare.testing.regression"},  # every run of pytest loads the plugin
-    "accucompare.watcher.watch.reporting": {"accucompare.report.terminal"},  # only a finding is printed
+    "accucompare.watcher.watch.reporting": {"accucompare.report.watched"},  # only a finding is printed
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))
