@@ -3,52 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from accucompare.bundle.flags import roundoff
-from accucompare.bundle.format import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, WRITTEN_ROLES, Key, Manifest, Record, Role
+from accucompare.bundle.format import SERIES_ROLES, WRITTEN_ROLES, Key, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.judging import Beside, Sides, open_beside, why_not_proved, with_given, with_proofs
 from accucompare.compare.limits import (
-    COPIES,
-    EXACT,
-    RECURRENT,
-    SUMMED,
     OtherCode,
     Rule,
     Tolerance,
     Tolerances,
     check_feed,
-    floor,
-    is_half,
     other_optimizer,
-    product_formats,
 )
 from accucompare.compare.origins import (
-    FREE_GRADIENTS,
-    PARAMETER_GRADIENTS,
     Culprit,
     Fed,
     NotFed,
     Origins,
-    Terms,
     find_culprits,
     not_fed,
     operators_not_fed,
-    parameter_of,
     scaled_first,
     small_changes,
     unsteady,
     vouched_for,
     with_descriptions,
 )
+from accucompare.compare.pair_limits import PairLimits, limits_in_force
 from accucompare.compare.pairing import (
     Model,
     Pair,
@@ -80,7 +67,6 @@ from accucompare.compare.rows import (
     explained,
     never_called,
     other_model,
-    same_bits,
     with_options,
     with_parameters,
 )
@@ -88,7 +74,6 @@ from accucompare.compare.runs import TrainingResult, accept, after_updates, by_e
 from accucompare.compare.task_batches import outcomes_of
 from accucompare.compare.trust import ChosenBaseline, choose_baseline, preflight_findings
 from accucompare.errors import BundleError, UsageError
-from accucompare.numbers import DTYPES
 from accucompare.places import Place, is_file
 from accucompare.selection import Selection
 
@@ -213,7 +198,7 @@ def _open(stack: contextlib.ExitStack, golden: Place, candidate: Place, baseline
     if options.standard is not None and theirs.manifest.fed:
         raise UsageError(f"--accept: judges free-running runs, but {candidate} was fed with golden's values; capture it without --feed")
     judge, damage = choose_baseline(stack, ours, theirs, baseline), list[str]()
-    tolerances = _rules(options.rules, options.limits, theirs)
+    tolerances = limits_in_force(options.rules, options.limits, theirs)
     golden_records, candidate_records = (_records(bundle, options.work.keep_going, damage) for bundle in (ours, theirs))
     if ours.manifest.options.imported is not None:
         golden_records = with_paths_of(golden_records, candidate_records)
@@ -236,13 +221,13 @@ def _pair(opened: _Opened, options: DiffOptions) -> _Paired:
 
 def _assign(stack: contextlib.ExitStack, opened: _Opened, paired: _Paired, options: DiffOptions) -> _Assigned:
     """Give each pair its limits, its records of the baseline and of the proof, and those of second runs."""
-    keep_going, golden, damage, precision = options.work.keep_going, opened.golden, opened.damage, _Precision()
+    keep_going, golden, damage, precision = options.work.keep_going, opened.golden, opened.damage, PairLimits()
     tasks = [Task(pair, precision.tolerance_for(pair, opened.tolerances)) for pair in paired.chosen]
     of_baseline = [] if opened.judge.bundle is None else _records(opened.judge.bundle, keep_going, damage)
     records = opened.golden_records, opened.candidate_records, of_baseline
     judge, tasks = opened.judge.judging(tasks, paired.pairs, records, opened.models[0], paired.renamings, opened.fed)
     beside = open_beside(stack, golden, judge.bundle)
-    of_golden, own = _Precision(), replace(_rules((), Tolerance(), golden), fed=True)
+    of_golden, own = PairLimits(), replace(limits_in_force((), Tolerance(), golden), fed=True)
     tasks = with_proofs(tasks, beside, opened.golden_records, paired.renamings, lambda pair: of_golden.tolerance_for(pair, own))
     again, golden_again = (_by_key(run, keep_going, damage) for run in (opened.repeat, opened.golden_repeat))
     tasks = with_parameters(tasks) if opened.fed else tasks
@@ -352,24 +337,6 @@ def _side(bundle: Bundle) -> Side:
     return Side(bundle.path, bundle.manifest, bundle.complete)
 
 
-def _rules(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> Tolerances:
-    """The limits in force. A fed candidate's default depends on the format that its float32 products were rounded to."""
-    matmul, conv = map(roundoff, product_formats(candidate.manifest))
-    classes = candidate.manifest.code.classes or {}
-
-    def torchs(name: str) -> bool:
-        return all(home.startswith("torch.nn.modules.") for home in classes.get(name) or [""])
-
-    copies, model = frozenset(filter(torchs, COPIES)), candidate.manifest.model
-    other_mode, sums = set(model.get("other_mode") or ()), set(filter(torchs, SUMMED))
-    trains = {name for name in model.get("modules") or () if bool(model.get("training")) is not (name in other_mode)}
-    summing = frozenset(
-        name for name, kind in (model.get("modules") or {}).items() if kind in sums and (name in trains or kind == "GroupNorm")
-    )
-    recurrent = frozenset(filter(torchs, RECURRENT))
-    return Tolerances(rules, limits, candidate.manifest.fed, matmul, max(matmul, conv), copies, summing, recurrent)
-
-
 def _origins(records: list[Record], golden: Bundle, candidate: Bundle, pairs: list[Pair]) -> Origins | Fed:
     steps = {(rank, entry.step) for rank, entry in golden.steps()} & {(rank, entry.step) for rank, entry in candidate.steps()}
     if not candidate.manifest.fed:
@@ -471,68 +438,3 @@ def _rows(pairs: list[Pair], outcomes: list[PairOutcome | BundleError], damage: 
 def _has_updates(compared: Iterable[Row]) -> bool:
     """Whether updates were compared, so that the optimizer's code need not be."""
     return any(row.golden is not None and row.golden.role is Role.PARAM_UPDATE for row in compared)
-
-
-@dataclass
-class _Precision:
-    """The coarsest floating dtype in which the two sides have differed so far, step by step.
-
-    Values that are the same on both sides bring no rounding error into later ones. Neither do scales, for which float8_e8m0fnu is used.
-    """
-
-    _coarsest: dict[tuple[int, int], str] = field(default_factory=dict)
-    _terms: Terms = field(default_factory=Terms)
-    _parameters: dict[tuple[int, int, int, str], frozenset[str]] = field(default_factory=dict)  # the types of what an update adds to
-    _composed: dict[tuple[int, int], float] = field(default_factory=dict)  # the largest error so far of a recurrent module's roundings
-
-    def tolerance_for(self, pair: Pair, rules: Tolerances) -> Tolerance:
-        """The limits for the next pair in execution order."""
-        golden, candidate = pair.golden, pair.candidate
-        dtypes = _floating(golden.dtype if golden is not None else "", candidate.dtype if candidate is not None else "")
-        step = pair.record.rank, pair.record.step
-        before = self._coarsest.get(step, "")
-        if dtypes and not same_bits(golden, candidate):
-            self._coarsest[step] = _coarsest_of(before, dtypes, but="float8_e8m0fnu") or "float64"
-        if golden is None or candidate is None or golden.dtype not in dtypes:
-            return EXACT
-        if golden.role in (Role.PARAM_BEFORE, Role.PARAM_UPDATE):
-            update = (*step, golden.call, parameter_of(golden))
-            dtypes |= self._parameters.setdefault(update, dtypes)
-        coarsest = _coarsest_of(before, dtypes)
-        tolerance = rules.tolerance_for(golden, candidate, coarsest)
-        if candidate.name in rules.sums:
-            tolerance = tolerance.of_sums(self._terms.summed(golden), coarsest)
-        if terms := self._terms.added(golden):  # by fixed limits alone: a baseline's own error has them
-            tolerance = replace(tolerance.of_sums(terms, coarsest), summing=tolerance.summing)
-        tolerance = tolerance.of_roundings(self._of_roundings(golden, candidate, rules))
-        if golden.role in (Role.INPUT, Role.BUFFER_UPDATE):
-            widened = self._terms.widened(tolerance, golden)
-            return tolerance if golden.role is Role.INPUT else widened
-        if golden.role not in (*TRAINING_ROLES, *NODE_ROLES):
-            return tolerance
-        return self._terms.widened(tolerance, golden).scaled(1.0 if rules.fed else FREE_GRADIENTS)
-
-    def _of_roundings(self, golden: Record, candidate: Record, rules: Tolerances) -> float:
-        """The relative L2 error that a recurrent module makes in a half type; free-running, also in what comes after it."""
-        step = golden.rank, golden.step
-        own = 0.0
-        if golden.type in rules.recurrent and is_half(candidate.dtype):
-            own = math.sqrt(self._terms.roundings(golden)) * floor(candidate.dtype)
-        if rules.fed:
-            return own
-        if golden.role not in PARAMETER_GRADIENTS:
-            self._composed[step] = max(own, self._composed.get(step, 0.0))
-        return max(own, self._composed.get(step, 0.0))
-
-
-@lru_cache
-def _floating(*dtypes: str) -> frozenset[str]:
-    """Those of some dtypes that are floating or complex."""
-    return frozenset(name for name in dtypes if name in DTYPES and DTYPES[name].digits)
-
-
-@lru_cache
-def _coarsest_of(before: str, own: frozenset[str], but: str = "") -> str:
-    """The type with the fewest digits; of several, one of the pair's own, and the same in every run."""
-    names = {before} | own - {but} if before else own - {but}
-    return min(names, key=lambda name: (DTYPES[name].digits, name not in own, name), default="")

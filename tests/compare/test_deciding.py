@@ -186,7 +186,7 @@ def second_error(first: Record, second: Record, times: float) -> bool:
     return fed.trace(second, Verdict(Reason.OVER, used=1.5 * times)).reason is Reason.GLUE
 
 
-@decides("training.MUCH_FURTHER", 7.8, 8.2)
+@decides("training_trace.MUCH_FURTHER", 7.8, 8.2)
 def another_error_of_the_same_code(times: float, _: Path) -> bool:
     forward = second_error(record("a", "input"), record("b", "input"), times)
     backward = second_error(record("b", "grad_output"), record("a", "grad_output"), times)
@@ -194,7 +194,7 @@ def another_error_of_the_same_code(times: float, _: Path) -> bool:
     return forward
 
 
-@decides("training.FREE_GRADIENTS", 3.9, 4.1)
+@decides("training_trace.FREE_GRADIENTS", 3.9, 4.1)
 def a_gradient_beyond_that_of_free_runs(times: float, folder: Path) -> bool:
     x = np.linspace(-1, 1, 64)
     golden, candidate = (item("fc", x * factor, "float64", role="grad_input") for factor in (1.0, 1.0 + times * 1e-10))
@@ -293,7 +293,7 @@ def changed(folder: Path, dtype: str, before: np.ndarray, update: np.ndarray, af
     return ac.diff(golden, write(folder / "candidate", given, capture=trained)).rows[-1].reason is not Reason.NOT_COMPARABLE
 
 
-@decides("between.ROUNDINGS", 1.92, 2.12)
+@decides("outside_changes.ROUNDINGS", 1.92, 2.12)
 def a_change_beyond_rounding(roundings: float, folder: Path) -> bool:
     """Ones in bfloat16, of which some are one or two last places larger, by so many roundings in the root mean square."""
     one = min((roundings / 2) ** 2, 1.0)
@@ -302,7 +302,7 @@ def a_change_beyond_rounding(roundings: float, folder: Path) -> bool:
     return changed(folder, "bfloat16", np.zeros(1000), np.ones(1000), 1 + places * 2.0**-7, fed=True)
 
 
-@decides("between.SHARE_OF_UPDATE", 0.049, 0.051)
+@decides("outside_changes.SHARE_OF_UPDATE", 0.049, 0.051)
 def a_change_beyond_a_share_of_the_update(share: float, folder: Path) -> bool:
     ones = np.ones(8)
     return changed(folder, "float64", ones, ones, 2 * ones - share, fed=False)
