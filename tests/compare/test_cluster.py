@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +103,10 @@ def whole(comparison: ac.Comparison, path: Path) -> str:
     return comparison.to_json(path).read_text() + "\n".join(map(repr, [*rows, *comparison.damage, *comparison.culprits]))
 
 
-def assert_same(sides: list[Path], address: str, tmp_path: Path, **options: Any) -> ac.Comparison:
-    at_home = ac.diff(*sides, **options)
-    there = ac.diff(*sides, work=ac.Work(cluster=address), **options)
+def assert_same(sides: list[Path], address: str, tmp_path: Path, work: ac.Work | None = None, **options: Any) -> ac.Comparison:
+    work = work or ac.Work()
+    at_home = ac.diff(*sides, work=work, **options)
+    there = ac.diff(*sides, work=replace(work, cluster=address), **options)
     assert whole(there, tmp_path / "there.json") == whole(at_home, tmp_path / "home.json")
     return there
 
