@@ -1,7 +1,7 @@
 """accucompare: layer-wise cross-device accuracy comparison for PyTorch.
 
-Importing this package imports neither torch nor pandas nor openpyxl; each public name is loaded when it is first used.
-"""
+Importing this package imports neither torch nor pandas nor openpyxl; each public name is loaded
+when it is first used."""
 
 from __future__ import annotations
 

@@ -33,7 +33,10 @@ class Comparison(Result):
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {reason.value}" for reason, count in self.counts().items())
-        return f"<{type(self).__name__} of {self.candidate.path} with {self.golden.path}: {self.answer.value}; {counts}>"
+        return (
+            f"<{type(self).__name__} of {self.candidate.path} with {self.golden.path}:"
+            f" {self.answer.value}; {counts}>"
+        )
 
     @cached_property
     def _decision(self) -> Decision:
@@ -46,7 +49,9 @@ class Comparison(Result):
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong: the answer is ``identical`` (also ``in what was compared``), ``rounding`` or ``within tolerance``."""
+        """Whether nothing is wrong: the answer is ``identical`` (also ``in what was compared``),
+        ``rounding`` or ``within tolerance``.
+        """
         return self._decision.passed
 
     @property
@@ -58,7 +63,9 @@ class Comparison(Result):
 
     @property
     def exit_code(self) -> int:
-        """The commands' exit code: 0 if it passed, 1 for a difference that fails, 2 if the answer is ``not sure``."""
+        """The commands' exit code: 0 if it passed, 1 for a difference that fails, 2 if the answer
+        is ``not sure``.
+        """
         return self._decision.exit_code
 
     @property
@@ -74,13 +81,16 @@ class Comparison(Result):
         return []
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the verdict, the culprits, the ten worst rows, and links to the reports."""
+        """What a notebook shows: the verdict, the culprits, the ten worst rows, and links to the
+        reports.
+        """
         from accucompare.report.notebook import comparison_html
 
         return comparison_html(self, self.reports)
 
     def plot(self) -> Figure:
-        """The relative L2 error of every output in execution order, with limits and baseline, as a matplotlib figure.
+        """The relative L2 error of every output in execution order, with limits and baseline, as a
+        matplotlib figure.
 
         Raises:
             ReportError: if matplotlib is missing.
@@ -116,7 +126,8 @@ class Comparison(Result):
         return self._written(write_comparison_page(self, local(path)))
 
     def to_json(self, path: str | Path) -> Path:
-        """Write everything as JSON and return its path; one that ends in ``.jsonl`` or ``.ndjson`` gets JSON lines, a row each.
+        """Write everything as JSON and return its path; one that ends in ``.jsonl`` or ``.ndjson``
+        gets JSON lines, a row each.
 
         Raises:
             ReportError: if it cannot be written.
@@ -126,7 +137,8 @@ class Comparison(Result):
         return write_json(self, local(path))
 
     def to_parquet(self, path: str | Path) -> Path:
-        """Write every row as a Parquet file, with the columns of the report's sheet *Layers*, and return its path.
+        """Write every row as a Parquet file, with the columns of the report's sheet *Layers*, and
+        return its path.
 
         Raises:
             ReportError: if pyarrow is missing, or it cannot be written.
@@ -158,29 +170,36 @@ def diff(
     """Compare two bundles.
 
     Args:
-        golden: the trusted bundle: its directory, or its URL such as ``s3://bucket/golden``; if captured with ``--repeat 2``, values that
-            differ between its two runs judge nothing.
-        candidate: the directory of the bundle under test; if it was captured with ``--repeat 2``, its second run shows its noise.
-        baseline: the directory of a bundle in the candidate's precision from a device that is trusted, captured as the candidate was
-            (fed or not) with golden's code: errors are then judged by how many times as large they are as the baseline's. Without it,
-            a fed candidate is judged by the baseline that golden brings along (``capture --with-baseline``), if there is one of its
-            precision. One that did not run golden's code is refused as a judge (``Comparison.refused``).
-        atol, rtol: largest elementwise difference, |candidate - golden| <= atol + rtol * |golden|; one given alone takes the
-            other as 0.
-        limits: these and the other limits, as ``accucompare.Tolerance(rel_l2=1e-2, cosine=0.999, tolerances="limits.toml")``. Of several,
-            all must be kept; with none, the baseline judges, or a table by dtype.
-        map: ``OLD=NEW`` renamings of golden's layers, see ``accucompare.compare.pairing.align.Renaming``. ``"auto"`` takes those that would
+        golden: the trusted bundle: its directory, or its URL such as ``s3://bucket/golden``; if
+            captured with ``--repeat 2``, values that differ between its two runs judge nothing.
+        candidate: the directory of the bundle under test; if it was captured with ``--repeat 2``,
+            its second run shows its noise.
+        baseline: the directory of a bundle in the candidate's precision from a device that is
+            trusted, captured as the candidate was (fed or not) with golden's code: errors are then
+            judged by how many times as large they are as the baseline's. Without it, a fed
+            candidate is judged by the baseline that golden brings along (``capture
+            --with-baseline``), if there is one of its precision. One that did not run golden's code
+            is refused as a judge (``Comparison.refused``).
+        atol, rtol: largest elementwise difference, |candidate - golden| <= atol + rtol * |golden|;
+            one given alone takes the other as 0.
+        limits: these and the other limits, as ``accucompare.Tolerance(rel_l2=1e-2, cosine=0.999,
+            tolerances="limits.toml")``. Of several, all must be kept; with none, the baseline
+            judges, or a table by dtype.
+        map: ``OLD=NEW`` renamings of golden's layers, see
+            ``accucompare.compare.pairing.align.Renaming``. ``"auto"`` takes those that would
             otherwise be proposed, by the weights' fingerprints, shapes, classes and order.
         only, skip: globs of the layers to compare and to leave out (golden's names).
-        accept: a standard that two runs of training must meet, such as ``"mindformers"``: it decides, in place of the rows, by the losses
-            and gradient norms of the steps (``Comparison.acceptance``).
+        accept: a standard that two runs of training must meet, such as ``"mindformers"``: it
+            decides, in place of the rows, by the losses and gradient norms of the steps
+            (``Comparison.acceptance``).
         work: how it is done, as ``accucompare.Work(verify=True, cluster="tcp://host:8786")``.
 
     Raises:
         BundleError: if a bundle is missing, damaged, or of a newer format.
         ClusterError: if the cluster cannot be reached, or its workers cannot do the work.
-        UsageError: if a limit, a renaming or the tolerance file makes no sense, or the bundles do not belong together: fed with another
-            golden, or a baseline of another dtype, incomplete, or not fed as the candidate was.
+        UsageError: if a limit, a renaming or the tolerance file makes no sense, or the bundles do
+            not belong together: fed with another golden, or a baseline of another dtype,
+                incomplete, or not fed as the candidate was.
 
     Example:
         >>> comparison = diff("golden", "npu", atol=1e-3)
@@ -203,9 +222,19 @@ def diff(
     )
     with contextlib.ExitStack() as stack:
         on = None if work.cluster is None else stack.enter_context(_connected(work.cluster))
-        places = place_of(golden), place_of(candidate), None if baseline is None else place_of(baseline)
+        places = (
+            place_of(golden),
+            place_of(candidate),
+            None if baseline is None else place_of(baseline),
+        )
         comparison = compare(Comparison, *places, options, on)
-    _LOGGER.debug("compared %s with %s: %d rows, %d culprits", candidate, golden, len(comparison.rows), len(comparison.culprits))
+    _LOGGER.debug(
+        "compared %s with %s: %d rows, %d culprits",
+        candidate,
+        golden,
+        len(comparison.rows),
+        len(comparison.culprits),
+    )
     return comparison
 
 

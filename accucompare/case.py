@@ -1,4 +1,6 @@
-"""A case: a model, its inputs, and optionally a loss and an optimizer; and how a case is found and loaded."""
+"""A case: a model, its inputs, and optionally a loss and an optimizer; and how a case is found and
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,15 @@ class Case:
 
     Attributes:
         model: a ``torch.nn.Module`` on the CPU; the capture moves it.
-        inputs: a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list of those, one a step. May be
-            ``None`` if the capture starts from a saved state (``--like``).
+        inputs: a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list of
+            those, one a step. May be ``None`` if the capture starts from a saved state
+            (``--like``).
         loss: called with the model's output; its result is sent backward.
         optimizer: stepped after each backward; one, or a list of them.
-        scheduler: of learning rates, stepped after the optimizer; one, or a list of them. ``ReduceLROnPlateau`` is given the loss.
-        scaler: a ``GradScaler``: the loss is scaled by it before the backward, and it steps the optimizer.
+        scheduler: of learning rates, stepped after the optimizer; one, or a list of them.
+            ``ReduceLROnPlateau`` is given the loss.
+        scaler: a ``GradScaler``: the loss is scaled by it before the backward, and it steps the
+            optimizer.
 
     Example:
         >>> def case():
@@ -51,8 +56,9 @@ def load_case(target: str | None) -> tuple[Case, str]:
     """Find and build a case.
 
     Args:
-        target: ``file.py[:callable]`` or ``package.module[:callable]``; the callable's default is ``case``. ``None`` stands for
-            ``[tool.accucompare] case = "…"`` of the nearest pyproject.toml, and without one for ``./case.py``.
+        target: ``file.py[:callable]`` or ``package.module[:callable]``; the callable's default is
+            ``case``. ``None`` stands for ``[tool.accucompare] case = "…"`` of the nearest
+            pyproject.toml, and without one for ``./case.py``.
 
     Returns:
         The case and its target, with the default filled in.
@@ -63,19 +69,32 @@ def load_case(target: str | None) -> tuple[Case, str]:
     target = target or _default_target()
     source, _, name = target.partition(":")
     name = name or "case"
-    if os.path.isdir(source) and not os.path.exists(f"{source}/__init__.py"):  # which Python would import as a package without code
-        raise CaseError(f"{target}: is a directory; name the file in it, as in {source.rstrip('/')}/model.py")
+    if os.path.isdir(source) and not os.path.exists(
+        f"{source}/__init__.py"
+    ):  # which Python would import as a package without code
+        raise CaseError(
+            f"{target}: is a directory; name the file in it, as in {source.rstrip('/')}/model.py"
+        )
     module = _import(source, target)
     function = getattr(module, name, None)
     if not callable(function):
-        found = [key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == module.__name__]
-        raise CaseError(f"{target}: {source} has no callable {name!r}; it has {', '.join(found) or 'none'}")
+        found = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", "") == module.__name__
+        ]
+        raise CaseError(
+            f"{target}: {source} has no callable {name!r}; it has {', '.join(found) or 'none'}"
+        )
     try:
         case = function()
     except (Exception, SystemExit) as error:
         raise CaseError(f"{target}: {name}() raised {_where(error)}") from error
     if not isinstance(case, Case):
-        raise CaseError(f"{target}: {name}() must return an accucompare.Case, but returned a {type(case).__name__}")
+        raise CaseError(
+            f"{target}: {name}() must return an accucompare.Case, but returned a"
+            f" {type(case).__name__}"
+        )
     return case, target
 
 
@@ -91,7 +110,8 @@ def steps_of(inputs: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
 
 
 def whole_target(target: str | None) -> str:
-    """A target with its defaults filled in, by which two are known to be one: ``./net.py`` and ``net.py:case``.
+    """A target with its defaults filled in, by which two are known to be one: ``./net.py`` and
+    ``net.py:case``.
 
     Raises:
         CaseError: without a target, if pyproject.toml has one that cannot be read.
@@ -111,18 +131,32 @@ def _default_target() -> str:
         project = folder / "pyproject.toml"
         if project.is_file():
             try:
-                target = tomllib.loads(project.read_text(encoding="utf-8")).get("tool", {}).get("accucompare", {}).get("case")
-            except (OSError, ValueError, AttributeError) as error:  # AttributeError: one of the tables is no table
+                target = (
+                    tomllib.loads(project.read_text(encoding="utf-8"))
+                    .get("tool", {})
+                    .get("accucompare", {})
+                    .get("case")
+                )
+            except (
+                OSError,
+                ValueError,
+                AttributeError,
+            ) as error:  # AttributeError: one of the tables is no table
                 raise CaseError(f"{project}: cannot be read ({error})") from None
             if target is not None:
                 if not isinstance(target, str):
-                    raise CaseError(f"{project}: [tool.accucompare] case must be a string, but is {target!r}")
+                    raise CaseError(
+                        f"{project}: [tool.accucompare] case must be a string, but is {target!r}"
+                    )
                 source, colon, name = target.partition(":")
                 return f"{folder / source}{colon}{name}" if source.endswith(".py") else target
             break
     if Path("case.py").is_file():
         return "case.py"
-    raise CaseError("no case given: name one (`accucompare capture model.py:case`), set [tool.accucompare] case, or write ./case.py")
+    raise CaseError(
+        "no case given: name one (`accucompare capture model.py:case`), set [tool.accucompare]"
+        " case, or write ./case.py"
+    )
 
 
 def _import(source: str, target: str) -> ModuleType:
@@ -135,7 +169,9 @@ def _import(source: str, target: str) -> ModuleType:
         raise
     except ModuleNotFoundError as error:
         if error.name is not None and (source == error.name or source.startswith(error.name + ".")):
-            raise CaseError(f"{target}: no module {error.name!r}; give a file as path/to/file.py") from None
+            raise CaseError(
+                f"{target}: no module {error.name!r}; give a file as path/to/file.py"
+            ) from None
         raise CaseError(f"{target}: cannot be imported: {_where(error)}") from error
     except (Exception, SystemExit) as error:
         raise CaseError(f"{target}: cannot be imported: {_where(error)}") from error

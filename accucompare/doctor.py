@@ -1,9 +1,10 @@
-"""What this machine offers, and what is wrong with it: versions, kernel, devices, and settings that change numbers.
+"""What this machine offers, and what is wrong with it: versions, kernel, devices, and settings that
+change numbers.
 
-Each type of device is examined in a process of its own, all at once: torch can be imported only once and with one setting; a torch_npu
-without CANN keeps it from being imported; a broken driver may crash the process or never answer; and torch_npu prints to standard output.
-None of this then hides another device or spoils the output.
-"""
+Each type of device is examined in a process of its own, all at once: torch can be imported only
+once and with one setting; a torch_npu without CANN keeps it from being imported; a broken driver
+may crash the process or never answer; and torch_npu prints to standard output. None of this then
+hides another device or spoils the output."""
 
 from __future__ import annotations
 
@@ -23,7 +24,18 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.flags import FLAGS
-from accucompare.devices import ENVIRONMENT, PACKAGE, SEE, TYPES, DeviceName, backend, mismatch, open_device, release, version
+from accucompare.devices import (
+    ENVIRONMENT,
+    PACKAGE,
+    SEE,
+    TYPES,
+    DeviceName,
+    backend,
+    mismatch,
+    open_device,
+    release,
+    version,
+)
 from accucompare.errors import DeviceError
 from accucompare.text import printable
 from accucompare.version import __version__
@@ -42,7 +54,8 @@ class Problem:
         topic: what it is about.
         message: what is wrong.
         cure: what to do; ``""`` if the message says it.
-        serious: whether accucompare cannot work because of it, or not on the device that was asked for.
+        serious: whether accucompare cannot work because of it, or not on the device that was asked
+            for.
     """
 
     topic: str
@@ -106,7 +119,8 @@ def examine(device: DeviceName | None = None, timeout: float = _PATIENCE) -> Exa
     """Look at this machine.
 
     Args:
-        device: the only device to examine, whose absence is then a serious problem; all types if not given.
+        device: the only device to examine, whose absence is then a serious problem; all types if
+            not given.
         timeout: seconds to wait for a device.
     """
     names = [DeviceName(each) for each in TYPES] if device is None else [device]
@@ -115,7 +129,10 @@ def examine(device: DeviceName | None = None, timeout: float = _PATIENCE) -> Exa
         parts, problems = _parts()
         packages = _requirements()
         problems += _package_problems(packages)
-        devices = {str(name): _answer(name, process, deadline, timeout) for name, process in zip(names, processes, strict=True)}
+        devices = {
+            str(name): _answer(name, process, deadline, timeout)
+            for name, process in zip(names, processes, strict=True)
+        }
     problems += _device_problems(devices, device)
     if (wrong := mismatch()) is not None:
         problems.append(Problem("versions", wrong, ""))
@@ -126,7 +143,11 @@ def examine(device: DeviceName | None = None, timeout: float = _PATIENCE) -> Exa
         python=platform.python_version(),
         executable=sys.executable,
         platform=platform.platform(),
-        processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        processors=(
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        ),
         memory=_memory(),
         **parts,
         versions={name: version(name) for name in packages},
@@ -153,22 +174,44 @@ def _parts() -> tuple[dict[str, str | None], list[Problem]]:
         from accucompare.bundle.writing import archive_writer
         from accucompare.numbers import digests, kernel
     except Exception as error:
-        message = f"bundles can neither be read nor written ({type(error).__name__}: {_first_line(error)})"
-        return dict.fromkeys(("kernel", "crc", "digests")), [Problem("bundle", message, _REINSTALL, serious=True)]
-    crc, hashing = (_with_version(module) for module in (archive_writer.crc32.__module__, digests.xxhash.__name__))  # type: ignore[attr-defined]
+        message = (
+            f"bundles can neither be read nor written ({type(error).__name__}:"
+            f" {_first_line(error)})"
+        )
+        return dict.fromkeys(("kernel", "crc", "digests")), [
+            Problem("bundle", message, _REINSTALL, serious=True)
+        ]
+    crc, hashing = (
+        _with_version(module)
+        for module in (archive_writer.crc32.__module__, digests.xxhash.__name__)
+    )  # type: ignore[attr-defined]
     parts: dict[str, str | None] = {"kernel": kernel.description(), "crc": crc, "digests": hashing}
     if parts["kernel"] == "compiled":
         return parts, []
     switched_off = os.environ.get("ACCUCOMPARE_KERNEL")
-    cure = "unset ACCUCOMPARE_KERNEL" if switched_off else f"install a C compiler, such as gcc, and then {_REINSTALL} --no-deps"
-    return parts, [Problem("kernel", "NumPy does the compiled kernel's work: the same results, several times slower", cure)]
+    cure = (
+        "unset ACCUCOMPARE_KERNEL"
+        if switched_off
+        else f"install a C compiler, such as gcc, and then {_REINSTALL} --no-deps"
+    )
+    return parts, [
+        Problem(
+            "kernel",
+            "NumPy does the compiled kernel's work: the same results, several times slower",
+            cure,
+        )
+    ]
 
 
 def _requirements() -> dict[str, tuple[str, bool]]:
-    """The packages that accucompare works with, by name: the oldest version that will do, and whether it cannot do without."""
+    """The packages that accucompare works with, by name: the oldest version that will do, and
+    whether it cannot do without.
+    """
     try:
         lines = importlib.metadata.requires("accucompare") or []
-    except importlib.metadata.PackageNotFoundError:  # run from its source, without having been installed
+    except (
+        importlib.metadata.PackageNotFoundError
+    ):  # run from its source, without having been installed
         lines = []
     found = {}
     for line in lines:
@@ -185,7 +228,12 @@ def _package_problems(packages: dict[str, tuple[str, bool]]) -> Iterator[Problem
         if installed is None and needed:
             yield Problem("packages", f"{name} is not installed", cure, serious=True)
         elif installed is not None and release(installed) < release(oldest):
-            yield Problem("packages", f"{name} {installed} is older than {oldest}, which accucompare needs", cure, serious=True)
+            yield Problem(
+                "packages",
+                f"{name} {installed} is older than {oldest}, which accucompare needs",
+                cure,
+                serious=True,
+            )
 
 
 def _with_version(module: str) -> str:
@@ -193,8 +241,12 @@ def _with_version(module: str) -> str:
     return f"{package} {version(package) or ''}".strip()
 
 
-def _device_problems(devices: dict[str, DeviceReport], asked: DeviceName | None) -> Iterator[Problem]:
-    """What is wrong with devices; if none was asked for, only installed software that does not work."""
+def _device_problems(
+    devices: dict[str, DeviceReport], asked: DeviceName | None
+) -> Iterator[Problem]:
+    """What is wrong with devices; if none was asked for, only installed software that does not
+    work.
+    """
     for name, found in devices.items():
         if asked is not None and not found.available:
             yield Problem(name, found.message, "", serious=True)
@@ -204,8 +256,13 @@ def _device_problems(devices: dict[str, DeviceReport], asked: DeviceName | None)
         elif not found.available and name in PACKAGE and version(PACKAGE[name]) is not None:
             yield Problem(name, found.message, "")
         for flag in FLAGS:
-            if DeviceName.parse(name).type in flag.types and found.flags.get(flag.name) in flag.values:
-                yield Problem(name, f"{flag.name} is {found.flags[flag.name]}: {flag.effect}", flag.cure)
+            if (
+                DeviceName.parse(name).type in flag.types
+                and found.flags.get(flag.name) in flag.values
+            ):
+                yield Problem(
+                    name, f"{flag.name} is {found.flags[flag.name]}: {flag.effect}", flag.cure
+                )
 
 
 # Examining a device
@@ -217,33 +274,58 @@ def _probes(names: Iterable[DeviceName]) -> Iterator[list[subprocess.Popen[bytes
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for name in names:
-            program = f"import sys; sys.path[:] = {sys.path!r}; from accucompare.doctor import probe; probe({str(name)!r})"
+            program = (
+                f"import sys; sys.path[:] = {sys.path!r}; from accucompare.doctor import probe;"
+                f" probe({str(name)!r})"
+            )
             command = [sys.executable, "-c", program]
             pipe = subprocess.PIPE
-            processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True))
+            processes.append(
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=pipe,
+                    stderr=pipe,
+                    start_new_session=True,
+                )
+            )
         yield processes
     finally:
         for process in processes:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
                     os.killpg(process.pid, signal.SIGKILL)  # with what a driver may have started
-                with contextlib.suppress(subprocess.TimeoutExpired):  # a process that hangs in a driver cannot be killed
+                with contextlib.suppress(
+                    subprocess.TimeoutExpired
+                ):  # a process that hangs in a driver cannot be killed
                     process.wait(1.0)
             for stream in (process.stdout, process.stderr):
                 assert stream is not None
                 stream.close()
 
 
-def _answer(name: DeviceName, process: subprocess.Popen[bytes], deadline: float, timeout: float) -> DeviceReport:
+def _answer(
+    name: DeviceName, process: subprocess.Popen[bytes], deadline: float, timeout: float
+) -> DeviceReport:
     try:
         answer, noise = process.communicate(timeout=max(deadline - time.monotonic(), 1.0))
     except subprocess.TimeoutExpired:
-        return DeviceReport(False, f"no answer within {timeout:g} s; {SEE[name.type]}, or wait longer with --timeout")
+        return DeviceReport(
+            False,
+            f"no answer within {timeout:g} s; {SEE[name.type]}, or wait longer with --timeout",
+        )
     with contextlib.suppress(ValueError):
         return DeviceReport(**json.loads(answer))
-    how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
+    how = (
+        f"signal {-process.returncode}"
+        if process.returncode < 0
+        else f"exit code {process.returncode}"
+    )
     last = printable(noise.decode(errors="replace").strip().rpartition("\n")[2])
-    return DeviceReport(False, f"looking for it ended the process ({how}{': ' + last if last else ''}); {SEE[name.type]}")
+    return DeviceReport(
+        False,
+        f"looking for it ended the process ({how}{': ' + last if last else ''}); {SEE[name.type]}",
+    )
 
 
 def probe(name: str) -> None:
@@ -268,7 +350,9 @@ def _look(name: DeviceName) -> DeviceReport:
     except DeviceError as error:
         return DeviceReport(False, re.sub(r"^--device \S+: ", "", str(error)))
     except Exception as error:
-        return DeviceReport(False, f"{type(error).__name__}: {_first_line(error)}; {SEE[name.type]}")
+        return DeviceReport(
+            False, f"{type(error).__name__}: {_first_line(error)}; {SEE[name.type]}"
+        )
 
 
 def _first_line(error: Exception) -> str:

@@ -52,11 +52,15 @@ class NonFiniteError(AccucompareError):
 
 
 class NonFiniteWarning(UserWarning):
-    """A watch has found NaN, Inf or an overflow, and goes on; the message is the answer in five lines."""
+    """A watch has found NaN, Inf or an overflow, and goes on; the message is the answer in five
+    lines.
+    """
 
 
 class WatchEndedError(AccucompareError):
-    """A watch has watched as many steps as ``abort_after_step`` says, or ``pause_after`` has paused a run whose loss stayed NaN or Inf."""
+    """A watch has watched as many steps as ``abort_after_step`` says, or ``pause_after`` has paused
+    a run whose loss stayed NaN or Inf.
+    """
 
 
 class BundleError(AccucompareError):
@@ -68,7 +72,9 @@ class RecordError(BundleError):
 
 
 class ClusterError(AccucompareError):
-    """A cluster that cannot be reached, that has lost its workers, or whose workers cannot do the work."""
+    """A cluster that cannot be reached, that has lost its workers, or whose workers cannot do the
+    work.
+    """
 
 
 class ReportError(AccucompareError):

@@ -1,4 +1,6 @@
-"""Files that commands write and read: written whole or not at all, streams written through, reads of bounded size."""
+"""Files that commands write and read: written whole or not at all, streams written through, reads
+of bounded size.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,14 @@ STDOUT = Path("-")
 _MOST_LINKS = 40  # that a path may lead through, as in Linux
 
 
-def written_whole(path: Path, write: Callable[[Path], object], errors: tuple[type[Exception], ...] = ()) -> Path:
-    """Write a file beside its place, and move it there when it is complete; what was there before stays until then.
+def written_whole(
+    path: Path, write: Callable[[Path], object], errors: tuple[type[Exception], ...] = ()
+) -> Path:
+    """Write a file beside its place, and move it there when it is complete; what was there before
+    stays until then.
 
-    Of a symbolic link, the target is written. What is no regular file (a device, a pipe) is never replaced, but written through, and
-    so is ``-``, which is standard output.
+    Of a symbolic link, the target is written. What is no regular file (a device, a pipe) is never
+    replaced, but written through, and so is ``-``, which is standard output.
 
     Args:
         path: where to; directories that are not there are created.
@@ -52,13 +57,18 @@ def written_whole(path: Path, write: Callable[[Path], object], errors: tuple[typ
         if isinstance(error, PermissionError) and path.suffix.lower() == ".xlsx":
             cure = f"close it if it is open in Excel, or {cure}"
         elif (folder := _other_full_disk(path, error)) is not None:
-            cure = f"{folder}, where temporary files wait, is full: free some space there, or set TMPDIR to another disk"
+            cure = (
+                f"{folder}, where temporary files wait, is full: free some space there, or set"
+                " TMPDIR to another disk"
+            )
         raise ReportError(f"{place}: cannot be written ({why}); {cure}") from error
     return path
 
 
 def _other_full_disk(path: Path, error: BaseException) -> str | None:
-    """The directory of temporary files, where it has less room than the disk of a file that a full disk has kept from being written."""
+    """The directory of temporary files, where it has less room than the disk of a file that a full
+    disk has kept from being written.
+    """
     if getattr(error, "errno", None) not in FULL:
         return None
     import shutil
@@ -75,7 +85,9 @@ def _other_full_disk(path: Path, error: BaseException) -> str | None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a path stands for something that is written through: ``-``, an open file such as ``/dev/stdout``, a device, a pipe."""
+    """Whether a path stands for something that is written through: ``-``, an open file such as
+    ``/dev/stdout``, a device, a pipe.
+    """
     if _descriptor(path) is not None:
         return True
     with suppress(OSError):
@@ -114,12 +126,15 @@ def bounded(path: Path, most: int) -> bytes:
 
 
 def _descriptor(path: Path) -> int | None:
-    """The number of the open file that a path such as ``/dev/stdout`` or ``/dev/fd/3`` stands for."""
+    """The number of the open file that a path such as ``/dev/stdout`` or ``/dev/fd/3`` stands
+    for."""
     if path == STDOUT:
         return 1
     for _ in range(_MOST_LINKS):
         folder = os.path.realpath(path.parent)
-        if path.name.isdecimal() and re.fullmatch(rf"/proc/{os.getpid()}(/task/\d+)?/fd|/dev/fd", folder):
+        if path.name.isdecimal() and re.fullmatch(
+            rf"/proc/{os.getpid()}(/task/\d+)?/fd|/dev/fd", folder
+        ):
             return int(path.name)
         if not os.path.islink(path):  # which takes a name that is too long
             return None
@@ -128,7 +143,8 @@ def _descriptor(path: Path) -> int | None:
 
 
 def replace_whole(path: Path, temporary: Path, write: Callable[[Path], object]) -> None:
-    """Write a file under a temporary name, and rename it when it is complete; a failure leaves nothing.
+    """Write a file under a temporary name, and rename it when it is complete; a failure leaves
+    nothing.
 
     Raises:
         OSError: if it cannot be written.
@@ -163,5 +179,8 @@ def _write_through(path: Path, write: Callable[[Path], object]) -> None:
             raise
         if number == 1:
             sys.stdout.flush()  # what was printed before comes before
-        with whole.open("rb") as source, open(path if number is None else os.dup(number), "wb") as target:
+        with (
+            whole.open("rb") as source,
+            open(path if number is None else os.dup(number), "wb") as target,
+        ):
             shutil.copyfileobj(source, target)

@@ -1,4 +1,6 @@
-"""``accucompare.locate``: is it rounding or a bug, and where is the bug? Fed captures, a baseline and a comparison in one call."""
+"""``accucompare.locate``: is it rounding or a bug, and where is the bug? Fed captures, a baseline
+and a comparison in one call.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from accucompare.api import Comparison, diff
 from accucompare.bundle.format import CONDITIONED, PROOF, Manifest, display_name
 from accucompare.bundle.reading import open_bundle
 from accucompare.case import file_of, whole_target
-from accucompare.compare.limits import OtherCode, baseline_command, float_dtype, other_code, own_baseline, product_formats
+from accucompare.compare.limits import (
+    OtherCode,
+    baseline_command,
+    float_dtype,
+    other_code,
+    own_baseline,
+    product_formats,
+)
 from accucompare.compare.origins import Stage
 from accucompare.compare.pairing import read_maps
 from accucompare.compare.rows import RefusedBaseline
@@ -39,17 +48,21 @@ class LocateOptions:
     """The options of ``accucompare.locate`` that most calls leave as they are.
 
     Attributes:
-        golden_case: the case that golden was captured from, for the baseline; as golden's manifest has it, if not given. A golden that is
-            made here is made from this case.
-        golden_python: the Python interpreter of the environment that golden was captured in: it makes the baseline (and golden, if that
-            is not given) in a process of its own, so that they run golden's code.
-        map: ``OLD=NEW`` renamings of golden's layers, or ``"auto"``, as for ``accucompare.capture`` and ``accucompare.diff``.
+        golden_case: the case that golden was captured from, for the baseline; as golden's manifest
+            has it, if not given. A golden that is made here is made from this case.
+        golden_python: the Python interpreter of the environment that golden was captured in: it
+            makes the baseline (and golden, if that is not given) in a process of its own, so that
+            they run golden's code.
+        map: ``OLD=NEW`` renamings of golden's layers, or ``"auto"``, as for ``accucompare.capture``
+            and ``accucompare.diff``.
         seed, steps: as for ``accucompare.capture``.
-        repeat: how often to run the candidate, and golden if that is made here, to see whether each agrees with itself.
+        repeat: how often to run the candidate, and golden if that is made here, to see whether each
+            agrees with itself.
         only, skip: globs of the layers to compare and to leave out.
-        backward: judge the gradients and updates of a case with a loss, too; a golden that is given may have been captured without.
-        hf32, tf32: let the device round the operands of float32 products. It is forbidden otherwise, since that rounding in every layer
-            would hide small faults.
+        backward: judge the gradients and updates of a case with a loss, too; a golden that is given
+            may have been captured without.
+        hf32, tf32: let the device round the operands of float32 products. It is forbidden
+            otherwise, since that rounding in every layer would hide small faults.
         deterministic, force: as for ``accucompare.capture``.
     """
 
@@ -75,9 +88,11 @@ class LocateSetup:
     Attributes:
         case: the case, see ``accucompare.case.load_case``.
         device: the device under test.
-        golden: the trusted bundle; without it, one is made on the CPU in float32, with weights and inputs rounded to ``dtype``.
+        golden: the trusted bundle; without it, one is made on the CPU in float32, with weights and
+            inputs rounded to ``dtype``.
         dtype: what the candidate computes in; its own type, if not given.
-        out: directory for the bundles that are made: ``golden``, ``candidate`` and ``baseline``, and the same of operators in ``ops``.
+        out: directory for the bundles that are made: ``golden``, ``candidate`` and ``baseline``,
+            and the same of operators in ``ops``.
         overwrite: replace the bundles of an earlier run.
         options: the rest.
         announce: called with each thing that is done, before it begins.
@@ -103,23 +118,29 @@ def locate(
     overwrite: bool = False,
     options: LocateOptions = LocateOptions(),
 ) -> Comparison:
-    """Run a case on a device, each module on golden's inputs, and compare with what rounding alone does to it.
+    """Run a case on a device, each module on golden's inputs, and compare with what rounding alone
+    does to it.
 
     The command ``accucompare locate`` does the same. What is done is logged, at level INFO.
 
     Args:
-        case: ``file.py[:callable]`` or ``package.module[:callable]``; the callable, ``case`` if not named, returns an ``accucompare.Case``.
-            ``None`` stands for the case that the nearest pyproject.toml names, or ``./case.py``.
-        device: the device under test: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"npu"`` or ``"npu:N"``.
-        golden: the trusted bundle: its directory or URL; without it, one is made on the CPU in float32, with weights and inputs rounded to
-            ``dtype``.
-        dtype: what the candidate computes in: ``"float32"``, ``"bfloat16"`` or ``"float16"``; the case's own type, if not given.
-        out: directory or URL for the bundles that are made: ``golden``, ``candidate`` and ``baseline``.
+        case: ``file.py[:callable]`` or ``package.module[:callable]``; the callable, ``case`` if not
+            named, returns an ``accucompare.Case``. ``None`` stands for the case that the nearest
+            pyproject.toml names, or ``./case.py``.
+        device: the device under test: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"npu"`` or
+            ``"npu:N"``.
+        golden: the trusted bundle: its directory or URL; without it, one is made on the CPU in
+            float32, with weights and inputs rounded to ``dtype``.
+        dtype: what the candidate computes in: ``"float32"``, ``"bfloat16"`` or ``"float16"``; the
+            case's own type, if not given.
+        out: directory or URL for the bundles that are made: ``golden``, ``candidate`` and
+            ``baseline``.
         overwrite: replace the bundles of an earlier run.
         options: what else the command has options for, as an ``accucompare.LocateOptions``.
 
     Returns:
-        The fed comparison with its baseline; ``answer``, ``conclusion`` and ``culprits`` say what was found.
+        The fed comparison with its baseline; ``answer``, ``conclusion`` and ``culprits`` say what
+        was found.
 
     Raises:
         CaseError: if the case cannot be found or built.
@@ -150,7 +171,9 @@ def locate(
 def _candidate_type(dtype: str) -> FloatType:
     known = [each for each in FloatType if each is not FloatType.FLOAT64]
     if dtype not in known:
-        raise UsageError(f"dtype must be one of {', '.join(each.value for each in known)}, but is {dtype!r}")
+        raise UsageError(
+            f"dtype must be one of {', '.join(each.value for each in known)}, but is {dtype!r}"
+        )
     return FloatType(dtype)
 
 
@@ -161,18 +184,27 @@ def locating(setup: LocateSetup) -> Comparison:
     maps = [options.map] if isinstance(options.map, str) else list(options.map)
     read_maps(maps)
     if maps and golden is None:
-        raise UsageError("--map: needs --golden BUNDLE; without it golden is made from the same case and has the same names")
-    trusted = _Trusted(options.golden_python, options.golden_case if golden is not None else options.golden_case or setup.case)
+        raise UsageError(
+            "--map: needs --golden BUNDLE; without it golden is made from the same case and has the"
+            " same names"
+        )
+    trusted = _Trusted(
+        options.golden_python,
+        options.golden_case if golden is not None else options.golden_case or setup.case,
+    )
     trusted.check()
     made_here = golden is None
     if golden is not None:
-        _check(place_of(golden), setup.out, {"--golden-case": options.golden_case, "CASE": setup.case})
+        _check(
+            place_of(golden), setup.out, {"--golden-case": options.golden_case, "CASE": setup.case}
+        )
     else:
         setup.announce(f"golden: {trusted.case or 'the case'} on the CPU, in float32")
         same_device = setup.device.type == "cpu" and setup.dtype in (None, FloatType.FLOAT32)
         if same_device and options.golden_case is None and options.golden_python is None:
             setup.announce(
-                "the candidate is the same case on the same device: that shows whether it repeats itself; --golden compares with another"
+                "the candidate is the same case on the same device: that shows whether it repeats"
+                " itself; --golden compares with another"
             )
         made = CaptureOptions(
             seed=options.seed,
@@ -181,19 +213,41 @@ def locating(setup: LocateSetup) -> Comparison:
             overwrite=setup.overwrite,
             backward=options.backward,
         )
-        rounded = RoundedType(setup.dtype.value) if setup.dtype in (FloatType.BFLOAT16, FloatType.FLOAT16) else None
-        golden = trusted.capture(trusted.case, setup.out / "golden", made, FloatType.FLOAT32, rounded, options.repeat)
+        rounded = (
+            RoundedType(setup.dtype.value)
+            if setup.dtype in (FloatType.BFLOAT16, FloatType.FLOAT16)
+            else None
+        )
+        golden = trusted.capture(
+            trusted.case, setup.out / "golden", made, FloatType.FLOAT32, rounded, options.repeat
+        )
     with open_bundle(golden) as bundle:
         made_with = bundle.manifest.options
     backward = options.backward and bool(made_with.backward)
     if options.backward and made_with.loss and not backward:
-        setup.announce(f"{golden}: was captured without gradients, so only the forward is judged; capture it anew for the training")
+        setup.announce(
+            f"{golden}: was captured without gradients, so only the forward is judged; capture it"
+            " anew for the training"
+        )
     of_golden = CaptureOptions(
-        feed=golden, seed=options.seed, steps=options.steps, backward=backward, force=options.force, overwrite=setup.overwrite
+        feed=golden,
+        seed=options.seed,
+        steps=options.steps,
+        backward=backward,
+        force=options.force,
+        overwrite=setup.overwrite,
     )
     of_candidate = replace(of_golden, map=maps)
     comparison = _capture_and_compare(
-        setup, trusted, setup.out, of_golden, of_candidate, options.repeat, made_here, only=options.only, skip=options.skip
+        setup,
+        trusted,
+        setup.out,
+        of_golden,
+        of_candidate,
+        options.repeat,
+        made_here,
+        only=options.only,
+        skip=options.skip,
     )
     return replace(comparison, golden_made_here=made_here)
 
@@ -208,8 +262,9 @@ def locate_operators(setup: LocateSetup, comparison: Comparison) -> Comparison |
         comparison: what that returned.
 
     Returns:
-        The fed comparison of that module's operators, for a culprit in a backward with the nodes of that; ``None`` if there is no culprit,
-        or its error is made in the backward of the loss or in an update, whose operators are not recorded.
+        The fed comparison of that module's operators, for a culprit in a backward with the nodes of
+        that; ``None`` if there is no culprit, or its error is made in the backward of the loss or
+        in an update, whose operators are not recorded.
 
     Raises:
         CaptureError: if golden cannot be made again here.
@@ -220,7 +275,8 @@ def locate_operators(setup: LocateSetup, comparison: Comparison) -> Comparison |
     stage = comparison.culprits[0].stage
     if stage not in (Stage.FORWARD, Stage.BACKWARD) or comparison.culprits[0].scaled is not None:
         setup.announce(
-            f"operators: only those of a module's forward and backward are recorded, and {comparison.culprits[0].place} is neither"
+            "operators: only those of a module's forward and backward are recorded, and"
+            f" {comparison.culprits[0].place} is neither"
         )
         return None
     name, manifest = comparison.culprits[0].name, comparison.golden.manifest
@@ -255,16 +311,27 @@ def locate_operators(setup: LocateSetup, comparison: Comparison) -> Comparison |
     again = diff(first, golden, only=options.only)
     if not again.passed:
         cure = "" if manifest.state is not None else "; capture it with --save-state"
-        raise CaptureError(f"{first}: captured again here, {display_name(name)} gives other values than it holds{cure}")
+        raise CaptureError(
+            f"{first}: captured again here, {display_name(name)} gives other values than it"
+            f" holds{cure}"
+        )
     of_golden = replace(options, feed=golden, force=setup.options.force)
     pairs = ((row.golden, row.candidate) for row in comparison.rows)
-    theirs = next((theirs.name for ours, theirs in pairs if ours is not None and theirs is not None and ours.name == name), name)
+    theirs = next(
+        (
+            theirs.name
+            for ours, theirs in pairs
+            if ours is not None and theirs is not None and ours.name == name
+        ),
+        name,
+    )
     of_candidate = replace(of_golden, map=comparison.maps, only=glob.escape(theirs))
     return _capture_and_compare(setup, trusted, folder, of_golden, of_candidate, made_here=True)
 
 
 def operators_by_hand(setup: LocateSetup, comparison: Comparison) -> tuple[str, str, str]:
-    """What to type where ``locate_operators`` raised: the captures of golden, where that was made, and of the candidate, and their diff.
+    """What to type where ``locate_operators`` raised: the captures of golden, where that was made,
+    and of the candidate, and their diff.
 
     Args:
         setup: as it was for ``locate``.
@@ -289,7 +356,15 @@ def operators_by_hand(setup: LocateSetup, comparison: Comparison) -> tuple[str, 
         glob.escape(name),
     ]
     ours += [part for option, value in asked.items() if value for part in (option, str(value))]
-    theirs = ["accucompare", "capture", *([setup.case] if setup.case else []), "--device", str(setup.device), "--level", "op"]
+    theirs = [
+        "accucompare",
+        "capture",
+        *([setup.case] if setup.case else []),
+        "--device",
+        str(setup.device),
+        "--level",
+        "op",
+    ]
     theirs += ["--dtype", setup.dtype.value] if setup.dtype else []
     theirs += [part for each in comparison.maps for part in ("--map", each)]
     return (
@@ -315,20 +390,31 @@ class _Trusted:
         """Raise UsageError if the other interpreter cannot capture."""
         if self.python is None:
             return
-        try_it = "import accucompare.cli, importlib.util; assert importlib.util.find_spec('torch'), 'there is no torch'"
+        try_it = (
+            "import accucompare.cli, importlib.util; assert importlib.util.find_spec('torch'),"
+            " 'there is no torch'"
+        )
         try:
-            done = subprocess.run([self.python, "-c", try_it], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [self.python, "-c", try_it], capture_output=True, text=True, check=False
+            )
         except OSError as error:
-            raise UsageError(f"--golden-python {self.python}: cannot be run ({error.strerror})") from None
+            raise UsageError(
+                f"--golden-python {self.python}: cannot be run ({error.strerror})"
+            ) from None
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["it does not run"])[-1]
-            raise UsageError(f"--golden-python {self.python}: cannot capture ({reason}); install accucompare[torch] there")
+            raise UsageError(
+                f"--golden-python {self.python}: cannot capture ({reason}); install"
+                " accucompare[torch] there"
+            )
 
     def case_of(self, golden: Manifest, target: str | None) -> str | None:
-        """The case that golden was captured from: the one that was named, or the candidate's own if golden's has its name; else ``None``.
+        """The case that golden was captured from: the one that was named, or the candidate's own if
+        golden's has its name; else ``None``.
 
-        Golden may come from anybody: what it says its case is, is never run. The candidate's own may have the fault.
-        """
+        Golden may come from anybody: what it says its case is, is never run. The candidate's own
+        may have the fault."""
         own = whole_target(target)
         return self.case or (own if golden.case and whole_target(golden.case) == own else None)
 
@@ -341,15 +427,42 @@ class _Trusted:
         round_weights: RoundedType | None = None,
         repeat: int = 1,
     ) -> Place:
-        """Capture a case on the CPU, in this process, or by the other interpreter in one of its own; arguments as of ``capture_case``."""
+        """Capture a case on the CPU, in this process, or by the other interpreter in one of its
+        own; arguments as of ``capture_case``.
+        """
         if self.python is None:
             from accucompare.recorder.session import capture_case
 
-            return capture_case(case, out, DeviceName("cpu"), options, dtype=dtype, round_weights=round_weights, repeat=repeat)
-        command = [str(self.python), "-m", "accucompare", "capture", *([case] if case else []), "--device", "cpu"]
+            return capture_case(
+                case,
+                out,
+                DeviceName("cpu"),
+                options,
+                dtype=dtype,
+                round_weights=round_weights,
+                repeat=repeat,
+            )
+        command = [
+            str(self.python),
+            "-m",
+            "accucompare",
+            "capture",
+            *([case] if case else []),
+            "--device",
+            "cpu",
+        ]
         command += ["--out", whole(out), "-q"]
-        given = {field.name: value for field in fields(options) if (value := getattr(options, field.name)) != field.default}
-        for name, value in {**given, "dtype": dtype, "round_weights": round_weights, "repeat": repeat}.items():
+        given = {
+            field.name: value
+            for field in fields(options)
+            if (value := getattr(options, field.name)) != field.default
+        }
+        for name, value in {
+            **given,
+            "dtype": dtype,
+            "round_weights": round_weights,
+            "repeat": repeat,
+        }.items():
             option = f"--{name.replace('_', '-')}"
             if isinstance(value, (list, tuple)):
                 command += [part for each in value for part in (option, whole(each))]
@@ -359,11 +472,19 @@ class _Trusted:
                 command += [f"--no-{name.replace('_', '-')}"]
             elif value is not None:
                 command += [option, whole(value)]
-        # variables of options were meant for what the user types, and this command has all of its options
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("ACCUCOMPARE_CAPTURE_")}
+        # variables of options were meant for what the user types, and this command has all of its
+        # options
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("ACCUCOMPARE_CAPTURE_")
+        }
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
-            shown, why = without_credentials(shlex.join(command)), done.stderr.strip() or f"exit code {done.returncode}"
+            shown, why = (
+                without_credentials(shlex.join(command)),
+                done.stderr.strip() or f"exit code {done.returncode}",
+            )
             raise CaptureError(f"--golden-python: {shown} failed: {why}")
         return out
 
@@ -384,9 +505,11 @@ def _capture_and_compare(
         setup: the candidate's case, device and numerics.
         trusted: what runs golden's code.
         folder: for the bundles that are made.
-        of_golden, of_candidate: options of the fed capture: with golden's layer names, for the baseline; with the candidate's.
+        of_golden, of_candidate: options of the fed capture: with golden's layer names, for the
+            baseline; with the candidate's.
         repeat: how often to run the candidate.
-        made_here: whether golden was made by this process, too, so that a proof is due only where something is wrong.
+        made_here: whether golden was made by this process, too, so that a proof is due only where
+            something is wrong.
         compared: of ``diff``.
     """
     from accucompare.recorder.session import capture_case
@@ -397,8 +520,16 @@ def _capture_and_compare(
     like = golden if manifest.state is not None else of_golden.like
     what = "operator" if manifest.capture.get("level") == "op" else "module"
     setup.announce(f"candidate: each {what} on golden's inputs, on {setup.device}")
-    options = replace(of_candidate, like=like, hf32=setup.options.hf32, tf32=setup.options.tf32, deterministic=setup.options.deterministic)
-    made = capture_case(setup.case, folder / "candidate", setup.device, options, dtype=setup.dtype, repeat=repeat)
+    options = replace(
+        of_candidate,
+        like=like,
+        hf32=setup.options.hf32,
+        tf32=setup.options.tf32,
+        deterministic=setup.options.deterministic,
+    )
+    made = capture_case(
+        setup.case, folder / "candidate", setup.device, options, dtype=setup.dtype, repeat=repeat
+    )
     with open_bundle(golden) as ours, open_bundle(made) as theirs:
         brought, candidate = own_baseline(ours, theirs), theirs.manifest
         cure = baseline_command(ours, theirs)
@@ -410,14 +541,19 @@ def _capture_and_compare(
     elif other and trusted.python is None:
         refused = RefusedBaseline(None, other, cure)
         setup.announce(
-            f"no baseline: {other}; capture golden with --with-baseline, or name the Python that has them (--golden-python PATH)"
+            f"no baseline: {other}; capture golden with --with-baseline, or name the Python that"
+            " has them (--golden-python PATH)"
         )
     else:
         case = trusted.case_of(manifest, setup.case)
         of_baseline = replace(of_golden, like=like)
-        if case == setup.case and trusted.python is None:  # else it is golden's own case, which has golden's names
+        if (
+            case == setup.case and trusted.python is None
+        ):  # else it is golden's own case, which has golden's names
             of_baseline = replace(of_baseline, map=maps, only=of_candidate.only)
-        baseline = _baseline(case, trusted, manifest, candidate, folder / "baseline", of_baseline, setup.announce)
+        baseline = _baseline(
+            case, trusted, manifest, candidate, folder / "baseline", of_baseline, setup.announce
+        )
         if baseline is None and other:
             refused = RefusedBaseline(None, other, cure)
         if baseline is not None:
@@ -441,7 +577,8 @@ def _capture_and_compare(
 
 @dataclass
 class _Beside:
-    """Golden's own case in golden's precision, run beside a baseline: ``compare.judging.proof`` says what that tells.
+    """Golden's own case in golden's precision, run beside a baseline: ``compare.judging.proof``
+    says what that tells.
 
     Attributes:
         case, trusted: what is run, and what runs it.
@@ -465,15 +602,22 @@ class _Beside:
         return self._capture(self.baseline / PROOF, self.options)
 
     def look_again(self, comparison: Comparison, candidate: Manifest) -> bool:
-        """Run what a first comparison asks for: the proof again, or golden's code on rounded values; whether there is anything new."""
+        """Run what a first comparison asks for: the proof again, or golden's code on rounded
+        values; whether there is anything new.
+        """
         again = conditioned = False
         if comparison.unproved:
             self.announce("proof: again, since golden's values were not reproduced everywhere")
             again = self._capture(self.baseline / PROOF / "repeat1", self.options)
         dtype = float_dtype(candidate)
         if any(row.verdict.beyond for row in comparison.rows) and dtype in list(RoundedType):
-            self.announce(f"far beyond rounding: does golden's own code on values rounded to {dtype} do the same?")
-            conditioned = self._capture(self.baseline / CONDITIONED, replace(self.options, round_feed=dtype))
+            self.announce(
+                f"far beyond rounding: does golden's own code on values rounded to {dtype} do the"
+                " same?"
+            )
+            conditioned = self._capture(
+                self.baseline / CONDITIONED, replace(self.options, round_feed=dtype)
+            )
         return again or conditioned
 
     def _capture(self, out: Place, options: CaptureOptions) -> bool:
@@ -481,7 +625,9 @@ class _Beside:
         deterministic = self.golden.flags.get("deterministic_algorithms") is True
         options = replace(options, emulate=made.emulate, deterministic=deterministic)
         try:
-            self.trusted.capture(self.case, out, options, FloatType(made.dtype) if made.dtype else None)
+            self.trusted.capture(
+                self.case, out, options, FloatType(made.dtype) if made.dtype else None
+            )
         except (CaptureError, UsageError) as error:
             self.failed = str(error)
             self.announce(f"that could not be run: {error}")
@@ -497,48 +643,77 @@ def _baseline(
     options: CaptureOptions,
     announce: Announce,
 ) -> Place | None:
-    """Golden's case on the CPU in the candidate's precision; ``None``, announced, if that is not possible."""
+    """Golden's case on the CPU in the candidate's precision; ``None``, announced, if that is not
+    possible.
+    """
     if case is None:
         announce(
-            f"no baseline: golden was captured from {printable(golden.case) or 'a case without a name'}, and what a bundle names is not "
-            "run; name that case with --golden-case, or the candidate's if only the device may be wrong"
+            "no baseline: golden was captured from"
+            f" {printable(golden.case) or 'a case without a name'}, and what a bundle names is not"
+            " run; name that case with --golden-case, or the candidate's if only the device may be"
+            " wrong"
         )
         return None
     precision, emulate = _of_baseline(golden, candidate)
-    announce(f"baseline: {case} on the CPU, in {precision}{f' with products in {emulate}' if emulate else ''}")
+    announce(
+        f"baseline: {case} on the CPU, in"
+        f" {precision}{f' with products in {emulate}' if emulate else ''}"
+    )
     try:
-        return trusted.capture(case, out, replace(options, emulate=emulate), FloatType(precision) if precision else None)
-    except (CaptureError, UsageError) as error:  # it does not run in that type on the CPU, or is not golden's model: fixed limits judge
+        return trusted.capture(
+            case,
+            out,
+            replace(options, emulate=emulate),
+            FloatType(precision) if precision else None,
+        )
+    except (
+        CaptureError,
+        UsageError,
+        # it does not run in that type on the CPU, or is not golden's model: fixed limits judge
+    ) as error:
         announce(f"no baseline, since {error}")
         return None
 
 
 def _other_versions(golden: Manifest, candidate: Manifest) -> OtherCode:
-    """The packages whose code golden ran that are here in another version, so that nothing made here can be its baseline."""
+    """The packages whose code golden ran that are here in another version, so that nothing made
+    here can be its baseline.
+    """
     return OtherCode(versions=other_code(golden, candidate).versions)
 
 
 def _check(golden: Place, folder: Place, cases: Mapping[str, str | None]) -> None:
-    """Refuse a bundle that cannot be golden, a directory inside it, and a case inside it, for a bundle is data."""
+    """Refuse a bundle that cannot be golden, a directory inside it, and a case inside it, for a
+    bundle is data.
+    """
     with open_bundle(golden) as bundle:
         if bundle.manifest.capture.get("feed"):
-            raise UsageError(f"{golden}: is itself fed, so it is no golden; give the bundle that it was fed with")
+            raise UsageError(
+                f"{golden}: is itself fed, so it is no golden; give the bundle that it was fed with"
+            )
     if golden.resolve() in (folder.resolve(), *folder.resolve().parents):
         raise UsageError(f"--out {folder}: lies in golden {golden}; choose another directory")
     for option, case in cases.items():
-        if case is not None and file_of(case).suffix == ".py" and not file_of(case).is_file():  # a baseline that golden brings needs none
+        if (
+            case is not None and file_of(case).suffix == ".py" and not file_of(case).is_file()
+        ):  # a baseline that golden brings needs none
             raise CaseError(f"{option} {case}: there is no file {file_of(case)}")
         if case is not None and golden.resolve() in file_of(case).resolve().parents:
-            raise UsageError(f"{option} {case}: lies in golden {golden}, and a bundle holds no code; copy it elsewhere if you trust it")
+            raise UsageError(
+                f"{option} {case}: lies in golden {golden}, and a bundle holds no code; copy it"
+                " elsewhere if you trust it"
+            )
 
 
 def _of_baseline(golden: Manifest, candidate: Manifest) -> tuple[str, str | None]:
     """The type that the baseline computes in, and the precision of its products.
 
-    In golden's own type the CPU would give golden itself; float64 then shows golden's rounding, which is the candidate's.
-    """
+    In golden's own type the CPU would give golden itself; float64 then shows golden's rounding,
+    which is the candidate's."""
     ours, theirs = float_dtype(golden), float_dtype(candidate)
-    lowered = next((each for each in product_formats(candidate) if each and theirs == "float32"), None)
+    lowered = next(
+        (each for each in product_formats(candidate) if each and theirs == "float32"), None
+    )
     if lowered is not None:
         return theirs, lowered
     return ("float64" if theirs in (ours, "") else theirs), None

@@ -1,4 +1,6 @@
-"""HTML for notebooks: tables and lines whose texts are data, without scripts and without styles that reach beyond them."""
+"""HTML for notebooks: tables and lines whose texts are data, without scripts and without styles
+that reach beyond them.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,11 @@ def line(text: object, *, strong: str = "") -> str:
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "") -> str:
-    """A table; empty if there are no rows. ``None`` is shown as nothing, and floats in few digits."""
-    body = "".join(f"<tr>{''.join(f'<td{_LEFT}>{_cell(value)}</td>' for value in row)}</tr>" for row in rows)
+    """A table; empty if there are no rows. ``None`` is shown as nothing, and floats in few
+    digits."""
+    body = "".join(
+        f"<tr>{''.join(f'<td{_LEFT}>{_cell(value)}</td>' for value in row)}</tr>" for row in rows
+    )
     if not body:
         return ""
     head = "".join(f"<th{_LEFT}>{escaped(title)}</th>" for title in titles)
@@ -37,7 +42,10 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[object]], caption: str 
 def link(path: Path) -> str:
     """A link to a file, from the directory that the notebook runs in."""
     place = os.path.relpath(path)  # a server of notebooks opens no other addresses
-    return f'<a href="./{quote(os.fsencode(place))}" target="_blank" rel="noopener">{escaped(path)}</a>'
+    return (
+        f'<a href="./{quote(os.fsencode(place))}" target="_blank"'
+        f' rel="noopener">{escaped(path)}</a>'
+    )
 
 
 def _cell(value: object) -> str:

@@ -1,7 +1,8 @@
-"""Where a bundle is: a directory, or a URL of object storage, which fsspec reaches. Nothing imports fsspec before a URL is read or written.
+"""Where a bundle is: a directory, or a URL of object storage, which fsspec reaches. Nothing imports
+fsspec before a URL is read or written.
 
-A directory is a ``pathlib.Path``. A URL is no such path, whose slashes would be merged, and it may hold credentials: a ``Url`` shows itself
-without them.
+A directory is a ``pathlib.Path``. A URL is no such path, whose slashes would be merged, and it may
+hold credentials: a ``Url`` shows itself without them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from accucompare.text import without_credentials
 PATIENCE = 120.0
 #: Seconds between two looks at whether a request has been given up.
 _LOOK = 0.1
-#: Seconds before HTTP is asked again when a connection fails; the other libraries do that themselves.
+# : Seconds before HTTP is asked again when a connection fails; the other libraries do that
+# themselves.
 _WAITS = (0.2, 0.8, 2.0)
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -104,7 +106,8 @@ class Url:
         return self
 
     def is_file(self) -> bool:
-        """Whether the object exists. Unreadable counts as missing: S3 returns 403 for missing keys without list permission.
+        """Whether the object exists. Unreadable counts as missing: S3 returns 403 for missing keys
+        without list permission.
 
         Raises:
             BundleError: if the storage does not answer.
@@ -130,18 +133,24 @@ class Url:
         try:
             content = wait(asked, self)[1]
         except OSError:
-            self.call("cat_file", start=0, end=1)  # its error says why, where that of a description may not
+            self.call(
+                "cat_file", start=0, end=1
+            )  # its error says why, where that of a description may not
             raise
         if content is None:
             raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB; refused", str(self))
         return bytes(content)
 
     def begin_read(self, most: int) -> Future[ServerAnswer]:
-        """Begin to ask for what the storage says of an object (size, time), and for its content unless it is larger than ``most`` bytes."""
+        """Begin to ask for what the storage says of an object (size, time), and for its content
+        unless it is larger than ``most`` bytes.
+        """
         return self._begin(lambda system, path: _described_and_read(system, path, most))
 
     def described(self) -> dict[str, Any]:
-        """What the storage says of an object: its size, and when it was written. Errors as ``call``."""
+        """What the storage says of an object: its size, and when it was written. Errors as
+        ``call``.
+        """
         try:
             found: dict[str, Any] = self.call("info")
         except OSError:
@@ -155,28 +164,43 @@ class Url:
         """What fsspec's method of this name gives for this URL.
 
         Raises:
-            OSError: whatever went wrong, with words for people in ``strerror``; FileNotFoundError if there is no such object or bucket,
-                PermissionError if access is refused, NoAnswerError if the storage does not answer, at the latest after
-                ``PATIENCE`` seconds.
+            OSError: whatever went wrong, with words for people in ``strerror``; FileNotFoundError
+                if there is no such object or bucket, PermissionError if access is refused,
+                NoAnswerError if the storage does not answer, at the latest after ``PATIENCE``
+                seconds.
         """
         return wait(self.begin(name, **options), self)
 
-    def begin(self, name: str, *, before: tuple[Any, ...] = (), after: tuple[Any, ...] = (), **options: Any) -> Future[Any]:
-        """Begin ``call``; ``wait`` gives its result. A library that cannot work in the background has done it then.
+    def begin(
+        self,
+        name: str,
+        *,
+        before: tuple[Any, ...] = (),
+        after: tuple[Any, ...] = (),
+        **options: Any,
+    ) -> Future[Any]:
+        """Begin ``call``; ``wait`` gives its result. A library that cannot work in the background
+        has done it then.
 
         Args:
             name: of the method.
-            before, after: what it is given before the path, and after it: libraries name these otherwise.
+            before, after: what it is given before the path, and after it: libraries name these
+                otherwise.
             options: what else it is given.
         """
-        return self._begin(lambda system, path: _called(system, name, *before, path, *after, **options))
+        return self._begin(
+            lambda system, path: _called(system, name, *before, path, *after, **options)
+        )
 
     def _begin(self, work: Callable[[Any, str], Coroutine[Any, Any, Any]]) -> Future[Any]:
         """Begin what asks a file system for a path."""
         try:
             system, path = _system(self)
             if system.async_impl:
-                return asyncio.run_coroutine_threadsafe(_again(work, system, path) if self.read_only else work(system, path), system.loop)
+                return asyncio.run_coroutine_threadsafe(
+                    _again(work, system, path) if self.read_only else work(system, path),
+                    system.loop,
+                )
             return _done_at_once(work(system, path))
         except Exception as error:  # libraries of many makers, each with errors of its own
             failed: Future[Any] = Future()
@@ -184,7 +208,9 @@ class Url:
             return failed
 
     def below(self) -> dict[str, int]:
-        """The sizes of all objects below, by their names with the folders between, such as ``rank0/step0.npz``. Errors as ``call``."""
+        """The sizes of all objects below, by their names with the folders between, such as
+        ``rank0/step0.npz``. Errors as ``call``.
+        """
         try:
             system, path = _system(self)
         except Exception as error:
@@ -196,7 +222,11 @@ class Url:
             return {}
         system.invalidate_cache()
         prefix = system._strip_protocol(path).rstrip("/") + "/"
-        return {name.removeprefix(prefix): int(found[name].get("size") or 0) for name in sorted(found) if name.startswith(prefix)}
+        return {
+            name.removeprefix(prefix): int(found[name].get("size") or 0)
+            for name in sorted(found)
+            if name.startswith(prefix)
+        }
 
 
 #: What a bundle is read from or written to.
@@ -217,7 +247,10 @@ def place_of(given: str | Place) -> Place:
     if not isinstance(given, str):
         return given
     if _CHAINED.match(given):
-        raise UsageError(f"{without_credentials(given)}: chained URLs (::) are not taken; name the storage itself")
+        raise UsageError(
+            f"{without_credentials(given)}: chained URLs (::) are not taken; name the storage"
+            " itself"
+        )
     match = _URL.fullmatch(given)
     if match is None:
         _refuse_one_slash(Path(given))
@@ -234,7 +267,12 @@ def place_of(given: str | Place) -> Place:
     if user and scheme in EXTRAS:
         cure = "give credentials by the environment, or as the storage's own tools take them"
         raise UsageError(f"{scheme}://{shown}: user:password@ is not for {scheme}://; {cure}")
-    return Url(scheme, shown if host or scheme != "memory" else f"/{shown.lstrip('/')}", user + at, mark + query)
+    return Url(
+        scheme,
+        shown if host or scheme != "memory" else f"/{shown.lstrip('/')}",
+        user + at,
+        mark + query,
+    )
 
 
 def _without_circle(path: Path) -> Path:
@@ -243,7 +281,9 @@ def _without_circle(path: Path) -> Path:
         path.stat()
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise UsageError(f"{path}: is a link that leads in a circle; name another place") from None
+            raise UsageError(
+                f"{path}: is a link that leads in a circle; name another place"
+            ) from None
     return path
 
 
@@ -252,13 +292,19 @@ def _refuse_one_slash(path: Path) -> None:
     first, *rest = path.parts or ("",)
     if first.rstrip(":") in _COMMON and first.endswith(":") and not os.path.lexists(first):
         meant = without_credentials(f"{first}//{'/'.join(rest)}")
-        raise UsageError(f"{meant}: was given with one slash, and a URL has two; in Python give it as text, for a Path merges them")
+        raise UsageError(
+            f"{meant}: was given with one slash, and a URL has two; in Python give it as text, for"
+            " a Path merges them"
+        )
 
 
 def _path_or_text(given: object) -> str | Path:
     """What a user gives as a path; UsageError if it is none, or the system could not take it."""
     if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str):
-        raise UsageError(f"{given!r}: is a {type(given).__name__}; give the path of a file or directory, as a str or a Path")
+        raise UsageError(
+            f"{given!r}: is a {type(given).__name__}; give the path of a file or directory, as a"
+            " str or a Path"
+        )
     if "\0" in os.fspath(given):
         raise UsageError(f"{given!r}: holds a null character, which no path may; give another")
     return given if isinstance(given, (str, Path)) else Path(given)
@@ -272,7 +318,10 @@ def local(given: str | Path) -> Path:
     """
     given = _path_or_text(given)
     if is_url(given):
-        raise UsageError(f"{without_credentials(str(given))}: is a URL, and only bundles may be; name a local path")
+        raise UsageError(
+            f"{without_credentials(str(given))}: is a URL, and only bundles may be; name a local"
+            " path"
+        )
     return Path(given)
 
 
@@ -288,12 +337,21 @@ def is_url(given: object) -> bool:
 
 
 def whole(place: object) -> str:
-    """A place as text that ``place_of`` takes, with the credentials that it may hold: for other processes, never for people."""
+    """A place as text that ``place_of`` takes, with the credentials that it may hold: for other
+    processes, never for people.
+    """
     return place.whole if isinstance(place, Url) else str(place)
 
 
-def wait(asked: Future[Any], place: Url, patience: float | None = None, stop: threading.Event | None = None, shared: bool = False) -> Any:
-    """The result of ``Url.begin``; after ``patience`` seconds, ``PATIENCE`` if not given, or at once after ``stop``, it is given up.
+def wait(
+    asked: Future[Any],
+    place: Url,
+    patience: float | None = None,
+    stop: threading.Event | None = None,
+    shared: bool = False,
+) -> Any:
+    """The result of ``Url.begin``; after ``patience`` seconds, ``PATIENCE`` if not given, or at
+    once after ``stop``, it is given up.
 
     Args:
         shared: other threads wait for it, too: it is not cancelled then.
@@ -313,7 +371,9 @@ def wait(asked: Future[Any], place: Url, patience: float | None = None, stop: th
             if stop is not None and stop.is_set():
                 raise CancelledError
             if time.monotonic() >= end:
-                raise NoAnswerError(errno.ETIMEDOUT, f"no answer within {patience:.0f} s", str(place))
+                raise NoAnswerError(
+                    errno.ETIMEDOUT, f"no answer within {patience:.0f} s", str(place)
+                )
     except CancelledError:
         raise OSError(errno.ECANCELED, "stopped", str(place)) from None
     except Exception as error:
@@ -323,7 +383,8 @@ def wait(asked: Future[Any], place: Url, patience: float | None = None, stop: th
             asked.cancel()  # does nothing to what is done
 
 
-#: The file systems in use, by process and by what they were made from: fsspec would make one, with connections of its own, for each thread.
+# : The file systems in use, by process and by what they were made from: fsspec would make one, with
+# connections of its own, for each thread.
 _systems: dict[tuple[object, ...], Any] = {}
 
 
@@ -339,7 +400,8 @@ def _system(url: Url) -> tuple[Any, str]:
 
 
 async def _called(system: Any, name: str, *arguments: Any, **options: Any) -> Any:
-    """What a file system's method gives, which is a coroutine in those that work in the background."""
+    """What a file system's method gives, which is a coroutine in those that work in the
+    background."""
     if system.async_impl:
         return await getattr(system, f"_{name}")(*arguments, **options)
     return getattr(system, name)(*arguments, **options)
@@ -350,10 +412,14 @@ async def _described_and_read(system: Any, path: str, most: int) -> ServerAnswer
     if described.get("type") == "directory":
         raise FileNotFoundError(path)
     size = described.get("size")
-    return described, None if isinstance(size, int) and size > most else await _called(system, "cat_file", path)
+    return described, (
+        None if isinstance(size, int) and size > most else await _called(system, "cat_file", path)
+    )
 
 
-async def _again(work: Callable[[Any, str], Coroutine[Any, Any, Any]], system: Any, path: str) -> Any:
+async def _again(
+    work: Callable[[Any, str], Coroutine[Any, Any, Any]], system: Any, path: str
+) -> Any:
     """Ask again when a connection fails, or the server does."""
     for pause in _WAITS:
         try:

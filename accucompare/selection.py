@@ -1,4 +1,6 @@
-"""What a user can choose: layers by glob (``--only``, ``--skip``), and the values of options that have a few. Needs no torch."""
+"""What a user can choose: layers by glob (``--only``, ``--skip``), and the values of options that
+have a few. Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,11 @@ class Level(_Value):
 class RoleGroup(_Value):
     """What ``roles`` can hold: which records a capture makes.
 
-    ``FORWARD``: inputs and outputs of every layer, and operators. ``BACKWARD``: the gradients at them, and what each call adds to a
-    parameter's. ``GRADS``: each parameter's gradient when the update begins. ``UPDATE``: parameters, the optimizer's state, and what the
-    update makes of them. ``SERIES``: no record; the losses, norms and learning rates of each step, which are there in any case.
-    """
+    ``FORWARD``: inputs and outputs of every layer, and operators. ``BACKWARD``: the gradients at
+    them, and what each call adds to a parameter's. ``GRADS``: each parameter's gradient when the
+    update begins. ``UPDATE``: parameters, the optimizer's state, and what the update makes of them.
+    ``SERIES``: no record; the losses, norms and learning rates of each step, which are there in any
+    case."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -61,7 +64,9 @@ class RoleGroup(_Value):
         known = [each.value for each in cls]
         for name in names or [""]:
             if name not in known:
-                raise ValueError(f"{name!r} is none of {', '.join(known)}; write for example grads,update")
+                raise ValueError(
+                    f"{name!r} is none of {', '.join(known)}; write for example grads,update"
+                )
         return tuple(each for each in cls if each.value in names)
 
 
@@ -84,10 +89,10 @@ class RoundedType(_Value):
 class Precision(_Value):
     """What ``emulate`` can be: a format that matrix units round float32 operands to.
 
-    ``HF32`` has 1 + 8 + 11 bits of sign, exponent and explicit mantissa (Huawei, ATC user guide, ``--allow_hf32``); on Ascend NPUs
-    torch_npu sets it for convolutions, but not for matrix products. ``TF32`` has 1 + 8 + 10 (NVIDIA A100 Tensor Core GPU
-    Architecture, whitepaper), ``BF16`` 1 + 8 + 7, and ``FP16`` 1 + 5 + 10 (IEEE 754 binary16).
-    """
+    ``HF32`` has 1 + 8 + 11 bits of sign, exponent and explicit mantissa (Huawei, ATC user guide,
+    ``--allow_hf32``); on Ascend NPUs torch_npu sets it for convolutions, but not for matrix
+    products. ``TF32`` has 1 + 8 + 10 (NVIDIA A100 Tensor Core GPU Architecture, whitepaper),
+    ``BF16`` 1 + 8 + 7, and ``FP16`` 1 + 5 + 10 (IEEE 754 binary16)."""
 
     HF32 = "hf32"
     TF32 = "tf32"
@@ -104,7 +109,9 @@ class OnFinding(_Value):
 
 
 class Standard(_Value):
-    """What ``accept`` can be: a standard of others that a run of training must meet (``accucompare.compare.runs.acceptance``)."""
+    """What ``accept`` can be: a standard of others that a run of training must meet
+    (``accucompare.compare.runs.acceptance``).
+    """
 
     MINDFORMERS = "mindformers"
 
@@ -142,7 +149,8 @@ class Steps:
     Attributes:
         count: how many steps are run, the first one being 0.
         chosen: the numbers of those that are recorded, in order; ``None`` if all are.
-        first: the first one that is run, and with ``chosen`` None recorded; those before were run elsewhere.
+        first: the first one that is run, and with ``chosen`` None recorded; those before were run
+            elsewhere.
     """
 
     count: int
@@ -151,7 +159,8 @@ class Steps:
 
     @classmethod
     def of(cls, given: int | str | Iterable[int]) -> Steps:
-        """What a user gives: a number of steps, or a list of step numbers, as text such as ``0,10,100-102`` (``10-10`` is step 10 alone).
+        """What a user gives: a number of steps, or a list of step numbers, as text such as
+        ``0,10,100-102`` (``10-10`` is step 10 alone).
 
         Raises:
             ValueError: if it is neither.
@@ -165,7 +174,10 @@ class Steps:
             return cls(given)
         numbers = list(given)
         if not numbers or not all(isinstance(number, int) and number >= 0 for number in numbers):
-            raise ValueError(f"must be a number of steps, or a list of step numbers from 0 on, but is {str(numbers)[:80]}")
+            raise ValueError(
+                "must be a number of steps, or a list of step numbers from 0 on, but is"
+                f" {str(numbers)[:80]}"
+            )
         if len(numbers) > _MOST_STEPS:
             raise ValueError(_TOO_MANY)
         chosen = tuple(sorted(set(numbers)))
@@ -185,7 +197,10 @@ class Steps:
         for part in text.split(","):
             found = re.fullmatch(r"\s*(\d{1,18})(?:\s*-\s*(\d{1,18}))?\s*", part)
             if found is None:
-                cure = "a number of steps (3: the first three) or a list of steps (0,10,100-102; 10-10 is step 10 alone)"
+                cure = (
+                    "a number of steps (3: the first three) or a list of steps (0,10,100-102; 10-10"
+                    " is step 10 alone)"
+                )
                 raise ValueError(f"{part.strip()!r} is no step; write {cure}")
             first, last = int(found[1]), int(found[2] or found[1])
             if last < first:
@@ -223,11 +238,12 @@ class Steps:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which qualified names are meant: those that match any of ``only`` (all, if empty) and none of ``skip``.
+    """Which qualified names are meant: those that match any of ``only`` (all, if empty) and none of
+    ``skip``.
 
-    Globs are matched against the whole name, case counts, and ``*`` crosses dots: ``encoder.*`` means everything inside the
-    encoder, ``*.attention`` every attention at any depth, ``""`` or ``(root)`` the root alone.
-    """
+    Globs are matched against the whole name, case counts, and ``*`` crosses dots: ``encoder.*``
+    means everything inside the encoder, ``*.attention`` every attention at any depth, ``""`` or
+    ``(root)`` the root alone."""
 
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()

@@ -1,4 +1,6 @@
-"""What the system and the libraries of object storage raise, in words for people and without credentials."""
+"""What the system and the libraries of object storage raise, in words for people and without
+credentials.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,18 @@ EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 _OF_REMOTE = ("http", "https", "memory")
 _KINDS = "s3://, gs://, https:// (reading only), memory:// and file://"
 _MOST_WORDS = 300
-#: What follows the name of a bucket that can be none, in botocore's words: regular expressions of several lines.
+# : What follows the name of a bucket that can be none, in botocore's words: regular expressions of
+# several lines.
 _PATTERN = ": Bucket name must match the regex"
-#: What libraries call a refusal, where that is no PermissionError: HTTP's status, or the name of an error.
-_REFUSED = ("401", "403", "NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
+# : What libraries call a refusal, where that is no PermissionError: HTTP's status, or the name of
+# an error.
+_REFUSED = (
+    "401",
+    "403",
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "DefaultCredentialsError",
+)
 
 #: What to do about a file that cannot be written.
 _CURES = {
@@ -33,7 +43,13 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _OF_HTTP = ("ClientConnectorError", "ClientConnectorDNSError", "ServerDisconnectedError")
 #: Errors of libraries that are no TimeoutError or ConnectionError, and mean one.
-_UNREACHABLE = ("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError", *_OF_HTTP)
+_UNREACHABLE = (
+    "EndpointConnectionError",
+    "ConnectTimeoutError",
+    "ReadTimeoutError",
+    "ConnectionClosedError",
+    *_OF_HTTP,
+)
 
 
 class NoBucketError(FileNotFoundError):
@@ -58,7 +74,8 @@ def as_os_error(error: BaseException, place: str, hide: Callable[[str], str]) ->
         hide: gives a text without what is secret in the URL.
 
     Returns:
-        ``NoBucketError``, ``NoAnswerError``, FileNotFoundError, PermissionError or OSError, with words for people in ``strerror``.
+        ``NoBucketError``, ``NoAnswerError``, FileNotFoundError, PermissionError or OSError, with
+        words for people in ``strerror``.
     """
     if isinstance(error, NoAnswerError):
         return error
@@ -68,21 +85,38 @@ def as_os_error(error: BaseException, place: str, hide: Callable[[str], str]) ->
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(errno.ENOENT, "there is no such object", place)
     if isinstance(error, PermissionError) or code in _REFUSED:
-        return PermissionError(errno.EACCES, f"access refused: {text}; {_on_access(code, scheme)}", place)
+        return PermissionError(
+            errno.EACCES, f"access refused: {text}; {_on_access(code, scheme)}", place
+        )
     if isinstance(error, ImportError):
-        extra = EXTRAS.get(scheme, "remote" if scheme in _OF_REMOTE or error.name == "fsspec" else "")
-        cure = f": pip install 'accucompare[{extra}]'" if extra else ""  # fsspec's own words name the package of any other storage
+        extra = EXTRAS.get(
+            scheme, "remote" if scheme in _OF_REMOTE or error.name == "fsspec" else ""
+        )
+        cure = (
+            f": pip install 'accucompare[{extra}]'" if extra else ""
+        )  # fsspec's own words name the package of any other storage
         return OSError(errno.ENOPKG, text + cure, place)
     if isinstance(error, ValueError) and "rotocol not known" in str(error):
-        return OSError(errno.EPROTONOSUPPORT, f"{scheme}:// is no storage that is known; these are: {_KINDS}", place)
-    if isinstance(error, (asyncio.TimeoutError, TimeoutError, ConnectionError)) or code in _UNREACHABLE:
+        return OSError(
+            errno.EPROTONOSUPPORT,
+            f"{scheme}:// is no storage that is known; these are: {_KINDS}",
+            place,
+        )
+    if (
+        isinstance(error, (asyncio.TimeoutError, TimeoutError, ConnectionError))
+        or code in _UNREACHABLE
+    ):
         return NoAnswerError(errno.ETIMEDOUT, f"the storage does not answer: {text}", place)
     what = text if code in text or code == type(error).__name__ else f"{code}: {text}"
-    return OSError(error.errno if isinstance(error, OSError) and error.errno else errno.EIO, what, place)
+    return OSError(
+        error.errno if isinstance(error, OSError) and error.errno else errno.EIO, what, place
+    )
 
 
 def _code(error: BaseException) -> str:
-    """What the storage calls the error, such as ``NoSuchBucket``; else HTTP's status, or the name of the error."""
+    """What the storage calls the error, such as ``NoSuchBucket``; else HTTP's status, or the name
+    of the error.
+    """
     response = getattr(error.__cause__ or error, "response", None)
     found = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     return str(found or getattr(error, "status", None) or type(error).__name__)
@@ -93,12 +127,22 @@ def _on_access(code: str, scheme: str) -> str:
     if code == "RequestTimeTooSkewed":
         return "set this machine's clock"
     if scheme in ("s3", "s3a"):
-        return "give credentials as for other tools of S3 (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws)"
-    return "give credentials as fsspec takes them (the storage's own variables and files, or fsspec's configuration)"
+        return (
+            "give credentials as for other tools of S3 (AWS_ACCESS_KEY_ID and"
+            " AWS_SECRET_ACCESS_KEY, or ~/.aws)"
+        )
+    return (
+        "give credentials as fsspec takes them (the storage's own variables and files, or fsspec's"
+        " configuration)"
+    )
 
 
 def _words(error: BaseException, hide: Callable[[str], str]) -> str:
     """An error's own words, in one line, without anything secret."""
-    text = (error.strerror if isinstance(error, OSError) and error.strerror else None) or str(error) or type(error).__name__
+    text = (
+        (error.strerror if isinstance(error, OSError) and error.strerror else None)
+        or str(error)
+        or type(error).__name__
+    )
     text = text.partition(_PATTERN)[0]
     return " ".join(hide(text).split())[:_MOST_WORDS]

@@ -12,18 +12,23 @@ _QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?'\"]*)\?[^\s'\")]*")
 
 
 def printable(text: str) -> str:
-    """The text in one line, without characters that move the cursor, change direction or are invisible.
+    """The text in one line, without characters that move the cursor, change direction or are
+    invisible.
 
-    Every character that cannot be seen, but for the space, is escaped as Python does it (``\\x1b``, ``\\u202e``): control and
-    escape codes, line breaks, marks of direction and of no width, lone surrogates. What is all printable is returned as it is.
-    """
+    Every character that cannot be seen, but for the space, is escaped as Python does it (``\\x1b``,
+    ``\\u202e``): control and escape codes, line breaks, marks of direction and of no width, lone
+    surrogates. What is all printable is returned as it is."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text that has lines of its own, such as what a model raised; its tabs become spaces."""
+    """The same for a text that has lines of its own, such as what a model raised; its tabs become
+    spaces.
+    """
     return "\n".join(printable(line) for line in text.expandtabs().split("\n"))
 
 
@@ -33,7 +38,9 @@ def uncoloured(text: str) -> str:
 
 
 def storable(text: str) -> str:
-    """A text that UTF-8 can hold: lone surrogates, as in file names of another encoding, are escaped, and nothing else is changed."""
+    """A text that UTF-8 can hold: lone surrogates, as in file names of another encoding, are
+    escaped, and nothing else is changed.
+    """
     return _SURROGATE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
@@ -43,17 +50,25 @@ def counted(count: int, noun: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """A text, such as a command line, in which URLs have neither ``user:password@`` nor what follows their ``?``, such as a signature."""
+    """A text, such as a command line, in which URLs have neither ``user:password@`` nor what
+    follows their ``?``, such as a signature.
+    """
     return _QUERY.sub(r"\1", _USER.sub(r"\1", text)) if "://" in text else text
 
 
 def cut(text: str, most: int, length: Callable[[str], int] = len) -> str:
-    """A text with its middle left out, so that its two ends and ``…`` between them are no longer than ``most``."""
+    """A text with its middle left out, so that its two ends and ``…`` between them are no longer
+    than ``most``.
+    """
     if length(text) <= most:
         return text
     head, tail = "", ""
     while True:
-        longer = (head, text[-len(tail) - 1] + tail) if len(tail) <= len(head) else (head + text[len(head)], tail)
+        longer = (
+            (head, text[-len(tail) - 1] + tail)
+            if len(tail) <= len(head)
+            else (head + text[len(head)], tail)
+        )
         if length("".join(longer)) + 1 > most:
             return f"{head}…{tail}"
         head, tail = longer

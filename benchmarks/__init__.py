@@ -1,1 +1,3 @@
-"""What measures the speed targets: ``python -m benchmarks.speed.bench``. Nothing here is imported by the package."""
+"""What measures the speed targets: ``python -m benchmarks.speed.bench``. Nothing here is imported
+by the package.
+"""

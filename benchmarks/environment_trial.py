@@ -1,8 +1,9 @@
-"""Faults that are in no file of Python: an environment in which the same code computes otherwise, also where a baseline is made in it.
+"""Faults that are in no file of Python: an environment in which the same code computes otherwise,
+also where a baseline is made in it.
 
-Golden is captured where the operator's kernel is the right one. Then ``locate`` runs where it is not: its baseline, made of the same files
-beside the candidate, has the fault, too. Right: the module with the operator is the first culprit, and the exit code is 1.
-"""
+Golden is captured where the operator's kernel is the right one. Then ``locate`` runs where it is
+not: its baseline, made of the same files beside the candidate, has the fault, too. Right: the
+module with the operator is the first culprit, and the exit code is 1."""
 
 from __future__ import annotations
 
@@ -57,11 +58,18 @@ class Trial:
 
     @property
     def right(self) -> bool:
-        return self.code == 0 if not self.kernel else (self.code, self.named) == (1, environment_case.PLACE)
+        return (
+            self.code == 0
+            if not self.kernel
+            else (self.code, self.named) == (1, environment_case.PLACE)
+        )
 
     def __str__(self) -> str:
         fault = environment_case.KERNELS.get(self.kernel, "no fault")
-        return f"{self.kind}, {self.setup}: {fault}: exit {self.code}, named {self.named or 'nothing'}: {self.verdict}"
+        return (
+            f"{self.kind}, {self.setup}: {fault}: exit {self.code}, named"
+            f" {self.named or 'nothing'}: {self.verdict}"
+        )
 
 
 class Bench:
@@ -81,12 +89,32 @@ class Bench:
         self.flag.write_text(str(kernel if kind == KINDS[2] else 0), encoding="utf-8")
         self._build(kernel if kind == KINDS[1] else 0)
         variables = {"PLANTED_KERNEL": str(kernel)} if kind == KINDS[0] else {}
-        options = ["--device", "cpu", "--dtype", setup, "--golden", "golden", "--out", "locate", "--overwrite", "--quiet"]
+        options = [
+            "--device",
+            "cpu",
+            "--dtype",
+            setup,
+            "--golden",
+            "golden",
+            "--out",
+            "locate",
+            "--overwrite",
+            "--quiet",
+        ]
         answer = self.folder / "answer.json"
         answer.unlink(missing_ok=True)
         code, out = self._run(variables, "locate", CASE, *options, "--json", answer.name)
-        culprits = json.loads(answer.read_text(encoding="utf-8"))["culprits"] if answer.exists() else []
-        return Trial(kind, setup, kernel, code, culprits[0]["name"] if culprits else "", next(iter(out.splitlines()), "")[:300])
+        culprits = (
+            json.loads(answer.read_text(encoding="utf-8"))["culprits"] if answer.exists() else []
+        )
+        return Trial(
+            kind,
+            setup,
+            kernel,
+            code,
+            culprits[0]["name"] if culprits else "",
+            next(iter(out.splitlines()), "")[:300],
+        )
 
     def _build(self, kernel: int) -> None:
         source = self.folder / "gate.c"
@@ -94,31 +122,64 @@ class Bench:
         process(["cc", "-O1", "-shared", "-fPIC", f"-DKERNEL={kernel}", source, "-o", self.library])
 
     def _run(self, variables: dict[str, str], *words: str | Path) -> tuple[int, str]:
-        told = {"PLANTED_LIBRARY": str(self.library), "PLANTED_FLAG": str(self.flag), "OMP_NUM_THREADS": "1", "COLUMNS": "400"}
-        known = {name: value for name, value in os.environ.items() if not name.startswith("PLANTED_")}
+        told = {
+            "PLANTED_LIBRARY": str(self.library),
+            "PLANTED_FLAG": str(self.flag),
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "400",
+        }
+        known = {
+            name: value for name, value in os.environ.items() if not name.startswith("PLANTED_")
+        }
         command = [sys.executable, "-m", "accucompare", *map(str, words)]
         environment = {**known, **told, "PYTHONPATH": str(ROOT), **variables}
-        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=_LIMIT)
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT,
+        )
         return done.returncode, done.stdout or done.stderr
 
 
 def run(kind: str, setup: str, most: int, pairs: bool) -> dict[str, list[dict[str, Any]]]:
-    """So many kernels chosen in one way, in one setup: ``trials``, and ``pairs`` with the right one."""
+    """So many kernels chosen in one way, in one setup: ``trials``, and ``pairs`` with the right
+    one.
+    """
     with tempfile.TemporaryDirectory(prefix="accucompare-environment-") as folder:
         bench = Bench(Path(folder))
-        trials = [bench.try_fault(kind, setup, kernel) for kernel in list(environment_case.KERNELS)[:most]]
+        trials = [
+            bench.try_fault(kind, setup, kernel) for kernel in list(environment_case.KERNELS)[:most]
+        ]
         free = [bench.try_fault(kind, setup, 0)] if pairs else []
     return {"trials": [_entry(each) for each in trials], "pairs": [_entry(each) for each in free]}
 
 
 def tables(found: Found) -> Iterator[Table]:
-    """How often the operator's module was named first, and how often a candidate without a fault was cleared."""
-    result = grid("Faults of the environment, which the baseline has, too: named first", "", *SETUPS)
+    """How often the operator's module was named first, and how often a candidate without a fault
+    was cleared.
+    """
+    result = grid(
+        "Faults of the environment, which the baseline has, too: named first", "", *SETUPS
+    )
     for kind in KINDS:
         result.add_row(
-            kind, *(_share(each for each in found["trials"] if (each["kind"], each["setup"]) == (kind, setup)) for setup in SETUPS)
+            kind,
+            *(
+                _share(
+                    each
+                    for each in found["trials"]
+                    if (each["kind"], each["setup"]) == (kind, setup)
+                )
+                for setup in SETUPS
+            ),
         )
-    result.add_row("no fault: cleared", *(_share(each for each in found["pairs"] if each["setup"] == setup) for setup in SETUPS))
+    result.add_row(
+        "no fault: cleared",
+        *(_share(each for each in found["pairs"] if each["setup"] == setup) for setup in SETUPS),
+    )
     yield result
 
 

@@ -1,4 +1,6 @@
-"""The benchmark of planted faults: ``python -m benchmarks.faults``. How often is the right module named?"""
+"""The benchmark of planted faults: ``python -m benchmarks.faults``. How often is the right module
+named?
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import environment_trial, faults_report, faults_trial, sketch_trial, training_report, training_trial
+from benchmarks import (
+    environment_trial,
+    faults_report,
+    faults_trial,
+    sketch_trial,
+    training_report,
+    training_trial,
+)
 from planted.faults_models import ARCHITECTURES
 from planted.training_models import TRAININGS
 
@@ -122,7 +131,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console() if sys.stdout.isatty() else Console(width=140)
     began = time.monotonic()
-    tasks = [(name, setup, options.each, not options.no_pairs) for name in options.models for setup in options.setups]
+    tasks = [
+        (name, setup, options.each, not options.no_pairs)
+        for name in options.models
+        for setup in options.setups
+    ]
     with tempfile.TemporaryDirectory(prefix="accucompare-faults-") as folder:
         os.environ["TMPDIR"] = folder  # of the workers, which are ended in the middle of their work
         found = _tried(part, tasks, options)
@@ -130,16 +143,24 @@ def main() -> int:
         console.print(table)
     for method in [part.best] if not options.missed else part.methods:
         console.print(f"Not named first by {method}:", style="bold", highlight=False)
-        console.print("\n".join(part.missed(found, method)) or "none", highlight=False, markup=False)
+        console.print(
+            "\n".join(part.missed(found, method)) or "none", highlight=False, markup=False
+        )
     console.print(part.about, style="dim", highlight=False)
     short = part.judge(found)
     for line in short:
         console.print(f"Target missed: {line}", style="red", highlight=False, markup=False)
-    console.print(f"{time.monotonic() - began:.0f} s on {options.workers} workers", style="dim", highlight=False)
+    console.print(
+        f"{time.monotonic() - began:.0f} s on {options.workers} workers",
+        style="dim",
+        highlight=False,
+    )
     return 1 if short else 0
 
 
-def _tried(part: _Part, tasks: list[tuple[str, str, int, bool]], options: argparse.Namespace) -> _Found:
+def _tried(
+    part: _Part, tasks: list[tuple[str, str, int, bool]], options: argparse.Namespace
+) -> _Found:
     """What all tasks find; where this is interrupted, the workers are, too."""
     progress, began = Console(stderr=True), time.monotonic()
     found: _Found = {}
@@ -150,7 +171,11 @@ def _tried(part: _Part, tasks: list[tuple[str, str, int, bool]], options: argpar
                 for key, entries in done.result().items():
                     found.setdefault(key, []).extend(entries)
                 name, setup, *_ = waiting[done]
-                progress.print(f"{time.monotonic() - began:4.0f} s  {count}/{len(tasks)}  {name}, {setup}", style="dim", highlight=False)
+                progress.print(
+                    f"{time.monotonic() - began:4.0f} s  {count}/{len(tasks)}  {name}, {setup}",
+                    style="dim",
+                    highlight=False,
+                )
                 if options.json:  # after each: what took minutes must not be lost
                     text = json.dumps({"seconds": time.monotonic() - began, **found}, indent=1)
                     options.json.write_text(text + "\n", encoding="utf-8")
@@ -163,24 +188,59 @@ def _tried(part: _Part, tasks: list[tuple[str, str, int, bool]], options: argpar
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
-    parser.add_argument("--training", action="store_true", help="faults of a backward and of an update, in place of those of a forward")
-    parser.add_argument("--environment", action="store_true", help="faults of the environment, which a baseline made in it has, too")
-    parser.add_argument("--sketches", action="store_true", help="the faults of a forward, by tensors and by sketches")
-    parser.add_argument("--quick", action="store_true", help="one fault of each kind and model, in bfloat16 and float32")
-    parser.add_argument("--models", metavar="MODEL,…", help=f"{', '.join(ARCHITECTURES)}; with --training: {', '.join(TRAININGS)}")
-    parser.add_argument("--setups", metavar="SETUP,…", help="; ".join(faults_trial.SETUPS).replace("%", "%%"))
-    most = "faults of each kind, model and setup; default: 2; with --training, --sketches: 1; with --environment: 3"
+    parser.add_argument(
+        "--training",
+        action="store_true",
+        help="faults of a backward and of an update, in place of those of a forward",
+    )
+    parser.add_argument(
+        "--environment",
+        action="store_true",
+        help="faults of the environment, which a baseline made in it has, too",
+    )
+    parser.add_argument(
+        "--sketches",
+        action="store_true",
+        help="the faults of a forward, by tensors and by sketches",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="one fault of each kind and model, in bfloat16 and float32",
+    )
+    parser.add_argument(
+        "--models",
+        metavar="MODEL,…",
+        help=f"{', '.join(ARCHITECTURES)}; with --training: {', '.join(TRAININGS)}",
+    )
+    parser.add_argument(
+        "--setups", metavar="SETUP,…", help="; ".join(faults_trial.SETUPS).replace("%", "%%")
+    )
+    most = (
+        "faults of each kind, model and setup; default: 2; with --training, --sketches: 1; with"
+        " --environment: 3"
+    )
     parser.add_argument("--each", type=int, metavar="N", help=most)
     parser.add_argument("--no-pairs", action="store_true", help="leave out the fault-free pairs")
-    parser.add_argument("--missed", action="store_true", help="list what each method missed, not only the best one")
+    parser.add_argument(
+        "--missed", action="store_true", help="list what each method missed, not only the best one"
+    )
     parser.add_argument("--workers", type=int, default=2, help="processes; default: 2")
     parser.add_argument("--json", type=Path, help="save every trial there")
     options = parser.parse_args()
-    chosen = {_TRAINING: options.training, _SKETCHES: options.sketches, _ENVIRONMENT: options.environment}
+    chosen = {
+        _TRAINING: options.training,
+        _SKETCHES: options.sketches,
+        _ENVIRONMENT: options.environment,
+    }
     part = options.part = next((part for part, wanted in chosen.items() if wanted), _FORWARD)
-    quick = [setup for setup in part.setups if not options.quick or setup in ("bfloat16", "float32")]
+    quick = [
+        setup for setup in part.setups if not options.quick or setup in ("bfloat16", "float32")
+    ]
     try:
-        options.models = _among(part.models, options.models) if options.models else list(part.models)
+        options.models = (
+            _among(part.models, options.models) if options.models else list(part.models)
+        )
         options.setups = _among(part.setups, options.setups) if options.setups else quick
     except ValueError as error:
         parser.error(str(error))

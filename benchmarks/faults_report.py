@@ -1,4 +1,6 @@
-"""What the trials add up to: tables of rates, of false alarms, of what was missed, and the figures that limits are set by."""
+"""What the trials add up to: tables of rates, of false alarms, of what was missed, and the figures
+that limits are set by.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ def tables(found: Found) -> Iterator[Table]:
     yield _rates("by architecture", counted, lambda trial: trial["architecture"])
     yield _rates("by kind", counted, lambda trial: trial["kind"])
     yield _rates("by site", counted, lambda trial: f"{trial['site']}, {trial['setup']}")
-    yield _rates("by size of the fault, in rounding errors of its module", counted, lambda trial: _octave(trial["rise"]))
+    yield _rates(
+        "by size of the fault, in rounding errors of its module",
+        counted,
+        lambda trial: _octave(trial["rise"]),
+    )
     yield _two_at_once(found["doubles"])
     yield _alarms(found["pairs"])
     yield _excesses(found)
@@ -54,13 +60,18 @@ def judge(found: Found) -> list[str]:
     for method in _QUIET:
         loud = [pair for pair in _plain(found["pairs"]) if pair["alarms"].get(method)]
         if loud:
-            missed.append(f"{method}: false alarms on {len(loud)} of {len(_plain(found['pairs']))} fault-free pairs")
+            missed.append(
+                f"{method}: false alarms on {len(loud)} of {len(_plain(found['pairs']))} fault-free"
+                " pairs"
+            )
     doubles = [each for each in found["doubles"] if each["rise"] >= RISES]
     if doubles and (unnamed := sum(not each["rank"].get("fed, baseline") for each in doubles)):
         missed.append(f"two faults at once: {unnamed} of {len(doubles)} without both named")
     raised = [each for part in found.values() for each in part if each["error"]]
     missed += [
-        f"{each['architecture']}, {each['setup']}, {each.get('fault', each['order'])}: {each['error'][:300]}" for each in raised[:20]
+        f"{each['architecture']}, {each['setup']}, {each.get('fault', each['order'])}:"
+        f" {each['error'][:300]}"
+        for each in raised[:20]
     ]
     return missed
 
@@ -74,7 +85,11 @@ def _plain(pairs: list[Entry]) -> list[Entry]:
 
 
 def _share(trials: Sequence[Entry], method: str, top: int) -> float:
-    return sum(1 <= trial["rank"].get(method, 0) <= top for trial in trials) / len(trials) if trials else math.nan
+    return (
+        sum(1 <= trial["rank"].get(method, 0) <= top for trial in trials) / len(trials)
+        if trials
+        else math.nan
+    )
 
 
 def _octave(rise: float) -> str:
@@ -84,14 +99,22 @@ def _octave(rise: float) -> str:
 
 def _rates(title: str, trials: list[Entry], key: Callable[[Entry], str]) -> Table:
     def cells(group: Sequence[Entry]) -> list[str]:
-        return [f"{_share(group, method, 1):6.1%} {_share(group, method, 3):6.1%}" for method in METHODS]
+        return [
+            f"{_share(group, method, 1):6.1%} {_share(group, method, 3):6.1%}" for method in METHODS
+        ]
 
     return rates(title, trials, key, METHODS, cells)
 
 
 def _planted(trials: list[Entry]) -> Table:
     """What was planted, and how much of it is too small to be told from rounding."""
-    table = grid(f"Faults: planted, and too small to count (under {RISES:g} rounding errors of their module)", "", "planted", "too small")
+    table = grid(
+        f"Faults: planted, and too small to count (under {RISES:g} rounding errors of their"
+        " module)",
+        "",
+        "planted",
+        "too small",
+    )
     for setup in sorted({trial["setup"] for trial in trials}):
         group = [trial for trial in trials if trial["setup"] == setup]
         table.add_row(setup, str(len(group)), str(len(group) - len(_counted({"trials": group}))))
@@ -99,11 +122,17 @@ def _planted(trials: list[Entry]) -> Table:
 
 
 def _two_at_once(doubles: list[Entry]) -> Table:
-    table = grid("Two faults at once, the second behind the first: both named, and as the first two", "", "pairs", *METHODS)
+    table = grid(
+        "Two faults at once, the second behind the first: both named, and as the first two",
+        "",
+        "pairs",
+        *METHODS,
+    )
     for setup in sorted({each["setup"] for each in doubles}):
         group = [each for each in doubles if each["setup"] == setup and each["rise"] >= RISES]
         both = [
-            f"{sum(each['rank'].get(method, 0) > 0 for each in group)}, {sum(each['rank'].get(method, 0) == 2 for each in group)}"
+            f"{sum(each['rank'].get(method, 0) > 0 for each in group)},"
+            f" {sum(each['rank'].get(method, 0) == 2 for each in group)}"
             for method in METHODS
         ]
         table.add_row(setup, str(len(group)), *both)
@@ -112,16 +141,23 @@ def _two_at_once(doubles: list[Entry]) -> Table:
 
 def _alarms(pairs: list[Entry]) -> Table:
     table = grid(
-        "False alarms: fault-free pairs with a row over its limit (*: rounds more often than the baseline, no target)",
+        "False alarms: fault-free pairs with a row over its limit (*: rounds more often than the"
+        " baseline, no target)",
         "",
         "pairs",
         *METHODS,
     )
     groups = defaultdict(list)
     for pair in pairs:
-        groups[pair["setup"] if pair["order"] in ORDERS else f"{pair['setup']}, {pair['order']} *"].append(pair)
+        groups[
+            pair["setup"] if pair["order"] in ORDERS else f"{pair['setup']}, {pair['order']} *"
+        ].append(pair)
     for name, group in sorted(groups.items()):
-        table.add_row(name, str(len(group)), *(str(sum(bool(pair["alarms"].get(method)) for pair in group)) for method in METHODS))
+        table.add_row(
+            name,
+            str(len(group)),
+            *(str(sum(bool(pair["alarms"].get(method)) for pair in group)) for method in METHODS),
+        )
     return table
 
 
@@ -130,9 +166,12 @@ def _size(elements: int) -> int:
 
 
 def _excesses(found: Found) -> Table:
-    """What slack and floor are set by: the largest excess / limit without a fault, the smallest with one."""
+    """What slack and floor are set by: the largest excess / limit without a fault, the smallest
+    with one.
+    """
     table = grid(
-        "Excess and excess / limit by number of elements: the largest without a fault, the smallest with one",
+        "Excess and excess / limit by number of elements: the largest without a fault, the smallest"
+        " with one",
         *("", "elements", "rows", "free", "/ limit", "fed", "/ limit", "fed, faulty: / limit"),
     )
     largest: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0] * 5)
@@ -152,7 +191,13 @@ def _excesses(found: Found) -> Table:
     for key in sorted({*largest, *smallest}):
         entry = largest[key]
         low = f"{smallest[key]:.3g}" if key in smallest else ""
-        table.add_row(key[0], f"{key[1]:,} and more", f"{entry[4]:.0f}", *(f"{value:.3f}" for value in entry[:4]), low)
+        table.add_row(
+            key[0],
+            f"{key[1]:,} and more",
+            f"{entry[4]:.0f}",
+            *(f"{value:.3f}" for value in entry[:4]),
+            low,
+        )
     return table
 
 
@@ -164,13 +209,18 @@ def missed(found: Found, method: str) -> Iterator[str]:
         instead = trial["named"].get(method) or "nothing"
         place = f"it is the {rank}. of {trial['count'][method]}" if rank else "it is not named"
         used = f", excess / limit {trial['used']:.2g}" if trial["used"] is not None else ""
-        what = f"{trial['architecture']}, {trial['setup']}: {trial['fault']} ({trial['rise']:.1f} rounding errors, {trial['order']})"
+        what = (
+            f"{trial['architecture']}, {trial['setup']}: {trial['fault']} ({trial['rise']:.1f}"
+            f" rounding errors, {trial['order']})"
+        )
         yield f"{what}: {trial['error'][:200] or f'named {instead}; {place}{used}'}"
 
 
 def _loudest(pairs: list[Entry]) -> Table:
     """Where false alarms are, the most frequent first."""
-    table = grid("Rows over their limit without a fault", "method, setup, model", "times", "such as")
+    table = grid(
+        "Rows over their limit without a fault", "method, setup, model", "times", "such as"
+    )
     places: Counter[str] = Counter()
     example: dict[str, str] = {}
     for pair in _plain(pairs):

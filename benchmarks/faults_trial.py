@@ -1,4 +1,6 @@
-"""One model in one setup: its golden, its baselines, and what accucompare says of each fault and of each fault-free pair."""
+"""One model in one setup: its golden, its baselines, and what accucompare says of each fault and of
+each fault-free pair.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +50,13 @@ class Trial:
     """What became of one fault.
 
     Attributes:
-        rank: by method, the place of the right culprit among those named, from 1; 0 if it is not among them.
+        rank: by method, the place of the right culprit among those named, from 1; 0 if it is not
+            among them.
         named: by method, what was named first.
         count: by method, how many were named.
         rise: see ``planted.faults_alone``.
-        used: of the fed capture with baseline, the largest excess / limit among the right module's rows.
+        used: of the fed capture with baseline, the largest excess / limit among the right module's
+            rows.
         second: of two faults at once, the second.
         error: what was raised, if something was.
     """
@@ -114,12 +118,23 @@ class Bench:
     def faults(self, most: int, seed: int = 0) -> list[Fault]:
         draw = np.random.default_rng([seed, list(ARCHITECTURES).index(self.architecture)])
         dtype = str(self.how.candidate).removeprefix("torch.")
-        return faults_in(self.model, {name: len(calls) for name, calls in self.calls.items()}, dtype, most, draw)
+        return faults_in(
+            self.model, {name: len(calls) for name, calls in self.calls.items()}, dtype, most, draw
+        )
 
     def try_fault(self, fault: Fault, order: str, second: Fault | None = None) -> Trial:
         """Plant one fault, or two, and ask every method."""
         planted = [fault] if second is None else [fault, second]
-        trial = Trial(self.architecture, self.setup, fault.kind, fault.site, str(fault), order, 0.0, second=str(second or ""))
+        trial = Trial(
+            self.architecture,
+            self.setup,
+            fault.kind,
+            fault.site,
+            str(fault),
+            order,
+            0.0,
+            second=str(second or ""),
+        )
         try:
             trial.rise = min(self.rise(each) for each in planted)
             if trial.rise < RISES:
@@ -130,7 +145,11 @@ class Bench:
                 trial.count[method] = len(comparison.culprits)
                 trial.named[method] = comparison.culprits[0].place if comparison.culprits else ""
                 if method == METHODS[-1]:
-                    rows = [row for row in comparison.rows if _shows(row, fault) and row.verdict.used is not None]
+                    rows = [
+                        row
+                        for row in comparison.rows
+                        if _shows(row, fault) and row.verdict.used is not None
+                    ]
                     worst = max(rows, key=lambda row: row.verdict.used or 0, default=None)
                     trial.used = worst.verdict.used if worst else None
                     trial.elements = _elements(worst) if worst else 0
@@ -143,7 +162,9 @@ class Bench:
         pair = FaultFree(self.architecture, self.setup, order)
         try:
             for method, comparison in self._asked([], order):
-                pair.alarms[method] = [told(row) for row in comparison.rows if row.status is Status.FAIL]
+                pair.alarms[method] = [
+                    told(row) for row in comparison.rows if row.status is Status.FAIL
+                ]
                 pair.used[method] = [
                     (_elements(row), row.verdict.excess, row.verdict.used or 0, row.place)
                     for row in comparison.rows
@@ -155,21 +176,34 @@ class Bench:
 
     def rise(self, fault: Fault) -> float:
         module = self.model.get_submodule(fault.name)
-        return rise(module, self.calls[fault.name][fault.call], fault.plant, self.how.candidate, fault.call + 1)
+        return rise(
+            module,
+            self.calls[fault.name][fault.call],
+            fault.plant,
+            self.how.candidate,
+            fault.call + 1,
+        )
 
     def _asked(self, faults: list[Fault], order: str) -> Iterator[tuple[str, Comparison]]:
-        """Capture a candidate free-running and fed, and compare each without and with its baseline."""
+        """Capture a candidate free-running and fed, and compare each without and with its
+        baseline."""
         model = copy.deepcopy(self.model)
         for fault in faults:
             fault.plant(model.get_submodule(fault.name))
         methods = iter(METHODS)
         for feed in (None, self.golden):
             with ({**ORDERS, **COARSER})[order]():
-                # forced: a fault in a weight is one of the device's here, and must be found without looking at weights
+                # forced: a fault in a weight is one of the device's here, and must be found without
+                # looking at weights
                 options = {"feed": feed, "force": True} if feed else {}
-                candidate = self.capture(model, "candidate", emulate=self.how.emulate, overwrite=True, **options)
+                candidate = self.capture(
+                    model, "candidate", emulate=self.how.emulate, overwrite=True, **options
+                )
             for baseline in (None, self.baselines[feed]):
-                yield next(methods), ac.diff(self.golden, candidate, baseline=baseline, work=ac.Work(workers=1))
+                yield (
+                    next(methods),
+                    ac.diff(self.golden, candidate, baseline=baseline, work=ac.Work(workers=1)),
+                )
 
     def capture(self, model: nn.Module, name: str, **options: Any) -> Path:
         out = self.folder / name
@@ -185,8 +219,13 @@ def run(architecture: str, setup: str, most: int, pairs: bool) -> dict[str, list
     with tempfile.TemporaryDirectory(prefix="accucompare-faults-") as folder:
         bench = Bench(architecture, setup, Path(folder))
         faults = bench.faults(most) if bench.how.planted else []
-        orders = list(ORDERS)[:-1]  # another number of threads changes nothing in models as small as these
-        trials = [bench.try_fault(fault, orders[count % len(orders)]) for count, fault in enumerate(faults)]
+        orders = list(ORDERS)[
+            :-1
+        ]  # another number of threads changes nothing in models as small as these
+        trials = [
+            bench.try_fault(fault, orders[count % len(orders)])
+            for count, fault in enumerate(faults)
+        ]
         doubles = [
             bench.try_fault(fault, orders[count % len(orders)], second)
             for count, (fault, second) in enumerate(_behind(bench, trials, faults))
@@ -199,14 +238,22 @@ def run(architecture: str, setup: str, most: int, pairs: bool) -> dict[str, list
     }
 
 
-def _behind(bench: Bench, trials: list[Trial], faults: list[Fault]) -> Iterator[tuple[Fault, Fault]]:
+def _behind(
+    bench: Bench, trials: list[Trial], faults: list[Fault]
+) -> Iterator[tuple[Fault, Fault]]:
     """A fault and a second one behind it, in another module, each of which rises over rounding."""
     order = list(bench.calls)
-    rising = [fault for fault, trial in zip(faults, trials, strict=True) if trial.rise >= RISES and fault.name]
+    rising = [
+        fault
+        for fault, trial in zip(faults, trials, strict=True)
+        if trial.rise >= RISES and fault.name
+    ]
     rising.sort(key=lambda fault: order.index(fault.name))
     half = len(rising) // 2
     for first, second in list(zip(rising[:half], rising[half:], strict=False))[::5]:
-        nested = f"{second.name}.".startswith(f"{first.name}.") or f"{first.name}.".startswith(f"{second.name}.")
+        nested = f"{second.name}.".startswith(f"{first.name}.") or f"{first.name}.".startswith(
+            f"{second.name}."
+        )
         if not nested:
             yield first, second
 
@@ -226,7 +273,11 @@ def _shows(row: Row, fault: Fault) -> bool:
         return False
     if record.role.value == "output":
         return record.name == fault.name and record.call >= fault.call
-    return record.parent is not None and record.parent[0] == fault.name and record.parent[1] >= fault.call
+    return (
+        record.parent is not None
+        and record.parent[0] == fault.name
+        and record.parent[1] >= fault.call
+    )
 
 
 def _elements(row: Row) -> int:
@@ -236,7 +287,9 @@ def _elements(row: Row) -> int:
 
 def told(row: Row) -> str:
     excess = f", excess {row.verdict.excess:.3g}" if row.verdict.excess is not None else ""
-    return f"{row.place}: {row.reason.value}{excess} of {_elements(row) if row.golden else 0} elements"
+    return (
+        f"{row.place}: {row.reason.value}{excess} of {_elements(row) if row.golden else 0} elements"
+    )
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -244,7 +297,9 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _rounded(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    return (
+        value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    )
 
 
 def _as(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:

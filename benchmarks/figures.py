@@ -22,7 +22,17 @@ from benchmarks.timing import ROOT
 #: A trial, a pair or a baseline of a benchmark, as JSON holds it.
 Entry = dict[str, Any]
 
-_PACKAGES = ("accucompare", "numpy", "torch", "transformers", "openpyxl", "xxhash", "lxml", "isal", "zlib-ng")
+_PACKAGES = (
+    "accucompare",
+    "numpy",
+    "torch",
+    "transformers",
+    "openpyxl",
+    "xxhash",
+    "lxml",
+    "isal",
+    "zlib-ng",
+)
 
 
 @dataclass(frozen=True)
@@ -56,14 +66,23 @@ class Figure:
         return self.median >= self.target if self.at_least else self.median <= self.target
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "median": self.median, "min": min(self.values), "max": max(self.values), "met": self.met}
+        return {
+            **asdict(self),
+            "median": self.median,
+            "min": min(self.values),
+            "max": max(self.values),
+            "met": self.met,
+        }
 
 
 def table(figures: Sequence[Figure], title: str) -> Table:
     """Medians, spread and targets, a block for each section."""
     result = Table(title=title, title_justify="left", pad_edge=False)
     for heading in ("", "what", "median", "min – max", "runs", "target", "met"):
-        result.add_column(heading, justify="right" if heading in ("median", "min – max", "runs", "target") else "left")
+        result.add_column(
+            heading,
+            justify="right" if heading in ("median", "min – max", "runs", "target") else "left",
+        )
     last = ""
     for figure in figures:
         if last and figure.section != last:
@@ -73,7 +92,9 @@ def table(figures: Sequence[Figure], title: str) -> Table:
             "" if figure.section == last else figure.section,
             figure.what,
             f"{_number(figure.median)} {figure.unit}",
-            f"{_number(min(figure.values))} – {_number(max(figure.values))}" if len(figure.values) > 1 else "",
+            f"{_number(min(figure.values))} – {_number(max(figure.values))}"
+            if len(figure.values) > 1
+            else "",
             str(len(figure.values)),
             "" if figure.target is None else f"{sign} {figure.target:g} {figure.unit}",
             {None: "", True: "[green]yes[/]", False: "[red]NO[/]"}[figure.met],
@@ -83,7 +104,9 @@ def table(figures: Sequence[Figure], title: str) -> Table:
 
 
 def grid(title: str, *columns: str, right: Sequence[str] | None = None) -> Table:
-    """An empty table with these columns; those ``right`` names are numbers, all but the first if it is ``None``."""
+    """An empty table with these columns; those ``right`` names are numbers, all but the first if it
+    is ``None``.
+    """
     result = Table(title=title, title_justify="left", title_style="bold")
     for place, column in enumerate(columns):
         number = bool(place) if right is None else column in right
@@ -92,7 +115,11 @@ def grid(title: str, *columns: str, right: Sequence[str] | None = None) -> Table
 
 
 def rates(
-    title: str, trials: Sequence[Entry], key: Callable[[Entry], str], columns: Sequence[str], cells: Callable[[Sequence[Entry]], list[str]]
+    title: str,
+    trials: Sequence[Entry],
+    key: Callable[[Entry], str],
+    columns: Sequence[str],
+    cells: Callable[[Sequence[Entry]], list[str]],
 ) -> Table:
     """One line for each group of trials, and one for all.
 
@@ -112,8 +139,15 @@ def rates(
     return result
 
 
-def save(path: Path, figures: Sequence[Figure], notes: Sequence[str], options: dict[str, Any]) -> None:
-    content = {"machine": machine(), "options": options, "notes": list(notes), "figures": [figure.to_json() for figure in figures]}
+def save(
+    path: Path, figures: Sequence[Figure], notes: Sequence[str], options: dict[str, Any]
+) -> None:
+    content = {
+        "machine": machine(),
+        "options": options,
+        "notes": list(notes),
+        "figures": [figure.to_json() for figure in figures],
+    }
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -155,6 +189,8 @@ def _version(name: str) -> str:
 
 def _git(*arguments: str) -> str:
     try:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""

@@ -1,4 +1,6 @@
-"""The checklist on trainings of 300 steps: ``python -m benchmarks.health``. Are planted faults seen, and sound runs left alone?"""
+"""The checklist on trainings of 300 steps: ``python -m benchmarks.health``. Are planted faults
+seen, and sound runs left alone?
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,11 @@ WAYS: dict[str, Callable[[str, Path], object]] = {"loop": watch_loop, "script": 
 
 @dataclass(frozen=True)
 class Task:
-    """A training; ``fault``: the number of a fault in ``planted.health_faults.FAULTS``; -1 for a sound one.
+    """A training; ``fault``: the number of a fault in ``planted.health_faults.FAULTS``; -1 for a
+    sound one.
 
-    One of ``planted.sound.SOUND`` has its name in ``variant``, and for ``model`` how it is watched: ``loop`` or ``script``.
-    """
+    One of ``planted.sound.SOUND`` has its name in ``variant``, and for ``model`` how it is watched:
+    ``loop`` or ``script``."""
 
     model: str
     precision: str
@@ -72,10 +75,16 @@ class Trial:
 
 
 def tasks() -> Iterator[Task]:
-    """Those with a fault, twenty sound ones of the same models, and all of ``planted.sound``, each as a loop and as a script."""
+    """Those with a fault, twenty sound ones of the same models, and all of ``planted.sound``, each
+    as a loop and as a script.
+    """
     from planted.health_faults import FAULTS
 
-    planted = [Task(model, precision, number) for number, each in enumerate(FAULTS) for model, precision in each.places]
+    planted = [
+        Task(model, precision, number)
+        for number, each in enumerate(FAULTS)
+        for model, precision in each.places
+    ]
     yield from sorted(planted, key=lambda task: list(MODELS).index(task.model))
     for model in MODELS:
         for precision in PRECISIONS:
@@ -115,13 +124,31 @@ def run(task: Task) -> Trial:
     if planted is not None:
         planted.plant(training)
     with tempfile.TemporaryDirectory() as folder:
-        options = {"scaler": training.scaler, "scheduler": training.scheduler, "frames": 0, "quiet": True}
+        options = {
+            "scaler": training.scaler,
+            "scheduler": training.scheduler,
+            "frames": 0,
+            "quiet": True,
+        }
         dies = (planted.dies,) if planted is not None and planted.dies is not None else ()
-        with contextlib.suppress(NonFiniteError, *dies), ac.watch(training.model, training.optimizer, out=folder, **options) as watch:
+        with (
+            contextlib.suppress(NonFiniteError, *dies),
+            ac.watch(training.model, training.optimizer, out=folder, **options) as watch,
+        ):
             training.run(watch.step)
         said = said_of(Path(folder))
-    name = planted.name if planted is not None else ", ".join(filter(None, [task.variant, f"seed {task.seed}"]))
-    return Trial(task, name, list(planted.checks) if planted is not None else [], said, time.monotonic() - began)
+    name = (
+        planted.name
+        if planted is not None
+        else ", ".join(filter(None, [task.variant, f"seed {task.seed}"]))
+    )
+    return Trial(
+        task,
+        name,
+        list(planted.checks) if planted is not None else [],
+        said,
+        time.monotonic() - began,
+    )
 
 
 def _ended(task: Task, error: BaseException) -> Trial:
@@ -130,7 +157,12 @@ def _ended(task: Task, error: BaseException) -> Trial:
 
     planted = FAULTS[task.fault] if task.fault >= 0 else None
     checks = list(planted.checks) if planted is not None else []
-    return Trial(task, task.variant if planted is None else planted.name, checks, {"no checks, ended": f"{type(error).__name__}: {error}"})
+    return Trial(
+        task,
+        task.variant if planted is None else planted.name,
+        checks,
+        {"no checks, ended": f"{type(error).__name__}: {error}"},
+    )
 
 
 def said_of(log: Path) -> dict[str, str]:
@@ -140,14 +172,18 @@ def said_of(log: Path) -> dict[str, str]:
     from accucompare.findings.checklist.health_checklist import judge_log
 
     return {
-        each.check.id: f"{each.status}: {each.outcome.measured}" for each in judge_log(read(log)).of(CheckStatus.WARN, CheckStatus.FAIL)
+        each.check.id: f"{each.status}: {each.outcome.measured}"
+        for each in judge_log(read(log)).of(CheckStatus.WARN, CheckStatus.FAIL)
     }
 
 
 def main() -> int:
     options = _options()
     os.environ["OMP_NUM_THREADS"] = "1"  # of the workers
-    progress, console = Console(stderr=True), Console() if sys.stdout.isatty() else Console(width=200)
+    progress, console = (
+        Console(stderr=True),
+        Console() if sys.stdout.isatty() else Console(width=200),
+    )
     began, trials = time.monotonic(), []
     chosen = [task for task in tasks() if _wanted(task, options)]
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
@@ -155,43 +191,83 @@ def main() -> int:
         done = {}
         for finished in as_completed(waiting):
             task = chosen[waiting[finished]]
-            done[waiting[finished]] = trial = finished.result() if (error := finished.exception()) is None else _ended(task, error)
+            done[waiting[finished]] = trial = (
+                finished.result()
+                if (error := finished.exception()) is None
+                else _ended(task, error)
+            )
             said = "" if trial.is_right else f": {trial.said}"
-            words = f"{time.monotonic() - began:4.0f} s  {len(done)}/{len(chosen)}  {trial.where}: {trial.name}{said}"
-            progress.print(words, style="dim" if trial.is_right else "red", highlight=False, markup=False)
+            words = (
+                f"{time.monotonic() - began:4.0f} s  {len(done)}/{len(chosen)}  {trial.where}:"
+                f" {trial.name}{said}"
+            )
+            progress.print(
+                words, style="dim" if trial.is_right else "red", highlight=False, markup=False
+            )
     trials = [done[number] for number in sorted(done)]
     for table in _tables(trials, options.full):
         console.print(table)
     if options.json:
-        content = {"seconds": time.monotonic() - began, "trials": [asdict(trial) for trial in trials]}
-        options.json.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        content = {
+            "seconds": time.monotonic() - began,
+            "trials": [asdict(trial) for trial in trials],
+        }
+        options.json.write_text(
+            json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
     console.print(_ABOUT, style="dim", highlight=False)
     return _verdict(console, trials, time.monotonic() - began)
 
 
 def _verdict(console: Console, trials: list[Trial], seconds: float) -> int:
-    planted, sound = [each for each in trials if each.checks], [each for each in trials if not each.checks]
+    planted, sound = (
+        [each for each in trials if each.checks],
+        [each for each in trials if not each.checks],
+    )
     seen, warned = sum(each.is_right for each in planted), sum(len(each.said) for each in sound)
-    console.print(f"{seen} of {len(planted)} planted faults seen; {warned} WARN or FAIL in {len(sound)} sound runs; {seconds:.0f} s")
+    console.print(
+        f"{seen} of {len(planted)} planted faults seen; {warned} WARN or FAIL in {len(sound)} sound"
+        f" runs; {seconds:.0f} s"
+    )
     return 0 if seen >= LEAST_SEEN * len(planted) and warned <= MOST_WARNED else 1
 
 
 def _tables(trials: list[Trial], full: bool) -> Iterator[Table]:
     table = Table(title="Planted faults", title_justify="left", title_style="bold")
-    for column in ("fault", "where", "seen by", *(["others that complain"] if full else []), "seconds"):
-        table.add_column(column, overflow="fold", justify="right" if column == "seconds" else "left")
+    for column in (
+        "fault",
+        "where",
+        "seen by",
+        *(["others that complain"] if full else []),
+        "seconds",
+    ):
+        table.add_column(
+            column, overflow="fold", justify="right" if column == "seconds" else "left"
+        )
     for trial in trials:
         if trial.checks:
-            seen = ", ".join(check for check in trial.checks if check in trial.said) or f"[red]not seen[/] ({', '.join(trial.checks)})"
-            others = [", ".join(check for check in trial.said if check not in trial.checks)] if full else []
+            seen = (
+                ", ".join(check for check in trial.checks if check in trial.said)
+                or f"[red]not seen[/] ({', '.join(trial.checks)})"
+            )
+            others = (
+                [", ".join(check for check in trial.said if check not in trial.checks)]
+                if full
+                else []
+            )
             table.add_row(trial.name, trial.where, seen, *others, f"{trial.seconds:.0f}")
     yield table
     table = Table(title="Sound runs", title_justify="left", title_style="bold")
     for column in ("where", "run", "said", "seconds"):
-        table.add_column(column, overflow="fold", justify="right" if column == "seconds" else "left")
+        table.add_column(
+            column, overflow="fold", justify="right" if column == "seconds" else "left"
+        )
     for trial in trials:
         if not trial.checks:
-            said = "; ".join(f"[red]{check}[/] {words}" for check, words in trial.said.items()) or "nothing"
+            said = (
+                "; ".join(f"[red]{check}[/] {words}" for check, words in trial.said.items())
+                or "nothing"
+            )
             table.add_row(trial.where, trial.name, said, f"{trial.seconds:.0f}")
     yield table
 
@@ -207,9 +283,13 @@ def _wanted(task: Task, options: argparse.Namespace) -> bool:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.health", description=__doc__)
     parser.add_argument("--only", metavar="TEXT", default="", help="faults with this in their name")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all"
+    )
     parser.add_argument("--sound", action="store_true", help="the sound runs alone")
-    parser.add_argument("--full", action="store_true", help="all checks that complain of a fault, too")
+    parser.add_argument(
+        "--full", action="store_true", help="all checks that complain of a fault, too"
+    )
     parser.add_argument("--workers", type=int, default=2, help="processes; default: 2")
     parser.add_argument("--json", type=Path, help="save every trial there")
     return parser.parse_args()

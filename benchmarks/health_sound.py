@@ -1,4 +1,6 @@
-"""One sound training under a watch: in a ``with`` around its loop, or as ``accucompare watch -- python train.py`` watches a script."""
+"""One sound training under a watch: in a ``with`` around its loop, or as ``accucompare watch --
+python train.py`` watches a script.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _SEED = 7
 
 
 def watch_loop(name: str, folder: Path, steps: int | None = None) -> None:
-    """Watch a training's loop, with all that the watch can be given; not of a library's. ``steps``: no more than these."""
+    """Watch a training's loop, with all that the watch can be given; not of a library's. ``steps``:
+    no more than these.
+    """
     import torch
 
     import accucompare as ac
@@ -25,14 +29,21 @@ def watch_loop(name: str, folder: Path, steps: int | None = None) -> None:
     loop = SOUND[name]()
     parts = next(loop)
     assert parts is not None
-    options: dict[str, Any] = {"scheduler": parts.scheduler, "scaler": parts.scaler, "frames": 0, "quiet": True}
+    options: dict[str, Any] = {
+        "scheduler": parts.scheduler,
+        "scaler": parts.scaler,
+        "frames": 0,
+        "quiet": True,
+    }
     with ac.watch(parts.model, parts.optimizer, out=folder, **options) as watch:
         for _ in itertools.islice(loop, steps):
             watch.step()
 
 
 def watch_script(name: str, folder: Path) -> None:
-    """Watch the same training as a script, in a process forked from this one: a step ends with its update."""
+    """Watch the same training as a script, in a process forked from this one: a step ends with its
+    update.
+    """
     process = os.fork()
     if process == 0:
         status = 1
@@ -41,7 +52,9 @@ def watch_script(name: str, folder: Path) -> None:
         os._exit(status)
     _, status = os.waitpid(process, 0)
     if status:
-        raise RuntimeError(f"{name}: the training that was run as a script has failed; its output says why")
+        raise RuntimeError(
+            f"{name}: the training that was run as a script has failed; its output says why"
+        )
 
 
 def _in_script(name: str, folder: Path) -> int:
@@ -53,7 +66,12 @@ def _in_script(name: str, folder: Path) -> int:
 
     shake = folder.parent / "processes"
     shake.mkdir()
-    plan = Plan(action=Action.WATCH, folder=str(shake), out=str(folder), options={"frames": 0, "on_finding": "snapshot"})
+    plan = Plan(
+        action=Action.WATCH,
+        folder=str(shake),
+        out=str(folder),
+        options={"frames": 0, "on_finding": "snapshot"},
+    )
     seen = Seen(pid=os.getpid(), torch=str(torch.__version__))
     leave, script = os._exit, Script(plan, seen)
     script.install()

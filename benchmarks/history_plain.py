@@ -1,7 +1,8 @@
-"""A case computed by plain torch, without hooks: ``python -m benchmarks.history_plain CASE OUT [FROM]``; and two of them compared.
+"""A case computed by plain torch, without hooks: ``python -m benchmarks.history_plain CASE OUT
+[FROM]``; and two of them compared.
 
-So a refactor is proved to be none of a bug, and the first step in which two releases differ is found without the tool that is tried.
-"""
+So a refactor is proved to be none of a bug, and the first step in which two releases differ is
+found without the tool that is tried."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from torch.utils import _pytree as pytree
 
 from accucompare.case import Case, load_case, steps_of
 
-#: How far a refactor's numbers may be apart, as relative L2 errors: in float32 sums in another order make up to 2.2e-4 of a batch norm's
-#: gradient, which nearly cancels. And how far those of a bug are at least in its first step: 2.5e-4 is the smallest, and before it is none.
+# : How far a refactor's numbers may be apart, as relative L2 errors: in float32 sums in another
+# order make up to 2.2e-4 of a batch norm's : gradient, which nearly cancels. And how far those of a
+# bug are at least in its first step: 2.5e-4 is the smallest, and before it is none.
 OF_A_REFACTOR, OF_A_BUG = 1e-3, 1e-5
 
 Steps = list[dict[str, torch.Tensor]]
@@ -38,13 +40,17 @@ def save(case: Case, out: Path) -> None:
 
 
 def first_difference(golden: Path, candidate: Path, apart: float) -> tuple[int, str] | None:
-    """The first step in which two cases are further apart than that, and in what; ``None`` if none is."""
+    """The first step in which two cases are further apart than that, and in what; ``None`` if none
+    is.
+    """
     ours, theirs = (_load(path) for path in (golden, candidate))
     for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         for name in one.keys() & other.keys():
             if _error(one[name], other[name]) > apart:
                 return number, name
-        if missing := sorted(name for name in one.keys() ^ other.keys() if _is_lost(name, one, other)):
+        if missing := sorted(
+            name for name in one.keys() ^ other.keys() if _is_lost(name, one, other)
+        ):
             return number, missing[0]
     return None
 
@@ -55,15 +61,27 @@ def _load(path: Path) -> Steps:
 
 
 def _steps(case: Case) -> Iterator[dict[str, torch.Tensor]]:
-    """By step: the first tensor of the output, the loss, and each gradient, parameter, buffer and state of the optimizer."""
+    """By step: the first tensor of the output, the loss, and each gradient, parameter, buffer and
+    state of the optimizer.
+    """
     for args, kwargs in steps_of(case.inputs):
         with torch.set_grad_enabled(case.loss is not None):
             output = case.model(*args, **kwargs)
-        found = {"output": next(leaf for leaf in pytree.tree_leaves(_plain(output)) if isinstance(leaf, torch.Tensor))}
+        found = {
+            "output": next(
+                leaf
+                for leaf in pytree.tree_leaves(_plain(output))
+                if isinstance(leaf, torch.Tensor)
+            )
+        }
         if case.loss is not None:
             found["loss"] = case.loss(output)
             found["loss"].backward()  # type: ignore[no-untyped-call]
-            found |= {f"gradient of {name}": each.grad for name, each in case.model.named_parameters() if each.grad is not None}
+            found |= {
+                f"gradient of {name}": each.grad
+                for name, each in case.model.named_parameters()
+                if each.grad is not None
+            }
         yield {name: tensor.detach().clone() for name, tensor in {**found, **_left(case)}.items()}
 
 
@@ -78,7 +96,11 @@ def _left(case: Case) -> dict[str, torch.Tensor]:
         for name, parameter in case.model.named_parameters():
             found[f"parameter {name}"] = parameter
             state = case.optimizer.state.get(parameter, {})
-            found |= {f"state of {name}, {key}": each for key, each in state.items() if isinstance(each, torch.Tensor)}
+            found |= {
+                f"state of {name}, {key}": each
+                for key, each in state.items()
+                if isinstance(each, torch.Tensor)
+            }
     return found
 
 
@@ -89,7 +111,11 @@ def _is_lost(name: str, *sides: dict[str, torch.Tensor]) -> bool:
 
 
 def _plain(output: Any) -> Any:
-    return tuple(output.values()) if hasattr(output, "values") and not isinstance(output, torch.Tensor) else output
+    return (
+        tuple(output.values())
+        if hasattr(output, "values") and not isinstance(output, torch.Tensor)
+        else output
+    )
 
 
 def _error(ours: torch.Tensor, theirs: torch.Tensor) -> float:

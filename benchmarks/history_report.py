@@ -34,7 +34,13 @@ def table(trials: Iterable[Trial], pairs: Pairs) -> Table:
             before = f" ({said.command})" if said.command else ""
             to_clear = method in CLEAN or isinstance(pair, Refactor)
             good = clean(said) if to_clear else said.right and said.code == 1
-            result.add_row("", method, str(said.code), Text(said.named, "green" if good else "red"), said.verdict + before)
+            result.add_row(
+                "",
+                method,
+                str(said.code),
+                Text(said.named, "green" if good else "red"),
+                said.verdict + before,
+            )
         result.add_section()
     return result
 
@@ -46,7 +52,9 @@ def expected(bug: Bug) -> str:
 
 
 def sums(trials: list[Trial], pairs: Pairs) -> list[str]:
-    """``diff names 5 of 8``, and the like for every command; how often a bug got exit 0; how many clean pairs were quiet."""
+    """``diff names 5 of 8``, and the like for every command; how often a bug got exit 0; how many
+    clean pairs were quiet.
+    """
     bugs, refactors = _tried(trials, pairs)
     lines = [
         f"{method} names {sum(trial.said[method].right for trial in bugs)} of {len(bugs)}"
@@ -56,25 +64,39 @@ def sums(trials: list[Trial], pairs: Pairs) -> list[str]:
     lines.append(f"exit 0 for a bug: {len(all_clears(bugs))} (must be 0)")
     quiet = sum(all(clean(trial.said[method]) for method in CLEAN) for trial in bugs)
     lines.append(f"same release clean: {quiet} of {len(bugs)}")
-    lines += [f"{method} clears {_cleared(refactors, method)} of {len(refactors)} refactors" for method in (DIFF, LOCATE) if refactors]
+    lines += [
+        f"{method} clears {_cleared(refactors, method)} of {len(refactors)} refactors"
+        for method in (DIFF, LOCATE)
+        if refactors
+    ]
     return lines
 
 
 def wrong(trials: list[Trial], pairs: Pairs) -> list[str]:
-    """What must not be, one sentence each: a bug with exit 0 or named elsewhere, an alarm or trouble for a clean pair, no run."""
+    """What must not be, one sentence each: a bug with exit 0 or named elsewhere, an alarm or
+    trouble for a clean pair, no run.
+    """
     bugs, refactors = _tried(trials, pairs)
     found = [f"{trial.name}: did not run: {trial.error}" for trial in trials if trial.error]
     found += [f"{name}, {method}: exit 0 for a bug" for name, method in all_clears(bugs)]
     for trial in bugs:
-        loud = [method for method in CLEAN if method in trial.said and not clean(trial.said[method])]
-        found += [f"{trial.name}, {method}: exit {trial.said[method].code}: {trial.said[method].verdict}" for method in loud]
+        loud = [
+            method for method in CLEAN if method in trial.said and not clean(trial.said[method])
+        ]
+        found += [
+            f"{trial.name}, {method}: exit {trial.said[method].code}: {trial.said[method].verdict}"
+            for method in loud
+        ]
     for trial in bugs:
         said = trial.said.get(LOCATE)
         if said is not None and said.code and not said.right:
             found.append(f"{trial.name}, {LOCATE}: names {said.named or 'nothing'}: {said.verdict}")
     for trial in refactors:
         loud = [method for method, said in trial.said.items() if not clean(said)]
-        found += [f"{trial.name}, {method}: exit {trial.said[method].code}: {trial.said[method].verdict}" for method in loud]
+        found += [
+            f"{trial.name}, {method}: exit {trial.said[method].code}: {trial.said[method].verdict}"
+            for method in loud
+        ]
     return found
 
 
@@ -87,7 +109,9 @@ def missed(trials: list[Trial], pairs: Pairs) -> list[str]:
         found.append(f"{LOCATE} names {named} of {len(bugs)}: less than {NAMED:.0%}")
     if cleared := all_clears(bugs):
         found.append(f"exit 0 for a bug: {len(cleared)}")
-    if loud := [trial.name for trial in bugs if not all(clean(trial.said[method]) for method in CLEAN)]:
+    if loud := [
+        trial.name for trial in bugs if not all(clean(trial.said[method]) for method in CLEAN)
+    ]:
         found.append(f"the same release is not clean: {', '.join(loud)}")
     if (quiet := _cleared(refactors, LOCATE)) < CLEARED * len(refactors):
         found.append(f"{LOCATE} clears {quiet} of {len(refactors)} refactors: less than 11 of 12")
@@ -96,7 +120,12 @@ def missed(trials: list[Trial], pairs: Pairs) -> list[str]:
 
 def all_clears(bugs: Iterable[Trial]) -> list[tuple[str, str]]:
     """Bug and command where a bug got exit code 0."""
-    return [(trial.name, method) for trial in bugs for method in METHODS if method in trial.said and not trial.said[method].code]
+    return [
+        (trial.name, method)
+        for trial in bugs
+        for method in METHODS
+        if method in trial.said and not trial.said[method].code
+    ]
 
 
 def _tried(trials: Iterable[Trial], pairs: Pairs) -> tuple[list[Trial], list[Trial]]:

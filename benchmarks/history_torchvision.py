@@ -1,4 +1,6 @@
-"""A stand-in for torchvision, which timm imports for parts that no case uses: the index has none for a torch without CUDA."""
+"""A stand-in for torchvision, which timm imports for parts that no case uses: the index has none
+for a torch without CUDA.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,14 @@ class _Empty(ModuleType):
 
 
 class _StandIn(MetaPathFinder, Loader):
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] == _NAME else None
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return (
+            ModuleSpec(fullname, self, is_package=True)
+            if fullname.partition(".")[0] == _NAME
+            else None
+        )
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Empty(spec.name)

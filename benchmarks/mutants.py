@@ -1,9 +1,11 @@
-"""The numbers that decide: ``python -m benchmarks.mutants``. Each is changed, up and down; does a test near it fail?
+"""The numbers that decide: ``python -m benchmarks.mutants``. Each is changed, up and down; does a
+test near it fail?
 
-A number decides if a verdict or a culprit depends on its value. They are found in the source of ``compare/``: numbers in assignments of a
-module, also inside tables, and numbers other than 0, 1 and 2 that a condition in a function compares with. What decides nothing is exempt,
-with the reason. The module is changed in memory, in a process of its own, forked from one that has imported all but the package.
-"""
+A number decides if a verdict or a culprit depends on its value. They are found in the source of
+``compare/``: numbers in assignments of a module, also inside tables, and numbers other than 0, 1
+and 2 that a condition in a function compares with. What decides nothing is exempt, with the reason.
+The module is changed in memory, in a process of its own, forked from one that has imported all but
+the package."""
 
 from __future__ import annotations
 
@@ -31,19 +33,27 @@ PACKAGE = ROOT / "accucompare" / "compare"
 #: The tests that have each number's case, see there.
 TABLE = "tests/compare/test_deciding.py"
 
-#: By how much a number is changed; of a share of nearly all, what is left. An integer is changed by one at least.
+# : By how much a number is changed; of a share of nearly all, what is left. An integer is changed
+# by one at least.
 FACTOR = 1.1
 
 #: What decides no verdict and no culprit: a module, or a number, and why.
 EXEMPT = {
-    "align": "how long a pattern may take, and for how many names the nearest is looked up, which is words",
+    "align": (
+        "how long a pattern may take, and for how many names the nearest is looked up, which is"
+        " words"
+    ),
     "task_batches": "how work is divided",
     "blocks": "the width of a type",
-    "bounds": "how far float64 itself rounds: the bounds are proved, and tested against exact arithmetic",
+    "bounds": (
+        "how far float64 itself rounds: the bounds are proved, and tested against exact arithmetic"
+    ),
     "cluster": "how work is divided, and how long a machine is waited for",
     "describing": "how many culprits are described, and how much of a tensor is read for it",
     "estimates._HELD": "memory",
-    "estimates._SQUARES": "where squares of float64 lose digits; beyond, the same is computed in another way",
+    "estimates._SQUARES": (
+        "where squares of float64 lose digits; beyond, the same is computed in another way"
+    ),
     "limits._THREE_DIGITS_UP": "how many digits are printed",
     "marginals": "the shape of an error, in words",
     "masks.MOST_BROADCAST": "memory",
@@ -71,11 +81,21 @@ EXEMPT = {
 
 #: Numbers whose tests are elsewhere.
 ELSEWHERE = {
-    "baseline.NORMAL": "tests/compare/test_baseline.py::test_the_limit_of_a_ratio_is_the_root_of_an_f_quantile",
-    "baseline._STUDENT": "tests/compare/test_baseline.py::test_the_limit_of_a_ratio_is_the_root_of_an_f_quantile",
-    "decide.EXIT_CODES": "tests/compare/test_decide.py::test_every_answer_has_its_exit_code_and_its_verdict",
-    "proof.HIDES_NOTHING": "tests/compare/test_proof.py::test_a_deviation_far_below_the_candidates_rounding_hides_nothing",
-    "tolerance.SUMMED": "tests/compare/test_summing.py::test_a_normalisation_sums_over_all_but_its_channels_or_samples",
+    "baseline.NORMAL": (
+        "tests/compare/test_baseline.py::test_the_limit_of_a_ratio_is_the_root_of_an_f_quantile"
+    ),
+    "baseline._STUDENT": (
+        "tests/compare/test_baseline.py::test_the_limit_of_a_ratio_is_the_root_of_an_f_quantile"
+    ),
+    "decide.EXIT_CODES": (
+        "tests/compare/test_decide.py::test_every_answer_has_its_exit_code_and_its_verdict"
+    ),
+    "proof.HIDES_NOTHING": (
+        "tests/compare/test_proof.py::test_a_deviation_far_below_the_candidates_rounding_hides_nothing"
+    ),
+    "tolerance.SUMMED": (
+        "tests/compare/test_summing.py::test_a_normalisation_sums_over_all_but_its_channels_or_samples"
+    ),
 }
 
 
@@ -108,7 +128,11 @@ class Number:
 def _of(node: ast.expr) -> float | None:
     """The value of an expression of numbers alone; ``None`` of any other."""
     if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, (int, float)) and not isinstance(node.value, bool) else None
+        return (
+            node.value
+            if isinstance(node.value, (int, float)) and not isinstance(node.value, bool)
+            else None
+        )
     inner = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
     if not isinstance(node, (ast.BinOp, ast.UnaryOp)) or None in map(_of, inner):
         return None
@@ -129,7 +153,9 @@ def _inside(node: ast.expr, name: str) -> Iterator[tuple[str, ast.expr]]:
         for place, value in enumerate(node.args):
             yield from _inside(value, f"{name}[{place}]")
     elif not isinstance(node, ast.Subscript):
-        for place, value in enumerate(child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)):
+        for place, value in enumerate(
+            child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)
+        ):
             yield from _inside(value, f"{name}[{place}]")
 
 
@@ -148,10 +174,16 @@ def _assigned(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
 def _compared_with(node: ast.AST, name: str) -> Iterator[tuple[str, ast.expr]]:
     """Numbers in conditions, with the name of the function around them."""
     for child in ast.iter_child_nodes(node):
-        inner = f"{name}.{child.name}" if isinstance(child, (ast.FunctionDef, ast.ClassDef)) else name
+        inner = (
+            f"{name}.{child.name}" if isinstance(child, (ast.FunctionDef, ast.ClassDef)) else name
+        )
         if isinstance(child, ast.Compare) and inner:
             for side in (child.left, *child.comparators):
-                yield from ((inner, each) for _, each in _inside(side, "") if abs(_of(each) or 0) not in (0, 1, 2))
+                yield from (
+                    (inner, each)
+                    for _, each in _inside(side, "")
+                    if abs(_of(each) or 0) not in (0, 1, 2)
+                )
         yield from _compared_with(child, inner)
 
 
@@ -162,13 +194,21 @@ def numbers(path: Path) -> list[Number]:
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line.encode()))
     tree = ast.parse(text)
-    found = [each for statement in tree.body for name, value in _assigned(statement) for each in _inside(value, f".{name}")]
+    found = [
+        each
+        for statement in tree.body
+        for name, value in _assigned(statement)
+        for each in _inside(value, f".{name}")
+    ]
     found += _compared_with(tree, "")
     made = []
     for name, node in found:
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
-        place = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+        place = (
+            starts[node.lineno - 1] + node.col_offset,
+            starts[node.end_lineno - 1] + node.end_col_offset,
+        )
         made.append(Number(path, f"{path.stem}{name}", place, _of(node) or 0))
     return made
 
@@ -181,14 +221,22 @@ def belongs(name: str, listed: str) -> bool:
 def deciding() -> list[Number]:
     """The numbers of ``compare/`` that decide."""
     every = [each for path in sorted(PACKAGE.rglob("*.py")) for each in numbers(path)]
-    stale = [listed for listed in (*EXEMPT, *ELSEWHERE) if not any(belongs(each.name, listed) for each in every)]
+    stale = [
+        listed
+        for listed in (*EXEMPT, *ELSEWHERE)
+        if not any(belongs(each.name, listed) for each in every)
+    ]
     assert not stale, f"no such numbers: {stale}"
     return [each for each in every if not any(belongs(each.name, listed) for listed in EXEMPT)]
 
 
 def near(name: str, cases: Sequence[str]) -> list[str]:
     """The tests that have to fail if a number is another. ``cases``: the names in ``TABLE``."""
-    own = [f"{TABLE}::test_a_number_decides_where_it_says[{case}]" for case in cases if belongs(name, case)]
+    own = [
+        f"{TABLE}::test_a_number_decides_where_it_says[{case}]"
+        for case in cases
+        if belongs(name, case)
+    ]
     return [*own, *(tests for listed, tests in ELSEWHERE.items() if belongs(name, listed))]
 
 
@@ -206,18 +254,39 @@ class _Changed(importlib.machinery.SourceFileLoader):
         return code
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        return importlib.util.spec_from_file_location(name, self.path, loader=self) if name == self.name else None
+        return (
+            importlib.util.spec_from_file_location(name, self.path, loader=self)
+            if name == self.name
+            else None
+        )
 
 
 def _passes(number: Number | None, up: bool, tests: Sequence[str]) -> tuple[bool, float]:
-    """Whether tests pass with a number changed, and the seconds that they took; run in a process of its own."""
+    """Whether tests pass with a number changed, and the seconds that they took; run in a process of
+    its own.
+    """
     import pytest
 
     began = time.monotonic()
     if number is not None:
         sys.meta_path.insert(0, _Changed(number, number.changed(up)))
-    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said), tempfile.TemporaryDirectory() as folder:
-        code = pytest.main(["-x", "-q", "-n0", "--assert=plain", "-p", "no:cacheprovider", f"--basetemp={folder}/t", *tests])
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as said,
+        contextlib.redirect_stderr(said),
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        code = pytest.main(
+            [
+                "-x",
+                "-q",
+                "-n0",
+                "--assert=plain",
+                "-p",
+                "no:cacheprovider",
+                f"--basetemp={folder}/t",
+                *tests,
+            ]
+        )
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
         raise RuntimeError(said.getvalue())
     if number is None and code:
@@ -230,9 +299,15 @@ def _cases() -> list[str]:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("names", nargs="*", help="modules or numbers, such as judge or judge.RUNS; by default all")
-    options.add_argument("--list", action="store_true", help="list the numbers and their tests, and change none")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "names", nargs="*", help="modules or numbers, such as judge or judge.RUNS; by default all"
+    )
+    options.add_argument(
+        "--list", action="store_true", help="list the numbers and their tests, and change none"
+    )
     options.add_argument("--jobs", type=int, default=2, help="processes at a time")
     given = options.parse_args()
     os.chdir(ROOT)
@@ -245,7 +320,11 @@ def main() -> int:
     del pandas, pytest, torch  # what takes seconds is imported once, before processes are forked
     with multiprocessing.get_context("fork").Pool(given.jobs, maxtasksperchild=1) as pool:
         cases = pool.apply(_cases)
-        chosen = [each for each in deciding() if not given.names or any(belongs(each.name, name) for name in given.names)]
+        chosen = [
+            each
+            for each in deciding()
+            if not given.names or any(belongs(each.name, name) for name in given.names)
+        ]
         tests = {each.name: near(each.name, cases) for each in chosen}
         if given.list:
             for each in chosen:
@@ -254,7 +333,9 @@ def main() -> int:
         without = [each for each in chosen if not tests[each.name]]
         for each in without:
             print(f"SURVIVES {each.name} = {each.value:g}: has no test")
-        sound, _ = pool.apply(_passes, (None, True, sorted({test for each in chosen for test in tests[each.name]})))
+        sound, _ = pool.apply(
+            _passes, (None, True, sorted({test for each in chosen for test in tests[each.name]}))
+        )
         if not sound:
             print("the tests fail as it is")
             return 2
@@ -267,7 +348,10 @@ def main() -> int:
             passes, seconds = result.get(600)
             survived += passes
             state = "SURVIVES" if passes else "killed  "
-            print(f"{state} {each.name} = {each.value:g} -> {each.changed(up):g} ({seconds:.1f} s)", flush=True)
+            print(
+                f"{state} {each.name} = {each.value:g} -> {each.changed(up):g} ({seconds:.1f} s)",
+                flush=True,
+            )
     print(f"{len(chosen)} numbers that decide; {survived} changes that no test sees")
     return 1 if survived else 0
 

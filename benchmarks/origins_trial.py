@@ -1,4 +1,6 @@
-"""One trial: what a watch, and Hugging Face's DebugUnderflowOverflow, say of one planted origin in one model."""
+"""One trial: what a watch, and Hugging Face's DebugUnderflowOverflow, say of one planted origin in
+one model.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ from planted.origins_models import Subject, fresh
 #: The modules that add to the catalogue when they are imported.
 CATALOGUES = (origins_backward, origins_legal, origins_odd)
 
-RIGHT, BESIDE, WRONG, SILENT, ALARM, RAISES = "right", "beside", "wrong", "silent", "false alarm", "raises"
+RIGHT, BESIDE, WRONG, SILENT, ALARM, RAISES = (
+    "right",
+    "beside",
+    "wrong",
+    "silent",
+    "false alarm",
+    "raises",
+)
 
 _WRAPPERS = re.compile(r"(_orig_mod|_checkpoint_wrapped_module|module)(\.|$)")
 _FRAME = re.compile(r"^ {18}(\S*) (\w+)$", re.MULTILINE)
@@ -35,8 +44,8 @@ class Said:
     """What was said, and whether it is right.
 
     Attributes:
-        verdict: ``right``; ``beside``: a module that was only given what the right place had made; ``wrong``; ``silent``; ``false alarm``;
-            ``raises``: an error that is no finding.
+        verdict: ``right``; ``beside``: a module that was only given what the right place had made;
+            ``wrong``; ``silent``; ``false alarm``; ``raises``: an error that is no finding.
         place: what was named; of an error, its text.
         seconds: what the step took.
     """
@@ -106,7 +115,11 @@ def ask_watch(subject: Subject, right: Right | None) -> Said:
     if right is None:
         return Said(ALARM, place, seconds)
     wrong = [*differences(found[0], right), *later(found)]
-    return Said(WRONG, f"{place} [{'; '.join(wrong)}]", seconds) if wrong else Said(RIGHT, place, seconds)
+    return (
+        Said(WRONG, f"{place} [{'; '.join(wrong)}]", seconds)
+        if wrong
+        else Said(RIGHT, place, seconds)
+    )
 
 
 def findings(subject: Subject) -> list[Finding]:
@@ -114,7 +127,14 @@ def findings(subject: Subject) -> list[Finding]:
     import accucompare as ac
 
     with tempfile.TemporaryDirectory() as folder, quiet():
-        with ac.watch(subject.model, subject.optimizer, scaler=subject.scaler, out=folder, on_finding="warn", **subject.options) as watch:
+        with ac.watch(
+            subject.model,
+            subject.optimizer,
+            scaler=subject.scaler,
+            out=folder,
+            on_finding="warn",
+            **subject.options,
+        ) as watch:
             subject.step()
             watch.step()
         return [found for found in watch.findings if found.origin]
@@ -145,7 +165,11 @@ def differences(found: Finding, right: Right) -> list[str]:
 
 def later(found: list[Finding]) -> list[str]:
     """An origin spoils what comes after it; that must not be called an origin as well."""
-    return [f"also called an origin: {', '.join(each.place for each in found[1:4])}"] if len(found) > 1 else []
+    return (
+        [f"also called an origin: {', '.join(each.place for each in found[1:4])}"]
+        if len(found) > 1
+        else []
+    )
 
 
 # Hugging Face's class
@@ -169,7 +193,15 @@ def ask_hugging_face(subject: Subject, right: Right | None) -> Said:
         return Said(RAISES, f"{type(error).__name__}: {error}"[:300])
     seconds = time.perf_counter() - began
     name, frame = last_frame(report.getvalue())
-    verdict = ALARM if right is None else RIGHT if _names(name, right) else BESIDE if _is_beside(name, frame, right) else WRONG
+    verdict = (
+        ALARM
+        if right is None
+        else RIGHT
+        if _names(name, right)
+        else BESIDE
+        if _is_beside(name, frame, right)
+        else WRONG
+    )
     return Said(verdict, display_name(name), seconds)
 
 
@@ -180,24 +212,36 @@ def last_frame(report: str) -> tuple[str, str]:
 
 
 def _names(name: str, right: Right) -> bool:
-    """Whether the module is the right one; it knows no more of an input, and nothing of a gradient."""
+    """Whether the module is the right one; it knows no more of an input, and nothing of a
+    gradient."""
     return right.site is not Site.INPUT and name == right.name
 
 
 def _is_beside(name: str, frame: str, right: Right) -> bool:
-    """Whether it is the child next to the right place, or the first module with a bad input where the input of the model is bad."""
+    """Whether it is the child next to the right place, or the first module with a bad input where
+    the input of the model is bad.
+    """
     if right.site is Site.INPUT:
         return _INPUT.search(frame) is not None
     children = {near.split()[1] for near in right.near}
-    return right.site is Site.GLUE and name in {f"{right.name}.{child}".lstrip(".") for child in children}
+    return right.site is Site.GLUE and name in {
+        f"{right.name}.{child}".lstrip(".") for child in children
+    }
 
 
-TOOLS: dict[str, Callable[[Subject, Right | None], Said]] = {"watch": ask_watch, "Hugging Face": ask_hugging_face}
+TOOLS: dict[str, Callable[[Subject, Right | None], Said]] = {
+    "watch": ask_watch,
+    "Hugging Face": ask_hugging_face,
+}
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[Any]:
     """Without warnings, and without what a finding prints."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         yield

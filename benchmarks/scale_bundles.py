@@ -1,4 +1,6 @@
-"""Bundles of sketches of a made-up large model on many ranks, written by the code that a capture writes with."""
+"""Bundles of sketches of a made-up large model on many ranks, written by the code that a capture
+writes with.
+"""
 
 from __future__ import annotations
 
@@ -65,33 +67,58 @@ def fault_of(ranks: int, blocks: int) -> Fault:
 
 
 def write_bundles(folder: Path, ranks: int, records: int) -> tuple[Path, Path, int]:
-    """Write ``golden`` and ``candidate`` of so many ranks with about so many records each; returns them and the records of a side."""
+    """Write ``golden`` and ``candidate`` of so many ranks with about so many records each; returns
+    them and the records of a side.
+    """
     blocks = blocks_for(records)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         written = [
-            sum(pool.map(partial(_write_rank, folder / side, side == "candidate", ranks, blocks), range(ranks)))
+            sum(
+                pool.map(
+                    partial(_write_rank, folder / side, side == "candidate", ranks, blocks),
+                    range(ranks),
+                )
+            )
             for side in ("golden", "candidate")
         ]
     return folder / "golden", folder / "candidate", written[0]
 
 
 def _write_rank(directory: Path, is_candidate: bool, ranks: int, blocks: int, rank: int) -> int:
-    classes = {f"model.layers.{block}{name}": kind for block in range(blocks) for name, kind in _BLOCK.items()}
-    options = {"mode": Mode.SKETCH.value, "sketch": {"size": SKETCH_SIZE, "version": SKETCH_VERSION}}
-    manifest = Manifest(ranks=ranks, complete=True, capture=options, model={"sources": {}, "modules": classes, "classes": {}})
+    classes = {
+        f"model.layers.{block}{name}": kind
+        for block in range(blocks)
+        for name, kind in _BLOCK.items()
+    }
+    options = {
+        "mode": Mode.SKETCH.value,
+        "sketch": {"size": SKETCH_SIZE, "version": SKETCH_VERSION},
+    }
+    manifest = Manifest(
+        ranks=ranks,
+        complete=True,
+        capture=options,
+        model={"sources": {}, "modules": classes, "classes": {}},
+    )
     (directory / f"rank{rank}").mkdir(parents=True, exist_ok=True)
     total = 0
     for step in range(_STEPS):
         file = RecordFile(directory / f"rank{rank}" / f"step{step}", Mode.SKETCH, SKETCH_SIZE)
-        for record, values in _records(rank, step, blocks, fault_of(ranks, blocks) if is_candidate else None):
+        for record, values in _records(
+            rank, step, blocks, fault_of(ranks, blocks) if is_candidate else None
+        ):
             file.add(record, values)
         total += file.records
         manifest.steps.append(StepEntry(step, file.records, file.finish()))
-    manifest.write(directory / f"rank{rank}" / "manifest.json" if rank else directory / "manifest.json")
+    manifest.write(
+        directory / f"rank{rank}" / "manifest.json" if rank else directory / "manifest.json"
+    )
     return total
 
 
-def _records(rank: int, step: int, blocks: int, fault: Fault | None) -> Iterator[tuple[Record, Array]]:
+def _records(
+    rank: int, step: int, blocks: int, fault: Fault | None
+) -> Iterator[tuple[Record, Array]]:
     """The records of a step; of the candidate, if there is a fault to plant."""
     values = np.random.default_rng([rank, step])
     noise = np.random.default_rng([rank, step, 1])
@@ -104,13 +131,31 @@ def _records(rank: int, step: int, blocks: int, fault: Fault | None) -> Iterator
         kind = _BLOCK["." + name.split(".", 3)[3] if name.count(".") > 2 else ""]
         array = values.standard_normal(ELEMENTS, dtype=np.float32)
         if fault is not None:
-            array += np.float32(_FAULT if spoilt else _ROUNDING) * noise.standard_normal(ELEMENTS, dtype=np.float32)
-        return Record(rank, step, name, 0, role, path, next(order), kind, parent, (ELEMENTS,), "float32", Layout.STRIDED), array
+            array += np.float32(_FAULT if spoilt else _ROUNDING) * noise.standard_normal(
+                ELEMENTS, dtype=np.float32
+            )
+        return Record(
+            rank,
+            step,
+            name,
+            0,
+            role,
+            path,
+            next(order),
+            kind,
+            parent,
+            (ELEMENTS,),
+            "float32",
+            Layout.STRIDED,
+        ), array
 
     calls = [_calls(f"model.layers.{block}") for block in range(blocks)]
     for each in calls:
         for name, role in each:
-            spoilt = spoilt or (fault is not None and (rank, step, name, role) == (fault.rank, fault.step, fault.name, Role.OUTPUT))
+            spoilt = spoilt or (
+                fault is not None
+                and (rank, step, name, role) == (fault.rank, fault.step, fault.name, Role.OUTPUT)
+            )
             yield record(name, role)
     gradients = {Role.INPUT: Role.GRAD_INPUT, Role.OUTPUT: Role.GRAD_OUTPUT}
     for each in reversed(calls):

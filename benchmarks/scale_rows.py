@@ -1,4 +1,6 @@
-"""How a diff grows with its records, from ten thousand to more than a million: ``python -m benchmarks.scale_rows``."""
+"""How a diff grows with its records, from ten thousand to more than a million: ``python -m
+benchmarks.scale_rows``.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _MOST_SECONDS, _MOST_BYTES, _GROWTH = 90.0, 2 << 30, 0.15
 
 @dataclass(frozen=True)
 class Run:
-    """One ``accucompare diff`` in a process of its own: seconds, of all its processors together, and its largest resident size in bytes."""
+    """One ``accucompare diff`` in a process of its own: seconds, of all its processors together,
+    and its largest resident size in bytes.
+    """
 
     seconds: float
     processor: float
@@ -53,14 +57,22 @@ def main() -> int:
             "right" if right else place,
         )
         missed += [] if right else [f"the planted fault of {size} is not named"]
-        console.print(f"{size}: {alone.seconds:.1f} s, with the workbook {whole.seconds:.1f} s, {whole.resident >> 20:,} MB")
+        console.print(
+            f"{size}: {alone.seconds:.1f} s, with the workbook {whole.seconds:.1f} s,"
+            f" {whole.resident >> 20:,} MB"
+        )
     console.print(table)
     if whole.seconds > _MOST_SECONDS:
-        missed.append(f"{size} with the workbook takes {whole.seconds:.0f} s, not {_MOST_SECONDS:.0f}")
+        missed.append(
+            f"{size} with the workbook takes {whole.seconds:.0f} s, not {_MOST_SECONDS:.0f}"
+        )
     if whole.resident > _MOST_BYTES:
         missed.append(f"{size} takes {whole.resident >> 20:,} MB, not {_MOST_BYTES >> 20:,}")
     if not costs[0] * (1 - _GROWTH) <= costs[-1] <= costs[0] * (1 + _GROWTH):
-        missed.append(f"a record takes {costs[-1]:.0f} µs there, and {costs[0]:.0f} µs of {SIZES[0][1]:,}: not within {_GROWTH:.0%}")
+        missed.append(
+            f"a record takes {costs[-1]:.0f} µs there, and {costs[0]:.0f} µs of {SIZES[0][1]:,}:"
+            f" not within {_GROWTH:.0%}"
+        )
     for each in missed:
         console.print(f"missed: {each}")
     return 1 if missed else 0
@@ -69,13 +81,27 @@ def main() -> int:
 def _diff_of_nothing() -> float:
     """Seconds that the command takes to start."""
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "accucompare", "diff", "--help"], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "accucompare", "diff", "--help"],
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
     return time.perf_counter() - start
 
 
 def _diff(golden: Path, candidate: Path, report: str) -> tuple[Run, str]:
     """A diff, and the place that it names first."""
-    command = [sys.executable, "-m", "accucompare", "diff", str(golden), str(candidate), "--report", report, "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "accucompare",
+        "diff",
+        str(golden),
+        str(candidate),
+        "--report",
+        report,
+        "--quiet",
+    ]
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -84,8 +110,13 @@ def _diff(golden: Path, candidate: Path, report: str) -> tuple[Run, str]:
     seconds = time.perf_counter() - start
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 1:
-        raise SystemExit(f"a diff of bundles with a planted fault ends with {process.returncode}: {said}")
-    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10), said.partition("first divergence: ")[2].strip()
+        raise SystemExit(
+            f"a diff of bundles with a planted fault ends with {process.returncode}: {said}"
+        )
+    return (
+        Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10),
+        said.partition("first divergence: ")[2].strip(),
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Sketches beside tensors, on the planted faults of a forward: is the same culprit named, and nothing where there is no fault?"""
+"""Sketches beside tensors, on the planted faults of a forward: is the same culprit named, and
+nothing where there is no fault?
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class Trial:
     """What became of one fault, or without one (``fault`` is ``""``) of another order.
 
     Attributes:
-        rank: by method, the place of the right culprit among those named, from 1; 0 if it is not among them.
+        rank: by method, the place of the right culprit among those named, from 1; 0 if it is not
+            among them.
         named: by method, what was named first.
         alarms: by method, the rows over their limits where there is no fault.
         error: what was raised, if something was.
@@ -60,7 +63,9 @@ class Bench(faults_trial.Bench):
         trusted = cast(self.model, self.how.baseline)
         self._judges = {
             "tensors": self.baselines[self.golden],
-            "sketches": self.capture(trusted, "baseline-sketched", feed=self.golden, mode=Mode.SKETCH),
+            "sketches": self.capture(
+                trusted, "baseline-sketched", feed=self.golden, mode=Mode.SKETCH
+            ),
         }
 
     def compared(self, fault: Fault | None, order: str) -> Iterator[tuple[str, Comparison]]:
@@ -70,8 +75,20 @@ class Bench(faults_trial.Bench):
             fault.plant(model.get_submodule(fault.name))
         for method, mode in _MODES.items():
             with ({**ORDERS, **COARSER})[order]():
-                candidate = self.capture(model, f"candidate-{method}", feed=self.golden, force=True, overwrite=True, mode=mode)
-            yield method, ac.diff(self.golden, candidate, baseline=self._judges[method], work=ac.Work(workers=1))
+                candidate = self.capture(
+                    model,
+                    f"candidate-{method}",
+                    feed=self.golden,
+                    force=True,
+                    overwrite=True,
+                    mode=mode,
+                )
+            yield (
+                method,
+                ac.diff(
+                    self.golden, candidate, baseline=self._judges[method], work=ac.Work(workers=1)
+                ),
+            )
 
     def tried(self, fault: Fault | None, order: str) -> Trial:
         trial = Trial(self.architecture, self.setup, str(fault or ""), order)
@@ -79,7 +96,9 @@ class Bench(faults_trial.Bench):
             for method, comparison in self.compared(fault, order):
                 trial.named[method] = comparison.culprits[0].place if comparison.culprits else ""
                 if fault is None:
-                    trial.alarms[method] = [told(row) for row in comparison.rows if row.status is Status.FAIL]
+                    trial.alarms[method] = [
+                        told(row) for row in comparison.rows if row.status is Status.FAIL
+                    ]
                 else:
                     trial.rank[method] = rank(comparison, fault)
         except Exception as error:  # one trial must not cost the others; it is shown and counted
@@ -94,30 +113,56 @@ def run(architecture: str, setup: str, most: int, pairs: bool) -> dict[str, list
         bench = Bench(architecture, setup, Path(folder))
         faults = [fault for fault in bench.faults(most) if bench.rise(fault) >= RISES]
         orders = list(ORDERS)[:-1]
-        trials = [bench.tried(fault, orders[count % len(orders)]) for count, fault in enumerate(faults)]
+        trials = [
+            bench.tried(fault, orders[count % len(orders)]) for count, fault in enumerate(faults)
+        ]
         free = [bench.tried(None, order) for order in (*ORDERS, *COARSER)] if pairs else []
     return {"trials": [asdict(each) for each in trials], "pairs": [asdict(each) for each in free]}
 
 
 def tables(found: dict[str, list[Entry]]) -> Iterator[Table]:
-    """How often each names the right culprit, how often both the same, and what is said where there is no fault."""
+    """How often each names the right culprit, how often both the same, and what is said where there
+    is no fault.
+    """
     table = Table(
-        "setup", "faults", *(f"right, by {method}" for method in METHODS), "the same", "pairs without fault", "alarms by sketches"
+        "setup",
+        "faults",
+        *(f"right, by {method}" for method in METHODS),
+        "the same",
+        "pairs without fault",
+        "alarms by sketches",
     )
     for setup in SETUPS:
-        trials, pairs = ([each for each in found.get(key, []) if each["setup"] == setup] for key in ("trials", "pairs"))
+        trials, pairs = (
+            [each for each in found.get(key, []) if each["setup"] == setup]
+            for key in ("trials", "pairs")
+        )
         if trials or pairs:
-            right = [str(sum(each["rank"].get(method) == 1 for each in trials)) for method in METHODS]
+            right = [
+                str(sum(each["rank"].get(method) == 1 for each in trials)) for method in METHODS
+            ]
             alarms = sum(bool(each["alarms"].get("sketches")) for each in pairs)
-            table.add_row(setup, str(len(trials)), *right, str(sum(map(_same, trials))), str(len(pairs)), str(alarms))
+            table.add_row(
+                setup,
+                str(len(trials)),
+                *right,
+                str(sum(map(_same, trials))),
+                str(len(pairs)),
+                str(alarms),
+            )
     yield table
 
 
 def missed(found: dict[str, list[Entry]], method: str) -> Iterator[str]:
-    """The faults for which another culprit comes first than with tensors, the alarms, and what raised."""
+    """The faults for which another culprit comes first than with tensors, the alarms, and what
+    raised.
+    """
     for each in found.get("trials", []):
         if each["error"] or not _same(each):
-            why = each["error"] or f"{each['named'].get('tensors')!r} by tensors, {each['named'].get('sketches')!r} by sketches"
+            why = (
+                each["error"]
+                or f"{each['named'].get('tensors')!r} by tensors, {each['named'].get('sketches')!r} by sketches"
+            )
             yield f"{each['architecture']}, {each['setup']}: {each['fault']}: {why}"
     for each in found.get("pairs", []):
         for told_of in each["alarms"].get("sketches", []) or [each["error"]] * bool(each["error"]):
@@ -127,10 +172,21 @@ def missed(found: dict[str, list[Entry]], method: str) -> Iterator[str]:
 def judge(found: dict[str, list[Entry]]) -> list[str]:
     """The targets that are missed."""
     trials, pairs = found.get("trials", []), found.get("pairs", [])
-    same, alarms = sum(map(_same, trials)), sum(bool(each["alarms"].get("sketches")) for each in pairs)
+    same, alarms = (
+        sum(map(_same, trials)),
+        sum(bool(each["alarms"].get("sketches")) for each in pairs),
+    )
     failed = sum(bool(each["error"]) for each in (*trials, *pairs))
-    short = [f"the same culprit by sketches as by tensors: {same} of {len(trials)}"] if same < _SAME * len(trials) else []
-    short += [f"{alarms} of {len(pairs)} pairs without a fault raise an alarm by sketches"] if alarms else []
+    short = (
+        [f"the same culprit by sketches as by tensors: {same} of {len(trials)}"]
+        if same < _SAME * len(trials)
+        else []
+    )
+    short += (
+        [f"{alarms} of {len(pairs)} pairs without a fault raise an alarm by sketches"]
+        if alarms
+        else []
+    )
     return short + ([f"{failed} trials raised an error"] if failed else [])
 
 

@@ -1,4 +1,6 @@
-"""Running what is measured, each time in a process of its own, and in turns, so that a busy minute hits every side alike."""
+"""Running what is measured, each time in a process of its own, and in turns, so that a busy minute
+hits every side alike.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,17 @@ class Finished:
     output: str
 
 
-def process(command: Sequence[str | Path], *, codes: Sequence[int] = (0,), environment: Mapping[str, str] | None = None) -> Finished:
+def process(
+    command: Sequence[str | Path],
+    *,
+    codes: Sequence[int] = (0,),
+    environment: Mapping[str, str] | None = None,
+) -> Finished:
     """Run a command in the repository's root and wait for it.
 
     Raises:
-        BenchError: with the end of its standard error, if it ends with a code that is not in ``codes``.
+        BenchError: with the end of its standard error, if it ends with a code that is not in
+            ``codes``.
     """
     words = [str(word) for word in command]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -70,23 +78,37 @@ def process(command: Sequence[str | Path], *, codes: Sequence[int] = (0,), envir
         seconds = time.perf_counter() - began
         child.returncode = os.waitstatus_to_exitcode(status)
         if child.returncode not in codes:
-            raise BenchError(f"{' '.join(words)[:300]}: ended with {child.returncode}\n{_text(err)[-3000:].strip()}")
-        return Finished(seconds, usage.ru_maxrss / (MB if sys.platform == "darwin" else 1e3), _text(out))
+            raise BenchError(
+                f"{' '.join(words)[:300]}: ended with"
+                f" {child.returncode}\n{_text(err)[-3000:].strip()}"
+            )
+        return Finished(
+            seconds, usage.ru_maxrss / (MB if sys.platform == "darwin" else 1e3), _text(out)
+        )
 
 
-def child(module: str, *arguments: Argument, python: str | Path = sys.executable, environment: Mapping[str, str] | None = None) -> Sample:
+def child(
+    module: str,
+    *arguments: Argument,
+    python: str | Path = sys.executable,
+    environment: Mapping[str, str] | None = None,
+) -> Sample:
     """Run ``python -m module`` and give the JSON object of its last line of output."""
     finished = process([python, "-m", module, *map(str, arguments)], environment=environment)
     lines = finished.output.strip().splitlines()
     try:
         answer: Sample = json.loads(lines[-1])
     except (IndexError, ValueError):
-        raise BenchError(f"python -m {module}: gave no figures but {finished.output[-500:]!r}") from None
+        raise BenchError(
+            f"python -m {module}: gave no figures but {finished.output[-500:]!r}"
+        ) from None
     return answer
 
 
 def alternate(arms: Mapping[str, Callable[[], Sample]], rounds: int) -> dict[str, list[Sample]]:
-    """Run every arm once a round: A B A B. Sample i of one arm and of another were taken one after the other."""
+    """Run every arm once a round: A B A B. Sample i of one arm and of another were taken one after
+    the other.
+    """
     samples: dict[str, list[Sample]] = {name: [] for name in arms}
     for _ in range(rounds):
         for name, run in arms.items():
@@ -106,14 +128,16 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 def peak_mb() -> float:
     """The largest resident size that this process has had.
 
-    From /proc where there is one: there it is the program's own, while getrusage counts what the parent had at the fork.
-    """
+    From /proc where there is one: there it is the program's own, while getrusage counts what the
+    parent had at the fork."""
     status = Path("/proc/self/status")
     if status.exists():
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024 / MB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (MB if sys.platform == "darwin" else 1e3)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        MB if sys.platform == "darwin" else 1e3
+    )
 
 
 def _text(file: Any) -> str:

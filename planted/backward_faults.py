@@ -1,4 +1,6 @@
-"""Faults of one backward that need code of their own: norms, softmax, residuals, embeddings, tied weights, checkpoints."""
+"""Faults of one backward that need code of their own: norms, softmax, residuals, embeddings, tied
+weights, checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ class _OtherGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, value: torch.Tensor, data: torch.Tensor, compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+        ctx: Any,
+        value: torch.Tensor,
+        data: torch.Tensor,
+        compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
         ctx.save_for_backward(data)
         ctx.compute = compute
@@ -31,12 +36,17 @@ class _OtherGradient(torch.autograd.Function):
 
 
 def of_norm(name: str) -> TrainingFault:
-    """A norm whose backward leaves out the projection on the normalised values: its deviation counts as a constant."""
+    """A norm whose backward leaves out the projection on the normalised values: its deviation
+    counts as a constant.
+    """
 
     def plant(model: nn.Module) -> None:
         norm: Any = model.get_submodule(name)
         eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
-        batched, centred = isinstance(norm, nn.BatchNorm2d), isinstance(norm, (nn.BatchNorm2d, nn.LayerNorm))
+        batched, centred = (
+            isinstance(norm, nn.BatchNorm2d),
+            isinstance(norm, (nn.BatchNorm2d, nn.LayerNorm)),
+        )
         axes = (0, 2, 3) if batched else (-1,)
 
         def compute(data: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
@@ -54,11 +64,14 @@ def of_norm(name: str) -> TrainingFault:
 
         wrap(norm, around)
 
-    return TrainingFault(name, "module", "norm without its projection term", plant, (Role.GRAD_INPUT,))
+    return TrainingFault(
+        name, "module", "norm without its projection term", plant, (Role.GRAD_INPUT,)
+    )
 
 
 def of_token(name: str) -> TrainingFault:
-    """The gradient of a weight to which the first token (of images: the first image) adds nothing."""
+    """The gradient of a weight to which the first token (of images: the first image) adds
+    nothing."""
 
     def plant(model: nn.Module) -> None:
         module = model.get_submodule(name)
@@ -76,7 +89,9 @@ def of_token(name: str) -> TrainingFault:
 
         wrap(module, around)
 
-    return TrainingFault(name, "module", "gradient of the weight, a token missed", plant, (Role.CALL_GRAD,), "weight")
+    return TrainingFault(
+        name, "module", "gradient of the weight, a token missed", plant, (Role.CALL_GRAD,), "weight"
+    )
 
 
 def of_softmax(name: str) -> TrainingFault:
@@ -86,7 +101,9 @@ def of_softmax(name: str) -> TrainingFault:
         def around(forward: Callable[..., Any]) -> Callable[..., Any]:
             def wrong(*args: Any, **kwargs: Any) -> Any:
                 right = functional.softmax
-                functional.softmax = lambda data, *rest, **options: right(changed(data, lambda grad: grad * 0.9), *rest, **options)
+                functional.softmax = lambda data, *rest, **options: right(
+                    changed(data, lambda grad: grad * 0.9), *rest, **options
+                )
                 try:
                     return forward(*args, **kwargs)
                 finally:
@@ -96,7 +113,13 @@ def of_softmax(name: str) -> TrainingFault:
 
         wrap(model.get_submodule(name), around)
 
-    return TrainingFault(name, "glue", "softmax backward x 0.9", plant, (Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD))
+    return TrainingFault(
+        name,
+        "glue",
+        "softmax backward x 0.9",
+        plant,
+        (Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD),
+    )
 
 
 def of_residual(name: str, argument: int, first: str) -> TrainingFault:
@@ -105,7 +128,8 @@ def of_residual(name: str, argument: int, first: str) -> TrainingFault:
     Args:
         name: the module whose own code adds what it is given to what its children made of that.
         argument: which of its arguments it adds.
-        first: the child that is given the same, whose part of the gradient is right; ``""`` if none is.
+        first: the child that is given the same, whose part of the gradient is right; ``""`` if none
+            is.
     """
 
     def plant(model: nn.Module) -> None:
@@ -114,24 +138,35 @@ def of_residual(name: str, argument: int, first: str) -> TrainingFault:
         def around(forward: Callable[..., Any]) -> Callable[..., Any]:
             def wrong(*args: Any, **kwargs: Any) -> Any:
                 return forward(
-                    *(changed(each, lambda grad: grad * 0.9) if at == argument else each for at, each in enumerate(args)), **kwargs
+                    *(
+                        changed(each, lambda grad: grad * 0.9) if at == argument else each
+                        for at, each in enumerate(args)
+                    ),
+                    **kwargs,
                 )
 
             return wrong
 
         wrap(module, around)
         if first:
-            undo = lambda child, args: (changed(args[0], lambda grad: grad / 0.9), *args[1:])  # noqa: E731
+
+            def undo(child, args):
+                return (changed(args[0], lambda grad: grad / 0.9), *args[1:])
+
             module.get_submodule(first).register_forward_pre_hook(undo)
 
-    return TrainingFault(name, "glue", "residual's gradient x 0.9", plant, (Role.GRAD_OUTPUT, Role.GRAD_INPUT))
+    return TrainingFault(
+        name, "glue", "residual's gradient x 0.9", plant, (Role.GRAD_OUTPUT, Role.GRAD_INPUT)
+    )
 
 
 class _LastOnly(torch.autograd.Function):
     """An embedding whose gradient has, of a word that occurs several times, one occurrence's."""
 
     @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, ids: torch.Tensor, padding: int | None) -> torch.Tensor:
+    def forward(
+        ctx: Any, weight: torch.Tensor, ids: torch.Tensor, padding: int | None
+    ) -> torch.Tensor:
         ctx.save_for_backward(weight, ids)
         return functional.embedding(ids, weight, padding)
 
@@ -151,11 +186,19 @@ def of_embedding(name: str) -> TrainingFault:
         assert isinstance(module, nn.Embedding)
         module.forward = lambda ids: _LastOnly.apply(module.weight, ids, module.padding_idx)  # type: ignore
 
-    return TrainingFault(name, "module", "embedding's gradient without accumulation", plant, (Role.CALL_GRAD,), "weight")
+    return TrainingFault(
+        name,
+        "module",
+        "embedding's gradient without accumulation",
+        plant,
+        (Role.CALL_GRAD,),
+        "weight",
+    )
 
 
 def of_tied(owner: str, user: str) -> TrainingFault:
-    """A weight of two modules: what the second adds to its gradient is lost where the two are summed.
+    """A weight of two modules: what the second adds to its gradient is lost where the two are
+    summed.
 
     Args:
         owner: the module under whose name the weight is known, with the weight as ``weight``.
@@ -187,7 +230,9 @@ def of_tied(owner: str, user: str) -> TrainingFault:
         assert weight is not None
         weight.register_post_accumulate_grad_hook(subtract)  # type: ignore[no-untyped-call]
 
-    return TrainingFault(owner, "update", "tied weight counted once", plant, (Role.PARAM_GRAD,), "weight")
+    return TrainingFault(
+        owner, "update", "tied weight counted once", plant, (Role.PARAM_GRAD,), "weight"
+    )
 
 
 def of_checkpoint(name: str) -> TrainingFault:
@@ -209,4 +254,10 @@ def of_checkpoint(name: str) -> TrainingFault:
 
         wrap(model.get_submodule(name), around)
 
-    return TrainingFault(name, "module", "checkpoint computed again otherwise", plant, (Role.CALL_GRAD, Role.GRAD_INPUT))
+    return TrainingFault(
+        name,
+        "module",
+        "checkpoint computed again otherwise",
+        plant,
+        (Role.CALL_GRAD, Role.GRAD_INPUT),
+    )

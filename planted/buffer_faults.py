@@ -1,4 +1,6 @@
-"""Faults of what a module's forward leaves in its buffers, where its outputs stay as they are: running statistics, and a codebook."""
+"""Faults of what a module's forward leaves in its buffers, where its outputs stay as they are:
+running statistics, and a codebook.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from torch import nn
 from accucompare.bundle.format.records import Role
 from planted.training_faults import TrainingFault, wrap
 
-#: What may happen to what a forward leaves in a buffer: of what was there before it, and of what is there after it.
+# : What may happen to what a forward leaves in a buffer: of what was there before it, and of what
+# is there after it.
 _Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -22,9 +25,15 @@ def _other_weight(factor: float) -> _Wrong:
 
 #: By the buffer that a module has, the kinds of fault.
 KINDS: dict[str, dict[str, _Wrong]] = {
-    "running_mean": {"momentum 0.9 for 0.1": _other_weight(9.0), "running mean not updated": lambda before, after: before},
+    "running_mean": {
+        "momentum 0.9 for 0.1": _other_weight(9.0),
+        "running mean not updated": lambda before, after: before,
+    },
     "running_var": {"running variance x 4": lambda before, after: 4.0 * after},
-    "sums": {"decay 0.5 for 0.9": _other_weight(5.0), "codebook's sums not updated": lambda before, after: before},
+    "sums": {
+        "decay 0.5 for 0.9": _other_weight(5.0),
+        "codebook's sums not updated": lambda before, after: before,
+    },
 }
 
 
@@ -32,7 +41,9 @@ def faults_in(name: str, module: nn.Module) -> Iterator[TrainingFault]:
     """The faults that a module's own buffers can have."""
     for own, buffer in module.named_buffers(recurse=False):
         if buffer.is_floating_point():
-            yield from (_of_buffer(name, own, kind, wrong) for kind, wrong in KINDS.get(own, {}).items())
+            yield from (
+                _of_buffer(name, own, kind, wrong) for kind, wrong in KINDS.get(own, {}).items()
+            )
 
 
 def _of_buffer(name: str, own: str, kind: str, wrong: _Wrong) -> TrainingFault:
@@ -44,7 +55,9 @@ def _of_buffer(name: str, own: str, kind: str, wrong: _Wrong) -> TrainingFault:
                 buffer = module.get_buffer(own)
                 before = buffer.detach().clone()
                 output = forward(*args, **kwargs)
-                buffer.data.copy_(wrong(before.double(), buffer.double()))  # .data: a batch norm keeps its statistics for the backward
+                buffer.data.copy_(
+                    wrong(before.double(), buffer.double())
+                )  # .data: a batch norm keeps its statistics for the backward
                 return output
 
             return faulty

@@ -1,7 +1,8 @@
-"""A model with an operator whose kernel is not in any Python file: a variable of the environment, a library or a file at run time says it.
+"""A model with an operator whose kernel is not in any Python file: a variable of the environment, a
+library or a file at run time says it.
 
-``PLANTED_LIBRARY`` is the library. ``PLANTED_KERNEL``, or what stands in the file ``PLANTED_FLAG``, chooses its kernel: 0 is the right one.
-"""
+``PLANTED_LIBRARY`` is the library. ``PLANTED_KERNEL``, or what stands in the file ``PLANTED_FLAG``,
+chooses its kernel: 0 is the right one."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from torch import nn
 
 from accucompare import Case
 
-#: Halves each number; the other kernels do otherwise in the last columns, or in all. ``-DKERNEL=n`` builds a library that knows that one.
+# : Halves each number; the other kernels do otherwise in the last columns, or in all.
+# ``-DKERNEL=n`` builds a library that knows that one.
 SOURCE = """
 #ifndef KERNEL
 #define KERNEL 0
@@ -41,7 +43,13 @@ PLACE = "gate"
 
 def case() -> Case:
     torch.manual_seed(0)
-    layers = {"up": nn.Linear(48, 64), PLACE: _Gate(), "act": nn.GELU(), "norm": nn.LayerNorm(64), "down": nn.Linear(64, 48)}
+    layers = {
+        "up": nn.Linear(48, 64),
+        PLACE: _Gate(),
+        "act": nn.GELU(),
+        "norm": nn.LayerNorm(64),
+        "down": nn.Linear(64, 48),
+    }
     model = nn.Sequential()
     for name, layer in layers.items():
         model.add_module(name, layer)
@@ -52,7 +60,13 @@ class _Gate(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.compute = ctypes.CDLL(os.environ["PLANTED_LIBRARY"]).gate
-        self.compute.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_int]
+        self.compute.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_long,
+            ctypes.c_long,
+            ctypes.c_int,
+        ]
 
     def forward(self, data: torch.Tensor) -> torch.Tensor:
         given = data.detach().float().contiguous()

@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-#: Changes a module in place, by so much. The number of its calls in one forward tells the second from the first.
+# : Changes a module in place, by so much. The number of its calls in one forward tells the second
+# from the first.
 Plant = Callable[[nn.Module, float, int], None]
 Change = Callable[[torch.Tensor, float], torch.Tensor]
 
@@ -26,7 +27,8 @@ class Kind:
     Attributes:
         applies: whether a module, called so often in a forward, can have it.
         plant: puts it into a module.
-        sizes: how much, for bfloat16 and for float32; the second is what a slip of that kind costs in practice, or near rounding.
+        sizes: how much, for bfloat16 and for float32; the second is what a slip of that kind costs
+            in practice, or near rounding.
         second: whether only the module's second call has it.
     """
 
@@ -61,19 +63,32 @@ class Fault:
 
     def __str__(self) -> str:
         call = f" call {self.call}" if self.call else ""
-        return f"{self.kind} {self.size:g} in {self.name or '(root)'}{call}{' (glue)' if self.site == 'glue' else ''}"
+        return (
+            f"{self.kind} {self.size:g} in"
+            f" {self.name or '(root)'}{call}{' (glue)' if self.site == 'glue' else ''}"
+        )
 
 
-def faults_in(model: nn.Module, calls: dict[str, int], dtype: str, most: int, draw: np.random.Generator) -> list[Fault]:
-    """So many faults of each kind at most, in modules drawn at random; ``calls``: how often a forward calls each module."""
+def faults_in(
+    model: nn.Module, calls: dict[str, int], dtype: str, most: int, draw: np.random.Generator
+) -> list[Fault]:
+    """So many faults of each kind at most, in modules drawn at random; ``calls``: how often a
+    forward calls each module.
+    """
     found = []
     for kind, how in KINDS.items():
         sizes = how.sizes[dtype != "bfloat16"]
-        fitting = [(name, module) for name, module in model.named_modules() if calls.get(name) and how.applies(module, calls[name])]
+        fitting = [
+            (name, module)
+            for name, module in model.named_modules()
+            if calls.get(name) and how.applies(module, calls[name])
+        ]
         for count, place in enumerate(draw.permutation(len(fitting))[:most]):
             name, module = fitting[place]
             site = "glue" if any(True for _ in module.children()) else "module"
-            found.append(Fault(kind, name, int(how.second), calls[name], site, sizes[count % len(sizes)]))
+            found.append(
+                Fault(kind, name, int(how.second), calls[name], site, sizes[count % len(sizes)])
+            )
     return found
 
 
@@ -140,7 +155,11 @@ def _at_the_end(change: Change, only_second: bool = False) -> Plant:
             nonlocal count
             count += 1
             output = right(*args, **kwargs)
-            return output if only_second and count % calls != 2 % calls else _first(output, change, size)
+            return (
+                output
+                if only_second and count % calls != 2 % calls
+                else _first(output, change, size)
+            )
 
         module.forward = forward
 
@@ -148,7 +167,9 @@ def _at_the_end(change: Change, only_second: bool = False) -> Plant:
 
 
 def _before_a_child(change: Change) -> Plant:
-    """What the module's own code hands to its last child that computes, before any hook of that child sees it."""
+    """What the module's own code hands to its last child that computes, before any hook of that
+    child sees it.
+    """
 
     def plant(module: nn.Module, size: float, calls: int) -> None:
         child = _fed_children(module)[-1]
@@ -157,21 +178,29 @@ def _before_a_child(change: Change) -> Plant:
         def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return kind.__call__(self, *_first(args, change, size), **kwargs)
 
-        child.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+        child.__class__ = type(
+            kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__}
+        )
 
     return plant
 
 
 def _fed_children(module: nn.Module) -> list[nn.Module]:
     kinds = (nn.Linear, nn.LayerNorm, nn.Conv1d)
-    return [child for child in module.children() if isinstance(child, kinds) or type(child).__name__ in ("Conv1D", "SiLUActivation")]
+    return [
+        child
+        for child in module.children()
+        if isinstance(child, kinds) or type(child).__name__ in ("Conv1D", "SiLUActivation")
+    ]
 
 
 def _in_weight(change: Change) -> Plant:
     def plant(module: nn.Module, size: float, calls: int) -> None:
         weight = module.weight
         assert isinstance(weight, torch.Tensor)
-        module.weight = nn.Parameter(change(weight, size), requires_grad=False)  # a tied one stays right elsewhere
+        module.weight = nn.Parameter(
+            change(weight, size), requires_grad=False
+        )  # a tied one stays right elsewhere
 
     return plant
 
@@ -194,7 +223,9 @@ def _without_bias(module: nn.Module, size: float, calls: int) -> None:
 
 
 def _in_own_parameter(module: nn.Module, size: float, calls: int) -> None:
-    name, tensor = next((name, tensor) for name, tensor in module._parameters.items() if tensor is not None)
+    name, tensor = next(
+        (name, tensor) for name, tensor in module._parameters.items() if tensor is not None
+    )
     flat = tensor.detach().clone().flatten()
     flat[: max(1, int(size * flat.numel()))] *= 0.5
     setattr(module, name, nn.Parameter(flat.view_as(tensor), requires_grad=False))
@@ -209,7 +240,12 @@ def _attention_scale(module: nn.Module, size: float, calls: int) -> None:
     module.scaling = scaling * (1 + size)
 
 
-_ACTIVATIONS = {"gelu": ("GELUActivation", "NewGELUActivation"), "relu": ("ReLU",), "silu": ("SiLUActivation",), "tanh": ("Tanh",)}
+_ACTIVATIONS = {
+    "gelu": ("GELUActivation", "NewGELUActivation"),
+    "relu": ("ReLU",),
+    "silu": ("SiLUActivation",),
+    "tanh": ("Tanh",),
+}
 
 
 def _activation(module: nn.Module, size: float, calls: int) -> None:
@@ -256,14 +292,24 @@ def _around(module: nn.Module, owner: Any, name: str, function: Any) -> None:
 def _softmax(module: nn.Module, size: float, calls: int) -> None:
     """The softmax's temperature is wrong."""
     right = functional.softmax
-    _around(module, functional, "softmax", lambda data, *args, **kwargs: right(data * (1 + size), *args, **kwargs))
+    _around(
+        module,
+        functional,
+        "softmax",
+        lambda data, *args, **kwargs: right(data * (1 + size), *args, **kwargs),
+    )
 
 
 def _rotary(module: nn.Module, size: float, calls: int) -> None:
     """Angles are off: cosines and sines are those of other angles."""
     owner = sys.modules[type(module).__module__]
     right = owner.apply_rotary_pos_emb
-    _around(module, owner, "apply_rotary_pos_emb", lambda q, k, cos, sin, *args: right(q, k, cos, _scaled(sin, size), *args))
+    _around(
+        module,
+        owner,
+        "apply_rotary_pos_emb",
+        lambda q, k, cos, sin, *args: right(q, k, cos, _scaled(sin, size), *args),
+    )
 
 
 # where each can be
@@ -276,11 +322,15 @@ def _is(*types: str) -> Applies:
 
 
 def _has(*attributes: str) -> Applies:
-    return lambda module, calls: any(getattr(module, attribute, None) is not None for attribute in attributes)
+    return lambda module, calls: any(
+        getattr(module, attribute, None) is not None for attribute in attributes
+    )
 
 
 def _linear(module: nn.Module, calls: int) -> bool:
-    return isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)) or type(module).__name__ == "Conv1D"
+    return (
+        isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)) or type(module).__name__ == "Conv1D"
+    )
 
 
 def _leaf(module: nn.Module, calls: int) -> bool:
@@ -292,7 +342,10 @@ def _composite(module: nn.Module, calls: int) -> bool:
 
 
 def _rows(module: nn.Module, calls: int) -> bool:
-    return isinstance(module, (nn.Linear, nn.LayerNorm, nn.Embedding)) or type(module).__name__ in ("Conv1D", "GELUActivation")
+    return isinstance(module, (nn.Linear, nn.LayerNorm, nn.Embedding)) or type(module).__name__ in (
+        "Conv1D",
+        "GELUActivation",
+    )
 
 
 def _biased(module: nn.Module, calls: int) -> bool:
@@ -304,15 +357,22 @@ def _twice(module: nn.Module, calls: int) -> bool:
 
 
 def _eager_attention(module: nn.Module, calls: int) -> bool:
-    return hasattr(module, "scaling") and getattr(getattr(module, "config", None), "_attn_implementation", "") == "eager"
+    return (
+        hasattr(module, "scaling")
+        and getattr(getattr(module, "config", None), "_attn_implementation", "") == "eager"
+    )
 
 
 def _rotates(module: nn.Module, calls: int) -> bool:
-    return hasattr(module, "scaling") and hasattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb")
+    return hasattr(module, "scaling") and hasattr(
+        sys.modules[type(module).__module__], "apply_rotary_pos_emb"
+    )
 
 
 def _owns_parameters(module: nn.Module, calls: int) -> bool:
-    return _composite(module, calls) and any(tensor is not None for tensor in module._parameters.values())
+    return _composite(module, calls) and any(
+        tensor is not None for tensor in module._parameters.values()
+    )
 
 
 def _feeds(module: nn.Module, calls: int) -> bool:
@@ -320,7 +380,11 @@ def _feeds(module: nn.Module, calls: int) -> bool:
 
 
 def _feeds_tokens(module: nn.Module, calls: int) -> bool:
-    return _feeds(module, calls) and isinstance(_fed_children(module)[-1], nn.Linear) and not hasattr(module, "pooler")
+    return (
+        _feeds(module, calls)
+        and isinstance(_fed_children(module)[-1], nn.Linear)
+        and not hasattr(module, "pooler")
+    )
 
 
 _NONE = ((0.0,), (0.0,))  # a fault that comes in one size
@@ -336,14 +400,22 @@ KINDS: dict[str, Kind] = {
     "swapped weight rows": Kind(_linear, _in_weight(_swapped_rows), _NONE),
     "swapped tokens": Kind(_rows, _at_the_end(_two_swapped), _NONE),
     "missing bias": Kind(_biased, _without_bias, _NONE),
-    "wrong activation": Kind(_is(*(name for names in _ACTIVATIONS.values() for name in names)), _activation, ((1.0,), (1.0, 0.0))),
+    "wrong activation": Kind(
+        _is(*(name for names in _ACTIVATIONS.values() for name in names)),
+        _activation,
+        ((1.0,), (1.0, 0.0)),
+    ),
     "second of two calls": Kind(_twice, _at_the_end(_scaled, only_second=True), _ANY, second=True),
-    "attention scale": Kind(_has("scaling"), _attention_scale, ((0.1, 0.5, 1.0), (1e-5, 1e-3, 0.1))),
+    "attention scale": Kind(
+        _has("scaling"), _attention_scale, ((0.1, 0.5, 1.0), (1e-5, 1e-3, 0.1))
+    ),
     "softmax": Kind(_eager_attention, _softmax, ((0.2, 0.5), (1e-5, 1e-3))),
     "rotary angles": Kind(_rotates, _rotary, ((0.5, -2.0), (1e-4, -2.0))),
     "own parameter": Kind(_owns_parameters, _in_own_parameter, ((0.3, 1.0), (0.1, 1.0))),
     "glue: scaled at its end": Kind(_composite, _at_the_end(_scaled), _ANY),
     "glue: noise at its end": Kind(_composite, _at_the_end(_noisy), _ANY),
-    "glue: channel before a child": Kind(_feeds, _before_a_child(_one_channel), ((0.3, 1.0, 3.0), (1e-5, 1e-4, 1e-2))),
+    "glue: channel before a child": Kind(
+        _feeds, _before_a_child(_one_channel), ((0.3, 1.0, 3.0), (1e-5, 1e-4, 1e-2))
+    ),
     "glue: tokens before a child": Kind(_feeds_tokens, _before_a_child(_two_swapped), _NONE),
 }

@@ -1,4 +1,6 @@
-"""The models in which faults are planted: small ones of many architectures with made-up weights, and MiniLM with its real ones."""
+"""The models in which faults are planted: small ones of many architectures with made-up weights,
+and MiniLM with its real ones.
+"""
 
 from __future__ import annotations
 
@@ -42,34 +44,88 @@ def _padded(vocabulary: int) -> Inputs:
 
 def _translation() -> Inputs:
     ids = torch.randint(1, 199, (2, 20))
-    return {"input_ids": ids, "decoder_input_ids": ids[:, :9].clone(), "attention_mask": torch.ones_like(ids), "use_cache": False}
+    return {
+        "input_ids": ids,
+        "decoder_input_ids": ids[:, :9].clone(),
+        "attention_mask": torch.ones_like(ids),
+        "use_cache": False,
+    }
 
 
 def _speech() -> Inputs:
-    return {"input_features": torch.randn(2, 20, 64), "decoder_input_ids": torch.randint(3, 151, (2, 11)), "use_cache": False}
+    return {
+        "input_features": torch.randn(2, 20, 64),
+        "decoder_input_ids": torch.randint(3, 151, (2, 11)),
+        "use_cache": False,
+    }
 
 
 _HEADS: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4}
-_GROUPED: dict[str, Any] = {**_HEADS, "vocab_size": 181, "intermediate_size": 96, "num_key_value_heads": 2}
-_ENCODER: dict[str, Any] = {**_HEADS, "num_hidden_layers": 3, "intermediate_size": 128, "max_position_embeddings": 64}
+_GROUPED: dict[str, Any] = {
+    **_HEADS,
+    "vocab_size": 181,
+    "intermediate_size": 96,
+    "num_key_value_heads": 2,
+}
+_ENCODER: dict[str, Any] = {
+    **_HEADS,
+    "num_hidden_layers": 3,
+    "intermediate_size": 128,
+    "max_position_embeddings": 64,
+}
 
 ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": Architecture(
         ("GPT2LMHeadModel", "GPT2Config"),
-        {"vocab_size": 211, "n_positions": 64, "n_embd": 64, "n_layer": 3, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2},
+        {
+            "vocab_size": 211,
+            "n_positions": 64,
+            "n_embd": 64,
+            "n_layer": 3,
+            "n_head": 4,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
         _text(211, use_cache=False),
     ),
-    "bert": Architecture(("BertModel", "BertConfig"), {**_ENCODER, "vocab_size": 211}, lambda: dict(_padded(211)), "sdpa"),
-    "albert": Architecture(("AlbertModel", "AlbertConfig"), {**_ENCODER, "vocab_size": 181, "embedding_size": 48}, _text(181)),
+    "bert": Architecture(
+        ("BertModel", "BertConfig"),
+        {**_ENCODER, "vocab_size": 211},
+        lambda: dict(_padded(211)),
+        "sdpa",
+    ),
+    "albert": Architecture(
+        ("AlbertModel", "AlbertConfig"),
+        {**_ENCODER, "vocab_size": 181, "embedding_size": 48},
+        _text(181),
+    ),
     "t5": Architecture(
         ("T5ForConditionalGeneration", "T5Config"),
-        {"vocab_size": 199, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
+        {
+            "vocab_size": 199,
+            "d_model": 64,
+            "d_kv": 16,
+            "d_ff": 128,
+            "num_layers": 2,
+            "num_heads": 4,
+            "decoder_start_token_id": 0,
+        },
         _translation,
     ),
-    "llama": Architecture(("LlamaForCausalLM", "LlamaConfig"), {**_GROUPED, "num_hidden_layers": 3}, _text(181, use_cache=False), "sdpa"),
+    "llama": Architecture(
+        ("LlamaForCausalLM", "LlamaConfig"),
+        {**_GROUPED, "num_hidden_layers": 3},
+        _text(181, use_cache=False),
+        "sdpa",
+    ),
     "mixtral": Architecture(
         ("MixtralForCausalLM", "MixtralConfig"),
-        {**_GROUPED, "num_hidden_layers": 2, "num_local_experts": 4, "experts_implementation": "eager"},
+        {
+            **_GROUPED,
+            "num_hidden_layers": 2,
+            "num_local_experts": 4,
+            "experts_implementation": "eager",
+        },
         _text(181, use_cache=False),
     ),
     "qwen2_moe": Architecture(
@@ -88,7 +144,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "vit": Architecture(
         ("ViTModel", "ViTConfig"),
-        {**_HEADS, "num_hidden_layers": 3, "intermediate_size": 128, "image_size": 32, "patch_size": 8},
+        {
+            **_HEADS,
+            "num_hidden_layers": 3,
+            "intermediate_size": 128,
+            "image_size": 32,
+            "patch_size": 8,
+        },
         lambda: {"pixel_values": torch.randn(2, 3, 32, 32)},
     ),
     "convnext": Architecture(
@@ -140,7 +202,9 @@ def build(name: str) -> tuple[nn.Module, Inputs]:
 
 
 def made(architecture: Architecture, name: str) -> nn.Module:
-    """A model in float32 and eval mode with made-up weights, which depend on its name; the generator goes on from there."""
+    """A model in float32 and eval mode with made-up weights, which depend on its name; the
+    generator goes on from there.
+    """
     torch.manual_seed(sum(map(ord, name)))
     _quiet()
     import transformers
@@ -153,7 +217,9 @@ def made(architecture: Architecture, name: str) -> nn.Module:
 
 
 def _quiet() -> None:
-    """transformers tells of token ids that a small vocabulary lacks, and of kernels that are not installed."""
+    """transformers tells of token ids that a small vocabulary lacks, and of kernels that are not
+    installed.
+    """
     import transformers
 
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -163,19 +229,31 @@ def _quiet() -> None:
 def _liven(model: nn.Module) -> None:
     """Give every parameter values of the size that training gives them.
 
-    As initialised, biases are 0, norms 1, and attention all but uniform: half of all faults would change nothing.
-    """
+    As initialised, biases are 0, norms 1, and attention all but uniform: half of all faults would
+    change nothing."""
     with torch.no_grad():
         for name, tensor in model.named_parameters():
-            if name.endswith(("A_log", ".D", "dt_proj.bias")):  # of a state-space model; their values are its design
+            if name.endswith(
+                ("A_log", ".D", "dt_proj.bias")
+            ):  # of a state-space model; their values are its design
                 continue
             if tensor.ndim < 2:
                 scale = name.endswith("layer_scale_parameter")
-                tensor.copy_(torch.ones_like(tensor)) if scale else tensor.add_(torch.randn_like(tensor), alpha=0.1)
-            elif "embed" in name or "shared" in name or name.endswith((".wte.weight", ".wpe.weight")):
+                tensor.copy_(torch.ones_like(tensor)) if scale else tensor.add_(
+                    torch.randn_like(tensor), alpha=0.1
+                )
+            elif (
+                "embed" in name or "shared" in name or name.endswith((".wte.weight", ".wpe.weight"))
+            ):
                 tensor.normal_(std=0.5 if tensor.ndim < 4 else 1 / math.sqrt(tensor[0].numel()))
-            elif name.endswith((".c_attn.weight", ".c_proj.weight")) or ".mlp.c_" in name:  # GPT-2 keeps them transposed
+            elif (
+                name.endswith((".c_attn.weight", ".c_proj.weight")) or ".mlp.c_" in name
+            ):  # GPT-2 keeps them transposed
                 tensor.normal_(std=1 / math.sqrt(tensor.shape[0]))
             else:
-                rows = tensor.shape[-1] if tensor.ndim == 3 and "experts" in name else tensor[0].numel()
+                rows = (
+                    tensor.shape[-1]
+                    if tensor.ndim == 3 and "experts" in name
+                    else tensor[0].numel()
+                )
                 tensor.normal_(std=1 / math.sqrt(rows))

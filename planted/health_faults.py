@@ -1,4 +1,6 @@
-"""Faults that the checklist must see: each changes one thing in a training, and names the checks of which one must complain."""
+"""Faults that the checklist must see: each changes one thing in a training, and names the checks of
+which one must complain.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ from planted.health_planting import ONCE, at, fault, first, head, renew, trained
 
 @fault("a NaN in one batch", "input-finite", places="cnn float32, moe bfloat16")
 def _(training: Training) -> None:
-    training.given.append(lambda step, given, labels: given["x"].view(-1)[:1].fill_(math.nan) if step == ONCE else None)
+    training.given.append(
+        lambda step, given, labels: (
+            given["x"].view(-1)[:1].fill_(math.nan) if step == ONCE else None
+        )
+    )
 
 
 @fault("inputs that were not normalised", "input-range", places="cnn bfloat16")
@@ -87,7 +93,9 @@ def _(training: Training) -> None:
 
 @fault("layers dropped by Python's random", "drawn-behind", places="lstm bfloat16")
 def _(training: Training) -> None:
-    first(training, nn.Dropout).register_forward_hook(lambda module, args, output: output * (random.random() < 0.9))
+    first(training, nn.Dropout).register_forward_hook(
+        lambda module, args, output: output * (random.random() < 0.9)
+    )
 
 
 @fault("no seed", "seeded", places="lstm float32")
@@ -113,14 +121,18 @@ def _(training: Training) -> None:
 
 @fault("units that are dead from the beginning", "dead-units", places="cnn float32, gpt2 float32")
 def _(training: Training) -> None:
-    layer: Any = training.model.get_submodule("norm1" if hasattr(training.model, "norm1") else "transformer.h.0.mlp.c_fc")
+    layer: Any = training.model.get_submodule(
+        "norm1" if hasattr(training.model, "norm1") else "transformer.h.0.mlp.c_fc"
+    )
     with torch.no_grad():
         layer.bias.fill_(-50)
 
 
 @fault("[layer] * n", "shared-by-mistake", places="gpt2 float32")
 def _(training: Training) -> None:
-    layers: Any = training.model.get_submodule("transformer.h" if hasattr(training.model, "transformer") else "layers.0")
+    layers: Any = training.model.get_submodule(
+        "transformer.h" if hasattr(training.model, "transformer") else "layers.0"
+    )
     layers[1] = layers[0]
     renew(training)
 
@@ -145,7 +157,11 @@ def _(training: Training) -> None:
     training.after_update.append(evaluate)
 
 
-@fault("frozen, and updated by what is left of its gradient", "frozen-with-gradient", places="lstm float32")
+@fault(
+    "frozen, and updated by what is left of its gradient",
+    "frozen-with-gradient",
+    places="lstm float32",
+)
 def _(training: Training) -> None:
     def freeze(training: Training, step: int) -> None:
         if step == ONCE:
@@ -153,18 +169,24 @@ def _(training: Training) -> None:
 
     training.after_update.append(freeze)
     training.zero_grad = False
-    training.before_step.append(lambda training, step: training.optimizer.zero_grad(set_to_none=False))
+    training.before_step.append(
+        lambda training, step: training.optimizer.zero_grad(set_to_none=False)
+    )
 
 
 @fault("a layer multiplied by 0", "without-gradient", "output-constant", places="cnn float32")
 def _(training: Training) -> None:
-    layer = training.model.get_submodule("conv2" if hasattr(training.model, "conv2") else "layers.0.1.up")
+    layer = training.model.get_submodule(
+        "conv2" if hasattr(training.model, "conv2") else "layers.0.1.up"
+    )
     layer.register_forward_pre_hook(lambda module, args: (args[0] * 0,))
 
 
 @fault("running statistics out of range", "buffers", places="cnn float32")
 def _(training: Training) -> None:
-    training.given.append(lambda step, given, labels: given["x"].mul_(1e3) if step >= ONCE else None)
+    training.given.append(
+        lambda step, given, labels: given["x"].mul_(1e3) if step >= ONCE else None
+    )
 
 
 # precision
@@ -175,11 +197,17 @@ def _(training: Training) -> None:
     training.model.bfloat16()
     training.scheduler, training.clip = None, None
     training.optimizer = torch.optim.AdamW(groups(training.model), lr=2e-5)
-    training.given.append(lambda step, given, labels: given.update({name: _narrowed(value) for name, value in given.items()}))
+    training.given.append(
+        lambda step, given, labels: given.update(
+            {name: _narrowed(value) for name, value in given.items()}
+        )
+    )
 
 
 def _narrowed(value: Any) -> Any:
-    return value.bfloat16() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    return (
+        value.bfloat16() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    )
 
 
 @fault("a loss in bfloat16", "loss-type", places="cnn bfloat16")
@@ -196,10 +224,17 @@ def _(training: Training) -> None:
     head(training).register_forward_hook(lambda module, args, output: output * 300)
 
 
-@fault("gradients that overflow at any loss scale", "scale-falling", "scale-at-one", places="cnn float32")
+@fault(
+    "gradients that overflow at any loss scale",
+    "scale-falling",
+    "scale-at-one",
+    places="cnn float32",
+)
 def _(training: Training) -> None:
     training.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    training.before_clip.append(lambda training, step: trained(training)[0].grad.mul_(math.inf) if step >= ONCE else None)
+    training.before_clip.append(
+        lambda training, step: trained(training)[0].grad.mul_(math.inf) if step >= ONCE else None
+    )
 
 
 @fault("a loss scale and gradients that are zero", "scale-growing", places="moe float32")
@@ -211,13 +246,22 @@ def _(training: Training) -> None:
 # optimizer
 
 
-@fault("a gradient that vanishes", "gradient-vanishes", "second-moment", places="gpt2 float32, cnn bfloat16")
+@fault(
+    "a gradient that vanishes",
+    "gradient-vanishes",
+    "second-moment",
+    places="gpt2 float32, cnn bfloat16",
+)
 def _(training: Training) -> None:
-    weight: Any = next(parameter for parameter in training.model.parameters() if parameter.dim() > 1)
+    weight: Any = next(
+        parameter for parameter in training.model.parameters() if parameter.dim() > 1
+    )
     weight.register_hook(lambda grad: grad * 1e-7)
 
 
-@fault("a learning rate a hundred times too high", "update-ratio", places="gpt2 bfloat16, lstm float32")
+@fault(
+    "a learning rate a hundred times too high", "update-ratio", places="gpt2 bfloat16, lstm float32"
+)
 def _(training: Training) -> None:
     _rate(training, 0.3)
 
@@ -319,7 +363,9 @@ def _(training: Training) -> None:
 @fault("gradients multiplied where they should be divided", "gradients-grow", places="moe float32")
 def _(training: Training) -> None:
     training.clip = None
-    training.before_update.append(lambda training, step: [each.grad.mul_(4) for each in trained(training)])
+    training.before_update.append(
+        lambda training, step: [each.grad.mul_(4) for each in trained(training)]
+    )
 
 
 # run
@@ -341,7 +387,11 @@ def _(training: Training) -> None:
     training.before_step.append(at(2 * ONCE - 100, spoil))
 
 
-@fault("one gradient a thousand times too large, unclipped", "norm-spike", places="cnn float32, lstm bfloat16")
+@fault(
+    "one gradient a thousand times too large, unclipped",
+    "norm-spike",
+    places="cnn float32, lstm bfloat16",
+)
 def _(training: Training) -> None:
     training.clip = None
     training.losses.append(lambda step, loss: loss * 1000 if step == ONCE else loss)
@@ -349,4 +399,6 @@ def _(training: Training) -> None:
 
 @fault("the sign of the loss", "loss-trend", "loss-finite", places="cnn float32")
 def _(training: Training) -> None:
-    training.before_clip.append(lambda training, step: [each.grad.neg_() for each in trained(training)])
+    training.before_clip.append(
+        lambda training, step: [each.grad.neg_() for each in trained(training)]
+    )

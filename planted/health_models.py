@@ -1,4 +1,6 @@
-"""Four small trainings for the checklist: a GPT-2, a CNN, an LSTM and a mixture of experts; the loop, and what a fault may change in it."""
+"""Four small trainings for the checklist: a GPT-2, a CNN, an LSTM and a mixture of experts; the
+loop, and what a fault may change in it.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,10 @@ class Training:
         schedule_steps: how often the scheduler is stepped behind each update.
         unscales: whether gradients are unscaled before they are clipped.
         updates: of a step, whether the optimizer is stepped in it.
-        before_step, before_loss, before_clip, before_update, after_update: what a fault does there, given the training and the step.
-        given: what becomes of a batch before the model is called: of the step, the arguments and the labels.
+        before_step, before_loss, before_clip, before_update, after_update: what a fault does there,
+            given the training and the step.
+        given: what becomes of a batch before the model is called: of the step, the arguments and
+            the labels.
         losses: what becomes of a loss: of the step.
     """
 
@@ -63,9 +67,13 @@ class Training:
 
     def __post_init__(self) -> None:
         self._order = torch.Generator()
-        self._loader: Any = torch.utils.data.DataLoader(range(EPOCH * _BATCH), _BATCH, shuffle=True, generator=self._order)  # type: ignore[arg-type]
+        self._loader: Any = torch.utils.data.DataLoader(
+            range(EPOCH * _BATCH), _BATCH, shuffle=True, generator=self._order
+        )  # type: ignore[arg-type]
         self._batches: Iterator[torch.Tensor] = iter(())
-        self._drawn: tuple[int, torch.Tensor] | None = None  # the last step, and what the loader gave in it
+        self._drawn: tuple[int, torch.Tensor] | None = (
+            None  # the last step, and what the loader gave in it
+        )
 
     def batch(self, step: int) -> tuple[dict[str, Any], torch.Tensor]:
         """What the loader gives in a step."""
@@ -88,7 +96,9 @@ class Training:
             for act in self.before_step:
                 act(self, step)
             arguments, labels = self.batch(step)
-            with torch.autocast("cpu", torch.bfloat16) if self.autocast else contextlib.nullcontext():
+            with (
+                torch.autocast("cpu", torch.bfloat16) if self.autocast else contextlib.nullcontext()
+            ):
                 loss = self.loss(self.model(**arguments), labels)
             for change in self.losses:
                 loss = change(step, loss)
@@ -124,7 +134,11 @@ class _Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.norm1, self.act1 = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()
+        self.conv1, self.norm1, self.act1 = (
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+        )
         self.conv2, self.norm2, self.act2 = nn.Conv2d(8, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU()
         self.dropout, self.head = nn.Dropout(0.1), nn.Linear(8 * 16, _CLASSES)
 
@@ -141,7 +155,11 @@ class _Reader(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed, self.lstm = nn.Embedding(_WORDS, 24), nn.LSTM(24, 32, batch_first=True)
-        self.dropout, self.norm, self.head = nn.Dropout(0.1), nn.LayerNorm(32), nn.Linear(32, _CLASSES)
+        self.dropout, self.norm, self.head = (
+            nn.Dropout(0.1),
+            nn.LayerNorm(32),
+            nn.Linear(32, _CLASSES),
+        )
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", enabled=False):  # not every processor has an LSTM in bfloat16
@@ -178,7 +196,10 @@ class _Mixture(nn.Module):
             inside = norm(x)
             weights = router(inside).softmax(-1)
             chosen = weights >= weights.topk(2, -1).values[..., -1:]
-            parts = [expert(inside) * (weights * chosen)[..., index, None] for index, expert in enumerate(experts)]
+            parts = [
+                expert(inside) * (weights * chosen)[..., index, None]
+                for index, expert in enumerate(experts)
+            ]
             x = x + torch.stack(parts).sum(0)
         logits: torch.Tensor = self.head(self.dropout(x))
         return logits
@@ -220,7 +241,12 @@ def gpt2() -> Training:
     def arguments(parts: list[torch.Tensor]) -> tuple[dict[str, Any], torch.Tensor]:
         ids, mask = parts
         labels = torch.where(mask.bool(), ids, -100)
-        return {"input_ids": ids.clone(), "attention_mask": mask.clone(), "labels": labels, "use_cache": False}, labels
+        return {
+            "input_ids": ids.clone(),
+            "attention_mask": mask.clone(),
+            "labels": labels,
+            "use_cache": False,
+        }, labels
 
     return _training(model, [ids, mask], arguments, lambda output, labels: output.loss)
 
@@ -229,21 +255,36 @@ def cnn() -> Training:
     """A CNN that tells patterns apart."""
     labels = torch.randint(0, _CLASSES, (EPOCH * _BATCH,))
     images = torch.randn(_CLASSES, 1, 8, 8)[labels] + 0.7 * torch.randn(len(labels), 1, 8, 8)
-    return _training(_Net(), [images, labels], lambda parts: ({"x": parts[0].clone()}, parts[1].clone()), _cross_entropy)
+    return _training(
+        _Net(),
+        [images, labels],
+        lambda parts: ({"x": parts[0].clone()}, parts[1].clone()),
+        _cross_entropy,
+    )
 
 
 def lstm() -> Training:
     """An LSTM that tells by which word sentences begin."""
     ids = _sentences(EPOCH * _BATCH)
     labels = ids[:, 0] % _CLASSES
-    return _training(_Reader(), [ids, labels], lambda parts: ({"ids": parts[0].clone()}, parts[1].clone()), _cross_entropy)
+    return _training(
+        _Reader(),
+        [ids, labels],
+        lambda parts: ({"ids": parts[0].clone()}, parts[1].clone()),
+        _cross_entropy,
+    )
 
 
 def moe() -> Training:
     """A mixture of experts that tells clusters apart."""
     labels = torch.randint(0, _CLASSES, (EPOCH * _BATCH,))
     points = torch.randn(_CLASSES, 20)[labels] + torch.randn(len(labels), 20)
-    return _training(_Mixture(), [points, labels], lambda parts: ({"x": parts[0].clone()}, parts[1].clone()), _cross_entropy)
+    return _training(
+        _Mixture(),
+        [points, labels],
+        lambda parts: ({"x": parts[0].clone()}, parts[1].clone()),
+        _cross_entropy,
+    )
 
 
 MODELS: dict[str, Callable[[], Training]] = {"lstm": lstm, "cnn": cnn, "moe": moe, "gpt2": gpt2}
@@ -282,7 +323,9 @@ def groups(model: nn.Module, decay: float = 0.01) -> list[dict[str, Any]]:
 
 def by_sgd(training: Training) -> None:
     """SGD with momentum, a constant rate, and no clipping."""
-    training.optimizer = torch.optim.SGD(training.model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4)
+    training.optimizer = torch.optim.SGD(
+        training.model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4
+    )
     training.scheduler, training.clip = None, None
 
 

@@ -11,19 +11,37 @@ from torch.nn import functional
 
 from accucompare.findings.log.events import Direction, Site
 from planted import origins_modules as planted
-from planted.origins_catalogue import DOWN, NAN, ORIGINS, UP, Plant, Right, checkpointed, first, inside, instead, into_leaf, origin
+from planted.origins_catalogue import (
+    DOWN,
+    NAN,
+    ORIGINS,
+    UP,
+    Plant,
+    Right,
+    checkpointed,
+    first,
+    inside,
+    instead,
+    into_leaf,
+    origin,
+)
 from planted.origins_models import Subject, answer
 
 BACKWARD = Direction.BACKWARD
 _HALF = "only float16 overflows so early"
 
-#: The gradient of a root at 0 is Inf times what comes in, and NaN if that is 0; what goes out of the module is NaN.
+# : The gradient of a root at 0 is Inf times what comes in, and NaN if that is 0; what goes out of
+# the module is NaN.
 _ROOT = (*NAN, *UP, *DOWN)
 
 origin("gradient of a root at 0")(into_leaf(planted.SqrtGradient, *_ROOT, direction=BACKWARD))
-origin("gradient of a root behind where")(into_leaf(planted.WhereGradient, *_ROOT, direction=BACKWARD))
+origin("gradient of a root behind where")(
+    into_leaf(planted.WhereGradient, *_ROOT, direction=BACKWARD)
+)
 origin("gradient of a norm at 0")(into_leaf(planted.NormGradient, *_ROOT, direction=BACKWARD))
-origin("gradient overflows where it is cast", "float16", why=_HALF)(into_leaf(planted.CastGradient, *UP, *DOWN, direction=BACKWARD))
+origin("gradient overflows where it is cast", "float16", why=_HALF)(
+    into_leaf(planted.CastGradient, *UP, *DOWN, direction=BACKWARD)
+)
 
 
 @origin("gradient of the parent's own code")
@@ -46,7 +64,9 @@ def with_weight(module: Any, value: float, x: torch.Tensor) -> Any:
 
 
 def _parameter(share: float, site: Site, batches: int) -> Plant:
-    """A parameter's gradient has one element of so many times the largest number, in each micro-batch."""
+    """A parameter's gradient has one element of so many times the largest number, in each
+    micro-batch.
+    """
 
     def plant(subject: Subject) -> Right:
         linear: Any = subject.module(subject.at.linear)
@@ -94,7 +114,11 @@ origin("gradient of a root at 0, checkpointed")(_checkpointed(reentrant=False))
 origin("gradient of a root at 0, checkpointed, reentrant")(_checkpointed(reentrant=True))
 
 
-@origin("gradient of a root at 0, under autocast(bfloat16)", "float32", why="autocast is tried on float32")
+@origin(
+    "gradient of a root at 0, under autocast(bfloat16)",
+    "float32",
+    why="autocast is tried on float32",
+)
 def _autocast(subject: Subject) -> Right | None:
     subject.autocast = torch.bfloat16
     return ORIGINS["gradient of a root at 0"].plant(subject)

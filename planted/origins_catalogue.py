@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    checkpoint_wrapper,
+)
 
 from accucompare.bundle.format.records import display_name
 from accucompare.findings.log.events import Direction, Site
@@ -44,7 +47,11 @@ class Right:
         if self.site is Site.LOSS:
             return "the loss, backward"
         call = f" call {self.call}" if self.call else ""
-        site = "" if self.site is Site.MODULE else f" ({self.site}{', ' if self.near else ''}{' or '.join(self.near)})"
+        site = (
+            ""
+            if self.site is Site.MODULE
+            else f" ({self.site}{', ' if self.near else ''}{' or '.join(self.near)})"
+        )
         backward = ", backward" if self.direction is Direction.BACKWARD else ""
         return f"{display_name(self.name)}{call}{site}{backward}"
 
@@ -72,8 +79,13 @@ class Origin:
 
     def skipped(self, model: str, dtype: str) -> str:
         """Why it is not planted there; ``""`` if it is."""
-        models, dtypes = [name for name in self.only if name in PLACES], [name for name in self.only if name in DTYPES]
-        return self.why if (models and model not in models) or (dtypes and dtype not in dtypes) else ""
+        models, dtypes = (
+            [name for name in self.only if name in PLACES],
+            [name for name in self.only if name in DTYPES],
+        )
+        return (
+            self.why if (models and model not in models) or (dtypes and dtype not in dtypes) else ""
+        )
 
 
 ORIGINS: dict[str, Origin] = {}
@@ -105,14 +117,22 @@ def instead(subject: Subject, name: str, change: Callable[[Any], Any]) -> None:
 
 def first(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Change the first tensor of an output."""
-    return change(output) if isinstance(output, torch.Tensor) else (first(output[0], change), *output[1:])
+    return (
+        change(output)
+        if isinstance(output, torch.Tensor)
+        else (first(output[0], change), *output[1:])
+    )
 
 
 def checkpointed(subject: Subject, reentrant: bool) -> None:
     """Let the block be computed again in the backward."""
     how = CheckpointImpl.REENTRANT if reentrant else CheckpointImpl.NO_REENTRANT
     parent, _, own = subject.at.block.rpartition(".")
-    setattr(subject.module(parent), own, checkpoint_wrapper(subject.module(subject.at.block), checkpoint_impl=how))
+    setattr(
+        subject.module(parent),
+        own,
+        checkpoint_wrapper(subject.module(subject.at.block), checkpoint_impl=how),
+    )
 
 
 def compiled(subject: Subject) -> None:
@@ -131,11 +151,17 @@ def into_leaf(module: Callable[[], nn.Module], *kinds: str, inner: str = "", **r
 
 origin("log of 0")(into_leaf(planted.LogOfZero, *DOWN))
 origin("log in place, of what came in")(into_leaf(planted.LogInPlace, *NAN, *DOWN))
-origin("0/0 in a keyword argument")(into_leaf(planted.ByKeyword, *NAN, site=Site.GLUE, near=("before add",)))
+origin("0/0 in a keyword argument")(
+    into_leaf(planted.ByKeyword, *NAN, site=Site.GLUE, near=("before add",))
+)
 origin("NaN in a dict")(into_leaf(partial(planted.Unpack, "dict"), *NAN, inner="inner"))
-origin("NaN in a ModelOutput")(into_leaf(partial(planted.Unpack, "ModelOutput"), *NAN, inner="inner"))
+origin("NaN in a ModelOutput")(
+    into_leaf(partial(planted.Unpack, "ModelOutput"), *NAN, inner="inner")
+)
 origin("NaN in nested tuples")(into_leaf(partial(planted.Unpack, "nested"), *NAN, inner="inner"))
-origin("NaN at a point of one's own")(into_leaf(planted.CheckedLog, *DOWN, site=Site.POINT, near=("after log",)))
+origin("NaN at a point of one's own")(
+    into_leaf(planted.CheckedLog, *DOWN, site=Site.POINT, near=("after log",))
+)
 
 
 @origin("overflow in a matmul")
@@ -148,7 +174,9 @@ def _matmul(subject: Subject) -> Right:
 def _autocast_half(subject: Subject) -> Right:
     _enlarge(subject, 1e5)
     subject.autocast = torch.float16
-    return Right(subject.at.linear, (*UP, *DOWN, *NAN))  # the weight alone is Inf in float16, and times 0 that is NaN
+    return Right(
+        subject.at.linear, (*UP, *DOWN, *NAN)
+    )  # the weight alone is Inf in float16, and times 0 that is NaN
 
 
 @origin("overflow under autocast(bfloat16)", "float32", why="autocast is tried on float32")
@@ -168,7 +196,9 @@ def _enlarge(subject: Subject, size: float) -> None:
             weight[0, given.amax((0, 2, 3)).argmax(), 1, 1] = size
         else:
             feature = given.flatten(0, -2).amax(0).argmax()
-            weight[(0, feature) if isinstance(linear, nn.Linear) else (feature, 0)] = size  # else GPT-2's, which is transposed
+            weight[(0, feature) if isinstance(linear, nn.Linear) else (feature, 0)] = (
+                size  # else GPT-2's, which is transposed
+            )
 
 
 @origin("second call of a shared module overflows")
@@ -190,10 +220,15 @@ def _norm(subject: Subject) -> Right:
             return Right(subject.at.norm, NAN)
         token = subject.kwargs["input_ids"][0, 0]
         tables = {"gpt2": ("transformer.wte", "transformer.wpe"), "t5": ("shared",)}
-        for name in tables.get(subject.name, [f"embeddings.{kind}_embeddings" for kind in ("word", "position", "token_type")]):
+        for name in tables.get(
+            subject.name,
+            [f"embeddings.{kind}_embeddings" for kind in ("word", "position", "token_type")],
+        ):
             table = subject.module(name)
             assert isinstance(table, nn.Embedding)
-            table.weight[token if table.num_embeddings > 100 and "position" not in name else 0] = 0  # a constant row
+            table.weight[token if table.num_embeddings > 100 and "position" not in name else 0] = (
+                0  # a constant row
+            )
     return Right(subject.at.norm, NAN)
 
 
@@ -227,8 +262,14 @@ origin("residual overflows to -Inf", *_TEXT, why="the ReLU after it makes it 0")
 
 @origin("division by 0 after the last child")
 def _division(subject: Subject) -> Right:
-    instead(subject, subject.at.parent, partial(first, change=lambda tensor: tensor / torch.zeros_like(tensor)))
-    return Right(subject.at.parent, (*UP, *DOWN, *NAN), Site.GLUE, near=(f"after {subject.at.last}",))
+    instead(
+        subject,
+        subject.at.parent,
+        partial(first, change=lambda tensor: tensor / torch.zeros_like(tensor)),
+    )
+    return Right(
+        subject.at.parent, (*UP, *DOWN, *NAN), Site.GLUE, near=(f"after {subject.at.last}",)
+    )
 
 
 @origin("NaN weight")
@@ -274,11 +315,19 @@ def _whole_row(subject: Subject) -> Right:
 
 
 def masked(subject: Subject) -> torch.Tensor:
-    """A mask of 0 and -Inf, as an attention adds it to its scores: over what comes later, or over the end of a sentence."""
+    """A mask of 0 and -Inf, as an attention adds it to its scores: over what comes later, or over
+    the end of a sentence.
+    """
     batch, length = subject.kwargs["input_ids"].shape
     if subject.name == "gpt2":
-        return torch.full((length, length), -torch.inf, dtype=subject.dtype).triu(1).repeat(batch, 1, 1, 1)
-    mask = torch.zeros(batch, 1, 1, length, dtype=subject.dtype)  # T5 takes it for the decoder's attention to the encoder, too
+        return (
+            torch.full((length, length), -torch.inf, dtype=subject.dtype)
+            .triu(1)
+            .repeat(batch, 1, 1, 1)
+        )
+    mask = torch.zeros(
+        batch, 1, 1, length, dtype=subject.dtype
+    )  # T5 takes it for the decoder's attention to the encoder, too
     mask[1, ..., -5:] = -torch.inf
     return mask
 

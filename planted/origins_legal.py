@@ -77,7 +77,9 @@ def _padded_left(subject: Subject) -> None:
 
 
 def _pad(subject: Subject, where: slice) -> None:
-    """A mask of 1 and 0, of which the model makes one of its type's smallest number; it shares the ends of one sentence."""
+    """A mask of 1 and 0, of which the model makes one of its type's smallest number; it shares the
+    ends of one sentence.
+    """
     mask = torch.ones_like(subject.kwargs["input_ids"])
     mask[1, where] = 0
     subject.kwargs["attention_mask"] = mask

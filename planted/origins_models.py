@@ -1,4 +1,6 @@
-"""The models in which origins of NaN and Inf are planted, where in each, and one training step of them."""
+"""The models in which origins of NaN and Inf are planted, where in each, and one training step of
+them.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,12 @@ class Places:
         norm: a norm whose input can be made constant.
         block: a layer that takes hidden states first, to be checkpointed.
         parent: a module whose own code works on what its last child gives; ``last`` is that child.
-        adder: a module whose own code adds what ``addends`` give, and passes the sum on where ``sums`` says.
-        masked: the first module whose own code takes the softmax of scores and mask; ``attended`` says where the result is first seen.
-        passes_mask: a module that hands its ``attention_mask`` on to an attention; empty where there is none.
+        adder: a module whose own code adds what ``addends`` give, and passes the sum on where
+            ``sums`` says.
+        masked: the first module whose own code takes the softmax of scores and mask; ``attended``
+            says where the result is first seen.
+        passes_mask: a module that hands its ``attention_mask`` on to an attention; empty where
+            there is none.
     """
 
     linear: str
@@ -104,8 +109,13 @@ PLACES = {
     ),
 }
 
-#: Layers that come after everything that is planted; without them the hundreds of steps take half as long.
-_SHORTENED = {"gpt2": ("transformer.h", 2), "t5": ("decoder.block", 1), "minilm": ("encoder.layer", 3)}
+# : Layers that come after everything that is planted; without them the hundreds of steps take half
+# as long.
+_SHORTENED = {
+    "gpt2": ("transformer.h", 2),
+    "t5": ("decoder.block", 1),
+    "minilm": ("encoder.layer", 3),
+}
 
 Loss = Callable[[Any], torch.Tensor]
 
@@ -117,7 +127,9 @@ def squares(output: Any) -> torch.Tensor:
 
 def answer(output: Any) -> torch.Tensor:
     """The tensor that a model is called for."""
-    found = output if isinstance(output, torch.Tensor) else output[1] if "loss" in output else output[0]
+    found = (
+        output if isinstance(output, torch.Tensor) else output[1] if "loss" in output else output[0]
+    )
     assert isinstance(found, torch.Tensor)
     return found
 
@@ -166,12 +178,16 @@ class Subject:
     def put(self, name: str, module: nn.Module) -> None:
         """Put another module in a module's place."""
         parent, _, own = name.rpartition(".")
-        setattr(self.model.get_submodule(parent), own, module.to(self.dtype).train(self.model.training))
+        setattr(
+            self.model.get_submodule(parent), own, module.to(self.dtype).train(self.model.training)
+        )
 
     def given(self, name: str) -> torch.Tensor:
         """The first argument of a module in a forward."""
         seen: list[torch.Tensor] = []
-        handle = self.module(name).register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().clone()))
+        handle = self.module(name).register_forward_pre_hook(
+            lambda module, args: seen.append(args[0].detach().clone())
+        )
         with torch.no_grad():
             self.model(*self.args, **self.kwargs)
         handle.remove()
@@ -209,7 +225,11 @@ def _built(name: str) -> tuple[nn.Module, dict[str, Any]]:
         model.set_attn_implementation("eager")  # type: ignore[operator]
     layers, kept = _SHORTENED[name]
     parent, _, own = layers.rpartition(".")
-    setattr(model.get_submodule(parent), own, nn.ModuleList(list(model.get_submodule(layers).children())[:kept]))
+    setattr(
+        model.get_submodule(parent),
+        own,
+        nn.ModuleList(list(model.get_submodule(layers).children())[:kept]),
+    )
     return model, dict(inputs)
 
 

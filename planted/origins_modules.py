@@ -87,7 +87,9 @@ class Unpack(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         output = self.inner(x)
-        result = output[1][1][0]["hidden"] if isinstance(output, tuple) else next(iter(output.values()))
+        result = (
+            output[1][1][0]["hidden"] if isinstance(output, tuple) else next(iter(output.values()))
+        )
         assert isinstance(result, torch.Tensor)
         return result
 
@@ -122,7 +124,9 @@ class SqrtGradient(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate = torch.ones_like(x)
         gate[..., 0] = 0
-        return torch.sqrt(x.abs() * gate) * 1  # a root's own result must not be written over by the next module
+        return (
+            torch.sqrt(x.abs() * gate) * 1
+        )  # a root's own result must not be written over by the next module
 
 
 class WhereGradient(nn.Module):
@@ -248,5 +252,9 @@ class QuietGradient(nn.Module):
     """A NaN in the gradient of its own root, that ReLU's gradient takes away again."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = torch.relu(x).float()  # in float16 the square of a small number would be 0, too, and its gradient would come out
+        wide = torch.relu(
+            x
+            # in float16 the square of a small number would be 0, too, and its gradient would come
+            # out
+        ).float()
         return torch.sqrt(wide.square()).to(x.dtype)

@@ -194,13 +194,17 @@ def _dropout_overflows(subject: Subject) -> Right:
 def _weight_norm(subject: Subject) -> Right:
     weight_norm(subject.module(subject.at.linear), dim=None)  # type: ignore[arg-type]
     with torch.no_grad():
-        subject.model.get_parameter(f"{subject.at.linear}.parametrizations.weight.original1").zero_()
+        subject.model.get_parameter(
+            f"{subject.at.linear}.parametrizations.weight.original1"
+        ).zero_()
     return Right(f"{subject.at.linear}.parametrizations.weight.0", NAN)
 
 
 @origin("a hook of one's own divides by 0")
 def _hook(subject: Subject) -> Right:
-    subject.module(subject.at.leaf).register_forward_hook(lambda module, args, output: output / torch.zeros_like(output))
+    subject.module(subject.at.leaf).register_forward_hook(
+        lambda module, args, output: output / torch.zeros_like(output)
+    )
     return Right(subject.at.leaf, (*NAN, *UP, *DOWN))
 
 
@@ -241,19 +245,28 @@ def _odd_outputs(subject: Subject) -> None:
     subject.put(subject.at.leaf, UseOddOutputs())
 
 
-@legal("NaN in the input that the model takes out", "cnn", why="its input is not of floating numbers")
+@legal(
+    "NaN in the input that the model takes out", "cnn", why="its input is not of floating numbers"
+)
 def _missing_values(subject: Subject) -> None:
     subject.put("stem.0", WithoutNaN(subject.module("stem.0")))
     subject.args[0][0, 0, 0, 0] = torch.nan
 
 
-@legal("NaN weights that are not used", "minilm", why="its embeddings are tied to what uses them all")
+@legal(
+    "NaN weights that are not used", "minilm", why="its embeddings are tied to what uses them all"
+)
 def _unused_row(subject: Subject) -> None:
     with torch.no_grad():
         subject.module("embeddings.word_embeddings").get_parameter("weight")[5] = torch.nan
 
 
-@legal("sparse gradients", "minilm", "float32", why="MiniLM's embeddings are the only ones that are not tied")
+@legal(
+    "sparse gradients",
+    "minilm",
+    "float32",
+    why="MiniLM's embeddings are the only ones that are not tied",
+)
 def _sparse(subject: Subject) -> None:
     table = subject.module("embeddings.word_embeddings")
     assert isinstance(table, nn.Embedding)

@@ -1,4 +1,6 @@
-"""Faults of a backward, of an update, of what a step leaves in buffers, and of what a loop does otherwise: the forward's outputs stay."""
+"""Faults of a backward, of an update, of what a step leaves in buffers, and of what a loop does
+otherwise: the forward's outputs stay.
+"""
 
 from __future__ import annotations
 
@@ -83,15 +85,17 @@ class TrainingFault:
 
     Attributes:
         name: the module that has it.
-        site: ``"module"``, ``"glue"`` (of the module's own code), ``"buffer"`` (what the module's forward leaves in one), ``"loss"``,
-            ``"update"``, or ``"between"`` (what something other than an update changes between two of them).
+        site: ``"module"``, ``"glue"`` (of the module's own code), ``"buffer"`` (what the module's
+            forward leaves in one), ``"loss"``, ``"update"``, or ``"between"`` (what something other
+            than an update changes between two of them).
         kind: what is wrong.
         plant: puts it into a model that holds the module.
         roles: the records that can show it.
         path: of these records, where it is only some.
         update: of ``UPDATE_FAULTS``, the fault that the optimizer has.
         loop: what the loop does otherwise, by the attributes of ``planted.training_models.Loop``.
-        certain: whether it changes far more than rounding by what it is: something is missing, or half as large.
+        certain: whether it changes far more than rounding by what it is: something is missing, or
+            half as large.
     """
 
     name: str
@@ -106,9 +110,12 @@ class TrainingFault:
 
     def __str__(self) -> str:
         name = self.name or "(root)"
-        where = {"module": name, "buffer": name, "glue": f"{name} (glue)", "between": f"{name}, between updates"}.get(
-            self.site, f"the {self.site}"
-        )
+        where = {
+            "module": name,
+            "buffer": name,
+            "glue": f"{name} (glue)",
+            "between": f"{name}, between updates",
+        }.get(self.site, f"the {self.site}")
         return f"{self.kind} in {where}"
 
 
@@ -125,14 +132,20 @@ def of_input(name: str, kind: str) -> TrainingFault:
             def wrong(*args: Any, **kwargs: Any) -> Any:
                 if args:
                     return forward(changed(args[0], OF_INPUT[kind]), *args[1:], **kwargs)
-                first = next(key for key, value in kwargs.items() if isinstance(value, torch.Tensor) and value.requires_grad)
+                first = next(
+                    key
+                    for key, value in kwargs.items()
+                    if isinstance(value, torch.Tensor) and value.requires_grad
+                )
                 return forward(**{**kwargs, first: changed(kwargs[first], OF_INPUT[kind])})
 
             return wrong
 
         wrap(model.get_submodule(name), around)
 
-    return TrainingFault(name, "module", f"gradient of the input, {kind}", plant, (Role.GRAD_INPUT,))
+    return TrainingFault(
+        name, "module", f"gradient of the input, {kind}", plant, (Role.GRAD_INPUT,)
+    )
 
 
 def of_parameter(name: str, own: str, kind: str, change: Change) -> TrainingFault:
@@ -150,7 +163,9 @@ def of_parameter(name: str, own: str, kind: str, change: Change) -> TrainingFaul
 
         wrap(module, around)
 
-    return TrainingFault(name, "module", f"gradient of the {_sort(own)}, {kind}", plant, (Role.CALL_GRAD,), own)
+    return TrainingFault(
+        name, "module", f"gradient of the {_sort(own)}, {kind}", plant, (Role.CALL_GRAD,), own
+    )
 
 
 def _sort(own: str) -> str:
@@ -159,7 +174,9 @@ def _sort(own: str) -> str:
 
 
 @contextlib.contextmanager
-def given_as(module: nn.Module, own: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+def given_as(
+    module: nn.Module, own: str, change: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[None]:
     """While it lasts, a module computes with something made of one of its parameters."""
     parameter = module._parameters[own]
     assert parameter is not None
@@ -175,7 +192,9 @@ def given_as(module: nn.Module, own: str, change: Callable[[torch.Tensor], torch
 
 
 def of_glue(parent: str, child: str, kind: str, factor: float) -> TrainingFault:
-    """The gradient on its way from a child to what the parent's own code made: ``factor`` times as large, or lost."""
+    """The gradient on its way from a child to what the parent's own code made: ``factor`` times as
+    large, or lost.
+    """
 
     def plant(model: nn.Module) -> None:
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -196,7 +215,9 @@ def of_glue(parent: str, child: str, kind: str, factor: float) -> TrainingFault:
 
 
 def of_detached(name: str) -> TrainingFault:
-    """A module that is given its input without the graph that made it: no gradient goes further back than to its own parameters."""
+    """A module that is given its input without the graph that made it: no gradient goes further
+    back than to its own parameters.
+    """
 
     def plant(model: nn.Module) -> None:
         def around(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -213,26 +234,43 @@ def of_frozen(name: str, own: str) -> TrainingFault:
     def plant(model: nn.Module) -> None:
         model.get_submodule(name)._parameters[own].requires_grad_(False)  # type: ignore[union-attr]
 
-    return TrainingFault(name, "module", "parameter frozen", plant, (Role.CALL_GRAD, Role.PARAM_GRAD), own)
+    return TrainingFault(
+        name, "module", "parameter frozen", plant, (Role.CALL_GRAD, Role.PARAM_GRAD), own
+    )
 
 
 def of_halved(name: str, own: str) -> TrainingFault:
     """A weight that is halved between an update and the next step."""
     roles = (Role.PARAM_CHANGED, Role.PARAM_BEFORE)
-    return TrainingFault(name, "between", "weight x 0.5", roles=roles, loop={"halved": _full(name, own)}, certain=True)
+    return TrainingFault(
+        name,
+        "between",
+        "weight x 0.5",
+        roles=roles,
+        loop={"halved": _full(name, own)},
+        certain=True,
+    )
 
 
 def of_forgotten(name: str, own: str) -> TrainingFault:
     """A weight's first moment that is set to zero between two steps."""
     roles = (Role.STATE_BEFORE,)
-    return TrainingFault(name, "between", "first moment zeroed", roles=roles, loop={"forgotten": _full(name, own)}, certain=True)
+    return TrainingFault(
+        name,
+        "between",
+        "first moment zeroed",
+        roles=roles,
+        loop={"forgotten": _full(name, own)},
+        certain=True,
+    )
 
 
 def _full(name: str, own: str) -> str:
     return f"{name}.{own}" if name else own
 
 
-#: Faults of an update that ``torch.optim.AdamW`` is told nothing of: what its kernel is called with in place of what it was given.
+# : Faults of an update that ``torch.optim.AdamW`` is told nothing of: what its kernel is called
+# with in place of what it was given.
 UPDATE_FAULTS: dict[str, dict[str, Any]] = {
     "beta2 0.99 for 0.999": {"beta2": 0.99},
     "beta1 0.8 for 0.9": {"beta1": 0.8},
@@ -255,7 +293,16 @@ def wrong_update(kind: str) -> Iterator[None]:
 
     original, fault = home.adam, UPDATE_FAULTS[kind]
 
-    def wrong(params: Any, grads: Any, exp_avgs: Any, exp_avg_sqs: Any, maxima: Any, steps: Any, *args: Any, **kwargs: Any) -> None:
+    def wrong(
+        params: Any,
+        grads: Any,
+        exp_avgs: Any,
+        exp_avg_sqs: Any,
+        maxima: Any,
+        steps: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         for name in ("beta1", "beta2", "eps", "weight_decay", "decoupled_weight_decay"):
             if name in fault:
                 kwargs[name] = fault[name]
@@ -264,7 +311,9 @@ def wrong_update(kind: str) -> Iterator[None]:
             kwargs["weight_decay"] = fault.get("weight_decay_of_others", 0.0)
         for step in steps:
             step += fault.get("steps", 0)
-        counted = [torch.full_like(step, 1e6) for step in steps] if "uncorrected" in fault else steps  # 1 - beta ** 1e6 is 1
+        counted = (
+            [torch.full_like(step, 1e6) for step in steps] if "uncorrected" in fault else steps
+        )  # 1 - beta ** 1e6 is 1
         original(params, grads, exp_avgs, exp_avg_sqs, maxima, counted, *args, **kwargs)
         for step in steps if "uncorrected" in fault else ():
             step += 1

@@ -1,4 +1,6 @@
-"""Nine small models to be trained in which faults of the backward and of the update are planted, and the loop that trains them."""
+"""Nine small models to be trained in which faults of the backward and of the update are planted,
+and the loop that trains them.
+"""
 
 from __future__ import annotations
 
@@ -65,12 +67,17 @@ class Loop:
     optimizer: dict[str, Any] = field(default_factory=lambda: {"foreach": False, "fused": False})
 
 
-#: One batch a step; and three micro-batches a step, whose loss is scaled, and whose gradients are clipped.
+# : One batch a step; and three micro-batches a step, whose loss is scaled, and whose gradients are
+# clipped.
 PLAIN = Loop()
-ACCUMULATED = Loop(micro_batches=_MICRO_BATCHES, divided_by=_MICRO_BATCHES, scale=4.0, undone=4.0, clip=0.1)
+ACCUMULATED = Loop(
+    micro_batches=_MICRO_BATCHES, divided_by=_MICRO_BATCHES, scale=4.0, undone=4.0, clip=0.1
+)
 
 
-def train(training: Training, model: nn.Module, loop: Loop, end_step: Callable[[], None] = lambda: None) -> list[float]:
+def train(
+    training: Training, model: nn.Module, loop: Loop, end_step: Callable[[], None] = lambda: None
+) -> list[float]:
     """Train a model for all steps, and call ``end_step`` at the end of each.
 
     Args:
@@ -130,12 +137,17 @@ def _groups(model: nn.Module) -> list[dict[str, Any]]:
     matrices = [parameter for parameter in trained if parameter.dim() > 1]
     return [
         {"params": matrices, "weight_decay": 0.1},
-        {"params": [parameter for parameter in trained if parameter.dim() < 2], "weight_decay": 0.0},
+        {
+            "params": [parameter for parameter in trained if parameter.dim() < 2],
+            "weight_decay": 0.0,
+        },
     ]
 
 
 def _as(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    return (
+        value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    )
 
 
 def _first(output: Any) -> torch.Tensor:
@@ -185,12 +197,16 @@ class Convolutions(nn.Module):
         self.pool, self.head = nn.AdaptiveAvgPool2d(2), nn.Linear(64, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.head(self.pool(self.blocks(self.norm(self.stem(images)))).flatten(1))
+        found: torch.Tensor = self.head(
+            self.pool(self.blocks(self.norm(self.stem(images)))).flatten(1)
+        )
         return found
 
 
 class Recurrent(nn.Module):
-    """A language model of two layers of LSTM, with a residual around a feed-forward, and its embedding used again as its head."""
+    """A language model of two layers of LSTM, with a residual around a feed-forward, and its
+    embedding used again as its head.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +222,9 @@ class Recurrent(nn.Module):
 
 
 class Codebook(nn.Module):
-    """A codebook that learns no gradient: a moving average of what was given to it, weighted by how near each code is."""
+    """A codebook that learns no gradient: a moving average of what was given to it, weighted by how
+    near each code is.
+    """
 
     embed: torch.Tensor
     sums: torch.Tensor
@@ -236,7 +254,11 @@ class Quantized(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder, self.codebook, self.norm = nn.Linear(24, 16), Codebook(12, 16), nn.LayerNorm(16)
+        self.encoder, self.codebook, self.norm = (
+            nn.Linear(24, 16),
+            Codebook(12, 16),
+            nn.LayerNorm(16),
+        )
         self.decoder = nn.Linear(16, 10)
 
     def forward(self, data: torch.Tensor) -> torch.Tensor:
@@ -247,7 +269,11 @@ class Quantized(nn.Module):
 class _Mix(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 2 * width),
+            nn.Linear(2 * width, width),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = x + self.down(functional.gelu(self.up(self.norm(x))))
@@ -259,13 +285,17 @@ def _smaller(name: str, **config: Any) -> Architecture:
     return replace(known, config={**known.config, **config}, attention="eager")
 
 
-#: Those from transformers: with fewer layers than where faults of a forward are planted, for a training step records much more.
+# : Those from transformers: with fewer layers than where faults of a forward are planted, for a
+# training step records much more.
 _TRANSFORMERS = {
     "gpt2": _smaller("gpt2", n_layer=2, n_embd=48, n_head=3),
     "llama": _smaller("llama", num_hidden_layers=1, tie_word_embeddings=True),
     "t5": _smaller("t5", num_layers=1, num_decoder_layers=1),
     "mixtral": _smaller("mixtral", num_hidden_layers=1),
-    "vit": replace(_smaller("vit", num_hidden_layers=1, num_labels=10), classes=("ViTForImageClassification", "ViTConfig")),
+    "vit": replace(
+        _smaller("vit", num_hidden_layers=1, num_labels=10),
+        classes=("ViTForImageClassification", "ViTConfig"),
+    ),
 }
 
 
@@ -325,14 +355,19 @@ def _codebook() -> Training:
 
 
 def _minilm() -> Training:
-    """The first layer of MiniLM with its real weights, and the words of its sentences; the other words' embeddings would only take time."""
+    """The first layer of MiniLM with its real weights, and the words of its sentences; the other
+    words' embeddings would only take time.
+    """
     found, inputs = build("minilm")
     model: Any = found
     model.set_attn_implementation("eager")
     model.encoder.layer = model.encoder.layer[:1]
     ids: Any = inputs["input_ids"]
     words, used = ids.unique(return_inverse=True)
-    for name, rows in (("word_embeddings", words), ("position_embeddings", torch.arange(ids.shape[1]))):
+    for name, rows in (
+        ("word_embeddings", words),
+        ("position_embeddings", torch.arange(ids.shape[1])),
+    ):
         kept: Any = nn.Embedding(len(rows), model.config.hidden_size)
         kept.weight.data = getattr(model.embeddings, name).weight.data[rows]
         setattr(model.embeddings, name, kept)
@@ -347,7 +382,9 @@ def _minilm() -> Training:
     return Training(model, _batches(batch), _distance)
 
 
-def _batches(batch: Callable[[], tuple[Inputs, torch.Tensor]]) -> list[list[tuple[Inputs, torch.Tensor]]]:
+def _batches(
+    batch: Callable[[], tuple[Inputs, torch.Tensor]],
+) -> list[list[tuple[Inputs, torch.Tensor]]]:
     return [[batch() for _ in range(_MICRO_BATCHES)] for _ in range(STEPS)]
 
 

@@ -18,7 +18,8 @@ from hypothesis import settings
 
 from tests.forkserver import CLI, with_torch
 
-# A job that a script starts in the background ignores Ctrl-C, and so would all its children, whom some tests send it.
+# A job that a script starts in the background ignores Ctrl-C, and so would all its children, whom
+# some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Property tests: so many examples in `make test`; `make test-all` passes --hypothesis-profile=all.
@@ -31,7 +32,9 @@ ROOT = Path(__file__).parent.parent
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def run_cli(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_cli(
+    *arguments: str | Path, cwd: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run ``python -m accucompare`` and give its exit code, standard output and standard error."""
     return subprocess.run(
         [sys.executable, "-m", "accucompare", *map(str, arguments)],
@@ -44,9 +47,13 @@ def run_cli(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess
 
 @pytest.fixture
 def process(tmp_path: Path) -> Run:
-    """As ``cli``, in a process of its own: for what a process is the point of, such as start-up, warnings, or its threads."""
+    """As ``cli``, in a process of its own: for what a process is the point of, such as start-up,
+    warnings, or its threads.
+    """
 
-    def run(*arguments: str | Path, cwd: Path = tmp_path, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        *arguments: str | Path, cwd: Path = tmp_path, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         return run_cli(*arguments, cwd=cwd, **environment)
 
     return run
@@ -54,23 +61,35 @@ def process(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def forked(tmp_path: Path) -> Run:
-    """As ``process``, forked from one that has imported torch: for what happens while a command runs, such as signals."""
+    """As ``process``, forked from one that has imported torch: for what happens while a command
+    runs, such as signals.
+    """
 
-    def run(*arguments: str | Path, cwd: Path = tmp_path, **environment: str) -> subprocess.CompletedProcess[str]:
-        return with_torch()(CLI, *arguments, cwd=cwd, variables={**os.environ, "COLUMNS": "100", **environment})
+    def run(
+        *arguments: str | Path, cwd: Path = tmp_path, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return with_torch()(
+            CLI, *arguments, cwd=cwd, variables={**os.environ, "COLUMNS": "100", **environment}
+        )
 
     return run
 
 
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """``cli("diff", "golden", "npu")`` runs in the test's own directory, and in this process; ``environment`` is set meanwhile."""
+def cli(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Run]:
+    """``cli("diff", "golden", "npu")`` runs in the test's own directory, and in this process;
+    ``environment`` is set meanwhile.
+    """
     from accucompare.cli import main
 
     monkeypatch.setattr(sys, "path", [*sys.path])  # loading a case puts its directory there
     on_sigterm = signal.getsignal(signal.SIGTERM)
 
-    def run(*arguments: str | Path, cwd: Path = tmp_path, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        *arguments: str | Path, cwd: Path = tmp_path, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         capfd.readouterr()
         with monkeypatch.context() as patched, warnings.catch_warnings():
             warnings.simplefilter("default")
@@ -80,7 +99,9 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
             with pytest.raises(SystemExit) as ended:
                 main([str(argument) for argument in arguments])
         printed = capfd.readouterr()
-        return subprocess.CompletedProcess(list(map(str, arguments)), int(ended.value.code or 0), printed.out, printed.err)
+        return subprocess.CompletedProcess(
+            list(map(str, arguments)), int(ended.value.code or 0), printed.out, printed.err
+        )
 
     yield run
     signal.signal(signal.SIGTERM, on_sigterm)
@@ -88,7 +109,9 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 @functools.cache
 def has_lstm_in_bfloat16() -> bool:
-    """Whether this processor runs an LSTM under autocast: oneDNN has none in bfloat16 for those without AVX-512."""
+    """Whether this processor runs an LSTM under autocast: oneDNN has none in bfloat16 for those
+    without AVX-512.
+    """
     try:
         with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
             torch.nn.LSTM(4, 4)(torch.zeros(2, 1, 4))
@@ -106,6 +129,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: each search for garbage would go through all of it, and that is a twentieth of the tests' time."""
+    """What is imported by now stays: each search for garbage would go through all of it, and that
+    is a twentieth of the tests' time.
+    """
     gc.collect()
     gc.freeze()

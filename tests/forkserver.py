@@ -1,10 +1,12 @@
-"""Commands in processes of their own, without the seconds that each would take to import torch, and to take it down at its end.
+"""Commands in processes of their own, without the seconds that each would take to import torch, and
+to take it down at its end.
 
-One process imports what commands need, and forks itself for each. A child has the directory, environment, streams and exit code of a fresh
-process. What is read while modules are imported, such as ``OMP_NUM_THREADS``, and what happens at exit, needs a fresh one.
+One process imports what commands need, and forks itself for each. A child has the directory,
+environment, streams and exit code of a fresh process. What is read while modules are imported, such
+as ``OMP_NUM_THREADS``, and what happens at exit, needs a fresh one.
 
-Where there is a simulated NPU, the same process forks a second server from itself, which goes on and imports torch_npu.
-"""
+Where there is a simulated NPU, the same process forks a second server from itself, which goes on
+and imports torch_npu."""
 
 from __future__ import annotations
 
@@ -34,8 +36,12 @@ del sys.argv[0]
 sys.path[0] = os.path.dirname(sys.argv[0])
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-MODULE = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
-#: What most commands import; every optimizer imports the compiler, which takes nearly as long as torch itself.
+MODULE = (
+    "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__',"
+    " alter_sys=True)"
+)
+# : What most commands import; every optimizer imports the compiler, which takes nearly as long as
+# torch itself.
 MODULES = (
     *(
         "accucompare.locating",
@@ -46,7 +52,12 @@ MODULES = (
     "torch._dynamo",
 )
 #: What a diff imports.
-DIFF = ("accucompare.api", "accucompare.report.excel.workbook", "accucompare.report.terminal.terminal", "openpyxl")
+DIFF = (
+    "accucompare.api",
+    "accucompare.report.excel.workbook",
+    "accucompare.report.terminal.terminal",
+    "openpyxl",
+)
 #: What the fixtures' models are made of.
 MODELS = (
     "transformers.models.bert.modeling_bert",
@@ -54,7 +65,8 @@ MODELS = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.t5.modeling_t5",
 )
-#: A process that has torch without torch_npu finds a simulated NPU when it imports torch_npu; and imports it, as ``import torch`` may.
+# : A process that has torch without torch_npu finds a simulated NPU when it imports torch_npu; and
+# imports it, as ``import torch`` may.
 SIMULATED = "from tests.forkserver import find_simulation; find_simulation()\n"
 AUTOLOAD = f"{SIMULATED}import torch; torch._import_device_backends()\n"
 
@@ -71,24 +83,46 @@ class Forkserver:
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
         self._folder = tempfile.TemporaryDirectory(prefix="forkserver.")
-        command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.forkserver import serve; serve()"]
+        command = [
+            sys.executable,
+            "-c",
+            (
+                f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.forkserver import"
+                " serve; serve()"
+            ),
+        ]
         self._process = subprocess.Popen(
-            [*command, str(requests), str(answers), *modules], env=dict(variables), stdin=subprocess.DEVNULL, pass_fds=(requests, answers)
+            [*command, str(requests), str(answers), *modules],
+            env=dict(variables),
+            stdin=subprocess.DEVNULL,
+            pass_fds=(requests, answers),
         )
         os.close(requests)
         os.close(answers)
 
     def run(
-        self, program: str, *arguments: str | Path, cwd: Path, variables: Mapping[str, str], torch_npu: bool = False
+        self,
+        program: str,
+        *arguments: str | Path,
+        cwd: Path,
+        variables: Mapping[str, str],
+        torch_npu: bool = False,
     ) -> CompletedProcess[str]:
-        """Run a Python program; arguments and result as of ``subprocess.run([sys.executable, "-c", program, ...], text=True)``.
+        """Run a Python program; arguments and result as of ``subprocess.run([sys.executable, "-c",
+        program, ...], text=True)``.
 
         Args:
             torch_npu: whether the process finds it imported.
         """
         streams = [Path(self._folder.name, name) for name in ("out", "err")]
         argv = ["-c", *map(str, arguments)]
-        request = {"program": program, "argv": argv, "cwd": str(cwd), "variables": dict(variables), "streams": list(map(str, streams))}
+        request = {
+            "program": program,
+            "argv": argv,
+            "cwd": str(cwd),
+            "variables": dict(variables),
+            "streams": list(map(str, streams)),
+        }
         os.write(self._requests, json.dumps([torch_npu, request]).encode() + b"\n")
         answer = os.read(self._answers, 100)
         assert answer, "the server has died; what it printed is above"
@@ -158,7 +192,9 @@ def _forked(request: dict[str, Any]) -> bytes:
     return str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode()
 
 
-def _become(program: str, argv: list[str], cwd: str, variables: dict[str, str], streams: list[str]) -> NoReturn:
+def _become(
+    program: str, argv: list[str], cwd: str, variables: dict[str, str], streams: list[str]
+) -> NoReturn:
     for number, stream in enumerate(streams, 1):
         descriptor = os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, number)
@@ -166,7 +202,10 @@ def _become(program: str, argv: list[str], cwd: str, variables: dict[str, str], 
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(variables)
-    for name in ("simnpu.switches", "simnpu.faults"):  # what they remember of the server's environment
+    for name in (
+        "simnpu.switches",
+        "simnpu.faults",
+    ):  # what they remember of the server's environment
         for function in vars(sys.modules.get(name, ModuleType(name))).values():
             with suppress(AttributeError):
                 function.cache_clear()
@@ -193,17 +232,25 @@ def _with_npu() -> dict[str, str]:
 
 @cache
 def _server() -> Forkserver:
-    """One for each process that tests. It could load CANN's libraries where they are simulated, and imports torch without any device."""
+    """One for each process that tests. It could load CANN's libraries where they are simulated, and
+    imports torch without any device.
+    """
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     with suppress(RuntimeError):  # there is no simulated NPU here
-        variables["LD_LIBRARY_PATH"] = _with_npu()["LD_LIBRARY_PATH"]  # which is read once, when a process starts
+        variables["LD_LIBRARY_PATH"] = _with_npu()[
+            "LD_LIBRARY_PATH"
+        ]  # which is read once, when a process starts
     return Forkserver(variables, MODULES + MODELS)
 
 
 @cache
 def without_torch() -> Callable[..., CompletedProcess[str]]:
-    """The ``run`` of a server that has imported what a diff needs, and so little that its children's memory can be bounded."""
-    return Forkserver({**os.environ, "OPENBLAS_NUM_THREADS": "1"}, ("accucompare.cli.commands", *DIFF)).run
+    """The ``run`` of a server that has imported what a diff needs, and so little that its
+    children's memory can be bounded.
+    """
+    return Forkserver(
+        {**os.environ, "OPENBLAS_NUM_THREADS": "1"}, ("accucompare.cli.commands", *DIFF)
+    ).run
 
 
 def with_torch() -> Callable[..., CompletedProcess[str]]:

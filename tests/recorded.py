@@ -29,10 +29,14 @@ def opened() -> Iterator[Opened]:
 
 @pytest.fixture
 def record(tmp_path: Path, opened: Opened) -> Record:
-    """``record(model, x, mask=m)`` captures one call of the model and opens the bundle; ``options`` go to the capture."""
+    """``record(model, x, mask=m)`` captures one call of the model and opens the bundle; ``options``
+    go to the capture.
+    """
     numbers = itertools.count()
 
-    def run(model: nn.Module, *args: Any, options: dict[str, Any] | None = None, **kwargs: Any) -> Bundle:
+    def run(
+        model: nn.Module, *args: Any, options: dict[str, Any] | None = None, **kwargs: Any
+    ) -> Bundle:
         out = tmp_path / f"bundle{next(numbers)}"
         with ac.capture(model, out, **(options or {})):
             model(*args, **kwargs)
@@ -66,7 +70,9 @@ def places(bundle: Bundle, name: str | None = None) -> list[str]:
 
 
 class Glue(nn.Module):
-    """A model whose forward is a function of the test's own: ``Glue(lambda self, x: self.fc(x) + 1, fc=nn.Linear(2, 2))``."""
+    """A model whose forward is a function of the test's own: ``Glue(lambda self, x: self.fc(x) + 1,
+    fc=nn.Linear(2, 2))``.
+    """
 
     def __init__(self, forward: Callable[..., Any], **children: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""What the tests of object storage share: an S3 server in a process of its own, and in front of it one that fails as it is told to."""
+"""What the tests of object storage share: an S3 server in a process of its own, and in front of it
+one that fails as it is told to.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,12 @@ class Storage:
 @contextmanager
 def served() -> Iterator[Storage]:
     """Both servers, until the end."""
-    process = subprocess.Popen([sys.executable, "-c", _SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SERVE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
     assert process.stdin is not None
     assert process.stdout is not None
     port = int(process.stdout.readline())
@@ -135,7 +142,9 @@ class _Front(BaseHTTPRequestHandler):
             storage.over.wait()
             self.close_connection = True
         elif isinstance(fault, Fails):
-            self._send(fault.status, {}, _ERROR.format(code=fault.code, message=fault.message).encode())
+            self._send(
+                fault.status, {}, _ERROR.format(code=fault.code, message=fault.message).encode()
+            )
         else:
             behind = http.client.HTTPConnection("127.0.0.1", self.server.behind)  # type: ignore[attr-defined]
             behind.request(self.command, self.path, body, dict(self.headers))
@@ -144,11 +153,19 @@ class _Front(BaseHTTPRequestHandler):
             behind.close()
             self._send(answer.status, dict(answer.headers), content, half=isinstance(fault, Drops))
 
-    def _send(self, status: int, headers: dict[str, str], content: bytes, half: bool = False) -> None:
+    def _send(
+        self, status: int, headers: dict[str, str], content: bytes, half: bool = False
+    ) -> None:
         length = headers.get("Content-Length", str(len(content)))
         self.send_response_only(status)
         for name, value in headers.items():
-            if name.lower() not in ("content-length", "connection", "transfer-encoding", "date", "server"):
+            if name.lower() not in (
+                "content-length",
+                "connection",
+                "transfer-encoding",
+                "date",
+                "server",
+            ):
                 self.send_header(name, value)
         self.send_header("Content-Length", length)
         self.end_headers()

@@ -1,4 +1,6 @@
-"""Paths that cannot be read, or written to, given to the Python interface: always an AccucompareError that says which, and why."""
+"""Paths that cannot be read, or written to, given to the Python interface: always an
+AccucompareError that says which, and why.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,22 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "told"), [("r.xlsx", True), ("r.html", False), ("r.json", False)])
-def test_excel_is_suspected_of_a_workbook_alone(monkeypatch: pytest.MonkeyPatch, name: str, told: bool) -> None:
+def test_excel_is_suspected_of_a_workbook_alone(
+    monkeypatch: pytest.MonkeyPatch, name: str, told: bool
+) -> None:
     def locked(source: object, destination: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     compared = ac.diff(write(Path("golden"), [item()]), Path("golden"))
     monkeypatch.setattr(os, "replace", locked)
     with pytest.raises(ac.AccucompareError) as refusal:
-        {"xlsx": compared.to_excel, "html": compared.to_html, "json": compared.to_json}[name.partition(".")[2]](name)
-    assert ("open in Excel" in str(refusal.value), "may write to" in str(refusal.value)) == (told, True)
+        {"xlsx": compared.to_excel, "html": compared.to_html, "json": compared.to_json}[
+            name.partition(".")[2]
+        ](name)
+    assert ("open in Excel" in str(refusal.value), "may write to" in str(refusal.value)) == (
+        told,
+        True,
+    )
 
 
 def capture(path: Any, **options: Any) -> None:
@@ -60,14 +69,19 @@ def watch(path: Any, **options: Any) -> None:
 
 @pytest.fixture
 def comparison(tmp_path: Path) -> ac.Comparison:
-    return ac.diff(*(write(tmp_path / side, [item("fc", [1.0])]) for side in ("golden", "candidate")))
+    return ac.diff(
+        *(write(tmp_path / side, [item("fc", [1.0])]) for side in ("golden", "candidate"))
+    )
 
 
 def refused(call: Callable[[Any], object], bad: str) -> str:
     with pytest.raises(ac.AccucompareError) as caught:
         call(_BAD[bad])
     message = str(caught.value)
-    assert str(_BAD[bad]).split("\0")[0][:10] in message or f"is a {type(_BAD[bad]).__name__}" in message
+    assert (
+        str(_BAD[bad]).split("\0")[0][:10] in message
+        or f"is a {type(_BAD[bad]).__name__}" in message
+    )
     assert "Errno" not in message
     return message
 
@@ -76,11 +90,28 @@ def refused(call: Callable[[Any], object], bad: str) -> str:
 @pytest.mark.parametrize("bad", _BAD)
 @pytest.mark.parametrize("verb", ["capture", "watch"])
 def test_a_place_that_cannot_be_written_to_is_refused(verb: str, bad: str) -> None:
-    assert "; " in refused({"capture": capture, "watch": watch}[verb], bad) or bad in ("nothing", "no path", "bytes", "a list")
+    assert "; " in refused({"capture": capture, "watch": watch}[verb], bad) or bad in (
+        "nothing",
+        "no path",
+        "bytes",
+        "a list",
+    )
 
 
 @pytest.mark.parametrize("bad", _BAD)
-@pytest.mark.parametrize("verb", ["open_bundle", "golden", "candidate", "baseline", "like", "feed", "like of a watch", "tolerances"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "open_bundle",
+        "golden",
+        "candidate",
+        "baseline",
+        "like",
+        "feed",
+        "like of a watch",
+        "tolerances",
+    ],
+)
 def test_what_is_no_bundle_and_no_file_is_refused(verb: str, bad: str, tmp_path: Path) -> None:
     bundle = write(tmp_path / "golden", [item("fc", [1.0])])
     if bad == "nothing" and verb not in ("open_bundle", "golden", "candidate"):
@@ -100,7 +131,9 @@ def test_what_is_no_bundle_and_no_file_is_refused(verb: str, bad: str, tmp_path:
 
 @pytest.mark.parametrize("bad", [each for each in _BAD if each != "a file"])
 @pytest.mark.parametrize("kind", ["excel", "html", "json", "parquet"])
-def test_a_report_that_cannot_be_written_is_refused(kind: str, bad: str, comparison: ac.Comparison) -> None:
+def test_a_report_that_cannot_be_written_is_refused(
+    kind: str, bad: str, comparison: ac.Comparison
+) -> None:
     before = sorted(os.listdir())
     refused(getattr(comparison, f"to_{kind}"), bad)
     assert sorted(os.listdir()) == before

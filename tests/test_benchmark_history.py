@@ -1,4 +1,6 @@
-"""The benchmark of historical bugs: its arithmetic and its catalogue. `make bench-history` alone installs the releases and runs them."""
+"""The benchmark of historical bugs: its arithmetic and its catalogue. `make bench-history` alone
+installs the releases and runs them.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,51 @@ from benchmarks.history_catalogue import BUGS, REFACTORS, Bug, Found, Refactor
 from benchmarks.history_environments import Environment, transformers
 from benchmarks.history_plain import OF_A_BUG, first_difference, save
 from benchmarks.history_report import missed, sums, table, wrong
-from benchmarks.history_trial import CLEAN_DIFF, CLEAN_LOCATE, DIFF, LOCATE, Said, Trial, first_named
+from benchmarks.history_trial import (
+    CLEAN_DIFF,
+    CLEAN_LOCATE,
+    DIFF,
+    LOCATE,
+    Said,
+    Trial,
+    first_named,
+)
 
-QUIET = {CLEAN_DIFF: Said(0, "PASS", "", False, ""), CLEAN_LOCATE: Said(0, "PASS  identical", "", False, "")}
-FOUND = Trial("found", {DIFF: Said(1, "FAIL", "norm", True, ""), LOCATE: Said(1, "FAIL  bug: norm", "norm", True, ""), **QUIET})
-CLEARED = Trial("cleared", {DIFF: Said(1, "FAIL", "layers.1", False, ""), LOCATE: Said(0, "PASS  rounding", "", False, ""), **QUIET})
-ELSEWHERE = Trial("elsewhere", {DIFF: Said(1, "FAIL", "norm", True, ""), LOCATE: Said(1, "FAIL  bug: head", "head", False, ""), **QUIET})
-SAME = Trial("same", {DIFF: Said(0, "PASS", "", False, ""), LOCATE: Said(0, "IDENTICAL", "", False, "")})
-ALARM = Trial("alarm", {DIFF: Said(0, "PASS", "", False, ""), LOCATE: Said(2, "FAIL  not sure", "", False, "")})
+QUIET = {
+    CLEAN_DIFF: Said(0, "PASS", "", False, ""),
+    CLEAN_LOCATE: Said(0, "PASS  identical", "", False, ""),
+}
+FOUND = Trial(
+    "found",
+    {
+        DIFF: Said(1, "FAIL", "norm", True, ""),
+        LOCATE: Said(1, "FAIL  bug: norm", "norm", True, ""),
+        **QUIET,
+    },
+)
+CLEARED = Trial(
+    "cleared",
+    {
+        DIFF: Said(1, "FAIL", "layers.1", False, ""),
+        LOCATE: Said(0, "PASS  rounding", "", False, ""),
+        **QUIET,
+    },
+)
+ELSEWHERE = Trial(
+    "elsewhere",
+    {
+        DIFF: Said(1, "FAIL", "norm", True, ""),
+        LOCATE: Said(1, "FAIL  bug: head", "head", False, ""),
+        **QUIET,
+    },
+)
+SAME = Trial(
+    "same", {DIFF: Said(0, "PASS", "", False, ""), LOCATE: Said(0, "IDENTICAL", "", False, "")}
+)
+ALARM = Trial(
+    "alarm",
+    {DIFF: Said(0, "PASS", "", False, ""), LOCATE: Said(2, "FAIL  not sure", "", False, "")},
+)
 
 
 def bug(*places: str, **told: Any) -> Bug:
@@ -61,7 +100,9 @@ def test_a_refactor_that_is_not_cleared_is_not_right() -> None:
 
 @pytest.mark.parametrize("code", [1, 2])
 def test_a_clean_pair_that_is_not_cleared_is_not_right(code: int) -> None:
-    loud = Trial("found", {**FOUND.said, CLEAN_LOCATE: Said(code, "FAIL  bug: head", "head", False, "")})
+    loud = Trial(
+        "found", {**FOUND.said, CLEAN_LOCATE: Said(code, "FAIL  bug: head", "head", False, "")}
+    )
     assert wrong([loud], PAIRS) == [f"found, {CLEAN_LOCATE}: exit {code}: FAIL  bug: head"]
     assert sums([loud], PAIRS)[3] == "same release clean: 0 of 1"
     assert missed([loud], PAIRS) == ["the same release is not clean: found"]
@@ -99,7 +140,9 @@ def test_a_target_is_missed_on_its_far_side_alone(trials: list[Trial], short: li
         ("(root)", "", False),
     ],
 )
-def test_a_module_is_right_if_a_place_matches_its_whole_name(place: str, named: str, right: bool) -> None:
+def test_a_module_is_right_if_a_place_matches_its_whole_name(
+    place: str, named: str, right: bool
+) -> None:
     assert bug("elsewhere", place).is_at(Found(named)) is right
 
 
@@ -112,15 +155,26 @@ def test_a_module_is_right_if_a_place_matches_its_whole_name(place: str, named: 
         (Found("norm"), False),
     ],
 )
-def test_a_bug_of_training_is_right_in_its_part_of_the_first_step_that_has_it(found: Found, right: bool) -> None:
+def test_a_bug_of_training_is_right_in_its_part_of_the_first_step_that_has_it(
+    found: Found, right: bool
+) -> None:
     assert bug("norm", stages=("update",), step=1).is_at(found) is right
 
 
 def test_the_first_culprit_is_named_and_without_one_the_first_row_that_differs() -> None:
-    culprits = [{"name": "norm", "stage": "update", "row": 2}, {"name": "head", "stage": "forward", "row": 1}]
-    assert first_named({"culprits": culprits, "rows": [{"step": 0}, {"step": 4}]}) == Found("norm", "update", 4)
-    assert first_named({"culprits": [{"name": "", "stage": "loss", "row": None}]}) == Found("(root)", "loss")
-    assert first_named({"culprits": [], "first_divergence": "layers.0.norm output"}) == Found("layers.0.norm")
+    culprits = [
+        {"name": "norm", "stage": "update", "row": 2},
+        {"name": "head", "stage": "forward", "row": 1},
+    ]
+    assert first_named({"culprits": culprits, "rows": [{"step": 0}, {"step": 4}]}) == Found(
+        "norm", "update", 4
+    )
+    assert first_named({"culprits": [{"name": "", "stage": "loss", "row": None}]}) == Found(
+        "(root)", "loss"
+    )
+    assert first_named({"culprits": [], "first_divergence": "layers.0.norm output"}) == Found(
+        "layers.0.norm"
+    )
     assert first_named({"culprits": [], "first_divergence": None}) == Found("")
 
 
@@ -135,7 +189,11 @@ def test_every_bug_has_a_case_places_and_an_environment_of_its_own_on_each_side(
 def test_every_refactor_has_two_ways_to_compute_the_same() -> None:
     assert len({each.name for each in REFACTORS}) == len(REFACTORS) >= 12
     for each in REFACTORS:
-        found = {node.name for node in ast.parse(each.case.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
+        found = {
+            node.name
+            for node in ast.parse(each.case.read_text(encoding="utf-8")).body
+            if isinstance(node, ast.FunctionDef)
+        }
         assert set(each.functions) <= found
         assert each.right.packages != each.other.packages or len(set(each.functions)) == 2
 

@@ -56,7 +56,9 @@ def write(path: Path, content: str = CASE) -> Path:
         ("net.py:", "model"),
     ],
 )
-def test_a_file_or_a_module_with_or_without_a_callable(target: str, model: str, folder: Path) -> None:
+def test_a_file_or_a_module_with_or_without_a_callable(
+    target: str, model: str, folder: Path
+) -> None:
     write(folder / "net.py")
     case, name = load_case(target)
     assert (case.model, name) == (model, target)
@@ -103,12 +105,18 @@ def test_a_file_called_like_an_imported_module_does_not_replace_it(folder: Path)
 
 
 def test_two_files_of_one_name_are_two_cases(folder: Path) -> None:
-    write(folder / "a" / "net.py", "from accucompare import Case\ndef case():\n    return Case('a')")
-    write(folder / "b" / "net.py", "from accucompare import Case\ndef case():\n    return Case('b')")
+    write(
+        folder / "a" / "net.py", "from accucompare import Case\ndef case():\n    return Case('a')"
+    )
+    write(
+        folder / "b" / "net.py", "from accucompare import Case\ndef case():\n    return Case('b')"
+    )
     assert [load_case(f"{name}/net.py")[0].model for name in "ab"] == ["a", "b"]
 
 
-def test_without_a_target_the_nearest_pyproject_names_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_target_the_nearest_pyproject_names_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(folder / "pyproject.toml", '[tool.accucompare]\ncase = "cases/net.py:other"')
     write(folder / "cases" / "net.py")
     (folder / "src" / "deep").mkdir(parents=True)
@@ -142,7 +150,9 @@ def test_only_the_nearest_pyproject_counts(folder: Path, monkeypatch: pytest.Mon
     assert load_case(None)[1] == "case.py"
 
 
-def test_a_case_py_in_a_parent_directory_is_not_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_py_in_a_parent_directory_is_not_taken(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(folder / "pyproject.toml", "")
     write(folder / "case.py")
     (folder / "src").mkdir()
@@ -156,15 +166,43 @@ ERRORS = {
     "a directory": ("", "./", r"^\./: is a directory; name the file in it, as in \./model\.py$"),
     "no module": ("", "gone", r"^gone: no module 'gone'; give a file as path/to/file\.py$"),
     "no submodule": ("", "os.gone:case", r"no module 'os\.gone'"),
-    "no callable": ("def build(): pass\nx = 1", "net.py", r"net\.py has no callable 'case'; it has build$"),
+    "no callable": (
+        "def build(): pass\nx = 1",
+        "net.py",
+        r"net\.py has no callable 'case'; it has build$",
+    ),
     "no callables": ("x = 1", "net.py:x", r"net\.py has no callable 'x'; it has none$"),
-    "wrong result": ("def case(): return 3", "net.py", r"case\(\) must return an accucompare\.Case, but returned a int$"),
-    "raises": ("def case():\n    return 1 / 0", "net.py", r"case\(\) raised ZeroDivisionError: division by zero \(.*net\.py:2\)$"),
-    "needs arguments": ("def case(x): return x", "net.py", r"case\(\) raised TypeError: case\(\) missing 1 required"),
+    "wrong result": (
+        "def case(): return 3",
+        "net.py",
+        r"case\(\) must return an accucompare\.Case, but returned a int$",
+    ),
+    "raises": (
+        "def case():\n    return 1 / 0",
+        "net.py",
+        r"case\(\) raised ZeroDivisionError: division by zero \(.*net\.py:2\)$",
+    ),
+    "needs arguments": (
+        "def case(x): return x",
+        "net.py",
+        r"case\(\) raised TypeError: case\(\) missing 1 required",
+    ),
     "syntax": ("def case(:", "net.py", r"net\.py: cannot be imported: SyntaxError: "),
-    "import raises": ("\nraise OSError('no weights')", "net.py", r"cannot be imported: OSError: no weights \(.*net\.py:2\)$"),
-    "missing dependency": ("import nonexistent_package_x", "net", r"cannot be imported: ModuleNotFoundError: No module named 'nonexist"),
-    "exits": ("import sys\nsys.exit(0)", "net.py", r"cannot be imported: SystemExit: 0 \(.*net\.py:2\)$"),
+    "import raises": (
+        "\nraise OSError('no weights')",
+        "net.py",
+        r"cannot be imported: OSError: no weights \(.*net\.py:2\)$",
+    ),
+    "missing dependency": (
+        "import nonexistent_package_x",
+        "net",
+        r"cannot be imported: ModuleNotFoundError: No module named 'nonexist",
+    ),
+    "exits": (
+        "import sys\nsys.exit(0)",
+        "net.py",
+        r"cannot be imported: SystemExit: 0 \(.*net\.py:2\)$",
+    ),
     "case exits": ("def case():\n    raise SystemExit", "net.py", r"case\(\) raised SystemExit: "),
     "empty": ("", ":case", r"^:case: "),
 }
@@ -187,7 +225,13 @@ def test_a_case_that_cannot_be_imported_leaves_no_half_of_it_behind(folder: Path
 
 
 def test_no_case_at_all() -> None:
-    with pytest.raises(CaseError, match=r"no case given: name one .*model\.py:case.*\[tool\.accucompare\] case, or write \./case\.py"):
+    with pytest.raises(
+        CaseError,
+        match=(
+            r"no case given: name one .*model\.py:case.*\[tool\.accucompare\] case, or write"
+            r" \./case\.py"
+        ),
+    ):
         load_case(None)
 
 
@@ -223,7 +267,17 @@ T = torch.ones(2)
         (([T, T],), [(([T, T],), {})]),
         ([], []),
     ],
-    ids=["tensor", "tuple", "named tuple", "no arguments", "dict", "BatchEncoding", "several steps", "a list as argument", "no steps"],
+    ids=[
+        "tensor",
+        "tuple",
+        "named tuple",
+        "no arguments",
+        "dict",
+        "BatchEncoding",
+        "several steps",
+        "a list as argument",
+        "no steps",
+    ],
 )
 def test_inputs_become_the_arguments_of_each_step(inputs: object, expected: list[Any]) -> None:
     found = steps_of(inputs)
@@ -232,8 +286,12 @@ def test_inputs_become_the_arguments_of_each_step(inputs: object, expected: list
 
 
 @pytest.mark.parametrize("target", ["models", "models:other", "./models/"])
-def test_a_directory_without_code_is_no_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+def test_a_directory_without_code_is_no_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CaseError, match=r"is a directory; name the file in it, as in \.?/?models/model\.py"):
+    with pytest.raises(
+        CaseError, match=r"is a directory; name the file in it, as in \.?/?models/model\.py"
+    ):
         load_case(target)

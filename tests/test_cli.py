@@ -97,7 +97,9 @@ def disk_full():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a case and four bundles: golden, its twin, one in bfloat16, and one with a fault."""
+    """A directory with a case and four bundles: golden, its twin, one in bfloat16, and one with a
+    fault.
+    """
     folder = tmp_path_factory.mktemp("cli")
     (folder / "case.py").write_text(CASE)
     for out, *arguments in (
@@ -108,7 +110,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("other", "case.py:other"),
         ("odd", "case.py:odd_names"),
     ):
-        done = with_torch()(CLI, "capture", *arguments, "--out", out, cwd=folder, variables=os.environ)
+        done = with_torch()(
+            CLI, "capture", *arguments, "--out", out, cwd=folder, variables=os.environ
+        )
         assert done.returncode == 0, done.stderr
     return folder
 
@@ -120,7 +124,9 @@ def clean(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize(("candidate", "code"), [("twin", 0), ("faulty", 1)])
-def test_verdict_stands_though_the_reader_of_its_output_has_gone(folder: Path, tmp_path: Path, candidate: str, code: int) -> None:
+def test_verdict_stands_though_the_reader_of_its_output_has_gone(
+    folder: Path, tmp_path: Path, candidate: str, code: int
+) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     arguments = [sys.executable, "-m", "accucompare", "diff", folder / "golden", folder / candidate]
@@ -130,13 +136,28 @@ def test_verdict_stands_though_the_reader_of_its_output_has_gone(folder: Path, t
     assert (tmp_path / "reports" / f"golden-vs-{candidate}.xlsx").is_file()
 
 
-@pytest.mark.parametrize("command", [["show", "golden"], ["diff", "golden", "twin"], ["--help"]], ids=lambda command: command[0])
-def test_output_that_cannot_be_written_is_one_clear_message(folder: Path, command: list[str]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [["show", "golden"], ["diff", "golden", "twin"], ["--help"]],
+    ids=lambda command: command[0],
+)
+def test_output_that_cannot_be_written_is_one_clear_message(
+    folder: Path, command: list[str]
+) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "accucompare", *command], cwd=folder, stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "accucompare", *command],
+            cwd=folder,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
     assert (done.returncode, done.stderr) == (
         2,
-        "accucompare: standard output: cannot be written (No space left on device); free some space, or choose another disk\n",
+        (
+            "accucompare: standard output: cannot be written (No space left on device); free some"
+            " space, or choose another disk\n"
+        ),
     )
 
 
@@ -144,7 +165,10 @@ def test_output_that_cannot_be_written_is_one_clear_message(folder: Path, comman
 def test_every_command_has_help_with_examples(cli: Run, command: str) -> None:
     done = cli(command, "--help")
     assert done.returncode == 0
-    assert f"accucompare {command} golden" in done.stdout or f"accucompare {command} model.py" in done.stdout
+    assert (
+        f"accucompare {command} golden" in done.stdout
+        or f"accucompare {command} model.py" in done.stdout
+    )
 
 
 def test_equal_captures_pass_with_exit_code_0(folder: Path, cli: Run) -> None:
@@ -154,10 +178,14 @@ def test_equal_captures_pass_with_exit_code_0(folder: Path, cli: Run) -> None:
     assert "10 identical" in done.stdout
 
 
-def test_bfloat16_candidate_is_measured_and_passes_by_the_default_table(folder: Path, cli: Run, tmp_path: Path) -> None:
+def test_bfloat16_candidate_is_measured_and_passes_by_the_default_table(
+    folder: Path, cli: Run, tmp_path: Path
+) -> None:
     done = cli("diff", folder / "golden", folder / "bf16", "--json", "out.json")
     assert done.returncode == 0, done.stdout
-    rows = [row for row in json.loads((tmp_path / "out.json").read_text())["rows"] if row["metrics"]]
+    rows = [
+        row for row in json.loads((tmp_path / "out.json").read_text())["rows"] if row["metrics"]
+    ]
     assert all(0 < row["metrics"]["rel_l2"] < 0.05 for row in rows)
     assert rows[-1]["tolerance"] == "rel_l2 0.05"
     assert rows[-1]["rule"] == "default for bfloat16"
@@ -167,7 +195,9 @@ def test_differences_give_exit_code_1_and_name_the_first_divergence(folder: Path
     done = cli("diff", folder / "golden", folder / "faulty")
     assert done.returncode == 1
     assert "FAIL" in done.stdout
-    assert "different: (root) (glue, before drop), x limit" in done.stdout  # up's output agrees; the factor is the root's own code
+    assert (
+        "different: (root) (glue, before drop), x limit" in done.stdout
+    )  # up's output agrees; the factor is the root's own code
     assert "glue" in done.stdout
 
 
@@ -175,7 +205,9 @@ def test_report_is_written_where_the_readme_says(folder: Path, cli: Run, tmp_pat
     done = cli("diff", folder / "golden", folder / "faulty")
     assert "reports/golden-vs-faulty.xlsx" in done.stdout
     workbook = openpyxl.load_workbook(tmp_path / "reports" / "golden-vs-faulty.xlsx")
-    assert {"Summary", "Layers", "Divergence", "Unmatched", "Environment"} <= set(workbook.sheetnames)
+    assert {"Summary", "Layers", "Divergence", "Unmatched", "Environment"} <= set(
+        workbook.sheetnames
+    )
 
 
 def test_quiet_diff_prints_one_line(folder: Path, cli: Run) -> None:
@@ -189,7 +221,9 @@ def test_output_fits_100_columns(folder: Path, cli: Run) -> None:
     assert max(len(line) for line in lines if not line.startswith(("IDENTICAL", "report:"))) <= 100
 
 
-def test_two_different_models_end_in_trouble_with_a_table_of_unmatched_names(folder: Path, cli: Run) -> None:
+def test_two_different_models_end_in_trouble_with_a_table_of_unmatched_names(
+    folder: Path, cli: Run
+) -> None:
     done = cli("diff", folder / "golden", folder / "other", "--skip", "")
     assert done.returncode == 2
     assert "nothing could be compared" in done.stdout
@@ -202,11 +236,17 @@ def test_map_renames_layers(folder: Path, cli: Run) -> None:
     assert "2 identical; 16 records left out" in done.stdout
 
 
-def test_odd_names_are_kept_and_never_become_formulas(folder: Path, cli: Run, tmp_path: Path) -> None:
+def test_odd_names_are_kept_and_never_become_formulas(
+    folder: Path, cli: Run, tmp_path: Path
+) -> None:
     done = cli("diff", folder / "odd", folder / "odd", "--report", "odd.xlsx")
     assert done.returncode == 0
-    cells = [cell for row in openpyxl.load_workbook(tmp_path / "odd.xlsx")["Layers"] for cell in row]
-    assert {"=1+1", "a b", "层1", "a/b", "-x", "@SUM(A1)", "[red]", "n" * 300} <= {cell.value for cell in cells}
+    cells = [
+        cell for row in openpyxl.load_workbook(tmp_path / "odd.xlsx")["Layers"] for cell in row
+    ]
+    assert {"=1+1", "a b", "层1", "a/b", "-x", "@SUM(A1)", "[red]", "n" * 300} <= {
+        cell.value for cell in cells
+    }
     assert all(cell.data_type != "f" for cell in cells)
 
 
@@ -243,13 +283,18 @@ def test_show_prints_the_statistics_of_a_layer_without_values(folder: Path, cli:
     assert done.returncode == 0, done.stderr
     whole, statistics = (cli("show", folder / bundle, "up") for bundle in ("golden", "stats"))
     assert statistics.returncode == 0, statistics.stderr
-    assert statistics.stdout.splitlines() == [*whole.stdout.splitlines()[:2], "its values were not recorded (--mode stats)"]
+    assert statistics.stdout.splitlines() == [
+        *whole.stdout.splitlines()[:2],
+        "its values were not recorded (--mode stats)",
+    ]
     assert "has no data" in clean(cli("show", folder / "stats", "up", "--slice", "0"))
 
 
 def test_show_breaks_no_number_over_two_lines(folder: Path, cli: Run) -> None:
     done = cli("show", folder / "odd", COLUMNS="60")
-    numbers = [line.split()[-5:] for line in done.stdout.splitlines()[1:] if line.rstrip().endswith("0/0")]
+    numbers = [
+        line.split()[-5:] for line in done.stdout.splitlines()[1:] if line.rstrip().endswith("0/0")
+    ]
     assert len(numbers) == 18
     for *cells, _ in numbers:
         assert [float(cell) for cell in cells]
@@ -269,7 +314,9 @@ def test_show_lists_one_step_if_asked(folder: Path, cli: Run) -> None:
         (["--slice", "0"], "need the NAME of a layer"),
     ],
 )
-def test_show_refuses_what_is_not_there(folder: Path, cli: Run, arguments: list[str], message: str) -> None:
+def test_show_refuses_what_is_not_there(
+    folder: Path, cli: Run, arguments: list[str], message: str
+) -> None:
     done = cli("show", folder / "golden", *arguments)
     assert done.returncode == 2
     assert message in clean(done)
@@ -277,7 +324,8 @@ def test_show_refuses_what_is_not_there(folder: Path, cli: Run, arguments: list[
 
 def test_candidate_like_golden_needs_only_the_model(folder: Path, cli: Run, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(
-        CASE + "\ndef bare():\n    torch.manual_seed(99)  # other weights than golden's\n    return Case(Net().eval())\n"
+        CASE + "\ndef bare():\n    torch.manual_seed(99)  # other weights than golden's\n    return"
+        " Case(Net().eval())\n"
     )
     done = cli("capture", "model.py:bare", "--like", folder / "golden", "--out", "like")
     assert done.returncode == 0, done.stderr
@@ -294,7 +342,9 @@ def test_existing_bundle_is_refused_without_overwrite(folder: Path, cli: Run) ->
     assert (folder / "golden" / "manifest.json").read_bytes() == before
 
 
-def test_overwrite_replaces_a_bundle_but_nothing_else(folder: Path, cli: Run, tmp_path: Path) -> None:
+def test_overwrite_replaces_a_bundle_but_nothing_else(
+    folder: Path, cli: Run, tmp_path: Path
+) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.txt").write_text("years of work")
     done = cli("capture", folder / "case.py", "--out", "precious", "--overwrite")
@@ -339,8 +389,12 @@ def test_debug_shows_the_traceback(folder: Path, cli: Run) -> None:
     assert "Traceback" in done.stderr
 
 
-@pytest.mark.parametrize(("name", "code"), [("interrupted", 130), ("terminated", 130), ("killed", -9)])
-def test_stopped_capture_leaves_its_finished_steps_readable(folder: Path, forked: Run, tmp_path: Path, name: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "code"), [("interrupted", 130), ("terminated", 130), ("killed", -9)]
+)
+def test_stopped_capture_leaves_its_finished_steps_readable(
+    folder: Path, forked: Run, tmp_path: Path, name: str, code: int
+) -> None:
     done = forked("capture", folder / f"case.py:{name}", "--out", "stopped")
     assert done.returncode == code
     clean(done)
@@ -353,7 +407,9 @@ def test_stopped_capture_leaves_its_finished_steps_readable(folder: Path, forked
         assert not list((tmp_path / "stopped").rglob("*.part"))
 
 
-def test_full_disk_is_one_clear_message_and_finished_steps_stay(folder: Path, forked: Run, tmp_path: Path) -> None:
+def test_full_disk_is_one_clear_message_and_finished_steps_stay(
+    folder: Path, forked: Run, tmp_path: Path
+) -> None:
     done = forked("capture", folder / "case.py:disk_full", "--out", "full")
     assert done.returncode == 2
     assert "cannot be written (File too large)" in clean(done)
@@ -369,10 +425,14 @@ def test_unwritable_report_is_one_clear_message(folder: Path, cli: Run, tmp_path
     assert "taken.xlsx" in clean(done)
 
 
-def test_json_is_written_though_the_report_cannot_be(folder: Path, cli: Run, tmp_path: Path) -> None:
+def test_json_is_written_though_the_report_cannot_be(
+    folder: Path, cli: Run, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link.xlsx").symlink_to("file/x.xlsx")
-    done = cli("diff", folder / "golden", folder / "twin", "--report", "link.xlsx", "--json", "out.json")
+    done = cli(
+        "diff", folder / "golden", folder / "twin", "--report", "link.xlsx", "--json", "out.json"
+    )
     assert done.returncode == 2
     assert "link.xlsx" in clean(done)
     assert json.loads((tmp_path / "out.json").read_text())["passed"]
@@ -380,17 +440,24 @@ def test_json_is_written_though_the_report_cannot_be(folder: Path, cli: Run, tmp
 
 def test_diff_and_help_import_neither_torch_nor_pandas(folder: Path, tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom accucompare.cli import main\n"
-        "try:\n    main(sys.argv[1:])\nfinally:\n    print([name for name in ('torch', 'pandas', 'fsspec') if name in sys.modules])\n"
+        "import sys\nfrom accucompare.cli import main\ntry:\n    main(sys.argv[1:])\nfinally:\n   "
+        " print([name for name in ('torch', 'pandas', 'fsspec') if name in sys.modules])\n"
     )
     arguments = ["diff", str(folder / "golden"), str(folder / "twin")]
-    done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.stdout.endswith("[]\n"), done.stdout + done.stderr
 
 
 def test_help_imports_not_even_numpy(tmp_path: Path) -> None:
-    program = "import sys\nfrom accucompare.cli import main\ntry:\n    main(['--help'])\nfinally:\n    print('numpy' in sys.modules)\n"
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    program = (
+        "import sys\nfrom accucompare.cli import main\ntry:\n    main(['--help'])\nfinally:\n   "
+        " print('numpy' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.stdout.endswith("False\n")
 
 
@@ -399,13 +466,21 @@ def test_help_imports_not_even_numpy(tmp_path: Path) -> None:
     [
         ("diff", "A culprit is the place where an error is made"),
         ("diff", "glue (a layer's own code between its children)"),
-        ("diff", "x limit is the error as a multiple of its limit, excess as a multiple of the baseline's error"),
+        (
+            "diff",
+            (
+                "x limit is the error as a multiple of its limit, excess as a multiple of the"
+                " baseline's error"
+            ),
+        ),
         ("diff", "A fed candidate was captured with --feed: each layer ran on golden's inputs"),
         ("locate", "glue (a layer's own code between its children)"),
         ("locate", "Its excess is its error as a multiple of rounding's"),
         ("locate", "Each layer runs on golden's inputs (it is fed)"),
     ],
 )
-def test_help_explains_the_words_that_it_and_the_answers_use(command: str, explanation: str) -> None:
+def test_help_explains_the_words_that_it_and_the_answers_use(
+    command: str, explanation: str
+) -> None:
     done = CliRunner().invoke(commands, [command, "--help"])
     assert explanation in " ".join(done.output.split())

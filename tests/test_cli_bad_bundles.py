@@ -1,4 +1,6 @@
-"""Bundles that are missing, damaged or hostile, given to the command line in a real process with bounded memory."""
+"""Bundles that are missing, damaged or hostile, given to the command line in a real process with
+bounded memory.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +49,15 @@ def here(tmp_path: Path) -> Path:
 
 def run(here: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     bounded = f"import resource\nresource.setrlimit(resource.RLIMIT_AS, ({MEMORY << 10},) * 2)\n"
-    return without_torch()(bounded + CLI, *arguments, cwd=here, variables={**os.environ, "COLUMNS": "100"})
+    return without_torch()(
+        bounded + CLI, *arguments, cwd=here, variables={**os.environ, "COLUMNS": "100"}
+    )
 
 
 def refused(here: Path, *options: str) -> str:
-    """What ``diff`` says on standard error of bundles that it refuses; nothing else may have happened."""
+    """What ``diff`` says on standard error of bundles that it refuses; nothing else may have
+    happened.
+    """
     done = run(here, "diff", "golden", "candidate", *options)
     assert done.returncode == 2, done
     assert done.stdout == ""
@@ -63,12 +69,17 @@ def refused(here: Path, *options: str) -> str:
     return done.stderr.removeprefix("accucompare: ")
 
 
-def replace_member(here: Path, data: bytes, name: str = MEMBER, compression: int = zipfile.ZIP_STORED) -> None:
+def replace_member(
+    here: Path, data: bytes, name: str = MEMBER, compression: int = zipfile.ZIP_STORED
+) -> None:
     """Write the candidate's archive again with other bytes in place of the member of ``fc``."""
     path = here / NPZ
     with zipfile.ZipFile(path) as archive:
         members = {each.removesuffix(".npy"): archive.read(each) for each in archive.namelist()}
-    members = {(name if each == MEMBER else each): (data if each == MEMBER else content) for each, content in members.items()}
+    members = {
+        (name if each == MEMBER else each): data if each == MEMBER else content
+        for each, content in members.items()
+    }
     with zipfile.ZipFile(path, "w", compression) as archive:
         for each, content in members.items():
             archive.writestr(f"{each}.npy", content)
@@ -116,10 +127,15 @@ def test_a_bundle_that_is_missing_is_named(here: Path) -> None:
     assert refused(here) == "candidate: not a bundle (there is no such directory)\n"
 
 
-def test_a_directory_that_is_no_bundle_is_called_so_though_the_report_would_lie_in_it(here: Path) -> None:
+def test_a_directory_that_is_no_bundle_is_called_so_though_the_report_would_lie_in_it(
+    here: Path,
+) -> None:
     (here / "reports").mkdir(exist_ok=True)
     done = run(here, "diff", "golden", "reports")
-    assert (done.returncode, done.stderr) == (2, "accucompare: reports: not a bundle (it has no manifest.json)\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "accucompare: reports: not a bundle (it has no manifest.json)\n",
+    )
 
 
 def test_an_empty_directory_is_no_bundle(here: Path) -> None:
@@ -139,8 +155,13 @@ def test_a_manifest_that_is_not_json_is_named(here: Path) -> None:
 def test_a_newer_format_is_refused_with_both_versions(here: Path) -> None:
     set_manifest(here, format_version=7, accucompare="9.9.9")
     message = refused(here)
-    assert message.startswith("candidate/manifest.json: bundle format version 7, but this accucompare ")
-    assert "reads version 4 and older; install the accucompare that wrote it (9.9.9) or a newer one" in message
+    assert message.startswith(
+        "candidate/manifest.json: bundle format version 7, but this accucompare "
+    )
+    assert (
+        "reads version 4 and older; install the accucompare that wrote it (9.9.9) or a newer one"
+        in message
+    )
 
 
 def test_a_manifest_with_absurd_numbers_is_damage(here: Path) -> None:
@@ -157,8 +178,13 @@ def test_a_pickled_member_is_refused_and_nothing_is_executed(here: Path) -> None
             return open, (str(here / "executed"), "w")
 
     text = b"{'descr': '|O', 'fortran_order': False, 'shape': (4,), }\n"
-    replace_member(here, b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + pickle.dumps(Payload()))
-    assert refused(here) == f"{NPZ}: member '{MEMBER}' holds pickled Python objects; refused, nothing was executed\n"
+    replace_member(
+        here, b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + pickle.dumps(Payload())
+    )
+    assert (
+        refused(here)
+        == f"{NPZ}: member '{MEMBER}' holds pickled Python objects; refused, nothing was executed\n"
+    )
     assert not (here / "executed").exists()
 
 
@@ -171,8 +197,14 @@ def test_a_huge_shape_takes_no_memory(here: Path) -> None:
     replace_member(here, npy_header("(1000000, 1000000)") + bytes(32))
     set_fields(here / "candidate", 1, shape=[1_000_000, 1_000_000])
     shutil.rmtree(here / "golden")
-    shutil.copytree(here / "candidate", here / "golden")  # or it would be said that the shapes differ, without a look at the data
-    assert refused(here) == f"golden/rank0/step0.npz: member '{MEMBER}' is damaged (its header and its length disagree)\n"
+    shutil.copytree(
+        here / "candidate", here / "golden"
+    )  # or it would be said that the shapes differ, without a look at the data
+    assert (
+        refused(here)
+        == f"golden/rank0/step0.npz: member '{MEMBER}' is damaged (its header and its length"
+        " disagree)\n"
+    )
 
 
 def test_a_member_that_steps_out_of_the_directory_is_never_a_file_name(here: Path) -> None:
@@ -189,7 +221,10 @@ def test_a_zip_bomb_is_not_unpacked(here: Path) -> None:
 
 def test_a_flipped_bit_is_found_and_named(here: Path) -> None:
     flip_bit(here)
-    assert refused(here, "--verify") == f"{NPZ}: {RECORD} is corrupt (its digest does not match); capture it again\n"
+    assert (
+        refused(here, "--verify")
+        == f"{NPZ}: {RECORD} is corrupt (its digest does not match); capture it again\n"
+    )
 
 
 @pytest.mark.parametrize("name", [NPZ, JSONL, "candidate/manifest.json"])
@@ -214,7 +249,10 @@ def test_an_absurd_central_directory_is_refused(here: Path) -> None:
 
 def test_overlapping_members_are_found_by_their_digests(here: Path) -> None:
     content = bytearray((here / NPZ).read_bytes())
-    first, second = (content.index(b"PK\x01\x02"), content.index(b"PK\x01\x02", content.index(b"PK\x01\x02") + 4))
+    first, second = (
+        content.index(b"PK\x01\x02"),
+        content.index(b"PK\x01\x02", content.index(b"PK\x01\x02") + 4),
+    )
     content[second + 42 : second + 46] = content[first + 42 : first + 46]
     (here / NPZ).write_bytes(content)
     assert NPZ in refused(here)
@@ -247,8 +285,10 @@ def test_deeply_nested_json_is_damage(here: Path) -> None:
 
 def test_a_record_that_disagrees_with_its_member_is_named(here: Path) -> None:
     set_fields(here / "candidate", 1, dtype="float32")
-    assert refused(here) == (
-        f"{NPZ}: member '{MEMBER}' is float64 (4,), but its record {RECORD} says float32 (4,); one of the two is damaged\n"
+    assert (
+        refused(here)
+        == f"{NPZ}: member '{MEMBER}' is float64 (4,), but its record {RECORD} says float32 (4,);"
+        " one of the two is damaged\n"
     )
 
 
@@ -261,7 +301,9 @@ def test_a_record_that_is_there_twice_is_named(here: Path) -> None:
 @pytest.mark.parametrize("fields", [{"shape": [-4]}, {"order": 10**400}])
 def test_absurd_numbers_in_a_record_are_damage(here: Path, fields: dict[str, Any]) -> None:
     set_fields(here / "candidate", 1, **fields)
-    assert refused(here).startswith(f"{JSONL}, line 2: damaged (a record is malformed (Expected `int`")
+    assert refused(here).startswith(
+        f"{JSONL}, line 2: damaged (a record is malformed (Expected `int`"
+    )
 
 
 # Options
@@ -269,19 +311,29 @@ def test_absurd_numbers_in_a_record_are_damage(here: Path, fields: dict[str, Any
 
 def test_keep_going_compares_the_others_and_still_exits_2(here: Path) -> None:
     flip_bit(here)
-    done = run(here, "diff", "golden", "candidate", "--verify", "--keep-going", "--json", "out.json")
+    done = run(
+        here, "diff", "golden", "candidate", "--verify", "--keep-going", "--json", "out.json"
+    )
     assert done.returncode == 2, done
     assert "Traceback" not in done.stderr
     content = json.loads((here / "out.json").read_text())
-    assert [row["reason"] for row in content["rows"]] == ["identical", "not comparable", "identical"]
-    assert content["damage"] == [f"{NPZ}: {RECORD} is corrupt (its digest does not match); capture it again"]
+    assert [row["reason"] for row in content["rows"]] == [
+        "identical",
+        "not comparable",
+        "identical",
+    ]
+    assert content["damage"] == [
+        f"{NPZ}: {RECORD} is corrupt (its digest does not match); capture it again"
+    ]
     assert not content["passed"]
     assert (here / "reports/golden-vs-candidate.xlsx").is_file()
 
 
 def test_a_report_that_cannot_be_written_is_named(here: Path) -> None:
     (here / "file").write_text("x")
-    assert refused(here, "--report", "file/report.xlsx").startswith("file/report.xlsx: cannot be written (")
+    assert refused(here, "--report", "file/report.xlsx").startswith(
+        "file/report.xlsx: cannot be written ("
+    )
 
 
 @pytest.mark.parametrize(
@@ -304,9 +356,14 @@ def test_a_bad_option_is_told(here: Path, options: list[str], message: str) -> N
 
 def imported(here: Path, code: str, *arguments: str) -> list[str]:
     """The heavy packages that some code has imported by its end."""
-    heavy = "sorted({'torch', 'pandas', 'openpyxl', 'numpy', 'dask', 'distributed', 'pyarrow', 'fsspec'} & {*sys.modules})"
+    heavy = (
+        "sorted({'torch', 'pandas', 'openpyxl', 'numpy', 'dask', 'distributed', 'pyarrow',"
+        " 'fsspec'} & {*sys.modules})"
+    )
     tell = f"import atexit, sys; atexit.register(lambda: print(*{heavy}, file=sys.stderr)); "
-    done = subprocess.run([sys.executable, "-c", tell + code, *arguments], cwd=here, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", tell + code, *arguments], cwd=here, capture_output=True, text=True
+    )
     return done.stderr.split()
 
 
@@ -316,4 +373,7 @@ def test_importing_the_package_imports_nothing_heavy(here: Path) -> None:
 
 def test_a_diff_imports_neither_torch_nor_pandas(here: Path) -> None:
     command = "from accucompare.cli import main; main(sys.argv[1:])"
-    assert imported(here, command, "diff", "golden", "candidate", "--json", "x.json") == ["numpy", "openpyxl"]
+    assert imported(here, command, "diff", "golden", "candidate", "--json", "x.json") == [
+        "numpy",
+        "openpyxl",
+    ]

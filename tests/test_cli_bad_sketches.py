@@ -1,4 +1,6 @@
-"""Sketches that are damaged, hostile or of another construction, given to the command line in a real process with bounded memory."""
+"""Sketches that are damaged, hostile or of another construction, given to the command line in a
+real process with bounded memory.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ SIDE = "candidate"
 
 def bundle(folder: Path, values: np.ndarray, size: int = 256) -> None:
     capture = {"mode": "sketch", "sketch": {"version": 1, "size": size}}
-    writer = BundleWriter(folder, Manifest(complete=True, capture=capture, model={"sources": {}}), mode=Mode.SKETCH, sketch_size=size)
+    writer = BundleWriter(
+        folder,
+        Manifest(complete=True, capture=capture, model={"sources": {}}),
+        mode=Mode.SKETCH,
+        sketch_size=size,
+    )
     each = item("fc", values, parent=("", 0))
     writer.add(each.record, each.array)
     writer.end_step(0)
@@ -33,7 +40,10 @@ def bundle(folder: Path, values: np.ndarray, size: int = 256) -> None:
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two bundles with a sketch each, of tensors that differ by rounding."""
-    folder, values = tmp_path_factory.mktemp("sketches"), np.random.default_rng(0).standard_normal((40, 100)).astype("f4")
+    folder, values = (
+        tmp_path_factory.mktemp("sketches"),
+        np.random.default_rng(0).standard_normal((40, 100)).astype("f4"),
+    )
     bundle(folder / "golden", values)
     bundle(folder / SIDE, values * np.float32(1.0001))
     return folder
@@ -77,10 +87,14 @@ def member(made: Callable[[np.ndarray], np.ndarray], side: str = SIDE) -> Callab
 
 
 def claims_to_be_huge(here: Path) -> None:
-    """A member of 3.9 GiB, as its header and its directory have it; the file is as long, and holds nothing but holes."""
+    """A member of 3.9 GiB, as its header and its directory have it; the file is as long, and holds
+    nothing but holes.
+    """
     rows = 1_900_000
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (rows, 256)})
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f8", "fortran_order": False, "shape": (rows, 256)}
+    )
     length = header.tell() + rows * 256 * 8
     info = zipfile.ZipInfo("sketches.0.npy")
     with zipfile.ZipFile(here / NPZ, "w") as archive:
@@ -111,34 +125,69 @@ def without_facts(here: Path) -> None:
 BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "version": (
         facts(version=2),
-        "candidate: its sketches are of version 2, and this accucompare reads version 1; capture it again with this one "
-        "(accucompare capture … --mode sketch --out candidate --overwrite)",
+        (
+            "candidate: its sketches are of version 2, and this accucompare reads version 1;"
+            " capture it again with this one (accucompare capture … --mode sketch --out candidate"
+            " --overwrite)"
+        ),
     ),
     "size": (
         of_another_size,
-        f"candidate: {RECORD} has a sketch of 512 numbers, and that in golden has 256; capture one again: "
-        "candidate with --sketch-size 256, or golden with --sketch-size 512",
+        (
+            f"candidate: {RECORD} has a sketch of 512 numbers, and that in golden has 256; capture"
+            " one again: candidate with --sketch-size 256, or golden with --sketch-size 512"
+        ),
     ),
     "huge size": (
         facts(size=1 << 40),
-        "candidate: its manifest says that a sketch has 1099511627776 numbers, and none has fewer than 16 or more than 65536; ",
+        (
+            "candidate: its manifest says that a sketch has 1099511627776 numbers, and none has"
+            " fewer than 16 or more than 65536; "
+        ),
     ),
-    "size 0": (facts(size=0), "a sketch has 0 numbers, and none has fewer than 16 or more than 65536; capture it again"),
+    "size 0": (
+        facts(size=0),
+        "a sketch has 0 numbers, and none has fewer than 16 or more than 65536; capture it again",
+    ),
     "negative size": (facts(size=-256), "candidate/manifest.json: damaged"),
     "size that is no number": (facts(size=float("nan")), "candidate/manifest.json: damaged"),
-    "no facts": (without_facts, f"{RECORD} has a sketch, and the manifest does not say how it was made; capture it again"),
+    "no facts": (
+        without_facts,
+        f"{RECORD} has a sketch, and the manifest does not say how it was made; capture it again",
+    ),
     "another size than the manifest's": (
         both(facts(size=128), facts("golden", size=128)),
         "sketches.0' holds float64 (1, 256), and not float64 (4096, 128); capture it again",
     ),
-    "float32": (member(lambda each: each.astype("f4")), "sketches.0' holds float32 (1, 256), and not float64 (4096, 256)"),
-    "one dimension": (member(np.ravel), "sketches.0' holds float64 (256,), and not float64 (4096, 256)"),
-    "huge member": (claims_to_be_huge, "sketches.0' holds float64 (1900000, 256), and not float64 (4096, 256)"),
-    "NaN": (member(lambda each: each * np.nan), f"the sketch of {RECORD} holds NaN or Inf, which none of ours does; capture it again"),
-    "Inf": (member(lambda each: each + np.inf), f"the sketch of {RECORD} holds NaN or Inf, which none of ours does; capture it again"),
-    "no rows": (member(lambda each: each[:0]), f"{RECORD} names a sketch that is not there; capture it again"),
+    "float32": (
+        member(lambda each: each.astype("f4")),
+        "sketches.0' holds float32 (1, 256), and not float64 (4096, 256)",
+    ),
+    "one dimension": (
+        member(np.ravel),
+        "sketches.0' holds float64 (256,), and not float64 (4096, 256)",
+    ),
+    "huge member": (
+        claims_to_be_huge,
+        "sketches.0' holds float64 (1900000, 256), and not float64 (4096, 256)",
+    ),
+    "NaN": (
+        member(lambda each: each * np.nan),
+        f"the sketch of {RECORD} holds NaN or Inf, which none of ours does; capture it again",
+    ),
+    "Inf": (
+        member(lambda each: each + np.inf),
+        f"the sketch of {RECORD} holds NaN or Inf, which none of ours does; capture it again",
+    ),
+    "no rows": (
+        member(lambda each: each[:0]),
+        f"{RECORD} names a sketch that is not there; capture it again",
+    ),
     "negative index": (record(sketch=-1), "line 1: damaged (a record is malformed ("),
-    "index behind the last": (record(sketch=1), f"{RECORD} names a sketch that is not there; capture it again"),
+    "index behind the last": (
+        record(sketch=1),
+        f"{RECORD} names a sketch that is not there; capture it again",
+    ),
     "enormous index": (record(sketch=(1 << 63) - 1), "has no member 'sketches.2251799813685247'"),
     "unknown dtype": (record(dtype="float7"), "has the unknown dtype 'float7'"),
     "truncated": (truncated, "not a readable .npz, truncated or damaged"),

@@ -1,4 +1,6 @@
-"""Each option of the command line is declared in one place, and gives the command what it chooses from."""
+"""Each option of the command line is declared in one place, and gives the command what it chooses
+from.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,22 @@ CLI = Path(options.__file__).parent
 
 
 def declared(file: Path) -> list[tuple[str, ...]]:
-    """The names of each option that a file declares: its flag, and the parameter, if that is named otherwise."""
+    """The names of each option that a file declares: its flag, and the parameter, if that is named
+    otherwise.
+    """
     calls = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
     made = [call for call in calls if ast.unparse(call.func) in ("click.option", "_made_of")]
-    return [names for call in made if (names := tuple(str(each.value) for each in call.args if isinstance(each, ast.Constant)))]
+    return [
+        names
+        for call in made
+        if (names := tuple(str(each.value) for each in call.args if isinstance(each, ast.Constant)))
+    ]
 
 
 def test_each_option_is_declared_once() -> None:
-    again = {names: times for names, times in Counter(declared(CLI / "options.py")).items() if times > 1}
+    again = {
+        names: times for names, times in Counter(declared(CLI / "options.py")).items() if times > 1
+    }
     assert not again
 
 
@@ -37,7 +47,10 @@ def test_an_option_of_capture_says_what_its_field_says(name: str) -> None:
     context = command.make_context("capture", [], parent=click.Context(cli, **cli.context_settings))
     (option,) = (each for each in command.params if each.name == name)
     assert isinstance(option, click.Option)
-    assert (option.help, context.params[name]) == (ASKED[name].metadata["help"], ASKED[name].default)
+    assert (option.help, context.params[name]) == (
+        ASKED[name].metadata["help"],
+        ASKED[name].default,
+    )
 
 
 def test_commands_declare_no_options_of_their_own() -> None:
@@ -57,36 +70,59 @@ def test_commands_declare_no_options_of_their_own() -> None:
         ("watch", "level", "module", Level.MODULE),
     ],
 )
-def test_a_command_is_given_what_was_chosen(command: str, name: str, value: str, given: object) -> None:
+def test_a_command_is_given_what_was_chosen(
+    command: str, name: str, value: str, given: object
+) -> None:
     context = cli.commands[command].make_context(
-        command, [f"--{name.replace('_', '-')}", value], parent=click.Context(cli, **cli.context_settings)
+        command,
+        [f"--{name.replace('_', '-')}", value],
+        parent=click.Context(cli, **cli.context_settings),
     )
     assert context.params[name] is given
     assert str(context.params[name]) == value
 
 
 def test_locate_computes_in_no_type_that_only_a_capture_has() -> None:
-    with pytest.raises(click.BadParameter, match="'float64' is not one of 'float32', 'bfloat16', 'float16'"):
+    with pytest.raises(
+        click.BadParameter, match="'float64' is not one of 'float32', 'bfloat16', 'float16'"
+    ):
         cli.commands["locate"].make_context(
-            "locate", ["--device", "cpu", "--dtype", "float64"], parent=click.Context(cli, **cli.context_settings)
+            "locate",
+            ["--device", "cpu", "--dtype", "float64"],
+            parent=click.Context(cli, **cli.context_settings),
         )
 
 
 def test_help_needs_neither_torch_nor_numpy() -> None:
-    program = "import sys, accucompare.cli; sys.exit(' '.join({'torch', 'numpy', 'pandas', 'rich'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stderr == "\n"
+    program = (
+        "import sys, accucompare.cli; sys.exit(' '.join({'torch', 'numpy', 'pandas', 'rich'} &"
+        " set(sys.modules)))"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        ).stderr
+        == "\n"
+    )
 
 
 def test_locate_asks_for_the_device() -> None:
     with pytest.raises(click.MissingParameter) as raised:
-        cli.commands["locate"].make_context("locate", [], parent=click.Context(cli, **cli.context_settings))
+        cli.commands["locate"].make_context(
+            "locate", [], parent=click.Context(cli, **cli.context_settings)
+        )
     assert raised.value.param is not None
     assert raised.value.param.name == "device"
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-@pytest.mark.parametrize("arguments", [["doctor", "--timeout"], ["watch", "case.py", "--near"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["doctor", "--timeout"], ["watch", "case.py", "--near"]], ids=" ".join
+)
 def test_a_number_in_a_range_is_finite(cli: Run, arguments: list[str], value: str) -> None:
     done = cli(*arguments, value)
     assert done.returncode == 2
-    assert f"Invalid value for '{arguments[-1]}': {value} is no" in done.stderr or f"{value} is not in the range" in done.stderr
+    assert (
+        f"Invalid value for '{arguments[-1]}': {value} is no" in done.stderr
+        or f"{value} is not in the range" in done.stderr
+    )

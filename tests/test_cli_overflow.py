@@ -23,7 +23,8 @@ def test_a_directory_of_two_ranks_is_told_and_reported(cli: Run, tmp_path: Path)
     assert done.stdout.startswith("NOT FINITE  watch: 2 origins, 18 passed on\n")
     assert done.stdout.endswith("report: reports/watch-overflow.xlsx\n")
     assert (
-        load_workbook(tmp_path / "reports" / "watch-overflow.xlsx")["Findings"]["A1"].value == "NOT FINITE  watch: 2 origins, 18 passed on"
+        load_workbook(tmp_path / "reports" / "watch-overflow.xlsx")["Findings"]["A1"].value
+        == "NOT FINITE  watch: 2 origins, 18 passed on"
     )
 
 
@@ -32,7 +33,11 @@ def test_a_directory_of_two_ranks_is_told_and_reported(cli: Run, tmp_path: Path)
     [
         (encoded(start(), step(0), end()), 0, "FINITE"),
         (encoded(start(), found(), step(0), end()), 1, "NOT FINITE"),
-        (encoded(start(), found(), step(0), passed())[:-20], 1, "NOT FINITE"),  # killed while it wrote
+        (
+            encoded(start(), found(), step(0), passed())[:-20],
+            1,
+            "NOT FINITE",
+        ),  # killed while it wrote
         (encoded(start(), step(0)), 2, "no end"),
         (encoded(start(), end(5, 0)), 2, "no step was watched"),
         (encoded(start(), found(), step(0), end(), start(), step(0), end()), 0, "FINITE"),
@@ -56,7 +61,9 @@ def test_bad_usage_is_one_line(cli: Run, tmp_path: Path, arguments: tuple[str, .
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
 
 
-def test_what_was_found_is_told_though_the_report_cannot_be_written(cli: Run, tmp_path: Path) -> None:
+def test_what_was_found_is_told_though_the_report_cannot_be_written(
+    cli: Run, tmp_path: Path
+) -> None:
     write(tmp_path / "x.jsonl", start(), found(), step(0), end())
     (tmp_path / "link.xlsx").symlink_to("x.jsonl/under a file.xlsx")
     done = cli("overflow", "x.jsonl", "--report", "link.xlsx")
@@ -64,7 +71,9 @@ def test_what_was_found_is_told_though_the_report_cannot_be_written(cli: Run, tm
     assert "link.xlsx: cannot be written" in done.stderr
 
 
-def test_a_directory_in_place_of_the_report_is_told_before_the_work(cli: Run, tmp_path: Path) -> None:
+def test_a_directory_in_place_of_the_report_is_told_before_the_work(
+    cli: Run, tmp_path: Path
+) -> None:
     write(tmp_path / "x.jsonl", start(), found(), step(0), end())
     (tmp_path / "taken.xlsx").mkdir()
     done = cli("overflow", "x.jsonl", "--report", "taken.xlsx")
@@ -75,17 +84,29 @@ def test_a_directory_in_place_of_the_report_is_told_before_the_work(cli: Run, tm
 def test_it_runs_without_torch(tmp_path: Path) -> None:
     events: list[Event] = training(ranks=1)
     write(tmp_path / "x.jsonl", *events)
-    blocked = "import sys; sys.modules['torch'] = None; from accucompare.cli import main; main(['overflow', 'x.jsonl'])"
-    done = subprocess.run([sys.executable, "-c", blocked], cwd=tmp_path, capture_output=True, text=True)
+    blocked = (
+        "import sys; sys.modules['torch'] = None; from accucompare.cli import main;"
+        " main(['overflow', 'x.jsonl'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", blocked], cwd=tmp_path, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.parametrize(
     "module",
-    ["accucompare.findings.analysis.analysis", "accucompare.report.watched.terminal_watch", "accucompare.report.excel.watch_workbook"],
+    [
+        "accucompare.findings.analysis.analysis",
+        "accucompare.report.watched.terminal_watch",
+        "accucompare.report.excel.watch_workbook",
+    ],
 )
 def test_reading_imports_no_torch(module: str) -> None:
-    subprocess.run([sys.executable, "-c", f"import sys; sys.modules['torch'] = None; import {module}"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.modules['torch'] = None; import {module}"],
+        check=True,
+    )
 
 
 @pytest.mark.parametrize("command", ["watch", "overflow"])
@@ -98,5 +119,8 @@ def test_help_is_instant_and_has_examples(cli: Run, command: str) -> None:
 
 @pytest.mark.parametrize("module", ["accucompare.cli", "accucompare.cli.watch"])
 def test_the_commands_are_there_whichever_module_is_imported_first(module: str) -> None:
-    code = f"import {module}, sys; from accucompare.cli import cli; assert {{'watch', 'overflow'}} <= set(cli.commands)"
+    code = (
+        f"import {module}, sys; from accucompare.cli import cli; assert {{'watch', 'overflow'}} <="
+        " set(cli.commands)"
+    )
     subprocess.run([sys.executable, "-c", f"{code}; assert 'rich' not in sys.modules"], check=True)

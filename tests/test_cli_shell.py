@@ -44,13 +44,26 @@ def test_bash_completes_commands_options_values_and_files(tmp_path: Path, cli: R
     ask accucompare capture --mode st
     ask accucompare capture ca
     """
-    environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(["bash", "--norc", "-c", script + ask], env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        **os.environ,
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script + ask],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout.splitlines() == ["diff", "--tolerances", "stats", "default"]
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize(("shell", "part"), [("zsh", "#compdef accucompare"), ("fish", "complete --no-files --command accucompare")])
+@pytest.mark.parametrize(
+    ("shell", "part"),
+    [("zsh", "#compdef accucompare"), ("fish", "complete --no-files --command accucompare")],
+)
 def test_each_shell_has_its_script(shell: str, part: str, cli: Run) -> None:
     done = cli("completion", shell)
     assert done.returncode == 0
@@ -64,8 +77,17 @@ def test_each_shell_has_its_script(shell: str, part: str, cli: Run) -> None:
 @pytest.mark.parametrize("name", commands.commands)
 def test_every_option_is_in_one_group_of_the_help_and_its_lines_fit(name: str, cli: Run) -> None:
     text = cli(name, "--help").stdout
-    begun = [line.split()[:2] for line in text.partition("\n  Examples:")[0].splitlines() if line.startswith("  -")]
-    shown = [part.rstrip(",").partition("/")[0] for parts in begun for part in parts if part.startswith("-")]
+    begun = [
+        line.split()[:2]
+        for line in text.partition("\n  Examples:")[0].splitlines()
+        if line.startswith("  -")
+    ]
+    shown = [
+        part.rstrip(",").partition("/")[0]
+        for parts in begun
+        for part in parts
+        if part.startswith("-")
+    ]
     for option in commands.commands[name].params:
         if isinstance(option, click.Option):
             assert shown.count(option.opts[-1]) == 1
@@ -75,7 +97,13 @@ def test_every_option_is_in_one_group_of_the_help_and_its_lines_fit(name: str, c
 def test_groups_come_in_one_order(cli: Run) -> None:
     lines = cli("capture", "--help").stdout.splitlines()
     titles = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
-    assert titles == ["What to run:", "What to record:", "Which layers:", "Where to write:", "Other options:"]
+    assert titles == [
+        "What to run:",
+        "What to record:",
+        "Which layers:",
+        "Where to write:",
+        "Other options:",
+    ]
     overview = cli("--help").stdout
     assert (
         overview.index("Record and compare:")
@@ -91,14 +119,31 @@ def test_groups_come_in_one_order(cli: Run) -> None:
 def test_a_variable_stands_for_an_option_and_the_command_line_wins(bundles: Path, cli: Run) -> None:
     assert cli("diff", "golden", "npu").returncode == 1
     assert cli("diff", "golden", "npu", ACCUCOMPARE_DIFF_REL_L2="0.1").returncode == 0
-    assert cli("diff", "golden", "npu", "--rel-l2", "1e-3", ACCUCOMPARE_DIFF_REL_L2="0.1").returncode == 1
-    only = cli("diff", "golden", "npu", ACCUCOMPARE_DIFF_ONLY="norm other", ACCUCOMPARE_DIFF_QUIET="1")
+    assert (
+        cli("diff", "golden", "npu", "--rel-l2", "1e-3", ACCUCOMPARE_DIFF_REL_L2="0.1").returncode
+        == 1
+    )
+    only = cli(
+        "diff", "golden", "npu", ACCUCOMPARE_DIFF_ONLY="norm other", ACCUCOMPARE_DIFF_QUIET="1"
+    )
     assert (only.returncode, len(only.stdout.splitlines())) == (0, 1)
 
 
 def test_a_variable_is_called_as_its_option_is_typed(bundles: Path, cli: Run) -> None:
-    cli("diff", "golden", "npu", ACCUCOMPARE_DIFF_JSON="x.json", ACCUCOMPARE_DIFF_REPORT="x.xlsx:y.xlsx")
-    assert {path.name for path in bundles.iterdir()} == {"golden", "npu", "x.json", "x.xlsx", "y.xlsx"}
+    cli(
+        "diff",
+        "golden",
+        "npu",
+        ACCUCOMPARE_DIFF_JSON="x.json",
+        ACCUCOMPARE_DIFF_REPORT="x.xlsx:y.xlsx",
+    )
+    assert {path.name for path in bundles.iterdir()} == {
+        "golden",
+        "npu",
+        "x.json",
+        "x.xlsx",
+        "y.xlsx",
+    }
 
 
 def test_what_the_package_uses_itself_is_no_option(bundles: Path, cli: Run) -> None:
@@ -116,7 +161,9 @@ def test_what_the_package_uses_itself_is_no_option(bundles: Path, cli: Run) -> N
         ("ACCUCOMPARE_DEBUG", "maybe", "'maybe' is not a valid boolean"),
     ],
 )
-def test_what_is_wrong_in_a_variable_is_told_with_its_name(variable: str, value: str, told: str, bundles: Path, cli: Run) -> None:
+def test_what_is_wrong_in_a_variable_is_told_with_its_name(
+    variable: str, value: str, told: str, bundles: Path, cli: Run
+) -> None:
     done = cli("diff", "golden", "npu", **{variable: value})
     assert done.returncode == 2
     assert variable in done.stderr

@@ -19,12 +19,21 @@ from tests.attacks.conftest import Command, command
 from tests.compare.builder import item, random_bits, set_fields, write
 
 __all__ = ["command"]  # the fixture
-NAMES = ["encoder.layers.0.fc1", "encoder.layers.1.fc1", "encoder.layers.0.fc2", "encoder.norm", "a[0]"]
+NAMES = [
+    "encoder.layers.0.fc1",
+    "encoder.layers.1.fc1",
+    "encoder.layers.0.fc2",
+    "encoder.norm",
+    "a[0]",
+]
 
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    values = [item("", np.arange(4.0), role="input", path="x", parent=None), *(item(name, np.arange(4.0)) for name in NAMES)]
+    values = [
+        item("", np.arange(4.0), role="input", path="x", parent=None),
+        *(item(name, np.arange(4.0)) for name in NAMES),
+    ]
     return write(tmp_path / "golden", values)
 
 
@@ -37,26 +46,45 @@ def bundle(tmp_path: Path) -> Path:
         ("(ro*", ["(root)"]),
     ],
 )
-def test_a_glob_lists_the_layers_that_match(command: Command, bundle: Path, glob: str, layers: list[str]) -> None:
+def test_a_glob_lists_the_layers_that_match(
+    command: Command, bundle: Path, glob: str, layers: list[str]
+) -> None:
     done = command("show", bundle, glob)
     assert done.code == 0
     assert [line.split()[1] for line in done.out.splitlines()[1:]] == layers
 
 
 @pytest.mark.parametrize("mode", [Mode.SKETCH, Mode.STATS, Mode.DIGEST])
-def test_values_that_were_not_recorded_are_told_with_the_mode_of_the_capture(command: Command, tmp_path: Path, mode: Mode) -> None:
+def test_values_that_were_not_recorded_are_told_with_the_mode_of_the_capture(
+    command: Command, tmp_path: Path, mode: Mode
+) -> None:
     capture = {"mode": mode.value, "sketch": {"version": 1, "size": 256}}
-    writer = BundleWriter(tmp_path / "kept", Manifest(complete=True, capture=capture, model={"sources": {}}), mode=mode)
+    writer = BundleWriter(
+        tmp_path / "kept",
+        Manifest(complete=True, capture=capture, model={"sources": {}}),
+        mode=mode,
+    )
     each = item("fc", np.arange(1000.0))
     writer.add(each.record, each.array)
     writer.end_step(0)
     writer.close()
-    shown, sliced = command("show", tmp_path / "kept", "fc"), command("show", tmp_path / "kept", "fc", "--slice", "0")
-    assert (shown.code, shown.out.splitlines()[-1]) == (0, f"its values were not recorded (--mode {mode.value})")
+    shown, sliced = (
+        command("show", tmp_path / "kept", "fc"),
+        command("show", tmp_path / "kept", "fc", "--slice", "0"),
+    )
+    assert (shown.code, shown.out.splitlines()[-1]) == (
+        0,
+        f"its values were not recorded (--mode {mode.value})",
+    )
     assert sliced.code == 2
-    assert f"has no data (its values were not recorded; captured with --mode {mode.value})" in sliced.err
+    assert (
+        f"has no data (its values were not recorded; captured with --mode {mode.value})"
+        in sliced.err
+    )
     assert "strided" not in command("show", tmp_path / "kept").out
-    assert command("verify", tmp_path / "kept").out.endswith("every record is as it was written; 1 record, which keep no tensors\n")
+    assert command("verify", tmp_path / "kept").out.endswith(
+        "every record is as it was written; 1 record, which keep no tensors\n"
+    )
 
 
 def test_a_name_that_is_there_is_no_glob(command: Command, bundle: Path) -> None:
@@ -74,10 +102,15 @@ def test_a_glob_that_matches_nothing_is_an_error(command: Command, bundle: Path)
     [
         (["--step", "5"], "holds no record of step 5"),
         (["--step", "0", "--rank", "3"], "holds no record of step 0, rank 3"),
-        (["encoder.*", "--step", "5"], "holds no record of step 5 of a layer that matches 'encoder.*'"),
+        (
+            ["encoder.*", "--step", "5"],
+            "holds no record of step 5 of a layer that matches 'encoder.*'",
+        ),
     ],
 )
-def test_a_step_or_rank_that_is_not_there_is_an_error(command: Command, bundle: Path, arguments: list[str], asked: str) -> None:
+def test_a_step_or_rank_that_is_not_there_is_an_error(
+    command: Command, bundle: Path, arguments: list[str], asked: str
+) -> None:
     done = command("show", bundle, *arguments)
     assert (done.code, done.out) == (2, "")
     assert done.err == f"accucompare: {bundle}: {asked}; `accucompare show {bundle}` lists them\n"
@@ -85,9 +118,15 @@ def test_a_step_or_rank_that_is_not_there_is_an_error(command: Command, bundle: 
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("encoder.layer.0.fc1", "encoder.layers.0.fc1"), ("encoder.norms", "encoder.norm"), ("layers.1.fc1", "encoder.layers.1.fc1")],
+    [
+        ("encoder.layer.0.fc1", "encoder.layers.0.fc1"),
+        ("encoder.norms", "encoder.norm"),
+        ("layers.1.fc1", "encoder.layers.1.fc1"),
+    ],
 )
-def test_a_name_that_is_not_there_gets_the_nearest(command: Command, bundle: Path, name: str, meant: str) -> None:
+def test_a_name_that_is_not_there_gets_the_nearest(
+    command: Command, bundle: Path, name: str, meant: str
+) -> None:
     done = command("show", bundle, name)
     assert done.code == 2
     assert f"no such record; did you mean {meant!r}? " in done.err
@@ -104,7 +143,9 @@ def test_a_role_that_is_not_there_gets_no_other_name(command: Command, bundle: P
 def test_verify_says_that_a_bundle_is_sound(command: Command, bundle: Path) -> None:
     done = command("verify", bundle)
     assert (done.code, done.err) == (0, "")
-    assert done.out == f"OK  {bundle}: every record is as it was written; 6 records, 32 bytes read\n"
+    assert (
+        done.out == f"OK  {bundle}: every record is as it was written; 6 records, 32 bytes read\n"
+    )
 
 
 @pytest.mark.parametrize("quiet", [[], ["-q"]])
@@ -139,7 +180,9 @@ class _SparseArchive(ArchiveWriter):
 
 
 def huge(folder: Path, name: str) -> tuple[Path, np.ndarray]:
-    """A bundle with one tensor of 64 GiB, nearly all of which is a hole in the file; and its stored bits, mapped."""
+    """A bundle with one tensor of 64 GiB, nearly all of which is a hole in the file; and its stored
+    bits, mapped.
+    """
     dtype = DTYPES[name]
     bundle = write(folder / "huge", [item("fc", random_bits(dtype, 40, 0), name)])
     (record,) = open_bundle(bundle).records()
@@ -154,21 +197,35 @@ def huge(folder: Path, name: str) -> tuple[Path, np.ndarray]:
     archive.finish()
     with open_bundle(bundle) as opened:
         (record,) = opened.records()
-        mapped = np.memmap(archive.path, dtype.storage, "r+", offset=opened.locate(record)[1], shape=shape)
-    for place, bits in zip(((0, slice(20)), (-1, slice(-20, None))), np.split(random_bits(dtype, 40, 1), 2), strict=True):
+        mapped = np.memmap(
+            archive.path, dtype.storage, "r+", offset=opened.locate(record)[1], shape=shape
+        )
+    for place, bits in zip(
+        ((0, slice(20)), (-1, slice(-20, None))),
+        np.split(random_bits(dtype, 40, 1), 2),
+        strict=True,
+    ):
         mapped[place] = bits
     return bundle, mapped
 
 
 def bytes_read() -> int:
     """By this process, from files of any kind."""
-    (line,) = (line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("rchar"))
+    (line,) = (
+        line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("rchar")
+    )
     return int(line.split()[1])
 
 
-@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="only Linux counts what a process reads")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "complex32", "complex128", "int64", "bool"])
-def test_a_part_of_a_huge_tensor_is_read_alone(command: Command, tmp_path: Path, dtype: str) -> None:
+@pytest.mark.skipif(
+    not Path("/proc/self/io").exists(), reason="only Linux counts what a process reads"
+)
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float8_e4m3fn", "complex32", "complex128", "int64", "bool"]
+)
+def test_a_part_of_a_huge_tensor_is_read_alone(
+    command: Command, tmp_path: Path, dtype: str
+) -> None:
     bundle, stored = huge(tmp_path, dtype)
     slices = {
         "0": (0,),

@@ -92,8 +92,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Run:
-    """Runs a command in the folder, in a process that is forked from one that has imported torch."""
-    return lambda *arguments: with_torch()(CLI, *arguments, cwd=folder, variables={**os.environ, "COLUMNS": "100"})
+    """Runs a command in the folder, in a process that is forked from one that has imported
+    torch."""
+    return lambda *arguments: with_torch()(
+        CLI, *arguments, cwd=folder, variables={**os.environ, "COLUMNS": "100"}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -128,24 +131,49 @@ def test_a_training_that_stays_finite(folder: Path, run: Run) -> None:
         "FINITE  gpt2: everything was finite in 3 watched steps",
         "more: accucompare overflow gpt2",
     )
-    assert (checklist[0].split()[0], checklist[-1]) == ("checklist:", "all checks: accucompare health gpt2")
+    assert (checklist[0].split()[0], checklist[-1]) == (
+        "checklist:",
+        "all checks: accucompare health gpt2",
+    )
     events = log(folder, "gpt2")
     assert (steps(events), reason(events)) == ([0, 1, 2], "finished")
-    assert all(isinstance(step.grad_norm, float) and step.grad_norm > 0 for step in events if isinstance(step, Step))
+    assert all(
+        isinstance(step.grad_norm, float) and step.grad_norm > 0
+        for step in events
+        if isinstance(step, Step)
+    )
 
 
 def test_health_shows_every_check_and_writes_it_down(folder: Path, run: Run) -> None:
     run("watch", "fixtures/gpt2.py:training", "--steps", "3", "--out", "checked")
-    done = run("health", "checked", "--json", "health.json", "--report", "health.xlsx", "--threshold", "loss-spike=20")
+    done = run(
+        "health",
+        "checked",
+        "--json",
+        "health.json",
+        "--report",
+        "health.xlsx",
+        "--threshold",
+        "loss-spike=20",
+    )
     written = json.loads((folder / "health.json").read_text())
-    assert (done.returncode, written["status"]) == (1, "WARN")  # the fixture trains in evaluation mode
-    assert [each["id"] for each in written["checks"] if each["status"] == "WARN"] == ["training-mode"]
+    assert (done.returncode, written["status"]) == (
+        1,
+        "WARN",
+    )  # the fixture trains in evaluation mode
+    assert [each["id"] for each in written["checks"] if each["status"] == "WARN"] == [
+        "training-mode"
+    ]
     assert "[loss-spike=20, " in done.stdout
     assert all(f" {each['id']}: " in done.stdout for each in written["checks"])
     sheet = openpyxl.load_workbook(folder / "health.xlsx")["Health"]
-    assert {row[1].value for row in sheet.iter_rows(min_row=3)} >= {each["id"] for each in written["checks"]}
+    assert {row[1].value for row in sheet.iter_rows(min_row=3)} >= {
+        each["id"] for each in written["checks"]
+    }
     run("overflow", "checked")
-    assert "Health" in openpyxl.load_workbook(folder / "reports" / "checked-overflow.xlsx").sheetnames
+    assert (
+        "Health" in openpyxl.load_workbook(folder / "reports" / "checked-overflow.xlsx").sheetnames
+    )
 
 
 def test_a_log_without_steps_is_trouble_for_health(run: Run) -> None:
@@ -153,29 +181,42 @@ def test_a_log_without_steps_is_trouble_for_health(run: Run) -> None:
     assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_a_nan_is_answered_with_place_operator_and_line(planted: subprocess.CompletedProcess[str]) -> None:
+def test_a_nan_is_answered_with_place_operator_and_line(
+    planted: subprocess.CompletedProcess[str],
+) -> None:
     lines = planted.stdout.splitlines()
     assert planted.returncode == 1
     assert lines[0].startswith("NOT FINITE  planted: 1 origin, ")
     assert lines[1] == "NaN in log (Log), forward, step 1"
-    assert lines[2].startswith("  made inside by aten.log.default at case.py:8: what went in was finite; gradients not finite: ")
+    assert lines[2].startswith(
+        "  made inside by aten.log.default at case.py:8: what went in was finite; gradients not"
+        " finite: "
+    )
     assert "more: accucompare overflow planted" in lines
 
 
-def test_the_last_calls_are_shown_on_standard_error(planted: subprocess.CompletedProcess[str]) -> None:
+def test_the_last_calls_are_shown_on_standard_error(
+    planted: subprocess.CompletedProcess[str],
+) -> None:
     assert "the last 2 calls, as they ended" in planted.stderr
-    assert [line.split() for line in planted.stderr.splitlines() if "◀ here" in line] == [["4", "log", "Log", "◀", "here"]]
+    assert [line.split() for line in planted.stderr.splitlines() if "◀ here" in line] == [
+        ["4", "log", "Log", "◀", "here"]
+    ]
     assert max(map(len, planted.stderr.splitlines())) <= 100
 
 
-def test_the_reproducer_runs_as_it_is_printed(planted: subprocess.CompletedProcess[str], folder: Path) -> None:
+def test_the_reproducer_runs_as_it_is_printed(
+    planted: subprocess.CompletedProcess[str], folder: Path
+) -> None:
     script = planted.stdout.partition("reproducer: ")[2].partition(";")[0]
     done = with_torch()(SCRIPT, script, cwd=folder, variables=os.environ)
     assert (done.returncode, done.stderr) == (1, "")
     assert "It shows again: 48 NaN of 48 values in the output" in done.stdout
 
 
-def test_overflow_tells_the_rest(planted: subprocess.CompletedProcess[str], run: Run, folder: Path) -> None:
+def test_overflow_tells_the_rest(
+    planted: subprocess.CompletedProcess[str], run: Run, folder: Path
+) -> None:
     done = run("overflow", "planted")
     assert (done.returncode, done.stdout.splitlines()[0]) == (1, planted.stdout.splitlines()[0])
     assert "Findings, in execution order" in done.stdout
@@ -184,9 +225,12 @@ def test_overflow_tells_the_rest(planted: subprocess.CompletedProcess[str], run:
 
 
 def test_the_sample_in_the_documentation_is_what_is_printed(run: Run) -> None:
-    """But for its numbers, which another processor and another release of transformers may change."""
+    """But for its numbers, which another processor and another release of transformers may
+    change."""
     page = (ROOT / "docs" / "nan.md").read_text()
-    sample = page.partition("$ accucompare watch fixtures/gpt2.py:overflowing --dtype float16\n")[2].partition("```")[0]
+    sample = page.partition("$ accucompare watch fixtures/gpt2.py:overflowing --dtype float16\n")[
+        2
+    ].partition("```")[0]
     done = run("watch", str(ROOT / "fixtures" / "gpt2.py:overflowing"), "--dtype", "float16")
     assert done.returncode == 1
     assert re.sub(r"\d+(\.\d+)?", "N", sample) == re.sub(r"\d+(\.\d+)?", "N", done.stdout)
@@ -195,7 +239,10 @@ def test_the_sample_in_the_documentation_is_what_is_printed(run: Run) -> None:
 def test_ctrl_c_says_in_which_step_and_leaves_a_log(folder: Path, run: Run) -> None:
     done = run("watch", "case.py:interrupted", "--out", "stopped")
     assert (done.returncode, done.stdout) == (130, ""), done.stderr
-    assert "accucompare: interrupted; stopped in step 1; what was watched until then: accucompare overflow stopped" in done.stderr
+    assert (
+        "accucompare: interrupted; stopped in step 1; what was watched until then: accucompare"
+        " overflow stopped" in done.stderr
+    )
     events = log(folder, "stopped")
     assert (steps(events), reason(events)) == ([0], "interrupted")
 
@@ -217,7 +264,9 @@ def test_on_finding_warn_goes_on(run: Run, folder: Path) -> None:
     done = run("watch", "--on-finding", "warn", "--out", "warned")
     events = log(folder, "warned")
     assert (done.returncode, steps(events), reason(events)) == (1, [0, 1, 2], "finished")
-    assert [found.step for found in origins(events)] == [1]  # the weights of step 2 are what was found in step 1
+    assert [found.step for found in origins(events)] == [
+        1
+    ]  # the weights of step 2 are what was found in step 1
     assert [found.reproducer for found in origins(events)] == [""]
     assert "accucompare: NaN in log (Log), forward, step 1" in done.stderr
     assert "UserWarning" not in done.stderr
@@ -233,12 +282,18 @@ def test_on_finding_snapshot_saves_and_goes_on(run: Run, folder: Path) -> None:
 def test_abort_after_step(run: Run, folder: Path) -> None:
     done = run("watch", "case.py:clean", "--abort-after-step", "1", "--out", "aborted")
     events = log(folder, "aborted")
-    assert (done.returncode, steps(events), reason(events)) == (0, [0, 1], "stopped after step 1, as asked")
+    assert (done.returncode, steps(events), reason(events)) == (
+        0,
+        [0, 1],
+        "stopped after step 1, as asked",
+    )
     assert "stopped after step 1, as asked" in done.stdout
 
 
 def test_trace_step_shows_every_call(run: Run, folder: Path) -> None:
-    done = run("watch", "case.py:clean", "--trace-step", "0", "--trace-step", "2", "--out", "traced")
+    done = run(
+        "watch", "case.py:clean", "--trace-step", "0", "--trace-step", "2", "--out", "traced"
+    )
     assert done.returncode == 0
     assert [line for line in done.stderr.splitlines() if line.startswith("step ")] == [
         f"step {step}: all 8 calls, as they ended" for step in (0, 2)
@@ -256,7 +311,11 @@ def test_every_watches_less(run: Run, folder: Path) -> None:
 def test_dtype(run: Run, folder: Path) -> None:
     done = run("watch", "--dtype", "float16", "--out", "half")
     found = origins(log(folder, "half"))[0]
-    assert (done.returncode, found.name, {seen.dtype for seen in found.tensors}) == (1, "log", {"float16"})
+    assert (done.returncode, found.name, {seen.dtype for seen in found.tensors}) == (
+        1,
+        "log",
+        {"float16"},
+    )
 
 
 def test_frames_0_shows_and_keeps_none(run: Run, folder: Path) -> None:
@@ -295,22 +354,31 @@ def test_a_second_run_is_added_to_the_log_and_told(run: Run, folder: Path) -> No
         assert run("watch", f"case.py:{case}", "--out", "twice", "-q").returncode == code
     assert len(read_log(folder / "twice" / "rank0.jsonl")) == 2
     done = run("overflow", "twice", "-q")
-    assert (done.returncode, done.stdout) == (0, "FINITE  twice: everything was finite in 3 watched steps\n")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "FINITE  twice: everything was finite in 3 watched steps\n",
+    )
 
 
 def test_quiet_is_one_line(run: Run) -> None:
     done = run("watch", "--out", "quiet", "-q")
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.splitlines() == ["NOT FINITE  quiet: NaN in log (Log), forward, step 1; 1 origin, 6 passed on"]
+    assert done.stdout.splitlines() == [
+        "NOT FINITE  quiet: NaN in log (Log), forward, step 1; 1 origin, 6 passed on"
+    ]
 
 
 def test_updates_that_move_nothing_are_in_the_headline_of_watch_and_overflow(run: Run) -> None:
-    watched = run("watch", "case.py:detached", "--steps", "8", "--checks-every", "1", "--out", "detached")
+    watched = run(
+        "watch", "case.py:detached", "--steps", "8", "--checks-every", "1", "--out", "detached"
+    )
     shown = run("overflow", "detached", "--report", "none")
     for done in (watched, shown):
         assert done.returncode == 0  # all was finite
         headline = done.stdout.splitlines()[0]
-        assert headline.startswith("FINITE, CHECKS FAIL  detached: everything was finite in 8 watched steps; ")
+        assert headline.startswith(
+            "FINITE, CHECKS FAIL  detached: everything was finite in 8 watched steps; "
+        )
         assert "; but the checklist: FAIL in " in headline
     assert run("health", "detached", "-q").returncode == 1
 
@@ -334,17 +402,28 @@ def test_trouble_is_one_line(run: Run, arguments: tuple[str, ...], said: str) ->
 def test_an_npu_without_its_software(cli: Run) -> None:
     done = cli("watch", "--device", "npu", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "accucompare: --device npu: torch_npu is not installed; pip install 'accucompare[npu]'\n"
+    assert (
+        done.stderr
+        == "accucompare: --device npu: torch_npu is not installed; pip install 'accucompare[npu]'\n"
+    )
 
 
 @pytest.mark.parametrize("command", ["watch", "overflow"])
 def test_help_imports_no_torch(command: str) -> None:
-    code = f"import sys; sys.modules['torch'] = None; from accucompare.cli import main; main(['{command}', '--help'])"
+    code = (
+        "import sys; sys.modules['torch'] = None; from accucompare.cli import main;"
+        f" main(['{command}', '--help'])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_findings_are_shown_bare_and_warnings_of_the_users_own_with_their_source_line() -> None:
     with _bare_warnings():
-        assert warnings.formatwarning("accucompare: NaN", NonFiniteWarning, "case.py", 7) == "\naccucompare: NaN\n"
-        assert warnings.formatwarning("accucompare: mine", UserWarning, "case.py", 7).startswith("case.py:7: UserWarning: ")
+        assert (
+            warnings.formatwarning("accucompare: NaN", NonFiniteWarning, "case.py", 7)
+            == "\naccucompare: NaN\n"
+        )
+        assert warnings.formatwarning("accucompare: mine", UserWarning, "case.py", 7).startswith(
+            "case.py:7: UserWarning: "
+        )

@@ -16,23 +16,33 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").g
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_to_a_file_or_a_heading_leads_there(page: Path) -> None:
     targets = re.findall(r"\]\(([^)\s]+)\)", _prose(page))
-    assert [target for target in targets if not target.startswith("http") and not _leads(page, target)] == []
+    assert [
+        target for target in targets if not target.startswith("http") and not _leads(page, target)
+    ] == []
 
 
 def test_the_reference_has_each_public_name_once() -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"^::: accucompare\.(\w+)$", page, re.MULTILINE)) == sorted(accucompare.__all__)
+    assert sorted(re.findall(r"^::: accucompare\.(\w+)$", page, re.MULTILINE)) == sorted(
+        accucompare.__all__
+    )
 
 
 def test_the_navigation_of_the_site_has_each_page_once() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
-    assert sorted(re.findall(r"([\w-]+\.md)$", navigation, re.MULTILINE)) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+    assert sorted(re.findall(r"([\w-]+\.md)$", navigation, re.MULTILINE)) == sorted(
+        page.name for page in (ROOT / "docs").glob("*.md")
+    )
 
 
 def test_every_path_in_contributing_exists() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     paths = re.findall(r"`((?:[\w.*-]+/)+[\w.*-]*)`", page)
-    missing = [path for path in paths if not any(any(root.glob(path.rstrip("/"))) for root in (ROOT, ROOT / "accucompare"))]
+    missing = [
+        path
+        for path in paths
+        if not any(any(root.glob(path.rstrip("/"))) for root in (ROOT, ROOT / "accucompare"))
+    ]
     assert paths
     assert missing == []
 
@@ -50,4 +60,9 @@ def _headings(page: Path) -> set[str]:
 
 def _prose(page: Path) -> str:
     """The page without its code."""
-    return re.sub(r"^```.*?^```$|`[^`\n]+`", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(
+        r"^```.*?^```$|`[^`\n]+`",
+        "",
+        page.read_text(encoding="utf-8"),
+        flags=re.MULTILINE | re.DOTALL,
+    )

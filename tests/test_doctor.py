@@ -30,7 +30,14 @@ NO_TORCH = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What is found of the machine that the tests run on."""
-    done = run_cli("doctor", "--timeout", "3600", "--json", cwd=tmp_path_factory.mktemp("doctor"), OMP_NUM_THREADS="1")
+    done = run_cli(
+        "doctor",
+        "--timeout",
+        "3600",
+        "--json",
+        cwd=tmp_path_factory.mktemp("doctor"),
+        OMP_NUM_THREADS="1",
+    )
     assert (done.returncode, done.stderr) == (0, "")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -38,8 +45,12 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory, and in it one for packages that only this test has: the command finds them, and the processes that it starts."""
-    monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)  # set by open_device in this process
+    """A directory, and in it one for packages that only this test has: the command finds them, and
+    the processes that it starts.
+    """
+    monkeypatch.delenv(
+        "TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False
+    )  # set by open_device in this process
     (tmp_path / "packages").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "packages")
     return tmp_path
@@ -47,14 +58,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def mismatched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What is found where torch_npu is another release's, prints while it is imported, and finds no device."""
+    """What is found where torch_npu is another release's, prints while it is imported, and finds no
+    device.
+    """
     folder = tmp_path_factory.mktemp("mismatched")
     (folder / "packages").mkdir()
-    noise = "import os; print('Warning: ASCEND_HOME_PATH is not set.', flush=True); os.write(1, b'noise');"
+    noise = (
+        "import os; print('Warning: ASCEND_HOME_PATH is not set.', flush=True); os.write(1,"
+        " b'noise');"
+    )
     packages = pretend(folder, noise + WITHOUT_DEVICE, autoload=True, version="2.12.1")
     with pytest.MonkeyPatch.context() as patched:
         patched.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
-        done = run_cli("doctor", "--timeout", "3600", "--device", "npu", "--json", cwd=folder, PYTHONPATH=packages)
+        done = run_cli(
+            "doctor",
+            "--timeout",
+            "3600",
+            "--device",
+            "npu",
+            "--json",
+            cwd=folder,
+            PYTHONPATH=packages,
+        )
     assert (done.returncode, done.stderr) == (2, "")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -69,7 +94,9 @@ def instead_of(folder: Path, package: str, source: str) -> str:
 
 def alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
-    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
+    state = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True
+    ).stdout.strip()
     return bool(state) and not state.startswith("Z")
 
 
@@ -116,13 +143,27 @@ def test_variables_that_matter_are_listed(here: dict[str, Any]) -> None:
     assert "PATH" not in here["environment"]
 
 
-def test_text_says_the_same_in_100_columns(here: dict[str, Any], monkeypatch: pytest.MonkeyPatch, cli: Run) -> None:
+def test_text_says_the_same_in_100_columns(
+    here: dict[str, Any], monkeypatch: pytest.MonkeyPatch, cli: Run
+) -> None:
     found = {name: DeviceReport(**device) for name, device in here["devices"].items()}
-    monkeypatch.setattr(doctor, "examine", lambda *_: Examination(**{**here, "devices": {"cpu": found["cpu"]}, "problems": []}))
+    monkeypatch.setattr(
+        doctor,
+        "examine",
+        lambda *_: Examination(**{**here, "devices": {"cpu": found["cpu"]}, "problems": []}),
+    )
     done = cli("doctor", "--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("OK  nothing is wrong with this installation; captures can run on cpu")
-    for text in (here["kernel"], here["crc"], here["devices"]["cpu"]["description"]["name"], "OMP_NUM_THREADS", "threads 1"):
+    assert done.stdout.startswith(
+        "OK  nothing is wrong with this installation; captures can run on cpu"
+    )
+    for text in (
+        here["kernel"],
+        here["crc"],
+        here["devices"]["cpu"]["description"]["name"],
+        "OMP_NUM_THREADS",
+        "threads 1",
+    ):
         assert text in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 100
 
@@ -134,14 +175,22 @@ def test_help_has_examples_and_exit_codes(cli: Run) -> None:
 
 
 def test_looking_imports_nothing_heavy_into_this_process(tmp_path: Path) -> None:
-    program = "import sys, accucompare.report.doctor_output; print({'torch', 'numpy', 'pandas', 'openpyxl'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
+    program = (
+        "import sys, accucompare.report.doctor_output; print({'torch', 'numpy', 'pandas',"
+        " 'openpyxl'} & set(sys.modules))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+        == "set()\n"
+    )
 
 
 # One device
 
 
-def test_an_absent_device_is_trouble_only_if_it_is_asked_for(mismatched: dict[str, Any], here: dict[str, Any]) -> None:
+def test_an_absent_device_is_trouble_only_if_it_is_asked_for(
+    mismatched: dict[str, Any], here: dict[str, Any]
+) -> None:
     (serious,) = [problem for problem in mismatched["problems"] if problem["serious"]]
     assert (mismatched["ok"], serious["topic"]) == (False, "npu")
     assert serious["message"] == "no NPU is available; see whether `npu-smi info` lists one"
@@ -150,16 +199,23 @@ def test_an_absent_device_is_trouble_only_if_it_is_asked_for(mismatched: dict[st
 
 def test_a_device_of_no_known_type_is_refused(cli: Run) -> None:
     done = cli("doctor", "--device", "gpu")
-    assert (done.returncode, done.stderr) == (2, "accucompare: --device gpu: must be cpu, cuda, cuda:N, npu or npu:N\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "accucompare: --device gpu: must be cpu, cuda, cuda:N, npu or npu:N\n",
+    )
 
 
-def test_torch_npu_without_cann_hides_no_other_device(cli: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_npu_without_cann_hides_no_other_device(
+    cli: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "TYPES", ("cpu", "npu"))
     pretend(folder, WITHOUT_CANN, autoload=True)
     done = cli("doctor", "--timeout", "3600", "--json")
     found = json.loads(done.stdout)
     assert (done.returncode, found["devices"]["cpu"]["available"]) == (0, True)
-    assert "source /usr/local/Ascend/ascend-toolkit/set_env.sh" in found["devices"]["npu"]["message"]
+    assert (
+        "source /usr/local/Ascend/ascend-toolkit/set_env.sh" in found["devices"]["npu"]["message"]
+    )
     assert [problem["topic"] for problem in found["problems"]] == ["npu"]
 
 
@@ -167,7 +223,9 @@ def test_what_libraries_print_stays_out_of_the_output(mismatched: dict[str, Any]
     assert mismatched["devices"]["npu"]["message"].startswith("no NPU is available")
 
 
-def test_a_device_that_is_there_but_does_not_work_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_there_but_does_not_work_is_not_available(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(doctor, "open_device", lambda name: torch.device("meta"))
     found = doctor._look(DeviceName("cuda"))
     assert not found.available
@@ -177,12 +235,19 @@ def test_a_device_that_is_there_but_does_not_work_is_not_available(monkeypatch: 
 
 def test_a_gpu_is_described_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     used = SimpleNamespace(
-        count=lambda: 8, describe=lambda index: {"type": "cuda", "name": "H200"}, flags=lambda: {"cudnn.allow_tf32": True}
+        count=lambda: 8,
+        describe=lambda index: {"type": "cuda", "name": "H200"},
+        flags=lambda: {"cudnn.allow_tf32": True},
     )
     monkeypatch.setattr(doctor, "open_device", lambda name: torch.device("cpu"))
     monkeypatch.setattr(doctor, "backend", lambda _: used)
     found = doctor._look(DeviceName("cuda"))
-    assert (found.available, found.count, found.description["name"], found.flags["cudnn.allow_tf32"]) == (True, 8, "H200", True)
+    assert (
+        found.available,
+        found.count,
+        found.description["name"],
+        found.flags["cudnn.allow_tf32"],
+    ) == (True, 8, "H200", True)
 
 
 # Trouble
@@ -192,33 +257,53 @@ def test_a_torch_that_cannot_be_imported_is_trouble(cli: Run, folder: Path) -> N
     instead_of(folder, "torch", "raise ImportError('libtorch.so: undefined symbol: x')")
     done = cli("doctor", "--timeout", "3600")
     assert done.returncode == 2
-    assert done.stdout.startswith("TROUBLE  torch: torch cannot be imported (libtorch.so: undefined symbol: x)\n")
+    assert done.stdout.startswith(
+        "TROUBLE  torch: torch cannot be imported (libtorch.so: undefined symbol: x)\n"
+    )
     assert "cure: pip install --force-reinstall torch" in done.stdout
 
 
-def test_no_torch_at_all_is_no_trouble(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_torch_at_all_is_no_trouble(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     instead_of(folder, "torch", NO_TORCH)
     version = doctor.version
-    monkeypatch.setattr(doctor, "version", lambda package: None if package == "torch" else version(package))
+    monkeypatch.setattr(
+        doctor, "version", lambda package: None if package == "torch" else version(package)
+    )
     found = examine()
     assert found.ok
     assert "pip install torch" in found.devices["cpu"].message
     print_examination(found, quiet=True)
-    assert capsys.readouterr().out == "OK  nothing is wrong with this installation; comparisons can run here, captures cannot\n"
+    assert (
+        capsys.readouterr().out
+        == "OK  nothing is wrong with this installation; comparisons can run here, captures"
+        " cannot\n"
+    )
 
 
 def test_a_crash_while_looking_is_told_with_the_last_words(cli: Run, folder: Path) -> None:
-    source = "import os, sys; print('dcmi model initialized failed', file=sys.stderr, flush=True); os.abort()"
+    source = (
+        "import os, sys; print('dcmi model initialized failed', file=sys.stderr, flush=True);"
+        " os.abort()"
+    )
     instead_of(folder, "torch", source)
     done = cli("doctor", "--timeout", "3600", "--device", "npu", "-q")
-    message = f"looking for it ended the process (signal {signal.SIGABRT.value}: dcmi model initialized failed); see `npu-smi info`"
+    message = (
+        f"looking for it ended the process (signal {signal.SIGABRT.value}: dcmi model initialized"
+        " failed); see `npu-smi info`"
+    )
     assert (done.returncode, done.stdout) == (2, f"TROUBLE  npu: {message}\n")
 
 
-HANGS = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(600)"
+HANGS = (
+    "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(600)"
+)
 
 
-def test_a_device_that_never_answers_is_given_up_and_leaves_no_process(cli: Run, folder: Path) -> None:
+def test_a_device_that_never_answers_is_given_up_and_leaves_no_process(
+    cli: Run, folder: Path
+) -> None:
     instead_of(folder, "torch", HANGS)
     done = cli("doctor", "--device", "npu", "--timeout", "2", "-q")
     message = "no answer within 2 s; see `npu-smi info`, or wait longer with --timeout"
@@ -230,10 +315,14 @@ def test_a_device_that_never_answers_is_given_up_and_leaves_no_process(cli: Run,
 def test_an_interrupted_search_leaves_no_process(folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": instead_of(folder, "torch", HANGS)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "accucompare", "doctor", "--timeout", "3600", "--device", "npu"], cwd=folder, env=environment
+        [sys.executable, "-m", "accucompare", "doctor", "--timeout", "3600", "--device", "npu"],
+        cwd=folder,
+        env=environment,
     )
     try:
-        while process.poll() is None and not ((folder / "pid").exists() and (folder / "pid").read_text()):
+        while process.poll() is None and not (
+            (folder / "pid").exists() and (folder / "pid").read_text()
+        ):
             time.sleep(0.02)
         process.terminate()
         assert process.wait() == 130
@@ -250,10 +339,15 @@ def test_a_numpy_that_cannot_be_imported_is_trouble(process: Run, folder: Path) 
         "--timeout",
         "3600",
         "-q",
-        PYTHONPATH=instead_of(folder, "numpy", "raise ImportError('numpy.core.multiarray failed to import')"),
+        PYTHONPATH=instead_of(
+            folder, "numpy", "raise ImportError('numpy.core.multiarray failed to import')"
+        ),
     )
     assert (done.returncode, done.stderr) == (2, "")
-    assert "bundle: bundles can neither be read nor written (ImportError: numpy.core.multiarray failed to import)" in done.stdout
+    assert (
+        "bundle: bundles can neither be read nor written (ImportError: numpy.core.multiarray failed"
+        " to import)" in done.stdout
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,7 +359,9 @@ def test_a_numpy_that_cannot_be_imported_is_trouble(process: Run, folder: Path) 
         ("no-such-package", "1.0", False, []),
     ],
 )
-def test_packages_that_are_missing_or_too_old_are_trouble(name: str, oldest: str, needed: bool, expected: list[str]) -> None:
+def test_packages_that_are_missing_or_too_old_are_trouble(
+    name: str, oldest: str, needed: bool, expected: list[str]
+) -> None:
     problems = list(doctor._package_problems({name: (oldest, needed)}))
     assert [problem.cure for problem in problems] == expected
     assert all(problem.serious for problem in problems)
@@ -278,8 +374,12 @@ def test_needed_packages_are_those_of_the_installation() -> None:
     assert "hypothesis" not in packages
 
 
-@pytest.mark.parametrize(("setting", "cure"), [("numpy", "unset ACCUCOMPARE_KERNEL"), (None, "install a C compiler")])
-def test_numpy_in_place_of_the_kernel_is_told_with_the_cure(setting: str | None, cure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("setting", "cure"), [("numpy", "unset ACCUCOMPARE_KERNEL"), (None, "install a C compiler")]
+)
+def test_numpy_in_place_of_the_kernel_is_told_with_the_cure(
+    setting: str | None, cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kernel, "_kernel", None)
     monkeypatch.delenv("ACCUCOMPARE_KERNEL", raising=False)
     if setting is not None:
@@ -290,20 +390,31 @@ def test_numpy_in_place_of_the_kernel_is_told_with_the_cure(setting: str | None,
 
 
 def test_a_setting_that_changes_numbers_is_told_with_the_cure() -> None:
-    found = DeviceReport(True, flags={"npu.conv.allow_hf32": True, "npu.matmul.allow_hf32": False, "deterministic_algorithms": True})
+    found = DeviceReport(
+        True,
+        flags={
+            "npu.conv.allow_hf32": True,
+            "npu.matmul.allow_hf32": False,
+            "deterministic_algorithms": True,
+        },
+    )
     (problem,) = doctor._device_problems({"npu:1": found}, None)
     assert problem == Problem(
         "npu:1",
-        "npu.conv.allow_hf32 is True: convolutions may round what goes into them to HF32: 11 of 23 mantissa bits",
+        "npu.conv.allow_hf32 is True: convolutions may round what goes into them to HF32: 11 of 23"
+        " mantissa bits",
         "capture --no-hf32, or torch.npu.conv.allow_hf32 = False",
     )
 
 
 def test_a_setting_of_another_device_is_no_problem() -> None:
-    found = DeviceReport(True, flags={"deterministic_algorithms": False, "mkldnn.matmul.fp32_precision": "bf16"})
-    assert [problem.message.partition(" ")[0] for problem in doctor._device_problems({"cpu": found}, None)] == [
-        "mkldnn.matmul.fp32_precision"
-    ]
+    found = DeviceReport(
+        True, flags={"deterministic_algorithms": False, "mkldnn.matmul.fp32_precision": "bf16"}
+    )
+    assert [
+        problem.message.partition(" ")[0]
+        for problem in doctor._device_problems({"cpu": found}, None)
+    ] == ["mkldnn.matmul.fp32_precision"]
 
 
 def test_versions_that_do_not_fit_are_told_with_the_cure(mismatched: dict[str, Any]) -> None:
@@ -316,17 +427,40 @@ def test_versions_that_do_not_fit_are_told_with_the_cure(mismatched: dict[str, A
 
 
 EXAMINATION = Examination(
-    True, "0.1.0", "/somewhere", "3.12.1", "/usr/bin/python3", "Linux", 4, None, None, None, None, {"torch": None}, {}, {}, []
+    True,
+    "0.1.0",
+    "/somewhere",
+    "3.12.1",
+    "/usr/bin/python3",
+    "Linux",
+    4,
+    None,
+    None,
+    None,
+    None,
+    {"torch": None},
+    {},
+    {},
+    [],
 )
 
 
 def printed(capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
-    print_examination(Examination(**{**{name: getattr(EXAMINATION, name) for name in EXAMINATION.__dataclass_fields__}, **changes}))
+    print_examination(
+        Examination(
+            **{
+                **{name: getattr(EXAMINATION, name) for name in EXAMINATION.__dataclass_fields__},
+                **changes,
+            }
+        )
+    )
     return capsys.readouterr().out
 
 
 def test_several_devices_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    found = DeviceReport(True, "", 8, {"type": "npu", "name": "Ascend910B1", "cann": "8.2", "driver": None}, {})
+    found = DeviceReport(
+        True, "", 8, {"type": "npu", "name": "Ascend910B1", "cann": "8.2", "driver": None}, {}
+    )
     assert "npu  8 of Ascend910B1, cann 8.2\n" in printed(capsys, devices={"npu": found})
 
 
@@ -350,17 +484,28 @@ def test_a_message_that_is_no_plain_text_is_printed_as_such(cli: Run, folder: Pa
 
 
 def test_the_reader_of_a_pipe_may_leave(folder: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": instead_of(folder, "torch", "raise ImportError('x')")}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": instead_of(folder, "torch", "raise ImportError('x')"),
+    }
     reader, writer = os.pipe()
     os.close(reader)
     arguments = [sys.executable, "-m", "accucompare", "doctor", "--timeout", "3600", "--json"]
-    done = subprocess.run(arguments, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment)
+    done = subprocess.run(
+        arguments, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment
+    )
     os.close(writer)
     assert (done.returncode, done.stderr) == (2, "")
 
 
-def test_the_verdict_names_a_device_that_is_installed_and_does_not_work(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verdict_names_a_device_that_is_installed_and_does_not_work(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     problem = Problem("npu", "the NPU cannot be opened", "")
-    found = replace(EXAMINATION, devices={"npu": DeviceReport(False, problem.message)}, problems=[problem])
+    found = replace(
+        EXAMINATION, devices={"npu": DeviceReport(False, problem.message)}, problems=[problem]
+    )
     print_examination(found, quiet=True)
-    assert capsys.readouterr().out.startswith("OK  accucompare can work here, but see what is said of npu; ")
+    assert capsys.readouterr().out.startswith(
+        "OK  accucompare can work here, but see what is said of npu; "
+    )

@@ -20,18 +20,31 @@ from accucompare.selection import FloatType
 CASE = Path(__file__).parent.parent / "fixtures" / "cnn.py"
 PUBLIC = {name: getattr(ac, name) for name in sorted(ac.__all__)}
 VERBS = [name for name, each in PUBLIC.items() if inspect.isfunction(each)]
-EXAMPLES = {name: found for name, each in PUBLIC.items() for found in doctest.DocTestFinder(recurse=False).find(each) if found.examples}
+EXAMPLES = {
+    name: found
+    for name, each in PUBLIC.items()
+    for found in doctest.DocTestFinder(recurse=False).find(each)
+    if found.examples
+}
 
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``model.py``, its bundle ``golden``, and ``npu`` of the same model with a fault, in bfloat16."""
+    """A folder with ``model.py``, its bundle ``golden``, and ``npu`` of the same model with a
+    fault, in bfloat16.
+    """
     folder = tmp_path_factory.mktemp("examples")
     (folder / "model.py").write_text(CASE.read_text())
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         capture_case("model.py", "golden", DeviceName("cpu"), CaptureOptions(steps=1))
-        capture_case("model.py:faulty", "npu", DeviceName("cpu"), CaptureOptions(steps=1), dtype=FloatType.BFLOAT16)
+        capture_case(
+            "model.py:faulty",
+            "npu",
+            DeviceName("cpu"),
+            CaptureOptions(steps=1),
+            dtype=FloatType.BFLOAT16,
+        )
     return folder
 
 
@@ -62,11 +75,17 @@ def test_each_public_verb_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_shows_what_it_says(name: str, bundles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_shows_what_it_says(
+    name: str, bundles: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(bundles)
     example = EXAMPLES[name]
     example.globs.update(names(bundles))
     assert not [each.source for each in example.examples if doctest.SKIP in each.options]
     printed: list[str] = []
-    failed = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example, out=printed.append, clear_globs=False).failed
+    failed = (
+        doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+        .run(example, out=printed.append, clear_globs=False)
+        .failed
+    )
     assert not failed, "".join(printed)

@@ -1,4 +1,6 @@
-"""The fixtures, captured and compared: the whole way on real models, and the right layer named for every planted fault."""
+"""The fixtures, captured and compared: the whole way on real models, and the right layer named for
+every planted fault.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def _one_thread() -> Iterator[None]:
 
 @dataclasses.dataclass
 class Captured:
-    """One fixture: its golden bundle, where others of it go, and the case, built once more under the same seed."""
+    """One fixture: its golden bundle, where others of it go, and the case, built once more under
+    the same seed.
+    """
 
     name: str
     folder: Path
@@ -53,7 +57,9 @@ class Captured:
 @pytest.fixture(scope="module", params=NAMES)
 def captured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Captured:
     folder = tmp_path_factory.mktemp(request.param)
-    golden = capture_case(f"{ROOT}/fixtures/{request.param}.py", folder / "golden", DeviceName("cpu"))
+    golden = capture_case(
+        f"{ROOT}/fixtures/{request.param}.py", folder / "golden", DeviceName("cpu")
+    )
     torch.manual_seed(0)
     case, _ = load_case(f"{ROOT}/fixtures/{request.param}.py")
     return Captured(request.param, folder, golden, case)
@@ -76,27 +82,42 @@ def test_golden_against_itself_captured_again_is_identical_everywhere(captured: 
 
 
 def test_every_layer_has_finite_and_right_metrics_against_bfloat16(captured: Captured) -> None:
-    capture_case(captured.target, captured.folder / "bf16", DeviceName("cpu"), dtype=FloatType.BFLOAT16)
+    capture_case(
+        captured.target, captured.folder / "bf16", DeviceName("cpu"), dtype=FloatType.BFLOAT16
+    )
     comparison = ac.diff(captured.golden, captured.folder / "bf16")
-    pairs = [row for row in comparison.rows if row.golden and row.candidate and row.golden.layout.value in WITH_DATA]
+    pairs = [
+        row
+        for row in comparison.rows
+        if row.golden and row.candidate and row.golden.layout.value in WITH_DATA
+    ]
     assert len(pairs) > 20
-    with ac.open_bundle(captured.golden) as golden, ac.open_bundle(captured.folder / "bf16") as candidate:
+    with (
+        ac.open_bundle(captured.golden) as golden,
+        ac.open_bundle(captured.folder / "bf16") as candidate,
+    ):
         for row in pairs:
             assert row.metrics is not None, row.place
             assert math.isfinite(row.metrics.rel_l2), row.place
             assert math.isfinite(row.metrics.one_minus_cosine), row.place
             assert math.isfinite(row.metrics.max_abs), row.place
         for row in pairs[:: len(pairs) // 12]:
-            check(row.metrics, golden.values(row.golden), candidate.values(row.candidate), row.place)
+            check(
+                row.metrics, golden.values(row.golden), candidate.values(row.candidate), row.place
+            )
 
 
 def check(metrics: Any, golden: np.ndarray, candidate: np.ndarray, place: str) -> None:
     """Against the definitions, computed by torch in float64."""
-    left, right = (torch.from_numpy(np.array(values)).double().reshape(-1) for values in (golden, candidate))
+    left, right = (
+        torch.from_numpy(np.array(values)).double().reshape(-1) for values in (golden, candidate)
+    )
     if not left.numel():
         return
     norm, difference = left.norm().item(), right - left
-    assert metrics.rel_l2 == pytest.approx(difference.norm().item() / norm if norm else 0.0, rel=1e-9), place
+    assert metrics.rel_l2 == pytest.approx(
+        difference.norm().item() / norm if norm else 0.0, rel=1e-9
+    ), place
     assert metrics.max_abs == difference.abs().max().item(), place
     assert metrics.rmse == pytest.approx(difference.square().mean().sqrt().item(), rel=1e-9), place
     if norm and right.norm():
@@ -104,14 +125,20 @@ def check(metrics: Any, golden: np.ndarray, candidate: np.ndarray, place: str) -
         assert metrics.one_minus_cosine == pytest.approx(chord, rel=1e-6, abs=1e-28), place
 
 
-# -- planted faults ---------------------------------------------------------------------------------------------------------------
+# -- planted faults
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def faulty(output: Any) -> Any:
     """The output of a module that is one percent too large."""
     if dataclasses.is_dataclass(output) and not isinstance(output, (type, dict)):
         return dataclasses.replace(output, hidden=output.hidden * 1.01)
-    return pytree.tree_map(lambda leaf: leaf * 1.01 if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf, output)
+    return pytree.tree_map(
+        lambda leaf: (
+            leaf * 1.01 if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+        ),
+        output,
+    )
 
 
 def capture_with_fault(captured: Captured, name: str) -> Path:
@@ -126,12 +153,18 @@ def capture_with_fault(captured: Captured, name: str) -> Path:
 
 
 def leaves(captured: Captured) -> Iterator[str]:
-    """The modules that were called, called no others, and gave floating numbers that are not all zero."""
+    """The modules that were called, called no others, and gave floating numbers that are not all
+    zero.
+    """
     with ac.open_bundle(captured.golden) as bundle:
         records = list(bundle.records())
     containers = {entry.parent[0] for entry in records if entry.parent}
     for name in dict.fromkeys(entry.name for entry in records if entry.name not in containers):
-        outputs = [entry for entry in records if entry.name == name and entry.role is Role.OUTPUT and entry.dtype == "float32"]
+        outputs = [
+            entry
+            for entry in records
+            if entry.name == name and entry.role is Role.OUTPUT and entry.dtype == "float32"
+        ]
         if any(entry.statistics and entry.statistics.l2 for entry in outputs):
             yield name
 
@@ -142,7 +175,11 @@ def test_a_planted_fault_in_one_layer_makes_it_the_first_divergence(captured: Ca
     for name in names[:: max(len(names) // 5, 1)]:
         found = ac.diff(captured.golden, capture_with_fault(captured, name)).first_divergence
         assert found is not None, name
-        assert (found.record.name, found.record.role.value, found.reason.value) == (name, "output", "introduced"), name
+        assert (found.record.name, found.record.role.value, found.reason.value) == (
+            name,
+            "output",
+            "introduced",
+        ), name
 
 
 def test_without_a_fault_the_same_way_of_capturing_is_identical(captured: Captured) -> None:

@@ -1,7 +1,7 @@
 """The house: an import points down only, and takes no private name of another file.
 
-The lists below are the architecture. A room is a package or a file of ``accucompare/``; what is above may import what is below.
-"""
+The lists below are the architecture. A room is a package or a file of ``accucompare/``; what is
+above may import what is below."""
 
 from __future__ import annotations
 
@@ -32,13 +32,26 @@ FLOORS = [
 ]
 FLOOR = {room: len(FLOORS) - number for number, rooms in enumerate(FLOORS) for room in rooms}
 
-#: Rooms whose files are loaded one by one: commands start without what they do not need, and a script's process likewise.
+# : Rooms whose files are loaded one by one: commands start without what they do not need, and a
+# script's process likewise.
 FLAT = ("cli", "scripts", "testing")
 
-#: What imports from which sub-room: a sub-room imports from those before it in its room, never from those after it.
+# : What imports from which sub-room: a sub-room imports from those before it in its room, never
+# from those after it.
 SUB_ROOMS = {
     "bundle": ["format", "writing", "reading"],
-    "compare": ["measuring", "pairing", "limits", "rows", "judging", "origins", "runs", "trust", "shape", "cluster"],
+    "compare": [
+        "measuring",
+        "pairing",
+        "limits",
+        "rows",
+        "judging",
+        "origins",
+        "runs",
+        "trust",
+        "shape",
+        "cluster",
+    ],
     "report": ["words", "table", "contents", "terminal", "watched", "excel", "files", "page"],
     "recorder": ["feeding", "state", "recording", "session"],
     "live": ["values", "modules", "around", "operators", "autograd", "numerics"],
@@ -46,39 +59,67 @@ SUB_ROOMS = {
     "findings": ["log", "words", "analysis", "origins", "checklist"],
 }
 
-#: Imports inside functions. Commands import what they need when they run; beside theirs only these are, for the reason given.
+# : Imports inside functions. Commands import what they need when they run; beside theirs only these
+# are, for the reason given.
 LATE = {
     "accucompare.__main__": {"accucompare.cli"},  # Ctrl-C meanwhile is no traceback
-    # pandas, openpyxl and matplotlib, which a diff without report needs none of; and what runs it on a cluster
+    # pandas, openpyxl and matplotlib, which a diff without report needs none of; and what runs it
+    # on a cluster
     "accucompare.api": {"accucompare.report", "accucompare.compare.cluster"},
-    "accucompare.compare.origins.describing": {"accucompare.compare.shape"},  # only a failing diff describes errors
-    "accucompare.doctor": {"accucompare.bundle", "accucompare.numbers"},  # what is broken here is what it tells
+    "accucompare.compare.origins.describing": {
+        "accucompare.compare.shape"
+    },  # only a failing diff describes errors
+    "accucompare.doctor": {
+        "accucompare.bundle",
+        "accucompare.numbers",
+    },  # what is broken here is what it tells
     "accucompare.locating": {"accucompare.recorder.session"},  # torch, after the device was opened
     # what a process of a script may never need, or may not have
     "accucompare.scripts.boot.sitecustomize": {"accucompare.scripts.entry"},
     "accucompare.scripts.entry": {"accucompare.scripts.plan", "accucompare.scripts.script"},
     "accucompare.scripts.observing": {"accucompare.recorder", "accucompare.watcher"},
     "accucompare.scripts.script": {"accucompare.recorder.session", "accucompare.scripts.observing"},
-    "accucompare.testing.closeness": {"accucompare.recorder.session"},  # torch, which bundles are compared without
-    "accucompare.testing.plugin": {"accucompare.testing.regression"},  # every run of pytest loads the plugin
-    "accucompare.watcher.watch.reporting": {"accucompare.report.watched"},  # only a finding is printed
+    "accucompare.testing.closeness": {
+        "accucompare.recorder.session"
+    },  # torch, which bundles are compared without
+    "accucompare.testing.plugin": {
+        "accucompare.testing.regression"
+    },  # every run of pytest loads the plugin
+    "accucompare.watcher.watch.reporting": {
+        "accucompare.report.watched"
+    },  # only a finding is printed
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))
-NAMES = {file: ".".join(["accucompare", *file.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__") for file in FILES}
+NAMES = {
+    file: ".".join(["accucompare", *file.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(
+        ".__init__"
+    )
+    for file in FILES
+}
 
 
 @cache
 def imports(file: Path) -> list[tuple[str, str, bool]]:
-    """What a file imports of this package: module, name, and whether it does so inside a function."""
+    """What a file imports of this package: module, name, and whether it does so inside a
+    function."""
     found = []
     tree = ast.parse(file.read_text())
-    late = {node for function in ast.walk(tree) if isinstance(function, ast.FunctionDef) for node in ast.walk(function)}
+    late = {
+        node
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "accucompare":
             found += [(node.module or "", alias.name, node in late) for alias in node.names]
         elif isinstance(node, ast.Import):
-            found += [(alias.name, "", node in late) for alias in node.names if alias.name.split(".")[0] == "accucompare"]
+            found += [
+                (alias.name, "", node in late)
+                for alias in node.names
+                if alias.name.split(".")[0] == "accucompare"
+            ]
     return found
 
 
@@ -90,12 +131,18 @@ def room_of(module: str, name: str = "") -> str:
 @pytest.mark.parametrize("file", FILES, ids=NAMES.get)
 def test_an_import_points_down_or_stays_in_its_room(file: Path) -> None:
     own = room_of(NAMES[file]) if NAMES[file] != "accucompare" else "__init__"
-    up = [f"{module} ({name})" for module, name, _ in imports(file) if (to := room_of(module, name)) != own and FLOOR[to] >= FLOOR[own]]
+    up = [
+        f"{module} ({name})"
+        for module, name, _ in imports(file)
+        if (to := room_of(module, name)) != own and FLOOR[to] >= FLOOR[own]
+    ]
     assert not up, f"{NAMES[file]}, of floor {FLOOR[own]}, imports of its own floor or above"
 
 
 def door_of(module: str) -> str:
-    """What is imported of a module: its sub-room or its room, by the face; or itself, if it stands alone."""
+    """What is imported of a module: its sub-room or its room, by the face; or itself, if it stands
+    alone.
+    """
     room, *inner = [*module.split("."), "", ""][1:-1]
     if room in SUB_ROOMS:
         return ".".join(["accucompare", room, *filter(None, inner[:1])])
@@ -104,16 +151,31 @@ def door_of(module: str) -> str:
 
 @pytest.mark.parametrize("file", FILES, ids=NAMES.get)
 def test_a_room_imports_the_faces_of_others(file: Path) -> None:
-    doors = {module for module, _, _ in imports(file) if module in NAMES.values() and door_of(module) != door_of(NAMES[file])}
+    doors = {
+        module
+        for module, _, _ in imports(file)
+        if module in NAMES.values() and door_of(module) != door_of(NAMES[file])
+    }
     assert [module for module in doors if module != door_of(module)] == []
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if file.name == "__init__.py"], ids=NAMES.get)
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if file.name == "__init__.py"], ids=NAMES.get
+)
 def test_a_face_says_what_it_is_for_and_what_it_shows(file: Path) -> None:
     tree = ast.parse(file.read_text())
     assert ast.get_docstring(tree)
-    shown = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
-    assert NAMES[file] == "accucompare" or not imports(file) or NAMES[file].split(".")[1] in FLAT or shown
+    shown = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    assert (
+        NAMES[file] == "accucompare"
+        or not imports(file)
+        or NAMES[file].split(".")[1] in FLAT
+        or shown
+    )
 
 
 @pytest.mark.parametrize("file", FILES, ids=NAMES.get)
@@ -123,47 +185,88 @@ def test_a_sub_room_imports_from_those_before_it(file: Path) -> None:
     if not inner or inner[0] not in order:
         return
     own = order.index(inner[0])
-    others = {module.split(".")[2] for module, _, _ in imports(file) if module.startswith(f"accucompare.{room}.")}
-    late = {module.split(".")[2] for module, _, inside in imports(file) if inside and module.startswith(f"accucompare.{room}.")}
+    others = {
+        module.split(".")[2]
+        for module, _, _ in imports(file)
+        if module.startswith(f"accucompare.{room}.")
+    }
+    late = {
+        module.split(".")[2]
+        for module, _, inside in imports(file)
+        if inside and module.startswith(f"accucompare.{room}.")
+    }
     assert [other for other in others - late if other in order and order.index(other) > own] == []
 
 
 def test_every_sub_room_has_its_place() -> None:
-    packages = {file.parent for file in FILES if file.name == "__init__.py" and len(file.relative_to(PACKAGE).parts) == 3}
+    packages = {
+        file.parent
+        for file in FILES
+        if file.name == "__init__.py" and len(file.relative_to(PACKAGE).parts) == 3
+    }
     there = {f"{folder.parent.name}/{folder.name}" for folder in packages if folder.name != "boot"}
     assert there == {f"{room}/{name}" for room, names in SUB_ROOMS.items() for name in names}
 
 
 def test_no_module_takes_the_place_of_a_public_name() -> None:
-    """An import of ``accucompare.NAME``, as by doctest or ``pkgutil.walk_packages``, makes ``ac.NAME`` that module."""
+    """An import of ``accucompare.NAME``, as by doctest or ``pkgutil.walk_packages``, makes
+    ``ac.NAME`` that module.
+    """
     assert not {module.name for module in pkgutil.iter_modules(ac.__path__)} & set(ac.__all__)
 
 
 def test_there_is_no_import_circle() -> None:
     modules = set(NAMES.values())
     wanted = {
-        NAMES[file]: {full if (full := f"{module}.{name}") in modules else module for module, name, _ in imports(file) if name != "_kernel"}
+        NAMES[file]: {
+            full if (full := f"{module}.{name}") in modules else module
+            for module, name, _ in imports(file)
+            if name != "_kernel"
+        }
         for file in FILES
     }
-    while free := {module for module, needed in wanted.items() if not needed & (wanted.keys() - {module})}:
+    while free := {
+        module for module, needed in wanted.items() if not needed & (wanted.keys() - {module})
+    }:
         wanted = {module: needed for module, needed in wanted.items() if module not in free}
     assert not wanted, "these import each other, or what does"
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if NAMES[file].split(".")[1:2] != ["cli"]], ids=NAMES.get)
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if NAMES[file].split(".")[1:2] != ["cli"]], ids=NAMES.get
+)
 def test_an_import_inside_a_function_is_for_a_fast_start(file: Path) -> None:
     late = {module for module, _, inside in imports(file) if inside}
     allowed = LATE.get(NAMES[file], set())
-    assert {module for module in late if not any(module == each or module.startswith(f"{each}.") for each in allowed)} == set()
+    assert {
+        module
+        for module in late
+        if not any(module == each or module.startswith(f"{each}.") for each in allowed)
+    } == set()
 
 
 @pytest.mark.parametrize("file", FILES, ids=NAMES.get)
 def test_no_file_takes_a_private_name_of_another(file: Path) -> None:
-    assert [name for module, name, _ in imports(file) if name.startswith("_") and not name.startswith("__") and name != "_kernel"] == []
+    assert [
+        name
+        for module, name, _ in imports(file)
+        if name.startswith("_") and not name.startswith("__") and name != "_kernel"
+    ] == []
 
 
-#: Functions of one name in two files: a command, and what it calls; a command has its function's name.
-VERBS = {"capture", "capture_script", "diff", "locate", "locate_script", "main", "run", "verify", "watch"}
+# : Functions of one name in two files: a command, and what it calls; a command has its function's
+# name.
+VERBS = {
+    "capture",
+    "capture_script",
+    "diff",
+    "locate",
+    "locate_script",
+    "main",
+    "run",
+    "verify",
+    "watch",
+}
 
 
 @cache
@@ -175,7 +278,11 @@ def defined(file: Path) -> frozenset[str]:
             found.add(node.name)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {target.id for target in targets if isinstance(target, ast.Name) and target.id[0].isupper()}
+            found |= {
+                target.id
+                for target in targets
+                if isinstance(target, ast.Name) and target.id[0].isupper()
+            }
     return frozenset(name for name in found if not name.startswith("_"))
 
 
@@ -188,4 +295,7 @@ def test_no_public_name_means_two_things() -> None:
 
 
 def test_no_two_files_have_one_name() -> None:
-    assert twice(file.name for file in FILES if file.name not in {"__init__.py", "__main__.py"}) == set()
+    assert (
+        twice(file.name for file in FILES if file.name not in {"__init__.py", "__main__.py"})
+        == set()
+    )

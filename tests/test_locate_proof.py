@@ -1,4 +1,6 @@
-"""``accucompare locate`` in an environment that computes something else of the same files; and where golden's own values say little."""
+"""``accucompare locate`` in an environment that computes something else of the same files; and
+where golden's own values say little.
+"""
 
 from __future__ import annotations
 
@@ -84,11 +86,16 @@ def test_an_environment_that_computes_something_else_of_the_same_files_is_named(
             monkeypatch.setattr(torch, "patched_in_tests", 1.03, raising=False)
     found = located(cli, folder, "net.py", "--golden", "golden", "--dtype", dtype)
     assert (found["code"], found["answer"], found["culprits"][0]["place"]) == (1, "bug", "1")
-    assert "the candidate's environment does not compute golden's own values, also in float32: 1 output" in found["conclusion"]
+    assert (
+        "the candidate's environment does not compute golden's own values, also in float32: 1"
+        " output" in found["conclusion"]
+    )
 
 
 def test_so_is_a_backward(cli: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = cli("capture", "net.py:training", "--out", "golden", "--round-weights", "bfloat16", cwd=folder)
+    done = cli(
+        "capture", "net.py:training", "--out", "golden", "--round-weights", "bfloat16", cwd=folder
+    )
     assert done.returncode == 0, done.stderr
     options = ("net.py:training", "--golden", "golden", "--dtype", "bfloat16")
     assert located(cli, folder, *options)["conclusion"] == "rounding"
@@ -96,43 +103,80 @@ def test_so_is_a_backward(cli: Run, folder: Path, monkeypatch: pytest.MonkeyPatc
     found = located(cli, folder, *options)
     assert found["code"] == 1
     assert found["conclusion"].startswith("bug: the backward of 1, gradient of input 0")
-    assert "does not compute golden's own values, also in float32: 1 grad_input.0" in found["conclusion"]
+    assert (
+        "does not compute golden's own values, also in float32: 1 grad_input.0"
+        in found["conclusion"]
+    )
 
 
-def test_the_proof_stays_with_the_baseline_and_goes_with_it(cli: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_proof_stays_with_the_baseline_and_goes_with_it(
+    cli: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A diff by hand uses it, and a baseline that is captured anew has none."""
     golden(cli, folder)
     monkeypatch.setenv("KERNEL", "1.03")
     found = located(cli, folder, "net.py", "--golden", "golden", "--dtype", "bfloat16")
-    by_hand = ("diff", "golden", "locate/candidate", "--baseline", "locate/baseline", "--report", "none")
+    by_hand = (
+        "diff",
+        "golden",
+        "locate/candidate",
+        "--baseline",
+        "locate/baseline",
+        "--report",
+        "none",
+    )
     done = cli(*by_hand, cwd=folder)
     assert (done.returncode, found["conclusion"] in done.stdout) == (1, True)
-    golden(cli, folder, "--feed", "golden", "--dtype", "bfloat16", "--overwrite", out="locate/baseline")
+    golden(
+        cli, folder, "--feed", "golden", "--dtype", "bfloat16", "--overwrite", out="locate/baseline"
+    )
     assert not (folder / "locate" / "baseline" / "proof").exists()
     assert cli(*by_hand, cwd=folder).returncode == 0
 
 
-def test_a_difference_below_the_candidates_rounding_hides_nothing(cli: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_below_the_candidates_rounding_hides_nothing(
+    cli: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     golden(cli, folder, "--round-weights", "bfloat16")
     monkeypatch.setenv("KERNEL", "1.0001")
-    assert located(cli, folder, "net.py", "--golden", "golden", "--dtype", "bfloat16")["conclusion"] == "rounding"
+    assert (
+        located(cli, folder, "net.py", "--golden", "golden", "--dtype", "bfloat16")["conclusion"]
+        == "rounding"
+    )
     monkeypatch.setenv("KERNEL", "1.005")
     found = located(cli, folder, "net.py", "--golden", "golden", "--dtype", "bfloat16")
-    assert (found["code"], found["stdout"].count("does not compute golden's own values, also in float32: 1 output")) == (2, 1)
+    assert (
+        found["code"],
+        found["stdout"].count("does not compute golden's own values, also in float32: 1 output"),
+    ) == (2, 1)
 
 
-def test_golden_brings_a_baseline_that_needs_no_proof(cli: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_golden_brings_a_baseline_that_needs_no_proof(
+    cli: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     golden(cli, folder, "--with-baseline", "bfloat16")
     monkeypatch.setenv("KERNEL", "1.03")
     found = located(cli, folder, "net.py", "--golden", "golden", "--dtype", "bfloat16")
-    assert (found["code"], found["culprits"][0]["place"], "proof" in found["stderr"]) == (1, "1", False)
+    assert (found["code"], found["culprits"][0]["place"], "proof" in found["stderr"]) == (
+        1,
+        "1",
+        False,
+    )
 
 
 def test_a_golden_that_was_made_here_is_told(cli: Run, folder: Path) -> None:
-    made_here = "; golden was made here, in the candidate's environment, whose own faults are not seen"
-    assert located(cli, folder, "net.py", "--dtype", "bfloat16")["conclusion"] == f"rounding{made_here}"
+    made_here = (
+        "; golden was made here, in the candidate's environment, whose own faults are not seen"
+    )
+    assert (
+        located(cli, folder, "net.py", "--dtype", "bfloat16")["conclusion"]
+        == f"rounding{made_here}"
+    )
     golden(cli, folder, "--round-weights", "bfloat16")
-    assert located(cli, folder, "net.py", "--golden", "golden", "--dtype", "bfloat16")["conclusion"] == "rounding"
+    assert (
+        located(cli, folder, "net.py", "--golden", "golden", "--dtype", "bfloat16")["conclusion"]
+        == "rounding"
+    )
 
 
 NEVER_WRITTEN = """
@@ -153,14 +197,19 @@ def case():
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_values_that_golden_itself_does_not_repeat_are_no_reference(cli: Run, folder: Path, given: bool) -> None:
+def test_values_that_golden_itself_does_not_repeat_are_no_reference(
+    cli: Run, folder: Path, given: bool
+) -> None:
     """As of memory that was never written: golden's own case gives others each time."""
     (folder / "net.py").write_text(NEVER_WRITTEN)
     golden(cli, folder)
     found = located(cli, folder, "net.py", *(["--golden", "golden"] if given else []))
     assert found["code"] == 2
     assert "TROUBLE" in found["stdout"]
-    assert "1 row(s) are not deterministic, the first 1 output (golden's value is no reference here" in found["stdout"]
+    assert (
+        "1 row(s) are not deterministic, the first 1 output (golden's value is no reference here"
+        in found["stdout"]
+    )
 
 
 TIME = """
@@ -190,13 +239,22 @@ def faulty():
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_an_ill_conditioned_place_is_rounding_and_hides_no_fault_elsewhere(cli: Run, folder: Path, given: bool) -> None:
+def test_an_ill_conditioned_place_is_rounding_and_hides_no_fault_elsewhere(
+    cli: Run, folder: Path, given: bool
+) -> None:
     """The sine of 3,500, which bfloat16 takes for 3,504."""
     (folder / "net.py").write_text(TIME)
     golden(cli, folder, "--round-weights", "bfloat16")
-    options = ["--golden", "golden", "--golden-case", "net.py:case"] if given else ["--golden-case", "net.py:case"]
+    options = (
+        ["--golden", "golden", "--golden-case", "net.py:case"]
+        if given
+        else ["--golden-case", "net.py:case"]
+    )
     found = located(cli, folder, "net.py:case", *options, "--dtype", "bfloat16")
-    assert (found["code"], "1 row far off, as golden's own code is on rounded values" in found["conclusion"]) == (0, True)
+    assert (
+        found["code"],
+        "1 row far off, as golden's own code is on rounded values" in found["conclusion"],
+    ) == (0, True)
     with open_bundle(folder / "locate" / "baseline" / "conditioned") as bundle:
         assert bundle.manifest.options.round_feed == "bfloat16"
     found = located(cli, folder, "net.py:faulty", *options, "--dtype", "bfloat16")

@@ -19,7 +19,8 @@ from tests.conftest import Run
 PACKAGE = Path(ac.__file__).parent
 #: Files that print: they are what a user runs, and their output is the answer.
 PROGRAMS = {"__main__.py", "reproduce/reproducer.py", "reproduce/reproducer_script.py"}
-#: Files that warn by ``warnings``, since the user's code is what should be changed: the model gives NaN.
+# : Files that warn by ``warnings``, since the user's code is what should be changed: the model
+# gives NaN.
 WARNING = {"watcher/watch/reporting.py"}
 
 
@@ -49,7 +50,10 @@ def speaking() -> Iterator[None]:
         (["--quiet"], "accucompare: at ERROR\\x1b[31m\n"),
         (
             ["--debug"],
-            "".join(f"accucompare: accucompare.somewhere: at {each}\\x1b[31m\n" for each in ("DEBUG", "INFO", "WARNING", "ERROR")),
+            "".join(
+                f"accucompare: accucompare.somewhere: at {each}\\x1b[31m\n"
+                for each in ("DEBUG", "INFO", "WARNING", "ERROR")
+            ),
         ),
     ],
 )
@@ -60,7 +64,9 @@ def test_a_command_shows_warnings_with_quiet_errors_with_debug_everything(
     assert (done.stdout, done.stderr) == ("", shown)
 
 
-def test_a_command_leaves_logging_as_it_was(speaking: None, cli: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_command_leaves_logging_as_it_was(
+    speaking: None, cli: Run, caplog: pytest.LogCaptureFixture
+) -> None:
     logger = logging.getLogger("accucompare")
     before = logger.level, logger.propagate, logger.handlers[:]
     cli("speak", "--debug")
@@ -75,7 +81,9 @@ def test_a_library_user_hears_nothing_of_what_went_well(
     bundle = write(tmp_path / "golden", [item("fc", np.ones(3))])
     with caplog.at_level(logging.DEBUG, "accucompare"):
         ac.diff(bundle, bundle)
-    assert [(record.name, record.levelname) for record in caplog.records] == [("accucompare.api", "DEBUG")]
+    assert [(record.name, record.levelname) for record in caplog.records] == [
+        ("accucompare.api", "DEBUG")
+    ]
     assert capfd.readouterr() == ("", "")
 
 

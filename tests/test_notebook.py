@@ -29,7 +29,10 @@ def comparison(folder: Path, name: str = "fc") -> ac.Comparison:
     """Twelve layers, of which one is wrong."""
     layers = [name, *(f"layer.{number}" for number in range(11))]
     golden = [item(each, DRAW + number) for number, each in enumerate(layers)]
-    npu = [item(each, (DRAW + number) * np.float32(1.5 if each == name else 1 + 1e-7 * number)) for number, each in enumerate(layers)]
+    npu = [
+        item(each, (DRAW + number) * np.float32(1.5 if each == name else 1 + 1e-7 * number))
+        for number, each in enumerate(layers)
+    ]
     return ac.diff(write(folder / "golden", golden), write(folder / "npu", npu))
 
 
@@ -77,22 +80,43 @@ def test_a_culprit_of_glue_says_so_once(tmp_path: Path) -> None:
 def test_names_are_text_wherever_a_notebook_shows_them(tmp_path: Path) -> None:
     found = comparison(tmp_path, HOSTILE)
     (culprit,) = found.culprits
-    with ac.open_bundle(write(tmp_path / HOSTILE.replace("/", ""), [item("a", DRAW)], notes=[HOSTILE], model={"class": HOSTILE})) as bundle:
+    with ac.open_bundle(
+        write(
+            tmp_path / HOSTILE.replace("/", ""),
+            [item("a", DRAW)],
+            notes=[HOSTILE],
+            model={"class": HOSTILE},
+        )
+    ) as bundle:
         shown = [found._repr_html_(), culprit._repr_html_(), bundle._repr_html_()]
     for html in shown:
         page = Page(html)
-        assert set(page.tags) <= {"div", "b", "table", "caption", "thead", "tbody", "tr", "th", "td"}
+        assert set(page.tags) <= {
+            "div",
+            "b",
+            "table",
+            "caption",
+            "thead",
+            "tbody",
+            "tr",
+            "th",
+            "td",
+        }
         assert set(page.attributes) <= {("style", "text-align:left")}
         assert not re.search("[\u202e\x1b]", html)
         assert "<img src=x onerror=alert(1)>" in page.text
 
 
-def test_reports_are_linked_once_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_are_linked_once_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = comparison(tmp_path)
     assert "href" not in found._repr_html_()
     monkeypatch.chdir(tmp_path)
     found.to_excel('javascript:alert(1)"&.xlsx')
-    assert ("href", "./javascript%3Aalert%281%29%22%26.xlsx") in Page(found._repr_html_()).attributes
+    assert ("href", "./javascript%3Aalert%281%29%22%26.xlsx") in Page(
+        found._repr_html_()
+    ).attributes
 
 
 def test_a_session_and_its_bundle_show_how_far_they_are(tmp_path: Path) -> None:
@@ -124,10 +148,17 @@ def test_the_plot_shows_every_output_its_limit_and_what_is_over(tmp_path: Path) 
 def test_the_plot_says_how_many_errors_have_no_place_on_its_axis(tmp_path: Path) -> None:
     golden = write(tmp_path / "golden", [item("a", DRAW), item("b", DRAW * 0)])
     found = ac.diff(golden, write(tmp_path / "npu", [item("a", DRAW), item("b", DRAW)]))
-    assert found.plot().axes[0].get_xlabel().endswith("; 1 whose error is not finite have no place here")
+    assert (
+        found.plot()
+        .axes[0]
+        .get_xlabel()
+        .endswith("; 1 whose error is not finite have no place here")
+    )
 
 
-def test_without_matplotlib_plot_names_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_plot_names_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ReportError, match=r"pip install 'accucompare\[plot\]'"):
         comparison(tmp_path).plot()
@@ -136,13 +167,21 @@ def test_without_matplotlib_plot_names_the_cure(tmp_path: Path, monkeypatch: pyt
 def test_a_real_notebook_shows_a_comparison_its_plot_and_a_bundle(tmp_path: Path) -> None:
     comparison(tmp_path)
     cells = [
-        "import accucompare as ac\nfound = ac.diff('golden', 'npu')\nfound.to_excel('layers.xlsx')\nfound",
+        (
+            "import accucompare as ac\nfound = ac.diff('golden',"
+            " 'npu')\nfound.to_excel('layers.xlsx')\nfound"
+        ),
         "found.culprits[0]",
         "found.plot()",
         "ac.open_bundle('golden')",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(
+        notebook,
+        timeout=120,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+    ).execute()
     shown = [cell.outputs[0].data for cell in notebook.cells]
     assert Page(shown[0]["text/html"]).text.startswith("FAIL\n")
     assert ("href", "./layers.xlsx") in Page(shown[0]["text/html"]).attributes

@@ -38,15 +38,30 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     def build(kernel: int) -> Path:
         if kernel not in built:
             (folder / "gate.c").write_text(environment_case.SOURCE, encoding="utf-8")
-            built[kernel] = folder / f"gate{kernel}.so"  # a name of its own: a library is loaded once
-            subprocess.run(["cc", "-shared", "-fPIC", f"-DKERNEL={kernel}", folder / "gate.c", "-o", built[kernel]], check=True)
+            built[kernel] = (
+                folder / f"gate{kernel}.so"
+            )  # a name of its own: a library is loaded once
+            subprocess.run(
+                [
+                    "cc",
+                    "-shared",
+                    "-fPIC",
+                    f"-DKERNEL={kernel}",
+                    folder / "gate.c",
+                    "-o",
+                    built[kernel],
+                ],
+                check=True,
+            )
         return built[kernel]
 
     return build
 
 
 @pytest.mark.parametrize("fault", [LEAF, GLUE], ids=["leaf", "glue"])
-def test_a_planted_fault_is_named_first_in_the_fed_capture_with_baseline(bench: Bench, fault: Fault) -> None:
+def test_a_planted_fault_is_named_first_in_the_fed_capture_with_baseline(
+    bench: Bench, fault: Fault
+) -> None:
     trial = bench.try_fault(fault, "split-K")
     assert trial.error == ""
     assert trial.rise > 4
@@ -64,7 +79,9 @@ def test_a_fault_free_pair_raises_no_alarm_with_a_baseline(bench: Bench) -> None
 
 
 def test_a_fault_that_does_not_rise_over_rounding_is_not_tried(bench: Bench) -> None:
-    trial = bench.try_fault(Fault("scaled output", "transformer.h.0.ln_1", 0, 1, "module", 1e-4), "split-K")
+    trial = bench.try_fault(
+        Fault("scaled output", "transformer.h.0.ln_1", 0, 1, "module", 1e-4), "split-K"
+    )
     assert trial.rise < 1
     assert trial.rank == {}
 
@@ -73,17 +90,30 @@ def test_the_rise_of_a_scale_is_its_size_over_the_rounding_of_the_type() -> None
     module, given = nn.Identity().to(torch.bfloat16), torch.linspace(1, 2, 65, dtype=torch.float64)
     fault = Fault("scaled output", "", 0, 1, "module", 0.125)
     exact = given.bfloat16().double()  # no rounding of its own: half a unit roundoff stands for it
-    assert rise(module, Call((exact,), {}), fault.plant, torch.bfloat16, 1) == pytest.approx(0.125 / 2**-9, rel=0.02)
+    assert rise(module, Call((exact,), {}), fault.plant, torch.bfloat16, 1) == pytest.approx(
+        0.125 / 2**-9, rel=0.02
+    )
 
 
-@pytest.mark.parametrize(("kernel", "factors"), [(0, [0.5]), (1, [0.5, 0.515]), (2, [0.5, 0.75]), (3, [-0.5])])
+@pytest.mark.parametrize(
+    ("kernel", "factors"), [(0, [0.5]), (1, [0.5, 0.515]), (2, [0.5, 0.75]), (3, [-0.5])]
+)
 @pytest.mark.parametrize("way", KINDS_OF_ENVIRONMENT)
 def test_each_way_to_choose_a_kernel_chooses_it(
-    way: str, kernel: int, factors: list[float], library: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: str,
+    kernel: int,
+    factors: list[float],
+    library: Callable[[int], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     variable, built, flag = (kernel if way == each else 0 for each in KINDS_OF_ENVIRONMENT)
     (tmp_path / "flag").write_text(str(flag), encoding="utf-8")
-    told = {"PLANTED_LIBRARY": str(library(built)), "PLANTED_FLAG": str(tmp_path / "flag"), "PLANTED_KERNEL": str(variable or "")}
+    told = {
+        "PLANTED_LIBRARY": str(library(built)),
+        "PLANTED_FLAG": str(tmp_path / "flag"),
+        "PLANTED_KERNEL": str(variable or ""),
+    }
     for name, value in told.items():
         monkeypatch.setenv(name, value)
     gate = environment_case.case().model.get_submodule(environment_case.PLACE)
@@ -92,10 +122,21 @@ def test_each_way_to_choose_a_kernel_chooses_it(
 
 @pytest.mark.parametrize(
     ("kernel", "code", "named", "right"),
-    [(1, 1, "gate", True), (1, 1, "act", False), (1, 0, "", False), (1, 2, "gate", False), (0, 0, "", True), (0, 2, "", False)],
+    [
+        (1, 1, "gate", True),
+        (1, 1, "act", False),
+        (1, 0, "", False),
+        (1, 2, "gate", False),
+        (0, 0, "", True),
+        (0, 2, "", False),
+    ],
 )
-def test_a_fault_of_the_environment_is_right_if_it_fails_at_its_operator(kernel: int, code: int, named: str, right: bool) -> None:
-    assert OfEnvironment("file read at run time", "bfloat16", kernel, code, named, "").right is right
+def test_a_fault_of_the_environment_is_right_if_it_fails_at_its_operator(
+    kernel: int, code: int, named: str, right: bool
+) -> None:
+    assert (
+        OfEnvironment("file read at run time", "bfloat16", kernel, code, named, "").right is right
+    )
 
 
 def test_every_kind_of_fault_is_found_in_some_model() -> None:
@@ -103,6 +144,8 @@ def test_every_kind_of_fault_is_found_in_some_model() -> None:
     for name in ("gpt2", "albert", "llama", "vit"):
         model, _ = build(name)
         calls = {module: 2 for module, _ in model.named_modules()}
-        found |= {fault.kind for fault in faults_in(model, calls, "bfloat16", 1, np.random.default_rng(0))}
+        found |= {
+            fault.kind for fault in faults_in(model, calls, "bfloat16", 1, np.random.default_rng(0))
+        }
     assert found == set(KINDS)
     assert len(ARCHITECTURES) >= 9

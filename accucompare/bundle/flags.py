@@ -1,10 +1,13 @@
-"""The flags of a device that change numbers, and the formats that they let products be rounded to: one table for all who ask."""
+"""The flags of a device that change numbers, and the formats that they let products be rounded to:
+one table for all who ask.
+"""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-#: Explicit mantissa bits of the formats that float32 operands of a product may be rounded to; ``selection.Precision`` has the sources.
+# : Explicit mantissa bits of the formats that float32 operands of a product may be rounded to;
+# ``selection.Precision`` has the sources.
 MANTISSA = {"hf32": 11, "tf32": 10, "fp16": 10, "bf16": 7}
 
 
@@ -31,7 +34,9 @@ class Flag(NamedTuple):
     saturates: bool = False
 
     def rounds_to(self, value: Any) -> str:
-        """The format that products are rounded to if the flag has this value; ``""`` if they are not."""
+        """The format that products are rounded to if the flag has this value; ``""`` if they are
+        not.
+        """
         if value is True:
             return self.format
         return value if self.products and isinstance(value, str) and value in MANTISSA else ""

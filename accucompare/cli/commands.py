@@ -1,4 +1,6 @@
-"""The commands: parse, call, print, exit code. Each imports what it needs when it runs, so that ``--help`` is instant."""
+"""The commands: parse, call, print, exit code. Each imports what it needs when it runs, so that
+``--help`` is instant.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from accucompare.cli import options as option
 from accucompare.cli.group import PASS, TROUBLE, cli
 from accucompare.cli.options import examples
 from accucompare.cli.outputs import Outputs, finish, refuse_places, reports_to_write, stem
-from accucompare.cli.scripts import OF_CASES, MayRunScript, capture_script, command_after_dashes, locate_script
+from accucompare.cli.scripts import (
+    OF_CASES,
+    MayRunScript,
+    capture_script,
+    command_after_dashes,
+    locate_script,
+)
 from accucompare.errors import AccucompareError, CaptureError, UsageError
 from accucompare.files import is_stream
 from accucompare.places import Place
@@ -32,18 +40,27 @@ if TYPE_CHECKING:
         "accucompare capture model.py --device npu --deterministic --no-hf32",
         "accucompare capture model.py --device cpu --emulate hf32 --out hf32",
         "accucompare capture model.py --out golden --only 'encoder.*' --skip '*.dropout'",
-        "accucompare capture model.py --out golden --mode stats      # digests and statistics, no tensors",
-        "accucompare capture model.py --out golden --save-state      # weights and inputs too, then elsewhere:",
-        "accucompare capture model.py --device npu --like golden     # same weights, inputs, seed, selection",
-        "accucompare capture model.py --like golden --map 'encoder.layer.*=layers.*'   # its layers have other names",
+        "accucompare capture model.py --out golden --mode stats      # digests and statistics, no"
+        " tensors",
+        "accucompare capture model.py --out golden --save-state      # weights and inputs too, then"
+        " elsewhere:",
+        "accucompare capture model.py --device npu --like golden     # same weights, inputs, seed,"
+        " selection",
+        "accucompare capture model.py --like golden --map 'encoder.layer.*=layers.*'   # its layers"
+        " have other names",
         "accucompare capture model.py --device npu --dtype bfloat16 --feed golden --out npu-fed",
-        "accucompare capture model.py --dtype float64 --feed npu --out answers    # the exact output of each layer",
-        "accucompare capture model.py --out golden --round-weights bfloat16       # the weights of a bfloat16 run",
-        "accucompare capture model.py --out ops --level op --only encoder.0.attention  # and its operators",
+        "accucompare capture model.py --dtype float64 --feed npu --out answers    # the exact"
+        " output of each layer",
+        "accucompare capture model.py --out golden --round-weights bfloat16       # the weights of"
+        " a bfloat16 run",
+        "accucompare capture model.py --out ops --level op --only encoder.0.attention  # and its"
+        " operators",
         "accucompare capture model.py --device npu --repeat 2        # does it agree with itself?",
-        "accucompare capture --out golden -- python train.py --lr 1e-4            # a script, as it is",
+        "accucompare capture --out golden -- python train.py --lr 1e-4            # a script, as"
+        " it is",
         "accucompare capture --steps 0,100 -- torchrun --nproc-per-node 8 train.py",
-        "accucompare capture --arm now --steps 3 -- python train.py  # the next 3 steps after: touch now",
+        "accucompare capture --arm now --steps 3 -- python train.py  # the next 3 steps after:"
+        " touch now",
     ),
 )
 @option.case
@@ -54,14 +71,17 @@ if TYPE_CHECKING:
 @option.sketch_size
 @option.level()
 @option.out(
-    "Directory or URL (s3://…) to write to; files for a URL wait in TMPDIR.  [default: the device's type]",
+    "Directory or URL (s3://…) to write to; files for a URL wait in TMPDIR.  [default: the device's"
+    " type]",
     kind=option.PLACE,
 )
 @option.seed()
 @option.steps()
 @option.only("Record")
 @option.skip
-@option.overwrite("Replace an earlier bundle in the directory; one at a URL is removed when the capture begins.")
+@option.overwrite(
+    "Replace an earlier bundle in the directory; one at a URL is removed when the capture begins."
+)
 @option.save_state
 @option.with_baseline
 @option.baseline_tensors
@@ -72,7 +92,10 @@ if TYPE_CHECKING:
 @option.roles
 @option.maps
 @option.force()
-@option.repeat("Number of captures, each from scratch, into DIR, DIR/repeat1, …: does the device agree with itself?")
+@option.repeat(
+    "Number of captures, each from scratch, into DIR, DIR/repeat1, …: does the device agree with"
+    " itself?"
+)
 @option.deterministic
 @option.hf32()
 @option.tf32()
@@ -98,22 +121,27 @@ def capture(
 ) -> int:
     """Run CASE, or a script, and record the inputs and outputs of every layer.
 
-    CASE is file.py[:callable] or package.module[:callable]; the callable, `case` if not named, returns an accucompare.Case.
-    Without CASE, [tool.accucompare] case of the nearest pyproject.toml is run, or else ./case.py.
+    CASE is file.py[:callable] or package.module[:callable]; the callable, `case` if not named,
+    returns an accucompare.Case. Without CASE, [tool.accucompare] case of the nearest pyproject.toml
+    is run, or else ./case.py.
 
-    A script is run by its COMMAND, unedited, with the same output, results and exit code. Its model is found; recorded is its first step,
-    or those of --steps, into captured/ or --out. Seeds and flags are left alone unless --seed or --deterministic is given.
-    """
+    A script is run by its COMMAND, unedited, with the same output, results and exit code. Its model
+    is found; recorded is its first step, or those of --steps, into captured/ or --out. Seeds and
+    flags are left alone unless --seed or --deterministic is given."""
     if (command := command_after_dashes()) is not None:
         asked_of_script = {**options, "queue_bytes": queue, "model": model, "arm": arm}
-        return capture_script(command, out, asked_of_script.pop("overwrite"), quiet, asked_of_script)
+        return capture_script(
+            command, out, asked_of_script.pop("overwrite"), quiet, asked_of_script
+        )
     from accucompare.bundle.writing import refuse_directory
     from accucompare.cli.logs import told_later
     from accucompare.devices import DeviceName, open_device
 
     name = DeviceName.parse(device)
     directory = out if out is not None else Path(name.type)
-    refuse_directory(directory, options["overwrite"])  # before torch is imported and the model built
+    refuse_directory(
+        directory, options["overwrite"]
+    )  # before torch is imported and the model built
     precisions = _precisions(with_baseline, baseline_tensors, options)
     open_device(name)  # before anything else imports torch
     from accucompare.recorder.capture_options import CaptureOptions
@@ -121,9 +149,21 @@ def capture(
     from accucompare.report.console import progress_bar, reader_may_leave
     from accucompare.report.terminal import print_capture
 
-    with progress_bar("capturing", "steps", quiet) as progress, told_later("accucompare.recorder.session.running"):
+    with (
+        progress_bar("capturing", "steps", quiet) as progress,
+        told_later("accucompare.recorder.session.running"),
+    ):
         asked = CaptureOptions(queue_bytes=queue, **options)
-        capture_case(case, directory, name, asked, dtype=dtype, round_weights=round_weights, repeat=repeat, progress=progress)
+        capture_case(
+            case,
+            directory,
+            name,
+            asked,
+            dtype=dtype,
+            round_weights=round_weights,
+            repeat=repeat,
+            progress=progress,
+        )
     written = [repeat_of(directory, run) for run in range(repeat)]
     if not quiet:
         with reader_may_leave():
@@ -134,7 +174,9 @@ def capture(
     if precisions:
         from accucompare.recorder.session import capture_baselines
 
-        capture_baselines(case, directory, name, precisions, tensors=baseline_tensors, announce=_announcer(quiet))
+        capture_baselines(
+            case, directory, name, precisions, tensors=baseline_tensors, announce=_announcer(quiet)
+        )
     return PASS
 
 
@@ -144,8 +186,10 @@ def capture(
         "accucompare diff golden/ npu/ --baseline cpu-bf16/           # rounding, or a bug?",
         "accucompare diff golden/ npu/ --rel-l2 1e-2 --cosine 0.999 --report reports/npu.xlsx",
         "accucompare diff golden/ npu/ --tolerances limits.toml --json npu.json",
-        "accucompare diff golden/ npu/ --parquet npu.parquet          # every row, for pandas or DuckDB",
-        "accucompare diff golden/ npu/ --accept mindformers           # do two runs of training meet that standard?",
+        "accucompare diff golden/ npu/ --parquet npu.parquet          # every row, for pandas or"
+        " DuckDB",
+        "accucompare diff golden/ npu/ --accept mindformers           # do two runs of training"
+        " meet that standard?",
         "accucompare diff golden/ npu/ --map 'encoder.layers.*=blocks.*' --skip '*.dropout'",
         "",
         "Exit code: 0 within tolerance, 1 differences, 2 trouble (nothing compared is trouble).",
@@ -182,25 +226,40 @@ def diff(
 ) -> int:
     """Compare two bundles, layer by layer, and write a report.
 
-    Without a tolerance option, the baseline judges, or else a relative L2 limit for each dtype (float32 1e-4, float16 1e-2, bfloat16 5e-2).
+    Without a tolerance option, the baseline judges, or else a relative L2 limit for each dtype
+    (float32 1e-4, float16 1e-2, bfloat16 5e-2).
 
-    Words in the output: a row is a pair of records, or a record without partner. A culprit is the place where an error is made: a layer, or
-    glue (a layer's own code between its children). x limit is the error as a multiple of its limit, excess as a multiple of the baseline's
-    error. A fed candidate was captured with --feed: each layer ran on golden's inputs, so each error is the layer's own.
+    Words in the output: a row is a pair of records, or a record without partner. A culprit is the
+    place where an error is made: a layer, or glue (a layer's own code between its children). x
+    limit is the error as a multiple of its limit, excess as a multiple of the baseline's error. A
+    fed candidate was captured with --feed: each layer ran on golden's inputs, so each error is the
+    layer's own.
 
-    Two free-running runs of training are also compared step by step, by what --roles series records. With --accept, a standard for
-    losses and gradient norms gives the exit code, and rows that fail are shown only.
-    """
+    Two free-running runs of training are also compared step by step, by what --roles series
+    records. With --accept, a standard for losses and gradient norms gives the exit code, and rows
+    that fail are shown only."""
     from accucompare.api import diff as compare
     from accucompare.compare.diff_options import Work
     from accucompare.compare.limits import Tolerance
     from accucompare.report.console import progress_bar
 
-    reports = reports_to_write(reports, Path("reports") / f"{stem(golden)}-vs-{stem(candidate)}.xlsx")
-    outputs = Outputs(reports, json_path, parquet_path).checked(inputs={"--tolerances": options["tolerances"]})
+    reports = reports_to_write(
+        reports, Path("reports") / f"{stem(golden)}-vs-{stem(candidate)}.xlsx"
+    )
+    outputs = Outputs(reports, json_path, parquet_path).checked(
+        inputs={"--tolerances": options["tolerances"]}
+    )
     with progress_bar("comparing", "bytes", quiet) as progress:
-        limits = Tolerance(**{name: options.pop(name) for name in ("atol", "rtol", "rel_l2", "cosine", "tolerances")})
-        work = Work(**{name: options.pop(name) for name in ("verify", "keep_going", "workers", "cluster")}, progress=progress)
+        limits = Tolerance(
+            **{
+                name: options.pop(name)
+                for name in ("atol", "rtol", "rel_l2", "cosine", "tolerances")
+            }
+        )
+        work = Work(
+            **{name: options.pop(name) for name in ("verify", "keep_going", "workers", "cluster")},
+            progress=progress,
+        )
         comparison = compare(golden, candidate, limits=limits, work=work, **options)
     return finish(comparison, outputs, quiet)
 
@@ -213,12 +272,18 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
     cls=MayRunScript,
     epilog=examples(
         "accucompare locate model.py --device npu --golden golden/",
-        "accucompare locate model.py --device npu --dtype bfloat16      # makes golden itself, on the CPU",
-        "accucompare locate ported.py --device cpu --golden golden/     # is the bug in the code that was ported?",
-        "accucompare locate model.py --device cpu --golden golden/ --golden-python old/bin/python  # or in another release?",
-        "accucompare locate ported.py --device cpu --golden golden/ --map auto     # its layers have other names",
-        "accucompare locate model.py --device npu --ops                 # and in which operator, on which line?",
-        "accucompare locate --device npu --golden golden/ -- python train.py --device npu   # a script, as it is",
+        "accucompare locate model.py --device npu --dtype bfloat16      # makes golden itself, on"
+        " the CPU",
+        "accucompare locate ported.py --device cpu --golden golden/     # is the bug in the code"
+        " that was ported?",
+        "accucompare locate model.py --device cpu --golden golden/ --golden-python old/bin/python "
+        " # or in another release?",
+        "accucompare locate ported.py --device cpu --golden golden/ --map auto     # its layers"
+        " have other names",
+        "accucompare locate model.py --device npu --ops                 # and in which operator, on"
+        " which line?",
+        "accucompare locate --device npu --golden golden/ -- python train.py --device npu   # a"
+        " script, as it is",
         "",
         "Exit code: 0 rounding, 1 a bug, 2 trouble.",
     ),
@@ -233,12 +298,18 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
 @option.out("Directory or URL for bundles.", "locate", kind=option.PLACE)
 @option.seed("golden's, or 0")
 @option.steps("golden's, or one for each of the case's inputs")
-@option.repeat("Number of runs of the candidate, and of golden if it is made here: does each agree with itself?")
+@option.repeat(
+    "Number of runs of the candidate, and of golden if it is made here: does each agree with"
+    " itself?"
+)
 @option.only()
 @option.skip
 @option.ops
 @option.backward
-@option.hf32("Let an NPU round the operands of float32 products; without this it is forbidden here.", may_forbid=False)
+@option.hf32(
+    "Let an NPU round the operands of float32 products; without this it is forbidden here.",
+    may_forbid=False,
+)
 @option.tf32("The same for a GPU.", may_forbid=False)
 @option.deterministic
 @option.report("DIR")
@@ -270,27 +341,41 @@ def locate(
 
     If by a bug, in which layer?
 
-    Each layer runs on golden's inputs (it is fed), so its error is its own; it is judged by the error that rounding alone makes there on
-    the CPU. A culprit is the place where an error is made: a layer, or glue (a layer's own code between its children). Its excess is its
-    error as a multiple of rounding's.
+    Each layer runs on golden's inputs (it is fed), so its error is its own; it is judged by the
+    error that rounding alone makes there on the CPU. A culprit is the place where an error is made:
+    a layer, or glue (a layer's own code between its children). Its excess is its error as a
+    multiple of rounding's.
 
-    A script chooses its device itself, and --device says which that must be. Without --golden it is first run with all accelerators hidden.
-    """
+    A script chooses its device itself, and --device says which that must be. Without --golden it is
+    first run with all accelerators hidden."""
     from accucompare.devices import DeviceName
 
     reports = reports_to_write(reports, Path("reports") / f"{stem(options['out'])}.xlsx")
     made = [options["out"] / name for name in ("golden", "candidate", "baseline", "ops")]
-    given = {"CASE": _file_of(case), "--golden-case": _file_of(options["golden_case"]), "--golden-python": options["golden_python"]}
+    given = {
+        "CASE": _file_of(case),
+        "--golden-case": _file_of(options["golden_case"]),
+        "--golden-python": options["golden_python"],
+    }
     outputs = Outputs(reports, json_path, parquet_path).checked(made, given)
     name = DeviceName.parse(device)
     if (command := command_after_dashes(_NOT_LOCATED)) is not None:
-        asked = {**options, "model": model, "seed": seed, "steps": steps, "golden": golden, "map": map}
+        asked = {
+            **options,
+            "model": model,
+            "seed": seed,
+            "steps": steps,
+            "golden": golden,
+            "map": map,
+        }
         found = locate_script(command, name.type, asked, _announcer(quiet), only=only, skip=skip)
         return finish(found, outputs, quiet)
     from accucompare.locating import LocateOptions, LocateSetup, locating
 
     dtype, out, overwrite = (options.pop(name) for name in ("dtype", "out", "overwrite"))
-    rest = LocateOptions(map=map, seed=seed, steps=steps, repeat=repeat, only=only, skip=skip, **options)
+    rest = LocateOptions(
+        map=map, seed=seed, steps=steps, repeat=repeat, only=only, skip=skip, **options
+    )
     setup = LocateSetup(case, name, golden, dtype, out, overwrite, rest, _announcer(quiet))
     comparison = locating(setup)
     code = finish(comparison, outputs, quiet)
@@ -299,15 +384,22 @@ def locate(
     return code
 
 
-def _go_on_to_operators(setup: LocateSetup, comparison: Comparison, outputs: Outputs, quiet: bool) -> None:
-    """Compare the operators of the first culprit; where they cannot be had say why, and what to type. The answer stands either way."""
+def _go_on_to_operators(
+    setup: LocateSetup, comparison: Comparison, outputs: Outputs, quiet: bool
+) -> None:
+    """Compare the operators of the first culprit; where they cannot be had say why, and what to
+    type. The answer stands either way.
+    """
     from accucompare.locating import locate_operators, operators_by_hand
 
     try:
         operators = locate_operators(setup, comparison)
     except (AccucompareError, SystemExit) as error:
         commands = [printable(each) for each in operators_by_hand(setup, comparison)]
-        click.echo(f"accucompare: --ops: the operators cannot be compared: {printable_lines(str(error))}", err=True)
+        click.echo(
+            f"accucompare: --ops: the operators cannot be compared: {printable_lines(str(error))}",
+            err=True,
+        )
         click.echo("the answer above stands; its operators, by hand:", err=True)
         for command, where in zip(commands, ("  # where golden was captured", "", ""), strict=True):
             click.echo(f"  {command}{where}", err=True)
@@ -334,23 +426,29 @@ def _go_on_to_operators(setup: LocateSetup, comparison: Comparison, outputs: Out
 @option.rank
 @option.slices
 @option.save
-def show(bundle: Place, name: str | None, slices: str | None, save: Path | None, **place: Any) -> int:
+def show(
+    bundle: Place, name: str | None, slices: str | None, save: Path | None, **place: Any
+) -> int:
     """List the records of BUNDLE, or print the values of one.
 
-    NAME is a layer's qualified name; the model itself is '(root)'. A glob, such as 'encoder.*', lists the records of the layers that match.
-    """
+    NAME is a layer's qualified name; the model itself is '(root)'. A glob, such as 'encoder.*',
+    lists the records of the layers that match."""
     from accucompare.bundle.reading import open_bundle
     from accucompare.report.console import reader_may_leave
     from accucompare.report.terminal import print_records, print_tensor
 
     refuse_places({"--save": save})
     with open_bundle(bundle) as opened, reader_may_leave():
-        if name is None or (set(name) & set("*?[") and all(record.name != name for record in opened.records())):
+        if name is None or (
+            set(name) & set("*?[") and all(record.name != name for record in opened.records())
+        ):
             if save is not None or slices is not None:
                 raise UsageError("--slice and --save need the NAME of a layer")
             print_records(opened, place["step"], place["rank"], name)
         else:
-            record = opened.find(name, **{key: value for key, value in place.items() if value is not None})
+            record = opened.find(
+                name, **{key: value for key, value in place.items() if value is not None}
+            )
             print_tensor(opened, record, slices, save)
     return PASS
 
@@ -386,20 +484,24 @@ def verify(bundle: Place, quiet: bool) -> int:
         "accucompare doctor --json > doctor.json         # to attach to a question",
         "accucompare doctor --device npu --quiet         # does the NPU work?",
         "",
-        "Exit code: 0 no trouble; 2 a package is missing, too old or broken, an installed torch does not",
-        "work on the CPU, or the device named by --device is not available. A missing GPU, NPU or torch",
+        "Exit code: 0 no trouble; 2 a package is missing, too old or broken, an installed torch"
+        " does not",
+        "work on the CPU, or the device named by --device is not available. A missing GPU, NPU or"
+        " torch",
         "is trouble only if --device was given.",
     )
 )
-@option.device("Examine this device only, such as npu or cuda:1.  [default: cpu, cuda and npu]", default=None)
+@option.device(
+    "Examine this device only, such as npu or cuda:1.  [default: cpu, cuda and npu]", default=None
+)
 @option.timeout
 @option.as_json
 @option.quiet()
 def doctor(device: str | None, timeout: float, as_json: bool, quiet: bool) -> int:
     """Show what this machine offers, what is wrong, and the cure.
 
-    Lists versions, the kernel in use, devices, and the flags and environment variables that change numbers. Each device is tried.
-    """
+    Lists versions, the kernel in use, devices, and the flags and environment variables that change
+    numbers. Each device is tried."""
     from accucompare.devices import DeviceName
     from accucompare.doctor import examine
     from accucompare.report.doctor_output import print_examination
@@ -409,7 +511,9 @@ def doctor(device: str | None, timeout: float, as_json: bool, quiet: bool) -> in
     return PASS if found.ok else TROUBLE
 
 
-def _precisions(with_baseline: str | None, tensors: bool, options: dict[str, Any]) -> tuple[str, ...]:
+def _precisions(
+    with_baseline: str | None, tensors: bool, options: dict[str, Any]
+) -> tuple[str, ...]:
     """The baselines to make after a capture."""
     if with_baseline is None:
         if tensors:
@@ -417,9 +521,15 @@ def _precisions(with_baseline: str | None, tensors: bool, options: dict[str, Any
         return ()
     for name in ("feed", "mode"):
         if options[name] not in (None, Mode.TENSORS):
-            raise UsageError(f"--with-baseline: the baselines are fed with this capture, which --{name} {options[name]} does not allow")
+            raise UsageError(
+                f"--with-baseline: the baselines are fed with this capture, which --{name}"
+                f" {options[name]} does not allow"
+            )
     if options["roles"] is not None and RoleGroup.FORWARD not in options["roles"]:
-        raise UsageError("--with-baseline: the baselines are fed with this capture's forward; add forward to --roles")
+        raise UsageError(
+            "--with-baseline: the baselines are fed with this capture's forward; add forward to"
+            " --roles"
+        )
     from accucompare.compare.limits import parse_precisions
 
     return parse_precisions(with_baseline)
@@ -432,7 +542,11 @@ def _file_of(case: str | None) -> Path | None:
 
 def _announcer(quiet: bool) -> Callable[[str], None]:
     """Prints what is done to stderr, unless quiet."""
-    return (lambda doing: None) if quiet else (lambda doing: click.echo(f"… {printable(doing)}", err=True))
+    return (
+        (lambda doing: None)
+        if quiet
+        else (lambda doing: click.echo(f"… {printable(doing)}", err=True))
+    )
 
 
 def _refuse_incomplete(path: Place, rank: int) -> None:

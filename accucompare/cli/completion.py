@@ -15,7 +15,8 @@ from accucompare.cli.options import examples
         "accucompare completion fish > ~/.config/fish/completions/accucompare.fish",
         "",
         "Then start a new shell. For bash, the package bash-completion is needed; without it, add",
-        '`eval "$(accucompare completion bash)"` to ~/.bashrc. For zsh, `compinit` must run in ~/.zshrc.',
+        '`eval "$(accucompare completion bash)"` to ~/.bashrc. For zsh, `compinit` must run in'
+        " ~/.zshrc.",
     )
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))

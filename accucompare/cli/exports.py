@@ -15,9 +15,13 @@ from accucompare.selection import Viewer
 
 #: How to look at what was written.
 _OPEN = {
-    Viewer.MODEL_EXPLORER: "open the first file in Model Explorer (`pip install ai-edge-model-explorer`, `model-explorer {path}`), "
-    "then load the others as its node data",
-    Viewer.PERFETTO: "open it at https://ui.perfetto.dev with Open trace file; the file stays on your machine",
+    Viewer.MODEL_EXPLORER: (
+        "open the first file in Model Explorer (`pip install ai-edge-model-explorer`,"
+        " `model-explorer {path}`), then load the others as its node data"
+    ),
+    Viewer.PERFETTO: (
+        "open it at https://ui.perfetto.dev with Open trace file; the file stays on your machine"
+    ),
 }
 
 
@@ -30,15 +34,22 @@ _OPEN = {
 )
 @click.argument("comparison", type=option.LOCAL)
 @option.viewer
-@option.out("File to write; node data go beside it.  [default: reports/COMPARISON-VIEWER.json]", metavar="PATH")
+@option.out(
+    "File to write; node data go beside it.  [default: reports/COMPARISON-VIEWER.json]",
+    metavar="PATH",
+)
 @option.quiet("nothing but errors")
 def export(comparison: Path, to: Viewer, out: Path | None, quiet: bool) -> int:
     """Write COMPARISON for a viewer of graphs or of traces.
 
-    COMPARISON is what `accucompare diff --json` wrote. Model Explorer shows the model as a graph, in which failing layers stand out;
-    Perfetto shows golden and candidate as two tracks in execution order. Modules that were never called are in neither.
-    """
-    out = out if out is not None else Path("reports") / f"{stem(comparison.with_suffix(''))}-{to.value}.json"
+    COMPARISON is what `accucompare diff --json` wrote. Model Explorer shows the model as a graph,
+    in which failing layers stand out; Perfetto shows golden and candidate as two tracks in
+    execution order. Modules that were never called are in neither."""
+    out = (
+        out
+        if out is not None
+        else Path("reports") / f"{stem(comparison.with_suffix(''))}-{to.value}.json"
+    )
     refuse_places({"COMPARISON": comparison, "--out": out})
     from accucompare.report.files import read_written
 

@@ -29,22 +29,34 @@ PASS, DIFFERENT, TROUBLE, INTERRUPTED = 0, 1, 2, 130
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=shared.examples(
         "accucompare capture model.py --device cpu --out golden   # on the trusted machine",
-        "accucompare capture model.py --device npu                # on the NPU machine, writes npu/",
-        "accucompare diff golden/ npu/ --atol 1e-3                # anywhere, writes an Excel report",
+        "accucompare capture model.py --device npu                # on the NPU machine, writes"
+        " npu/",
+        "accucompare diff golden/ npu/ --atol 1e-3                # anywhere, writes an Excel"
+        " report",
         "",
-        "Every option can be set by a variable: ACCUCOMPARE_DIFF_ATOL=1e-3 is --atol of diff. Where an",
+        "Every option can be set by a variable: ACCUCOMPARE_DIFF_ATOL=1e-3 is --atol of diff."
+        " Where an",
         "option can be given several times, spaces separate its values, and colons paths. NO_COLOR",
         "switches colours off.",
     ),
 )
 @click.version_option(__version__, prog_name="accucompare")
-@click.option("--debug", is_flag=True, envvar=f"{PREFIX}_DEBUG", help="Show a traceback when something goes wrong, and all that is logged.")
+@click.option(
+    "--debug",
+    is_flag=True,
+    envvar=f"{PREFIX}_DEBUG",
+    help="Show a traceback when something goes wrong, and all that is logged.",
+)
 def cli(debug: bool) -> None:
-    """Find the layer where a PyTorch model's numbers change between two devices, dtypes or versions."""
+    """Find the layer where a PyTorch model's numbers change between two devices, dtypes or
+    versions.
+    """
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with its code: 0 within tolerance, 1 differences, 2 trouble, 130 interrupted."""
+    """Run the command line and exit with its code: 0 within tolerance, 1 differences, 2 trouble,
+    130 interrupted.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments or _wanted(os.environ.get(f"{PREFIX}_DEBUG", ""))
     arguments = [argument for argument in arguments if argument != "--debug"]  # wherever it stands
@@ -61,10 +73,16 @@ def main(arguments: list[str] | None = None) -> None:
     except click.exceptions.Exit as error:
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt) as error:
-        progress = (error.__cause__ or error).args  # click's Abort comes from the interrupt, whose text says what was done until then
+        progress = (
+            error.__cause__ or error
+        ).args  # click's Abort comes from the interrupt, whose text says what was done until then
         _complain("; ".join(["interrupted", *map(str, progress[:1])]), debug)
         code = INTERRUPTED
-        exec("")  # after an interrupt inside an exec of text (as dataclasses use), python -m would end by SIGINT; this forgets it
+        exec(
+            ""
+            # after an interrupt inside an exec of text (as dataclasses use), python -m would end by
+            # SIGINT; this forgets it
+        )
     except click.ClickException as error:
         with_variable(error).show()
     except BundleError as error:  # the names in it come from a file, and must not add lines
@@ -76,18 +94,26 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of a pipe has gone
         _discard_output()
     except Exception as error:
-        message = f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug"
+        message = (
+            f"internal error: {type(error).__name__}: {error}; please report it with the output of"
+            " --debug"
+        )
         _complain(_of_the_system(error) if isinstance(error, OSError) else message, debug)
     sys.exit(code)
 
 
 def _of_the_system(error: OSError) -> str:
-    """What the system's error is about. Where it names no file, that is standard output, or a temporary file."""
+    """What the system's error is about. Where it names no file, that is standard output, or a
+    temporary file.
+    """
     if error.filename is not None:
         return f"{os.fspath(error.filename)}: cannot be used ({error.strerror}); {cure_of(error)}"
     _discard_output()
     if error.errno in FULL and (folder := _full_of_temporary_files()) is not None:
-        return f"a temporary file in {folder} cannot be written ({error.strerror}); set TMPDIR to another disk, or free some space there"
+        return (
+            f"a temporary file in {folder} cannot be written ({error.strerror}); set TMPDIR to"
+            " another disk, or free some space there"
+        )
     return f"standard output: cannot be written ({error.strerror}); {cure_of(error)}"
 
 
@@ -115,7 +141,9 @@ def _interrupt(signum: int, frame: object) -> None:
 
 
 def _open_streams() -> None:
-    """Keep printing from failing: unknown characters are replaced, and a closed stream becomes the null device."""
+    """Keep printing from failing: unknown characters are replaced, and a closed stream becomes the
+    null device.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:  # closed by the caller (>&-); its descriptor must not go to another file

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 @cli.command(
     epilog=examples(
-        "accucompare health watch/                       # all checks of the last run, of all ranks",
+        "accucompare health watch/                       # all checks of the last run, of all"
+        " ranks",
         "accucompare health watch/ --json health.json --report health.html",
         "accucompare health watch/ --threshold norm-spike=20 --threshold dead-units=0.8",
         "accucompare health watch/ --quiet               # one line",
         "",
-        "Exit code: 0 every check that was looked at is passed, 1 there is a WARN or a FAIL, 2 trouble: the log",
+        "Exit code: 0 every check that was looked at is passed, 1 there is a WARN or a FAIL, 2"
+        " trouble: the log",
         "cannot be read, or no step was watched.",
     )
 )
@@ -36,23 +38,38 @@ if TYPE_CHECKING:
 @option.report(None)
 @option.quiet("the line with the counts only")
 def health(
-    log: Path, thresholds: tuple[str, ...], threshold_file: Path | None, json_path: Path | None, reports: tuple[Path, ...], quiet: bool
+    log: Path,
+    thresholds: tuple[str, ...],
+    threshold_file: Path | None,
+    json_path: Path | None,
+    reports: tuple[Path, ...],
+    quiet: bool,
 ) -> int:
     """Check a training by what a watch has written: PASS, WARN, FAIL, or not looked at and why.
 
-    LOG is the directory that `accucompare watch` or accucompare.watch() wrote, or one of the logs in it. Of each check it shows what was
-    measured, in which step, where, the thresholds, and what to do. Only the last run in a log counts; some checks compare it with the one
-    before.
+    LOG is the directory that `accucompare watch` or accucompare.watch() wrote, or one of the logs
+    in it. Of each check it shows what was measured, in which step, where, the thresholds, and what
+    to do. Only the last run in a log counts; some checks compare it with the one before.
     """
     reports = reports_to_write(reports, None)
-    refuse_places({"LOG": logs_of(log), "--thresholds": threshold_file, "--report": reports, "--json": json_path})
+    refuse_places(
+        {
+            "LOG": logs_of(log),
+            "--thresholds": threshold_file,
+            "--report": reports,
+            "--json": json_path,
+        }
+    )
     from accucompare.findings.analysis import read
     from accucompare.findings.checklist import judge_log, read_thresholds
 
     given = read_thresholds(thresholds, threshold_file)
     ranks = read(log)
     if not ranks.watched and not ranks.findings:
-        raise UsageError(f"{log}: no step was watched, so that there is nothing to check; {ranks.ranks[0].ending}")
+        raise UsageError(
+            f"{log}: no step was watched, so that there is nothing to check;"
+            f" {ranks.ranks[0].ending}"
+        )
     found = judge_log(ranks, given)
     from accucompare.report.console import reader_may_leave
     from accucompare.report.watched import print_health
@@ -86,11 +103,14 @@ def code(status: str) -> int:
 
 @cli.command(
     epilog=examples(
-        "accucompare gradcheck model.py                      # every custom Function that the first forward applies",
+        "accucompare gradcheck model.py                      # every custom Function that the first"
+        " forward applies",
         "accucompare gradcheck model.py --only '*.attention' # those that these modules apply",
         "",
-        "Exit code: 0 every custom Function found was checked, and is right; 1 one is wrong; 2 trouble: the case does not run, there is",
-        "none, or one could not be checked. A WARN (a kink at the recorded inputs) does not change it.",
+        "Exit code: 0 every custom Function found was checked, and is right; 1 one is wrong; 2"
+        " trouble: the case does not run, there is",
+        "none, or one could not be checked. A WARN (a kink at the recorded inputs) does not"
+        " change it.",
     )
 )
 @option.case
@@ -98,13 +118,15 @@ def code(status: str) -> int:
 @option.skip
 @option.seed()
 @option.quiet()
-def gradcheck(case: str | None, only: tuple[str, ...], skip: tuple[str, ...], seed: int | None, quiet: bool) -> int:
+def gradcheck(
+    case: str | None, only: tuple[str, ...], skip: tuple[str, ...], seed: int | None, quiet: bool
+) -> int:
     """Check the backward of each custom Function of CASE.
 
-    Against finite differences: every custom autograd Function (torch.autograd.Function, or torch.library's) that the first forward and the
-    loss apply is called again on the CPU in float64, with the arguments that it was given there. A wrong backward is found without any
-    reference, argument by argument. CASE is as for `accucompare watch`.
-    """
+    Against finite differences: every custom autograd Function (torch.autograd.Function, or
+    torch.library's) that the first forward and the loss apply is called again on the CPU in
+    float64, with the arguments that it was given there. A wrong backward is found without any
+    reference, argument by argument. CASE is as for `accucompare watch`."""
     from accucompare.devices import DeviceName, open_device
 
     open_device(DeviceName.parse("cpu"))  # before anything else imports torch

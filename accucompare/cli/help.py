@@ -1,7 +1,8 @@
-"""How help is laid out: options and commands in groups. And what comes from the environment: variables for options, and their errors.
+"""How help is laid out: options and commands in groups. And what comes from the environment:
+variables for options, and their errors.
 
-Click has no groups of options, and the packages that add them want every option declared with their own decorators (cloup) or draw help
-anew (rich-click); a table is less.
+Click has no groups of options, and the packages that add them want every option declared with their
+own decorators (cloup) or draw help anew (rich-click); a table is less.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import click
 from accucompare.errors import UsageError
 from accucompare.text import printable
 
-#: Begins the name of the variable of every option: ``ACCUCOMPARE_DIFF_ATOL`` is ``--atol`` of ``diff``.
+# : Begins the name of the variable of every option: ``ACCUCOMPARE_DIFF_ATOL`` is ``--atol`` of
+# ``diff``.
 PREFIX = "ACCUCOMPARE"
 
-#: Groups of options, in the order of help, by the names of the commands' parameters. What is in none of them comes last.
+# : Groups of options, in the order of help, by the names of the commands' parameters. What is in
+# none of them comes last.
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "What to run": (
         *(
@@ -40,17 +43,48 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "What to read": ("format_name", "name_pattern", "onnx"),
     "What to record": (
-        *("mode", "sketch_size", "level", "roles", "backward", "save_state", "with_baseline", "baseline_tensors", "ops", "queue"),
+        *(
+            "mode",
+            "sketch_size",
+            "level",
+            "roles",
+            "backward",
+            "save_state",
+            "with_baseline",
+            "baseline_tensors",
+            "ops",
+            "queue",
+        ),
     ),
     "Which layers": ("only", "skip", "map"),
     "What to compare": ("golden", "baseline", "verify", "keep_going", "workers", "cluster"),
     "What is close enough": ("atol", "rtol", "rel_l2", "cosine", "tolerances", "accept"),
     "What to look for": (
-        *("on_finding", "pause_after", "frames", "trace_steps", "abort_after_step", "every", "checks_every", "thresholds"),
+        *(
+            "on_finding",
+            "pause_after",
+            "frames",
+            "trace_steps",
+            "abort_after_step",
+            "every",
+            "checks_every",
+            "thresholds",
+        ),
         *("threshold_file", "allow", "near", "flag_per_module", "agree", "kernel_dump"),
     ),
     "What to show": ("call", "role", "path", "step", "rank", "slices"),
-    "Where to write": ("to", "out", "overwrite", "reports", "report", "json_path", "parquet_path", "as_json", "save", "quiet"),
+    "Where to write": (
+        "to",
+        "out",
+        "overwrite",
+        "reports",
+        "report",
+        "json_path",
+        "parquet_path",
+        "as_json",
+        "save",
+        "quiet",
+    ),
 }
 _OTHER_OPTIONS = "Other options"
 
@@ -67,32 +101,51 @@ _OTHER_COMMANDS = "Other commands"
 class Command(click.Command):
     """A command whose options are shown in groups, and may come from the environment.
 
-    A variable is called as the option is typed, which is not always as its parameter: ``ACCUCOMPARE_DIFF_JSON`` is ``--json``.
-    """
+    A variable is called as the option is typed, which is not always as its parameter:
+    ``ACCUCOMPARE_DIFF_JSON`` is ``--json``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for option in self.params:
             if isinstance(option, click.Option):
-                option.envvar = f"{PREFIX}_{self.name}_{max(option.opts, key=len).lstrip('-')}".upper().replace("-", "_")
+                option.envvar = (
+                    f"{PREFIX}_{self.name}_{max(option.opts, key=len).lstrip('-')}".upper().replace(
+                        "-", "_"
+                    )
+                )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in groups, those of a group in the order of the table, all of them equally indented."""
-        options = (parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option))
+        """Write the options in groups, those of a group in the order of the table, all of them
+        equally indented.
+        """
+        options = (
+            parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)
+        )
         found = {option.name or "": option.get_help_record(ctx) for option in options}
-        _write(formatter, _OPTIONS, {name: record for name, record in found.items() if record is not None}, _OTHER_OPTIONS)
+        _write(
+            formatter,
+            _OPTIONS,
+            {name: record for name, record in found.items() if record is not None},
+            _OTHER_OPTIONS,
+        )
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run it, with what it logs shown; what is wrong with an option is also looked for in the environment.
+        """Run it, with what it logs shown; what is wrong with an option is also looked for in the
+        environment.
 
         ``ctx.obj``: whether everything is to be shown (--debug).
 
         Raises:
             UsageError: as the command does; also if a variable is of no option.
         """
-        taken = [str(option.envvar) for option in self.params if from_environment(ctx, option.name or "")]
+        taken = [
+            str(option.envvar) for option in self.params if from_environment(ctx, option.name or "")
+        ]
         if unknown := _unknown(ctx):
-            raise UsageError(f"{printable(unknown[0])}: no option of `{ctx.command_path}` has this variable; unset it, or see --help")
+            raise UsageError(
+                f"{printable(unknown[0])}: no option of `{ctx.command_path}` has this variable;"
+                " unset it, or see --help"
+            )
         from accucompare.cli.logs import shown_logs  # not for --help
 
         try:
@@ -101,7 +154,9 @@ class Command(click.Command):
         except UsageError as error:
             if not taken:
                 raise
-            raise UsageError(f"{error}\n(options from the environment: {', '.join(sorted(taken))})") from error
+            raise UsageError(
+                f"{error}\n(options from the environment: {', '.join(sorted(taken))})"
+            ) from error
 
 
 class Group(click.Group):
@@ -112,7 +167,11 @@ class Group(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands in groups."""
         room = formatter.width - 6 - max(map(len, self.commands), default=0)
-        found = {name: (name, command.get_short_help_str(room)) for name, command in self.commands.items() if not command.hidden}
+        found = {
+            name: (name, command.get_short_help_str(room))
+            for name, command in self.commands.items()
+            if not command.hidden
+        }
         _write(formatter, _COMMANDS, found, _OTHER_COMMANDS)
 
 
@@ -123,12 +182,20 @@ def from_environment(ctx: click.Context, name: str) -> bool:
 
 def was_given(ctx: click.Context, name: str) -> bool:
     """Whether a parameter was given, on the command line or by a variable."""
-    return from_environment(ctx, name) or ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    return (
+        from_environment(ctx, name)
+        or ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    )
 
 
 def with_variable(error: click.ClickException) -> click.ClickException:
     """The error of a bad value, which names the variable that the value comes from, if it does."""
-    if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None or error.param.name is None:
+    if (
+        not isinstance(error, click.BadParameter)
+        or error.ctx is None
+        or error.param is None
+        or error.param.name is None
+    ):
         return error
     if not from_environment(error.ctx, error.param.name):
         return error
@@ -139,23 +206,37 @@ def with_variable(error: click.ClickException) -> click.ClickException:
 def _unknown(ctx: click.Context) -> list[str]:
     """Variables that begin as those of this command's options do, and are of none."""
     known = {option.envvar for option in ctx.command.params}
-    return sorted(name for name in os.environ if name.startswith(f"{PREFIX}_{ctx.command.name}_".upper()) and name not in known)
+    return sorted(
+        name
+        for name in os.environ
+        if name.startswith(f"{PREFIX}_{ctx.command.name}_".upper()) and name not in known
+    )
 
 
-def _write(formatter: click.HelpFormatter, table: Mapping[str, Sequence[str]], found: dict[str, tuple[str, str]], others: str) -> None:
+def _write(
+    formatter: click.HelpFormatter,
+    table: Mapping[str, Sequence[str]],
+    found: dict[str, tuple[str, str]],
+    others: str,
+) -> None:
     """Write each group that has something in it; what is in no group comes last."""
     placed = {name for names in table.values() for name in names}
     groups = {**table, others: [name for name in found if name not in placed]}
     width = max((len(record[0]) for record in found.values()), default=0)
     for title, records in _present(groups, found):
         with formatter.section(title):
-            formatter.write_dl([(first.ljust(min(width, _FIRST)), second) for first, second in records], col_max=_FIRST)
+            formatter.write_dl(
+                [(first.ljust(min(width, _FIRST)), second) for first, second in records],
+                col_max=_FIRST,
+            )
 
 
 _FIRST = 30  # characters of the first column, as click has it
 
 
-def _present(groups: Mapping[str, Sequence[str]], found: dict[str, tuple[str, str]]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+def _present(
+    groups: Mapping[str, Sequence[str]], found: dict[str, tuple[str, str]]
+) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     for title, names in groups.items():
         if records := [found[name] for name in names if name in found]:
             yield title, records

@@ -20,10 +20,12 @@ _SHOWN = 5
 @cli.command(
     "import",
     epilog=examples(
-        "accucompare import dump/ --out npu                          # which tool's dump it is, is seen",
+        "accucompare import dump/ --out npu                          # which tool's dump it is, is"
+        " seen",
         "accucompare import dump/step0/rank0 --from msprobe --out npu",
         "accucompare import tensors/ --out npu --name-pattern 'step{step}/{name}.{role}[.{path}]'",
-        "accucompare import outputs.json --onnx model.onnx --out onnx # which module computes a value, by the model that Polygraphy ran",
+        "accucompare import outputs.json --onnx model.onnx --out onnx # which module computes a"
+        " value, by the model that Polygraphy ran",
         "accucompare diff golden npu                                 # as with any other bundle",
     ),
 )
@@ -35,25 +37,50 @@ _SHOWN = 5
 @option.overwrite("Replace an earlier bundle in the directory.")
 @option.quiet("nothing but errors")
 def import_(
-    dump: Path, out: Place, format_name: DumpFormat | None, name_pattern: str | None, onnx: Path | None, overwrite: bool, quiet: bool
+    dump: Path,
+    out: Place,
+    format_name: DumpFormat | None,
+    name_pattern: str | None,
+    onnx: Path | None,
+    overwrite: bool,
+    quiet: bool,
 ) -> int:
     """Make a bundle of the dump of another tool.
 
-    DUMP is a directory, or a file, that another tool wrote. Names, calls and roles become accucompare's, so that diff takes the bundle like
-    any other. What has no counterpart is listed, here and in the bundle. docs/import.md says what is read of each format.
-    """
+    DUMP is a directory, or a file, that another tool wrote. Names, calls and roles become
+    accucompare's, so that diff takes the bundle like any other. What has no counterpart is listed,
+    here and in the bundle. docs/import.md says what is read of each format."""
     from accucompare.dumps import Naming, import_dump
     from accucompare.report.console import progress_bar, reader_may_leave
     from accucompare.report.terminal import print_import
 
     with progress_bar("importing", "tensors", quiet) as progress:
         naming = Naming(name_pattern, onnx)
-        imported = import_dump(dump, out, format_name=format_name, naming=naming, overwrite=overwrite, progress=progress)
+        imported = import_dump(
+            dump,
+            out,
+            format_name=format_name,
+            naming=naming,
+            overwrite=overwrite,
+            progress=progress,
+        )
     if not quiet:
         with reader_may_leave():
-            print_import(out, imported.format.title, imported.records, imported.without_values, imported.weights, imported.notes)
+            print_import(
+                out,
+                imported.format.title,
+                imported.records,
+                imported.without_values,
+                imported.weights,
+                imported.notes,
+            )
     if imported.unreadable:
         count = len(imported.unreadable)
-        shown = "; ".join(imported.unreadable[:_SHOWN]) + (f"; and {count - _SHOWN} more" if count > _SHOWN else "")
-        raise CaptureError(f"{out}: is incomplete, for {count} tensor(s) of {dump} cannot be read: {printable(shown)}")
+        shown = "; ".join(imported.unreadable[:_SHOWN]) + (
+            f"; and {count - _SHOWN} more" if count > _SHOWN else ""
+        )
+        raise CaptureError(
+            f"{out}: is incomplete, for {count} tensor(s) of {dump} cannot be read:"
+            f" {printable(shown)}"
+        )
     return PASS

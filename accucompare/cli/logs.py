@@ -1,4 +1,6 @@
-"""What of the package's logging a command shows: warnings, with --debug everything, with --quiet errors only."""
+"""What of the package's logging a command shows: warnings, with --debug everything, with --quiet
+errors only.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class _Stderr(logging.Handler):
 
 @contextlib.contextmanager
 def shown_logs(debug: bool, quiet: bool) -> Iterator[None]:
-    """Print what the package logs while a command runs; a configuration of the user's own code sees none of it twice."""
+    """Print what the package logs while a command runs; a configuration of the user's own code sees
+    none of it twice.
+    """
     handler = _Stderr(logging.DEBUG if debug else logging.ERROR if quiet else logging.WARNING)
     if debug:
         handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))

@@ -1,4 +1,6 @@
-"""What commands write of what they found: which files, whether each may be written, and the writing."""
+"""What commands write of what they found: which files, whether each may be written, and the
+writing.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,16 @@ _NONE = Path("none")
 
 
 def reports_to_write(given: tuple[Path, ...], usual: Path | None) -> tuple[Path, ...]:
-    """The reports that are asked for, each of which can be written; checked before any work is done.
+    """The reports that are asked for, each of which can be written; checked before any work is
+    done.
 
     Args:
         given: as on the command line.
         usual: the one that is written if none was given; ``None`` for none.
 
     Raises:
-        UsageError: if the name of one ends neither in .xlsx nor in .html, or ``none`` is given beside others.
+        UsageError: if the name of one ends neither in .xlsx nor in .html, or ``none`` is given
+            beside others.
         ReportError: if its directory is not writable.
     """
     if _NONE in given and len(given) > 1:
@@ -42,7 +46,9 @@ def reports_to_write(given: tuple[Path, ...], usual: Path | None) -> tuple[Path,
 
 
 def is_page(report: Path) -> bool:
-    """Whether a report is a page, not a workbook. A stream (pipe, /dev/stdout) has no suffix and gets a workbook."""
+    """Whether a report is a page, not a workbook. A stream (pipe, /dev/stdout) has no suffix and
+    gets a workbook.
+    """
     return report.suffix.lower() == ".html"
 
 
@@ -50,7 +56,9 @@ def _refuse_report(report: Path) -> None:
     if is_stream(report):
         return
     if report.suffix.lower() not in (".xlsx", ".html"):
-        raise UsageError(f"--report {report}: must end in .xlsx or .html (or be none, to write no report)")
+        raise UsageError(
+            f"--report {report}: must end in .xlsx or .html (or be none, to write no report)"
+        )
     _refuse_unwritable("--report", report)
 
 
@@ -62,27 +70,41 @@ def _refuse_unwritable(option: str, path: Path) -> None:
         raise ReportError(f"{option} {path}: is a directory; name a file in it")
     place = next(folder for folder in path.absolute().parents if os.path.exists(folder))
     if not place.is_dir():
-        raise ReportError(f"{path}: cannot be written ({place} is a file, not a directory); choose another {option}")
+        raise ReportError(
+            f"{path}: cannot be written ({place} is a file, not a directory); choose another"
+            f" {option}"
+        )
     if not os.access(place, os.W_OK):
-        raise ReportError(f"{path}: cannot be written (no permission to write to {place}); choose another {option}")
+        raise ReportError(
+            f"{path}: cannot be written (no permission to write to {place}); choose another"
+            f" {option}"
+        )
 
 
 class Outputs(NamedTuple):
-    """What a comparison is written to: reports, and the files of ``--json`` and ``--parquet``, if they are asked for."""
+    """What a comparison is written to: reports, and the files of ``--json`` and ``--parquet``, if
+    they are asked for.
+    """
 
     reports: tuple[Path, ...]
     json: Path | None
     parquet: Path | None
 
-    def checked(self, bundles: Iterable[Path] = (), inputs: Mapping[str, Path | None] = MappingProxyType({})) -> Outputs:
+    def checked(
+        self, bundles: Iterable[Path] = (), inputs: Mapping[str, Path | None] = MappingProxyType({})
+    ) -> Outputs:
         """The same, after it was checked that each can be written, before any work is done.
 
         Raises:
-            UsageError: if one is another one's place, that of one of the ``inputs``, or in a bundle; ``bundles`` are those that will be
-                written.
+            UsageError: if one is another one's place, that of one of the ``inputs``, or in a
+                bundle; ``bundles`` are those that will be written.
             ReportError: if a directory is not writable, or pyarrow is missing and needed.
         """
-        refuse_places({"--report": self.reports, "--json": self.json, "--parquet": self.parquet}, bundles, inputs)
+        refuse_places(
+            {"--report": self.reports, "--json": self.json, "--parquet": self.parquet},
+            bundles,
+            inputs,
+        )
         for option, path in (("--json", self.json), ("--parquet", self.parquet)):
             if path is not None:
                 _refuse_unwritable(option, path)
@@ -94,7 +116,11 @@ class Outputs(NamedTuple):
 
     def each(self, change: Callable[[Path], Path]) -> Outputs:
         """The same with other paths."""
-        return Outputs(tuple(map(change, self.reports)), self.json and change(self.json), self.parquet and change(self.parquet))
+        return Outputs(
+            tuple(map(change, self.reports)),
+            self.json and change(self.json),
+            self.parquet and change(self.parquet),
+        )
 
 
 def refuse_places(
@@ -114,24 +140,38 @@ def refuse_places(
     """
     from accucompare.bundle.format import holds_bundle
 
-    listed = ((option, paths if isinstance(paths, tuple) else (paths,)) for option, paths in outputs.items())
+    listed = (
+        (option, paths if isinstance(paths, tuple) else (paths,))
+        for option, paths in outputs.items()
+    )
     given = [(option, path) for option, paths in listed for path in paths if path is not None]
     read = [(option, path) for option, path in inputs.items() if path is not None]
     for number, (option, path) in enumerate(given):
         for other, earlier in [*read, *given[:number]]:
             if same_place(path, earlier):
-                raise UsageError(f"{option} {path}: is the same file as {other} {earlier}; choose another {option}")
+                raise UsageError(
+                    f"{option} {path}: is the same file as {other} {earlier}; choose another"
+                    f" {option}"
+                )
         if is_stream(path):
             continue
-        reserved = {Path(os.path.realpath(bundle)) for bundle in bundles if isinstance(bundle, Path)}
+        reserved = {
+            Path(os.path.realpath(bundle)) for bundle in bundles if isinstance(bundle, Path)
+        }
         for folder in Path(os.path.realpath(path)).parents:
             if folder in reserved or holds_bundle(folder):
-                raise UsageError(f"{option} {path}: lies in the bundle {folder}; choose another {option}")
+                raise UsageError(
+                    f"{option} {path}: lies in the bundle {folder}; choose another {option}"
+                )
 
 
 def logs_of(log: Path) -> tuple[Path, ...]:
     """The files of a watch's log, or of a directory with one for each rank."""
-    return tuple(path for path in log.glob("rank*") if path.is_file()) if os.path.isdir(log) else (log,)
+    return (
+        tuple(path for path in log.glob("rank*") if path.is_file())
+        if os.path.isdir(log)
+        else (log,)
+    )
 
 
 def stem(path: Place) -> str:
@@ -143,20 +183,30 @@ def finish(comparison: Comparison, outputs: Outputs, quiet: bool) -> int:
     """Write the reports, print what came out, and give the exit code.
 
     Raises:
-        ReportError: if one could not be written; the others are, and what came out is printed all the same.
+        ReportError: if one could not be written; the others are, and what came out is printed all
+            the same.
     """
     from accucompare.report.console import reader_may_leave
     from accucompare.report.terminal import print_comparison
 
-    wanted = [(comparison.to_html if is_page(report) else comparison.to_excel, report) for report in outputs.reports]
+    wanted = [
+        (comparison.to_html if is_page(report) else comparison.to_excel, report)
+        for report in outputs.reports
+    ]
     more = (comparison.to_json, outputs.json), (comparison.to_parquet, outputs.parquet)
     wanted += [(write, path) for write, path in more if path is not None]
-    wanted.sort(key=lambda each: is_stream(each[1]))  # what reads a pipe may leave, and the files are written then
-    failures = [(path, failure) for write, path in wanted if (failure := _failure(write, path)) is not None]
+    wanted.sort(
+        key=lambda each: is_stream(each[1])
+    )  # what reads a pipe may leave, and the files are written then
+    failures = [
+        (path, failure) for write, path in wanted if (failure := _failure(write, path)) is not None
+    ]
     failed = {path for path, _ in failures}
     on_stdout = any(is_stdout(path) for _, path in wanted)
     with reader_may_leave(), contextlib.redirect_stdout(sys.stderr if on_stdout else sys.stdout):
-        print_comparison(comparison, [report for report in outputs.reports if report not in failed], quiet)
+        print_comparison(
+            comparison, [report for report in outputs.reports if report not in failed], quiet
+        )
     if failures:
         raise ReportError("\n".join(str(failure) for _, failure in failures))
     return comparison.exit_code

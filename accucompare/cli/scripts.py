@@ -30,7 +30,9 @@ OF_CASES = {
     "device": "--device: the script chooses its device; give it as the script takes it",
     "dtype": "--dtype: the script chooses its types",
     "round_weights": "--round-weights: is for cases, whose weights can be changed before they run",
-    "with_baseline": "--with-baseline: runs a case again in other types, and a script chooses its types",
+    "with_baseline": (
+        "--with-baseline: runs a case again in other types, and a script chooses its types"
+    ),
     "baseline_tensors": "--baseline-tensors: belongs to --with-baseline, which is for cases",
     "repeat": "--repeat: is for cases; run the script again with another --out, and diff the two",
     "golden_case": "--golden-case: is for cases; give golden itself (--golden)",
@@ -63,7 +65,8 @@ def command_after_dashes(refused: Mapping[str, str] = OF_CASES) -> list[str] | N
     """The command that the user has given after ``--``; ``None`` if there is no ``--``.
 
     Raises:
-        UsageError: if there is none behind it, or an option was given that does not go with it, or with a case.
+        UsageError: if there is none behind it, or an option was given that does not go with it, or
+            with a case.
     """
     ctx = click.get_current_context()
     given = [name for name in ctx.params if was_given(ctx, name)]
@@ -71,17 +74,25 @@ def command_after_dashes(refused: Mapping[str, str] = OF_CASES) -> list[str] | N
     if command is None:
         for name in given:
             if name in _OF_SCRIPTS:
-                raise UsageError(f"--{name}: is for a script; give its command after --, as in: accucompare capture -- python train.py")
+                raise UsageError(
+                    f"--{name}: is for a script; give its command after --, as in: accucompare"
+                    " capture -- python train.py"
+                )
         return None
     if not command:
-        raise UsageError("after -- give the command that runs the script, as in: accucompare capture -- python train.py")
+        raise UsageError(
+            "after -- give the command that runs the script, as in: accucompare capture -- python"
+            " train.py"
+        )
     for name in given:
         if name in refused:
             raise UsageError(refused[name])
     return command
 
 
-def capture_script(command: list[str], out: Place | None, overwrite: bool, quiet: bool, options: dict[str, Any]) -> int:
+def capture_script(
+    command: list[str], out: Place | None, overwrite: bool, quiet: bool, options: dict[str, Any]
+) -> int:
     """Run a script and capture its model; the exit code."""
     from accucompare.bundle.writing import refuse_directory
     from accucompare.report.terminal import print_capture
@@ -105,20 +116,43 @@ def capture_script(command: list[str], out: Place | None, overwrite: bool, quiet
     return after_script(made.ended, conclude)
 
 
-def locate_script(command: list[str], device: str, options: dict[str, Any], announce: Callable[[str], None], **compared: Any) -> Comparison:
-    """Run a script twice, or once if there is a golden, and compare; ``device``: the type that the candidate is to run on."""
+def locate_script(
+    command: list[str],
+    device: str,
+    options: dict[str, Any],
+    announce: Callable[[str], None],
+    **compared: Any,
+) -> Comparison:
+    """Run a script twice, or once if there is a golden, and compare; ``device``: the type that the
+    candidate is to run on.
+    """
     from accucompare.scripts.captures import locate_script as locate_it
     from accucompare.scripts.plan import Action
 
-    folder, golden, maps, steps, overwrite = (options.pop(name) for name in ("out", "golden", "map", "steps", "overwrite"))
+    folder, golden, maps, steps, overwrite = (
+        options.pop(name) for name in ("out", "golden", "map", "steps", "overwrite")
+    )
     for name in OF_CASES:  # which were not given
         options.pop(name, None)
     plan = plan_of(Action.CAPTURE, folder, steps, options)
-    return locate_it(command, device, folder, plan, golden=golden, map=maps, overwrite=overwrite, announce=announce, **compared)
+    return locate_it(
+        command,
+        device,
+        folder,
+        plan,
+        golden=golden,
+        map=maps,
+        overwrite=overwrite,
+        announce=announce,
+        **compared,
+    )
 
 
-def watch_script(command: list[str], out: Path, steps: int | None, quiet: bool, options: dict[str, Any]) -> tuple[Ended, int]:
-    """Run a script and watch its model; what came of it, and the exit code without regard to findings.
+def watch_script(
+    command: list[str], out: Path, steps: int | None, quiet: bool, options: dict[str, Any]
+) -> tuple[Ended, int]:
+    """Run a script and watch its model; what came of it, and the exit code without regard to
+    findings.
 
     Where the user has not said otherwise, a finding does not end the script.
     """
@@ -130,7 +164,9 @@ def watch_script(command: list[str], out: Path, steps: int | None, quiet: bool, 
         options["on_finding"] = OnFinding.SNAPSHOT
     plan = plan_of(Action.WATCH, out, None if steps is None else Steps(steps), options)
     ended = run_script(command, plan)
-    return ended, _conclude(troubles(plan, ended.seen, ended.unheard), [] if quiet else others(ended.seen), ended)
+    return ended, _conclude(
+        troubles(plan, ended.seen, ended.unheard), [] if quiet else others(ended.seen), ended
+    )
 
 
 @cli.command(
@@ -147,8 +183,8 @@ def watch_script(command: list[str], out: Path, steps: int | None, quiet: bool, 
 def run(lists: bool, quiet: bool) -> int:
     """Run a script and show which models it has; nothing is captured.
 
-    A model is what is called from outside: a module that no other module calls. The names are those that --model takes in `capture` and
-    `watch`. Nothing of the script is changed.
+    A model is what is called from outside: a module that no other module calls. The names are those
+    that --model takes in `capture` and `watch`. Nothing of the script is changed.
     """
     from accucompare.scripts.launch import run as run_script
     from accucompare.scripts.outcome import listing, troubles
@@ -156,10 +192,16 @@ def run(lists: bool, quiet: bool) -> int:
 
     command = command_after_dashes()
     if command is None:
-        raise UsageError("give the command after --, as in: accucompare run --list -- python train.py")
+        raise UsageError(
+            "give the command after --, as in: accucompare run --list -- python train.py"
+        )
     plan = Plan(action=Action.LIST, folder="")
     ended = run_script(command, plan)
-    found = [each for each in troubles(plan, ended.seen, ended.unheard) if not any(model for seen in ended.seen for model in seen.models)]
+    found = [
+        each
+        for each in troubles(plan, ended.seen, ended.unheard)
+        if not any(model for seen in ended.seen for model in seen.models)
+    ]
     return _conclude(found, [] if quiet else list(listing(ended.seen)), ended)
 
 
@@ -172,7 +214,10 @@ def plan_of(action: Any, out: Place, steps: Steps | None, options: dict[str, Any
         action=action,
         folder="",
         out=whole(out.absolute()),
-        options={name: whole(value.absolute()) if isinstance(value, (Path, Url)) else value for name, value in options.items()},
+        options={
+            name: whole(value.absolute()) if isinstance(value, (Path, Url)) else value
+            for name, value in options.items()
+        },
         steps=None if steps is None else str(steps),
         model=own["model"],
         seed=own["seed"],
@@ -189,7 +234,9 @@ def _conclude(found: list[str], lines: list[str], ended: Ended) -> int:
 
 
 def after_script(ended: Ended, conclude: Callable[[], int]) -> int:
-    """The exit code of what is said after a script; if saying it fails, the script's own, unless that was 0."""
+    """The exit code of what is said after a script; if saying it fails, the script's own, unless
+    that was 0.
+    """
     try:
         return conclude()
     except Exception as error:

@@ -17,7 +17,13 @@ from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.help import was_given
 from accucompare.cli.options import examples
 from accucompare.cli.outputs import is_page, logs_of, refuse_places, reports_to_write, stem
-from accucompare.cli.scripts import OF_CASES, MayRunScript, after_script, command_after_dashes, watch_script
+from accucompare.cli.scripts import (
+    OF_CASES,
+    MayRunScript,
+    after_script,
+    command_after_dashes,
+    watch_script,
+)
 from accucompare.errors import NonFiniteWarning, UsageError
 from accucompare.selection import FloatType, OnFinding
 
@@ -25,27 +31,38 @@ if TYPE_CHECKING:
     from accucompare.findings.analysis import Ranks
 
 #: Of a watch, also what is set around a case.
-_NOT_OF_SCRIPTS = {**OF_CASES, "hf32": "--hf32: the script sets its device's flags", "tf32": "--tf32: the script sets its device's flags"}
+_NOT_OF_SCRIPTS = {
+    **OF_CASES,
+    "hf32": "--hf32: the script sets its device's flags",
+    "tf32": "--tf32: the script sets its device's flags",
+}
 
 
 @cli.command(
     cls=MayRunScript,
     epilog=examples(
         "accucompare watch model.py --device npu --steps 100",
-        "accucompare watch model.py --device npu --level op            # which operator, on which line?",
+        "accucompare watch model.py --device npu --level op            # which operator, on which"
+        " line?",
         "accucompare watch model.py --dtype float16 --on-finding warn  # go on after a finding",
         "accucompare watch model.py --trace-step 0 --trace-step 7      # every call of these steps",
         "accucompare watch model.py --device npu --flag-per-module --kernel-dump dump/",
         "accucompare watch model.py --allow '*.relative_bias'          # may give an infinity",
         "accucompare watch -- python train.py --fp16                   # a script, as it is",
-        "accucompare overflow watch/                                   # then: analysis and Excel report",
+        "accucompare overflow watch/                                   # then: analysis and Excel"
+        " report",
         "",
-        "accucompare watch model.py --steps 300 --pause-after 3        # stop if the loss stays NaN …",
-        "accucompare watch model.py --steps 100 --like watch/state-before-step17   # … and go on there",
-        "accucompare watch model.py --steps 300 --threshold loss-spike=20  # a checklist less strict",
-        "accucompare health watch/                                     # the checklist again, all of it",
+        "accucompare watch model.py --steps 300 --pause-after 3        # stop if the loss stays"
+        " NaN …",
+        "accucompare watch model.py --steps 100 --like watch/state-before-step17   # … and go on"
+        " there",
+        "accucompare watch model.py --steps 300 --threshold loss-spike=20  # a checklist less"
+        " strict",
+        "accucompare health watch/                                     # the checklist again, all"
+        " of it",
         "",
-        "Exit code: 0 everything was finite, 1 something was not, 2 trouble. The checklist does not",
+        "Exit code: 0 everything was finite, 1 something was not, 2 trouble. The checklist"
+        " does not",
         "change it: `accucompare health` has an exit code of its own.",
     ),
 )
@@ -94,22 +111,30 @@ def watch(
     quiet: bool,
     **options: Any,
 ) -> int:
-    """Run CASE, or a script, and find where NaN, Inf or an overflow begins; then check the training against a list.
+    """Run CASE, or a script, and find where NaN, Inf or an overflow begins; then check the training
+    against a list.
 
-    Its loss and optimizer are run too, if it has them. At the end, the checklist names what else looks wrong: data, randomness, model,
-    precision, optimizer, schedule, run.
+    Its loss and optimizer are run too, if it has them. At the end, the checklist names what else
+    looks wrong: data, randomness, model, precision, optimizer, schedule, run.
 
-    CASE is file.py[:callable] or package.module[:callable]; the callable, `case` if not named, returns an accucompare.Case.
-    Without CASE, [tool.accucompare] case of the nearest pyproject.toml is run, or else ./case.py.
+    CASE is file.py[:callable] or package.module[:callable]; the callable, `case` if not named,
+    returns an accucompare.Case. Without CASE, [tool.accucompare] case of the nearest pyproject.toml
+    is run, or else ./case.py.
 
-    A script is run by its COMMAND, unedited, with the same output, results and exit code. Its model is found and watched; a finding does
-    not end it, unless --on-finding raise is given.
+    A script is run by its COMMAND, unedited, with the same output, results and exit code. Its model
+    is found and watched; a finding does not end it, unless --on-finding raise is given.
     """
     from accucompare.findings.checklist import read_thresholds
 
     given = read_thresholds(thresholds, threshold_file)
     if (command := command_after_dashes(_NOT_OF_SCRIPTS)) is not None:
-        asked_of_script = {**options, "seed": seed, "deterministic": deterministic, "model": model, "arm": arm}
+        asked_of_script = {
+            **options,
+            "seed": seed,
+            "deterministic": deterministic,
+            "model": model,
+            "arm": arm,
+        }
         return _watch_script(command, out, steps, given, quiet, asked_of_script)
     from accucompare.cli.logs import told_later
     from accucompare.devices import DeviceName, open_device
@@ -124,7 +149,11 @@ def watch(
     from accucompare.watcher.watch_options import WatchOptions
 
     options["on_finding"] = _on_finding(options)
-    with progress_bar("watching", "steps", quiet) as progress, _bare_warnings(), told_later("accucompare.watch"):
+    with (
+        progress_bar("watching", "steps", quiet) as progress,
+        _bare_warnings(),
+        told_later("accucompare.watch"),
+    ):
         asked = WatchOptions(quiet=quiet, **options)
         found = watch_case(
             case,
@@ -151,10 +180,21 @@ def watch(
 def _on_finding(options: dict[str, Any]) -> str:
     """A run that may be paused goes on after a finding, if the user has not said otherwise."""
     said = was_given(click.get_current_context(), "on_finding")
-    return str(options["on_finding"]) if said or options["pause_after"] is None else OnFinding.SNAPSHOT.value
+    return (
+        str(options["on_finding"])
+        if said or options["pause_after"] is None
+        else OnFinding.SNAPSHOT.value
+    )
 
 
-def _watch_script(command: list[str], out: Path, steps: int | None, given: dict[str, float], quiet: bool, options: dict[str, Any]) -> int:
+def _watch_script(
+    command: list[str],
+    out: Path,
+    steps: int | None,
+    given: dict[str, float],
+    quiet: bool,
+    options: dict[str, Any],
+) -> int:
     from accucompare.findings.analysis import read
     from accucompare.report.console import reader_may_leave
 
@@ -164,14 +204,19 @@ def _watch_script(command: list[str], out: Path, steps: int | None, given: dict[
         if not any(each.recorded for each in ended.seen):
             return code or TROUBLE
         ranks = read(out)
-        with reader_may_leave(), contextlib.redirect_stdout(sys.stderr):  # standard output is the script's
+        with (
+            reader_may_leave(),
+            contextlib.redirect_stdout(sys.stderr),
+        ):  # standard output is the script's
             _print_watched(ranks, given, quiet, options)
         return code or _code(ranks)
 
     return after_script(ended, conclude)
 
 
-def _print_watched(ranks: Ranks, given: dict[str, float], quiet: bool, options: dict[str, Any]) -> None:
+def _print_watched(
+    ranks: Ranks, given: dict[str, float], quiet: bool, options: dict[str, Any]
+) -> None:
     """Print what was found, and the checklist in short."""
     from accucompare.findings.checklist import judge_log
     from accucompare.report.watched import print_health_briefly, print_watched
@@ -184,12 +229,15 @@ def _print_watched(ranks: Ranks, given: dict[str, float], quiet: bool, options: 
 
 @cli.command(
     epilog=examples(
-        "accucompare overflow watch/                     # all ranks; writes reports/watch-overflow.xlsx",
+        "accucompare overflow watch/                     # all ranks; writes"
+        " reports/watch-overflow.xlsx",
         "accucompare overflow watch/rank3.jsonl --report rank3.xlsx --report rank3.html",
         "accucompare overflow watch/ --quiet             # one line",
-        "accucompare overflow dump/                      # what CANN dumped of operators that overflowed",
+        "accucompare overflow dump/                      # what CANN dumped of operators that"
+        " overflowed",
         "",
-        "Exit code: 0 everything was finite, 1 something was not, 2 trouble: no step was watched, a log",
+        "Exit code: 0 everything was finite, 1 something was not, 2 trouble: no step was watched,"
+        " a log",
         "has no end, or a rank's log is missing.",
     )
 )
@@ -199,15 +247,21 @@ def _print_watched(ranks: Ranks, given: dict[str, float], quiet: bool, options: 
 def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
     """Show what a watch found, and write it as a report.
 
-    Of each finding: where it began and what to try. LOG is the directory that `accucompare watch` or accucompare.watch() wrote, with a log
-    of each rank, or one of those logs. Only the last run in a log counts. Or it is a folder into which CANN dumped the operators that
+    Of each finding: where it began and what to try. LOG is the directory that `accucompare watch`
+    or accucompare.watch() wrote, with a log of each rank, or one of those logs. Only the last run
+    in a log counts. Or it is a folder into which CANN dumped the operators that
     overflowed: they are shown in the order of time, and no report is written.
     """
     from accucompare.dumps import holds_overflows
 
-    if holds_overflows(log) and not any(log.glob("rank*.jsonl")):  # a watch may have its kernel dumps in its own folder
+    if holds_overflows(log) and not any(
+        log.glob("rank*.jsonl")
+    ):  # a watch may have its kernel dumps in its own folder
         return _overflows_of_cann(log, reports, quiet)
-    usual = Path("reports") / f"{stem(log.with_suffix('') if os.path.isfile(log) else log)}-overflow.xlsx"
+    usual = (
+        Path("reports")
+        / f"{stem(log.with_suffix('') if os.path.isfile(log) else log)}-overflow.xlsx"
+    )
     reports = reports_to_write(reports, usual)
     refuse_places({"LOG": logs_of(log), "--report": reports})
     from accucompare.findings.analysis import read
@@ -224,7 +278,9 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
             _write(ranks, report)
     except Exception:
         with reader_may_leave():
-            print_analysis(ranks, health, [], quiet)  # the findings stand, though the report cannot be written
+            print_analysis(
+                ranks, health, [], quiet
+            )  # the findings stand, though the report cannot be written
         raise
     with reader_may_leave():
         print_analysis(ranks, health, reports, quiet)
@@ -260,8 +316,18 @@ def _bare_warnings() -> Iterator[None]:
     """Show findings without the source line of the warning, which is ours and not the user's."""
     usual = warnings.formatwarning
 
-    def bare(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-        return f"\n{message}\n" if issubclass(category, NonFiniteWarning) else usual(message, category, filename, lineno, line)
+    def bare(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
+    ) -> str:
+        return (
+            f"\n{message}\n"
+            if issubclass(category, NonFiniteWarning)
+            else usual(message, category, filename, lineno, line)
+        )
 
     warnings.formatwarning = bare
     try:

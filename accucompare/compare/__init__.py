@@ -1,1 +1,3 @@
-"""Align two bundles, measure each pair of records, judge it, and say where they first diverge. NumPy only, never torch."""
+"""Align two bundles, measure each pair of records, judge it, and say where they first diverge.
+NumPy only, never torch.
+"""

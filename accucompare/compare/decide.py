@@ -1,4 +1,6 @@
-"""One decision: the facts of a result, by an ordered table of rules, give the answer; the exit code is a function of the answer."""
+"""One decision: the facts of a result, by an ordered table of rules, give the answer; the exit code
+is a function of the answer.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class Answer(str, Enum):
     ROUNDING = "rounding"
     WITHIN = "within tolerance"  # the user's own
     BUG = "bug"
-    DIFFERENT = "different"  # over its limits, and nothing tells that from rounding, or which error is a bug
+    # over its limits, and nothing tells that from rounding, or which error is a bug
+    DIFFERENT = "different"
     NOT_SURE = "not sure"
 
 
@@ -47,7 +50,8 @@ class Decision:
 
     Attributes:
         answer: in one word, to decide by.
-        facts: what it rests on, the most telling first; of an all-clear, what it does not cover comes last.
+        facts: what it rests on, the most telling first; of an all-clear, what it does not cover
+            comes last.
     """
 
     answer: Answer
@@ -74,7 +78,9 @@ def _by_standard(result: Result) -> Decision | None:
     if accepted is None:
         return None
     if accepted.trouble_of(result.training, result.incomplete):
-        return _not_sure(facts.StandardNotJudged(accepted, result.training, tuple(result.incomplete)))
+        return _not_sure(
+            facts.StandardNotJudged(accepted, result.training, tuple(result.incomplete))
+        )
     if accepted.passed:
         return Decision(Answer.WITHIN, (facts.StandardMet(accepted.standard),))
     return _different(facts.StandardMissed(accepted.standard))
@@ -91,8 +97,19 @@ def _all_clear(result: Result) -> Decision | None:
     if result.failed:
         return None
     answer, clear = _without_failure(result)
-    otherwise = () if answer in (Answer.IDENTICAL, Answer.IDENTICAL_SO_FAR) else _made_otherwise(result)
-    return Decision(answer, (*clear, *otherwise, *_not_captured(result), *_not_compared(result), *_poorly_compared(result)))
+    otherwise = (
+        () if answer in (Answer.IDENTICAL, Answer.IDENTICAL_SO_FAR) else _made_otherwise(result)
+    )
+    return Decision(
+        answer,
+        (
+            *clear,
+            *otherwise,
+            *_not_captured(result),
+            *_not_compared(result),
+            *_poorly_compared(result),
+        ),
+    )
 
 
 def _by_poor_baseline(result: Result) -> Decision | None:
@@ -110,7 +127,11 @@ def _parted(result: Result) -> Decision | None:
 def _given_other_things(result: Result) -> Decision | None:
     if result.other_model is not None:
         return _different(result.other_model)
-    given = (each for each in result.preflight if each.serious and not each.of_baseline and each.about in (About.GIVEN, About.WEIGHTS))
+    given = (
+        each
+        for each in result.preflight
+        if each.serious and not each.of_baseline and each.about in (About.GIVEN, About.WEIGHTS)
+    )
     if (finding := next(given, None)) is not None:
         return _different(facts.GivenDifferently(finding))
     return _different(BareFact.INPUTS_DIFFER) if result.counts()[Reason.INPUTS_DIFFER] else None
@@ -118,7 +139,9 @@ def _given_other_things(result: Result) -> Decision | None:
 
 def _far_beyond(result: Result) -> Decision | None:
     row = result.far_beyond
-    if row is not None and all(culprit.row.verdict.beyond or culprit.reason in STRUCTURAL for culprit in result.culprits):
+    if row is not None and all(
+        culprit.row.verdict.beyond or culprit.reason in STRUCTURAL for culprit in result.culprits
+    ):
         return _not_sure(facts.FarBeyond(row, failed=True))
     return None
 
@@ -133,14 +156,30 @@ def _parted_before(result: Result) -> Decision | None:
 def _first_over(result: Result) -> Decision | None:
     if not result.culprits:
         counts = result.counts().items()
-        return _different(facts.NoOwnError(tuple((reason, count) for reason, count in counts if STATUS_OF[reason] is Status.FAIL)))
+        return _different(
+            facts.NoOwnError(
+                tuple(
+                    (reason, count) for reason, count in counts if STATUS_OF[reason] is Status.FAIL
+                )
+            )
+        )
     culprit = result.culprits[0]
-    if not result.fed and result.baseline is None and culprit.scaled is None and not culprit.row.lost:
+    if (
+        not result.fed
+        and result.baseline is None
+        and culprit.scaled is None
+        and not culprit.row.lost
+    ):
         first = min(result.culprits, key=_when)
         later = facts.Order.MOST_STEPS if culprit.seen > first.seen else facts.Order.LATER
-        return _different(facts.FirstOver(culprit, facts.Order.FIRST if culprit is first else later))
+        return _different(
+            facts.FirstOver(culprit, facts.Order.FIRST if culprit is first else later)
+        )
     if culprit.reason in STRUCTURAL and is_of_glue(culprit):
-        off = any(row.status is Status.FAIL and row.reason not in (*STRUCTURAL, *UNMATCHED) for row in result.rows)
+        off = any(
+            row.status is Status.FAIL and row.reason not in (*STRUCTURAL, *UNMATCHED)
+            for row in result.rows
+        )
         return _different(facts.OtherGlue(culprit, off))
     return None
 
@@ -156,7 +195,9 @@ def _by_limits(result: Result) -> Decision | None:
 
 def _bug(result: Result) -> Decision:
     told = [culprit for culprit in result.culprits if _is_no_rounding(result, culprit)]
-    blamed = _blamed(result, [*told, *(culprit for culprit in result.culprits if culprit not in told)])
+    blamed = _blamed(
+        result, [*told, *(culprit for culprit in result.culprits if culprit not in told)]
+    )
     refused = () if result.refused is None else (facts.ByFixedLimits(result.refused),)
     return Decision(Answer.BUG, (blamed, *_unproved(result), *refused))
 
@@ -165,14 +206,19 @@ def _bug(result: Result) -> Decision:
 _RULES: tuple[Callable[[Result], Decision | None], ...] = (
     _by_standard,  # a standard that was asked for decides in place of the rows
     _nothing_to_rely_on,  # not sure: too little was compared, or what was compared proves nothing
-    _all_clear,  # identical (at least in what was compared), rounding, within tolerance: no row fails, and no run parts
-    _by_poor_baseline,  # not sure: rows fail by a baseline that cannot judge; a limit of the user's needs none
+    # identical (at least in what was compared), rounding, within tolerance: no row fails, and no
+    # run parts
+    _all_clear,
+    # not sure: rows fail by a baseline that cannot judge; a limit of the user's needs none
+    _by_poor_baseline,
     _parted,  # bug, different: no row fails, but two runs of training part
-    _given_other_things,  # different: with another model, weights or inputs, errors say nothing of the code
+    # different: with another model, weights or inputs, errors say nothing of the code
+    _given_other_things,
     _far_beyond,  # not sure: only rows fail that the baseline itself has no explanation for
     _parted_before,  # bug, different: two runs of training part before any row fails
     _first_over,  # different: rows fail, but nothing tells which of them shows a bug
-    _by_limits,  # different: the limits do not tell rounding from a bug, and rounding may be as far off
+    # different: the limits do not tell rounding from a bug, and rounding may be as far off
+    _by_limits,
     _bug,  # what is left
 )
 
@@ -191,7 +237,9 @@ def _trouble(result: Result) -> Iterator[Fact]:
         yield facts.HashesOfOneSide(golden=result.hashes[0])
     if not result.compared and not result.steps_judged:
         yield BareFact.NOTHING_COMPARED
-    if unverified := tuple(finding for finding in result.preflight if finding.about is About.UNVERIFIED):
+    if unverified := tuple(
+        finding for finding in result.preflight if finding.about is About.UNVERIFIED
+    ):
         yield facts.NotVerified(unverified)
     if result.damage:
         yield facts.Damaged(len(result.damage))
@@ -224,13 +272,19 @@ def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
 
 
 def _poor_baseline(result: Result) -> facts.PoorBaseline | None:
-    finding = next((finding for finding in result.preflight if finding.serious and finding.of_baseline), None)
+    finding = next(
+        (finding for finding in result.preflight if finding.serious and finding.of_baseline), None
+    )
     return None if finding is None else facts.PoorBaseline(finding)
 
 
 def _judged_by_few(result: Result) -> facts.JudgedByFew | None:
     judged = result.compared - result.without_baseline
-    return facts.JudgedByFew(judged, result.compared) if 2 * result.without_baseline > result.compared else None
+    return (
+        facts.JudgedByFew(judged, result.compared)
+        if 2 * result.without_baseline > result.compared
+        else None
+    )
 
 
 def _unproved(result: Result) -> tuple[facts.Unproved, ...]:
@@ -241,9 +295,15 @@ def _without_failure(result: Result) -> tuple[Answer, tuple[Fact, ...]]:
     counts, training = result.counts(), result.training
     same_steps = training is None or training.other_bits is None or not training.judged
     identical = not result.compared - counts[Reason.IDENTICAL] and not any(result.hashes)
-    if identical and same_steps and (result.compared or (training is not None and training.identical)):
+    if (
+        identical
+        and same_steps
+        and (result.compared or (training is not None and training.identical))
+    ):
         whole = Answer.IDENTICAL, (BareFact.IDENTICAL,)
-        return (Answer.IDENTICAL_SO_FAR, (BareFact.IDENTICAL_SO_FAR,)) if result.uncompared else whole
+        return (
+            (Answer.IDENTICAL_SO_FAR, (BareFact.IDENTICAL_SO_FAR,)) if result.uncompared else whole
+        )
     if result.by_user:
         return Answer.WITHIN, (facts.WithinGiven(result.tolerances.otherwise),)
     if any(result.hashes):
@@ -265,7 +325,9 @@ _OTHERWISE = {
 
 
 def _made_otherwise(result: Result) -> Iterator[Fact]:
-    """Weights, inputs, modes and attributes of modules that differ. Where all bits agree, they do nothing."""
+    """Weights, inputs, modes and attributes of modules that differ. Where all bits agree, they do
+    nothing.
+    """
     found: dict[facts.Otherwise, list[PreflightFinding]] = {}
     for finding in result.preflight:
         if finding.about in _OTHERWISE and finding.serious and not finding.of_baseline:
@@ -280,7 +342,13 @@ def _made_otherwise(result: Result) -> Iterator[Fact]:
 def _not_captured(result: Result) -> Iterator[Fact]:
     """What an all-clear does not cover, for it was not captured."""
     sides = result.golden.manifest, result.candidate.manifest
-    gradients = (row.record is not None and row.record.role in GRADIENT_ROLES and row.golden and row.candidate for row in result.rows)
+    gradients = (
+        row.record is not None
+        and row.record.role in GRADIENT_ROLES
+        and row.golden
+        and row.candidate
+        for row in result.rows
+    )
     if result.series_only:
         yield facts.SeriesOnly(result.steps_judged)
     elif any(manifest.options.loss for manifest in sides) and not any(gradients):
@@ -296,7 +364,12 @@ def _not_captured(result: Result) -> Iterator[Fact]:
     counts = [len(manifest.series if result.series_only else manifest.steps) for manifest in sides]
     if counts[0] != counts[1]:
         yield facts.FewerSteps(min(counts), max(counts))
-    unrecorded = [side.options.imported is None and not side.options.written and bool(side.model.get("buffers")) for side in sides]
+    unrecorded = [
+        side.options.imported is None
+        and not side.options.written
+        and bool(side.model.get("buffers"))
+        for side in sides
+    ]
     if any(unrecorded):
         yield facts.BuffersNotRecorded(golden=unrecorded[0])
 
@@ -307,8 +380,16 @@ def _not_compared(result: Result) -> Iterator[Fact]:
     groups = {group for group in RoleGroup if group is not RoleGroup.SERIES}
     for name, side in (("golden", result.golden), ("the candidate", result.candidate)):
         options = side.manifest.options
-        chosen = options.roles is not None and not options.no_backward and not groups <= set(options.roles)
-        part = tuple(options.only or ()), tuple(options.skip or ()), tuple(options.roles or ()) if chosen else ()
+        chosen = (
+            options.roles is not None
+            and not options.no_backward
+            and not groups <= set(options.roles)
+        )
+        part = (
+            tuple(options.only or ()),
+            tuple(options.skip or ()),
+            tuple(options.roles or ()) if chosen else (),
+        )
         if any(part):
             asked.setdefault(part, []).append(name)
     yield from (facts.CapturedInPart(tuple(names), *part) for part, names in asked.items())
@@ -323,7 +404,9 @@ def _not_compared(result: Result) -> Iterator[Fact]:
 
 
 def _poorly_compared(result: Result) -> Iterator[Fact]:
-    """What an all-clear does not cover, for it was judged by less than all values and a proved baseline."""
+    """What an all-clear does not cover, for it was judged by less than all values and a proved
+    baseline.
+    """
     if result.by_statistics and result.baseline is not None:
         yield facts.RowsJudged(facts.Judged.BY_STATISTICS, result.by_statistics)
     if result.by_sketch:
@@ -353,8 +436,15 @@ def _of_parting(training: TrainingResult, parting: Parting) -> Decision:
 def _before_culprits(parting: Parting, culprits: Iterable[Culprit]) -> bool:
     """Whether numbers of a step, or what it was told to do, show an error before any row does."""
     found = [(each.row.record.step, each.stage) for each in culprits if each.row.record is not None]
-    first = {Stage.UPDATE: parting.clips_otherwise, Stage.BACKWARD: parting.of_no_number, Stage.LOSS: parting.of_no_number}
-    later = [step > parting.step or (step == parting.step and first.get(stage, False)) for step, stage in found]
+    first = {
+        Stage.UPDATE: parting.clips_otherwise,
+        Stage.BACKWARD: parting.of_no_number,
+        Stage.LOSS: parting.of_no_number,
+    }
+    later = [
+        step > parting.step or (step == parting.step and first.get(stage, False))
+        for step, stage in found
+    ]
     return parting.row is None and all(later)
 
 
@@ -373,10 +463,24 @@ def _when(culprit: Culprit) -> tuple[int, int]:
 def _is_no_rounding(result: Result, culprit: Culprit) -> bool:
     """Whether its error is no rounding: a baseline tells so, or no rounding makes such an error."""
     row, record = culprit.row, culprit.row.record
-    if culprit.scaled is not None or culprit.reason in (*STRUCTURAL, *UNMATCHED, Reason.NON_FINITE) or row.verdict.evident:
+    if (
+        culprit.scaled is not None
+        or culprit.reason in (*STRUCTURAL, *UNMATCHED, Reason.NON_FINITE)
+        or row.verdict.evident
+    ):
         return True
-    if record is None or row.golden is None or row.candidate is None or record.is_of_group or row.verdict.option is not None:
+    if (
+        record is None
+        or row.golden is None
+        or row.candidate is None
+        or record.is_of_group
+        or row.verdict.option is not None
+    ):
         return True
     if is_choice(row):  # fewer than many may be choices among nearly equal values
         return math.isinf(culprit.size)
-    return record.role in SERIES_ROLES and result.baseline is not None and result.tolerances.of_user(row.candidate) is None
+    return (
+        record.role in SERIES_ROLES
+        and result.baseline is not None
+        and result.tolerances.of_user(row.candidate) is None
+    )

@@ -12,7 +12,14 @@ import msgspec
 from accucompare.bundle.format import SERIES_ROLES, WRITTEN_ROLES, Key, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.diff_options import DiffOptions, Work
-from accucompare.compare.judging import Beside, Sides, open_beside, why_not_proved, with_given, with_proofs
+from accucompare.compare.judging import (
+    Beside,
+    Sides,
+    open_beside,
+    why_not_proved,
+    with_given,
+    with_proofs,
+)
 from accucompare.compare.limits import (
     OtherCode,
     Rule,
@@ -70,7 +77,15 @@ from accucompare.compare.rows import (
     with_options,
     with_parameters,
 )
-from accucompare.compare.runs import TrainingResult, accept, after_updates, by_envelope, climb, with_clipping, with_step_rows
+from accucompare.compare.runs import (
+    TrainingResult,
+    accept,
+    after_updates,
+    by_envelope,
+    climb,
+    with_clipping,
+    with_step_rows,
+)
 from accucompare.compare.task_batches import outcomes_of
 from accucompare.compare.trust import ChosenBaseline, choose_baseline, preflight_findings
 from accucompare.errors import BundleError, UsageError
@@ -118,19 +133,29 @@ def compare(
             preflight=sorted(findings, key=lambda finding: not finding.serious),
             tolerances=opened.tolerances,
             left_out=_count(paired.pairs) - _count(paired.chosen),
-            damage=list(dict.fromkeys(opened.damage)),  # a step that cannot be opened is listed once, not for each of its records
+            damage=list(
+                dict.fromkeys(opened.damage)
+            ),  # a step that cannot be opened is listed once, not for each of its records
             baseline=None if judge.bundle is None else _side(judge.bundle),
             culprits=culprits,
             without_baseline=sum(judge.has_none_of(row) for row in compared),
             refused=judge.refused,
             not_proved=why_not_proved(opened.golden, judge.bundle, assigned.beside),
-            unseen=OtherCode() if _has_updates(compared) else other_optimizer(opened.golden.manifest, opened.candidate.manifest),
+            unseen=(
+                OtherCode()
+                if _has_updates(compared)
+                else other_optimizer(opened.golden.manifest, opened.candidate.manifest)
+            ),
             maps=[renaming.text for renaming in paired.renamings],
             verified=options.work.verify,
             other_model=different,
             proposed_maps=[] if options.auto else paired.proposed,
             training=training,
-            acceptance=None if options.standard is None else accept(options.standard, training.pairs if training is not None else ()),
+            acceptance=(
+                None
+                if options.standard is None
+                else accept(options.standard, training.pairs if training is not None else ())
+            ),
         )
 
 
@@ -169,11 +194,15 @@ class _Opened:
     @property
     def imported(self) -> bool:
         """Whether one side is a dump of another tool."""
-        return any(bundle.manifest.options.imported is not None for bundle in (self.golden, self.candidate))
+        return any(
+            bundle.manifest.options.imported is not None for bundle in (self.golden, self.candidate)
+        )
 
 
 class _Paired(NamedTuple):
-    """The pairs of a diff: all of them, and those that were chosen; ``parameters``: names of golden's that the candidate ties."""
+    """The pairs of a diff: all of them, and those that were chosen; ``parameters``: names of
+    golden's that the candidate ties.
+    """
 
     pairs: list[Pair]
     chosen: list[Pair]
@@ -190,21 +219,42 @@ class _Assigned(NamedTuple):
     beside: Beside
 
 
-def _open(stack: contextlib.ExitStack, golden: Place, candidate: Place, baseline: Place | None, options: DiffOptions) -> _Opened:
+def _open(
+    stack: contextlib.ExitStack,
+    golden: Place,
+    candidate: Place,
+    baseline: Place | None,
+    options: DiffOptions,
+) -> _Opened:
     """Open the bundles, and list their records."""
     ours, theirs = (stack.enter_context(open_bundle(path)) for path in (golden, candidate))
     repeat, golden_repeat = (_second_run(stack, path) for path in (candidate, golden))
     check_feed(ours, theirs)
     if options.standard is not None and theirs.manifest.fed:
-        raise UsageError(f"--accept: judges free-running runs, but {candidate} was fed with golden's values; capture it without --feed")
+        raise UsageError(
+            f"--accept: judges free-running runs, but {candidate} was fed with golden's values;"
+            " capture it without --feed"
+        )
     judge, damage = choose_baseline(stack, ours, theirs, baseline), list[str]()
     tolerances = limits_in_force(options.rules, options.limits, theirs)
-    golden_records, candidate_records = (_records(bundle, options.work.keep_going, damage) for bundle in (ours, theirs))
+    golden_records, candidate_records = (
+        _records(bundle, options.work.keep_going, damage) for bundle in (ours, theirs)
+    )
     if ours.manifest.options.imported is not None:
         golden_records = with_paths_of(golden_records, candidate_records)
     elif theirs.manifest.options.imported is not None:
         candidate_records = with_paths_of(candidate_records, golden_records)
-    return _Opened(ours, theirs, repeat, golden_repeat, judge, tolerances, golden_records, candidate_records, damage)
+    return _Opened(
+        ours,
+        theirs,
+        repeat,
+        golden_repeat,
+        judge,
+        tolerances,
+        golden_records,
+        candidate_records,
+        damage,
+    )
 
 
 def _pair(opened: _Opened, options: DiffOptions) -> _Paired:
@@ -214,29 +264,70 @@ def _pair(opened: _Opened, options: DiffOptions) -> _Paired:
     if options.auto:
         renamings += [Renaming.parse(text) for text in proposed]
     parameters = other_names(*opened.models, renamings)
-    align = pair_records if opened.fed else align_operators  # fed, an operator has the number of golden's that it is
-    pairs = align(opened.golden_records, opened.candidate_records, renamings, signatures_of(*opened.models), parameters)
-    return _Paired(pairs, [pair for pair in pairs if options.selection.allows(pair.record.name)], renamings, proposed, parameters)
+    align = (
+        pair_records if opened.fed else align_operators
+    )  # fed, an operator has the number of golden's that it is
+    pairs = align(
+        opened.golden_records,
+        opened.candidate_records,
+        renamings,
+        signatures_of(*opened.models),
+        parameters,
+    )
+    return _Paired(
+        pairs,
+        [pair for pair in pairs if options.selection.allows(pair.record.name)],
+        renamings,
+        proposed,
+        parameters,
+    )
 
 
-def _assign(stack: contextlib.ExitStack, opened: _Opened, paired: _Paired, options: DiffOptions) -> _Assigned:
-    """Give each pair its limits, its records of the baseline and of the proof, and those of second runs."""
-    keep_going, golden, damage, precision = options.work.keep_going, opened.golden, opened.damage, PairLimits()
+def _assign(
+    stack: contextlib.ExitStack, opened: _Opened, paired: _Paired, options: DiffOptions
+) -> _Assigned:
+    """Give each pair its limits, its records of the baseline and of the proof, and those of second
+    runs.
+    """
+    keep_going, golden, damage, precision = (
+        options.work.keep_going,
+        opened.golden,
+        opened.damage,
+        PairLimits(),
+    )
     tasks = [Task(pair, precision.tolerance_for(pair, opened.tolerances)) for pair in paired.chosen]
-    of_baseline = [] if opened.judge.bundle is None else _records(opened.judge.bundle, keep_going, damage)
+    of_baseline = (
+        [] if opened.judge.bundle is None else _records(opened.judge.bundle, keep_going, damage)
+    )
     records = opened.golden_records, opened.candidate_records, of_baseline
-    judge, tasks = opened.judge.judging(tasks, paired.pairs, records, opened.models[0], paired.renamings, opened.fed)
+    judge, tasks = opened.judge.judging(
+        tasks, paired.pairs, records, opened.models[0], paired.renamings, opened.fed
+    )
     beside = open_beside(stack, golden, judge.bundle)
     of_golden, own = PairLimits(), replace(limits_in_force((), Tolerance(), golden), fed=True)
-    tasks = with_proofs(tasks, beside, opened.golden_records, paired.renamings, lambda pair: of_golden.tolerance_for(pair, own))
-    again, golden_again = (_by_key(run, keep_going, damage) for run in (opened.repeat, opened.golden_repeat))
+    tasks = with_proofs(
+        tasks,
+        beside,
+        opened.golden_records,
+        paired.renamings,
+        lambda pair: of_golden.tolerance_for(pair, own),
+    )
+    again, golden_again = (
+        _by_key(run, keep_going, damage) for run in (opened.repeat, opened.golden_repeat)
+    )
     tasks = with_parameters(tasks) if opened.fed else tasks
     tasks = with_given(tasks) if options.limits.given or options.rules else tasks
     steady = unsteady.begins(opened.golden_records, golden_again) if opened.fed else golden_again
     return _Assigned(_with_second_runs(tasks, again, steady), judge, beside)
 
 
-def _judge(opened: _Opened, paired: _Paired, assigned: _Assigned, options: DiffOptions, cluster: Cluster | None) -> list[Row]:
+def _judge(
+    opened: _Opened,
+    paired: _Paired,
+    assigned: _Assigned,
+    options: DiffOptions,
+    cluster: Cluster | None,
+) -> list[Row]:
     """Measure and judge each pair, and trace where its error was made."""
     tasks, judge, beside = assigned
     sides = Sides(
@@ -257,30 +348,53 @@ def _judge(opened: _Opened, paired: _Paired, assigned: _Assigned, options: DiffO
     tasks.clear()  # of a million pairs
     origins = _origins(opened.golden_records, opened.golden, opened.candidate, paired.pairs)
     rows = with_options(_rows(paired.chosen, outcomes, opened.damage, origins))
-    return vouched_for(rows, paired.parameters) + never_called(opened.golden, opened.candidate, options.selection)
+    return vouched_for(rows, paired.parameters) + never_called(
+        opened.golden, opened.candidate, options.selection
+    )
 
 
 def _compared(rows: Iterable[Row]) -> list[Row]:
-    return [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
+    return [
+        row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED
+    ]
 
 
-def _findings(opened: _Opened, paired: _Paired, judge: ChosenBaseline, compared: list[Row], options: DiffOptions) -> list[PreflightFinding]:
+def _findings(
+    opened: _Opened,
+    paired: _Paired,
+    judge: ChosenBaseline,
+    compared: list[Row],
+    options: DiffOptions,
+) -> list[PreflightFinding]:
     """What pre-flight finds, and what is found of maps and of the baseline."""
     golden, candidate, renamings = opened.golden, opened.candidate, paired.renamings
     alone = [row for row in compared if judge.has_none_of(row)]
     findings = preflight_findings(golden, candidate, renamings)
-    findings += _unused_options(renamings, options.selection, opened.golden_records, opened.models[0])
+    findings += _unused_options(
+        renamings, options.selection, opened.golden_records, opened.models[0]
+    )
     findings += _on_maps(renamings, paired.proposed, options.auto, opened.models)
     return findings + judge.findings(golden, candidate, renamings, alone, len(compared))
 
 
 def _follow(
-    opened: _Opened, assigned: _Assigned, rows: list[Row], findings: list[PreflightFinding], options: DiffOptions
+    opened: _Opened,
+    assigned: _Assigned,
+    rows: list[Row],
+    findings: list[PreflightFinding],
+    options: DiffOptions,
 ) -> tuple[TrainingResult | None, list[Row]]:
     """Where two runs of training part, and the rows with those that are numbers of a step."""
     weights = next((finding for finding in findings if finding.about is About.WEIGHTS), None)
     baseline, repeat = _manifests(opened.judge.bundle), _manifests(opened.golden_repeat)
-    training = climb(*opened.series, baseline=baseline, repeat=repeat, given=options.limits, rows=rows, weights=weights)
+    training = climb(
+        *opened.series,
+        baseline=baseline,
+        repeat=repeat,
+        given=options.limits,
+        rows=rows,
+        weights=weights,
+    )
     if opened.imported:
         training = None  # dumps of other tools have no series
     if opened.fed and options.selection.allows(""):  # a loss is no layer's
@@ -291,10 +405,21 @@ def _follow(
     return training, rows
 
 
-def _culprits(opened: _Opened, paired: _Paired, judge: ChosenBaseline, rows: list[Row], training: TrainingResult | None) -> list[Culprit]:
+def _culprits(
+    opened: _Opened,
+    paired: _Paired,
+    judge: ChosenBaseline,
+    rows: list[Row],
+    training: TrainingResult | None,
+) -> list[Culprit]:
     """The culprits, ranked and described."""
     updated = training is not None and training.updated
-    found = scaled_first(find_culprits(rows, opened.fed, judge.bundle is not None, updated), rows, opened.fed, updated)
+    found = scaled_first(
+        find_culprits(rows, opened.fed, judge.bundle is not None, updated),
+        rows,
+        opened.fed,
+        updated,
+    )
     return with_descriptions(found, opened.golden, opened.candidate, paired.renamings)
 
 
@@ -303,14 +428,20 @@ REPEAT = "repeat1"
 
 
 def _second_run(stack: contextlib.ExitStack, first: Place) -> Bundle | None:
-    return stack.enter_context(open_bundle(first / REPEAT)) if is_file(first / REPEAT / "manifest.json") else None
+    return (
+        stack.enter_context(open_bundle(first / REPEAT))
+        if is_file(first / REPEAT / "manifest.json")
+        else None
+    )
 
 
 def _manifests(bundle: Bundle | None) -> Mapping[int, Manifest]:
     return {} if bundle is None else bundle.manifests
 
 
-def _with_second_runs(tasks: list[Task], theirs: Mapping[Key, Record], ours: Mapping[Key, Record]) -> list[Task]:
+def _with_second_runs(
+    tasks: list[Task], theirs: Mapping[Key, Record], ours: Mapping[Key, Record]
+) -> list[Task]:
     """The tasks with the records of the candidate's and of golden's second run."""
     if not theirs and not ours:
         return tasks
@@ -330,25 +461,42 @@ def _count(pairs: list[Pair]) -> int:
 
 def _by_key(run: Bundle | None, keep_going: bool, damage: list[str]) -> dict[Key, Record]:
     """The records of a second run, if there is one."""
-    return {} if run is None else {record.key: record for record in _records(run, keep_going, damage)}
+    return (
+        {} if run is None else {record.key: record for record in _records(run, keep_going, damage)}
+    )
 
 
 def _side(bundle: Bundle) -> Side:
     return Side(bundle.path, bundle.manifest, bundle.complete)
 
 
-def _origins(records: list[Record], golden: Bundle, candidate: Bundle, pairs: list[Pair]) -> Origins | Fed:
-    steps = {(rank, entry.step) for rank, entry in golden.steps()} & {(rank, entry.step) for rank, entry in candidate.steps()}
+def _origins(
+    records: list[Record], golden: Bundle, candidate: Bundle, pairs: list[Pair]
+) -> Origins | Fed:
+    steps = {(rank, entry.step) for rank, entry in golden.steps()} & {
+        (rank, entry.step) for rank, entry in candidate.steps()
+    }
     if not candidate.manifest.fed:
         return Origins(steps)
     recorded = {
         record.name for record in records if record.role in (Role.OUTPUT, *WRITTEN_ROLES)
     }  # a root that was left out still has inputs
-    both = [(pair.candidate.key, pair.golden.key) for pair in pairs if pair.golden is not None and pair.candidate is not None]
-    places = {_place(theirs): _place(ours) for theirs, ours in both if theirs != ours}  # its manifest has the candidate's names
+    both = [
+        (pair.candidate.key, pair.golden.key)
+        for pair in pairs
+        if pair.golden is not None and pair.candidate is not None
+    ]
+    places = {
+        _place(theirs): _place(ours) for theirs, ours in both if theirs != ours
+    }  # its manifest has the candidate's names
     names = {theirs.name: ours.name for theirs, ours in both}
-    values = {places.get(at, (*at[:2], names.get(at[2], at[2]), *at[3:])) for at in not_fed(candidate.manifests)}
-    operators = frozenset((*at[:2], names.get(at[2], at[2]), *at[3:]) for at in operators_not_fed(candidate.manifests))
+    values = {
+        places.get(at, (*at[:2], names.get(at[2], at[2]), *at[3:]))
+        for at in not_fed(candidate.manifests)
+    }
+    operators = frozenset(
+        (*at[:2], names.get(at[2], at[2]), *at[3:]) for at in operators_not_fed(candidate.manifests)
+    )
     return Fed(values, OperatorOrigins(fed=True, not_fed=operators), recorded, steps)
 
 
@@ -356,10 +504,16 @@ def _place(key: Key) -> NotFed:
     return key.rank, key.step, key.name, key.call, key.role.value, key.path
 
 
-def _outcomes(sides: Sides, tasks: list[Task], work: Work, cluster: Cluster | None) -> list[PairOutcome | BundleError]:
+def _outcomes(
+    sides: Sides, tasks: list[Task], work: Work, cluster: Cluster | None
+) -> list[PairOutcome | BundleError]:
     """The outcome of each pair, also of those that one side did not run or capture."""
     progress = work.progress or (lambda done, total: None)
-    outcomes = outcomes_of(sides, tasks, work.workers, progress) if cluster is None else cluster.outcomes(sides, tasks, progress)
+    outcomes = (
+        outcomes_of(sides, tasks, work.workers, progress)
+        if cluster is None
+        else cluster.outcomes(sides, tasks, progress)
+    )
     pairs = [task.pair for task in tasks]
     for explain in (explained, small_changes):
         for place, outcome in explain(sides.golden, sides.candidate, pairs).items():
@@ -368,7 +522,9 @@ def _outcomes(sides: Sides, tasks: list[Task], work: Work, cluster: Cluster | No
 
 
 def _records(bundle: Bundle, keep_going: bool, damage: list[str]) -> list[Record]:
-    """Every record of a bundle. With ``keep_going``, a step whose list cannot be read is added to ``damage``."""
+    """Every record of a bundle. With ``keep_going``, a step whose list cannot be read is added to
+    ``damage``.
+    """
     records = []
     for rank, entry in bundle.steps():
         try:
@@ -380,58 +536,118 @@ def _records(bundle: Bundle, keep_going: bool, damage: list[str]) -> list[Record
     return records
 
 
-def _on_maps(renamings: list[Renaming], proposed: list[str], auto: bool, models: tuple[Model, Model]) -> list[PreflightFinding]:
+def _on_maps(
+    renamings: list[Renaming], proposed: list[str], auto: bool, models: tuple[Model, Model]
+) -> list[PreflightFinding]:
     """Findings about what ``--map`` did, or would do."""
     findings = [
-        PreflightFinding("map", f"--map: {old[0]} and {old[1]} of golden both become {new}; the first that runs is compared with it")
+        PreflightFinding(
+            "map",
+            f"--map: {old[0]} and {old[1]} of golden both become {new}; the first that runs is"
+            " compared with it",
+        )
         for old, new in clashes(*models, renamings)
     ]
     if auto:
         findings.append(
-            PreflightFinding("map", f"--map auto took {options(proposed)}" if proposed else "--map auto found nothing to rename", False)
+            PreflightFinding(
+                "map",
+                (
+                    f"--map auto took {options(proposed)}"
+                    if proposed
+                    else "--map auto found nothing to rename"
+                ),
+                False,
+            )
         )
     elif proposed:
-        findings.append(PreflightFinding("map", f"the candidate calls some of golden's layers otherwise{advice(proposed)}"))
+        findings.append(
+            PreflightFinding(
+                "map", f"the candidate calls some of golden's layers otherwise{advice(proposed)}"
+            )
+        )
     return findings
 
 
-def _unused_options(renamings: list[Renaming], selection: Selection, records: list[Record], model: Model) -> list[PreflightFinding]:
+def _unused_options(
+    renamings: list[Renaming], selection: Selection, records: list[Record], model: Model
+) -> list[PreflightFinding]:
     names = {record.name for record in records}
     findings = [
-        PreflightFinding("map", f"--map {renaming.text} matches none of golden's layers", serious=False)
+        PreflightFinding(
+            "map", f"--map {renaming.text} matches none of golden's layers", serious=False
+        )
         for renaming in unused(renamings, names)
         if not renaming_matches(renaming, model)
     ]
     for glob in selection.only:
         if not any(Selection((glob,)).allows(name) for name in names):
-            findings.append(PreflightFinding("only", f"--only {glob} matches none of golden's layers", serious=False))
+            findings.append(
+                PreflightFinding(
+                    "only", f"--only {glob} matches none of golden's layers", serious=False
+                )
+            )
     for glob in selection.skip:
         if all(Selection((), (glob,)).allows(name) for name in names):
-            findings.append(PreflightFinding("skip", f"--skip {glob} matches none of golden's layers", serious=False))
+            findings.append(
+                PreflightFinding(
+                    "skip", f"--skip {glob} matches none of golden's layers", serious=False
+                )
+            )
     return findings
 
 
-def _unused_rules(rules: Iterable[Rule], candidate: list[Record], rows: Iterable[Row]) -> list[PreflightFinding]:
-    """Findings about the rules of a tolerance file that judge nothing: no record, and no number of a step."""
-    of_series = (row.candidate for row in rows if row.candidate is not None and row.candidate.role in SERIES_ROLES)
+def _unused_rules(
+    rules: Iterable[Rule], candidate: list[Record], rows: Iterable[Row]
+) -> list[PreflightFinding]:
+    """Findings about the rules of a tolerance file that judge nothing: no record, and no number of
+    a step.
+    """
+    of_series = (
+        row.candidate
+        for row in rows
+        if row.candidate is not None and row.candidate.role in SERIES_ROLES
+    )
     records = [*candidate, *of_series]
     return [
-        PreflightFinding("tolerances", f"{rule.tolerance.source}, applies to none of the candidate's records, so its limit judges nothing")
+        PreflightFinding(
+            "tolerances",
+            f"{rule.tolerance.source}, applies to none of the candidate's records, so its limit"
+            " judges nothing",
+        )
         for rule in rules
         if not any(rule.applies_to(record) for record in records)
     ]
 
 
-def _rows(pairs: list[Pair], outcomes: list[PairOutcome | BundleError], damage: list[str], origins: Origins | Fed) -> list[Row]:
+def _rows(
+    pairs: list[Pair],
+    outcomes: list[PairOutcome | BundleError],
+    damage: list[str],
+    origins: Origins | Fed,
+) -> list[Row]:
     rows = []
     for pair, outcome in zip(pairs, outcomes, strict=True):
         if isinstance(outcome, BundleError):
             damage.append(str(outcome))
-            outcome = PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {outcome}"))
+            outcome = PairOutcome(
+                None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {outcome}")
+            )
         record = pair.record
         verdict = origins.trace(record, outcome.verdict)
         metrics, baseline, noise = outcome.metrics, outcome.baseline, outcome.noise
-        rows.append(Row(pair.golden, pair.candidate, verdict, metrics, pair.nearest, record.name, baseline, noise))
+        rows.append(
+            Row(
+                pair.golden,
+                pair.candidate,
+                verdict,
+                metrics,
+                pair.nearest,
+                record.name,
+                baseline,
+                noise,
+            )
+        )
     return rows
 
 

@@ -16,11 +16,14 @@ class Work:
     """How a comparison is done. Only ``verify`` and ``keep_going`` change what it says.
 
     Attributes:
-        verify: read and verify tensors with equal digests too, instead of taking them for equal; what is read is always verified.
-        keep_going: list records that cannot be read in ``Comparison.damage`` instead of raising at the first.
+        verify: read and verify tensors with equal digests too, instead of taking them for equal;
+            what is read is always verified.
+        keep_going: list records that cannot be read in ``Comparison.damage`` instead of raising at
+            the first.
         workers: threads that read and measure, by default as many as there are processors.
-        cluster: a Dask scheduler's address, such as ``"tcp://host:8786"``, or ``"local"`` or ``"local:8"`` for so many processes here:
-            they compare in place of this process's threads. Each reads the bundles itself.
+        cluster: a Dask scheduler's address, such as ``"tcp://host:8786"``, or ``"local"`` or
+            ``"local:8"`` for so many processes here: they compare in place of this process's
+            threads. Each reads the bundles itself.
         progress: called now and then with the bytes compared and their total.
 
     Raises:
@@ -37,7 +40,10 @@ class Work:
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"workers must be at least 1, but is {self.workers}")
         if self.workers is not None and self.cluster is not None:
-            raise UsageError("--workers: is of threads of this process; with --cluster its workers compare, so leave it out")
+            raise UsageError(
+                "--workers: is of threads of this process; with --cluster its workers compare, so"
+                " leave it out"
+            )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""What a decision rests on, typed and without words: ``report.words`` says each fact in a sentence."""
+"""What a decision rests on, typed and without words: ``report.words`` says each fact in a
+sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ class BareFact(Enum):
     NOTHING_COMPARED = auto()
     INPUTS_DIFFER = auto()
     OVER_GIVEN = auto()  # over limits that the user gave
-    RUNS_BY_FIXED_LIMITS = auto()  # neither a baseline nor a second golden run tells how far runs wander
+    RUNS_BY_FIXED_LIMITS = (
+        auto()
+    )  # neither a baseline nor a second golden run tells how far runs wander
     IDENTICAL = auto()
     IDENTICAL_SO_FAR = auto()  # some rows could not be compared
     ROUNDING_AT_MOST = auto()
@@ -93,7 +96,9 @@ class StepsProveNothing:
 
 @dataclass(frozen=True)
 class Unproved:
-    """Rows that the baseline may not judge: the candidate's environment does not compute golden's own values."""
+    """Rows that the baseline may not judge: the candidate's environment does not compute golden's
+    own values.
+    """
 
     rows: tuple[Row, ...]
 
@@ -393,7 +398,16 @@ Trouble: TypeAlias = (
 
 #: What differs, and what judged it.
 Differs: TypeAlias = (
-    StandardMissed | OtherModel | GivenDifferently | Parting | NoOwnError | FirstOver | OtherGlue | Blamed | Unproved | ByFixedLimits
+    StandardMissed
+    | OtherModel
+    | GivenDifferently
+    | Parting
+    | NoOwnError
+    | FirstOver
+    | OtherGlue
+    | Blamed
+    | Unproved
+    | ByFixedLimits
 )
 
 #: What is clear, and what was made otherwise.

@@ -1,4 +1,5 @@
-"""The limits of each pair: those in force, and the dtypes that have rounded before it in its step."""
+"""The limits of each pair: those in force, and the dtypes that have rounded before it in its
+step."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ from accucompare.numbers import DTYPES
 
 
 def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> Tolerances:
-    """The limits in force. A fed candidate's default depends on the format that its float32 products were rounded to."""
+    """The limits in force. A fed candidate's default depends on the format that its float32
+    products were rounded to.
+    """
     matmul, conv = map(roundoff, product_formats(candidate.manifest))
     classes = candidate.manifest.code.classes or {}
 
@@ -46,30 +49,45 @@ def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundl
 
     copies, model = frozenset(filter(torchs, COPIES)), candidate.manifest.model
     other_mode, sums = set(model.get("other_mode") or ()), set(filter(torchs, SUMMED))
-    trains = {name for name in model.get("modules") or () if bool(model.get("training")) is not (name in other_mode)}
+    trains = {
+        name
+        for name in model.get("modules") or ()
+        if bool(model.get("training")) is not (name in other_mode)
+    }
     summing = frozenset(
-        name for name, kind in (model.get("modules") or {}).items() if kind in sums and (name in trains or kind == "GroupNorm")
+        name
+        for name, kind in (model.get("modules") or {}).items()
+        if kind in sums and (name in trains or kind == "GroupNorm")
     )
     recurrent = frozenset(filter(torchs, RECURRENT))
-    return Tolerances(rules, limits, candidate.manifest.fed, matmul, max(matmul, conv), copies, summing, recurrent)
+    return Tolerances(
+        rules, limits, candidate.manifest.fed, matmul, max(matmul, conv), copies, summing, recurrent
+    )
 
 
 @dataclass
 class PairLimits:
     """The coarsest floating dtype in which the two sides have differed so far, step by step.
 
-    Values that are the same on both sides bring no rounding error into later ones. Neither do scales, for which float8_e8m0fnu is used.
-    """
+    Values that are the same on both sides bring no rounding error into later ones. Neither do
+    scales, for which float8_e8m0fnu is used."""
 
     _coarsest: dict[tuple[int, int], str] = field(default_factory=dict)
     _terms: Terms = field(default_factory=Terms)
-    _parameters: dict[tuple[int, int, int, str], frozenset[str]] = field(default_factory=dict)  # the types of what an update adds to
-    _composed: dict[tuple[int, int], float] = field(default_factory=dict)  # the largest error so far of a recurrent module's roundings
+    _parameters: dict[tuple[int, int, int, str], frozenset[str]] = field(
+        default_factory=dict
+    )  # the types of what an update adds to
+    _composed: dict[tuple[int, int], float] = field(
+        default_factory=dict
+    )  # the largest error so far of a recurrent module's roundings
 
     def tolerance_for(self, pair: Pair, rules: Tolerances) -> Tolerance:
         """The limits for the next pair in execution order."""
         golden, candidate = pair.golden, pair.candidate
-        dtypes = _floating(golden.dtype if golden is not None else "", candidate.dtype if candidate is not None else "")
+        dtypes = _floating(
+            golden.dtype if golden is not None else "",
+            candidate.dtype if candidate is not None else "",
+        )
         step = pair.record.rank, pair.record.step
         before = self._coarsest.get(step, "")
         if dtypes and not same_bits(golden, candidate):
@@ -83,7 +101,9 @@ class PairLimits:
         tolerance = rules.tolerance_for(golden, candidate, coarsest)
         if candidate.name in rules.sums:
             tolerance = tolerance.of_sums(self._terms.summed(golden), coarsest)
-        if terms := self._terms.added(golden):  # by fixed limits alone: a baseline's own error has them
+        if terms := self._terms.added(
+            golden
+        ):  # by fixed limits alone: a baseline's own error has them
             tolerance = replace(tolerance.of_sums(terms, coarsest), summing=tolerance.summing)
         tolerance = tolerance.of_roundings(self._of_roundings(golden, candidate, rules))
         if golden.role in (Role.INPUT, Role.BUFFER_UPDATE):
@@ -94,7 +114,9 @@ class PairLimits:
         return self._terms.widened(tolerance, golden).scaled(1.0 if rules.fed else FREE_GRADIENTS)
 
     def _of_roundings(self, golden: Record, candidate: Record, rules: Tolerances) -> float:
-        """The relative L2 error that a recurrent module makes in a half type; free-running, also in what comes after it."""
+        """The relative L2 error that a recurrent module makes in a half type; free-running, also in
+        what comes after it.
+        """
         step = golden.rank, golden.step
         own = 0.0
         if golden.type in rules.recurrent and is_half(candidate.dtype):
@@ -114,6 +136,8 @@ def _floating(*dtypes: str) -> frozenset[str]:
 
 @lru_cache
 def _coarsest_of(before: str, own: frozenset[str], but: str = "") -> str:
-    """The type with the fewest digits; of several, one of the pair's own, and the same in every run."""
+    """The type with the fewest digits; of several, one of the pair's own, and the same in every
+    run.
+    """
     names = {before} | own - {but} if before else own - {but}
     return min(names, key=lambda name: (DTYPES[name].digits, name not in own, name), default="")

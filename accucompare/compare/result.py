@@ -1,4 +1,6 @@
-"""The result of a diff: its rows, and how they add up. ``compare.decide`` says what follows from it."""
+"""The result of a diff: its rows, and how they add up. ``compare.decide`` says what follows from
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ from functools import cached_property
 from accucompare.bundle.format import SERIES_ROLES, Manifest, Record, Role
 from accucompare.compare.limits import OtherCode, Tolerances
 from accucompare.compare.origins import Culprit, Unseen, unseen_rows, without_output
-from accucompare.compare.rows import STATUS_OF, UNMATCHED, OtherModel, PreflightFinding, Reason, RefusedBaseline, Row, Status, is_operator
+from accucompare.compare.rows import (
+    STATUS_OF,
+    UNMATCHED,
+    OtherModel,
+    PreflightFinding,
+    Reason,
+    RefusedBaseline,
+    Row,
+    Status,
+    is_operator,
+)
 from accucompare.compare.runs import Acceptance, Parting, TrainingResult, coarsest
 from accucompare.places import Place
 from accucompare.selection import Mode, Selection
@@ -31,24 +43,34 @@ class Result:
 
     Attributes:
         golden, candidate: the bundles.
-        rows: every pair and every unmatched record, in golden's execution order; modules never called come last.
+        rows: every pair and every unmatched record, in golden's execution order; modules never
+            called come last.
         preflight: what differs about how the two were captured, the most telling first.
         tolerances: the limits in force.
         left_out: how many records ``only`` and ``skip`` left out, both sides together.
-        damage: records that could not be read (only with ``keep_going``; without it the first one raises).
-        baseline: the bundle that shows how large an error rounding alone makes; ``None`` if none was given.
+        damage: records that could not be read (only with ``keep_going``; without it the first one
+            raises).
+        baseline: the bundle that shows how large an error rounding alone makes; ``None`` if none
+            was given.
         culprits: where errors are made, the most certain first.
         without_baseline: how many compared rows the baseline has no record of.
-        refused: the baseline that was given or needed, if it may not judge; ``baseline`` is ``None`` then.
-        not_proved: why nothing was run that would prove the baseline, where that matters; ``""`` if it is proved, or golden's own.
-        golden_made_here: whether golden was made beside the candidate, in its environment, by the call that made this result.
-        unseen: what differs in the code of the two cases' optimizers, whose updates no record shows.
+        refused: the baseline that was given or needed, if it may not judge; ``baseline`` is
+            ``None`` then.
+        not_proved: why nothing was run that would prove the baseline, where that matters; ``""`` if
+            it is proved, or golden's own.
+        golden_made_here: whether golden was made beside the candidate, in its environment, by the
+            call that made this result.
+        unseen: what differs in the code of the two cases' optimizers, whose updates no record
+            shows.
         maps: the renamings of golden's layers in force, as ``--map`` takes them.
         verified: whether tensors of equal digests were read too.
-        other_model: what shows that the two bundles are not of one model, for which no culprit is named; ``None`` if they are.
+        other_model: what shows that the two bundles are not of one model, for which no culprit is
+            named; ``None`` if they are.
         proposed_maps: those that would bring more layers together.
-        training: the steps of two runs of training, compared; ``None`` where neither bundle has a series of numbers of them.
-        acceptance: what came of the standard that was asked for, which then decides in place of the rows; ``None`` if none was.
+        training: the steps of two runs of training, compared; ``None`` where neither bundle has a
+            series of numbers of them.
+        acceptance: what came of the standard that was asked for, which then decides in place of the
+            rows; ``None`` if none was.
     """
 
     golden: Side
@@ -74,18 +96,27 @@ class Result:
 
     @property
     def fed(self) -> bool:
-        """Whether each of the candidate's module calls was given golden's values, so that its error is its own."""
+        """Whether each of the candidate's module calls was given golden's values, so that its error
+        is its own.
+        """
         return self.candidate.manifest.fed
 
     @cached_property
     def compared(self) -> int:
         """How many rows have a record on both sides and were compared."""
-        return sum(row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED for row in self.rows)
+        return sum(
+            row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED
+            for row in self.rows
+        )
 
     @cached_property
     def uncompared(self) -> list[Row]:
         """The rows of modules' values that could not be compared, for whatever reason."""
-        return [row for row in self.rows if row.reason is Reason.NOT_COMPARABLE and not is_operator(row.record)]
+        return [
+            row
+            for row in self.rows
+            if row.reason is Reason.NOT_COMPARABLE and not is_operator(row.record)
+        ]
 
     @cached_property
     def broadcast(self) -> list[Row]:
@@ -104,15 +135,26 @@ class Result:
 
     @cached_property
     def by_digests(self) -> int:
-        """How many rows are identical by their digests alone: their values were read when they were captured, and not now."""
-        rows = (row for row in self.rows if row.reason is Reason.IDENTICAL and row.golden is not None and row.golden.dtype)
+        """How many rows are identical by their digests alone: their values were read when they were
+        captured, and not now.
+        """
+        rows = (
+            row
+            for row in self.rows
+            if row.reason is Reason.IDENTICAL and row.golden is not None and row.golden.dtype
+        )
         return sum(not self.verified or not _values_kept(row) for row in rows)
 
     @property
     def holds_outputs(self) -> bool:
-        """Whether what the whole model returns was recorded on both sides: its inputs are, whatever ``--only`` and ``--skip`` leave out."""
+        """Whether what the whole model returns was recorded on both sides: its inputs are, whatever
+        ``--only`` and ``--skip`` leave out.
+        """
         options = [side.manifest.options for side in (self.golden, self.candidate)]
-        return all(each.imported is None and Selection(each.only or (), each.skip or ()).allows("") for each in options)
+        return all(
+            each.imported is None and Selection(each.only or (), each.skip or ()).allows("")
+            for each in options
+        )
 
     @property
     def hashes(self) -> tuple[bool, bool]:
@@ -123,22 +165,34 @@ class Result:
 
     @property
     def without_values(self) -> bool:
-        """Whether no tensor was kept on either side, by ``--mode``, so that there is none to read."""
-        return all(side.manifest.options.mode not in (None, Mode.TENSORS) for side in (self.golden, self.candidate))
+        """Whether no tensor was kept on either side, by ``--mode``, so that there is none to
+        read."""
+        return all(
+            side.manifest.options.mode not in (None, Mode.TENSORS)
+            for side in (self.golden, self.candidate)
+        )
 
     @cached_property
     def nonfinite_on_both(self) -> int:
-        """How many rows hold NaN or Inf on both sides, which agree as far as they are in the same places."""
+        """How many rows hold NaN or Inf on both sides, which agree as far as they are in the same
+        places.
+        """
         return sum(_nonfinite(row.golden) and _nonfinite(row.candidate) for row in self.rows)
 
     @property
     def incomplete(self) -> list[str]:
         """The sides whose capture did not run to its end: ``golden``, ``the candidate``."""
-        return [name for name, side in (("golden", self.golden), ("the candidate", self.candidate)) if not side.complete]
+        return [
+            name
+            for name, side in (("golden", self.golden), ("the candidate", self.candidate))
+            if not side.complete
+        ]
 
     @cached_property
     def only_unfinished(self) -> bool:
-        """Whether all that fails are rows of steps that an incomplete capture did not come to, or ended in."""
+        """Whether all that fails are rows of steps that an incomplete capture did not come to, or
+        ended in.
+        """
         if not self.incomplete or self.parting is not None:
             return False
         ours = {(row.golden.rank, row.golden.step) for row in self.rows if row.golden}
@@ -149,7 +203,9 @@ class Result:
             if row.record is None or (row.golden and row.candidate):
                 return False
             side, held = (self.golden, ours) if row.golden is None else (self.candidate, theirs)
-            ended_inside = any(entry.partial and entry.step == row.record.step for entry in side.manifest.steps)
+            ended_inside = any(
+                entry.partial and entry.step == row.record.step for entry in side.manifest.steps
+            )
             if side.complete or ((row.record.rank, row.record.step) in held and not ended_inside):
                 return False
         return True
@@ -181,7 +237,9 @@ class Result:
 
     @cached_property
     def unproved(self) -> list[Row]:
-        """The rows that the baseline may not judge, for golden's own code does not give golden's values where that was made."""
+        """The rows that the baseline may not judge, for golden's own code does not give golden's
+        values where that was made.
+        """
         return [row for row in self.rows if row.verdict.unproved]
 
     @cached_property
@@ -192,36 +250,52 @@ class Result:
     @cached_property
     def may_hide(self) -> Unseen | None:
         """The rows that could not be compared, and in which an error may hide."""
-        return unseen_rows(self.rows, self.fed, coarsest(self.golden.manifest, self.candidate.manifest))
+        return unseen_rows(
+            self.rows, self.fed, coarsest(self.golden.manifest, self.candidate.manifest)
+        )
 
     @cached_property
     def without_output(self) -> Row | None:
-        """The first input of a step in which the model returned nothing that could be compared, as far as outputs were recorded."""
+        """The first input of a step in which the model returned nothing that could be compared, as
+        far as outputs were recorded.
+        """
         return without_output(self.rows) if self.holds_outputs else None
 
     @cached_property
     def first_divergence(self) -> Row | None:
-        """The first row that fails, in execution order; ``None`` if none does. Missing and extra records do not diverge."""
-        return next((row for row in self.rows if row.status is Status.FAIL and row.reason not in UNMATCHED), None)
+        """The first row that fails, in execution order; ``None`` if none does. Missing and extra
+        records do not diverge.
+        """
+        return next(
+            (row for row in self.rows if row.status is Status.FAIL and row.reason not in UNMATCHED),
+            None,
+        )
 
     @cached_property
     def identical_until(self) -> Row | None:
-        """The first row with other bits, where those before it are bit for bit identical, and some of them computed.
+        """The first row with other bits, where those before it are bit for bit identical, and some
+        of them computed.
 
-        ``None`` if no row has other bits, or nothing that was computed comes before it; and of a fed comparison, whose rows each
-        stand alone. Rows without partner, and those whose bits are not known, are passed over.
-        """
+        ``None`` if no row has other bits, or nothing that was computed comes before it; and of a
+        fed comparison, whose rows each stand alone. Rows without partner, and those whose bits are
+        not known, are passed over."""
         if self.fed:
             return None
         computed = False
         for row in self.rows:
             if row.same_bits is False:
                 return row if computed else None
-            computed = computed or bool(row.same_bits and row.golden is not None and row.golden.role in (Role.OUTPUT, Role.OP_OUTPUT))
+            computed = computed or bool(
+                row.same_bits
+                and row.golden is not None
+                and row.golden.role in (Role.OUTPUT, Role.OP_OUTPUT)
+            )
         return None
 
     def place(self, row: Row) -> str:
-        """Where a row is, with its step and rank where there are several: ``encoder.0.fc1 output (step 2, rank 1)``."""
+        """Where a row is, with its step and rank where there are several: ``encoder.0.fc1 output
+        (step 2, rank 1)``.
+        """
         return row.place + self.step_and_rank(row)
 
     def step_and_rank(self, row: Row) -> str:
@@ -249,7 +323,9 @@ class Result:
         return counts
 
     def worst(self, count: int = 10) -> list[Row]:
-        """The rows furthest over tolerance, then the largest relative L2 errors; rows without any difference left out."""
+        """The rows furthest over tolerance, then the largest relative L2 errors; rows without any
+        difference left out.
+        """
         different = (row for row in self.rows if row.metrics and _badness(row)[1:] > (0.0, 0.0))
         return heapq.nlargest(count, different, key=_badness)
 
@@ -259,19 +335,34 @@ class Result:
 
 
 def _is_broadcast(row: Row) -> bool:
-    return row.golden is not None and row.candidate is not None and row.golden.shape != row.candidate.shape
+    return (
+        row.golden is not None
+        and row.candidate is not None
+        and row.golden.shape != row.candidate.shape
+    )
 
 
 def _values_kept(row: Row) -> bool:
     """Whether both sides have the values of a row: as a tensor, or in the manifest's series."""
-    return all(each is not None and (each.member is not None or each.role in SERIES_ROLES) for each in (row.golden, row.candidate))
+    return all(
+        each is not None and (each.member is not None or each.role in SERIES_ROLES)
+        for each in (row.golden, row.candidate)
+    )
 
 
 def _nonfinite(record: Record | None) -> bool:
-    return record is not None and record.statistics is not None and bool(record.statistics.nan or record.statistics.inf)
+    return (
+        record is not None
+        and record.statistics is not None
+        and bool(record.statistics.nan or record.statistics.inf)
+    )
 
 
 def _badness(row: Row) -> tuple[int, float, float]:
     metrics = row.metrics
     assert metrics is not None
-    return (row.status is Status.FAIL) + bool(metrics.nonfinite_mismatch), row.verdict.used or 0.0, metrics.rel_l2
+    return (
+        (row.status is Status.FAIL) + bool(metrics.nonfinite_mismatch),
+        row.verdict.used or 0.0,
+        metrics.rel_l2,
+    )

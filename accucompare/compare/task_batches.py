@@ -14,16 +14,20 @@ from accucompare.errors import BundleError
 #: Called with the bytes compared so far and the bytes to compare.
 Progress = Callable[[int, int], None]
 
-#: Bytes that are worth one more thread (threads do not help with tensors so small that Python takes most of the time), bytes of
-#: neighbouring pairs that a thread gets at a time, how many pairs at most, and bytes above which the threads share a pair.
+# : Bytes that are worth one more thread (threads do not help with tensors so small that Python
+# takes most of the time), bytes of : neighbouring pairs that a thread gets at a time, how many
+# pairs at most, and bytes above which the threads share a pair.
 WORTH_A_WORKER = 64 << 20
 BATCH_BYTES = 8 << 20
 NEIGHBOURS = 2000
 SPLIT = 64 << 20
 
 
-def outcomes_of(sides: Sides, tasks: list[Task], workers: int | None, progress: Progress) -> list[PairOutcome | BundleError]:
-    """The outcome of each pair. Large tensors come first, each split among the threads, then batches of the others.
+def outcomes_of(
+    sides: Sides, tasks: list[Task], workers: int | None, progress: Progress
+) -> list[PairOutcome | BundleError]:
+    """The outcome of each pair. Large tensors come first, each split among the threads, then
+    batches of the others.
 
     The number of threads changes no result.
     """
@@ -32,12 +36,19 @@ def outcomes_of(sides: Sides, tasks: list[Task], workers: int | None, progress: 
     outcomes: list[PairOutcome | BundleError | None] = [None] * len(tasks)
     large, rest = in_order(sizes)
     batches = batches_of(rest, sizes, BATCH_BYTES, NEIGHBOURS)
-    with _threads(min(workers or os.cpu_count() or 1, 1 + total // WORTH_A_WORKER)) as run, sides.given_up_on_error():
+    with (
+        _threads(min(workers or os.cpu_count() or 1, 1 + total // WORTH_A_WORKER)) as run,
+        sides.given_up_on_error(),
+    ):
         for place in large:
             outcomes[place] = judge_task(sides, tasks[place], run)
             done += sizes[place]
             progress(done, total)
-        for batch, own in zip(batches, run(lambda batch: [judge_task(sides, tasks[place]) for place in batch], batches), strict=True):
+        for batch, own in zip(
+            batches,
+            run(lambda batch: [judge_task(sides, tasks[place]) for place in batch], batches),
+            strict=True,
+        ):
             for place, outcome in zip(batch, own, strict=True):
                 outcomes[place] = outcome
             done += sum(sizes[place] for place in batch)
@@ -47,7 +58,9 @@ def outcomes_of(sides: Sides, tasks: list[Task], workers: int | None, progress: 
 
 @contextlib.contextmanager
 def _threads(workers: int) -> Iterator[Run]:
-    """A ``map`` over some threads. At the end, and after Ctrl-C, work that has not begun is dropped, and running work is waited for."""
+    """A ``map`` over some threads. At the end, and after Ctrl-C, work that has not begun is
+    dropped, and running work is waited for.
+    """
     if workers == 1:
         yield map
         return
@@ -61,13 +74,22 @@ def _threads(workers: int) -> Iterator[Run]:
 
 
 def in_order(sizes: list[int]) -> tuple[list[int], list[int]]:
-    """The places of the tasks in the order in which they are begun: those of large tensors, the largest first, and the others."""
-    large = sorted((place for place, size in enumerate(sizes) if size > SPLIT), key=sizes.__getitem__, reverse=True)
+    """The places of the tasks in the order in which they are begun: those of large tensors, the
+    largest first, and the others.
+    """
+    large = sorted(
+        (place for place, size in enumerate(sizes) if size > SPLIT),
+        key=sizes.__getitem__,
+        reverse=True,
+    )
     return large, [place for place, size in enumerate(sizes) if size <= SPLIT]
 
 
-def batches_of(places: list[int], sizes: list[int], room: int, most: int | None = None) -> list[list[int]]:
-    """Neighbours together, so that handing them to a thread or a worker costs little compared with reading.
+def batches_of(
+    places: list[int], sizes: list[int], room: int, most: int | None = None
+) -> list[list[int]]:
+    """Neighbours together, so that handing them to a thread or a worker costs little compared with
+    reading.
 
     Args:
         places: of the tasks, in order.

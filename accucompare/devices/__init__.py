@@ -1,4 +1,5 @@
-"""What differs between devices: how each is opened and described, and which of its settings change numbers.
+"""What differs between devices: how each is opened and described, and which of its settings change
+numbers.
 
 One class per type of device, each with the methods of ``Backend``.
 """

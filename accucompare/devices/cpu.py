@@ -16,7 +16,8 @@ from accucompare.errors import UsageError
 
 #: Bytes of a huge page.
 _HUGE_PAGE = 2 << 20
-#: From this size on a block is made of huge pages: glibc would take it from the system, and give it back, each time.
+# : From this size on a block is made of huge pages: glibc would take it from the system, and give
+# it back, each time.
 _LARGE = 32 << 20
 
 
@@ -33,7 +34,10 @@ class Cpu:
         return 1
 
     def describe(self, index: int | None) -> dict[str, Any]:
-        return {"type": "cpu", "name": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
+        return {
+            "type": "cpu",
+            "name": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        }
 
     def flags(self) -> dict[str, Any]:
         """Those of torch as a whole, and of oneDNN."""
@@ -56,10 +60,11 @@ class Cpu:
 
     @contextlib.contextmanager
     def numerics(self, deterministic: bool, reduced: bool | None) -> Iterator[None]:
-        """Deterministic algorithms, on every device: torch has one switch for all. Operators without one warn and run.
+        """Deterministic algorithms, on every device: torch has one switch for all. Operators
+        without one warn and run.
 
-        Set by the debug mode, and only if it changes: ``use_deterministic_algorithms`` also imports inductor, which takes seconds,
-        for a switch that a model run eagerly does not need.
+        Set by the debug mode, and only if it changes: ``use_deterministic_algorithms`` also imports
+        inductor, which takes seconds, for a switch that a model run eagerly does not need.
         """
         before = torch.get_deterministic_debug_mode()
         if deterministic and not before:
@@ -80,13 +85,18 @@ class Cpu:
         return False
 
     def kernel_dump(self, directory: Path) -> AbstractContextManager[None]:
-        raise UsageError("--kernel-dump: only an NPU has kernel dumps; --level op looks into the operators of every device")
+        raise UsageError(
+            "--kernel-dump: only an NPU has kernel dumps; --level op looks into the operators of"
+            " every device"
+        )
 
     def unsupported(self) -> Collection[str]:
         return ()
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
-        with torch.inference_mode(False):  # or nothing could be written into it later, outside of that mode
+        with torch.inference_mode(
+            False
+        ):  # or nothing could be written into it later, outside of that mode
             if nbytes >= _LARGE and (memory := _huge_pages(nbytes)) is not None:
                 return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes)
             return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
@@ -97,11 +107,15 @@ class Cpu:
 
 
 def _huge_pages(nbytes: int) -> mmap.mmap | None:
-    """Fresh memory in pages of 2 MiB, where the system has them: a copy into pages of 4 KiB takes up to five times as long."""
+    """Fresh memory in pages of 2 MiB, where the system has them: a copy into pages of 4 KiB takes
+    up to five times as long.
+    """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     try:
-        memory = mmap.mmap(-1, -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(
+            -1, -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
         memory.madvise(mmap.MADV_HUGEPAGE)
     except (OSError, ValueError):  # the kernel has none, or no more memory in one piece
         return None

@@ -26,17 +26,25 @@ class Cuda(Streams):
             DeviceError: if torch was built without CUDA, or there is no such GPU.
         """
         if torch.version.cuda is None and torch.version.hip is None:
-            raise DeviceError(f"--device cuda: this torch ({torch.__version__}) is built without CUDA; install a CUDA build of torch")
+            raise DeviceError(
+                f"--device cuda: this torch ({torch.__version__}) is built without CUDA; install a"
+                " CUDA build of torch"
+            )
         found = self.count()
         if not torch.cuda.is_available() or found == 0:
-            raise DeviceError("--device cuda: no GPU is available; see whether `nvidia-smi` lists one")
+            raise DeviceError(
+                "--device cuda: no GPU is available; see whether `nvidia-smi` lists one"
+            )
         if index is not None and index >= found:
             raise DeviceError(f"--device cuda:{index}: there are {found} GPU(s), numbered from 0")
         try:
             device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
             torch.cuda.set_device(device)
         except RuntimeError as error:  # busy in exclusive mode, out of memory; the first of its many lines says what it is
-            raise DeviceError(f"--device cuda: the GPU cannot be opened ({str(error).partition(chr(10))[0]}); see `nvidia-smi`") from None
+            raise DeviceError(
+                f"--device cuda: the GPU cannot be opened ({str(error).partition(chr(10))[0]}); see"
+                " `nvidia-smi`"
+            ) from None
         return device
 
     def count(self) -> int:
@@ -57,8 +65,12 @@ class Cuda(Streams):
             **super().flags(),
             "cuda.matmul.allow_tf32": _allowed(_MATMUL),
             "cudnn.allow_tf32": _allowed(_CUDNN),
-            "cuda.matmul.allow_fp16_reduced_precision_reduction": bool(torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
-            "cuda.matmul.allow_bf16_reduced_precision_reduction": bool(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
+            "cuda.matmul.allow_fp16_reduced_precision_reduction": bool(
+                torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+            ),
+            "cuda.matmul.allow_bf16_reduced_precision_reduction": bool(
+                torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+            ),
             "cudnn.deterministic": torch.backends.cudnn.deterministic,
             "cudnn.benchmark": torch.backends.cudnn.benchmark,
             "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
@@ -67,7 +79,9 @@ class Cuda(Streams):
 
     @contextlib.contextmanager
     def numerics(self, deterministic: bool, reduced: bool | None) -> Iterator[None]:
-        """As ``Cpu.numerics``, and what cuBLAS and cuDNN need for it; and TF32 in matrix products, convolutions and RNNs."""
+        """As ``Cpu.numerics``, and what cuBLAS and cuDNN need for it; and TF32 in matrix products,
+        convolutions and RNNs.
+        """
         with contextlib.ExitStack() as stack:
             stack.enter_context(super().numerics(deterministic, None))
             if deterministic:
@@ -84,14 +98,20 @@ class Cuda(Streams):
         torch.cuda.synchronize(device)
 
 
-#: Whose TF32 it is: what holds ``allow_tf32``, and what holds ``fp32_precision``, which torch 2.9 puts in its place.
+# : Whose TF32 it is: what holds ``allow_tf32``, and what holds ``fp32_precision``, which torch 2.9
+# puts in its place.
 _Family = tuple[Any, Callable[[], tuple[Any, ...]]]
 _MATMUL: _Family = (torch.backends.cuda.matmul, lambda: (torch.backends.cuda.matmul,))
-_CUDNN: _Family = (torch.backends.cudnn, lambda: (torch.backends.cudnn.conv, torch.backends.cudnn.rnn))  # type: ignore[attr-defined]
+_CUDNN: _Family = (
+    torch.backends.cudnn,
+    lambda: (torch.backends.cudnn.conv, torch.backends.cudnn.rnn),
+)  # type: ignore[attr-defined]
 
 
 def _allowed(family: _Family) -> bool:
-    """Whether TF32 is allowed; torch refuses to read ``allow_tf32`` where the user has set ``fp32_precision``."""
+    """Whether TF32 is allowed; torch refuses to read ``allow_tf32`` where the user has set
+    ``fp32_precision``.
+    """
     try:
         return bool(family[0].allow_tf32)
     except RuntimeError:
@@ -101,9 +121,9 @@ def _allowed(family: _Family) -> bool:
 def _settings(family: _Family) -> list[tuple[Any, str, object, object]]:
     """What to set, as (owner, name, value that allows, value that forbids).
 
-    By ``allow_tf32`` only where nothing else is set: it overrules no ``fp32_precision``, of one backend or of all, and cannot put back what
-    ``set_float32_matmul_precision`` did. Setting ``fp32_precision`` alone would make torch refuse to read the old flags.
-    """
+    By ``allow_tf32`` only where nothing else is set: it overrules no ``fp32_precision``, of one
+    backend or of all, and cannot put back what ``set_float32_matmul_precision`` did. Setting
+    ``fp32_precision`` alone would make torch refuse to read the old flags."""
     backends = (torch.backends, torch.backends.cudnn)
     newer = any(getattr(backend, "fp32_precision", "none") != "none" for backend in backends)
     try:
@@ -128,7 +148,9 @@ def _set(owner: Any, name: str, value: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _workspace() -> Iterator[None]:
-    """Let cuBLAS be deterministic (cuBLAS documentation, "Results reproducibility"); it reads this when it is first used."""
+    """Let cuBLAS be deterministic (cuBLAS documentation, "Results reproducibility"); it reads this
+    when it is first used.
+    """
     given = "CUBLAS_WORKSPACE_CONFIG" in os.environ
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:

@@ -1,4 +1,6 @@
-"""Ascend NPUs through torch_npu. Names and behaviours are those of torch_npu 2.13.0 (Ascend/pytorch), older ones allowed for."""
+"""Ascend NPUs through torch_npu. Names and behaviours are those of torch_npu 2.13.0
+(Ascend/pytorch), older ones allowed for.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from accucompare.devices.streams import Streams
 from accucompare.errors import DeviceError, UsageError
 
 #: Variables that torch_npu and CANN read once, and that change numbers or their order.
-_ENVIRONMENT = ("ASCEND_LAUNCH_BLOCKING", "HCCL_DETERMINISTIC", "INF_NAN_MODE_ENABLE", "INF_NAN_MODE_FORCE_DISABLE", "TASK_QUEUE_ENABLE")
+_ENVIRONMENT = (
+    "ASCEND_LAUNCH_BLOCKING",
+    "HCCL_DETERMINISTIC",
+    "INF_NAN_MODE_ENABLE",
+    "INF_NAN_MODE_FORCE_DISABLE",
+    "TASK_QUEUE_ENABLE",
+)
 
 
 class Npu(Streams):
@@ -37,21 +45,32 @@ class Npu(Streams):
             importlib.import_module("torch_npu")
         except Exception as error:  # a bare Exception where CANN is half set up
             if isinstance(error, ModuleNotFoundError) and error.name == "torch_npu":
-                raise DeviceError(f"--device npu: torch_npu is not installed; {INSTALL['npu']}") from None
+                raise DeviceError(
+                    f"--device npu: torch_npu is not installed; {INSTALL['npu']}"
+                ) from None
             raise DeviceError(loading_failed(error)) from None
         try:
             found = self.count() if _npu().is_available() else 0
             if found == 0:
-                raise DeviceError("--device npu: no NPU is available; see whether `npu-smi info` lists one")
+                raise DeviceError(
+                    "--device npu: no NPU is available; see whether `npu-smi info` lists one"
+                )
             if index is not None and index >= found:
-                raise DeviceError(f"--device npu:{index}: there are {found} NPU(s), numbered from 0")
+                raise DeviceError(
+                    f"--device npu:{index}: there are {found} NPU(s), numbered from 0"
+                )
             device = torch.device("npu", index or 0)
             _npu().set_device(device)
         except RuntimeError as error:
-            cure = "; see `npu-smi info` for its state and who uses it; --device npu:N takes another one"
+            cure = (
+                "; see `npu-smi info` for its state and who uses it; --device npu:N takes"
+                " another one"
+            )
             if "INF_NAN_MODE" in str(error):  # torch_npu's message has the cure
                 cure = ""
-            raise DeviceError(f"--device npu: the NPU cannot be opened ({_cause(error)}){cure}") from None
+            raise DeviceError(
+                f"--device npu: the NPU cannot be opened ({_cause(error)}){cure}"
+            ) from None
         return device
 
     def count(self) -> int:
@@ -79,10 +98,11 @@ class Npu(Streams):
 
     @contextlib.contextmanager
     def numerics(self, deterministic: bool, reduced: bool | None) -> Iterator[None]:
-        """As ``Cpu.numerics``, which torch_npu follows at each operator; and HF32 in matrix products and convolutions.
+        """As ``Cpu.numerics``, which torch_npu follows at each operator; and HF32 in matrix
+        products and convolutions.
 
-        CANN heeds only the first setting of determinism in a thread: enter it before the first operator.
-        """
+        CANN heeds only the first setting of determinism in a thread: enter it before the first
+        operator."""
         products = (_npu().matmul, _npu().conv)
         before = [bool(product.allow_hf32) for product in products]
         with super().numerics(deterministic, None):
@@ -99,7 +119,9 @@ class Npu(Streams):
         _npu().synchronize(device)
 
     def overflowed(self, device: torch.device) -> bool | None:
-        """By the flag that SoCs without Inf and NaN keep (910A, 310P; others where INF_NAN_MODE_ENABLE is 0), which is then cleared."""
+        """By the flag that SoCs without Inf and NaN keep (910A, 310P; others where
+        INF_NAN_MODE_ENABLE is 0), which is then cleared.
+        """
         if not self.saturates():  # get_npu_overflow_flag refuses here
             return None
         with _npu().device(device):
@@ -109,22 +131,28 @@ class Npu(Streams):
         return overflowed
 
     def saturates(self) -> bool:
-        """On a 910A and a 310P; on others where INF_NAN_MODE_ENABLE is 0 (and, from the 910B on, INF_NAN_MODE_FORCE_DISABLE is 1)."""
+        """On a 910A and a 310P; on others where INF_NAN_MODE_ENABLE is 0 (and, from the 910B on,
+        INF_NAN_MODE_FORCE_DISABLE is 1).
+        """
         return not _utils().is_support_inf_nan()
 
     @contextlib.contextmanager
     def kernel_dump(self, directory: Path) -> Iterator[None]:
-        """By CANN, configured by the ``acl_dump.json`` written there; CANN's ``msaccucmp.py convert`` makes NumPy files of the dump.
+        """By CANN, configured by the ``acl_dump.json`` written there; CANN's ``msaccucmp.py
+        convert`` makes NumPy files of the dump.
 
-        Processes side by side need a directory each. Kernels launched before are waited for, so that they are not dumped.
+        Processes side by side need a directory each. Kernels launched before are waited for, so
+        that they are not dumped.
 
-        ``init_dump``, ``set_dump`` and ``finalize_dump`` are those of ``torch_npu.npu.utils``. Their namesakes in ``torch.npu``
-        (npu_config.py) make the same calls of CANN, but through options whose errors torch_npu throws away.
-        """
+        ``init_dump``, ``set_dump`` and ``finalize_dump`` are those of ``torch_npu.npu.utils``.
+        Their namesakes in ``torch.npu`` (npu_config.py) make the same calls of CANN, but through
+        options whose errors torch_npu throws away."""
         try:
             config = _write_dump_config(directory)
         except OSError as error:
-            raise UsageError(f"--kernel-dump {directory}: cannot be written ({error.strerror or error})") from None
+            raise UsageError(
+                f"--kernel-dump {directory}: cannot be written ({error.strerror or error})"
+            ) from None
         with _refusals_of_dump(directory):
             _npu().synchronize()
             _utils().init_dump()
@@ -139,24 +167,43 @@ class Npu(Streams):
         _finalize_dump(directory)
 
     def unsupported(self) -> list[str]:
-        """Operators with kernels for CPUs, but none for NPUs, and not composed of other operators."""
+        """Operators with kernels for CPUs, but none for NPUs, and not composed of other
+        operators."""
         kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-        composed = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+        composed = (
+            "CompositeImplicitAutograd",
+            "CompositeExplicitAutograd",
+            "CompositeExplicitAutogradNonFunctional",
+        )
         ours = set(torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1"))
-        others = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::") and name not in ours)
-        return [name for name in others if kernel(name, "CPU") and not any(kernel(name, key) for key in composed)]
+        others = (
+            name
+            for name in torch._C._dispatch_get_all_op_names()
+            if name.startswith("aten::") and name not in ours
+        )
+        return [
+            name
+            for name in others
+            if kernel(name, "CPU") and not any(kernel(name, key) for key in composed)
+        ]
 
 
 def _write_dump_config(directory: Path) -> Path:
     """Every input and output of every single operator, as eager PyTorch launches them, in full.
 
-    The fields are those of CANN's application development API, "aclmdlSetDump", "model dump and single-operator dump configuration"
-    (CANN 8.0 to 9.0, document aclcppdevg_03_0315): ``dump_list`` is empty for single operators, which ``dump_op_switch`` includes;
-    ``dump_mode`` is ``output`` if not given; the directory ``dump_path`` must be there.
-    """
+    The fields are those of CANN's application development API, "aclmdlSetDump", "model dump and
+    single-operator dump configuration" (CANN 8.0 to 9.0, document aclcppdevg_03_0315):
+    ``dump_list`` is empty for single operators, which ``dump_op_switch`` includes; ``dump_mode`` is
+    ``output`` if not given; the directory ``dump_path`` must be there."""
     directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
-    dump = {"dump_list": [], "dump_path": str(directory), "dump_mode": "all", "dump_op_switch": "on", "dump_data": "tensor"}
+    dump = {
+        "dump_list": [],
+        "dump_path": str(directory),
+        "dump_mode": "all",
+        "dump_op_switch": "on",
+        "dump_data": "tensor",
+    }
     config = directory / "acl_dump.json"
     config.write_text(json.dumps({"dump": dump}, indent=2) + "\n")
     return config
@@ -176,11 +223,15 @@ def _refusals_of_dump(directory: Path) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise DeviceError(f"--kernel-dump {directory}: refused by the NPU's software ({_cause(error)})") from None
+        raise DeviceError(
+            f"--kernel-dump {directory}: refused by the NPU's software ({_cause(error)})"
+        ) from None
 
 
 def _cause(error: RuntimeError) -> str:
-    """The lines of a driver's message that matter: the error code of torch_npu's call, and CANN's own words, if there are any."""
+    """The lines of a driver's message that matter: the error code of torch_npu's call, and CANN's
+    own words, if there are any.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     codes = re.findall(r"[\w:.()]+, error code is \d+", str(error))
     words = [line for line in lines if re.match(r"E[A-Z]\d{4}\b", line)]
@@ -206,7 +257,11 @@ def _version(of: str) -> str | None:
 
 
 def _cann_version() -> str | None:
-    home = os.environ.get("ASCEND_TOOLKIT_HOME") or os.environ.get("ASCEND_HOME_PATH") or "/usr/local/Ascend/ascend-toolkit/latest"
+    home = (
+        os.environ.get("ASCEND_TOOLKIT_HOME")
+        or os.environ.get("ASCEND_HOME_PATH")
+        or "/usr/local/Ascend/ascend-toolkit/latest"
+    )
     return _last_line(Path(home) / "version.cfg") or _last_line(Path(home) / "version.info")
 
 

@@ -49,10 +49,11 @@ class DeviceName:
 class Backend(Protocol):
     """What each device's class has."""
 
-    #: Which reduced precision of float32 matrix products and convolutions it can allow: ``"hf32"``, ``"tf32"`` or none.
+    # : Which reduced precision of float32 matrix products and convolutions it can allow:
+    # ``"hf32"``, ``"tf32"`` or none.
     REDUCED: str | None
-    #: In which type it adds up the sketches of its tensors (``live.values.device_sketch``): ``"float64"``, ``"float32"``; ``None`` where
-    #: the host does that.
+    # : In which type it adds up the sketches of its tensors (``live.values.device_sketch``):
+    # ``"float64"``, ``"float32"``; ``None`` where : the host does that.
     SKETCHES_IN: str | None
 
     def open(self, index: int | None) -> torch.device:
@@ -72,27 +73,38 @@ class Backend(Protocol):
         """The current settings that change numbers."""
 
     def numerics(self, deterministic: bool, reduced: bool | None) -> AbstractContextManager[None]:
-        """While the context lasts, use deterministic algorithms, and allow or forbid reduced precision; ``None`` leaves it as it is."""
+        """While the context lasts, use deterministic algorithms, and allow or forbid reduced
+        precision; ``None`` leaves it as it is.
+        """
 
     def synchronize(self, device: torch.device) -> None:
         """Wait until everything launched on the device is done, and raise its errors."""
 
     def overflowed(self, device: torch.device) -> bool | None:
-        """Whether an operator has overflowed since the last call; ``None`` where Inf and NaN show it instead."""
+        """Whether an operator has overflowed since the last call; ``None`` where Inf and NaN show
+        it instead.
+        """
 
     def saturates(self) -> bool:
-        """Whether the device gives a type's largest number, such as float16's 65504, in place of Inf; it then counts as overflow."""
+        """Whether the device gives a type's largest number, such as float16's 65504, in place of
+        Inf; it then counts as overflow.
+        """
 
     def kernel_dump(self, directory: Path) -> AbstractContextManager[None]:
-        """While the context lasts, every kernel's inputs and outputs are written into a directory, by the device's own software.
+        """While the context lasts, every kernel's inputs and outputs are written into a directory,
+        by the device's own software.
 
         Raises:
-            UsageError: at once where there is no such dump; on entering, if nothing can be written into the directory.
-            DeviceError: on entering or leaving, if the device's software refuses; never in place of what the body raised.
+            UsageError: at once where there is no such dump; on entering, if nothing can be written
+                into the directory.
+            DeviceError: on entering or leaving, if the device's software refuses; never in place of
+                what the body raised.
         """
 
     def unsupported(self) -> Collection[str]:
-        """The operators, such as ``aten::huber_loss``, that are run on the CPU for lack of a kernel."""
+        """The operators, such as ``aten::huber_loss``, that are run on the CPU for lack of a
+        kernel.
+        """
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
         """``nbytes`` of the host's memory, of the kind that the device copies into fastest."""
@@ -119,23 +131,34 @@ def _made(name: str) -> Backend:
 def open_device(name: DeviceName) -> torch.device:
     """Import torch with what the device needs, and make sure that the device is there.
 
-    What libraries print meanwhile goes to standard error: torch_npu prints warnings, and standard output is for results.
+    What libraries print meanwhile goes to standard error: torch_npu prints warnings, and standard
+    output is for results.
 
     Raises:
         DeviceError: if torch, the device's software, or the device itself is missing.
     """
-    if name.type != "npu":  # an installed torch_npu without CANN would keep torch from being imported at all
+    if (
+        name.type != "npu"
+    ):  # an installed torch_npu without CANN would keep torch from being imported at all
         os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     with _printing_to_stderr():
         try:
             importlib.import_module("torch")
         except ImportError as error:
             if (error.name or "").split(".")[0] == "torch":
-                raise DeviceError(f"capturing needs PyTorch, which is not installed here: {INSTALL[name.type]}") from None
+                raise DeviceError(
+                    f"capturing needs PyTorch, which is not installed here: {INSTALL[name.type]}"
+                ) from None
             raise DeviceError(f"torch cannot be imported ({error})") from None
-        except RuntimeError as error:  # the message of torch's loading of backends; the reason is its cause
+        except (
+            RuntimeError
+        ) as error:  # the message of torch's loading of backends; the reason is its cause
             reason = error.__cause__ or error
-            message = loading_failed(reason) if "torch_npu" in str(error) else f"torch cannot be imported ({reason})"
+            message = (
+                loading_failed(reason)
+                if "torch_npu" in str(error)
+                else f"torch cannot be imported ({reason})"
+            )
             raise DeviceError(message) from None
         return backend(name.type).open(name.index)
 
@@ -145,7 +168,10 @@ def explain(type: str, error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     summary = f"{error.__class__.__name__}: {lines[0] if lines else ''}"
     if "out of memory" in str(error).lower():
-        return f"{summary}\nUse --dtype bfloat16 or smaller inputs, or free the device: {SEE[type]} for who uses it"
+        return (
+            f"{summary}\nUse --dtype bfloat16 or smaller inputs, or free the device: {SEE[type]}"
+            " for who uses it"
+        )
     return summary + (" …" if len(lines) > 1 else "")
 
 

@@ -33,14 +33,24 @@ ENVIRONMENT = {
     "TORCH_TRANSFER_TO_NPU": "1 turns every cuda into npu",
 }
 
-#: How the names of variables begin by which libraries choose kernels, precisions, devices and the order of sums.
+# : How the names of variables begin by which libraries choose kernels, precisions, devices and the
+# order of sums.
 _OF_LIBRARIES = re.compile(
     "TORCH_|TORCHINDUCTOR_|PYTORCH_|ATEN_|CUDA_|CUBLAS|CUDNN_|NVIDIA_TF32|NCCL_|NVTE_|ROCM_|HIP_|HSA_|MIOPEN_|ROCBLAS_|HIPBLASLT_|ASCEND_|"
     "HCCL_|NPU_|ACL_|INF_NAN_MODE_|TASK_QUEUE_ENABLE|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|BLIS_|ONEDNN_|DNNL_|TRITON_|XLA_|JAX_|TRANSFORMERS_|"
     "DIFFUSERS_|HF_|FLASH_ATTENTION|FLASH_ATTN|XFORMERS_|VLLM_|DEEPSPEED_|DS_|MEGATRON_|BITSANDBYTES_|BNB_|USE_"
 )
-#: Where programs and caches are, and whose: no number depends on them. torch reads or sets some in one run and not in the next.
-_WHERE = {"PATH", "HOME", "USER", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+# : Where programs and caches are, and whose: no number depends on them. torch reads or sets some in
+# one run and not in the next.
+_WHERE = {
+    "PATH",
+    "HOME",
+    "USER",
+    "TMPDIR",
+    "XDG_CACHE_HOME",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+}
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
@@ -54,12 +64,16 @@ def variables(environment: Mapping[str, str], named: Iterable[str] = ()) -> dict
     Returns:
         By name. Of one that looks secret the value is a digest; in URLs there are no credentials.
     """
-    chosen = {name for name in environment if is_a_librarys(name)} | {name for name in named if name in environment}
+    chosen = {name for name in environment if is_a_librarys(name)} | {
+        name for name in named if name in environment
+    }
     return {name: _shown(name, environment[name]) for name in sorted(chosen - _WHERE)}
 
 
 def is_a_librarys(name: str) -> bool:
-    """Whether a variable is one of a library's, which chooses among its kernels, and not one that the run's own code alone knows."""
+    """Whether a variable is one of a library's, which chooses among its kernels, and not one that
+    the run's own code alone knows.
+    """
     return name in ENVIRONMENT or _OF_LIBRARIES.match(name) is not None
 
 

@@ -1,4 +1,5 @@
-"""Copies from devices that work through streams, beside the host: CUDA GPUs and Ascend NPUs alike."""
+"""Copies from devices that work through streams, beside the host: CUDA GPUs and Ascend NPUs
+alike."""
 
 from __future__ import annotations
 
@@ -14,18 +15,23 @@ class Streams(Cpu):
     """A device whose copies run beside the host."""
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
-        """Pinned memory, which a device can write into while the host goes on; ordinary memory where none can be had."""
+        """Pinned memory, which a device can write into while the host goes on; ordinary memory
+        where none can be had.
+        """
         try:
-            with torch.inference_mode(False):  # or nothing could be written into it later, outside of that mode
+            with torch.inference_mode(
+                False
+            ):  # or nothing could be written into it later, outside of that mode
                 return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError:
             return super().host_memory(nbytes)
 
     def copy_to_host(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None] | None:
-        """Begin a copy on the stream that computes the source, so that whatever is computed next waits for it and the host does not.
+        """Begin a copy on the stream that computes the source, so that whatever is computed next
+        waits for it and the host does not.
 
-        The source is made contiguous on the device: torch_npu begins to copy any other into a temporary, and reads that at once.
-        """
+        The source is made contiguous on the device: torch_npu begins to copy any other into a
+        temporary, and reads that at once."""
         source = source.resolve_conj().resolve_neg().contiguous()
         if not target.is_pinned():
             target.copy_(source)

@@ -1,4 +1,6 @@
-"""Dumps of other tools, put into a bundle: ``accucompare import``. A reader per format; only what reads a ``.pt`` imports torch."""
+"""Dumps of other tools, put into a bundle: ``accucompare import``. A reader per format; only what
+reads a ``.pt`` imports torch.
+"""
 
 from accucompare.dumps.importing import import_dump
 from accucompare.dumps.items import Naming

@@ -9,7 +9,16 @@ from pathlib import Path
 
 from accucompare.bundle.format import Role
 from accucompare.dumps.folders import files_in, folders_with, step_folders
-from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
+from accucompare.dumps.items import (
+    Dump,
+    Format,
+    Item,
+    ItemPart,
+    LoadedItem,
+    Naming,
+    NotImported,
+    UnreadableError,
+)
 from accucompare.dumps.kernel_files import NAME, Tensor, load, read_header
 from accucompare.dumps.overflows import is_note, notes_of
 from accucompare.selection import DumpFormat
@@ -22,7 +31,10 @@ def _belongs(name: str) -> bool:
 def _open(path: Path, naming: Naming) -> Dump:
     steps = step_folders(path, _belongs, "CANN's kernel dumps")
     parts = tuple(ItemPart(0, step, partial(_items, folder)) for step, folder in steps)
-    note = "kernels are listed under their own names; which layer ran one, CANN does not say: --map brings the two together"
+    note = (
+        "kernels are listed under their own names; which layer ran one, CANN does not say: --map"
+        " brings the two together"
+    )
     return Dump(parts, (Role.INPUT, Role.OUTPUT), partial=True, notes=(*notes_of(path), note))
 
 
@@ -34,7 +46,10 @@ def _items(folder: Path) -> Iterator[Item | NotImported]:
         if is_note(path.name):
             yield NotImported(path.name, "what the device noted of an overflow, which is no tensor")
         elif match is None:
-            yield NotImported(path.name, "its name is none of a kernel dump, OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP")
+            yield NotImported(
+                path.name,
+                "its name is none of a kernel dump, OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP",
+            )
         else:
             found.append((int(match["time"]), int(match["task"]), path, match))
     calls: Counter[str] = Counter()
@@ -49,7 +64,9 @@ def _items(folder: Path) -> Iterator[Item | NotImported]:
         name = _module_name(kernel.name or match["name"])
         for role, tensors in ((Role.INPUT, kernel.inputs), (Role.OUTPUT, kernel.outputs)):
             for number, tensor in enumerate(tensors):
-                path_in_call = "" if role is Role.OUTPUT and len(tensors) == 1 else str(number)  # as of a module's only output
+                path_in_call = (
+                    "" if role is Role.OUTPUT and len(tensors) == 1 else str(number)
+                )  # as of a module's only output
                 place = Item(name, role, path_in_call, calls[name], type=match["type"])
                 yield _item(place, tensor, path)
         calls[name] += 1
@@ -63,7 +80,15 @@ def _item(place: Item, tensor: Tensor, path: Path) -> Item | NotImported:
     what = f"{place.name} call {place.call} {place.role.value}.{place.path}"
     if tensor.why_not:
         return NotImported(what, tensor.why_not)
-    return Item(place.name, place.role, place.path, place.call, tensor.dtype or "", load=partial(load, tensor, path), type=place.type)
+    return Item(
+        place.name,
+        place.role,
+        place.path,
+        place.call,
+        tensor.dtype or "",
+        load=partial(load, tensor, path),
+        type=place.type,
+    )
 
 
 def _failing(error: UnreadableError) -> Callable[[], LoadedItem]:

@@ -1,8 +1,9 @@
-"""Hashes of operators, as torch's ``DebugMode`` logs them: the text of ``debug_string()`` under ``DebugMode.log_tensor_hashes()``.
+"""Hashes of operators, as torch's ``DebugMode`` logs them: the text of ``debug_string()`` under
+``DebugMode.log_tensor_hashes()``.
 
-Each operator that ran is a line, with ``# {'hash': …}`` at its end: of each tensor its L1 norm in float64 (``norm``), the XOR of its
-values' bits (``hash_tensor``), or a tuple of both. Lines ``[nn.Mod] Root.layers.0``, by their indentation, say which module called.
-"""
+Each operator that ran is a line, with ``# {'hash': …}`` at its end: of each tensor its L1 norm in
+float64 (``norm``), the XOR of its values' bits (``hash_tensor``), or a tuple of both. Lines
+``[nn.Mod] Root.layers.0``, by their indentation, say which module called."""
 
 from __future__ import annotations
 
@@ -18,7 +19,16 @@ import numpy as np
 
 from accucompare.bundle.format import Layout, Role
 from accucompare.dumps.dump_files import size_of
-from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
+from accucompare.dumps.items import (
+    Dump,
+    Format,
+    Item,
+    ItemPart,
+    LoadedItem,
+    Naming,
+    NotImported,
+    UnreadableError,
+)
 from accucompare.errors import BundleError
 from accucompare.selection import DumpFormat
 
@@ -30,7 +40,9 @@ _CALL = re.compile(r"(?P<indent> *)(?P<operator>\w+::\w+(?:\.\w+)?)\(")
 _LOGGED = "  # {"
 #: ``nan`` and ``inf`` as Python prints them, which are no literals.
 _NO_LITERAL = re.compile(r"(?<![\w'\"])(nan|inf)(?![\w'\"])")
-_OTHER = re.compile(r"\s*(?:#.*|\[(?!triton\]).*)?")  # a stack trace, or what else stands above operators
+_OTHER = re.compile(
+    r"\s*(?:#.*|\[(?!triton\]).*)?"
+)  # a stack trace, or what else stands above operators
 #: By the type of a hash, what it is.
 _KINDS = {float: "norm", int: "hash_tensor"}
 
@@ -44,7 +56,9 @@ def _recognise(path: Path) -> bool:
     except OSError:
         return False
     lines = head.splitlines()
-    return any(_CALL.match(line) and "  ->  " in line for line in lines) and any(_MODULE.match(line) or _LOGGED in line for line in lines)
+    return any(_CALL.match(line) and "  ->  " in line for line in lines) and any(
+        _MODULE.match(line) or _LOGGED in line for line in lines
+    )
 
 
 def _open(path: Path, naming: Naming) -> Dump:
@@ -60,11 +74,22 @@ def _open(path: Path, naming: Naming) -> Dump:
         raise BundleError(f"{path}: is no text ({error})") from None
     hashed = [item for item in items if isinstance(item, Item)]
     if not hashed:
-        raise BundleError(f"{path}: holds no hash; log them: with DebugMode(record_nn_module=True), DebugMode.log_tensor_hashes(): …")
+        raise BundleError(
+            f"{path}: holds no hash; log them: with DebugMode(record_nn_module=True),"
+            " DebugMode.log_tensor_hashes(): …"
+        )
     kinds = {item.path.rpartition(".")[2] for item in hashed}
     roles = {item.role for item in hashed}
-    note = "hashes of what operators give, and no values: they say which is the first that differs; compare it with another such log"
-    return Dump((ItemPart(0, 0, lambda: iter(items)),), tuple(sorted(roles)), hashes=tuple(sorted(kinds)), notes=(note,))
+    note = (
+        "hashes of what operators give, and no values: they say which is the first that differs;"
+        " compare it with another such log"
+    )
+    return Dump(
+        (ItemPart(0, 0, lambda: iter(items)),),
+        tuple(sorted(roles)),
+        hashes=tuple(sorted(kinds)),
+        notes=(note,),
+    )
 
 
 def _items(path: Path) -> Iterator[Item | NotImported]:
@@ -83,24 +108,38 @@ def _items(path: Path) -> Iterator[Item | NotImported]:
             continue
         _leave(modules, len(match["indent"]))
         operator = match["operator"].partition("::")[2]
-        name = ".".join(filter(None, (modules[-1][1].partition(".")[2] if modules else "", operator)))
+        name = ".".join(
+            filter(None, (modules[-1][1].partition(".")[2] if modules else "", operator))
+        )
         call = calls[name]
         calls[name] += 1
         try:
             hashes = list(_hashes(line))
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-            raise BundleError(f"{path}: line {number} is damaged, or hashed otherwise ({str(error)[:80]})") from None
+            raise BundleError(
+                f"{path}: line {number} is damaged, or hashed otherwise ({str(error)[:80]})"
+            ) from None
         if not hashes:
             yield NotImported(f"{name} call {call}", "it has no hash")
         for role, place, value in hashes:
-            yield Item(name, role, place, call, load=partial(_load, value), type=match["operator"], layout=Layout.SCALAR)
+            yield Item(
+                name,
+                role,
+                place,
+                call,
+                load=partial(_load, value),
+                type=match["operator"],
+                layout=Layout.SCALAR,
+            )
 
 
 def _lines(path: Path) -> Iterator[str]:
     with path.open(encoding="utf-8") as file:
         while line := file.readline(_LONGEST + 1):
             if len(line) > _LONGEST:
-                raise BundleError(f"{path}: has a line of more than {_LONGEST:,} characters; refused")
+                raise BundleError(
+                    f"{path}: has a line of more than {_LONGEST:,} characters; refused"
+                )
             yield line.rstrip("\n")
 
 
@@ -114,7 +153,8 @@ def _hashes(line: str) -> Iterator[tuple[Role, str, float | int]]:
     """The hashes that stand at the end of a line: role, path and value, inputs first.
 
     Raises:
-        ValueError, SyntaxError, TypeError, RecursionError, MemoryError: if it is no table of plain values.
+        ValueError, SyntaxError, TypeError, RecursionError, MemoryError: if it is no table of plain
+            values.
     """
     at = line.rfind(_LOGGED)
     if at < 0:
@@ -130,7 +170,9 @@ def _hashes(line: str) -> Iterator[tuple[Role, str, float | int]]:
     yield from _leaves(Role.OUTPUT, logged.get("hash"), ())
 
 
-def _leaves(role: Role, value: Any, place: tuple[str, ...]) -> Iterator[tuple[Role, str, float | int]]:
+def _leaves(
+    role: Role, value: Any, place: tuple[str, ...]
+) -> Iterator[tuple[Role, str, float | int]]:
     if value in ("nan", "inf"):
         value = float(value)
     if type(value) in _KINDS:
@@ -149,13 +191,19 @@ def _leaves(role: Role, value: Any, place: tuple[str, ...]) -> Iterator[tuple[Ro
 
 def _is_both(value: tuple[Any, Any]) -> bool:
     """Whether a tuple is both hashes of one tensor; those of two tensors are of one kind."""
-    return {float if each in ("nan", "inf") else type(each) for each in value if not isinstance(each, (tuple, list, dict))} == {float, int}
+    return {
+        float if each in ("nan", "inf") else type(each)
+        for each in value
+        if not isinstance(each, (tuple, list, dict))
+    } == {float, int}
 
 
 def _load(value: float | int) -> LoadedItem:
     """A norm as float64; an XOR of bits as uint64, which must be equal."""
     return (
-        LoadedItem(np.array(value, np.float64), "float64") if isinstance(value, float) else LoadedItem(np.array(value, np.uint64), "uint64")
+        LoadedItem(np.array(value, np.float64), "float64")
+        if isinstance(value, float)
+        else LoadedItem(np.array(value, np.uint64), "uint64")
     )
 
 

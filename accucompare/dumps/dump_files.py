@@ -1,8 +1,9 @@
-"""The files that dumps are made of: JSON, ``.npy``, ``.npz``, ``.safetensors``, ``.pt``. Every size is checked before it is read.
+"""The files that dumps are made of: JSON, ``.npy``, ``.npz``, ``.safetensors``, ``.pt``. Every size
+is checked before it is read.
 
-Nothing is ever unpickled, but for a ``.pt``, by ``torch.load(weights_only=True)``, which builds tensors and plain containers only.
-A ``.safetensors`` is read here since its library's NumPy side knows neither bfloat16 nor float8.
-"""
+Nothing is ever unpickled, but for a ``.pt``, by ``torch.load(weights_only=True)``, which builds
+tensors and plain containers only. A ``.safetensors`` is read here since its library's NumPy side
+knows neither bfloat16 nor float8."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _HEADER_LIMIT = 100_000_000  # of a .safetensors, as its own library has it
 _NPY_HEADER_LIMIT = 10_000  # as NumPy's
 _MOST_DIMENSIONS = 64
 _MOST_ELEMENTS = 1 << 59  # of 16 bytes, in memory of 63 bits
-#: What a compressed or expanded tensor may take in memory, however small its file is; and beyond that, how many times its file.
+# : What a compressed or expanded tensor may take in memory, however small its file is; and beyond
+# that, how many times its file.
 _SMALL, _RATIO = 256 << 20, 100
 
 _SAFETENSORS = {
@@ -60,12 +62,19 @@ def inside(folder: Path, name: str) -> Path:
     """The file of that name in a folder.
 
     Raises:
-        BundleError: if the name leads out of the folder, by ``..``, as an absolute path or through a link.
+        BundleError: if the name leads out of the folder, by ``..``, as an absolute path or through
+            a link.
     """
     path = folder / name
     root = os.path.realpath(folder)
-    if os.path.isabs(name) or "\0" in name or os.path.commonpath([root, os.path.realpath(path)]) != root:
-        raise BundleError(f"{folder}: names the file {name[:200]!r}, which leads out of the dump; refused")
+    if (
+        os.path.isabs(name)
+        or "\0" in name
+        or os.path.commonpath([root, os.path.realpath(path)]) != root
+    ):
+        raise BundleError(
+            f"{folder}: names the file {name[:200]!r}, which leads out of the dump; refused"
+        )
     return path
 
 
@@ -100,7 +109,9 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise BundleError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
-        raise BundleError(f"{path}: is truncated or damaged; it is not valid JSON ({error})") from None
+        raise BundleError(
+            f"{path}: is truncated or damaged; it is not valid JSON ({error})"
+        ) from None
 
 
 def load_npy(path: Path, dtype: str = "") -> LoadedItem:
@@ -131,16 +142,28 @@ def load_npz(path: Path, name: str) -> LoadedItem:
     """One array of a ``.npz``.
 
     Raises:
-        UnreadableError: if it is missing, truncated or damaged, holds objects, or grows by far too much when it is decompressed.
+        UnreadableError: if it is missing, truncated or damaged, holds objects, or grows by far too
+            much when it is decompressed.
     """
     archive = _opened_zip(path)
     try:
         info = archive.getinfo(f"{name}.npy")
         if info.file_size > max(_SMALL, _RATIO * info.compress_size):
-            raise UnreadableError(f"{path}: {name} is {info.file_size >> 20} MiB when decompressed; refused")
+            raise UnreadableError(
+                f"{path}: {name} is {info.file_size >> 20} MiB when decompressed; refused"
+            )
         with archive.open(info) as file:
             return read_npy(file, info.file_size, f"{path}: {name}")
-    except (KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError) as error:
+    except (
+        KeyError,
+        OSError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+        RuntimeError,
+        ValueError,
+    ) as error:
         raise UnreadableError(f"{path}: {name} is damaged ({error})") from None
 
 
@@ -162,28 +185,38 @@ def safetensors_index(path: Path) -> dict[str, dict[str, Any]]:
         header.pop("__metadata__", None)
         for name, entry in header.items():
             first, last = entry["data_offsets"]
-            nbytes = math.prod(as_shape(entry["shape"])) * DTYPES[_SAFETENSORS[entry["dtype"]]].storage.itemsize
+            nbytes = (
+                math.prod(as_shape(entry["shape"]))
+                * DTYPES[_SAFETENSORS[entry["dtype"]]].storage.itemsize
+            )
             if not 0 <= first <= last <= size - 8 - length or last - first != nbytes:
-                raise ValueError(f"{name[:80]!r} lies outside of the file, or has another size than its shape")
+                raise ValueError(
+                    f"{name[:80]!r} lies outside of the file, or has another size than its shape"
+                )
             entry["at"] = 8 + length + first
     except OSError as error:
         raise UnreadableError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UnreadableError(f"{path}: is damaged ({type(error).__name__}: {str(error)[:200]})") from None
+        raise UnreadableError(
+            f"{path}: is damaged ({type(error).__name__}: {str(error)[:200]})"
+        ) from None
     return header
 
 
 def load_safetensors(path: Path, entry: dict[str, Any]) -> LoadedItem:
     """One tensor of a ``.safetensors``, by its entry in ``safetensors_index``. Errors as there."""
     dtype, shape = DTYPES[_SAFETENSORS[entry["dtype"]]], as_shape(entry["shape"])
-    return LoadedItem(_read(path, entry["at"], math.prod(shape), dtype.storage).reshape(shape), dtype.name)
+    return LoadedItem(
+        _read(path, entry["at"], math.prod(shape), dtype.storage).reshape(shape), dtype.name
+    )
 
 
 def tensors_in_pt(path: Path) -> list[tuple[str, str]]:
-    """The names of the tensors in a ``.pt``, and of what is none, with what that is; ``""`` is what it holds, if that is no container.
+    """The names of the tensors in a ``.pt``, and of what is none, with what that is; ``""`` is what
+    it holds, if that is no container.
 
-    A tensor inside containers has their keys and places before its own, with ``/`` between. Errors as ``load_pt``.
-    """
+    A tensor inside containers has their keys and places before its own, with ``/`` between. Errors
+    as ``load_pt``."""
     return list(_leaves(load_pt(path), ""))
 
 
@@ -201,10 +234,12 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def load_pt(path: Path) -> Any:
-    """What ``torch.save`` wrote, if it is tensors and plain containers: tensors on the CPU, or containers of them.
+    """What ``torch.save`` wrote, if it is tensors and plain containers: tensors on the CPU, or
+    containers of them.
 
     Raises:
-        UnreadableError: if it is missing, truncated or damaged, holds anything else, grows when it is read, or torch is not installed.
+        UnreadableError: if it is missing, truncated or damaged, holds anything else, grows when it
+            is read, or torch is not installed.
     """
     return _loaded_pt(path, _stamp(path))
 
@@ -217,35 +252,60 @@ def _loaded_pt(path: Path, stamp: tuple[int, int]) -> Any:
     try:
         import torch  # only a .pt needs it
     except ImportError:
-        raise UnreadableError(f"{path}: needs torch to be read, which is not installed: pip install accucompare[torch]") from None
+        raise UnreadableError(
+            f"{path}: needs torch to be read, which is not installed: pip install"
+            " accucompare[torch]"
+        ) from None
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except MemoryError:
         raise UnreadableError(f"{path}: does not fit into memory") from None
-    except Exception as error:  # of the unpickler, the archive reader, and the rebuilding of tensors
+    except (
+        Exception
+    ) as error:  # of the unpickler, the archive reader, and the rebuilding of tensors
         if "weights_only" in str(error) or "Weights only" in str(error):
-            raise UnreadableError(f"{path}: holds more than tensors and plain containers; refused, for opening it could run code") from None
-        raise UnreadableError(f"{path}: is damaged ({str(error).splitlines()[0][:200] if str(error) else type(error).__name__})") from None
+            raise UnreadableError(
+                f"{path}: holds more than tensors and plain containers; refused, for opening it"
+                " could run code"
+            ) from None
+        raise UnreadableError(
+            f"{path}: is damaged"
+            f" ({str(error).splitlines()[0][:200] if str(error) else type(error).__name__})"
+        ) from None
 
 
 def of_tensor(tensor: Any, path: Path) -> LoadedItem:
     """The values of a tensor that came from a file.
 
     Raises:
-        UnreadableError: if it is sparse, quantized or nested, of a type that a bundle cannot hold, or far larger than its file.
+        UnreadableError: if it is sparse, quantized or nested, of a type that a bundle cannot hold,
+            or far larger than its file.
     """
     import torch
 
     if not isinstance(tensor, torch.Tensor):
         raise UnreadableError(f"{path}: holds a {type(tensor).__name__}, and no tensor")
     name = str(tensor.dtype).removeprefix("torch.")
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or name not in DTYPES:
-        raise UnreadableError(f"{path}: holds a {tensor.layout} tensor of {name}, which cannot be compared")
+    if (
+        tensor.layout is not torch.strided
+        or tensor.is_nested
+        or tensor.is_meta
+        or name not in DTYPES
+    ):
+        raise UnreadableError(
+            f"{path}: holds a {tensor.layout} tensor of {name}, which cannot be compared"
+        )
     if tensor.numel() * tensor.element_size() > max(_SMALL, _RATIO * size_of(path)):
-        raise UnreadableError(f"{path}: a tensor of shape {list(tensor.shape)}, far larger than its file; refused")
+        raise UnreadableError(
+            f"{path}: a tensor of shape {list(tensor.shape)}, far larger than its file; refused"
+        )
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     storage = DTYPES[name].storage
-    bits = plain if name in _PLAIN else plain.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[storage.itemsize])
+    bits = (
+        plain
+        if name in _PLAIN
+        else plain.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[storage.itemsize])
+    )
     return LoadedItem(bits.numpy().view(storage), name)
 
 
@@ -291,14 +351,20 @@ def _zip(path: Path, stamp: tuple[int, int]) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise UnreadableError(f"{path}: is truncated, or no file of its kind ({getattr(error, 'strerror', None) or error})") from None
+        raise UnreadableError(
+            f"{path}: is truncated, or no file of its kind"
+            f" ({getattr(error, 'strerror', None) or error})"
+        ) from None
 
 
 def _read(path: Path, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
     try:
         found: Array = np.fromfile(path, dtype, count, offset=offset)
     except (OSError, MemoryError) as error:
-        raise UnreadableError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or 'it does not fit into memory'})") from None
+        raise UnreadableError(
+            f"{path}: cannot be read"
+            f" ({getattr(error, 'strerror', None) or 'it does not fit into memory'})"
+        ) from None
     if found.size != count:
         raise UnreadableError(f"{path}: ends early")
     return found
@@ -313,21 +379,37 @@ def read_npy(file: IO[bytes], size: int, place: str, dtype: str = "") -> LoadedI
     """
     try:
         version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
         shape, fortran, found = read(file, max_header_size=_NPY_HEADER_LIMIT)
         shape = as_shape(shape)
     except Exception as error:  # NumPy raises what Python's tokenizer, parser and dtypes do
         raise UnreadableError(
-            f"{place}: is truncated, or no .npy ({str(error).splitlines()[0][:200] if str(error) else error!r})"
+            f"{place}: is truncated, or no .npy"
+            f" ({str(error).splitlines()[0][:200] if str(error) else error!r})"
         ) from None
     if found.hasobject:
-        raise UnreadableError(f"{place}: holds objects, and not numbers; refused, for reading it could run code")
+        raise UnreadableError(
+            f"{place}: holds objects, and not numbers; refused, for reading it could run code"
+        )
     name = dtype or found.newbyteorder("=").name
-    if name not in DTYPES or DTYPES[name].storage.itemsize != found.itemsize or found.kind not in "fiucb":
-        raise UnreadableError(f"{place}: holds {found}, which is no type of PyTorch's" + (f", and not {dtype}" if dtype else ""))
+    if (
+        name not in DTYPES
+        or DTYPES[name].storage.itemsize != found.itemsize
+        or found.kind not in "fiucb"
+    ):
+        raise UnreadableError(
+            f"{place}: holds {found}, which is no type of PyTorch's"
+            + (f", and not {dtype}" if dtype else "")
+        )
     nbytes = math.prod(shape) * found.itemsize
     if nbytes != size - file.tell():
-        raise UnreadableError(f"{place}: its header says {nbytes} bytes of data, but there are {size - file.tell()}")
+        raise UnreadableError(
+            f"{place}: its header says {nbytes} bytes of data, but there are {size - file.tell()}"
+        )
     array = np.empty(math.prod(shape), found)
     view, done = memoryview(array.view("u1")), 0
     while done < nbytes:

@@ -1,8 +1,9 @@
-"""Folders of ``.safetensors``, ``.npy``, ``.npz`` and ``.pt``, whose names say what each tensor is (``--name-pattern``).
+"""Folders of ``.safetensors``, ``.npy``, ``.npz`` and ``.pt``, whose names say what each tensor is
+(``--name-pattern``).
 
-The name of a tensor is the path of its file in the folder, without ending; of a file that holds several, with ``/`` and the tensor's own
-name after it. Of a single file, it is the tensor's own name.
-"""
+The name of a tensor is the path of its file in the folder, without ending; of a file that holds
+several, with ``/`` and the tensor's own name after it. Of a single file, it is the tensor's own
+name."""
 
 from __future__ import annotations
 
@@ -25,7 +26,16 @@ from accucompare.dumps.dump_files import (
     safetensors_index,
     tensors_in_pt,
 )
-from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
+from accucompare.dumps.items import (
+    Dump,
+    Format,
+    Item,
+    ItemPart,
+    LoadedItem,
+    Naming,
+    NotImported,
+    UnreadableError,
+)
 from accucompare.dumps.name_pattern import DEFAULT_PATTERN, ROLES, NamePattern, PlaceInName
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
@@ -33,7 +43,10 @@ from accucompare.selection import DumpFormat
 _ENDINGS = (".safetensors", ".npy", ".npz", ".pt", ".pth")
 _MOST_FILES = 1_000_000
 _LOOKED_AT = 10_000  # entries, to recognise a folder
-_UNORDERED = "the files do not tell in which order the layers ran: rows are in order of names, unless golden tells the order"
+_UNORDERED = (
+    "the files do not tell in which order the layers ran: rows are in order of names, unless golden"
+    " tells the order"
+)
 
 _Load = Callable[[], LoadedItem]
 
@@ -41,7 +54,9 @@ _Load = Callable[[], LoadedItem]
 def _recognise(path: Path) -> bool:
     if path.is_file():
         return path.suffix in _ENDINGS
-    return any(name.endswith(_ENDINGS) for name, _ in zip(_files(path), range(_LOOKED_AT), strict=False))
+    return any(
+        name.endswith(_ENDINGS) for name, _ in zip(_files(path), range(_LOOKED_AT), strict=False)
+    )
 
 
 def _files(path: Path) -> Iterator[str]:
@@ -64,7 +79,10 @@ def _open(path: Path, naming: Naming) -> Dump:
     if not found:
         raise BundleError(f"{path}: holds no tensor in a {', '.join(_ENDINGS)}")
     if 0 not in {rank for rank, _ in found}:
-        raise BundleError(f"{path}: lacks rank 0; leave {{rank}} out of --name-pattern ({{_}} stands for it) to import a rank by itself")
+        raise BundleError(
+            f"{path}: lacks rank 0; leave {{rank}} out of --name-pattern ({{_}} stands for it) to"
+            " import a rank by itself"
+        )
     first = min(found)
     parts = tuple(_part(*key, found[key], others if key == first else {}) for key in sorted(found))
     places = [place for each in found.values() for place, _ in each]
@@ -76,14 +94,17 @@ def _no_match(path: Path, name: str, pattern: NamePattern, by_default: bool) -> 
     known = f"its role is one of {', '.join(ROLES)}"
     example = "'{name}'" if by_default else f"{DEFAULT_PATTERN!r}"
     return (
-        f"{path}: the tensor {name[:200]!r} does not match --name-pattern {pattern.text!r}; say what is what in such names, "
-        f"which are without the file's ending ({known}; [...] may be missing; {{_}} is anything; "
-        f"without {{role}} all are outputs), such as --name-pattern {example}"
+        f"{path}: the tensor {name[:200]!r} does not match --name-pattern {pattern.text!r}; say"
+        f" what is what in such names, which are without the file's ending ({known}; [...] may be"
+        " missing; {_} is anything; without {role} all are outputs), such as --name-pattern"
+        f" {example}"
     )
 
 
 def _tensors(path: Path, others: dict[str, str]) -> Iterator[tuple[str, _Load]]:
-    """Each tensor's name and how to load it. Files of other kinds, and what is no tensor, go to ``others`` with the reason."""
+    """Each tensor's name and how to load it. Files of other kinds, and what is no tensor, go to
+    ``others`` with the reason.
+    """
     if path.is_file():
         yield from _in_file(path, "", others)
         return
@@ -98,7 +119,9 @@ def _tensors(path: Path, others: dict[str, str]) -> Iterator[tuple[str, _Load]]:
 
 
 def _in_file(path: Path, stem: str, others: dict[str, str]) -> Iterator[tuple[str, _Load]]:
-    """Each tensor of a file. One that cannot be opened is a tensor that cannot be read, so that it is listed."""
+    """Each tensor of a file. One that cannot be opened is a tensor that cannot be read, so that it
+    is listed.
+    """
     prefix = f"{stem}/" if stem else ""
     alone = stem or path.stem
     try:
@@ -123,30 +146,54 @@ def _in_file(path: Path, stem: str, others: dict[str, str]) -> Iterator[tuple[st
 def _from_pt(path: Path, name: str) -> LoadedItem:
     found: Any = load_pt(path)
     for part in name.split("/") if name else ():
-        found = found[int(part)] if isinstance(found, (list, tuple)) else next(value for key, value in found.items() if str(key) == part)
+        found = (
+            found[int(part)]
+            if isinstance(found, (list, tuple))
+            else next(value for key, value in found.items() if str(key) == part)
+        )
     return of_tensor(found, path)
 
 
-def _part(rank: int, step: int, found: list[tuple[PlaceInName, _Load]], others: dict[str, str]) -> ItemPart:
+def _part(
+    rank: int, step: int, found: list[tuple[PlaceInName, _Load]], others: dict[str, str]
+) -> ItemPart:
     def items() -> Iterator[Item | NotImported]:
         yield from (NotImported(name, why) for name, why in others.items())
         calls: dict[str, int] = {}
         for place, _ in found:
             calls[place.name] = max(calls.get(place.name, 0), 1 + place.call)
         for place, load in sorted(found, key=lambda each: _order(each[0])):
-            yield Item(place.name, place.role, place.path, place.call, load=load, parent=_parent(place, calls))
+            yield Item(
+                place.name,
+                place.role,
+                place.path,
+                place.call,
+                load=load,
+                parent=_parent(place, calls),
+            )
 
     return ItemPart(rank, step, items, lambda: {place.name: "" for place, _ in found})
 
 
 def _order(place: PlaceInName) -> tuple[Any, ...]:
-    """The forward before the backward; then by name, with numbers as numbers; of a call, inputs before outputs."""
+    """The forward before the backward; then by name, with numbers as numbers; of a call, inputs
+    before outputs.
+    """
     backward = place.role in (*GRADIENT_ROLES, Role.PARAM_GRAD)
-    return backward, _natural(place.name), place.call, list(Role).index(place.role), _natural(place.path)
+    return (
+        backward,
+        _natural(place.name),
+        place.call,
+        list(Role).index(place.role),
+        _natural(place.path),
+    )
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() and len(part) < 20 else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [
+        (int(part), "") if part.isdecimal() and len(part) < 20 else (-1, part)
+        for part in re.split(r"(\d+)", name)
+    ]
 
 
 def _parent(place: PlaceInName, calls: dict[str, int]) -> tuple[str, int] | None:

@@ -1,4 +1,6 @@
-"""Where in a directory the files of a dump are: in itself, in one folder below, or in folders named by the step."""
+"""Where in a directory the files of a dump are: in itself, in one folder below, or in folders named
+by the step.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ _STEP = re.compile(r"\d{1,9}")
 
 
 def folders_with(path: Path, belongs: Callable[[str], bool]) -> list[Path]:
-    """The folders below a path, itself included, that hold a file of a dump; links to folders are not followed.
+    """The folders below a path, itself included, that hold a file of a dump; links to folders are
+    not followed.
 
     Args:
         path: where to look.
@@ -39,14 +42,17 @@ def step_folders(path: Path, belongs: Callable[[str], bool], tool: str) -> list[
     """Each step with its folder.
 
     Raises:
-        UsageError: if there is no file of the dump, or they lie in several folders that are not named by a step.
+        UsageError: if there is no file of the dump, or they lie in several folders that are not
+            named by a step.
     """
     found = folders_with(path, belongs)
     if not found:
         raise UsageError(f"{path}: holds no file of {tool}")
     if len(found) == 1:
         return [(0, found[0])]
-    if len({folder.parent for folder in found}) == 1 and all(_STEP.fullmatch(folder.name) for folder in found):
+    if len({folder.parent for folder in found}) == 1 and all(
+        _STEP.fullmatch(folder.name) for folder in found
+    ):
         steps = sorted((int(folder.name), folder) for folder in found)
         if len({step for step, _ in steps}) == len(steps):
             return steps

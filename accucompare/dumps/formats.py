@@ -39,7 +39,8 @@ def format_of(path: Path, name: str | None) -> Format:
         name: as ``--from`` gives it; ``None`` if it is to be recognised.
 
     Raises:
-        UsageError: if there is nothing, if it is a bundle, if no format is recognised, or more than one is.
+        UsageError: if there is nothing, if it is a bundle, if no format is recognised, or more than
+            one is.
     """
     if not path.exists():
         raise UsageError(f"{path}: there is no such file or directory")
@@ -53,9 +54,17 @@ def format_of(path: Path, name: str | None) -> Format:
         return found[0]
     if found:
         names = " and ".join(each.name for each in found)
-        raise UsageError(f"{path}: holds dumps of more than one format ({names}); say which to import: --from {found[0].name}")
+        raise UsageError(
+            f"{path}: holds dumps of more than one format ({names}); say which to import: --from"
+            f" {found[0].name}"
+        )
     known = "; ".join(f"{each.name}: {each.looks_like}" for each in FORMATS)
     if path.suffix == ".onnx" or (path.is_dir() and any(path.glob("*.onnx"))):
         what = "is a model" if path.is_file() else "holds a model"
-        raise UsageError(f"{path}: {what}, and no outputs; give those that Polygraphy saved: import out.json --onnx model.onnx")
-    raise UsageError(f"{path}: no format is recognised; name it with --from. The formats are {known}")
+        raise UsageError(
+            f"{path}: {what}, and no outputs; give those that Polygraphy saved: import out.json"
+            " --onnx model.onnx"
+        )
+    raise UsageError(
+        f"{path}: no format is recognised; name it with --from. The formats are {known}"
+    )

@@ -1,8 +1,9 @@
-"""Dumps of Hugging Face's model debugger (``transformers.model_debugging_utils``), written with ``use_repr=False``.
+"""Dumps of Hugging Face's model debugger (``transformers.model_debugging_utils``), written with
+``use_repr=False``.
 
-``<class>_debug_tree_FULL_TENSORS.json`` is the tree of calls; each tensor is a ``.safetensors`` beside it, named after its module alone,
-so that of several calls of a module only the last one's values are there. It holds the forward only, and outputs of the innermost
-modules only.
+``<class>_debug_tree_FULL_TENSORS.json`` is the tree of calls; each tensor is a ``.safetensors``
+beside it, named after its module alone, so that of several calls of a module only the last one's
+values are there. It holds the forward only, and outputs of the innermost modules only.
 """
 
 from __future__ import annotations
@@ -16,8 +17,25 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.format import Layout, Role
-from accucompare.dumps.dump_files import as_shape, inside, is_scalar, load_safetensors, read_json, safetensors_index, scalar
-from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
+from accucompare.dumps.dump_files import (
+    as_shape,
+    inside,
+    is_scalar,
+    load_safetensors,
+    read_json,
+    safetensors_index,
+    scalar,
+)
+from accucompare.dumps.items import (
+    Dump,
+    Format,
+    Item,
+    ItemPart,
+    LoadedItem,
+    Naming,
+    NotImported,
+    UnreadableError,
+)
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 from accucompare.text import printable
@@ -32,14 +50,19 @@ _NO_TENSOR = "no tensor, of which the dump has the text only"
 
 
 def _recognise(path: Path) -> bool:
-    return path.name.endswith((_INDEX, "_debug_tree_SUMMARY.json")) or (path.is_dir() and next(path.glob(f"*{_INDEX}"), None) is not None)
+    return path.name.endswith((_INDEX, "_debug_tree_SUMMARY.json")) or (
+        path.is_dir() and next(path.glob(f"*{_INDEX}"), None) is not None
+    )
 
 
 def _open(path: Path, naming: Naming) -> Dump:
     if path.is_dir():
         indices = sorted(path.glob(f"*{_INDEX}"))
         if len(indices) > 1:
-            raise UsageError(f"{path}: holds dumps of {len(indices)} models; import one of them: {printable(str(indices[0]))}")
+            raise UsageError(
+                f"{path}: holds dumps of {len(indices)} models; import one of them:"
+                f" {printable(str(indices[0]))}"
+            )
         if not indices:
             raise BundleError(f"{path}: holds no *{_INDEX} of Hugging Face's model debugger")
         path = indices[0]
@@ -47,7 +70,13 @@ def _open(path: Path, naming: Naming) -> Dump:
         raise UsageError(f"{path}: is the summary, without values; import its *{_INDEX}")
     tree = _Tree(path, read_json(path))
     part = ItemPart(0, 0, tree.items, lambda: tree.modules)
-    return Dump((part,), (Role.INPUT, Role.OUTPUT), root=True, innermost_outputs=True, pruned=tuple(tree.pruned()))
+    return Dump(
+        (part,),
+        (Role.INPUT, Role.OUTPUT),
+        root=True,
+        innermost_outputs=True,
+        pruned=tuple(tree.pruned()),
+    )
 
 
 @dataclass(frozen=True)
@@ -70,9 +99,20 @@ class _Tree:
 
     def items(self) -> Iterator[Item | NotImported]:
         """The inputs of each call, what its children were given and gave, its outputs."""
-        files = Counter(file for begins, call in self.calls() for _, value in _values(call, begins) if (file := _file(value)))
+        files = Counter(
+            file
+            for begins, call in self.calls()
+            for _, value in _values(call, begins)
+            if (file := _file(value))
+        )
         for begins, call in self.calls():
-            place = Item(call.name, Role.INPUT if begins else Role.OUTPUT, call=call.call, type=self.modules[call.name], parent=call.parent)
+            place = Item(
+                call.name,
+                Role.INPUT if begins else Role.OUTPUT,
+                call=call.call,
+                type=self.modules[call.name],
+                parent=call.parent,
+            )
             for path, value in _values(call, begins):
                 yield from self._item(replace(place, path=path), value, files)
 
@@ -102,16 +142,25 @@ class _Tree:
         if not isinstance(children, list) or not all(
             isinstance(each, dict) and isinstance(each.get("module_path"), str) for each in children
         ):
-            raise BundleError(f"{self.path}: is damaged; the children of {str(node.get('module_path'))[:200]!r} are no calls")
+            raise BundleError(
+                f"{self.path}: is damaged; the children of {str(node.get('module_path'))[:200]!r}"
+                " are no calls"
+            )
         return children
 
     def pruned(self) -> Iterator[str]:
-        """The lists of layers of which ``do_prune_layers`` has kept the first and the last one only."""
+        """The lists of layers of which ``do_prune_layers`` has kept the first and the last one
+        only.
+        """
         layers: dict[tuple[str, int, str], list[int]] = {}
         for begins, call in self.calls():
             if begins and call.parent is not None and (match := _LAYER.fullmatch(call.name)):
                 layers.setdefault((*call.parent, match[1]), []).append(int(match[2]))
-        yield from (name for (_, _, name), numbers in layers.items() if len(numbers) == 2 and numbers[1] > numbers[0] + 1)
+        yield from (
+            name
+            for (_, _, name), numbers in layers.items()
+            if len(numbers) == 2 and numbers[1] > numbers[0] + 1
+        )
 
     def _item(self, place: Item, value: Any, files: Counter[str]) -> Iterator[Item | NotImported]:
         what = f"{place.name} call {place.call} {place.role.value}.{place.path}"
@@ -123,28 +172,40 @@ class _Tree:
             return
         match = _SHAPE.fullmatch(str(value["shape"]))
         try:
-            shape = as_shape([int(length) for length in match[1].split(",") if length.strip()] if match else value["shape"])
+            shape = as_shape(
+                [int(length) for length in match[1].split(",") if length.strip()]
+                if match
+                else value["shape"]
+            )
         except ValueError as error:
             raise BundleError(f"{self.path}: {what} has {error}") from None
         file = _file(value)
         if file is None:
             raise UsageError(
-                f"{printable(str(self.path))}: holds values as text of four digits (use_repr=True); write it with use_repr=False"
+                f"{printable(str(self.path))}: holds values as text of four digits (use_repr=True);"
+                " write it with use_repr=False"
             )
         files[file] -= 1
         if files[file]:
             yield NotImported(what, _OVERWRITTEN)
             return
         load = partial(_load, inside(self.path.parent, file))
-        yield replace(place, dtype=str(value["dtype"]).removeprefix("torch."), shape=shape, load=load)
+        yield replace(
+            place, dtype=str(value["dtype"]).removeprefix("torch."), shape=shape, load=load
+        )
 
 
 def _is_tensor(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("shape"), str) and isinstance(value.get("dtype"), str)
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("shape"), str)
+        and isinstance(value.get("dtype"), str)
+    )
 
 
 def _number(value: Any) -> bool | int | float | None:
-    """The Python number that a text stands for, which is exact; ``None`` if it is another value's."""
+    """The Python number that a text stands for, which is exact; ``None`` if it is another
+    value's."""
     if value in ("True", "False"):
         return bool(value == "True")
     if not isinstance(value, str) or not _NUMBER.fullmatch(value):
@@ -190,4 +251,6 @@ def _load(path: Path) -> LoadedItem:
     return load_safetensors(path, index["data"])
 
 
-HUGGING_FACE_FORMAT = Format(DumpFormat.HUGGING_FACE.value, "Hugging Face's model debugger", _recognise, _open, f"*{_INDEX}")
+HUGGING_FACE_FORMAT = Format(
+    DumpFormat.HUGGING_FACE.value, "Hugging Face's model debugger", _recognise, _open, f"*{_INDEX}"
+)

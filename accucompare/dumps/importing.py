@@ -10,9 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.format import TRAINING_ROLES, Key, Layout, Manifest, Record, Role
-from accucompare.bundle.writing import BundleWriter, discard_unfinished, forget_previous, locked, prepare_directory, refuse_directory
+from accucompare.bundle.writing import (
+    BundleWriter,
+    discard_unfinished,
+    forget_previous,
+    locked,
+    prepare_directory,
+    refuse_directory,
+)
 from accucompare.dumps.formats import format_of
-from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
+from accucompare.dumps.items import (
+    Dump,
+    Format,
+    Item,
+    ItemPart,
+    LoadedItem,
+    Naming,
+    NotImported,
+    UnreadableError,
+)
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers import DTYPES, fingerprint
 from accucompare.places import Place
@@ -23,7 +39,8 @@ _QUEUE_BYTES = 64 << 20
 _NAMES_AS_THEY_ARE = Naming()
 _BETWEEN_REPORTS = 16  # items, between two reports of progress
 
-#: Called with the items that are done, and how many there are, as far as that is known: one of each step that was not begun yet.
+# : Called with the items that are done, and how many there are, as far as that is known: one of
+# each step that was not begun yet.
 ImportProgress = Callable[[int, int], None]
 
 
@@ -35,7 +52,8 @@ class ImportResult:
         format: of the dump.
         records, without_values, weights: how many there are in the bundle.
         left_out: what has no counterpart, each with its step and rank.
-        unreadable: what could not be read, each with the reason; then the bundle is marked incomplete.
+        unreadable: what could not be read, each with the reason; then the bundle is marked
+            incomplete.
         notes: what a reader of the bundle is to know.
     """
 
@@ -73,11 +91,14 @@ def import_dump(
     Raises:
         UsageError: if no format is recognised, or the pattern does not fit.
         BundleError: if the dump is damaged or hostile.
-        CaptureError: if the bundle cannot be written. After any of these, and Ctrl-C, nothing is left, and an earlier bundle is back.
+        CaptureError: if the bundle cannot be written. After any of these, and Ctrl-C, nothing is
+            left, and an earlier bundle is back.
     """
     chosen = format_of(path, format_name)
     if naming.pattern is not None and not chosen.takes_pattern:
-        raise UsageError(f"--name-pattern: dumps of {chosen.title} have names of their own; leave it out")
+        raise UsageError(
+            f"--name-pattern: dumps of {chosen.title} have names of their own; leave it out"
+        )
     if naming.onnx is not None and not chosen.takes_onnx:
         raise UsageError(f"--onnx: dumps of {chosen.title} are of no ONNX model; leave it out")
     refuse_directory(out, overwrite)
@@ -106,10 +127,17 @@ class _Import:
 
     def run(self, progress: ImportProgress) -> ImportResult:
         left, done = len(self._dump.parts), 0
-        ranks = [(rank, list(parts)) for rank, parts in groupby(self._dump.parts, key=lambda part: part.rank)]
+        ranks = [
+            (rank, list(parts))
+            for rank, parts in groupby(self._dump.parts, key=lambda part: part.rank)
+        ]
         for rank, parts in ranks:
             notes = list(self._dump.notes) if rank == 0 else []
-            manifest = Manifest(ranks=1 + max(rank for rank, _ in ranks), environment=dict(self._dump.environment), notes=notes)
+            manifest = Manifest(
+                ranks=1 + max(rank for rank, _ in ranks),
+                environment=dict(self._dump.environment),
+                notes=notes,
+            )
             with BundleWriter(self._out, manifest, rank, _QUEUE_BYTES) as writer:
                 rank_of = _Rank(writer, self._found)
                 for part in parts:
@@ -125,7 +153,10 @@ class _Import:
                     progress(done, done + left)
                 writer.close(rank_of.conclude(self._dump))
         if not self._found.records:
-            raise BundleError(f"{self._path}: nothing in it has a counterpart in a bundle{_most_of(self._found.left_out)}")
+            raise BundleError(
+                f"{self._path}: nothing in it has a counterpart in a"
+                f" bundle{_most_of(self._found.left_out)}"
+            )
         return self._found
 
 
@@ -161,7 +192,9 @@ class _Rank:
         if self._part is not part:
             self._part, self._order, self._seen = part, 0, set()
         if isinstance(item, NotImported):
-            self._left_out.append(NotImported(f"{item.what} (step {part.step}, rank {part.rank})", item.why))
+            self._left_out.append(
+                NotImported(f"{item.what} (step {part.step}, rank {part.rank})", item.why)
+            )
             return
         key = Key(part.rank, part.step, item.name, item.call, item.role, item.path)
         if key in self._seen:
@@ -197,7 +230,9 @@ class _Rank:
             shape=shape,
             dtype=dtype,
             layout=layout,
-            statistics=None if loaded is not None or layout is Layout.UNREADABLE else item.statistics,
+            statistics=(
+                None if loaded is not None or layout is Layout.UNREADABLE else item.statistics
+            ),
             detail=detail,
         )
         self._order += 1
@@ -214,7 +249,11 @@ class _Rank:
         if name in self._weights:
             return
         if item.load is None:
-            self._left_out.append(NotImported(f"the weight {name}", "the dump has its statistics only, which prove nothing"))
+            self._left_out.append(
+                NotImported(
+                    f"the weight {name}", "the dump has its statistics only, which prove nothing"
+                )
+            )
             return
         try:
             loaded = _checked(item, item.load())
@@ -222,10 +261,16 @@ class _Rank:
             self._unreadable.append(f"the weight {name}: {reason}")
             return
         digests = fingerprint(loaded.array, DTYPES[loaded.dtype])
-        self._weights[name] = {"dtype": loaded.dtype, "shape": list(loaded.array.shape), "digests": digests}
+        self._weights[name] = {
+            "dtype": loaded.dtype,
+            "shape": list(loaded.array.shape),
+            "digests": digests,
+        }
 
     def conclude(self, dump: Dump) -> dict[str, Any] | None:
-        """Put into the manifest what there is, and what there is not; gives why the bundle is incomplete, if it is."""
+        """Put into the manifest what there is, and what there is not; gives why the bundle is
+        incomplete, if it is.
+        """
         manifest, found = self._writer.manifest, self._found
         trained = not self._roles.isdisjoint(TRAINING_ROLES)
         manifest.capture.update(
@@ -265,7 +310,10 @@ def _checked(item: Item, loaded: LoadedItem) -> LoadedItem:
         UnreadableError: if it is not.
     """
     if item.shape is not None and item.shape != loaded.array.shape:
-        raise UnreadableError(f"its file holds the shape {list(loaded.array.shape)}, but the dump says {list(item.shape)}")
+        raise UnreadableError(
+            f"its file holds the shape {list(loaded.array.shape)}, but the dump says"
+            f" {list(item.shape)}"
+        )
     if item.dtype and item.dtype != loaded.dtype:
         raise UnreadableError(f"its file holds {loaded.dtype}, but the dump says {item.dtype}")
     return loaded

@@ -1,8 +1,9 @@
-"""What every reader of another tool's dump gives: items in execution order, and what has no counterpart in a bundle.
+"""What every reader of another tool's dump gives: items in execution order, and what has no
+counterpart in a bundle.
 
-A format is one line of ``formats.FORMATS``: a ``Format`` that recognises a path and opens it as a ``Dump``. A dump has a part for each
-step of each rank; a part yields its items in execution order, the inputs of a call before those of its children, its outputs after.
-"""
+A format is one line of ``formats.FORMATS``: a ``Format`` that recognises a path and opens it as a
+``Dump``. A dump has a part for each step of each rank; a part yields its items in execution order,
+the inputs of a call before those of its children, its outputs after."""
 
 from __future__ import annotations
 
@@ -20,15 +21,20 @@ class Item:
     """One tensor of a dump, under the name that a capture would give it.
 
     Attributes:
-        name, call, role, path: as of a record. ``Role.PARAM`` is a weight: its digest goes into the manifest, and it is no record.
-        dtype: PyTorch's name without ``torch.``; ``""`` if it is not known before the values are loaded.
+        name, call, role, path: as of a record. ``Role.PARAM`` is a weight: its digest goes into the
+            manifest, and it is no record.
+        dtype: PyTorch's name without ``torch.``; ``""`` if it is not known before the values are
+            loaded.
         shape: as the dump's index says; ``None`` if it is not known before the values are loaded.
         load: the values; ``None`` where the dump has none. Raises ``UnreadableError``.
-        statistics: of a dump without values, as its tool computed them, in the tensor's own precision; ``None`` with ``load``. ``nan``
-            and ``inf`` are 1 where the tool says that there are any, for it does not count them.
+        statistics: of a dump without values, as its tool computed them, in the tensor's own
+            precision; ``None`` with ``load``. ``nan`` and ``inf`` are 1 where the tool says that
+            there are any, for it does not count them.
         type: the module's class, or the operator's name; ``""`` if the dump does not say.
-        parent: (qualified name, call index) of the call around it; ``None`` for the root's, and where the dump does not say.
-        layout, detail: of what is no tensor: ``Layout.OPAQUE`` and what it was, or ``Layout.SCALAR`` and a ``load`` of its value.
+        parent: (qualified name, call index) of the call around it; ``None`` for the root's, and
+            where the dump does not say.
+        layout, detail: of what is no tensor: ``Layout.OPAQUE`` and what it was, or
+            ``Layout.SCALAR`` and a ``load`` of its value.
     """
 
     name: str
@@ -62,7 +68,9 @@ class NotImported:
 
 
 class UnreadableError(Exception):
-    """The values of one item cannot be read: the message says which file, and why. The item is listed, and the others are imported."""
+    """The values of one item cannot be read: the message says which file, and why. The item is
+    listed, and the others are imported.
+    """
 
 
 @dataclass(frozen=True)
@@ -71,9 +79,10 @@ class ItemPart:
 
     Attributes:
         rank, step: which.
-        items: yields its items in execution order, each key once, and what is left out; reads the part's index when it is called.
-            Raises ``BundleError`` if that is damaged.
-        modules: the class of each module that the dump names, by qualified name; called after ``items`` is exhausted.
+        items: yields its items in execution order, each key once, and what is left out; reads the
+            part's index when it is called. Raises ``BundleError`` if that is damaged.
+        modules: the class of each module that the dump names, by qualified name; called after
+            ``items`` is exhausted.
     """
 
     rank: int
@@ -93,8 +102,10 @@ class Dump:
         named_gradients: whether its tool records the gradients of inputs that are passed by name.
         innermost_outputs: whether it records the outputs of modules without children only.
         pruned: lists of layers, by name, of which it has left some out.
-        partial: whether it holds single values, and not all calls of all layers: what has no partner then is no difference.
-        hashes: what it holds of each tensor in place of values, by the ends of paths; none if it holds values.
+        partial: whether it holds single values, and not all calls of all layers: what has no
+            partner then is no difference.
+        hashes: what it holds of each tensor in place of values, by the ends of paths; none if it
+            holds values.
         environment: what it says of where it ran, as in a manifest: ``{"versions": {"torch": …}}``.
         notes: what a reader of the bundle is to know, one sentence each.
     """
@@ -113,7 +124,9 @@ class Dump:
 
 @dataclass(frozen=True)
 class Naming:
-    """What the user said of a dump's names: how they are read, and the ONNX model whose values they are."""
+    """What the user said of a dump's names: how they are read, and the ONNX model whose values they
+    are.
+    """
 
     pattern: str | None = None
     onnx: Path | None = None
@@ -127,7 +140,8 @@ class Format:
         name: as ``--from`` gives it.
         title: the tool, as messages call it.
         recognise: whether a path looks like one; cheap, and never raises for hostile content.
-        open: opens it, by what the user said of its names. Raises ``BundleError`` or ``UsageError``.
+        open: opens it, by what the user said of its names. Raises ``BundleError`` or
+            ``UsageError``.
         takes_pattern, takes_onnx: whether a name pattern, and an ONNX model, mean something to it.
         generic: whether it is taken only if no other format is recognised.
         looks_like: what ``recognise`` goes by, in words, for messages and help.

@@ -1,7 +1,9 @@
-"""Kernel dumps of CANN: a binary file for each kernel that ran, ``{op_type}.{op_name}.{task_id}.{stream_id}.{timestamp}``.
+"""Kernel dumps of CANN: a binary file for each kernel that ran,
+``{op_type}.{op_name}.{task_id}.{stream_id}.{timestamp}``.
 
-A file is the length of a header (``<Q``), the header (a protobuf message ``toolkit.dumpdata.DumpData``), and the bytes of its tensors:
-inputs, outputs, buffers, workspaces. The numbers of fields, types and formats are those of ``dump_data.proto`` as Ascend publishes it.
+A file is the length of a header (``<Q``), the header (a protobuf message
+``toolkit.dumpdata.DumpData``), and the bytes of its tensors: inputs, outputs, buffers, workspaces.
+The numbers of fields, types and formats are those of ``dump_data.proto`` as Ascend publishes it.
 """
 
 from __future__ import annotations
@@ -25,15 +27,19 @@ _MOST_DIMENSIONS = 64
 _MOST_TENSORS = 10_000  # of a kernel; a real one has some ten
 _LONGEST_NAME = 4096
 
-#: How a file's name tells a kernel. After the stream there may be a number more, and after the time what kind of task it was.
+# : How a file's name tells a kernel. After the stream there may be a number more, and after the
+# time what kind of task it was.
 NAME = re.compile(
     r"(?P<kernel>(?P<type>[^.]+)\.(?P<name>.+?)\.(?P<task>\d{1,18})(?:\.(?P<stream>\d{1,18}))?(?:\.\d{1,18})?\.(?P<time>\d{10,20})"
     r"(?:\.\d{1,9}){0,4})"
 )
 #: The file that msaccucmp writes of a kernel's tensor.
-NPY_NAME = re.compile(NAME.pattern + r"\.(?P<role>input|output)\.(?P<number>\d{1,6})(?P<more>(?:\.[^.]+)*)\.npy")
+NPY_NAME = re.compile(
+    NAME.pattern + r"\.(?P<role>input|output)\.(?P<number>\d{1,6})(?P<more>(?:\.[^.]+)*)\.npy"
+)
 
-#: Types by their numbers in dump_data.proto. The others (HiFloat8, quantized, 4 and 6 bits, text) PyTorch does not have.
+# : Types by their numbers in dump_data.proto. The others (HiFloat8, quantized, 4 and 6 bits, text)
+# PyTorch does not have.
 _TYPES = {
     1: "float32",
     2: "float16",
@@ -93,9 +99,14 @@ class Tensor:
         if self.dtype is None:
             return f"its type is number {self.type} of dump_data.proto, which PyTorch does not have"
         if self.format not in PLAIN_FORMATS and self.format not in BLOCKED:
-            return f"its format is number {self.format} of dump_data.proto, which is not put back into rows"
+            return (
+                f"its format is number {self.format} of dump_data.proto, which is not put back into"
+                " rows"
+            )
         if self.format in BLOCKED and not self.original:
-            return f"it is in {BLOCKED[self.format][0]}, and the dump does not say its original shape"
+            return (
+                f"it is in {BLOCKED[self.format][0]}, and the dump does not say its original shape"
+            )
         return ""
 
 
@@ -120,11 +131,19 @@ def load(tensor: Tensor, path: Path) -> LoadedItem:
     storage = DTYPES[dtype].storage
     count = math.prod(tensor.shape)
     if count * storage.itemsize != tensor.size:
-        raise UnreadableError(f"{path}: says {tensor.size} bytes for the shape {str(list(tensor.shape))[:80]} of {dtype}")
+        raise UnreadableError(
+            f"{path}: says {tensor.size} bytes for the shape {str(list(tensor.shape))[:80]} of"
+            f" {dtype}"
+        )
     try:
-        array = np.fromfile(path, np.dtype("u1") if dtype == "bool" else storage, count, offset=tensor.at)
+        array = np.fromfile(
+            path, np.dtype("u1") if dtype == "bool" else storage, count, offset=tensor.at
+        )
     except (OSError, MemoryError) as error:
-        raise UnreadableError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or 'it does not fit into memory'})") from None
+        raise UnreadableError(
+            f"{path}: cannot be read"
+            f" ({getattr(error, 'strerror', None) or 'it does not fit into memory'})"
+        ) from None
     if array.size != count:
         raise UnreadableError(f"{path}: ends early")
     if dtype == "bool":
@@ -135,7 +154,10 @@ def load(tensor: Tensor, path: Path) -> LoadedItem:
     if tensor.format in BLOCKED:
         rows = in_rows(array, tensor.format, tensor.original)
         if rows is None:
-            shapes = f"{list(tensor.shape)} of {BLOCKED[tensor.format][0]} and the original shape {list(tensor.original)}"
+            shapes = (
+                f"{list(tensor.shape)} of {BLOCKED[tensor.format][0]} and the original shape"
+                f" {list(tensor.original)}"
+            )
             raise UnreadableError(f"{path}: the shape {shapes} do not belong together")
         array = np.ascontiguousarray(rows)
     return LoadedItem(array, dtype)
@@ -152,7 +174,10 @@ def read_header(path: Path) -> Kernel:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 0 < length <= min(_HEADER_LIMIT, size - 8):
-                raise UnreadableError(f"{path}: is truncated, or no kernel dump (its header would have {length} bytes)")
+                raise UnreadableError(
+                    f"{path}: is truncated, or no kernel dump (its header would have {length}"
+                    " bytes)"
+                )
             header = memoryview(file.read(length))
         name, parts = _parse(header, 8 + length)
     except OSError as error:
@@ -166,7 +191,8 @@ def read_header(path: Path) -> Kernel:
 
 
 def _parse(header: memoryview, at: int) -> tuple[str, dict[int, list[Tensor]]]:
-    """The kernel's name, and the tensors by the field that holds them; the first begins at ``at``."""
+    """The kernel's name, and the tensors by the field that holds them; the first begins at
+    ``at``."""
     name, messages = "", {number: list[memoryview]() for number in _PARTS}
     for number, value in fields(header):
         if number in messages and isinstance(value, memoryview):
@@ -193,13 +219,24 @@ def _tensor(message: memoryview, numbers: _Fields, at: int) -> Tensor:
     for number, value in fields(message):
         if number == numbers.data and isinstance(value, memoryview) and len(value):
             raise ValueError("a tensor's bytes are inside of it")
-        if number == numbers.size and isinstance(value, int):  # first, for a buffer's size has the number of a tensor's shape
+        if number == numbers.size and isinstance(
+            value, int
+        ):  # first, for a buffer's size has the number of a tensor's shape
             scalars[number] = value
         elif number in shapes and isinstance(value, memoryview):
-            lengths = (length for inner, each in fields(value) if inner == 1 for length in integers(each))
+            lengths = (
+                length for inner, each in fields(value) if inner == 1 for length in integers(each)
+            )
             shapes[number] = tuple(islice(lengths, _MOST_DIMENSIONS + 1))
             if len(shapes[number]) > _MOST_DIMENSIONS:
                 raise ValueError(f"a shape of more than {_MOST_DIMENSIONS} dimensions")
         elif number in scalars and isinstance(value, int):
             scalars[number] = value
-    return Tensor(scalars[1], scalars[2], shapes[3], shapes.get(numbers.original_shape, ()), scalars[numbers.size], at)
+    return Tensor(
+        scalars[1],
+        scalars[2],
+        shapes[3],
+        shapes.get(numbers.original_shape, ()),
+        scalars[numbers.size],
+        at,
+    )

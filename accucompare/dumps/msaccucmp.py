@@ -1,4 +1,6 @@
-"""What msaccucmp makes of CANN's kernel dumps: ``{op_type}.{op_name}.{task_id}.{stream_id}.{timestamp}.{input|output}.{n}.npy``."""
+"""What msaccucmp makes of CANN's kernel dumps:
+``{op_type}.{op_name}.{task_id}.{stream_id}.{timestamp}.{input|output}.{n}.npy``.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,24 @@ def _items(folder: Path) -> Iterator[Item | NotImported]:
         if is_note(path.name):
             yield NotImported(path.name, "what the device noted of an overflow, which is no tensor")
         elif match is None:
-            yield NotImported(path.name, "its name is none of msaccucmp's, OP_TYPE.OPNPY_NAME.TASK.STREAM.TIMESTAMP.output.N.npy")
+            yield NotImported(
+                path.name,
+                "its name is none of msaccucmp's,"
+                " OP_TYPE.OPNPY_NAME.TASK.STREAM.TIMESTAMP.output.N.npy",
+            )
         else:
             found.append(
-                ((int(match["time"]), int(match["task"]), match["kernel"], match["role"] == "output", int(match["number"])), path, match)
+                (
+                    (
+                        int(match["time"]),
+                        int(match["task"]),
+                        match["kernel"],
+                        match["role"] == "output",
+                        int(match["number"]),
+                    ),
+                    path,
+                    match,
+                )
             )
     outputs = Counter(match["kernel"] for _, _, match in found if match["role"] == Role.OUTPUT)
     numbers: dict[str, dict[str, int]] = {}
@@ -49,8 +65,17 @@ def _items(folder: Path) -> Iterator[Item | NotImported]:
         kernels = numbers.setdefault(match["name"], {})
         call = kernels.setdefault(match["kernel"], len(kernels))
         number = str(int(match["number"])) + match["more"]
-        alone = match["role"] == Role.OUTPUT and outputs[match["kernel"]] == 1  # as a module's only output
-        yield Item(match["name"], Role(match["role"]), "" if alone else number, call, load=partial(load_npy, path), type=match["type"])
+        alone = (
+            match["role"] == Role.OUTPUT and outputs[match["kernel"]] == 1
+        )  # as a module's only output
+        yield Item(
+            match["name"],
+            Role(match["role"]),
+            "" if alone else number,
+            call,
+            load=partial(load_npy, path),
+            type=match["type"],
+        )
 
 
 MSACCUCMP_FORMAT = Format(

@@ -1,10 +1,12 @@
-"""msprobe's dumps (``mindstudio-probe``): ``step<N>/rank<R>/dump.json`` and a ``.pt`` a tensor, or statistics alone.
+"""msprobe's dumps (``mindstudio-probe``): ``step<N>/rank<R>/dump.json`` and a ``.pt`` a tensor, or
+statistics alone.
 
-``dump.json`` lists the calls in the order in which they ended, ``construct.json`` says in which call each was made; from the two
-follows the order in which everything ran. A call is ``Module.<qualified name>.<class>.forward.<call>``; its ``backward`` holds as
-``input`` the gradients of its outputs, as ``output`` those of its inputs. Calls of functions (``Functional.linear.0.forward``, levels
-L1 and mix) are numbered through the whole model and are not the operators that a capture records; they have no counterpart.
-"""
+``dump.json`` lists the calls in the order in which they ended, ``construct.json`` says in which
+call each was made; from the two follows the order in which everything ran. A call is
+``Module.<qualified name>.<class>.forward.<call>``; its ``backward`` holds as ``input`` the
+gradients of its outputs, as ``output`` those of its inputs. Calls of functions
+(``Functional.linear.0.forward``, levels L1 and mix) are numbered through the whole model and are
+not the operators that a capture records; they have no counterpart."""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.format import Layout, Role
-from accucompare.dumps.dump_files import as_shape, inside, is_scalar, load_npy, load_pt, of_tensor, read_json, scalar
+from accucompare.dumps.dump_files import (
+    as_shape,
+    inside,
+    is_scalar,
+    load_npy,
+    load_pt,
+    of_tensor,
+    read_json,
+    scalar,
+)
 from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported
 from accucompare.dumps.order import EndedCall, around, order_of_calls
 from accucompare.errors import BundleError, UsageError
@@ -29,12 +40,16 @@ _STEP = re.compile(r"step(\d{1,18})")
 _RANK = re.compile(r"rank(\d{1,9})")
 _PROCESS = re.compile(r"proc\d+")
 _OF_MODULE = re.compile(
-    r"(?:Module|Cell)\.(?P<name>.+)\.(?P<type>[^.]+)\.(?P<kind>forward|backward|parameters_grad)\.(?P<call>\d{1,18})", re.DOTALL
+    r"(?:Module|Cell)\.(?P<name>.+)\.(?P<type>[^.]+)\.(?P<kind>forward|backward|parameters_grad)\.(?P<call>\d{1,18})",
+    re.DOTALL,
 )
 #: Parts of a qualified name that wrappers add.
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _ROLES = (Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.PARAM_GRAD)
-_OF_FUNCTION = "a call of a function, which msprobe numbers through the whole model; a bundle holds calls of modules (levels L0 and mix)"
+_OF_FUNCTION = (
+    "a call of a function, which msprobe numbers through the whole model; a bundle holds calls of"
+    " modules (levels L0 and mix)"
+)
 #: Around the outermost calls is the whole model's, which msprobe does not record.
 _ROOT = ("", 0)
 _ROOT_NOTE = "msprobe does not record the call of the whole model, nor what the optimizer does"
@@ -45,18 +60,23 @@ def _recognise(path: Path) -> bool:
 
 
 def _folders(path: Path) -> list[tuple[int | None, int | None, Path]]:
-    """Step, rank and folder of each ``dump.json`` below a path; ``None`` where the path does not say. Processes have no rank."""
+    """Step, rank and folder of each ``dump.json`` below a path; ``None`` where the path does not
+    say. Processes have no rank.
+    """
     if path.name == INDEX:
         path = path.parent
     if (path / INDEX).is_file():
         return [(None, None, path)]
     steps: list[tuple[int | None, Path]]
-    steps = [(int(found[1]), each) for each in _entries(path) if (found := _STEP.fullmatch(each.name))] or [(None, path)]
+    steps = [
+        (int(found[1]), each) for each in _entries(path) if (found := _STEP.fullmatch(each.name))
+    ] or [(None, path)]
     return [
         (step, int(found[1]) if (found := _RANK.fullmatch(each.name)) else None, each)
         for step, folder in sorted(steps, key=lambda each: each[0] or 0)
         for each in ([folder] if (folder / INDEX).is_file() else _entries(folder))
-        if (each / INDEX).is_file() and (each == folder or _RANK.fullmatch(each.name) or _PROCESS.fullmatch(each.name))
+        if (each / INDEX).is_file()
+        and (each == folder or _RANK.fullmatch(each.name) or _PROCESS.fullmatch(each.name))
     ]
 
 
@@ -70,19 +90,31 @@ def _entries(path: Path) -> list[Path]:
 def _open(path: Path, naming: Naming) -> Dump:
     folders = _folders(path)
     if not folders:
-        raise BundleError(f"{path}: holds no {INDEX} of msprobe's, neither there nor in step<N>/rank<R> or step<N>/proc<PID>")
+        raise BundleError(
+            f"{path}: holds no {INDEX} of msprobe's, neither there nor in step<N>/rank<R> or"
+            " step<N>/proc<PID>"
+        )
     notes = [_ROOT_NOTE]
     places: dict[tuple[int, int], Path] = {}
     for step, rank, folder in folders:
         place = rank or 0, step or 0
         if place in places:
-            raise UsageError(f"{path}: holds two dumps of step {place[1]}, {places[place]} and {folder}; import one of them: {folder}")
+            raise UsageError(
+                f"{path}: holds two dumps of step {place[1]}, {places[place]} and {folder}; import"
+                f" one of them: {folder}"
+            )
         places[place] = folder
     ranks = {rank for rank, _ in places}
     if 0 not in ranks:
-        raise BundleError(f"{path}: lacks rank 0 of its dump; import a rank by itself, such as {folders[0][2]}")
+        raise BundleError(
+            f"{path}: lacks rank 0 of its dump; import a rank by itself, such as {folders[0][2]}"
+        )
     return Dump(
-        tuple(_part(*place, folder) for place, folder in sorted(places.items())), _ROLES, False, notes=tuple(notes), named_gradients=False
+        tuple(_part(*place, folder) for place, folder in sorted(places.items())),
+        _ROLES,
+        False,
+        notes=tuple(notes),
+        named_gradients=False,
     )
 
 
@@ -113,9 +145,15 @@ class _Index:
         found = read_json(self.folder / INDEX)
         data = found.get("data") if isinstance(found, dict) else None
         if not isinstance(data, dict):
-            raise BundleError(f"{self.folder / INDEX}: is no index of msprobe's (it has no table 'data')")
+            raise BundleError(
+                f"{self.folder / INDEX}: is no index of msprobe's (it has no table 'data')"
+            )
         parents = self._parents()
-        entries: dict[str, dict[str, _Entry]] = {"forward": {}, "backward": {}, "parameters_grad": {}}
+        entries: dict[str, dict[str, _Entry]] = {
+            "forward": {},
+            "backward": {},
+            "parameters_grad": {},
+        }
         for key, content in data.items():
             match = _OF_MODULE.fullmatch(key)
             if match is None:
@@ -123,7 +161,9 @@ class _Index:
             elif not isinstance(content, dict):
                 raise BundleError(f"{self.folder / INDEX}: {key[:200]!r} is no table")
             else:
-                entries[match["kind"]][key] = _Entry(key, match["name"], match["type"], int(match["call"]), content)
+                entries[match["kind"]][key] = _Entry(
+                    key, match["name"], match["type"], int(match["call"]), content
+                )
         self._rename(entries)
         if (self.folder / "dump_error_info.log").exists():
             yield NotImported("what dump_error_info.log lists", "msprobe could not dump it")
@@ -131,16 +171,24 @@ class _Index:
         inside_of = around(forward, parents)
         weights: set[tuple[str, str]] = set()
         by_key = entries["forward"]
-        parent_of = {key: (_ROOT if above is None else (by_key[above].name, by_key[above].call)) for key, above in inside_of.items()}
+        parent_of = {
+            key: _ROOT if above is None else (by_key[above].name, by_key[above].call)
+            for key, above in inside_of.items()
+        }
         for begins, entry in self._in_order(forward, inside_of):
             yield from self._forward(entry, parent_of[entry.key], begins, weights)
         backward = _ended(entries["backward"])
         for begins, entry in self._in_order(backward, around(backward, parents)):
-            key = entry.key.removesuffix(f".backward.{entry.key.rpartition('.')[2]}") + f".forward.{entry.key.rpartition('.')[2]}"
+            key = (
+                entry.key.removesuffix(f".backward.{entry.key.rpartition('.')[2]}")
+                + f".forward.{entry.key.rpartition('.')[2]}"
+            )
             yield from self._backward(entry, by_key.get(key), parent_of.get(key), begins)
         yield from self._gradients(entries["parameters_grad"])
 
-    def _in_order(self, ended: list[EndedCall[_Entry]], parents: dict[str, str | None]) -> Iterator[tuple[bool, _Entry]]:
+    def _in_order(
+        self, ended: list[EndedCall[_Entry]], parents: dict[str, str | None]
+    ) -> Iterator[tuple[bool, _Entry]]:
         try:
             yield from order_of_calls(ended, parents)
         except ValueError as error:
@@ -152,20 +200,28 @@ class _Index:
         found = read_json(path) if path.is_file() else {}
         if not isinstance(found, dict):
             raise BundleError(f"{path}: is no table of calls")
-        under = {key: each[0] if isinstance(each, list) and each else each for key, each in found.items()}  # with Megatron, a list
+        under = {
+            key: each[0] if isinstance(each, list) and each else each for key, each in found.items()
+        }  # with Megatron, a list
         return {key: each if isinstance(each, str) else None for key, each in under.items()}
 
     def _rename(self, entries: dict[str, dict[str, _Entry]]) -> None:
-        """Take off the names that wrappers add: those that a capture takes off, and ``module.`` where all names begin with it."""
+        """Take off the names that wrappers add: those that a capture takes off, and ``module.``
+        where all names begin with it.
+        """
         every = [entry for table in entries.values() for entry in table.values()]
         for entry in every:
             entry.name = ".".join(part for part in entry.name.split(".") if part not in _WRAPPERS)
-        while every and all(entry.name == "module" or entry.name.startswith("module.") for entry in every):
+        while every and all(
+            entry.name == "module" or entry.name.startswith("module.") for entry in every
+        ):
             for entry in every:
                 entry.name = entry.name.removeprefix("module").removeprefix(".")
         self.modules = {entry.name: entry.type for entry in every}
 
-    def _forward(self, entry: _Entry, parent: tuple[str, int], begins: bool, weights: set[tuple[str, str]]) -> Iterator[Item | NotImported]:
+    def _forward(
+        self, entry: _Entry, parent: tuple[str, int], begins: bool, weights: set[tuple[str, str]]
+    ) -> Iterator[Item | NotImported]:
         """The inputs of a call and the weights of its module, or its outputs."""
         place = Item(entry.name, Role.INPUT, call=entry.call, type=entry.type, parent=parent)
         if not begins:
@@ -176,7 +232,10 @@ class _Index:
             if _is_tensor(value) and (entry.name, name) not in weights:
                 weights.add((entry.name, name))
                 yield from self._value(replace(place, role=Role.PARAM, path=name), value)
-        for path, value in (*_leaves(_list(entry, "input_args")), *_leaves(_table(entry, "input_kwargs"))):
+        for path, value in (
+            *_leaves(_list(entry, "input_args")),
+            *_leaves(_table(entry, "input_kwargs")),
+        ):
             yield from self._value(replace(place, path=path), value)
 
     def _backward(
@@ -188,10 +247,14 @@ class _Index:
         if forward is None:
             paths = _paths(_list(entry, what), unpacked=begins)
         else:
-            paths = _differentiated(_outputs(forward) if begins else list(_leaves(_list(forward, "input_args"))))
+            paths = _differentiated(
+                _outputs(forward) if begins else list(_leaves(_list(forward, "input_args")))
+            )
         if len(paths) != len(gradients) and gradients:
             yield NotImported(
-                f"{entry.key} {what}", "its gradients cannot be told apart: another number of tensors of the call requires one"
+                f"{entry.key} {what}",
+                "its gradients cannot be told apart: another number of tensors of the call"
+                " requires one",
             )
             return
         place = Item(entry.name, role, call=entry.call, type=entry.type, parent=parent or _ROOT)
@@ -203,16 +266,24 @@ class _Index:
         several = {entry.name for entry in entries.values() if entry.call}
         for entry in entries.values():
             if entry.name in several:
-                yield NotImported(entry.key, "one of several backwards in a step; a bundle holds the sum of their gradients")
+                yield NotImported(
+                    entry.key,
+                    "one of several backwards in a step; a bundle holds the sum of their gradients",
+                )
                 continue
             for name, values in entry.content.items():
                 for value in values if isinstance(values, list) else [values]:
                     if _is_tensor(value):
-                        yield from self._value(Item(entry.name, Role.PARAM_GRAD, name, type=entry.type, parent=_ROOT), value)
+                        yield from self._value(
+                            Item(entry.name, Role.PARAM_GRAD, name, type=entry.type, parent=_ROOT),
+                            value,
+                        )
 
     def _value(self, place: Item, value: Any) -> Iterator[Item | NotImported]:
         """What the index says of one value, as an item."""
-        if not isinstance(value, dict):  # None, which is no value, and what msprobe could not look into
+        if not isinstance(
+            value, dict
+        ):  # None, which is no value, and what msprobe could not look into
             return
         what = f"{place.name} call {place.call} {place.role.value}.{place.path}"
         if not _is_tensor(value):
@@ -255,7 +326,11 @@ def _table(entry: _Entry, name: str) -> dict[str, Any]:
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """The tensors and other values in nested lists and tables, with their paths."""
-    if isinstance(value, dict) and not _is_tensor(value) and not ("type" in value and "value" in value):
+    if (
+        isinstance(value, dict)
+        and not _is_tensor(value)
+        and not ("type" in value and "value" in value)
+    ):
         parts = [(str(key), child) for key, child in value.items()]
     elif isinstance(value, list):
         parts = [(str(place), child) for place, child in enumerate(value)]
@@ -273,8 +348,14 @@ def _outputs(entry: _Entry) -> list[tuple[str, Any]]:
 
 
 def _paths(values: list[Any], unpacked: bool) -> list[str]:
-    """The paths of some gradients, where nothing is known of the call's forward. ``unpacked``: whether a single one has none."""
-    return [path for path, value in _leaves(values[0] if unpacked and len(values) == 1 else values) if _is_tensor(value)]
+    """The paths of some gradients, where nothing is known of the call's forward. ``unpacked``:
+    whether a single one has none.
+    """
+    return [
+        path
+        for path, value in _leaves(values[0] if unpacked and len(values) == 1 else values)
+        if _is_tensor(value)
+    ]
 
 
 def _differentiated(values: list[tuple[str, Any]]) -> list[str]:
@@ -283,25 +364,44 @@ def _differentiated(values: list[tuple[str, Any]]) -> list[str]:
 
 
 def _loader(path: Path) -> Callable[[], LoadedItem]:
-    return partial(load_npy, path) if path.suffix == ".npy" else lambda: of_tensor(load_pt(path), path)
+    return (
+        partial(load_npy, path) if path.suffix == ".npy" else lambda: of_tensor(load_pt(path), path)
+    )
 
 
 def _number(value: Any) -> int | float | None:
-    """A number of the index; ``None`` for anything else, and for an integer that no tensor holds."""
-    return value if isinstance(value, (int, float)) and (not isinstance(value, int) or abs(value) < 1 << 64) else None
+    """A number of the index; ``None`` for anything else, and for an integer that no tensor
+    holds."""
+    return (
+        value
+        if isinstance(value, (int, float)) and (not isinstance(value, int) or abs(value) < 1 << 64)
+        else None
+    )
 
 
 def _statistics(value: dict[str, Any]) -> Statistics | None:
-    """What msprobe computed of a tensor, in the tensor's own type. NaN and Inf show in the extrema; how many there are, it does not say."""
-    most, least, mean, norm = (_number(each) for each in map(value.get, ("Max", "Min", "Mean", "Norm")))
+    """What msprobe computed of a tensor, in the tensor's own type. NaN and Inf show in the extrema;
+    how many there are, it does not say.
+    """
+    most, least, mean, norm = (
+        _number(each) for each in map(value.get, ("Max", "Min", "Mean", "Norm"))
+    )
     if most is None or least is None:
         return None
     if math.isnan(most) or math.isnan(least):
         return Statistics(None, None, None, None, nan=1, inf=0)
     if math.isinf(most) or math.isinf(least):
         return Statistics(None, None, None, None, nan=0, inf=1)
-    mean, norm = (None if each is None or not math.isfinite(each) else float(each) for each in (mean, norm))
+    mean, norm = (
+        None if each is None or not math.isfinite(each) else float(each) for each in (mean, norm)
+    )
     return Statistics(least, most, mean, norm, nan=0, inf=0)
 
 
-MSPROBE_FORMAT = Format(DumpFormat.MSPROBE.value, "msprobe", _recognise, _open, "dump.json, in step<N>/rank<R> or step<N>/proc<PID>")
+MSPROBE_FORMAT = Format(
+    DumpFormat.MSPROBE.value,
+    "msprobe",
+    _recognise,
+    _open,
+    "dump.json, in step<N>/rank<R> or step<N>/proc<PID>",
+)

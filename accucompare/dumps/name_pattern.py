@@ -1,4 +1,6 @@
-"""``--name-pattern``: what is what in the name of a tensor, such as ``step{step}/{name}.{role}[.{path}]``."""
+"""``--name-pattern``: what is what in the name of a tensor, such as
+``step{step}/{name}.{role}[.{path}]``.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,24 @@ from accucompare.errors import UsageError
 
 #: The words for a role in a name.
 ROLES = {
-    **{role.value: role for role in (Role.INPUT, Role.OUTPUT, Role.GRAD_INPUT, Role.GRAD_OUTPUT, Role.PARAM_GRAD, Role.PARAM)},
+    **{
+        role.value: role
+        for role in (
+            Role.INPUT,
+            Role.OUTPUT,
+            Role.GRAD_INPUT,
+            Role.GRAD_OUTPUT,
+            Role.PARAM_GRAD,
+            Role.PARAM,
+        )
+    },
     "inputs": Role.INPUT,
     "in": Role.INPUT,
     "outputs": Role.OUTPUT,
     "out": Role.OUTPUT,
 }
-#: Each field's regular expression. The name takes as little as the rest allows, so that a call after it is found.
+# : Each field's regular expression. The name takes as little as the rest allows, so that a call
+# after it is found.
 _FIELDS = {
     "name": "(?P<name>.+?)",
     "call": r"(?P<call>\d{1,18})",
@@ -27,7 +40,8 @@ _FIELDS = {
     "_": ".+?",
 }
 _TOKEN = re.compile(r"\{(\w+)\}|([\[\]])|([^\[\]{}]+)")
-#: A bare number is a part of the name: modules called ``layers.0`` are in nearly every model, and those that are called twice are few.
+# : A bare number is a part of the name: modules called ``layers.0`` are in nearly every model, and
+# those that are called twice are few.
 DEFAULT_PATTERN = "[step{step}/][rank{rank}/]{name}[.call{call}].{role}[.{path}]"
 
 
@@ -52,7 +66,8 @@ class NamePattern:
 
     @classmethod
     def parse(cls, text: str) -> NamePattern:
-        """Read a pattern: ``{field}`` is one of name, call, role, path, step, rank, or ``{_}``; what is in ``[…]`` may be missing.
+        """Read a pattern: ``{field}`` is one of name, call, role, path, step, rank, or ``{_}``;
+        what is in ``[…]`` may be missing.
 
         Raises:
             UsageError: if it makes no sense.
@@ -60,14 +75,25 @@ class NamePattern:
         parts, place, used = [], 0, set()
         for token in _TOKEN.finditer(text):
             field, bracket, literal = token.groups()
-            if token.start() != place or (field is not None and (field not in _FIELDS or field in used)):
+            if token.start() != place or (
+                field is not None and (field not in _FIELDS or field in used)
+            ):
                 break
             place = token.end()
             used |= {field} - {"_", None}
-            parts.append(_FIELDS[field] if field else {"[": "(?:", "]": ")?"}[bracket] if bracket else re.escape(literal))
+            parts.append(
+                _FIELDS[field]
+                if field
+                else {"[": "(?:", "]": ")?"}[bracket]
+                if bracket
+                else re.escape(literal)
+            )
         if place != len(text) or "name" not in used:
             known = ", ".join(f"{{{field}}}" for field in _FIELDS)
-            raise UsageError(f"--name-pattern {text!r}: needs {{name}} and may have each of {known} once, such as {DEFAULT_PATTERN!r}")
+            raise UsageError(
+                f"--name-pattern {text!r}: needs {{name}} and may have each of {known} once, such"
+                f" as {DEFAULT_PATTERN!r}"
+            )
         try:
             return cls(text, re.compile("".join(parts), re.DOTALL))
         except re.error:
@@ -80,7 +106,11 @@ class NamePattern:
             return None
         found = {field: value for field, value in match.groupdict().items() if value is not None}
         numbers = {field: int(found.get(field, 0)) for field in ("call", "step", "rank")}
-        role, name, path = ROLES[found.get("role", Role.OUTPUT.value)], found["name"], found.get("path", "")
+        role, name, path = (
+            ROLES[found.get("role", Role.OUTPUT.value)],
+            found["name"],
+            found.get("path", ""),
+        )
         if role in (Role.PARAM, Role.PARAM_GRAD) and not path:
             name, _, path = name.rpartition(".")
         return PlaceInName("" if name == display_name("") else name, role, path, **numbers)

@@ -1,7 +1,8 @@
-"""An NPU's own arrangements of a tensor in memory, put back into rows: blocks of 16 or 32 that CANN calls NZ, 5HD and 6HD.
+"""An NPU's own arrangements of a tensor in memory, put back into rows: blocks of 16 or 32 that CANN
+calls NZ, 5HD and 6HD.
 
-The arrangements are those of CANN's documentation ("Data formats"): padded dimensions are cut to the tensor's own.
-"""
+The arrangements are those of CANN's documentation ("Data formats"): padded dimensions are cut to
+the tensor's own."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def _from_nz(array: Array, original: _Shape) -> Array | None:
     *_, n1, m1, m0, n0 = array.shape
     lead = tuple(range(array.ndim - 4))
     first = len(lead)
-    rows = array.transpose(*lead, first + 1, first + 2, first, first + 3).reshape(*array.shape[:-4], m1 * m0, n1 * n0)
+    rows = array.transpose(*lead, first + 1, first + 2, first, first + 3).reshape(
+        *array.shape[:-4], m1 * m0, n1 * n0
+    )
     return rows[..., : original[-2], : original[-1]]
 
 
@@ -70,7 +73,9 @@ BLOCKED: dict[int, tuple[str, Callable[[Array, _Shape], Array | None]]] = {
 
 
 def in_rows(array: Array, format: int, original: _Shape) -> Array | None:
-    """The elements in the order of the tensor's own shape; ``None`` if the two shapes do not belong together."""
+    """The elements in the order of the tensor's own shape; ``None`` if the two shapes do not belong
+    together.
+    """
     _, undo = BLOCKED[format]
     if math.prod(original) > array.size:
         return None

@@ -1,8 +1,8 @@
 """Which module computes which value of an ONNX model that ``torch.onnx.export`` wrote.
 
-The default exporter (``dynamo=True``) says of each node in which modules it lies (``pkg.torch.onnx.name_scopes``); the older one names a
-node by its module, ``/layers.0/fc/MatMul``, and a second call ``/layers.0/fc_1/MatMul``. Fields are numbered as in ``onnx.proto``.
-"""
+The default exporter (``dynamo=True``) says of each node in which modules it lies
+(``pkg.torch.onnx.name_scopes``); the older one names a node by its module, ``/layers.0/fc/MatMul``,
+and a second call ``/layers.0/fc_1/MatMul``. Fields are numbered as in ``onnx.proto``."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ _NUMBERED = re.compile(r"(?P<name>.+)_(?P<call>[1-9]\d{0,8})", re.DOTALL)
 
 @dataclass(frozen=True)
 class Node:
-    """An operator: what it reads and computes; the calls of modules around it, the outermost first, each by a key of its own; and the
-    operator of PyTorch that it is a part of (``linear_2``), where the model says so."""
+    """An operator: what it reads and computes; the calls of modules around it, the outermost first,
+    each by a key of its own; and the operator of PyTorch that it is a part of (``linear_2``), where
+    the model says so."""
 
     operator: str
     inputs: tuple[str, ...]
@@ -77,14 +78,19 @@ def read_onnx(path: Path) -> Computed:
     """
     try:
         with path.open("rb") as file:
-            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))  # closed with the last view of it
+            content = memoryview(
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            )  # closed with the last view of it
         nodes, weights, results = _parse(content)
     except (OSError, ValueError, SyntaxError, RecursionError) as error:
         if isinstance(error, OSError):
             raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
         raise BundleError(f"{path}: is damaged, or no ONNX model ({error})") from None
     if not any(node.calls for node in nodes):
-        raise UsageError(f"{path}: says of no operator in which module it lies; give the file that torch.onnx.export wrote")
+        raise UsageError(
+            f"{path}: says of no operator in which module it lies; give the file that"
+            " torch.onnx.export wrote"
+        )
     return _computed(nodes, weights, results)
 
 
@@ -107,7 +113,11 @@ def _parse(content: memoryview) -> tuple[list[Node], set[str], list[str]]:
     if not messages:
         raise ValueError("it has no operators")
     scopes = [_scopes(message) for message in messages]
-    calls = list(_runs(scopes)) if any(scopes) else [_calls_by_name(_text_of(message, _NODE_NAME)) for message in messages]
+    calls = (
+        list(_runs(scopes))
+        if any(scopes)
+        else [_calls_by_name(_text_of(message, _NODE_NAME)) for message in messages]
+    )
     nodes = [
         Node(
             _text_of(message, _OPERATOR),
@@ -122,7 +132,9 @@ def _parse(content: memoryview) -> tuple[list[Node], set[str], list[str]]:
 
 
 def _scopes(message: memoryview) -> list[str]:
-    """What the default exporter says of a node: ``['', 'layers.0', 'layers.0.fc', 'linear_2']``; nothing of the older one's."""
+    """What the default exporter says of a node: ``['', 'layers.0', 'layers.0.fc', 'linear_2']``;
+    nothing of the older one's.
+    """
     for number, entry in fields(message):
         if number == _METADATA and isinstance(entry, memoryview) and _text_of(entry, 1) == _SCOPES:
             found = ast.literal_eval(_text_of(entry, 2))
@@ -150,7 +162,9 @@ def _runs(scopes: Iterable[list[str]]) -> Iterator[tuple[str, ...]]:
     for scope in scopes:
         modules = [name for name in scope[:-1] if name]
         common = 0
-        while common < min(len(open_calls), len(modules)) and open_calls[common][0] == modules[common]:
+        while (
+            common < min(len(open_calls), len(modules)) and open_calls[common][0] == modules[common]
+        ):
             common += 1
         del open_calls[common:]
         for module in modules[common:]:
@@ -177,27 +191,58 @@ def _computed(nodes: list[Node], weights: set[str], results: list[str]) -> Compu
         users[value].append(())
     named = calls_of(inside, weights)
     outputs, why_not = defaultdict[str, list[OnnxCall]](list), dict[str, str]()
-    for call, within in sorted(inside.items(), key=lambda each: len(each[0]), reverse=True):  # the innermost first
-        leaving = [value for node in within for value in node.outputs if any(call not in calls for calls in users[value])]
+    for call, within in sorted(
+        inside.items(), key=lambda each: len(each[0]), reverse=True
+    ):  # the innermost first
+        leaving = [
+            value
+            for node in within
+            for value in node.outputs
+            if any(call not in calls for calls in users[value])
+        ]
         doubt = _doubt(call, within, named[call].module)
         if doubt is None and len(leaving) == 1:
             outputs[leaving[0]].append(named[call])
         elif leaving:
             why_not[leaving[-1]] = (
-                doubt or f"{named[call].module} gives {len(leaving)} values to others, and the model does not say which is which"
+                doubt
+                or f"{named[call].module} gives {len(leaving)} values to others, and the model does not say which is which"
             )
-    copied = {value for node in nodes if node.operator == "Identity" and weights.issuperset(node.inputs) for value in node.outputs}
+    copied = {
+        value
+        for node in nodes
+        if node.operator == "Identity" and weights.issuperset(node.inputs)
+        for value in node.outputs
+    }
     return Computed(dict(outputs), why_not, copied, results)
 
 
 def _doubt(call: str, within: list[Node], module: str) -> str | None:
     """Why what a call computes may not be its module's output; ``None`` if it is."""
     own = [node for node in within if node.calls[-1] == call]
-    if any(node.operator in FOLDED_INTO and any(each.startswith(_MADE) for each in node.inputs[1:]) for node in own):
-        return f"its weights are not those of {module}: the exporter put what follows into it, as a BatchNorm"
-    parts = [(node.calls[-1].split(_RUN)[0], _base(origin)) for origin, (node, *_) in groupby(within, key=lambda node: node.origin)]
-    if _RUN in call and len(parts) > 1 and any(parts == parts[:part] * (len(parts) // part) for part in range(1, len(parts) // 2 + 1)):
-        return f"{module} is called several times in a row, or does the same again; which is which, the model does not say"
+    if any(
+        node.operator in FOLDED_INTO and any(each.startswith(_MADE) for each in node.inputs[1:])
+        for node in own
+    ):
+        return (
+            f"its weights are not those of {module}: the exporter put what follows into it, as a"
+            " BatchNorm"
+        )
+    parts = [
+        (node.calls[-1].split(_RUN)[0], _base(origin))
+        for origin, (node, *_) in groupby(within, key=lambda node: node.origin)
+    ]
+    if (
+        _RUN in call
+        and len(parts) > 1
+        and any(
+            parts == parts[:part] * (len(parts) // part) for part in range(1, len(parts) // 2 + 1)
+        )
+    ):
+        return (
+            f"{module} is called several times in a row, or does the same again; which is which,"
+            " the model does not say"
+        )
     return None
 
 
@@ -209,8 +254,8 @@ def _base(origin: str) -> str:
 def calls_of(scopes: Iterable[str], weights: Iterable[str]) -> dict[str, OnnxCall]:
     """Which call of which module each key of a scope is.
 
-    Of the older exporter, ``/fc_1`` is the second call of ``fc`` where there is a ``/fc``, and no weight is called ``fc_1.…``.
-    """
+    Of the older exporter, ``/fc_1`` is the second call of ``fc`` where there is a ``/fc``, and no
+    weight is called ``fc_1.…``."""
     found = dict.fromkeys(scopes)
     owners = {weight[: dot.start()] for weight in weights for dot in re.finditer(r"\.", weight)}
     calls: Counter[str] = Counter()
@@ -228,6 +273,10 @@ def _module(scope: str, scopes: Container[str], owners: set[str]) -> str:
     parts = scope.split("/")[1:]
     for end, part in enumerate(parts):
         numbered = _NUMBERED.fullmatch(part)
-        again = numbered and "/" + "/".join([*parts[:end], numbered["name"]]) in scopes and ".".join([*names, part]) not in owners
+        again = (
+            numbered
+            and "/" + "/".join([*parts[:end], numbered["name"]]) in scopes
+            and ".".join([*names, part]) not in owners
+        )
         names.append(numbered["name"] if numbered and again else part)
     return ".".join(names)

@@ -1,4 +1,6 @@
-"""The order in which calls ran, from the order in which they ended and from which call each was made in."""
+"""The order in which calls ran, from the order in which they ended and from which call each was
+made in.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +13,25 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class EndedCall(Generic[_T]):
-    """A call: what it is known by, its qualified name, and what the caller of ``order_of_calls`` knows it by."""
+    """A call: what it is known by, its qualified name, and what the caller of ``order_of_calls``
+    knows it by.
+    """
 
     key: str
     name: str
     entry: _T
 
 
-def around(ended: Sequence[EndedCall[_T]], parents: Mapping[str, str | None]) -> dict[str, str | None]:
+def around(
+    ended: Sequence[EndedCall[_T]], parents: Mapping[str, str | None]
+) -> dict[str, str | None]:
     """In which of these calls each was made; ``None`` for the outermost.
 
     Args:
         ended: calls in the order in which they ended.
-        parents: in which call each was made, as the dump says; it may name calls that are not among these, and lack some. Of one that it
-            lacks, the next call to end whose name is the beginning of its name is taken.
+        parents: in which call each was made, as the dump says; it may name calls that are not among
+            these, and lack some. Of one that it lacks, the next call to end whose name is the
+            beginning of its name is taken.
     """
     keys = {call.key for call in ended}
     found: dict[str, str | None] = {}
@@ -43,8 +50,11 @@ def around(ended: Sequence[EndedCall[_T]], parents: Mapping[str, str | None]) ->
     return {**found, **{call.key: None for call in pending}}
 
 
-def order_of_calls(ended: Sequence[EndedCall[_T]], parents: Mapping[str, str | None]) -> Iterator[tuple[bool, _T]]:
-    """Each call twice: when it began (True), and when it ended. Calls in one call come in the order in which they ended.
+def order_of_calls(
+    ended: Sequence[EndedCall[_T]], parents: Mapping[str, str | None]
+) -> Iterator[tuple[bool, _T]]:
+    """Each call twice: when it began (True), and when it ended. Calls in one call come in the order
+    in which they ended.
 
     Args:
         ended: calls in the order in which they ended.

@@ -1,9 +1,10 @@
-"""The operators that overflowed on an NPU: files that CANN writes beside their kernel dumps when it is told to look for overflows.
+"""The operators that overflowed on an NPU: files that CANN writes beside their kernel dumps when it
+is told to look for overflows.
 
-``Opdebug.Node_OpDebug.{task_id}.{stream_id}.{timestamp}`` is a kernel dump whose output is no tensor, but what the device noted, in one of
-two layouts. msaccucmp makes JSON of it, under the same name with ``.output.0.json``. The task in the file's name is not the operator's;
-the one inside is: the operator is the kernel dump of that task and stream in the same folder.
-"""
+``Opdebug.Node_OpDebug.{task_id}.{stream_id}.{timestamp}`` is a kernel dump whose output is no
+tensor, but what the device noted, in one of two layouts. msaccucmp makes JSON of it, under the same
+name with ``.output.0.json``. The task in the file's name is not the operator's; the one inside is:
+the operator is the kernel dump of that task and stream in the same folder."""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ _ATOMIC_FIRST = {"DHA Atomic Add": 9, "L2 Atomic Add": 1}
 
 @dataclass(frozen=True)
 class OverflowedOperator:
-    """The operator that overflowed, and how its outputs are loaded, by name; that raises ``UnreadableError``."""
+    """The operator that overflowed, and how its outputs are loaded, by name; that raises
+    ``UnreadableError``.
+    """
 
     type: str
     name: str
@@ -82,7 +85,8 @@ class Overflow:
     Attributes:
         file: that says so.
         time: when it was written, in microseconds.
-        unit: of the device: ``AI Core``, ``DHA Atomic Add``, ``L2 Atomic Add``, ``AIC``, ``AIV``, ``AICPU``, ``SDMA``.
+        unit: of the device: ``AI Core``, ``DHA Atomic Add``, ``L2 Atomic Add``, ``AIC``, ``AIV``,
+            ``AICPU``, ``SDMA``.
         task, stream, model: the numbers of the operator's task, its stream and the model.
         status: not 0; each number is of 64 bits.
         operator: ``None`` if its dump is not in the same folder.
@@ -100,7 +104,11 @@ class Overflow:
     @property
     def name(self) -> str:
         """The operator, as far as it is known."""
-        return "an operator without a dump" if self.operator is None else f"{self.operator.type} {self.operator.name}"
+        return (
+            "an operator without a dump"
+            if self.operator is None
+            else f"{self.operator.type} {self.operator.name}"
+        )
 
     @property
     def what(self) -> str:
@@ -123,7 +131,9 @@ class Overflow:
 
 @dataclass(frozen=True)
 class Overflows:
-    """All overflows below a folder, in the order of time, and the files that could not be read, each with the reason."""
+    """All overflows below a folder, in the order of time, and the files that could not be read,
+    each with the reason.
+    """
 
     found: list[Overflow]
     unreadable: list[str]
@@ -152,7 +162,9 @@ def overflows_in(path: Path) -> Overflows:
         noted: dict[str, tuple[int, Path]] = {}
         for file in files:
             match = _DEBUG.fullmatch(file.name)
-            if match is not None and (match["json"] is None or match["noted"] not in noted):  # one and the same, if both are there
+            if match is not None and (
+                match["json"] is None or match["noted"] not in noted
+            ):  # one and the same, if both are there
                 noted[match["noted"]] = int(match["time"]), file
         for time, file in noted.values():
             try:
@@ -160,7 +172,10 @@ def overflows_in(path: Path) -> Overflows:
             except (UnreadableError, BundleError) as error:
                 unreadable.append(str(error))
                 continue
-            found += [Overflow(file, time, *unit, _operator(files, unit[1], unit[2], time)) for unit in units]
+            found += [
+                Overflow(file, time, *unit, _operator(files, unit[1], unit[2], time))
+                for unit in units
+            ]
     found.sort(key=lambda each: (each.time, each.file))
     return Overflows(found, unreadable)
 
@@ -168,9 +183,14 @@ def overflows_in(path: Path) -> Overflows:
 def notes_of(path: Path, most: int = 5) -> tuple[str, ...]:
     """What overflowed, a sentence each, of the first ones and the number of the others."""
     overflows = overflows_in(path)
-    said = [f"overflowed: {each.name}: {each.what}; {each.where}" for each in overflows.found[:most]]
+    said = [
+        f"overflowed: {each.name}: {each.what}; {each.where}" for each in overflows.found[:most]
+    ]
     if len(overflows.found) > most:
-        said.append(f"overflowed: {len(overflows.found) - most:,} more; accucompare overflow {path} shows all")
+        said.append(
+            f"overflowed: {len(overflows.found) - most:,} more; accucompare overflow {path}"
+            " shows all"
+        )
     return (*said, *(f"not read: {why}" for why in overflows.unreadable[:most]))
 
 
@@ -189,7 +209,11 @@ def _described(loaded: LoadedItem) -> str:
     what = f"{loaded.dtype} {list(loaded.array.shape)}"
     if dtype.kind not in (Kind.FLOAT, Kind.COMPLEX):
         return what
-    bad = [f"{count:,} {name}" for count, name in ((statistics.nan, "NaN"), (statistics.inf, "Inf")) if count]
+    bad = [
+        f"{count:,} {name}"
+        for count, name in ((statistics.nan, "NaN"), (statistics.inf, "Inf"))
+        if count
+    ]
     at_most = 0
     if dtype.kind is Kind.FLOAT and dtype.largest in (statistics.max, -(statistics.min or 0.0)):
         at_most = int(np.count_nonzero(np.abs(widen(loaded.array, dtype)) == dtype.largest))
@@ -202,12 +226,19 @@ def _described(loaded: LoadedItem) -> str:
 
 
 def _operator(files: list[Path], task: int, stream: int, time: int) -> OverflowedOperator | None:
-    """The operator of a task, by the dump whose time is nearest; of msaccucmp's files, those of one kernel."""
+    """The operator of a task, by the dump whose time is nearest; of msaccucmp's files, those of one
+    kernel.
+    """
     nearest: tuple[int, str] | None = None
     by_kernel: dict[str, list[tuple[Path, re.Match[str]]]] = {}
     for file in files:
         match = NAME.fullmatch(file.name) or NPY_NAME.fullmatch(file.name)
-        if match is None or is_note(match["kernel"]) or int(match["task"]) != task or int(match["stream"] or stream) != stream:
+        if (
+            match is None
+            or is_note(match["kernel"])
+            or int(match["task"]) != task
+            or int(match["stream"] or stream) != stream
+        ):
             continue
         by_kernel.setdefault(match["kernel"], []).append((file, match))
         apart = abs(int(match["time"]) - time)
@@ -223,12 +254,20 @@ def _operator(files: list[Path], task: int, stream: int, time: int) -> Overflowe
         try:
             kernel = read_header(mine[0][0])
         except UnreadableError as error:
-            return OverflowedOperator(match["type"], name, (("output", partial(_fail, str(error))),))
+            return OverflowedOperator(
+                match["type"], name, (("output", partial(_fail, str(error))),)
+            )
         name = kernel.name or name
-        outputs += [(f"output.{number}", partial(load, tensor, mine[0][0])) for number, tensor in enumerate(kernel.outputs)]
+        outputs += [
+            (f"output.{number}", partial(load, tensor, mine[0][0]))
+            for number, tensor in enumerate(kernel.outputs)
+        ]
     else:
         written = [(file, each) for file, each in mine if each["role"] == "output"]
-        outputs += [(f"output.{int(each['number'])}{each['more']}", partial(load_npy, file)) for file, each in written]
+        outputs += [
+            (f"output.{int(each['number'])}{each['more']}", partial(load_npy, file))
+            for file, each in written
+        ]
     return OverflowedOperator(match["type"], name, tuple(outputs))
 
 
@@ -248,10 +287,15 @@ def _units(file: Path) -> list[_Unit]:
     try:
         noted = list(_in_json(file) if file.name.lower().endswith(".json") else _in_dump(file))
     except (struct.error, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnreadableError(f"{file}: is damaged, or of a layout that is not known ({str(error)[:200]})") from None
+        raise UnreadableError(
+            f"{file}: is damaged, or of a layout that is not known ({str(error)[:200]})"
+        ) from None
     found = [unit for unit in noted if any(unit[4])]
     if not found:
-        raise UnreadableError(f"{file}: its status is 0, though CANN writes such a file only where something overflowed")
+        raise UnreadableError(
+            f"{file}: its status is 0, though CANN writes such a file only where something"
+            " overflowed"
+        )
     return found
 
 
@@ -283,18 +327,34 @@ def _newer(content: bytes) -> _Unit:
     if not before < length // 8 <= 64:
         raise ValueError(f"a unit's facts have {length:,} bytes")
     model, stream, task = struct.unpack_from("<QQQ", content, 24)
-    return unit, task, stream, model, struct.unpack_from(f"<{length // 8 - before}Q", content, 24 + 8 * before)
+    return (
+        unit,
+        task,
+        stream,
+        model,
+        struct.unpack_from(f"<{length // 8 - before}Q", content, 24 + 8 * before),
+    )
 
 
 def _in_json(file: Path) -> Iterator[_Unit]:
     if size_of(file) > _LONGEST:
         raise ValueError(f"it has {size_of(file):,} bytes")
     found = read_json(file)
-    units = {found["acc_list"]["acc_type"]: found["acc_list"]["data"]} if "magic" in found else found
+    units = (
+        {found["acc_list"]["acc_type"]: found["acc_list"]["data"]} if "magic" in found else found
+    )
     for unit, facts in units.items():
         status = facts["status"]
-        numbers = tuple(_number(each) for each in (status if isinstance(status, list) else [status])[:64])
-        yield str(unit)[:40], _number(facts["task_id"]), _number(facts["stream_id"]), _number(facts["model_id"]), numbers
+        numbers = tuple(
+            _number(each) for each in (status if isinstance(status, list) else [status])[:64]
+        )
+        yield (
+            str(unit)[:40],
+            _number(facts["task_id"]),
+            _number(facts["stream_id"]),
+            _number(facts["model_id"]),
+            numbers,
+        )
 
 
 def _number(value: Any) -> int:

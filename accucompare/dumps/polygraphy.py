@@ -1,7 +1,8 @@
-"""Outputs that Polygraphy saved (``polygraphy run MODEL --save-outputs X.json``): JSON with each array as a ``.npy`` in base64.
+"""Outputs that Polygraphy saved (``polygraphy run MODEL --save-outputs X.json``): JSON with each
+array as a ``.npy`` in base64.
 
-Names are those of ONNX. The model that ran says which module computes a value; without it, ``/h.0/attn/MatMul_output_0``, as the older
-exporter of torch.onnx names what a module computes.
+Names are those of ONNX. The model that ran says which module computes a value; without it,
+``/h.0/attn/MatMul_output_0``, as the older exporter of torch.onnx names what a module computes.
 """
 
 from __future__ import annotations
@@ -18,19 +19,30 @@ from typing import Any
 
 from accucompare.bundle.format import Role
 from accucompare.dumps.dump_files import read_json, read_npy
-from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
+from accucompare.dumps.items import (
+    Dump,
+    Format,
+    Item,
+    ItemPart,
+    LoadedItem,
+    Naming,
+    NotImported,
+    UnreadableError,
+)
 from accucompare.dumps.name_pattern import NamePattern, PlaceInName
 from accucompare.dumps.onnx_graph import FOLDED_INTO, Computed, calls_of, read_onnx
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 
 _BEGINS = re.compile(rb'\s*\{\s*"lst"\s*:\s*\[')
-#: What torch.onnx.export calls a value: the module's name by its parts, the operator, and the number of its output.
+# : What torch.onnx.export calls a value: the module's name by its parts, the operator, and the
+# number of its output.
 _SCOPED = re.compile(r"(?P<scope>(?:/.+)?)/[^/]+_output_\d+", re.DOTALL)
 _NESTING = 8  # arrays lie so deep at most
 _NOTE = (
-    "of the values that a module computes, the last one that Polygraphy saved stands for its output; values whose names say no module "
-    "are outputs of the whole model; --onnx MODEL.onnx says which module computes what"
+    "of the values that a module computes, the last one that Polygraphy saved stands for its"
+    " output; values whose names say no module are outputs of the whole model; --onnx MODEL.onnx"
+    " says which module computes what"
 )
 
 
@@ -48,15 +60,21 @@ def _recognise(path: Path) -> bool:
 def _open(path: Path, naming: Naming) -> Dump:
     found = read_json(path)
     runs = found.get("lst") if isinstance(found, dict) else None
-    if not isinstance(runs, list) or not all(isinstance(run, list) and len(run) == 2 and isinstance(run[1], list) for run in runs):
+    if not isinstance(runs, list) or not all(
+        isinstance(run, list) and len(run) == 2 and isinstance(run[1], list) for run in runs
+    ):
         raise BundleError(f"{path}: is damaged, or not what Polygraphy's --save-outputs writes")
     if len(runs) != 1:
         names = ", ".join(str(run[0])[:80] for run in runs) or "none"
         raise UsageError(
-            f"{path}: holds {len(runs)} runs ({names}); save each apart: polygraphy run MODEL --onnxrt --save-outputs onnxrt.json"
+            f"{path}: holds {len(runs)} runs ({names}); save each apart: polygraphy run MODEL"
+            " --onnxrt --save-outputs onnxrt.json"
         )
     if naming.pattern is not None and naming.onnx is not None:
-        raise UsageError("--name-pattern: the file of --onnx says which module computes a value; leave one of the two out")
+        raise UsageError(
+            "--name-pattern: the file of --onnx says which module computes a value; leave one of"
+            " the two out"
+        )
     runner, iterations = runs[0]
     named: Callable[[list[str]], list[list[PlaceInName] | NotImported]] = _names
     if naming.onnx is not None:
@@ -64,20 +82,28 @@ def _open(path: Path, naming: Naming) -> Dump:
     elif naming.pattern is not None:
         named = partial(_names_by_pattern, _pattern(naming.pattern))
     notes = (_NOTE,) if named is _names else ()
-    parts = tuple(ItemPart(0, step, partial(_items, iteration, path, named)) for step, iteration in enumerate(iterations))
-    return Dump(parts, (Role.OUTPUT,), partial=True, environment={"runner": str(runner)}, notes=notes)
+    parts = tuple(
+        ItemPart(0, step, partial(_items, iteration, path, named))
+        for step, iteration in enumerate(iterations)
+    )
+    return Dump(
+        parts, (Role.OUTPUT,), partial=True, environment={"runner": str(runner)}, notes=notes
+    )
 
 
 def _pattern(text: str) -> NamePattern:
     pattern = NamePattern.parse(text)
     if not {"step", "rank", "role"}.isdisjoint(pattern.regex.groupindex):
         raise UsageError(
-            f"--name-pattern {text!r}: Polygraphy's iterations are the steps, and all its values outputs; use {{name}}, {{call}}, {{path}}"
+            f"--name-pattern {text!r}: Polygraphy's iterations are the steps, and all its values"
+            " outputs; use {name}, {call}, {path}"
         )
     return pattern
 
 
-def _items(iteration: Any, path: Path, named: Callable[[list[str]], list[list[PlaceInName] | NotImported]]) -> Iterator[Item | NotImported]:
+def _items(
+    iteration: Any, path: Path, named: Callable[[list[str]], list[list[PlaceInName] | NotImported]]
+) -> Iterator[Item | NotImported]:
     """The outputs of an iteration, under the names that ``named`` gives them."""
     outputs = iteration.get("outputs") if isinstance(iteration, dict) else None
     if not isinstance(outputs, dict):
@@ -87,13 +113,25 @@ def _items(iteration: Any, path: Path, named: Callable[[list[str]], list[list[Pl
             yield places
             continue
         for place in places:
-            yield Item(place.name, Role.OUTPUT, place.path, place.call, load=partial(_load, value, f"{path}: {name}"))
+            yield Item(
+                place.name,
+                Role.OUTPUT,
+                place.path,
+                place.call,
+                load=partial(_load, value, f"{path}: {name}"),
+            )
 
 
-def _names_by_pattern(pattern: NamePattern, names: list[str]) -> list[list[PlaceInName] | NotImported]:
+def _names_by_pattern(
+    pattern: NamePattern, names: list[str]
+) -> list[list[PlaceInName] | NotImported]:
     places = [pattern.place(name) for name in names]
     return [
-        [place] if place else NotImported(name, f"its name does not match --name-pattern {pattern.text!r}")
+        (
+            [place]
+            if place
+            else NotImported(name, f"its name does not match --name-pattern {pattern.text!r}")
+        )
         for name, place in zip(names, places, strict=True)
     ]
 
@@ -103,7 +141,10 @@ def _names_by_graph(computed: Computed, names: list[str]) -> list[list[PlaceInNa
     found: list[list[PlaceInName] | NotImported] = []
     results = [name for name in computed.results if name in names]
     for name in names:
-        places = [PlaceInName(call.module, Role.OUTPUT, "", call.call) for call in computed.outputs.get(name, ())]
+        places = [
+            PlaceInName(call.module, Role.OUTPUT, "", call.call)
+            for call in computed.outputs.get(name, ())
+        ]
         if name in results:
             places.append(PlaceInName("", Role.OUTPUT, "" if len(computed.results) == 1 else name))
         if places:
@@ -111,19 +152,28 @@ def _names_by_graph(computed: Computed, names: list[str]) -> list[list[PlaceInNa
         elif name in computed.weights:
             found.append(NotImported(name, "a weight under another name, which is no output"))
         else:
-            found.append(NotImported(name, computed.why_not.get(name, "a value inside a module, which is not its output")))
+            found.append(
+                NotImported(
+                    name,
+                    computed.why_not.get(name, "a value inside a module, which is not its output"),
+                )
+            )
     return found
 
 
 def _names(names: list[str]) -> list[list[PlaceInName] | NotImported]:
     """Where each output belongs, by what the older exporter calls it.
 
-    A name does not say that a bias is still to be added, or that a BatchNorm was folded in: where that may be, the value is left out.
-    """
+    A name does not say that a bias is still to be added, or that a BatchNorm was folded in: where
+    that may be, the value is left out."""
     scopes = {name: match["scope"] for name in names if (match := _SCOPED.fullmatch(name))}
     calls = calls_of((scope[:end] for scope in scopes.values() for end in _ends(scope)), ())
     last = {scope: name for name, scope in scopes.items()}
-    weights = {name for name in names if name not in scopes and ("." in name or "::" in name) and "/" not in name}
+    weights = {
+        name
+        for name in names
+        if name not in scopes and ("." in name or "::" in name) and "/" not in name
+    }
     results = [name for name in names if name not in scopes and name not in weights]
     has_norms = any("/BatchNormalization_output_" in name for name in scopes)
     following = dict(pairwise(names))
@@ -134,15 +184,34 @@ def _names(names: list[str]) -> list[list[PlaceInName] | NotImported]:
         if name in weights:
             found.append(NotImported(name, "a weight, by its name, which is no output"))
         elif not scope and name in scopes:
-            found.append(NotImported(name, "an operator's value in the whole model, which is not its output"))
+            found.append(
+                NotImported(name, "an operator's value in the whole model, which is not its output")
+            )
         elif not scope:
             found.append([PlaceInName("", Role.OUTPUT, "" if len(results) == 1 else name)])
         elif last[scope] != name:
-            found.append(NotImported(name, "an operator's value inside a module; the module's last one stands for its output"))
+            found.append(
+                NotImported(
+                    name,
+                    "an operator's value inside a module; the module's last one stands for its"
+                    " output",
+                )
+            )
         elif operator == "MatMul" and following.get(name) in results:
-            found.append(NotImported(name, "a Linear's bias may be in the value after it, which names no module; --onnx MODEL.onnx tells"))
+            found.append(
+                NotImported(
+                    name,
+                    "a Linear's bias may be in the value after it, which names no module; --onnx"
+                    " MODEL.onnx tells",
+                )
+            )
         elif operator in FOLDED_INTO and not has_norms:
-            found.append(NotImported(name, "the exporter may have folded a BatchNorm into it; --onnx MODEL.onnx tells"))
+            found.append(
+                NotImported(
+                    name,
+                    "the exporter may have folded a BatchNorm into it; --onnx MODEL.onnx tells",
+                )
+            )
         else:
             found.append([PlaceInName(calls[scope].module, Role.OUTPUT, "", calls[scope].call)])
     return found
@@ -154,7 +223,9 @@ def _ends(scope: str) -> Iterator[int]:
 
 
 def _load(value: Any, place: str) -> LoadedItem:
-    """The array in what stands for one: ``{"values": {"array": BASE64}}``, of older releases ``{"array": BASE64}``."""
+    """The array in what stands for one: ``{"values": {"array": BASE64}}``, of older releases
+    ``{"array": BASE64}``.
+    """
     for _ in range(_NESTING):
         if not isinstance(value, dict):
             break
@@ -165,7 +236,10 @@ def _load(value: Any, place: str) -> LoadedItem:
                 raise UnreadableError(f"{place}: is no base64 ({error})") from None
             return read_npy(io.BytesIO(content), len(content), place)
         value = value.get("values")
-    raise UnreadableError(f"{place}: holds no array of NumPy's; save outputs of NumPy, as the runners of ONNX Runtime and TensorRT give")
+    raise UnreadableError(
+        f"{place}: holds no array of NumPy's; save outputs of NumPy, as the runners of ONNX Runtime"
+        " and TensorRT give"
+    )
 
 
 POLYGRAPHY_FORMAT = Format(

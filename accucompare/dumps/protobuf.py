@@ -1,4 +1,5 @@
-"""Reads the wire format of protobuf, as far as a dump's header needs it: no schema, no recursion, every length checked.
+"""Reads the wire format of protobuf, as far as a dump's header needs it: no schema, no recursion,
+every length checked.
 
 After "Encoding" of the Protocol Buffers documentation.
 """
@@ -13,7 +14,8 @@ _LONGEST_VARINT = 10
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Each field of a message: its number, and an unsigned integer, or the bytes of what has a length.
+    """Each field of a message: its number, and an unsigned integer, or the bytes of what has a
+    length.
 
     Raises:
         ValueError: if the message is truncated or damaged.

@@ -1,9 +1,10 @@
-"""The experts that tokens went to, as Megatron's ``RouterTracer`` writes them (``--moe-routing-trace-path``).
+"""The experts that tokens went to, as Megatron's ``RouterTracer`` writes them
+(``--moe-routing-trace-path``).
 
-``router_trace_rank{R}.jsonl`` has a line for each call of a router: ``{"step", "block", "layer", "rank", "num_tokens", "topk",
-"top_indices"}``, of the multi-token prediction also ``mtp_idx``. Where they were asked for, the router's input and its logits lie in
-``hidden_states_rank{R}.bin`` and ``logits_rank{R}.bin``, in bfloat16, and the line says where.
-"""
+``router_trace_rank{R}.jsonl`` has a line for each call of a router: ``{"step", "block", "layer",
+"rank", "num_tokens", "topk", "top_indices"}``, of the multi-token prediction also ``mtp_idx``.
+Where they were asked for, the router's input and its logits lie in ``hidden_states_rank{R}.bin``
+and ``logits_rank{R}.bin``, in bfloat16, and the line says where."""
 
 from __future__ import annotations
 
@@ -21,7 +22,16 @@ import numpy as np
 from accucompare.bundle.format import Role
 from accucompare.dumps.dump_files import as_shape, inside, load_safetensors, size_of
 from accucompare.dumps.folders import files_in, folders_with
-from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
+from accucompare.dumps.items import (
+    Dump,
+    Format,
+    Item,
+    ItemPart,
+    LoadedItem,
+    Naming,
+    NotImported,
+    UnreadableError,
+)
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 
@@ -31,7 +41,10 @@ _MOST_STEPS = 1 << 62
 _EXPERTS = "top_indices"
 #: What lies in files beside: the file, the beginning of the names that say where, and what it is.
 _BESIDE = (("hidden_states", "hs", Role.INPUT, "0"), ("logits", "logit", Role.OUTPUT, "logits"))
-_NOTE = "the experts of a token are in the order of their numbers, for the tracer does not say which was first"
+_NOTE = (
+    "the experts of a token are in the order of their numbers, for the tracer does not say which"
+    " was first"
+)
 
 
 #: Role, path, shape, and what finds the values.
@@ -58,10 +71,16 @@ def _open(path: Path, naming: Naming) -> Dump:
     else:
         folders = folders_with(path, _belongs)
         if len(folders) != 1:
-            several = f"several traces ({folders[0]}, {folders[1]}, …); import one of them" if folders else "no router_trace_rank0.jsonl"
+            several = (
+                f"several traces ({folders[0]}, {folders[1]}, …); import one of them"
+                if folders
+                else "no router_trace_rank0.jsonl"
+            )
             raise UsageError(f"{path}: holds {several}")
         files = [file for file in files_in(folders[0]) if _belongs(file.name)]
-    of_ranks = {int(match[1]): file for file in files if (match := _NAME.fullmatch(file.name)) is not None}
+    of_ranks = {
+        int(match[1]): file for file in files if (match := _NAME.fullmatch(file.name)) is not None
+    }
     alone = len(of_ranks) == 1
     if 0 not in of_ranks and not alone:
         raise BundleError(f"{path}: lacks rank 0; import the file of one rank by itself, or all")
@@ -78,7 +97,11 @@ def _open(path: Path, naming: Naming) -> Dump:
     ]
     lines = [line for steps in traced.values() for each in steps.values() for line in each]
     roles = {Role.OUTPUT, *(beside[0] for line in lines for beside in line.beside)}
-    of_one = (f"of rank {min(of_ranks)} alone, which is rank 0 here",) if alone and 0 not in of_ranks else ()
+    of_one = (
+        (f"of rank {min(of_ranks)} alone, which is rank 0 here",)
+        if alone and 0 not in of_ranks
+        else ()
+    )
     return Dump(tuple(parts), tuple(sorted(roles)), root=False, notes=(_NOTE, *of_one))
 
 
@@ -100,9 +123,19 @@ def _steps(file: Path, rank: int) -> dict[int, list[_Line]]:
                 step = found["step"]
                 if type(step) is not int or not 0 <= step < _MOST_STEPS:
                     raise ValueError(f"the step {str(step)[:20]!r}")
-                steps[step].append(_Line(at, _module(found), as_shape([found["num_tokens"], found["topk"]]), tuple(_beside(file, found))))
+                steps[step].append(
+                    _Line(
+                        at,
+                        _module(found),
+                        as_shape([found["num_tokens"], found["topk"]]),
+                        tuple(_beside(file, found)),
+                    )
+                )
             except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise BundleError(f"{file}: line {number} is damaged, or no router's ({type(error).__name__}: {str(error)[:80]})") from None
+                raise BundleError(
+                    f"{file}: line {number} is damaged, or no router's ({type(error).__name__}:"
+                    f" {str(error)[:80]})"
+                ) from None
             at += len(content)
     return steps
 
@@ -111,9 +144,15 @@ def _module(found: dict[str, Any]) -> str:
     """The router's qualified name, as Megatron calls it."""
     layer, block = found["layer"], found["block"]
     head = found.get("mtp_idx")
-    if block not in ("decoder", "mtp") or any(type(each) is not int for each in (layer, 0 if head is None else head)):
+    if block not in ("decoder", "mtp") or any(
+        type(each) is not int for each in (layer, 0 if head is None else head)
+    ):
         raise ValueError(f"the layer {str(layer)[:20]!r} of {str(block)[:20]!r}")
-    return f"decoder.layers.{layer}.mlp.router" if block == "decoder" else f"mtp.layers.{head}.mtp_model_layer.layers.{layer}.mlp.router"
+    return (
+        f"decoder.layers.{layer}.mlp.router"
+        if block == "decoder"
+        else f"mtp.layers.{head}.mtp_model_layer.layers.{layer}.mlp.router"
+    )
 
 
 def _beside(file: Path, found: dict[str, Any]) -> Iterator[_Beside]:
@@ -123,17 +162,34 @@ def _beside(file: Path, found: dict[str, Any]) -> Iterator[_Beside]:
             if type(at) is not int or not 0 <= at < _MOST_STEPS:
                 raise ValueError(f"{prefix}_offset is {str(at)[:20]!r}")
             shape = as_shape(found[f"{prefix}_shape"])
-            yield role, place, shape, (inside(file.parent, f"{name}_rank{found['rank']}.bin"), shape, at)
+            yield (
+                role,
+                place,
+                shape,
+                (inside(file.parent, f"{name}_rank{found['rank']}.bin"), shape, at),
+            )
 
 
 def _reader(file: Path, lines: list[_Line]) -> Callable[[], Iterator[Item | NotImported]]:
     def items() -> Iterator[Item | NotImported]:
         calls: Counter[str] = Counter()
         for line in lines:
-            values = [(role, path, "bfloat16", shape, partial(_load_beside, *where)) for role, path, shape, where in line.beside]
+            values = [
+                (role, path, "bfloat16", shape, partial(_load_beside, *where))
+                for role, path, shape, where in line.beside
+            ]
             values.append((Role.OUTPUT, _EXPERTS, "int32", line.shape, partial(_load, file, line)))
             for role, path, dtype, shape, load in values:
-                yield Item(line.module, role, path, calls[line.module], dtype, shape, load, type="TopKRouter")
+                yield Item(
+                    line.module,
+                    role,
+                    path,
+                    calls[line.module],
+                    dtype,
+                    shape,
+                    load,
+                    type="TopKRouter",
+                )
             calls[line.module] += 1
 
     return items
@@ -154,11 +210,17 @@ def _load(file: Path, line: _Line) -> LoadedItem:
             experts = json.loads(opened.readline(_LONGEST))[_EXPERTS]
         if experts and np.array(experts).dtype.kind != "i":
             raise ValueError("they are no integers")
-        array = np.sort(np.array(experts, np.int32), axis=-1) if experts else np.zeros(line.shape, np.int32)
+        array = (
+            np.sort(np.array(experts, np.int32), axis=-1)
+            if experts
+            else np.zeros(line.shape, np.int32)
+        )
     except OSError as error:
         raise UnreadableError(f"{file}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise UnreadableError(f"{file}: the experts of {line.module} are damaged ({str(error)[:80]})") from None
+        raise UnreadableError(
+            f"{file}: the experts of {line.module} are damaged ({str(error)[:80]})"
+        ) from None
     return LoadedItem(array, "int32")
 
 

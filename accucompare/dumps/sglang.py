@@ -1,8 +1,9 @@
-"""SGLang's dumper (sglang.srt.debug_utils.dumper): a ``.pt`` a tensor, ``{"value": …, "meta": {…}}``, its tags in the file's name.
+"""SGLang's dumper (sglang.srt.debug_utils.dumper): a ``.pt`` a tensor, ``{"value": …, "meta":
+{…}}``, its tags in the file's name.
 
-Its hooks on all modules name a tensor ``non_intrusive__MODULE.inputs.I`` and ``non_intrusive__MODULE.output``; a model's parameters are
-``param__NAME``, and ``grad__`` stands before the name of what a gradient is of.
-"""
+Its hooks on all modules name a tensor ``non_intrusive__MODULE.inputs.I`` and
+``non_intrusive__MODULE.output``; a model's parameters are ``param__NAME``, and ``grad__`` stands
+before the name of what a gradient is of."""
 
 from __future__ import annotations
 
@@ -18,14 +19,25 @@ import numpy as np
 from accucompare.bundle.format import Role
 from accucompare.dumps.dump_files import load_pt, of_tensor
 from accucompare.dumps.folders import files_in, folders_with
-from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported, UnreadableError
+from accucompare.dumps.items import (
+    Dump,
+    Format,
+    Item,
+    ItemPart,
+    LoadedItem,
+    Naming,
+    NotImported,
+    UnreadableError,
+)
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 
 _BETWEEN = "___"
 _NUMBER = re.compile(r"\d{1,18}")
 _HOOKED, _PARAMETER, _GRADIENT = "non_intrusive__", "param__", "grad__"
-_PLACE = re.compile(r"(?:(?P<module>.*)\.)?(?:inputs\.(?P<input>[^.]+)|output)(?:\.(?P<key>[^.]+))?", re.DOTALL)
+_PLACE = re.compile(
+    r"(?:(?P<module>.*)\.)?(?:inputs\.(?P<input>[^.]+)|output)(?:\.(?P<key>[^.]+))?", re.DOTALL
+)
 _RECOMPUTED = "recompute"  # what recompute_status says of a forward that runs again in the backward
 
 
@@ -42,8 +54,13 @@ def _tags(name: str) -> dict[str, str]:
     """The tags in a file's name; none if it is not one of a dump's."""
     if not name.endswith(".pt"):
         return {}
-    tags = dict(part.split("=", 1) for part in name.removesuffix(".pt").split(_BETWEEN) if "=" in part)
-    numbers = all(_NUMBER.fullmatch(tags.get(key, "0")) for key in ("step", "forward_pass_id", "rank", "dump_index"))
+    tags = dict(
+        part.split("=", 1) for part in name.removesuffix(".pt").split(_BETWEEN) if "=" in part
+    )
+    numbers = all(
+        _NUMBER.fullmatch(tags.get(key, "0"))
+        for key in ("step", "forward_pass_id", "rank", "dump_index")
+    )
     return tags if {"name", "dump_index"} <= tags.keys() and numbers else {}
 
 
@@ -56,20 +73,30 @@ def _open(path: Path, naming: Naming) -> Dump:
     if not folders:
         raise UsageError(f"{path}: holds no file of SGLang's dumper")
     if len(folders) > 1:
-        raise UsageError(f"{path}: holds several dumps ({folders[0]}, {folders[1]}, …); import one of them")
+        raise UsageError(
+            f"{path}: holds several dumps ({folders[0]}, {folders[1]}, …); import one of them"
+        )
     by_place: dict[tuple[int, int], list[_File]] = defaultdict(list)
     others = []
     for file in files_in(folders[0]):
         tags = _tags(file.name)
         if not tags:
-            others.append(NotImported(file.name, "its name has no dump_index and name, as SGLang's dumper writes them"))
+            others.append(
+                NotImported(
+                    file.name, "its name has no dump_index and name, as SGLang's dumper writes them"
+                )
+            )
             continue
         step = int(tags.get("step", tags.get("forward_pass_id", "0")))
-        by_place[int(tags.get("rank", "0")), step].append(_File(file, int(tags["dump_index"]), tags))
+        by_place[int(tags.get("rank", "0")), step].append(
+            _File(file, int(tags["dump_index"]), tags)
+        )
     ranks = {rank for rank, _ in by_place}
     alone = ranks != {0} and len(ranks) == 1
     if 0 not in ranks and not alone:
-        raise BundleError(f"{path}: lacks rank 0; import the files of one rank by themselves, or of all")
+        raise BundleError(
+            f"{path}: lacks rank 0; import the files of one rank by themselves, or of all"
+        )
     parts = []
     for (rank, step), files in sorted(by_place.items()):
         files.sort(key=lambda file: file.index)
@@ -81,10 +108,18 @@ def _open(path: Path, naming: Naming) -> Dump:
     # Whether it dumps gradients was the user's choice; inputs and outputs go together.
     present = {Role.INPUT, Role.OUTPUT} | {role for _, role, _ in places}
     hooked = any(_HOOKED in file.tags["name"] for files in by_place.values() for file in files)
-    return Dump(tuple(parts), tuple(sorted(present)), root=any(not name for name, _, _ in places), partial=not hooked, notes=notes)
+    return Dump(
+        tuple(parts),
+        tuple(sorted(present)),
+        root=any(not name for name, _, _ in places),
+        partial=not hooked,
+        notes=notes,
+    )
 
 
-def _reader(files: list[_File], others: list[NotImported]) -> Callable[[], Iterator[Item | NotImported]]:
+def _reader(
+    files: list[_File], others: list[NotImported]
+) -> Callable[[], Iterator[Item | NotImported]]:
     def items() -> Iterator[Item | NotImported]:
         yield from others
         calls: Counter[tuple[str, Role, str]] = Counter()
@@ -104,7 +139,9 @@ def _place(file: _File) -> tuple[str, Role, str] | NotImported:
     """Name, role and path of what a file holds."""
     name = file.tags["name"]
     if file.tags.get("recompute_status") == _RECOMPUTED:
-        return NotImported(name, "a forward that the backward runs again; a capture records the first only")
+        return NotImported(
+            name, "a forward that the backward runs again; a capture records the first only"
+        )
     gradient = name.startswith(_GRADIENT)
     name = name.removeprefix(_GRADIENT)
     if name.startswith(_PARAMETER):
@@ -116,12 +153,21 @@ def _place(file: _File) -> tuple[str, Role, str] | NotImported:
         return named, Role.GRAD_OUTPUT if gradient else Role.OUTPUT, ""
     match = _PLACE.fullmatch(name.removeprefix(_HOOKED))
     if match is None:
-        return NotImported(name, "its name is none of SGLang's hooks, MODULE.inputs.I or MODULE.output")
+        return NotImported(
+            name, "its name is none of SGLang's hooks, MODULE.inputs.I or MODULE.output"
+        )
     entered = match["input"] is not None
     if gradient and entered:
-        return NotImported(name, "the gradient of a tensor by all that use it; a bundle holds what each call adds to it")
+        return NotImported(
+            name,
+            "the gradient of a tensor by all that use it; a bundle holds what each call adds to it",
+        )
     path = ".".join(filter(None, (match["input"], match["key"])))
-    return match["module"] or "", Role.GRAD_OUTPUT if gradient else Role.INPUT if entered else Role.OUTPUT, path
+    return (
+        match["module"] or "",
+        Role.GRAD_OUTPUT if gradient else Role.INPUT if entered else Role.OUTPUT,
+        path,
+    )
 
 
 def _load(path: Path) -> LoadedItem:

@@ -1,4 +1,6 @@
-"""What came of checking custom backwards against finite differences: a form of a custom Function each. Without torch."""
+"""What came of checking custom backwards against finite differences: a form of a custom Function
+each. Without torch.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ class FunctionGradients:
         modules: qualified names of the modules whose code applies it so.
         calls: how often they do.
         given: its tensors: ``float32 [8, 24, 96], float32 [96]``.
-        outcome: FAIL where its backward is not the derivative of its forward; WARN where it is only beside the recorded inputs.
+        outcome: FAIL where its backward is not the derivative of its forward; WARN where it is only
+            beside the recorded inputs.
     """
 
     name: str
@@ -41,4 +44,8 @@ class GradientCheck:
         """FAIL where one fails; else PASS only where there is one, and all were checked."""
         if self.of(CheckStatus.FAIL):
             return CheckStatus.FAIL
-        return CheckStatus.NOT_LOOKED_AT if self.of(CheckStatus.NOT_LOOKED_AT) or not self.functions else CheckStatus.PASS
+        return (
+            CheckStatus.NOT_LOOKED_AT
+            if self.of(CheckStatus.NOT_LOOKED_AT) or not self.functions
+            else CheckStatus.PASS
+        )

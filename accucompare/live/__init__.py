@@ -1,1 +1,3 @@
-"""All that touches a live model, whoever asks: modules and their names, values, hooks, dispatch, randomness, numerics, environment."""
+"""All that touches a live model, whoever asks: modules and their names, values, hooks, dispatch,
+randomness, numerics, environment.
+"""

@@ -21,7 +21,15 @@ from accucompare.numbers.sketch import (
     sketch_values,
 )
 from accucompare.numbers.statistics import AnyNumber, Count, Statistics, summarize
-from accucompare.numbers.sums import BLOCK, CHUNK, Float64, as_reals, chunk_dots, chunk_sums, power_of_two_near
+from accucompare.numbers.sums import (
+    BLOCK,
+    CHUNK,
+    Float64,
+    as_reals,
+    chunk_dots,
+    chunk_sums,
+    power_of_two_near,
+)
 
 __all__ = [
     "BLOCK",

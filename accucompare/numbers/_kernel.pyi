@@ -48,6 +48,8 @@ def sketch_blocks(
     block_signs: Any,
     sketch: Any,
 ) -> None: ...
-def summarize_block(values: Any, type: int, chunk: int) -> tuple[float, float, int, int, list[list[float]]]: ...
+def summarize_block(
+    values: Any, type: int, chunk: int
+) -> tuple[float, float, int, int, list[list[float]]]: ...
 
 VERSION: int

@@ -17,13 +17,15 @@ from accucompare.numbers.sums import BLOCK
 def digest(raw: Array) -> str:
     """The digest of a contiguous array's bytes: xxh3, 128 bits, as 32 hexadecimal digits.
 
-    A tensor of more than SEGMENT elements has the digest of its segments' digests, so that several threads can verify it.
-    """
+    A tensor of more than SEGMENT elements has the digest of its segments' digests, so that several
+    threads can verify it."""
     size = sums.SEGMENT
     if raw.size <= size:
         return xxhash.xxh3_128_hexdigest(raw)
     flat = raw.reshape(-1)
-    return digest_of_segments([segment_digest(flat[start : start + size]) for start in range(0, flat.size, size)])
+    return digest_of_segments(
+        [segment_digest(flat[start : start + size]) for start in range(0, flat.size, size)]
+    )
 
 
 def segment_digest(segment: Array) -> bytes:
@@ -36,11 +38,14 @@ def digest_of_segments(digests: Sequence[bytes]) -> str:
     return (digests[0] if len(digests) == 1 else xxhash.xxh3_128_digest(b"".join(digests))).hex()
 
 
-def fingerprint(raw: Array, dtype: DType, rounded: Callable[[Array, DType], Array] = round_to) -> dict[str, str]:
+def fingerprint(
+    raw: Array, dtype: DType, rounded: Callable[[Array, DType], Array] = round_to
+) -> dict[str, str]:
     """A tensor's digest under its own type and under each type that it may be compared in.
 
-    Two captures in different precisions have the same weights exactly if their digests agree under the narrower type, and the same
-    integers if their digests as int64 agree. All NaN count as the same value.
+    Two captures in different precisions have the same weights exactly if their digests agree under
+    the narrower type, and the same integers if their digests as int64 agree. All NaN count as the
+    same value.
 
     Args:
         raw: contiguous array of ``dtype.storage``, any shape.
@@ -60,7 +65,13 @@ def fingerprint(raw: Array, dtype: DType, rounded: Callable[[Array, DType], Arra
         values = widen(block, dtype)
         nan = _where_nan(values)
         for name, hasher in hashers.items():
-            bits = block if name == dtype.name else values.astype(np.int64) if name == "int64" else rounded(values, DTYPES[name])
+            bits = (
+                block
+                if name == dtype.name
+                else values.astype(np.int64)
+                if name == "int64"
+                else rounded(values, DTYPES[name])
+            )
             if nan is not None:
                 bits = np.where(nan, _nan(name), bits)
             hasher.update(bits.view("u1"))
@@ -68,10 +79,12 @@ def fingerprint(raw: Array, dtype: DType, rounded: Callable[[Array, DType], Arra
 
 
 def same_fingerprint(golden: dict[str, Any], candidate: dict[str, Any]) -> bool | None:
-    """Whether two tensors in manifests agree under a type that both were rounded to; ``None`` if there is no such type.
+    """Whether two tensors in manifests agree under a type that both were rounded to; ``None`` if
+    there is no such type.
 
     Args:
-        golden, candidate: as in a manifest: ``{"dtype", "shape", "digests"}``, the last from ``fingerprint``.
+        golden, candidate: as in a manifest: ``{"dtype", "shape", "digests"}``, the last from
+            ``fingerprint``.
     """
     if golden["shape"] != candidate["shape"]:
         return False
@@ -80,13 +93,17 @@ def same_fingerprint(golden: dict[str, Any], candidate: dict[str, Any]) -> bool 
     else:
         both = golden["digests"].keys() & candidate["digests"].keys()
         shared = [name for name in (candidate["dtype"], golden["dtype"], "int64") if name in both]
-    return golden["digests"].get(shared[0]) == candidate["digests"].get(shared[0]) if shared else None
+    return (
+        golden["digests"].get(shared[0]) == candidate["digests"].get(shared[0]) if shared else None
+    )
 
 
 def _where_nan(values: Array) -> Array | None:
     """Which values are NaN; ``None`` if none is."""
     with np.errstate(all="ignore"):
-        if values.dtype.kind != "f" or not np.isnan(np.add.reduce(values)):  # cheaper than np.isnan of every value
+        if values.dtype.kind != "f" or not np.isnan(
+            np.add.reduce(values)
+        ):  # cheaper than np.isnan of every value
             return None
     return np.isnan(values)
 
@@ -94,4 +111,8 @@ def _where_nan(values: Array) -> Array | None:
 @cache
 def _nan(name: str) -> Any:
     """The bits that stand for every NaN of a floating type."""
-    return np.array([np.nan])[0] if name == "float64" else round_to(np.array([np.nan]), DTYPES[name])[0]
+    return (
+        np.array([np.nan])[0]
+        if name == "float64"
+        else round_to(np.array([np.nan]), DTYPES[name])[0]
+    )

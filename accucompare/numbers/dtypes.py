@@ -1,8 +1,8 @@
 """The element types that a bundle can hold, as a table.
 
-NumPy has no bfloat16 and no fp8: such tensors are stored as their raw bits in an unsigned integer array, and the record
-keeps the true type under PyTorch's name for it (``bfloat16``). ``widen`` turns raw bits into values, always exactly.
-"""
+NumPy has no bfloat16 and no fp8: such tensors are stored as their raw bits in an unsigned integer
+array, and the record keeps the true type under PyTorch's name for it (``bfloat16``). ``widen``
+turns raw bits into values, always exactly."""
 
 from __future__ import annotations
 
@@ -52,12 +52,23 @@ class DType:
 
     @property
     def rounding(self) -> float:
-        """Unit roundoff: the largest relative error of rounding a value to this type, 2**-digits."""
+        """Unit roundoff: the largest relative error of rounding a value to this type,
+        2**-digits."""
         return 2.0**-self.digits if self.digits else 0.0
 
 
-def _float(name: str, storage: str, widened: str, ml_dtype: str, digits: int, largest: float, signed: bool = True) -> DType:
-    return DType(name, Kind.FLOAT, np.dtype(storage), np.dtype(widened), ml_dtype, digits, largest, signed)
+def _float(
+    name: str,
+    storage: str,
+    widened: str,
+    ml_dtype: str,
+    digits: int,
+    largest: float,
+    signed: bool = True,
+) -> DType:
+    return DType(
+        name, Kind.FLOAT, np.dtype(storage), np.dtype(widened), ml_dtype, digits, largest, signed
+    )
 
 
 _FLOAT16_MAX = 65504.0
@@ -76,18 +87,42 @@ DTYPES: dict[str, DType] = {
         _float("float8_e4m3fn", "u1", "<f4", "float8_e4m3fn", 4, 448.0),
         _float("float8_e4m3fnuz", "u1", "<f4", "float8_e4m3fnuz", 4, 240.0),
         _float("float8_e8m0fnu", "u1", "<f4", "float8_e8m0fnu", 1, 2.0**127, signed=False),
-        DType("complex128", Kind.COMPLEX, np.dtype("<c16"), np.dtype("<c16"), digits=53, largest=_FLOAT64_MAX),
-        DType("complex64", Kind.COMPLEX, np.dtype("<c8"), np.dtype("<c8"), digits=24, largest=_FLOAT32_MAX),
-        DType("complex32", Kind.COMPLEX, np.dtype("<u4"), np.dtype("<c8"), digits=11, largest=_FLOAT16_MAX),
+        DType(
+            "complex128",
+            Kind.COMPLEX,
+            np.dtype("<c16"),
+            np.dtype("<c16"),
+            digits=53,
+            largest=_FLOAT64_MAX,
+        ),
+        DType(
+            "complex64",
+            Kind.COMPLEX,
+            np.dtype("<c8"),
+            np.dtype("<c8"),
+            digits=24,
+            largest=_FLOAT32_MAX,
+        ),
+        DType(
+            "complex32",
+            Kind.COMPLEX,
+            np.dtype("<u4"),
+            np.dtype("<c8"),
+            digits=11,
+            largest=_FLOAT16_MAX,
+        ),
         *(
-            DType(name, Kind.INT, np.dtype(name).newbyteorder("<"), np.dtype(name).newbyteorder("<"))
+            DType(
+                name, Kind.INT, np.dtype(name).newbyteorder("<"), np.dtype(name).newbyteorder("<")
+            )
             for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
         ),
         DType("bool", Kind.BOOL, np.dtype("?"), np.dtype("?")),
     )
 }
 
-#: For each floating type, the narrower ones a candidate may run in: its weights are the golden ones rounded to it.
+# : For each floating type, the narrower ones a candidate may run in: its weights are the golden
+# ones rounded to it.
 ROUNDS_TO = {
     "float64": ("float32", "float16", "bfloat16"),
     "float32": ("float16", "bfloat16"),
@@ -110,7 +145,8 @@ def widen(raw: Array, dtype: DType) -> Array:
         dtype: its true type.
 
     Returns:
-        An array of the same shape and of type ``dtype.widened``; ``raw`` itself where the two types agree.
+        An array of the same shape and of type ``dtype.widened``; ``raw`` itself where the two types
+        agree.
     """
     if dtype.storage == dtype.widened:
         return raw
@@ -124,7 +160,8 @@ def widen(raw: Array, dtype: DType) -> Array:
 
 
 def round_to(values: Array, dtype: DType) -> Array:
-    """Round float64 or float32 values to a narrower floating type, to nearest even, as ``tensor.to`` does.
+    """Round float64 or float32 values to a narrower floating type, to nearest even, as
+    ``tensor.to`` does.
 
     PyTorch rounds float64 to bfloat16 and float16 by way of float32; so does this.
 

@@ -1,4 +1,5 @@
-"""The compiled kernel, where it could be built: one pass over a block of tensors. Every caller can do the same with NumPy.
+"""The compiled kernel, where it could be built: one pass over a block of tensors. Every caller can
+do the same with NumPy.
 
 ``ACCUCOMPARE_KERNEL=numpy`` in the environment switches it off.
 """
@@ -21,16 +22,24 @@ _kernel: Any = None
 _why_not = "switched off by ACCUCOMPARE_KERNEL"
 if (_asked := os.environ.get("ACCUCOMPARE_KERNEL", "").lower()) != "numpy":
     if _asked:
-        logging.getLogger(__name__).warning("ACCUCOMPARE_KERNEL=%s: numpy is its only value; the compiled kernel is used", _asked)
+        logging.getLogger(__name__).warning(
+            "ACCUCOMPARE_KERNEL=%s: numpy is its only value; the compiled kernel is used", _asked
+        )
     try:
         from accucompare.numbers import _kernel
     except ImportError as error:
         _why_not = f"not built: {error}"
     else:
-        if getattr(_kernel, "VERSION", 1) != KERNEL_VERSION:  # it was built before its source changed, and would be misread
-            _kernel, _why_not = None, "the built one is of another version; install accucompare again"
+        if (
+            getattr(_kernel, "VERSION", 1) != KERNEL_VERSION
+        ):  # it was built before its source changed, and would be misread
+            _kernel, _why_not = (
+                None,
+                "the built one is of another version; install accucompare again",
+            )
 
-#: The kernel's numbers for element types, by dtype name; complex types are pairs of their real type.
+# : The kernel's numbers for element types, by dtype name; complex types are pairs of their real
+# type.
 _TYPES = {
     "float64": 0, "complex128": 0, "float32": 1, "complex64": 1, "float16": 2, "bfloat16": 3,
     "int8": 4, "int16": 5, "int32": 6, "uint8": 7, "bool": 7, "uint16": 8, "uint32": 9,
@@ -43,12 +52,12 @@ def description() -> str:
 
 
 class Measured(NamedTuple):
-    """What the kernel measures of a pair. The names are those of ``compare.measuring.measure``, the order is that of
-    ``compare.measuring.scan``.
+    """What the kernel measures of a pair. The names are those of ``compare.measuring.measure``, the
+    order is that of ``compare.measuring.scan``.
 
-    ``max_abs_index`` and ``nonfinite_index`` are positions from the start of what was measured, ``None`` where there is no difference
-    or no mismatch. ``max_ulp`` means nothing unless both sides have the same floating type. NaN and Inf are left out of all else.
-    """
+    ``max_abs_index`` and ``nonfinite_index`` are positions from the start of what was measured,
+    ``None`` where there is no difference or no mismatch. ``max_ulp`` means nothing unless both
+    sides have the same floating type. NaN and Inf are left out of all else."""
 
     compared: int
     max_abs: float
@@ -74,9 +83,13 @@ class Measured(NamedTuple):
 
 
 def _number(values: Array, dtype: DType) -> int:
-    """The kernel's number for a type, or -1, which the kernel refuses. Raises ValueError if the array has another storage type."""
+    """The kernel's number for a type, or -1, which the kernel refuses. Raises ValueError if the
+    array has another storage type.
+    """
     if values.dtype != dtype.storage:
-        raise ValueError(f"a block of {dtype.name} must be an array of {dtype.storage}, not {values.dtype}")
+        raise ValueError(
+            f"a block of {dtype.name} must be an array of {dtype.storage}, not {values.dtype}"
+        )
     return _TYPES.get(dtype.name, -1)
 
 
@@ -91,7 +104,9 @@ class Measurement:
     #: Sums per chunk.
     SUMS = 8
 
-    def __init__(self, golden: DType, candidate: DType, atol: float | None, rtol: float | None, elements: int) -> None:
+    def __init__(
+        self, golden: DType, candidate: DType, atol: float | None, rtol: float | None, elements: int
+    ) -> None:
         """
         Args:
             golden, candidate: the true types, both of one kind, for which ``can_measure`` holds.
@@ -114,13 +129,17 @@ class Measurement:
         """Measure the next block.
 
         Args:
-            golden, candidate: stored bits, contiguous and equally long, starting at a chunk's start.
+            golden, candidate: stored bits, contiguous and equally long, starting at a chunk's
+                start.
 
         Raises:
-            ValueError: if the blocks are not equally long, not contiguous, not of the types' storage, or more than was announced.
+            ValueError: if the blocks are not equally long, not contiguous, not of the types'
+                storage, or more than was announced.
         """
         types = _number(golden, self._golden), _number(candidate, self._candidate)
-        _kernel.measure_block(golden, candidate, *types, sums.CHUNK, *self._limits, self._result, self._sums)
+        _kernel.measure_block(
+            golden, candidate, *types, sums.CHUNK, *self._limits, self._result, self._sums
+        )
 
     def result(self) -> Measured:
         """What was measured in all blocks."""
@@ -129,15 +148,20 @@ class Measurement:
     def chunk_sums(self) -> list[list[float]]:
         """The sums of every chunk, once all blocks were added.
 
-        They are golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d; then ``excess`` and the sum of squares of ``rest``, where
-        the chunk's candidate is (1 + excess) * golden + rest, and rest is perpendicular to golden. These two are NaN for types of more
-        than 24 bits.
+        They are golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d; then ``excess``
+        and the sum of squares of ``rest``, where the chunk's candidate is (1 + excess) * golden +
+        rest, and rest is perpendicular to golden. These two are NaN for types of more than 24 bits.
         """
         return self._sums.T.tolist()
 
 
 def measure_whole(
-    golden: Array, candidate: Array, golden_dtype: DType, candidate_dtype: DType, atol: float | None, rtol: float | None
+    golden: Array,
+    candidate: Array,
+    golden_dtype: DType,
+    candidate_dtype: DType,
+    atol: float | None,
+    rtol: float | None,
 ) -> tuple[Measured, list[list[float]]]:
     """What a ``Measurement`` gives of two whole tensors, and its chunk sums, in a single call.
 
@@ -149,7 +173,9 @@ def measure_whole(
         ValueError: as ``Measurement.add`` does.
     """
     types = _number(golden, golden_dtype), _number(candidate, candidate_dtype)
-    measured, chunks = _kernel.measure_whole(golden, candidate, *types, sums.CHUNK, *_limits(candidate_dtype, atol, rtol))
+    measured, chunks = _kernel.measure_whole(
+        golden, candidate, *types, sums.CHUNK, *_limits(candidate_dtype, atol, rtol)
+    )
     return Measured._make(measured), chunks
 
 
@@ -166,7 +192,8 @@ def apart_block(
     powers: tuple[float, float],
     lengths: tuple[float, float],
 ) -> list[float]:
-    """The chunk sums of (candidate * |golden| - golden * |candidate|)^2 over a block, without the interpreter's lock.
+    """The chunk sums of (candidate * |golden| - golden * |candidate|)^2 over a block, without the
+    interpreter's lock.
 
     Args:
         golden, candidate: as for ``Measurement.add``.
@@ -187,7 +214,9 @@ def can_summarize(dtype: DType) -> bool:
     return _kernel is not None and dtype.name in _TYPES
 
 
-def summarize_block(values: Array, dtype: DType) -> tuple[float, float, int, int, list[float], list[float]]:
+def summarize_block(
+    values: Array, dtype: DType
+) -> tuple[float, float, int, int, list[float], list[float]]:
     """Summarize a block in one pass, without the interpreter's lock.
 
     Args:
@@ -195,13 +224,15 @@ def summarize_block(values: Array, dtype: DType) -> tuple[float, float, int, int
         dtype: their true type, for which ``can_summarize`` holds.
 
     Returns:
-        Smallest and largest finite value (inf and -inf where there is none), numbers of NaN and Inf, and the chunk sums of the
-        finite values and of their squares.
+        Smallest and largest finite value (inf and -inf where there is none), numbers of NaN and
+        Inf, and the chunk sums of the finite values and of their squares.
 
     Raises:
         ValueError: if the block is not contiguous or not of the type's storage.
     """
-    low, high, nan, inf, (totals, squares) = _kernel.summarize_block(values, _number(values, dtype), sums.CHUNK)
+    low, high, nan, inf, (totals, squares) = _kernel.summarize_block(
+        values, _number(values, dtype), sums.CHUNK
+    )
     return low, high, nan, inf, totals, squares
 
 
@@ -213,18 +244,21 @@ def sketch_blocks(
     places: tuple[Array, Array],
     sketch: Array,
 ) -> None:
-    """Add some blocks of a tensor to its sketch, without the interpreter's lock; see ``numbers.sketch``.
+    """Add some blocks of a tensor to its sketch, without the interpreter's lock; see
+    ``numbers.sketch``.
 
     Args:
         values: stored bits, contiguous, starting at a block's start.
         dtype: their true type, for which ``can_summarize`` holds.
         scale: what values are multiplied by.
-        tables: signs, int8, of shape (rows, groups); buckets, int32, of shape (at least as many as the blocks, groups); signs of the
-            groups, int8, likewise.
+        tables: signs, int8, of shape (rows, groups); buckets, int32, of shape (at least as many as
+            the blocks, groups); signs of the groups, int8, likewise.
         places: rotations, int32, and signs, int8, one a block.
         sketch: float64, which is added to.
 
     Raises:
         ValueError: if an array is not contiguous, too short or not of the type's storage.
     """
-    _kernel.sketch_blocks(values, _number(values, dtype), scale, *tables[0].shape, *tables, *places, sketch)
+    _kernel.sketch_blocks(
+        values, _number(values, dtype), scale, *tables[0].shape, *tables, *places, sketch
+    )

@@ -1,4 +1,5 @@
-"""A linear sketch of a tensor: 256 numbers, from two of which the norm of the difference of their tensors is estimated.
+"""A linear sketch of a tensor: 256 numbers, from two of which the norm of the difference of their
+tensors is estimated.
 
 A tensor's values, in order and as float64, are cut into blocks of ROWS x GROUPS. In each block, ::
 
@@ -6,14 +7,17 @@ A tensor's values, in order and as float64, are cut into blocks of ROWS x GROUPS
     bucket    = (BUCKETS[t, g] + rotation[block]) mod k,        t = block mod TABLES
     sketch[bucket] += GROUP_SIGNS[t, g] * sign[block] * group[g]
 
-All signs are random and fixed, so that the square of each bucket's number has the expectation of the sum of squares of what fell into it,
-and S(a) - S(b) = S(a - b): a sum over ranks, a mean over micro-batches and a factor can be computed on sketches. The norm of a sketch
-is that of the tensor to a relative standard deviation of 1 / sqrt(2 k), 4.4 % for k = 256 (M. Charikar, K. Chen & M. Farach-Colton,
-"Finding frequent items in data streams", Theor. Comput. Sci. 312, 2004; N. Alon, Y. Matias & M. Szegedy, JCSS 58, 1999; the sum over
-rows before the buckets is what makes it cheap). GROUPS is prime, so that no channel, stride or row of a usual length falls into one group.
+All signs are random and fixed, so that the square of each bucket's number has the expectation of
+the sum of squares of what fell into it, and S(a) - S(b) = S(a - b): a sum over ranks, a mean over
+micro-batches and a factor can be computed on sketches. The norm of a sketch is that of the tensor
+to a relative standard deviation of 1 / sqrt(2 k), 4.4 % for k = 256 (M. Charikar, K. Chen & M.
+Farach-Colton, "Finding frequent items in data streams", Theor. Comput. Sci. 312, 2004; N. Alon, Y.
+Matias & M. Szegedy, JCSS 58, 1999; the sum over rows before the buckets is what makes it cheap).
+GROUPS is prime, so that no channel, stride or row of a usual length falls into one group.
 
-**What a sketch can lose.** Two wrong elements of the same size that fall into one bucket with opposite signs, once in 2 k times; and what
-is wrong at exactly every 1021st element is estimated to 60 % only. The extrema, the norm and the digest that a record holds are beside it.
+**What a sketch can lose.** Two wrong elements of the same size that fall into one bucket with
+opposite signs, once in 2 k times; and what is wrong at exactly every 1021st element is estimated to
+60 % only. The extrema, the norm and the digest that a record holds are beside it.
 
 NaN and Inf count as 0 here: a record's statistics count them. Complex values are pairs of reals.
 """
@@ -43,37 +47,52 @@ SKETCH_BLOCK = ROWS * GROUPS
 _RUN = 1 << 21
 
 
-def sketch_values(blocks: Iterable[Array], dtype: DType, size: int, scale: float = 1.0, offset: int = 0) -> Float64:
+def sketch_values(
+    blocks: Iterable[Array], dtype: DType, size: int, scale: float = 1.0, offset: int = 0
+) -> Float64:
     """The sketch of one tensor, or of a run of its values.
 
     Args:
-        blocks: its values, in order: contiguous arrays of ``dtype.storage`` and any shape, each of which is used before the next is taken.
+        blocks: its values, in order: contiguous arrays of ``dtype.storage`` and any shape, each of
+            which is used before the next is taken.
         dtype: its true type.
         size: how many numbers the sketch has.
-        scale: a power of two that values are multiplied by first, for tensors whose sums would exceed float64.
-        offset: of a run: which of the tensor's values is its first. The sketches of all runs of a tensor add up to the tensor's.
+        scale: a power of two that values are multiplied by first, for tensors whose sums would
+            exceed float64.
+        offset: of a run: which of the tensor's values is its first. The sketches of all runs of a
+            tensor add up to the tensor's.
 
     Returns:
-        float64, of shape ``(size,)``; the same bits however the values are cut, with the compiled kernel and without.
+        float64, of shape ``(size,)``; the same bits however the values are cut, with the compiled
+        kernel and without.
     """
     found = np.zeros(size)
     each = SKETCH_BLOCK // 2 if dtype.kind is Kind.COMPLEX else SKETCH_BLOCK
     first, before = divmod(offset, each)
     signs, buckets, group_signs = sign_tables(size)
     tables = signs, np.roll(buckets, -first, 0), np.roll(group_signs, -first, 0)
-    for part in _cut(itertools.chain([_nothing((before,), dtype)] if before else [], blocks), each * TABLES):
+    for part in _cut(
+        itertools.chain([_nothing((before,), dtype)] if before else [], blocks), each * TABLES
+    ):
         count = -(-part.size // each)
         places = block_places(first, count, size)
         if kernel.can_summarize(dtype):
             kernel.sketch_blocks(part, dtype, scale, tables, places, found)
         else:
-            _sketch_blocks(as_reals(widen(part, dtype)).astype(np.float64) * scale, *tables, *places, found)
+            _sketch_blocks(
+                as_reals(widen(part, dtype)).astype(np.float64) * scale, *tables, *places, found
+            )
         first += count
     return found
 
 
 def sketch_of(
-    raw: Array, dtype: DType, statistics: Statistics, size: int, shape: Sequence[int] | None = None, start: Sequence[int] = ()
+    raw: Array,
+    dtype: DType,
+    statistics: Statistics,
+    size: int,
+    shape: Sequence[int] | None = None,
+    start: Sequence[int] = (),
 ) -> Float64 | None:
     """The sketch of a tensor of any magnitude, or of a shard of one.
 
@@ -81,8 +100,8 @@ def sketch_of(
         raw: contiguous array of ``dtype.storage``, any shape.
         dtype, size: as for ``sketch_values``.
         statistics: of the tensor.
-        shape, start: of a shard: the shape of the whole tensor, and where in it the shard begins, per dimension. The sketches of
-            shards that make up the whole add up to its own.
+        shape, start: of a shard: the shape of the whole tensor, and where in it the shard begins,
+            per dimension. The sketches of shards that make up the whole add up to its own.
 
     Returns:
         As ``sketch_values``; ``None`` if its numbers would exceed float64.
@@ -105,11 +124,16 @@ def sketch_of(
 
 def power_near(statistics: Statistics) -> float:
     """The scale for a tensor of these extrema."""
-    return power_of_two_near(max(abs(float(end or 0.0)) for end in (statistics.min, statistics.max)))
+    return power_of_two_near(
+        max(abs(float(end or 0.0)) for end in (statistics.min, statistics.max))
+    )
 
 
-def runs(raw: Array, dtype: DType, shape: Sequence[int], start: Sequence[int]) -> Iterator[tuple[int, Array]]:
-    """A shard as runs of the whole tensor's values, each with the number of its first one; between a shard's values are zeros.
+def runs(
+    raw: Array, dtype: DType, shape: Sequence[int], start: Sequence[int]
+) -> Iterator[tuple[int, Array]]:
+    """A shard as runs of the whole tensor's values, each with the number of its first one; between
+    a shard's values are zeros.
 
     Args:
         raw: contiguous array, of which each run is a part, or a copy of one with zeros around it.
@@ -120,23 +144,37 @@ def runs(raw: Array, dtype: DType, shape: Sequence[int], start: Sequence[int]) -
     Raises:
         ValueError: if it does not lie in the whole.
     """
-    inside = all(first >= 0 and first + count <= whole for first, count, whole in zip(start, raw.shape, shape, strict=False))
+    inside = all(
+        first >= 0 and first + count <= whole
+        for first, count, whole in zip(start, raw.shape, shape, strict=False)
+    )
     if not (len(raw.shape) == len(shape) == len(start) and inside):
-        raise ValueError(f"a shard of shape {list(raw.shape)} that begins at {list(start)} does not lie in a tensor of {list(shape)}")
+        raise ValueError(
+            f"a shard of shape {list(raw.shape)} that begins at {list(start)} does not lie in a"
+            f" tensor of {list(shape)}"
+        )
     if raw.size:
         yield from _runs(raw, dtype, tuple(shape), tuple(start))
 
 
-def _runs(raw: Array, dtype: DType, shape: tuple[int, ...], start: tuple[int, ...]) -> Iterator[tuple[int, Array]]:
+def _runs(
+    raw: Array, dtype: DType, shape: tuple[int, ...], start: tuple[int, ...]
+) -> Iterator[tuple[int, Array]]:
     row = math.prod(shape[1:])
     offset = start[0] * row if shape else 0
     if raw.shape[1:] == shape[1:]:
         yield offset, raw
     elif row > _RUN:
         for index, each in enumerate(raw):
-            yield from ((offset + index * row + further, run) for further, run in _runs(each, dtype, shape[1:], start[1:]))
+            yield from (
+                (offset + index * row + further, run)
+                for further, run in _runs(each, dtype, shape[1:], start[1:])
+            )
     else:
-        place = tuple(slice(first, first + count) for first, count in zip(start[1:], raw.shape[1:], strict=True))
+        place = tuple(
+            slice(first, first + count)
+            for first, count in zip(start[1:], raw.shape[1:], strict=True)
+        )
         for index in range(0, len(raw), _RUN // row):
             each = raw[index : index + _RUN // row]
             run = _nothing((len(each), *shape[1:]), dtype)
@@ -150,7 +188,9 @@ def _nothing(shape: tuple[int, ...], dtype: DType) -> Array:
 
 
 def _cut(blocks: Iterable[Array], elements: int) -> Iterator[Array]:
-    """The same values in 1-d arrays of so many elements, the last one shorter; whole ones are not copied."""
+    """The same values in 1-d arrays of so many elements, the last one shorter; whole ones are not
+    copied.
+    """
     held, filled = np.empty(0), 0
     for block in blocks:
         flat, at = block.reshape(-1), 0
@@ -171,7 +211,9 @@ def _cut(blocks: Iterable[Array], elements: int) -> Iterator[Array]:
 
 
 def distance(one: Float64, other: Float64) -> float:
-    """An estimate of the norm of the difference of two tensors, from their sketches of one size, of any magnitude."""
+    """An estimate of the norm of the difference of two tensors, from their sketches of one size, of
+    any magnitude.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         difference = one - other
     largest = float(np.abs(difference).max(initial=0.0))
@@ -197,7 +239,9 @@ class Products(NamedTuple):
 
 @np.errstate(all="ignore")
 def products(a: Float64, b: Float64) -> Products:
-    """The products of pairs of sketches, each in a row of both arrays, of shape (n, size). A row's do not depend on the others."""
+    """The products of pairs of sketches, each in a row of both arrays, of shape (n, size). A row's
+    do not depend on the others.
+    """
     d = b - a
     return Products(*(np.add.reduce(product, axis=1) for product in (d * d, a * d, a * a)))
 
@@ -226,7 +270,9 @@ def _sketch_blocks(
         rows = np.zeros((-(-part.size // GROUPS), GROUPS))
         rows.reshape(-1)[: part.size] = part
         groups = np.zeros(GROUPS)
-        for row, row_signs in zip(rows, signs, strict=False):  # one after the other, as the kernel adds
+        for row, row_signs in zip(
+            rows, signs, strict=False
+        ):  # one after the other, as the kernel adds
             groups += row * row_signs
         places = (buckets[block] + rotations[block]) % len(found)
         found += np.bincount(places, groups * group_signs[block] * block_signs[block], len(found))
@@ -236,13 +282,19 @@ def _sketch_blocks(
 def sign_tables(size: int) -> tuple[NDArray[np.int8], NDArray[np.int32], NDArray[np.int8]]:
     """SIGNS of shape (ROWS, GROUPS), BUCKETS and GROUP_SIGNS of shape (TABLES, GROUPS)."""
     signs = _sign(random_numbers(1, 0, ROWS * GROUPS)).reshape(ROWS, GROUPS)
-    buckets = (random_numbers(2, 0, TABLES * GROUPS) % np.uint64(size)).astype(np.int32).reshape(TABLES, GROUPS)
+    buckets = (
+        (random_numbers(2, 0, TABLES * GROUPS) % np.uint64(size))
+        .astype(np.int32)
+        .reshape(TABLES, GROUPS)
+    )
     return signs, buckets, _sign(random_numbers(3, 0, TABLES * GROUPS)).reshape(TABLES, GROUPS)
 
 
 def block_places(first: int, blocks: int, size: int) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
     """The rotation and the sign of each of some blocks."""
-    return (random_numbers(4, first, blocks) % np.uint64(size)).astype(np.int32), _sign(random_numbers(5, first, blocks))
+    return (random_numbers(4, first, blocks) % np.uint64(size)).astype(np.int32), _sign(
+        random_numbers(5, first, blocks)
+    )
 
 
 def _sign(random: NDArray[np.uint64]) -> NDArray[np.int8]:
@@ -250,8 +302,14 @@ def _sign(random: NDArray[np.uint64]) -> NDArray[np.int8]:
 
 
 def random_numbers(stream: int, first: int, count: int) -> NDArray[np.uint64]:
-    """Numbers ``first`` to ``first + count`` of a stream: SplitMix64 (G. L. Steele, D. Lea & C. H. Flood, OOPSLA 2014), by counter."""
-    state = np.arange(first, first + count, dtype=np.uint64) + (np.uint64(stream) << np.uint64(48)) + np.uint64(1)
+    """Numbers ``first`` to ``first + count`` of a stream: SplitMix64 (G. L. Steele, D. Lea & C. H.
+    Flood, OOPSLA 2014), by counter.
+    """
+    state = (
+        np.arange(first, first + count, dtype=np.uint64)
+        + (np.uint64(stream) << np.uint64(48))
+        + np.uint64(1)
+    )
     state = state * np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -28,7 +28,8 @@ class Statistics(msgspec.Struct, frozen=True, gc=False):
         l2: Euclidean norm; ``None`` where it exceeds float64.
         nan: how many values are NaN.
         inf: how many are +Inf or -Inf.
-        rounding: how wrong mean and norm may be, relative to the mean magnitude and to the norm; 0 of sums in float64.
+        rounding: how wrong mean and norm may be, relative to the mean magnitude and to the norm; 0
+            of sums in float64.
     """
 
     min: AnyNumber | None
@@ -40,7 +41,14 @@ class Statistics(msgspec.Struct, frozen=True, gc=False):
     rounding: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        known = {"min": self.min, "max": self.max, "mean": self.mean, "l2": self.l2, "nan": self.nan, "inf": self.inf}
+        known = {
+            "min": self.min,
+            "max": self.max,
+            "mean": self.mean,
+            "l2": self.l2,
+            "nan": self.nan,
+            "inf": self.inf,
+        }
         return {**known, "rounding": self.rounding} if self.rounding else known
 
 
@@ -61,10 +69,14 @@ def summarize(raw: Array, dtype: DType) -> Statistics:
     values, squares = sums if sums and scale == 1.0 else _sums(stored, dtype, scale)
     count = stored.size * (2 if dtype.kind is Kind.COMPLEX else 1) - nan - inf
     l2 = math.sqrt(math.fsum(squares)) / scale
-    return Statistics(low, high, math.fsum(values) / count / scale, l2 if math.isfinite(l2) else None, nan, inf)
+    return Statistics(
+        low, high, math.fsum(values) / count / scale, l2 if math.isfinite(l2) else None, nan, inf
+    )
 
 
-def _compiled(stored: Array, dtype: DType) -> tuple[float | None, float | None, int, int, list[float], list[float]]:
+def _compiled(
+    stored: Array, dtype: DType
+) -> tuple[float | None, float | None, int, int, list[float], list[float]]:
     low, high, nan, inf, sums, squares = kernel.summarize_block(stored, dtype)
     if low > high:
         return None, None, nan, inf, sums, squares

@@ -1,8 +1,8 @@
 """Sums in float64 that come out the same however a tensor was cut into blocks.
 
-A tensor is summed in chunks of ``CHUNK`` elements counted from its start, each chunk by NumPy's pairwise summation, and the
-chunks' sums are added exactly (``math.fsum``, Shewchuk 1997). Blocks hold whole chunks, so where one block ends changes nothing.
-"""
+A tensor is summed in chunks of ``CHUNK`` elements counted from its start, each chunk by NumPy's
+pairwise summation, and the chunks' sums are added exactly (``math.fsum``, Shewchuk 1997). Blocks
+hold whole chunks, so where one block ends changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 CHUNK = 8192
 #: Elements per block: what is read, widened and reduced at a time. A multiple of CHUNK.
 BLOCK = 16 * CHUNK
-#: Elements per segment: what one thread reads, verifies and measures of a large tensor. A multiple of BLOCK.
+# : Elements per segment: what one thread reads, verifies and measures of a large tensor. A multiple
+# of BLOCK.
 SEGMENT = 8 * BLOCK
 
 Float64 = NDArray[np.float64]
@@ -26,7 +27,9 @@ Float64 = NDArray[np.float64]
 def chunk_sums(values: Float64) -> list[float]:
     """The sum of each chunk of a 1-d float64 array that starts at a chunk's start."""
     whole = len(values) // CHUNK * CHUNK
-    sums: list[float] = np.add.reduce(values[:whole].reshape(-1, CHUNK), axis=1).tolist() if whole else []
+    sums: list[float] = (
+        np.add.reduce(values[:whole].reshape(-1, CHUNK), axis=1).tolist() if whole else []
+    )
     if whole < len(values):
         sums.append(float(np.add.reduce(values[whole:])))
     return sums
@@ -35,8 +38,8 @@ def chunk_sums(values: Float64) -> list[float]:
 def chunk_dots(left: Float64, right: Float64) -> list[float]:
     """The inner product of each chunk of two such arrays of equal length.
 
-    ``np.vecdot`` works row by row, so it never enters threaded BLAS, whose last bits depend on the number of threads.
-    """
+    ``np.vecdot`` works row by row, so it never enters threaded BLAS, whose last bits depend on the
+    number of threads."""
     whole = len(left) // CHUNK * CHUNK
     dots: list[float] = []
     if whole:
@@ -47,17 +50,21 @@ def chunk_dots(left: Float64, right: Float64) -> list[float]:
 
 
 def power_of_two_near(magnitude: float) -> float:
-    """The scale that squares of values up to ``magnitude`` need, so that they neither overflow nor vanish: 1 if none.
+    """The scale that squares of values up to ``magnitude`` need, so that they neither overflow nor
+    vanish: 1 if none.
 
-    Scaling by a power of two is exact. Only float64 tensors ever need it: squares of float32's extremes fit float64.
-    """
+    Scaling by a power of two is exact. Only float64 tensors ever need it: squares of float32's
+    extremes fit float64."""
     if magnitude == 0 or 1e-120 < magnitude < 1e120:
         return 1.0
     exponent = math.frexp(min(magnitude, sys.float_info.max))[1]
-    return math.ldexp(1.0, min(-exponent, 1000))  # 2**1000 is enough for subnormals and is still finite
+    return math.ldexp(
+        1.0, min(-exponent, 1000)
+    )  # 2**1000 is enough for subnormals and is still finite
 
 
 def as_reals(values: NDArray[Any]) -> NDArray[Any]:
-    """A 1-d view of contiguous values, complex ones as pairs of reals (real, imaginary, real, …)."""
+    """A 1-d view of contiguous values, complex ones as pairs of reals (real, imaginary, real,
+    …)."""
     flat = values.reshape(-1)
     return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat

@@ -34,32 +34,52 @@ class CaptureOptions(Asked):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         for name in ("like", "feed"):
-            if is_url(getattr(self, name)):  # which may hold credentials, and shows itself without them
+            if is_url(
+                getattr(self, name)
+            ):  # which may hold credentials, and shows itself without them
                 object.__setattr__(self, name, place_of(getattr(self, name)))
         if self.steps is not None and not isinstance(self.steps, Steps):
             object.__setattr__(self, "steps", _checked(Steps.of, "steps", self.steps))
         if self.roles is not None:
             object.__setattr__(self, "roles", _checked(RoleGroup.parse, "roles", self.roles))
             if self.level == Level.OP and RoleGroup.FORWARD not in self.groups:
-                raise UsageError("--roles: --level op records operators of the forward; add forward to --roles")
+                raise UsageError(
+                    "--roles: --level op records operators of the forward; add forward to --roles"
+                )
         if self.queue_bytes < 1:
             raise UsageError(f"queue_bytes must be at least 1, but is {self.queue_bytes}")
         if self.mode not in list(Mode):
-            raise UsageError(f"mode must be one of {', '.join(map(repr, map(str, Mode)))}, but is {self.mode!r}")
+            raise UsageError(
+                f"mode must be one of {', '.join(map(repr, map(str, Mode)))}, but is {self.mode!r}"
+            )
         least, most = ASKED["sketch_size"].metadata["between"]
         if not (isinstance(self.sketch_size, int) and least <= self.sketch_size <= most):
-            raise UsageError(f"sketch_size must be a number from {least} to {most}, but is {self.sketch_size!r}")
+            raise UsageError(
+                f"sketch_size must be a number from {least} to {most}, but is {self.sketch_size!r}"
+            )
         if self.sketch_size != SKETCH_SIZE and self.mode != Mode.SKETCH:
-            raise UsageError(f"--sketch-size: --mode {Mode(self.mode)} makes no sketches; give --mode sketch, too")
+            raise UsageError(
+                f"--sketch-size: --mode {Mode(self.mode)} makes no sketches; give --mode"
+                " sketch, too"
+            )
         if self.level not in list(Level):
             raise UsageError(f"level must be 'module' or 'op', but is {self.level!r}")
         if self.round_feed is not None and self.round_feed not in list(RoundedType):
-            raise UsageError(f"round_feed must be one of {', '.join(map(repr, map(str, RoundedType)))}, but is {self.round_feed!r}")
+            raise UsageError(
+                f"round_feed must be one of {', '.join(map(repr, map(str, RoundedType)))}, but is"
+                f" {self.round_feed!r}"
+            )
         if self.round_feed is not None and self.feed is None:
-            raise UsageError("--round-feed: rounds golden's values before layers are given them; name golden (--feed)")
+            raise UsageError(
+                "--round-feed: rounds golden's values before layers are given them; name golden"
+                " (--feed)"
+            )
         renamings, auto = read_maps(self.map)
         if (renamings or auto) and self.like is None and self.feed is None:
-            raise UsageError("--map: renames the layers of the bundle that --like or --feed names; give one of them, or --map to diff")
+            raise UsageError(
+                "--map: renames the layers of the bundle that --like or --feed names; give one of"
+                " them, or --map to diff"
+            )
 
     @property
     def asked(self) -> Steps | None:

@@ -6,7 +6,13 @@ from accucompare.findings.checklist import CHECKS, Check, Layer
 
 #: Between these lines of the page stand the tables.
 BEGIN, END = "<!-- begin: tables made of the checks -->", "<!-- end: tables made of the checks -->"
-_TITLES = ("check", "what it looks at", "why", "thresholds (default; where it is from)", "what to do")
+_TITLES = (
+    "check",
+    "what it looks at",
+    "why",
+    "thresholds (default; where it is from)",
+    "what to do",
+)
 
 
 def tables() -> str:
@@ -23,12 +29,20 @@ def with_tables(page: str) -> str:
 
 def _table(layer: Layer) -> str:
     rows = [_row(check) for check in CHECKS if check.layer is layer]
-    heading = [f"### {layer.value.capitalize()}", "", f"| {' | '.join(_TITLES)} |", "|---" * len(_TITLES) + "|"]
+    heading = [
+        f"### {layer.value.capitalize()}",
+        "",
+        f"| {' | '.join(_TITLES)} |",
+        "|---" * len(_TITLES) + "|",
+    ]
     return "\n".join([*heading, *rows, ""])
 
 
 def _row(check: Check) -> str:
-    thresholds = "; ".join(f"`{each.name}={each.default:g}`: {each.meaning} ({each.source})" for each in check.thresholds)
+    thresholds = "; ".join(
+        f"`{each.name}={each.default:g}`: {each.meaning} ({each.source})"
+        for each in check.thresholds
+    )
     cure = check.cure if check.judge is not None else f"*not looked at*, because {check.because}"
     cells = [f"`{check.id}`", check.looks_at, check.why, thresholds, cure]
     return f"| {' | '.join(each.replace('|', chr(92) + '|') for each in cells)} |"

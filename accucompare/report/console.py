@@ -1,4 +1,6 @@
-"""Where the commands print: as wide as the terminal, or in 100 columns; progress on stderr, if that is a terminal."""
+"""Where the commands print: as wide as the terminal, or in 100 columns; progress on stderr, if that
+is a terminal.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,14 @@ def safe_text(text: str, style: str = "") -> Text:
 
 
 def fitted(console: Console, name: str, used: int) -> str:
-    """A name that stands in a line of a terminal with ``used`` other characters: cut in the middle where the line would be too long.
+    """A name that stands in a line of a terminal with ``used`` other characters: cut in the middle
+    where the line would be too long.
 
     In a pipe or a file it is whole.
     """
-    return cut(name, max(console.width - used, _LEAST_NAME), cell_len) if console.is_terminal else name
+    return (
+        cut(name, max(console.width - used, _LEAST_NAME), cell_len) if console.is_terminal else name
+    )
 
 
 def short_number(value: float | None) -> str:
@@ -54,14 +59,20 @@ def print_rest(console: Console, count: int, shown: int, what: str = "more") -> 
 
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Let the reader of a pipe go before everything is printed (``| head``): the command's result stays the same."""
-    with contextlib.suppress(BrokenPipeError, SystemExit):  # rich turns a broken pipe into an exit, and stdout into a sink
+    """Let the reader of a pipe go before everything is printed (``| head``): the command's result
+    stays the same.
+    """
+    with contextlib.suppress(
+        BrokenPipeError, SystemExit
+    ):  # rich turns a broken pipe into an exit, and stdout into a sink
         yield
 
 
 @contextlib.contextmanager
 def progress_bar(verb: str, unit: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on stderr: a function of what is done and what there is to do; ``None`` if stderr is no terminal."""
+    """A progress bar on stderr: a function of what is done and what there is to do; ``None`` if
+    stderr is no terminal.
+    """
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield None
@@ -70,7 +81,12 @@ def progress_bar(verb: str, unit: str, quiet: bool) -> Iterator[Callable[[int, i
 
     amount = progress.DownloadColumn() if unit == "bytes" else progress.MofNCompleteColumn()
     with progress.Progress(
-        progress.TextColumn(verb), progress.BarColumn(), amount, progress.TimeRemainingColumn(), console=console, transient=True
+        progress.TextColumn(verb),
+        progress.BarColumn(),
+        amount,
+        progress.TimeRemainingColumn(),
+        console=console,
+        transient=True,
     ) as bar:
         task = bar.add_task(verb, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

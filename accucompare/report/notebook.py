@@ -1,4 +1,6 @@
-"""A comparison as a notebook shows it: the verdict, what pre-flight found, the culprits, the worst rows, links to the reports."""
+"""A comparison as a notebook shows it: the verdict, what pre-flight found, the culprits, the worst
+rows, links to the reports.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def comparison_html(comparison: Result, reports: Sequence[Path]) -> str:
     decided = decide(comparison)
     said = f"{sides}: {decision_words.conclusion(decided, comparison)}"
     parts = [line(said, strong=decision_words.verdict(decided.answer)), line(_counts(comparison))]
-    parts += [line(finding.message, strong="!") for finding in comparison.preflight if finding.serious]
+    parts += [
+        line(finding.message, strong="!") for finding in comparison.preflight if finding.serious
+    ]
     parts.append(_culprits(comparison))
     worst = [row for row in comparison.worst(_WORST_SHOWN) if row.metrics is not None]
     parts.append(table(_TITLES, [_cells(comparison, row) for row in worst], "Furthest from golden"))
@@ -39,24 +43,39 @@ def comparison_html(comparison: Result, reports: Sequence[Path]) -> str:
 def _counts(comparison: Result) -> str:
     counts, failed = comparison.counts(), comparison.counts_by_status()[Status.FAIL]
     parts = ", ".join(f"{counts[reason]} {reason.value}" for reason in Reason if counts[reason])
-    judged = f"; {comparison.by_statistics} judged {BY_STATISTICS}" if comparison.by_statistics else ""
+    judged = (
+        f"; {comparison.by_statistics} judged {BY_STATISTICS}" if comparison.by_statistics else ""
+    )
     return f"{failed} of {len(comparison.rows)} rows fail: {parts}{judged}"
 
 
 def _culprits(comparison: Result) -> str:
     shown = comparison.culprits[:_CULPRITS_SHOWN]
     rows = [
-        (culprits.place_words(comparison, each), culprits.excess_words(each), culprits.over_limit(each), culprits.error(each), _about(each))
+        (
+            culprits.place_words(comparison, each),
+            culprits.excess_words(each),
+            culprits.over_limit(each),
+            culprits.error(each),
+            _about(each),
+        )
         for each in shown
     ]
     more = len(comparison.culprits) - len(shown)
     caption = f"Culprits{f' (and {more} more)' if more else ''}: {culprits.note(comparison)}"
-    return table(("place", "excess", "x limit", "relative L2", "what the error looks like"), rows, caption)
+    return table(
+        ("place", "excess", "x limit", "relative L2", "what the error looks like"), rows, caption
+    )
 
 
 def _about(culprit: Culprit) -> str:
     hints = [f"hint, {hint}" for hint in culprit.hints]
-    return "; ".join(filter(None, [culprits.kind(culprit), culprits.configuration_words(culprit), *culprit.words, *hints]))
+    return "; ".join(
+        filter(
+            None,
+            [culprits.kind(culprit), culprits.configuration_words(culprit), *culprit.words, *hints],
+        )
+    )
 
 
 _TITLES = ("row", "reason", "relative L2", "x limit", "max abs diff", "would pass at")
@@ -66,5 +85,15 @@ def _cells(comparison: Result, row: Row) -> tuple[object, ...]:
     metrics = row.metrics
     finite = metrics is not None and not metrics.nothing_finite
     mark = culprits.mark(row)
-    measured = [f"{mark}{value:.2e}" if finite else "" for value in ((metrics.rel_l2, metrics.max_abs) if metrics else ())] or ["", ""]
-    return comparison.place(row), row.reason.value, measured[0], row.verdict.used, measured[1], row.verdict.needed
+    measured = [
+        f"{mark}{value:.2e}" if finite else ""
+        for value in ((metrics.rel_l2, metrics.max_abs) if metrics else ())
+    ] or ["", ""]
+    return (
+        comparison.place(row),
+        row.reason.value,
+        measured[0],
+        row.verdict.used,
+        measured[1],
+        row.verdict.needed,
+    )

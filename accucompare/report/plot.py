@@ -22,10 +22,11 @@ _LABEL = 30  # characters of each
 
 
 def plot_divergence(comparison: Result) -> Figure:
-    """The relative L2 error of every output in execution order, on a log axis, with limit and baseline; what fails is marked.
+    """The relative L2 error of every output in execution order, on a log axis, with limit and
+    baseline; what fails is marked.
 
-    An error of zero has no place on the axis and is left out, as is one that is not finite. The figure belongs to no window and to no
-    state of pyplot; a notebook shows it.
+    An error of zero has no place on the axis and is left out, as is one that is not finite. The
+    figure belongs to no window and to no state of pyplot; a notebook shows it.
 
     Raises:
         ReportError: if matplotlib is missing.
@@ -47,15 +48,27 @@ def plot_divergence(comparison: Result) -> Figure:
     figure = Chart(figsize=(10, 4.5), layout="constrained")
     axes = figure.add_subplot()
     axes.set_yscale("log")
-    axes.set_title(printable(f"{comparison.candidate.path} against {comparison.golden.path}"), parse_math=False)
-    unbounded = sum(not math.isfinite(math.nan if (error := _error(row)) is None else error) for row in rows)
-    axes.set_xlabel("outputs in execution order" + (f"; {unbounded} whose error is not finite have no place here" if unbounded else ""))
+    axes.set_title(
+        printable(f"{comparison.candidate.path} against {comparison.golden.path}"), parse_math=False
+    )
+    unbounded = sum(
+        not math.isfinite(math.nan if (error := _error(row)) is None else error) for row in rows
+    )
+    axes.set_xlabel(
+        "outputs in execution order"
+        + (f"; {unbounded} whose error is not finite have no place here" if unbounded else "")
+    )
     axes.set_ylabel("relative L2 error")
     curves: tuple[tuple[str, str, str, Callable[[Row], float | None]], ...] = (
         ("baseline", looks.BASELINE_CURVE, "-", lambda row: row.baseline),
         ("candidate", looks.CURVE, "-", _error),
         ("limit", looks.LIMIT_CURVE, "--", limit_on_error),
-        ("over its limit", looks.OVER, "o", lambda row: _error(row) if row.status is Status.FAIL else None),
+        (
+            "over its limit",
+            looks.OVER,
+            "o",
+            lambda row: _error(row) if row.status is Status.FAIL else None,
+        ),
     )
     for name, colour, style, get in curves:
         heights = [_height(get(row)) for row in rows]
@@ -65,7 +78,13 @@ def plot_divergence(comparison: Result) -> Figure:
         axes.legend()
     every = max(1, math.ceil(len(rows) / _LABELS))
     places = range(0, len(rows), every)
-    axes.set_xticks(list(places), [cut(printable(layer(rows[at])), _LABEL) for at in places], rotation=60, ha="right", fontsize=7)
+    axes.set_xticks(
+        list(places),
+        [cut(printable(layer(rows[at])), _LABEL) for at in places],
+        rotation=60,
+        ha="right",
+        fontsize=7,
+    )
     for label in axes.get_xticklabels():
         label.set_parse_math(False)  # a name with dollars is no formula
     return figure

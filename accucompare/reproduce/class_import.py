@@ -12,11 +12,14 @@ from pathlib import Path
 
 
 class CannotRebuildError(Exception):
-    """A module, or a value that one keeps, cannot be written down as Python. The message names it and the reason."""
+    """A module, or a value that one keeps, cannot be written down as Python. The message names it
+    and the reason.
+    """
 
 
 def place_text(path: Path, directory: Path | None) -> str:
-    """A path as Python: from ``HERE``, the directory of the script that it is for, if they have more in common than the root.
+    """A path as Python: from ``HERE``, the directory of the script that it is for, if they have
+    more in common than the root.
 
     Then both can be moved together.
     """
@@ -26,8 +29,11 @@ def place_text(path: Path, directory: Path | None) -> str:
     return f"str(HERE / {Path(os.path.relpath(path, here)).as_posix()!r})"
 
 
-def import_lines(module: types.ModuleType, name: str, short: str, directory: Path | None = None) -> list[str]:
-    """The lines that import a name from a module, in another process; they use ``sys``, and of the script's directory ``HERE``.
+def import_lines(
+    module: types.ModuleType, name: str, short: str, directory: Path | None = None
+) -> list[str]:
+    """The lines that import a name from a module, in another process; they use ``sys``, and of the
+    script's directory ``HERE``.
 
     Raises:
         CannotRebuildError: if there is no file to import, or importing it would run it.
@@ -41,7 +47,10 @@ def import_lines(module: types.ModuleType, name: str, short: str, directory: Pat
             raise CannotRebuildError(f"{name} was defined in a session without a file")
         reason = _runs(Path(file))
         if reason is not None:
-            raise CannotRebuildError(f"{name} is defined in {file}, which {reason}, so that importing it would run the training again")
+            raise CannotRebuildError(
+                f"{name} is defined in {file}, which {reason}, so that importing it would run the"
+                " training again"
+            )
         called = spec.name if spec is not None else ""  # with python -m
     if not file:
         spec = getattr(module, "__spec__", None)
@@ -55,24 +64,41 @@ def import_lines(module: types.ModuleType, name: str, short: str, directory: Pat
         root = place.parents[len(parts) - 1]
         known = {Path(folder).resolve() for folder in sysconfig.get_paths().values()}
         installed = root in known or root.name == "lib-dynload"
-        return [*([] if installed else [f"sys.path.insert(0, {place_text(root, directory)})"]), f"from {called} import {renamed}"]
-    return ["from accucompare.reproduce import import_file", f"{short} = import_file({place_text(path, directory)}).{name}"]
+        return [
+            *([] if installed else [f"sys.path.insert(0, {place_text(root, directory)})"]),
+            f"from {called} import {renamed}",
+        ]
+    return [
+        "from accucompare.reproduce import import_file",
+        f"{short} = import_file({place_text(path, directory)}).{name}",
+    ]
 
 
 def _runs(file: Path) -> str | None:
-    """Why importing a script would run it, in words; ``None`` if all that it does is kept for when it is run itself."""
+    """Why importing a script would run it, in words; ``None`` if all that it does is kept for when
+    it is run itself.
+    """
     try:
         body = ast.parse(file.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
         return "cannot be read"
-    if any(isinstance(part, (ast.For, ast.While, ast.With, ast.AsyncFor, ast.AsyncWith)) for part in body):
+    if any(
+        isinstance(part, (ast.For, ast.While, ast.With, ast.AsyncFor, ast.AsyncWith))
+        for part in body
+    ):
         return "has loops outside of functions"
-    guarded = any(isinstance(part, ast.If) and "__name__" in ast.dump(part.test) and "__main__" in ast.dump(part.test) for part in body)
+    guarded = any(
+        isinstance(part, ast.If)
+        and "__name__" in ast.dump(part.test)
+        and "__main__" in ast.dump(part.test)
+        for part in body
+    )
     return None if guarded else 'does not keep what it does under `if __name__ == "__main__":`'
 
 
 def import_file(path: str) -> types.ModuleType:
-    """Import a Python file by its path, as another module than ``__main__``, so that its guarded part does not run.
+    """Import a Python file by its path, as another module than ``__main__``, so that its guarded
+    part does not run.
 
     Raises:
         ImportError: if there is no such file; or whatever the file raises.

@@ -14,7 +14,8 @@ from accucompare.reproduce.likeness import same
 
 MISSING = object()
 
-#: Constructors' parameters that say where and in what type; both are restored from the saved tensors.
+# : Constructors' parameters that say where and in what type; both are restored from the saved
+# tensors.
 _RESTORED = {"device", "dtype"}
 
 
@@ -26,11 +27,17 @@ def constructor_parameters(kind: type[nn.Module]) -> Iterator[inspect.Parameter]
     """
     if kind.__init__ is nn.Module.__init__:
         return
-    own = nn.modules.rnn.RNNBase if kind in (nn.RNN, nn.LSTM, nn.GRU) else kind  # theirs takes whatever RNNBase's does, but for the mode
+    own = (
+        nn.modules.rnn.RNNBase if kind in (nn.RNN, nn.LSTM, nn.GRU) else kind
+    )  # theirs takes whatever RNNBase's does, but for the mode
     for name, parameter in list(inspect.signature(own.__init__).parameters.items())[1:]:
         if parameter.kind is parameter.VAR_POSITIONAL:
             raise CannotRebuildError("its constructor takes any number of arguments")
-        if parameter.kind is not parameter.VAR_KEYWORD and name not in _RESTORED and not (own is not kind and name == "mode"):
+        if (
+            parameter.kind is not parameter.VAR_KEYWORD
+            and name not in _RESTORED
+            and not (own is not kind and name == "mode")
+        ):
             yield parameter
     if kind is nn.RNN:
         yield inspect.Parameter("nonlinearity", inspect.Parameter.KEYWORD_ONLY, default="tanh")
@@ -38,23 +45,35 @@ def constructor_parameters(kind: type[nn.Module]) -> Iterator[inspect.Parameter]
 
 def is_default(value: Any, default: Any) -> bool:
     """Whether an argument was the default; a stride of (1, 1) was 1."""
-    return same(value, default) or (type(value) is tuple and value != () and value == (default,) * len(value))
+    return same(value, default) or (
+        type(value) is tuple and value != () and value == (default,) * len(value)
+    )
 
 
 def guessed(live: nn.Module, parameter: inspect.Parameter, searched: bool) -> Any:
-    """What a constructor's parameter was: an attribute of that name, of the module or else of one of its children."""
-    name, default, required = parameter.name, parameter.default, parameter.default is inspect.Parameter.empty
+    """What a constructor's parameter was: an attribute of that name, of the module or else of one
+    of its children.
+    """
+    name, default, required = (
+        parameter.name,
+        parameter.default,
+        parameter.default is inspect.Parameter.empty,
+    )
     other = _OTHER_NAMES.get(type(live), {}).get(name)
     if other is not None:
         return other(live)
-    asks_whether = isinstance(default, bool) or parameter.annotation in (bool, "bool") or name == "bias"
+    asks_whether = (
+        isinstance(default, bool) or parameter.annotation in (bool, "bool") or name == "bias"
+    )
     for attribute in (name, f"_{name}"):
         value = getattr(live, attribute, MISSING)
         if value is MISSING or inspect.ismethod(value):
             continue
         if isinstance(value, torch.Tensor) or (value is None and asks_whether):
             return value is not None if asks_whether else MISSING
-        if isinstance(value, nn.modules.dropout._DropoutNd) and (required or isinstance(default, (int, float))):
+        if isinstance(value, nn.modules.dropout._DropoutNd) and (
+            required or isinstance(default, (int, float))
+        ):
             return value.p
         if isinstance(value, nn.Module) and isinstance(default, (int, float, str)):
             continue

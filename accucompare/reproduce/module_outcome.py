@@ -39,12 +39,18 @@ class RunOutcome:
 
 @contextlib.contextmanager
 def looking_inside(module: nn.Module, outcome: RunOutcome) -> Iterator[None]:
-    """Note the first tensor that is not finite among the children's inputs and outputs, and at points of the user's own."""
+    """Note the first tensor that is not finite among the children's inputs and outputs, and at
+    points of the user's own.
+    """
 
     def look(name: str, what: str, parts: Iterable[tuple[str, Any]]) -> None:
         for path, part in parts:
             if outcome.inside is None and isinstance(part, torch.Tensor) and is_bad(part):
-                outcome.inside = (f"{what} {path}".rstrip() + ("" if what == "point" else " of"), name, part.detach().clone())
+                outcome.inside = (
+                    f"{what} {path}".rstrip() + ("" if what == "point" else " of"),
+                    name,
+                    part.detach().clone(),
+                )
 
     hooks = []
     for name, child in module.named_modules():
@@ -56,7 +62,10 @@ def looking_inside(module: nn.Module, outcome: RunOutcome) -> Iterator[None]:
             def after(_: nn.Module, args: Any, output: Any, name: str = name) -> None:
                 look(name, "output", leaves(output))
 
-            hooks += [child.register_forward_pre_hook(before, with_kwargs=True), child.register_forward_hook(after)]
+            hooks += [
+                child.register_forward_pre_hook(before, with_kwargs=True),
+                child.register_forward_hook(after),
+            ]
     seen = points.PointReader(lambda tensor, label: look(label, "point", [("", tensor)]))
     points.active.append(seen)
     try:
@@ -68,12 +77,26 @@ def looking_inside(module: nn.Module, outcome: RunOutcome) -> Iterator[None]:
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the CPU in a type that can be reckoned with: an NPU has no float64, and nothing computes in float8."""
+    """The tensor on the CPU in a type that can be reckoned with: an NPU has no float64, and nothing
+    computes in float8.
+    """
     host = tensor.detach()
-    host = (host.to_padded_tensor(0.0) if host.is_nested else host.to_dense() if host.layout is not torch.strided else host).to("cpu")
+    host = (
+        host.to_padded_tensor(0.0)
+        if host.is_nested
+        else host.to_dense()
+        if host.layout is not torch.strided
+        else host
+    ).to("cpu")
     if host.dtype in (torch.float32, torch.float64):
         return host
-    return host.to(torch.complex128 if host.is_complex() else torch.float32 if host.is_floating_point() else torch.float64)
+    return host.to(
+        torch.complex128
+        if host.is_complex()
+        else torch.float32
+        if host.is_floating_point()
+        else torch.float64
+    )
 
 
 def counts(value: Any) -> str:
@@ -81,13 +104,21 @@ def counts(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return str(value)
     values = torch.view_as_real(wide(value)) if value.is_complex() else wide(value)
-    kinds = (("NaN", values.isnan()), ("+Inf", values == float("inf")), ("-Inf", values == -float("inf")))
-    counted = " and ".join(f"{int(found.sum())} {kind}" for kind, found in kinds if bool(found.any()))
+    kinds = (
+        ("NaN", values.isnan()),
+        ("+Inf", values == float("inf")),
+        ("-Inf", values == -float("inf")),
+    )
+    counted = " and ".join(
+        f"{int(found.sum())} {kind}" for kind, found in kinds if bool(found.any())
+    )
     return f"{counted or 'the largest number'} of {values.numel()} values"
 
 
 def cells(what: str, path: str, value: Any) -> list[str]:
-    """A row's cells: what, path, dtype, shape, the finite values' magnitudes, how many are not finite."""
+    """A row's cells: what, path, dtype, shape, the finite values' magnitudes, how many are not
+    finite.
+    """
     if not isinstance(value, torch.Tensor):
         return [what, path, type(value).__name__, "", repr(value)[:60]]
     cells = [what, path, dtype_name(value.dtype), f"[{', '.join(map(str, value.shape))}]"]
@@ -95,13 +126,21 @@ def cells(what: str, path: str, value: Any) -> list[str]:
         return cells
     values = wide(value).abs()
     finite = values[torch.isfinite(values)]
-    sizes = f"|x| {finite.min():.3g} … {finite.max():.3g}" if finite.numel() else "|x| none finite" if values.numel() else "empty"
+    sizes = (
+        f"|x| {finite.min():.3g} … {finite.max():.3g}"
+        if finite.numel()
+        else "|x| none finite"
+        if values.numel()
+        else "empty"
+    )
     nan, inf = int(values.isnan().sum()), int(values.isinf().sum())
     return [*cells, f"{sizes:<28}", f"{nan} NaN", f"{inf} Inf"]
 
 
 def is_bad(value: Any, saturated: bool = False) -> bool:
-    """Whether a value is not finite, or holds one that is not; with ``saturated``, also one that is as large as its type allows."""
+    """Whether a value is not finite, or holds one that is not; with ``saturated``, also one that is
+    as large as its type allows.
+    """
     if not isinstance(value, torch.Tensor):
         return isinstance(value, (float, complex)) and not abs(value) < float("inf")
     if not (value.is_floating_point() or value.is_complex()) or value.is_meta:
@@ -109,4 +148,8 @@ def is_bad(value: Any, saturated: bool = False) -> bool:
     values = wide(value)
     if not bool(torch.isfinite(values).all()):
         return True
-    return saturated and value.is_floating_point() and bool((values.abs() == torch.finfo(value.dtype).max).any())
+    return (
+        saturated
+        and value.is_floating_point()
+        and bool((values.abs() == torch.finfo(value.dtype).max).any())
+    )

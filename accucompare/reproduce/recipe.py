@@ -1,9 +1,10 @@
-"""Writing down how a live module is made, as readable Python; and the functions that this Python calls.
+"""Writing down how a live module is made, as readable Python; and the functions that this Python
+calls.
 
-A constructor does not keep its arguments, so they are guessed from attributes of the same name. A guess is believed only after it was
-evaluated and what it made was compared with the live module: classes, names, shapes and plain attributes of every part. Where no guess
-holds, the module is put together of its parts, without its constructor, each part made in one of the two ways.
-"""
+A constructor does not keep its arguments, so they are guessed from attributes of the same name. A
+guess is believed only after it was evaluated and what it made was compared with the live module:
+classes, names, shapes and plain attributes of every part. Where no guess holds, the module is put
+together of its parts, without its constructor, each part made in one of the two ways."""
 
 from __future__ import annotations
 
@@ -30,7 +31,12 @@ from torch.nn.utils import parametrize
 from accucompare.live.modules import unwrapped
 from accucompare.live.operators import random_state_kept
 from accucompare.reproduce.class_import import CannotRebuildError, import_lines
-from accucompare.reproduce.constructor_arguments import MISSING, constructor_parameters, guessed, is_default
+from accucompare.reproduce.constructor_arguments import (
+    MISSING,
+    constructor_parameters,
+    guessed,
+    is_default,
+)
 from accucompare.reproduce.likeness import attributes, is_transformers_config, same, unlike
 
 _WIDTH = 100
@@ -73,11 +79,14 @@ def recipe(module: nn.Module, directory: Path | None = None) -> Recipe:
     return Recipe(writer.imports_of(text), text)
 
 
-# -- what the written Python calls ------------------------------------------------------------------------------------------------
+# -- what the written Python calls
+# ------------------------------------------------------------------------------------------------
 
 
 def assemble(kind: type[nn.Module], parts: Mapping[str, Any]) -> nn.Module:
-    """A module made of its parts, without its constructor: children, parameters, buffers (tensors) and plain attributes, by name."""
+    """A module made of its parts, without its constructor: children, parameters, buffers (tensors)
+    and plain attributes, by name.
+    """
     module: nn.Module = kind.__new__(kind)
     nn.Module.__init__(module)
     for name, part in parts.items():
@@ -102,7 +111,8 @@ def buffer(*shape: int) -> torch.Tensor:
     return torch.zeros(shape)
 
 
-# -- writing modules --------------------------------------------------------------------------------------------------------------
+# -- writing modules
+# --------------------------------------------------------------------------------------------------------------
 
 
 class _Writer:
@@ -115,12 +125,21 @@ class _Writer:
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
         self.names: dict[str, Any] = {"nn": nn, "torch": torch}
-        self._imports: dict[str, list[str]] = {"nn": ["from torch import nn"], "torch": ["import torch"]}
+        self._imports: dict[str, list[str]] = {
+            "nn": ["from torch import nn"],
+            "torch": ["import torch"],
+        }
 
     def imports_of(self, text: str) -> list[str]:
-        """The lines that an expression needs, each once: paths, imports, and what is got of them. They use ``sys``."""
+        """The lines that an expression needs, each once: paths, imports, and what is got of them.
+        They use ``sys``.
+        """
         words = set(re.findall(r"\w+", re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "", text)))
-        lines = list(dict.fromkeys(line for name, needed in self._imports.items() if name in words for line in needed))
+        lines = list(
+            dict.fromkeys(
+                line for name, needed in self._imports.items() if name in words for line in needed
+            )
+        )
         named: dict[str, list[str]] = {}
         for line in lines:
             if line.startswith("from "):
@@ -129,7 +148,10 @@ class _Writer:
         return [
             *(line for line in lines if line.startswith("sys.path")),
             *sorted(line for line in lines if line.startswith("import ")),
-            *(f"{home} import {', '.join(sorted(set(names)))}" for home, names in sorted(named.items())),
+            *(
+                f"{home} import {', '.join(sorted(set(names)))}"
+                for home, names in sorted(named.items())
+            ),
             *(line for line in lines if not line.startswith(("sys.path", "import ", "from "))),
         ]
 
@@ -138,7 +160,9 @@ class _Writer:
         live = unwrapped(live)
         if isinstance(live, torch.jit.ScriptModule):
             raise CannotRebuildError("it is a scripted or traced module")
-        self.reference(parametrize.type_before_parametrizations(live))  # without its class nothing can be done
+        self.reference(
+            parametrize.type_before_parametrizations(live)
+        )  # without its class nothing can be done
         reasons = []
         for write in _WAYS:
             try:
@@ -146,7 +170,9 @@ class _Writer:
                 reason = unlike(live, self._evaluated(text))
             except CannotRebuildError as error:
                 reason = str(error)
-            except Exception as error:  # a constructor that was given a wrong guess may raise anything
+            except (
+                Exception
+            ) as error:  # a constructor that was given a wrong guess may raise anything
                 reason = f"its constructor raised {type(error).__name__}: {str(error)[:200]}"
             if reason is None:
                 return text
@@ -154,7 +180,9 @@ class _Writer:
         raise CannotRebuildError(f"{type(live).__name__}: {reasons[-1]}")
 
     def _evaluated(self, text: str) -> nn.Module:
-        """What an expression makes; without memory for its tensors, if its constructors can do without."""
+        """What an expression makes; without memory for its tensors, if its constructors can do
+        without.
+        """
         try:
             with torch.device("meta"):
                 made: nn.Module = eval(text, dict(self.names))
@@ -163,57 +191,89 @@ class _Writer:
         return made
 
     def _wrapped_in_norms(self, live: nn.Module, text: str) -> str:
-        """The expression with what ``parametrize``, ``weight_norm`` or ``spectral_norm`` has done to the module since."""
+        """The expression with what ``parametrize``, ``weight_norm`` or ``spectral_norm`` has done
+        to the module since.
+        """
         if parametrize.is_parametrized(live):
             self._use("parametrize", parametrize, "from torch.nn.utils import parametrize")
             for name, applied in live.parametrizations.items():  # type: ignore[union-attr, operator]
                 for one in applied:
                     if type(one).__name__ == "_SpectralNorm":  # its constructor takes the weight
-                        arguments = [text, repr(name), repr(one.n_power_iterations), repr(one.eps), repr(one.dim)]
+                        arguments = [
+                            text,
+                            repr(name),
+                            repr(one.n_power_iterations),
+                            repr(one.eps),
+                            repr(one.dim),
+                        ]
                         text = _call("nn.utils.parametrizations.spectral_norm", arguments)
                         continue
-                    text = _call("parametrize.register_parametrization", [text, repr(name), self.module(one), "unsafe=True"])
+                    text = _call(
+                        "parametrize.register_parametrization",
+                        [text, repr(name), self.module(one), "unsafe=True"],
+                    )
         for hook in live._forward_pre_hooks.values():
             kind: str = type(hook).__module__
             if kind == "torch.nn.utils.weight_norm":
                 text = _call("nn.utils.weight_norm", [text, repr(hook.name), repr(hook.dim)])  # type: ignore[attr-defined]
             elif kind == "torch.nn.utils.spectral_norm":
-                text = _call("nn.utils.spectral_norm", [text, *(repr(getattr(hook, key)) for key in _SPECTRAL)])
+                text = _call(
+                    "nn.utils.spectral_norm",
+                    [text, *(repr(getattr(hook, key)) for key in _SPECTRAL)],
+                )
         return text
 
     def constructed(self, live: nn.Module, searched: bool) -> str:
-        """A call of the constructor. ``searched``: whether optional parameters are also looked for in the module's children."""
+        """A call of the constructor. ``searched``: whether optional parameters are also looked for
+        in the module's children.
+        """
         kind = parametrize.type_before_parametrizations(live)
         if kind in (nn.Sequential, nn.ModuleList):
             if list(live._modules) != [str(index) for index in range(len(live._modules))]:
                 raise CannotRebuildError("its children have names of their own")
             children = [self.module(child) for child in live._modules.values() if child is not None]
-            return _call(self.reference(kind), children) if kind is nn.Sequential else f"nn.ModuleList({self._list(children)})"
+            return (
+                _call(self.reference(kind), children)
+                if kind is nn.Sequential
+                else f"nn.ModuleList({self._list(children)})"
+            )
         arguments, by_name = [], False
         for parameter in constructor_parameters(kind):
             value = guessed(live, parameter, searched)
             required = parameter.default is inspect.Parameter.empty
             if value is MISSING and required:
-                raise CannotRebuildError(f"its constructor takes {parameter.name!r}, which the module does not keep")
+                raise CannotRebuildError(
+                    f"its constructor takes {parameter.name!r}, which the module does not keep"
+                )
             by_name = by_name or not required or parameter.kind is parameter.KEYWORD_ONLY
             if value is MISSING or (not required and is_default(value, parameter.default)):
                 continue
-            text = self.module(value) if isinstance(value, nn.Module) else self.value(value, parameter.name)
+            text = (
+                self.module(value)
+                if isinstance(value, nn.Module)
+                else self.value(value, parameter.name)
+            )
             arguments.append(f"{parameter.name}={text}" if by_name else text)
         return self._wrapped_in_norms(live, _call(self.reference(kind), arguments))
 
     def assembled(self, live: nn.Module) -> str:
         """A call of ``assemble``."""
         if parametrize.is_parametrized(live):
-            raise CannotRebuildError("it is parametrized, and its constructor's arguments are not known")
+            raise CannotRebuildError(
+                "it is parametrized, and its constructor's arguments are not known"
+            )
         parts: dict[str, str] = {}
         for name, value in attributes(live).items():
             parts[name] = self.value(value, name)
-        if "gradient_checkpointing" in vars(live):  # transformers asks for it; whoever runs a module alone needs none
+        if "gradient_checkpointing" in vars(
+            live
+        ):  # transformers asks for it; whoever runs a module alone needs none
             parts["gradient_checkpointing"] = "False"
         for kind, table in (("parameter", live._parameters), ("buffer", live._buffers)):
             for name, tensor in table.items():
-                parts[name] = "None" if tensor is None else f"{kind}({', '.join(map(str, tensor.shape))})"
+                parts[name] = (
+                    "None" if tensor is None else f"{kind}({', '.join(map(str, tensor.shape))})"
+                )
                 self._use(kind, globals()[kind], f"from accucompare.reproduce import {kind}")
         for name, child in live._modules.items():
             parts[name] = "None" if child is None else self.module(child)
@@ -224,7 +284,8 @@ class _Writer:
     def _list(self, items: list[str]) -> str:
         return _enclosed("[", items, "]")
 
-    # -- values -----------------------------------------------------------------------------------------------------------------------
+    # -- values
+    # -----------------------------------------------------------------------------------------------------------------------
 
     def value(self, value: Any, name: str) -> str:
         """An expression for an attribute's value.
@@ -252,22 +313,49 @@ class _Writer:
         if isinstance(value, functools.partial):
             self._use("functools", functools, "import functools")
             keywords = [f"{key}={self.value(child, name)}" for key, child in value.keywords.items()]
-            return _call("functools.partial", [self.value(value.func, name), *(self.value(arg, name) for arg in value.args), *keywords])
+            return _call(
+                "functools.partial",
+                [
+                    self.value(value.func, name),
+                    *(self.value(arg, name) for arg in value.args),
+                    *keywords,
+                ],
+            )
         if isinstance(value, type) or inspect.isroutine(value):
             return self.reference(value)
         if is_transformers_config(value):
             return self._config(value, name)
         if dataclasses.is_dataclass(value):
-            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-            return _call(self.reference(kind), [f"{key}={self.value(child, name)}" for key, child in fields.items()])
+            fields = {
+                field.name: getattr(value, field.name)
+                for field in dataclasses.fields(value)
+                if field.init
+            }
+            return _call(
+                self.reference(kind),
+                [f"{key}={self.value(child, name)}" for key, child in fields.items()],
+            )
         if kind in (Namespace, types.SimpleNamespace):
-            return _call(self.reference(kind), [f"{key}={self.value(child, name)}" for key, child in vars(value).items()])
-        raise CannotRebuildError(f"its attribute {name!r} is a {kind.__module__}.{kind.__qualname__}, which cannot be written down")
+            return _call(
+                self.reference(kind),
+                [f"{key}={self.value(child, name)}" for key, child in vars(value).items()],
+            )
+        raise CannotRebuildError(
+            f"its attribute {name!r} is a {kind.__module__}.{kind.__qualname__}, which cannot be"
+            " written down"
+        )
 
-    def _container(self, value: list[Any] | set[Any] | frozenset[Any] | tuple[Any, ...] | dict[Any, Any], name: str) -> str:
+    def _container(
+        self,
+        value: list[Any] | set[Any] | frozenset[Any] | tuple[Any, ...] | dict[Any, Any],
+        name: str,
+    ) -> str:
         kind = type(value)
         if isinstance(value, dict):
-            items = [f"{self.value(key, name)}: {self.value(child, name)}" for key, child in value.items()]
+            items = [
+                f"{self.value(key, name)}: {self.value(child, name)}"
+                for key, child in value.items()
+            ]
             text = _enclosed("{", items, "}")
             return text if kind is dict else _call(self.reference(kind), [text])
         items = [self.value(child, name) for child in value]
@@ -284,12 +372,27 @@ class _Writer:
         kind = type(value)
         attention = getattr(value, "_attn_implementation", None)
         extra = {"attn_implementation": attention} if attention is not None else {}
-        every = {key: child for key, child in value.to_dict().items() if key not in ("transformers_version", "model_type", "dtype")}
+        every = {
+            key: child
+            for key, child in value.to_dict().items()
+            if key not in ("transformers_version", "model_type", "dtype")
+        }
         usual = kind().to_dict()
-        for fields in ({key: child for key, child in every.items() if key not in usual or usual[key] != child}, every):
+        for fields in (
+            {key: child for key, child in every.items() if key not in usual or usual[key] != child},
+            every,
+        ):
             if same(value, kind(**fields, **extra)):
-                return _call(self.reference(kind), [f"{key}={self.value(child, name)}" for key, child in {**fields, **extra}.items()])
-        raise CannotRebuildError(f"its {kind.__name__} cannot be made again of what to_dict() gives")
+                return _call(
+                    self.reference(kind),
+                    [
+                        f"{key}={self.value(child, name)}"
+                        for key, child in {**fields, **extra}.items()
+                    ],
+                )
+        raise CannotRebuildError(
+            f"its {kind.__name__} cannot be made again of what to_dict() gives"
+        )
 
     def reference(self, thing: Any) -> str:
         """The name of a class or function, which its import brings in.
@@ -301,21 +404,34 @@ class _Writer:
         for home, prefix in ((nn, "nn"), (nn.functional, "nn.functional"), (torch, "torch")):
             if getattr(home, name, None) is thing:
                 return f"{prefix}.{name}"
-        qualname, home_name = getattr(thing, "__qualname__", ""), getattr(thing, "__module__", None) or ""
+        qualname, home_name = (
+            getattr(thing, "__qualname__", ""),
+            getattr(thing, "__module__", None) or "",
+        )
         if home_name == "builtins":
             return name
         if "<locals>" in qualname or "<lambda>" in qualname:
-            raise CannotRebuildError(f"{qualname} is defined inside a function, so that it cannot be imported")
+            raise CannotRebuildError(
+                f"{qualname} is defined inside a function, so that it cannot be imported"
+            )
         found: Any = sys.modules.get(home_name)
         for part in qualname.split("."):
             found = getattr(found, part, None)
         if found is None or found is not thing:
-            raise CannotRebuildError(f"{home_name}.{qualname or name} cannot be imported by that name")
+            raise CannotRebuildError(
+                f"{home_name}.{qualname or name} cannot be imported by that name"
+            )
         outer, _, rest = qualname.partition(".")
         short = outer
-        while short in self.names and self.names[short] is not getattr(sys.modules[home_name], outer):
+        while short in self.names and self.names[short] is not getattr(
+            sys.modules[home_name], outer
+        ):
             short += "_"
-        self._use(short, getattr(sys.modules[home_name], outer), *import_lines(sys.modules[home_name], outer, short, self._directory))
+        self._use(
+            short,
+            getattr(sys.modules[home_name], outer),
+            *import_lines(sys.modules[home_name], outer, short, self._directory),
+        )
         return f"{short}.{rest}" if rest else short
 
     def _use(self, name: str, thing: Any, *lines: str) -> None:
@@ -341,7 +457,13 @@ def _enclosed(opening: str, items: list[str], closing: str) -> str:
     line = opening + ", ".join(items) + closing
     if len(line) <= _WIDTH and "\n" not in line:
         return line
-    return opening + "\n" + "".join(textwrap.indent(item, "    ") + ",\n" for item in items) + closing.lstrip(",")
+    return (
+        opening
+        + "\n"
+        + "".join(textwrap.indent(item, "    ") + ",\n" for item in items)
+        + closing.lstrip(",")
+    )
 
 
-# -- a constructor's arguments ----------------------------------------------------------------------------------------------------
+# -- a constructor's arguments
+# ----------------------------------------------------------------------------------------------------

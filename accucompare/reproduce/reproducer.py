@@ -16,13 +16,27 @@ from accucompare.bundle.format import Record, Role, display_name
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.case import load_case
 from accucompare.devices import DeviceName, explain, open_device
-from accucompare.errors import AccucompareError, BundleError, CaptureError, CaseError, DeviceError, UsageError
+from accucompare.errors import (
+    AccucompareError,
+    BundleError,
+    CaptureError,
+    CaseError,
+    DeviceError,
+    UsageError,
+)
 from accucompare.findings.log import Direction, Site
 from accucompare.live.modules import Modules, arguments_of, name_modules, put_together, unwrapped
 from accucompare.live.numerics import autocast_then
 from accucompare.live.operators import RandomState
 from accucompare.live.values import from_bits, leaves
-from accucompare.reproduce.module_outcome import RunOutcome, TableRow, cells, counts, is_bad, looking_inside
+from accucompare.reproduce.module_outcome import (
+    RunOutcome,
+    TableRow,
+    cells,
+    counts,
+    is_bad,
+    looking_inside,
+)
 from accucompare.reproduce.snapshot import SnapshotDescription, always
 
 SHOWS, FINITE, TROUBLE = 1, 0, 2
@@ -60,11 +74,15 @@ class Reproducer:
         self.bundle = bundle
         table = bundle.manifest.capture.get("reproducer")
         if table is None:
-            raise BundleError(f"{bundle.path}: is a bundle, but no reproducer, which a watch writes")
+            raise BundleError(
+                f"{bundle.path}: is a bundle, but no reproducer, which a watch writes"
+            )
         try:
             self._saved = msgspec.convert(table, SnapshotDescription)
         except msgspec.ValidationError as error:
-            raise BundleError(f"{bundle.path}: damaged; what it says of the module is malformed ({error})") from None
+            raise BundleError(
+                f"{bundle.path}: damaged; what it says of the module is malformed ({error})"
+            ) from None
         self.found = self._saved.found
         self._device = torch.device("cpu")
         self._records = {(record.role, record.name): record for record in bundle.state()}
@@ -73,15 +91,17 @@ class Reproducer:
     def open(cls, script: str | Path) -> Reproducer:
         """Open the bundle beside a script.
 
-        The script calls this where no error is caught, so that it prints a line and exits instead of raising.
-        """
+        The script calls this where no error is caught, so that it prints a line and exits instead
+        of raising."""
         try:
             return cls(open_bundle(Path(script).resolve().with_suffix("")))
         except AccucompareError as error:
             print(f"Error: {error}", file=sys.stderr)
             raise SystemExit(TROUBLE) from None
 
-    def main(self, build: Callable[[], Any], arguments: list[str], given: Mapping[str, Any] | None = None) -> int:
+    def main(
+        self, build: Callable[[], Any], arguments: list[str], given: Mapping[str, Any] | None = None
+    ) -> int:
         """Build, restore, run and show.
 
         Args:
@@ -90,7 +110,8 @@ class Reproducer:
             given: what to pass for inputs that could not be saved.
 
         Returns:
-            The exit code: 1 if the value shows again, 0 if everything is finite, 2 if that is not known.
+            The exit code: 1 if the value shows again, 0 if everything is finite, 2 if that is not
+                known.
         """
         try:
             if len(arguments) > 1:
@@ -126,26 +147,32 @@ class Reproducer:
         except AccucompareError:
             raise
         except (Exception, SystemExit) as error:
-            raise CaptureError(f"the module cannot be built here: {type(error).__name__}: {error}; see build() in the script") from error
+            raise CaptureError(
+                f"the module cannot be built here: {type(error).__name__}: {error}; see build() in"
+                " the script"
+            ) from error
         if not isinstance(module, nn.Module):
             missing = self._saved.missing
             reason = f" ({missing})" if missing else ""
             raise CaptureError(
-                f"build() in {self.bundle.path.name}.py must make the module: a {self._saved.kind}; "
-                f"how that is done could not be told{reason}"
+                f"build() in {self.bundle.path.name}.py must make the module: a {self._saved.kind};"
+                f" how that is done could not be told{reason}"
             )
         return module
 
-    # -- putting it back ----------------------------------------------------------------------------------------------------------------
+    # -- putting it back
+    # ----------------------------------------------------------------------------------------------------------------
 
     def restore(self, module: nn.Module, device: torch.device | str = "cpu") -> nn.Module:
-        """Move a module to a device and put the saved parameters, buffers, modes and tensor attributes into it; their dtypes, too.
+        """Move a module to a device and put the saved parameters, buffers, modes and tensor
+        attributes into it; their dtypes, too.
 
         Returns:
             The module, out of its wrappers.
 
         Raises:
-            CaptureError: if it has other parameters or buffers than were saved, or not all were saved.
+            CaptureError: if it has other parameters or buffers than were saved, or not all were
+                saved.
         """
         module = unwrapped(module).to(device)
         self._device = torch.device(device)
@@ -157,8 +184,12 @@ class Reproducer:
         tensors = {name: (kind, tensor) for kind, name, tensor in modules.tensors()}
         self._check(modules, tensors)
         for name, (kind, tensor) in tensors.items():
-            tensor.requires_grad_(False)  # no gradients of integers, which a parameter's new values may be
-            tensor.data = self._load(Role.PARAM if kind == "parameters" else Role.BUFFER, name, device)
+            tensor.requires_grad_(
+                False
+            )  # no gradients of integers, which a parameter's new values may be
+            tensor.data = self._load(
+                Role.PARAM if kind == "parameters" else Role.BUFFER, name, device
+            )
         self._tie(modules)
         for name, (kind, tensor) in tensors.items():
             if kind == "parameters":
@@ -174,26 +205,44 @@ class Reproducer:
         return module
 
     def _check(self, modules: Modules, tensors: Mapping[str, tuple[str, torch.Tensor]]) -> None:
-        """Raise CaptureError unless the module has the saved parameters and buffers, in their shapes."""
+        """Raise CaptureError unless the module has the saved parameters and buffers, in their
+        shapes.
+        """
         for name, what in self._saved.lost.items():
             if name in tensors:
                 raise CaptureError(
-                    f"{self.bundle.path}: {name!r} of the module could not be saved ({what}), and without it there is no rerun"
+                    f"{self.bundle.path}: {name!r} of the module could not be saved ({what}), and"
+                    " without it there is no rerun"
                 )
         kind = type(modules.named[""]).__name__
-        saved = {record.name: record for (role, _), record in self._records.items() if role is not Role.CASE_INPUT}
-        for names, words in ((saved.keys() - tensors.keys(), "lacks"), (tensors.keys() - saved.keys(), "has, but the saved one had not,")):
+        saved = {
+            record.name: record
+            for (role, _), record in self._records.items()
+            if role is not Role.CASE_INPUT
+        }
+        for names, words in (
+            (saved.keys() - tensors.keys(), "lacks"),
+            (tensors.keys() - saved.keys(), "has, but the saved one had not,"),
+        ):
             if names:
-                raise CaptureError(f"build() made a {kind} that {words} {min(names)!r} ({len(names)} such in all)")
+                raise CaptureError(
+                    f"build() made a {kind} that {words} {min(names)!r} ({len(names)} such in all)"
+                )
         for name, record in saved.items():
             if tensors[name][0] == "parameters" and tuple(tensors[name][1].shape) != record.shape:
-                raise CaptureError(f"build() made a {kind} whose {name!r} is {list(tensors[name][1].shape)} and not {list(record.shape)}")
+                raise CaptureError(
+                    f"build() made a {kind} whose {name!r} is {list(tensors[name][1].shape)} and"
+                    f" not {list(record.shape)}"
+                )
 
     def _tie(self, modules: Modules) -> None:
         """Let weights that were one tensor be one again."""
         for name, first in self._saved.tied.items():
             (owner, leaf), (other, other_leaf) = _owner(modules, name), _owner(modules, first)
-            for table, source in ((owner._parameters, other._parameters), (owner._buffers, other._buffers)):
+            for table, source in (
+                (owner._parameters, other._parameters),
+                (owner._buffers, other._buffers),
+            ):
                 if leaf in table and other_leaf in source:
                     table[leaf] = source[other_leaf]  # type: ignore[assignment]
 
@@ -209,13 +258,17 @@ class Reproducer:
         tensor = from_bits(self.bundle.raw(record), record.dtype).to(device)
         strides = self._saved.strides.get(f"{role.value} {name}")
         if strides is not None:
-            tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=device).copy_(tensor)
+            tensor = torch.empty_strided(
+                tensor.shape, strides, dtype=tensor.dtype, device=device
+            ).copy_(tensor)
         return tensor
 
-    # -- running ------------------------------------------------------------------------------------------------------------------------
+    # -- running
+    # ------------------------------------------------------------------------------------------------------------------------
 
     def run(self, module: nn.Module, given: Mapping[str, Any] | None = None) -> RunOutcome:
-        """Run a restored module on the saved inputs, in the saved mode, autocast and random state; and backward if it was found there.
+        """Run a restored module on the saved inputs, in the saved mode, autocast and random state;
+        and backward if it was found there.
 
         Args:
             module: of ``restore``.
@@ -228,7 +281,9 @@ class Reproducer:
         outcome = RunOutcome(device)
         backward = self.found.direction is Direction.BACKWARD and bool(self._saved.grads)
         (args, kwargs), sources = self._inputs(device, given or {}, outcome)
-        outcome.inputs = [("input", path, _copy(value)) for path, value in arguments_of(args, kwargs)]
+        outcome.inputs = [
+            ("input", path, _copy(value)) for path, value in arguments_of(args, kwargs)
+        ]
         self._set_random(device)
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(backward or bool(self._saved.grad_enabled)))
@@ -240,8 +295,12 @@ class Reproducer:
             self._run_backward(module, dict(leaves(output)), sources, outcome)
         return outcome
 
-    def _inputs(self, device: torch.device, given: Mapping[str, Any], outcome: RunOutcome) -> tuple[Any, dict[str, torch.Tensor]]:
-        """The arguments, and of those that require grad the leaves whose gradients are to be looked at."""
+    def _inputs(
+        self, device: torch.device, given: Mapping[str, Any], outcome: RunOutcome
+    ) -> tuple[Any, dict[str, torch.Tensor]]:
+        """The arguments, and of those that require grad the leaves whose gradients are to be looked
+        at.
+        """
         loaded: dict[str, torch.Tensor] = {}
         sources: dict[str, torch.Tensor] = {}
 
@@ -250,7 +309,9 @@ class Reproducer:
                 tensor = self._load(Role.CASE_INPUT, number, device)
                 if number in self._saved.inputs_with_grad:
                     sources[number] = tensor.requires_grad_()
-                    tensor = torch.empty_like(tensor).copy_(tensor)  # no leaf, for the module may write into it
+                    tensor = torch.empty_like(tensor).copy_(
+                        tensor
+                    )  # no leaf, for the module may write into it
                 loaded[number] = tensor
             return loaded[number]
 
@@ -263,31 +324,49 @@ class Reproducer:
         try:
             return put_together(self.bundle.manifest.capture["inputs"][0], load, lost), sources
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise BundleError(f"{self.bundle.path}: damaged; its inputs are malformed ({type(error).__name__})") from None
+            raise BundleError(
+                f"{self.bundle.path}: damaged; its inputs are malformed ({type(error).__name__})"
+            ) from None
 
     def _autocast_on(self, device: torch.device) -> dict[str, Any]:
         """The autocast that was in force; that of the device of the training is this device's."""
-        others = {kind: table for kind, table in self._saved.autocast.items() if table.enabled and kind != _type(self._saved.device)}
+        others = {
+            kind: table
+            for kind, table in self._saved.autocast.items()
+            if table.enabled and kind != _type(self._saved.device)
+        }
         own = self._saved.autocast.get(_type(self._saved.device))
         return msgspec.to_builtins({**others, **({device.type: own} if own is not None else {})})  # type: ignore[no-any-return]
 
     def _set_random(self, device: torch.device) -> None:
-        own = {name: record for name, record in self._saved.random.items() if _type(name) == device.type}
+        own = {
+            name: record
+            for name, record in self._saved.random.items()
+            if _type(name) == device.type
+        }
         records = {"cpu": self._saved.random["cpu"]} if "cpu" in self._saved.random else {}
         if device.type != "cpu" and own:
             records[str(device)] = own.get(self._saved.device) or next(iter(own.values()))
-        RandomState({name: self._load(Role.CASE_INPUT, record, "cpu") for name, record in records.items()}).restore()
+        RandomState(
+            {name: self._load(Role.CASE_INPUT, record, "cpu") for name, record in records.items()}
+        ).restore()
         if device.type != _type(self._saved.device):
             print(f"random numbers, if it draws any, are others here than on {self._saved.device}")
 
     def _run_backward(
-        self, module: nn.Module, outputs: Mapping[str, Any], sources: Mapping[str, torch.Tensor], outcome: RunOutcome
+        self,
+        module: nn.Module,
+        outputs: Mapping[str, Any],
+        sources: Mapping[str, torch.Tensor],
+        outcome: RunOutcome,
     ) -> None:
         tensors, grads = [], []
         for path, record in self._saved.grads.items():
             output = outputs.get(path)
             if not isinstance(output, torch.Tensor) or not output.requires_grad:
-                raise CaptureError(f"the output {path or 'of the module'} has no gradient here, but one was saved")
+                raise CaptureError(
+                    f"the output {path or 'of the module'} has no gradient here, but one was saved"
+                )
             grad = self._load(Role.CASE_INPUT, record, outcome.device)
             outcome.inputs.append(("output's gradient", path, grad))
             tensors.append(output)
@@ -297,20 +376,32 @@ class Reproducer:
         torch.autograd.backward(tensors, grads)
         paths = {tensor: path for path, tensor in self._numbers().items()}
         outcome.gradients = [
-            *(("input's gradient", paths.get(number, number), tensor.grad) for number, tensor in sources.items()),
-            *(("parameter's gradient", name, parameter.grad) for name, parameter in module.named_parameters()),
+            *(
+                ("input's gradient", paths.get(number, number), tensor.grad)
+                for number, tensor in sources.items()
+            ),
+            *(
+                ("parameter's gradient", name, parameter.grad)
+                for name, parameter in module.named_parameters()
+            ),
         ]
         outcome.gradients = [row for row in outcome.gradients if row[2] is not None]
 
     def _numbers(self) -> dict[str, str]:
         """The paths of the inputs, each with the number of its tensor."""
-        args, kwargs = put_together(self.bundle.manifest.capture["inputs"][0], _Number, lambda place: None)
-        return {path: value for path, value in arguments_of(args, kwargs) if isinstance(value, _Number)}
+        args, kwargs = put_together(
+            self.bundle.manifest.capture["inputs"][0], _Number, lambda place: None
+        )
+        return {
+            path: value for path, value in arguments_of(args, kwargs) if isinstance(value, _Number)
+        }
 
-    # -- saying what came of it ---------------------------------------------------------------------------------------------------------
+    # -- saying what came of it
+    # ---------------------------------------------------------------------------------------------------------
 
     def show(self, outcome: RunOutcome) -> int:
-        """Print the inputs and what came out, and say whether the value that is not finite shows again.
+        """Print the inputs and what came out, and say whether the value that is not finite shows
+        again.
 
         Returns:
             The exit code, as of ``main``.
@@ -320,18 +411,42 @@ class Reproducer:
         lines = [cells(*row) for row in rows]
         widths = [max(len(line[column]) for line in lines) for column in range(4)] if lines else []
         for line in lines:
-            print("  " + "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), *line[4:]]).rstrip())
-        shown = next((row for row in self._judged(outcome) if is_bad(row[2], "saturated" in self.found.kinds)), None)
+            print(
+                "  "
+                + "  ".join(
+                    [
+                        *(cell.ljust(width) for cell, width in zip(line, widths, strict=False)),
+                        *line[4:],
+                    ]
+                ).rstrip()
+            )
+        shown = next(
+            (
+                row
+                for row in self._judged(outcome)
+                if is_bad(row[2], "saturated" in self.found.kinds)
+            ),
+            None,
+        )
         if shown is not None:
             print(f"It shows again: {counts(shown[2])} in the {' '.join(shown[:2]).rstrip()}")
             return SHOWS
         if outcome.inside is not None:
-            print(f"Inside, {' '.join(outcome.inside[:2])} holds {counts(outcome.inside[2])}, but not what comes out.")
+            print(
+                f"Inside, {' '.join(outcome.inside[:2])} holds {counts(outcome.inside[2])}, but not"
+                " what comes out."
+            )
         if self.found.direction is Direction.BACKWARD and not self._saved.grads:
-            print("What comes out is finite here. It was found in the backward, but no gradient of the module's output was saved.")
+            print(
+                "What comes out is finite here. It was found in the backward, but no gradient of"
+                " the module's output was saved."
+            )
             return TROUBLE
         if outcome.stand_ins:
-            print(f"Everything is finite here, but None was passed for {', '.join(outcome.stand_ins)}, which could not be saved.")
+            print(
+                "Everything is finite here, but None was passed for"
+                f" {', '.join(outcome.stand_ins)}, which could not be saved."
+            )
             return TROUBLE
         print(f"It does not show: everything is finite on {outcome.device}.")
         return FINITE
@@ -341,17 +456,33 @@ class Reproducer:
         site = self.found.site
         if self.found.direction is Direction.BACKWARD:
             given = [row for row in outcome.inputs if row[0] == "output's gradient"]
-            return given if site is Site.LOSS else [*outcome.gradients, *(given if site is Site.SUM else [])]
+            return (
+                given
+                if site is Site.LOSS
+                else [*outcome.gradients, *(given if site is Site.SUM else [])]
+            )
         if site is Site.INPUT:
             return outcome.inputs
-        bad = {seen.path for seen in self.found.tensors if seen.role == "output" and not seen.finite}
+        bad = {
+            seen.path for seen in self.found.tensors if seen.role == "output" and not seen.finite
+        }
         outputs = [row for row in outcome.outputs if row[1] in bad] or outcome.outputs
-        inside = [outcome.inside] if outcome.inside is not None and site in (Site.GLUE, Site.POINT) else []
-        weights = [("weight", record.name, self._load(*key, "cpu")) for key, record in self._weights() if site is Site.WEIGHTS]
+        inside = (
+            [outcome.inside]
+            if outcome.inside is not None and site in (Site.GLUE, Site.POINT)
+            else []
+        )
+        weights = [
+            ("weight", record.name, self._load(*key, "cpu"))
+            for key, record in self._weights()
+            if site is Site.WEIGHTS
+        ]
         return [*outputs, *inside, *weights]
 
     def _weights(self) -> Iterable[tuple[tuple[Role, str], Record]]:
-        return ((key, record) for key, record in self._records.items() if key[0] is not Role.CASE_INPUT)
+        return (
+            (key, record) for key, record in self._records.items() if key[0] is not Role.CASE_INPUT
+        )
 
 
 class _Number(str):

@@ -38,7 +38,9 @@ Runs that module alone on what it was given, which is in the bundle {name}/, and
 Exit code: 1 it shows again, 0 everything is finite here, 2 trouble."""
 
 
-def script_text(script: Path, finding: Finding, snapshot: Snapshot, making: Recipe | str, lost: dict[str, str]) -> str:
+def script_text(
+    script: Path, finding: Finding, snapshot: Snapshot, making: Recipe | str, lost: dict[str, str]
+) -> str:
     given = {place: what for place, what in lost.items() if _is_input(place, snapshot)}
     return _SCRIPT.format(
         headline=_docstring(_headline(finding, snapshot)),
@@ -53,20 +55,31 @@ def _headline(finding: Finding, snapshot: Snapshot) -> str:
     kinds = " and ".join(finding.kinds) or "A value that is not finite"
     made = f", by {finding.operator}" if finding.operator else ""
     where = f" at {finding.line}" if finding.line else ""
-    cause = f"; {finding.cause.value}" if finding.site in (Site.MODULE, Site.GLUE, Site.POINT) else ""
+    cause = (
+        f"; {finding.cause.value}" if finding.site in (Site.MODULE, Site.GLUE, Site.POINT) else ""
+    )
     return textwrap.fill(
-        f"{kinds} in {finding.place}, a {type(snapshot.module).__name__}, in step {finding.step}{cause}{made}{where}.", 120
+        f"{kinds} in {finding.place}, a {type(snapshot.module).__name__}, in step"
+        f" {finding.step}{cause}{made}{where}.",
+        120,
     )
 
 
 def _build(making: Recipe | str, snapshot: Snapshot) -> str:
     if isinstance(making, Recipe):
         text = "\n".join([*making.imports, making.text])
-        here = ["from pathlib import Path", "", "HERE = Path(__file__).resolve().parent"] if "HERE / " in text else []
-        return "\n".join([*here, *making.imports, *([""] if making.imports else []), f"return {making.text}"])
+        here = (
+            ["from pathlib import Path", "", "HERE = Path(__file__).resolve().parent"]
+            if "HERE / " in text
+            else []
+        )
+        return "\n".join(
+            [*here, *making.imports, *([""] if making.imports else []), f"return {making.text}"]
+        )
     kind = type(snapshot.module)
     wanted = textwrap.fill(
-        f"MISSING: write here how to make a {kind.__module__}.{kind.__qualname__}. It could not be told: {' '.join(making.split())}",
+        f"MISSING: write here how to make a {kind.__module__}.{kind.__qualname__}. It could not be"
+        f" told: {' '.join(making.split())}",
         110,
         initial_indent="# ",
         subsequent_indent="# ",
@@ -78,14 +91,27 @@ def _build(making: Recipe | str, snapshot: Snapshot) -> str:
 def _given(lost: dict[str, str]) -> str:
     if not lost:
         return ""
-    lines = [f"    {place!r}: None,  # could not be saved: {' '.join(what.split())}" for place, what in lost.items()]
-    return "\n".join(["\n# MISSING: None is passed for these, unless you put something else.", "given = {", *lines, "}\n\n"])
+    lines = [
+        f"    {place!r}: None,  # could not be saved: {' '.join(what.split())}"
+        for place, what in lost.items()
+    ]
+    return "\n".join(
+        [
+            "\n# MISSING: None is passed for these, unless you put something else.",
+            "given = {",
+            *lines,
+            "}\n\n",
+        ]
+    )
 
 
 def _is_input(place: str, snapshot: Snapshot) -> bool:
-    """Whether what was lost is one of the call's inputs, which the user can give, and no parameter."""
+    """Whether what was lost is one of the call's inputs, which the user can give, and no
+    parameter."""
     first = place.partition(",")[0]
-    return first in snapshot.kwargs or first in {f"argument {index}" for index in range(len(snapshot.args))}
+    return first in snapshot.kwargs or first in {
+        f"argument {index}" for index in range(len(snapshot.args))
+    }
 
 
 def _docstring(text: str) -> str:

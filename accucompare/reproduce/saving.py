@@ -1,8 +1,9 @@
-"""Saving the inputs and the state of one module call as a bundle, and beside it a script that runs that module alone.
+"""Saving the inputs and the state of one module call as a bundle, and beside it a script that runs
+that module alone.
 
-The bundle's state holds the parameters, buffers, inputs, random states and output gradients; its one step lists the inputs, so that
-``accucompare show`` does. How all of it is put together again is in ``reproducer``.
-"""
+The bundle's state holds the parameters, buffers, inputs, random states and output gradients; its
+one step lists the inputs, so that ``accucompare show`` does. How all of it is put together again is
+in ``reproducer``."""
 
 from __future__ import annotations
 
@@ -23,7 +24,16 @@ from accucompare.errors import CaptureError
 from accucompare.findings.log import Finding
 from accucompare.live.around import describe_classes, describe_environment, device_of
 from accucompare.live.modules import Modules, arguments_of, name_modules, state_record, take_apart
-from accucompare.live.values import Scalar, describe_value, dtype_name, layout_of, leaves, other_to_host, scalar_to_host, to_host
+from accucompare.live.values import (
+    Scalar,
+    describe_value,
+    dtype_name,
+    layout_of,
+    leaves,
+    other_to_host,
+    scalar_to_host,
+    to_host,
+)
 from accucompare.numbers import DTYPES, Array
 from accucompare.reproduce.class_import import CannotRebuildError, place_text
 from accucompare.reproduce.recipe import Recipe, recipe
@@ -34,20 +44,25 @@ _Entry = tuple[Record, Callable[[], Array]]
 
 
 class ReproducerScript(NamedTuple):
-    """The script of a reproducer that was written; a note for each thing that could not be saved, or not be rebuilt."""
+    """The script of a reproducer that was written; a note for each thing that could not be saved,
+    or not be rebuilt.
+    """
 
     path: Path
     notes: list[str]
 
 
-def save_reproducer(stem: Path, finding: Finding, snapshot: Snapshot, case: str | None) -> ReproducerScript:
+def save_reproducer(
+    stem: Path, finding: Finding, snapshot: Snapshot, case: str | None
+) -> ReproducerScript:
     """Write the bundle ``stem`` and the script ``stem.py``, in place of those of an earlier run.
 
     Args:
         stem: such as ``watch/rank0-step7``.
         found: what was found.
         snapshot: what the module was given.
-        case: the case that was run, if the command line runs it: then the script takes the module from it.
+        case: the case that was run, if the command line runs it: then the script takes the module
+            from it.
 
     Returns:
         The script.
@@ -57,7 +72,10 @@ def save_reproducer(stem: Path, finding: Finding, snapshot: Snapshot, case: str 
     """
     script = stem.with_name(f"{stem.name}.py")
     if stem.exists() and not (stem / "manifest.json").is_file():
-        raise CaptureError(f"{stem}: is there and holds no bundle, so it is not touched; the reproducer was not written")
+        raise CaptureError(
+            f"{stem}: is there and holds no bundle, so it is not touched; the reproducer was not"
+            " written"
+        )
     parts = stem.with_name(f"{stem.name}.part"), script.with_name(f"{script.name}.part")
     with _numbers_as_they_were(snapshot):
         making = _making(snapshot, case, stem.parent)
@@ -73,17 +91,33 @@ def save_reproducer(stem: Path, finding: Finding, snapshot: Snapshot, case: str 
     except BaseException as error:
         _remove(*parts, *([stem, script] if replacing else []))
         if isinstance(error, OSError):
-            raise CaptureError(f"{stem}: the reproducer cannot be written ({error.strerror or error})") from None
-        if isinstance(error, Exception):  # a class of the user's may raise anything while it is looked at; the training goes on
-            raise CaptureError(f"{stem}: the reproducer cannot be written ({type(error).__name__}: {error})") from error
+            raise CaptureError(
+                f"{stem}: the reproducer cannot be written ({error.strerror or error})"
+            ) from None
+        if isinstance(
+            error, Exception
+        ):  # a class of the user's may raise anything while it is looked at; the training goes on
+            raise CaptureError(
+                f"{stem}: the reproducer cannot be written ({type(error).__name__}: {error})"
+            ) from error
         raise
-    by_hand = [f"the module has to be made by hand in {script.name}: {making}"] if isinstance(making, str) else []
-    return ReproducerScript(script, [*by_hand, *(f"{place} could not be saved ({what})" for place, what in lost.items())])
+    by_hand = (
+        [f"the module has to be made by hand in {script.name}: {making}"]
+        if isinstance(making, str)
+        else []
+    )
+    return ReproducerScript(
+        script,
+        [*by_hand, *(f"{place} could not be saved ({what})" for place, what in lost.items())],
+    )
 
 
 @contextlib.contextmanager
 def _numbers_as_they_were(snapshot: Snapshot) -> Iterator[None]:
-    now = {module: {name: vars(module)[name] for name in numbers if name in vars(module)} for module, numbers in snapshot.numbers.items()}
+    now = {
+        module: {name: vars(module)[name] for name in numbers if name in vars(module)}
+        for module, numbers in snapshot.numbers.items()
+    }
     try:
         for module, numbers in snapshot.numbers.items():
             vars(module).update(numbers)
@@ -109,7 +143,10 @@ def _making(snapshot: Snapshot, case: str | None, directory: Path) -> Recipe | s
         own = f" + {colon + callable_name!r}" if colon else ""
         target = place_text(Path(source).resolve(), directory) + own if by_path else repr(case)
         paths = [] if by_path else [f"sys.path.insert(0, {place_text(Path.cwd(), directory)})"]
-        return Recipe([*paths, "from accucompare.reproduce import module_of_case"], f"module_of_case({target}, {snapshot.name!r})")
+        return Recipe(
+            [*paths, "from accucompare.reproduce import module_of_case"],
+            f"module_of_case({target}, {snapshot.name!r})",
+        )
     try:
         return recipe(snapshot.module, directory)
     except CannotRebuildError as error:
@@ -118,10 +155,13 @@ def _making(snapshot: Snapshot, case: str | None, directory: Path) -> Recipe | s
         return f"{type(error).__name__} while it was looked at: {str(error)[:200]}"
 
 
-# -- the bundle -------------------------------------------------------------------------------------------------------------------
+# -- the bundle
+# -------------------------------------------------------------------------------------------------------------------
 
 
-def _write_bundle(directory: Path, finding: Finding, snapshot: Snapshot, making: Recipe | str, case: str | None) -> dict[str, str]:
+def _write_bundle(
+    directory: Path, finding: Finding, snapshot: Snapshot, making: Recipe | str, case: str | None
+) -> dict[str, str]:
     """Write everything, and return what could not be saved: its place, and what it is."""
     modules = name_modules(snapshot.module)
     state = _SavedState(snapshot, modules)
@@ -142,14 +182,24 @@ def _write_bundle(directory: Path, finding: Finding, snapshot: Snapshot, making:
     )
     manifest = Manifest(
         complete=True,
-        capture={"mode": "tensors", "steps": 1, "inputs": [state.inputs], "reproducer": msgspec.to_builtins(saved)},
+        capture={
+            "mode": "tensors",
+            "steps": 1,
+            "inputs": [state.inputs],
+            "reproducer": msgspec.to_builtins(saved),
+        },
         environment=describe_environment(device, case),
         model=model,
         notes=[f"made by accucompare watch to run one module again: {finding.place}"],
     )
     count, digest = _write_records(directory / "rank0" / "state", state.records)
     manifest.state = {"records": count, "digest": digest}
-    manifest.steps.append(StepEntry(finding.step, *_write_records(directory / "rank0" / f"step{finding.step}", _shown(finding, snapshot))))
+    manifest.steps.append(
+        StepEntry(
+            finding.step,
+            *_write_records(directory / "rank0" / f"step{finding.step}", _shown(finding, snapshot)),
+        )
+    )
     manifest.write(directory / "manifest.json")
     return state.lost
 
@@ -210,7 +260,9 @@ class _SavedState:
         self.inputs = self._inputs(snapshot, tensors)
         self.tables: dict[str, Any] = {
             "strides": {},
-            "inputs_with_grad": [str(index) for index, tensor in enumerate(tensors) if tensor.requires_grad],
+            "inputs_with_grad": [
+                str(index) for index, tensor in enumerate(tensors) if tensor.requires_grad
+            ],
             "parameters_with_grad": [],
             "tied": {},
         }
@@ -227,8 +279,14 @@ class _SavedState:
                 self.lost[place] = reason
             return reason is not None
 
-        args = [take_apart(value, tensors, f"argument {index}", lost) for index, value in enumerate(snapshot.args)]
-        kwargs = [[name, take_apart(value, tensors, name, lost)] for name, value in snapshot.kwargs.items()]
+        args = [
+            take_apart(value, tensors, f"argument {index}", lost)
+            for index, value in enumerate(snapshot.args)
+        ]
+        kwargs = [
+            [name, take_apart(value, tensors, name, lost)]
+            for name, value in snapshot.kwargs.items()
+        ]
         return {"list": [{"tuple": args}, {"dict": kwargs}]}
 
     def _add_model(self, snapshot: Snapshot, modules: Modules) -> None:
@@ -250,8 +308,13 @@ class _SavedState:
         self.tables["attributes"] = self._add_all("attribute", attributes)
 
     def _add_all(self, what: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-        """Take tensors in, and return the records of those that could be saved, by the same names."""
-        return {name: f"{what}.{name}" for name, tensor in tensors.items() if self._add(f"{what}.{name}", tensor)}
+        """Take tensors in, and return the records of those that could be saved, by the same
+        names."""
+        return {
+            name: f"{what}.{name}"
+            for name, tensor in tensors.items()
+            if self._add(f"{what}.{name}", tensor)
+        }
 
     def _add(self, name: str, tensor: torch.Tensor, role: Role = Role.CASE_INPUT) -> bool:
         """Take a tensor in, if it can be saved, and return whether it can."""
@@ -267,7 +330,9 @@ class _SavedState:
 
 
 def _problem(tensor: torch.Tensor) -> str | None:
-    """Why a tensor's values cannot be saved; ``None`` if they can. No rank waits for another here: only one of them may have found it."""
+    """Why a tensor's values cannot be saved; ``None`` if they can. No rank waits for another here:
+    only one of them may have found it.
+    """
     try:
         if hasattr(tensor, "full_tensor"):
             return f"a {type(tensor).__name__}, of which this rank has a part"
@@ -286,7 +351,9 @@ def _problem(tensor: torch.Tensor) -> str | None:
 
 
 def _strides(tensor: torch.Tensor) -> list[int] | None:
-    """The strides of a dense tensor that lies otherwise than row by row, such as in channels_last; kernels may go by them."""
+    """The strides of a dense tensor that lies otherwise than row by row, such as in channels_last;
+    kernels may go by them.
+    """
     if tensor.is_contiguous() or type(tensor) not in (torch.Tensor, nn.Parameter):
         return None
     alike = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
@@ -297,8 +364,13 @@ def _device(snapshot: Snapshot) -> torch.device:
     device = device_of(snapshot.module)
     if device.type != "cpu":
         return device
-    given = [value for _, value in leaves((snapshot.args, snapshot.kwargs)) if isinstance(value, torch.Tensor) and not value.is_meta]
+    given = [
+        value
+        for _, value in leaves((snapshot.args, snapshot.kwargs))
+        if isinstance(value, torch.Tensor) and not value.is_meta
+    ]
     return given[0].device if given else device
 
 
-# -- the script -------------------------------------------------------------------------------------------------------------------
+# -- the script
+# -------------------------------------------------------------------------------------------------------------------

@@ -1,1 +1,3 @@
-"""Capturing and watching scripts that nobody has edited: how they are started, and what happens inside of their processes."""
+"""Capturing and watching scripts that nobody has edited: how they are started, and what happens
+inside of their processes.
+"""

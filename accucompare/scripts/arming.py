@@ -10,12 +10,14 @@ from accucompare.selection import Steps
 
 #: Seconds between two looks for the file.
 _BETWEEN_LOOKS = 1.0
-#: With several ranks, so many steps lie between the one in which the file is seen and the first that is observed, so that all know in time.
+# : With several ranks, so many steps lie between the one in which the file is seen and the first
+# that is observed, so that all know in time.
 _AHEAD = 3
 
 
 class Arming:
-    """Which steps are observed, counted from the one where the file of ``--arm`` appears, if that was given.
+    """Which steps are observed, counted from the one where the file of ``--arm`` appears, if that
+    was given.
 
     Attributes:
         armed: whether that is known.
@@ -30,7 +32,9 @@ class Arming:
         self.armed = self._file is None
 
     def steps(self, step: int) -> Steps | None:
-        """Those to observe, asked before ``step`` as long as it is not ``armed``; ``None`` if that is not known yet, or it is all."""
+        """Those to observe, asked before ``step`` as long as it is not ``armed``; ``None`` if that
+        is not known yet, or it is all.
+        """
         asked = self._plan.chosen
         if self._file is None:
             return asked

@@ -1,4 +1,6 @@
-"""Who calls a module that no other module calls: seen from outside, before PyTorch looks at the module's hooks."""
+"""Who calls a module that no other module calls: seen from outside, before PyTorch looks at the
+module's hooks.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,16 @@ from accucompare.live.modules import in_backward
 class OutermostCalls:
     """Tells of outermost module calls, while it is on.
 
-    A global hook of PyTorch's would come too late: the hooks of a call are collected before the first one runs, so that what it puts on
-    does not see that very call; it is given no keyword arguments, and compiled modules warn of it. So as long as this is on, another
-    function stands in the place of ``nn.Module.__call__``.
-    """
+    A global hook of PyTorch's would come too late: the hooks of a call are collected before the
+    first one runs, so that what it puts on does not see that very call; it is given no keyword
+    arguments, and compiled modules warn of it. So as long as this is on, another function stands in
+    the place of ``nn.Module.__call__``."""
 
-    def __init__(self, before: Callable[[nn.Module], None], after: Callable[[nn.Module, BaseException | None], None]) -> None:
+    def __init__(
+        self,
+        before: Callable[[nn.Module], None],
+        after: Callable[[nn.Module, BaseException | None], None],
+    ) -> None:
         """
         Args:
             before: called with the module before an outermost call.
@@ -31,7 +37,9 @@ class OutermostCalls:
         """
         self._before = before
         self._after = after
-        self._inside: dict[int, BaseException | None] = {}  # by thread that is in an outermost call: what was being handled when it began
+        self._inside: dict[
+            int, BaseException | None
+        ] = {}  # by thread that is in an outermost call: what was being handled when it began
         self._original: Callable[..., Any] | None = None
         self._ours: Callable[..., Any] | None = None
 
@@ -52,7 +60,9 @@ class OutermostCalls:
             nn.Module.__call__ = self._ours  # type: ignore[method-assign]
 
     def remove(self) -> None:
-        """Look no more. Where somebody else has put a function of theirs over ours, ours stays below, and does nothing."""
+        """Look no more. Where somebody else has put a function of theirs over ours, ours stays
+        below, and does nothing.
+        """
         global _on
         if self._original is not None:
             _on = None if _on is self else _on
@@ -62,7 +72,9 @@ class OutermostCalls:
             self._original = self._ours = None
 
     def begin(self, module: nn.Module) -> Callable[[nn.Module], None] | None:
-        """A call begins. Returns what is to be called when it is over; ``None`` if it is no outermost one."""
+        """A call begins. Returns what is to be called when it is over; ``None`` if it is no
+        outermost one.
+        """
         thread = threading.get_ident()
         if thread in self._inside or not _is_real():
             return None
@@ -81,7 +93,9 @@ class OutermostCalls:
     def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or self._ours is not call:  # comes first: the compiler follows no further
+            if (
+                torch.compiler.is_compiling() or self._ours is not call
+            ):  # comes first: the compiler follows no further
                 return original(module, *args, **kwargs)
             over = self.begin(module)
             try:
@@ -105,7 +119,9 @@ def _begun(module: nn.Module) -> Callable[[nn.Module], None] | None:
 
 def _wrapped_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
     over = _begun(self)
-    try:  # from here on as torch's own, with its lines as far apart and as far to the right, so that a traceback shows these
+    # from here on as torch's own, with its lines as far apart and as far to the right, so that a
+    # traceback shows these
+    try:
         if self._compiled_call_impl is not None:
             return self._compiled_call_impl(*args, **kwargs)
         else:  # noqa: RET505
@@ -116,18 +132,27 @@ def _wrapped_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _as_torchs_own() -> Callable[..., Any] | None:
-    """``_wrapped_call_impl`` with the file and the lines of torch's, in whose place it stands: no traceback of the script's tells of it.
+    """``_wrapped_call_impl`` with the file and the lines of torch's, in whose place it stands: no
+    traceback of the script's tells of it.
 
     ``None`` with a version of torch whose function is another.
     """
-    marks = ("return self._compiled_call_impl(*args, **kwargs)", "return self._call_impl(*args, **kwargs)")
+    marks = (
+        "return self._compiled_call_impl(*args, **kwargs)",
+        "return self._call_impl(*args, **kwargs)",
+    )
     places = []
     for function in (_TORCHS_OWN, _wrapped_call_impl):
         try:
             lines, first = inspect.getsourcelines(function)
         except (OSError, TypeError):
             return None
-        found = [first + at for mark in marks for at, line in enumerate(lines) if line.startswith(" " * 12 + mark)]
+        found = [
+            first + at
+            for mark in marks
+            for at, line in enumerate(lines)
+            if line.startswith(" " * 12 + mark)
+        ]
         if len(found) != 2:
             return None
         places.append(found)
@@ -136,7 +161,9 @@ def _as_torchs_own() -> Callable[..., Any] | None:
         return None
     code = _wrapped_call_impl.__code__
     _hide_from_the_compiler(_wrapped_call_impl)
-    _wrapped_call_impl.__code__ = _wrapped_call_impl.__code__.replace(co_firstlineno=code.co_firstlineno + theirs - ours)
+    _wrapped_call_impl.__code__ = _wrapped_call_impl.__code__.replace(
+        co_firstlineno=code.co_firstlineno + theirs - ours
+    )
     return functools.wraps(_TORCHS_OWN)(_wrapped_call_impl)
 
 
@@ -148,7 +175,8 @@ def _is_real() -> bool:
 
 
 def _tell_the_compiler(before: Any, now: Any) -> None:
-    """Tell ``torch.compile`` which ``nn.Module.__call__`` nobody has changed, so that it looks into modules as it does without us.
+    """Tell ``torch.compile`` which ``nn.Module.__call__`` nobody has changed, so that it looks into
+    modules as it does without us.
 
     It remembers what it finds when it is imported, which the first optimizer does.
     """
@@ -159,11 +187,14 @@ def _tell_the_compiler(before: Any, now: Any) -> None:
 
 
 def _hide_from_the_compiler(function: Any) -> None:
-    """Let ``torch.compile`` pass over a function as over PyTorch's own in whose place it stands, so that it compiles what it would have.
+    """Let ``torch.compile`` pass over a function as over PyTorch's own in whose place it stands, so
+    that it compiles what it would have.
 
     It goes by the file that a function's code says it is from.
     """
-    function.__code__ = function.__code__.replace(co_filename=nn.Module._call_impl.__code__.co_filename)
+    function.__code__ = function.__code__.replace(
+        co_filename=nn.Module._call_impl.__code__.co_filename
+    )
 
 
 _IN_ITS_PLACE = _as_torchs_own()

@@ -22,8 +22,11 @@ from accucompare.scripts.outcome import troubles
 from accucompare.scripts.plan import Plan
 from accucompare.selection import Steps
 
-#: Set to nothing, these hide accelerators, so that a script that takes one where there is one takes the CPU.
-HIDING = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"), "")
+# : Set to nothing, these hide accelerators, so that a script that takes one where there is one
+# takes the CPU.
+HIDING = dict.fromkeys(
+    ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"), ""
+)
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,15 @@ class Captured:
     troubles: list[str]
 
 
-def capture_script(command: Sequence[str], plan: Plan, overwrite: bool, variables: Mapping[str, str] | None = None) -> Captured:
+def capture_script(
+    command: Sequence[str], plan: Plan, overwrite: bool, variables: Mapping[str, str] | None = None
+) -> Captured:
     """Run a script and capture its model into the directory of the plan.
 
     Args:
         command: that runs it.
-        plan: what to record. One that is fed and has no seed takes golden's: its random numbers are golden's then.
+        plan: what to record. One that is fed and has no seed takes golden's: its random numbers are
+            golden's then.
         overwrite: replace an earlier bundle, when there is another.
         variables: of the script's environment, beside this process's.
 
@@ -74,7 +80,9 @@ def capture_script(command: Sequence[str], plan: Plan, overwrite: bool, variable
         with open_bundle(directory) as bundle:
             for rank, manifest in sorted(bundle.manifests.items()):
                 if not manifest.complete:
-                    reason = (manifest.stopped or {}).get("error", "the process was ended before it could finish")
+                    reason = (manifest.stopped or {}).get(
+                        "error", "the process was ended before it could finish"
+                    )
                     found.append(f"{directory}: is incomplete, rank {rank}: {reason}")
             found += [f"{directory}: rank {rank} is missing" for rank in bundle.missing_ranks]
     return Captured(ended, written, found)
@@ -100,8 +108,9 @@ def locate_script(
 ) -> Comparison:
     """Run a script again, each layer on golden's inputs, and compare.
 
-    The script chooses its device: golden is made with all accelerators hidden from it, the candidate without, and each must have run where
-    it was meant to. No baseline is made, for that would be the script in other types; one that golden brings is used, or else fixed limits.
+    The script chooses its device: golden is made with all accelerators hidden from it, the
+    candidate without, and each must have run where it was meant to. No baseline is made, for that
+    would be the script in other types; one that golden brings is used, or else fixed limits.
 
     Args:
         command: that runs it.
@@ -123,30 +132,58 @@ def locate_script(
         announce("golden: the script with all accelerators hidden from it, so on the CPU")
         made = msgspec.structs.replace(plan, out=whole(golden.absolute()), steps=plan.steps or "1")
         _captured(command, made, overwrite, "cpu", HIDING)
-    announce(f"candidate: the script, each module on golden's inputs, on {device} if that is what it chooses")
+    announce(
+        f"candidate: the script, each module on golden's inputs, on {device} if that is what it"
+        " chooses"
+    )
     fed = {**plan.options, "feed": whole(golden.absolute()), "map": list(map)}
     steps = plan.steps or str(steps_held_of(golden) or 1)
     candidate = out / "candidate"
-    _captured(command, msgspec.structs.replace(plan, out=whole(candidate.absolute()), options=fed, steps=steps), overwrite, device, {})
+    _captured(
+        command,
+        msgspec.structs.replace(plan, out=whole(candidate.absolute()), options=fed, steps=steps),
+        overwrite,
+        device,
+        {},
+    )
     with open_bundle(golden) as ours, open_bundle(candidate) as theirs:
         baseline, maps = own_baseline(ours, theirs), theirs.manifest.capture["map"]
         advice = suggested(ours, theirs)
     if baseline is None:
-        compare = shlex.join(["accucompare", "diff", whole(golden), whole(candidate), "--baseline", advice.out])
-        announce("no baseline: that of a script would be the script in other types; fixed limits judge")
-        announce(f"a baseline, where golden's script can compute in {advice.computes_in} on the CPU: {advice.command}, then {compare}")
+        compare = shlex.join(
+            ["accucompare", "diff", whole(golden), whole(candidate), "--baseline", advice.out]
+        )
+        announce(
+            "no baseline: that of a script would be the script in other types; fixed limits judge"
+        )
+        announce(
+            f"a baseline, where golden's script can compute in {advice.computes_in} on the CPU:"
+            f" {advice.command}, then {compare}"
+        )
     return diff(golden, candidate, baseline=baseline, map=maps, **compared)
 
 
-def _captured(command: Sequence[str], plan: Plan, overwrite: bool, device: str, variables: Mapping[str, str]) -> None:
+def _captured(
+    command: Sequence[str], plan: Plan, overwrite: bool, device: str, variables: Mapping[str, str]
+) -> None:
     """Capture, and refuse what does not hold what it was meant to."""
     made = capture_script(command, plan, overwrite, variables)
     if made.ended.code:
-        raise CaptureError(f"the script ended with exit code {made.ended.code}, so that {place_of(plan.out)} cannot be compared")
+        raise CaptureError(
+            f"the script ended with exit code {made.ended.code}, so that {place_of(plan.out)}"
+            " cannot be compared"
+        )
     if made.troubles:
         raise CaptureError("; ".join(made.troubles))
     with open_bundle(plan.out) as bundle:
         ran_on = str((bundle.manifest.environment.get("device") or {}).get("type"))
     if ran_on != device:
-        cure = "give a bundle of a run on the CPU (--golden)" if variables else "name the device that it is given by its own options"
-        raise UsageError(f"the script ran on {ran_on}, and was meant to run on {device}; it chooses that itself: {cure}")
+        cure = (
+            "give a bundle of a run on the CPU (--golden)"
+            if variables
+            else "name the device that it is given by its own options"
+        )
+        raise UsageError(
+            f"the script ran on {ran_on}, and was meant to run on {device}; it chooses that itself:"
+            f" {cure}"
+        )

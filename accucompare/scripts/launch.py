@@ -1,4 +1,6 @@
-"""Running the command of a script, with our way in set up for all of its Python processes. Needs no torch."""
+"""Running the command of a script, with our way in set up for all of its Python processes. Needs no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from accucompare.scripts.plan import Plan, Seen, read_seen
 _HANDED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT")
 
 
-#: Bytes that there must be room for at the end, or else processes may not have been able to say what they have seen.
+# : Bytes that there must be room for at the end, or else processes may not have been able to say
+# what they have seen.
 _LEFT_AT_END = 1 << 16
 
 
@@ -32,7 +35,8 @@ class Ended:
     """A script that has ended.
 
     Attributes:
-        code: its exit code; of one that a signal has ended 128 and the signal's number, as in a shell.
+        code: its exit code; of one that a signal has ended 128 and the signal's number, as in a
+            shell.
         seen: what its processes have seen.
         unheard: why they could not leave it for this process; ``None`` if they could.
     """
@@ -42,7 +46,9 @@ class Ended:
     unheard: str | None = None
 
 
-def run(command: Sequence[str], plan: Plan, variables: Mapping[str, str] = MappingProxyType({})) -> Ended:
+def run(
+    command: Sequence[str], plan: Plan, variables: Mapping[str, str] = MappingProxyType({})
+) -> Ended:
     """Run a command, and what it starts, under a plan.
 
     Args:
@@ -90,24 +96,36 @@ def _why_unheard(folder: Path) -> str | None:
 
 
 def environment(plan: Path) -> dict[str, str]:
-    """The environment of a script: ours, with the plan's path and the directory of our ``sitecustomize``."""
+    """The environment of a script: ours, with the plan's path and the directory of our
+    ``sitecustomize``.
+    """
     boot = str(Path(__file__).parent / "boot")
     before = os.environ.get("PYTHONPATH")
-    return {**os.environ, VARIABLE: str(plan), "PYTHONPATH": f"{boot}{os.pathsep}{before}" if before else boot}
+    return {
+        **os.environ,
+        VARIABLE: str(plan),
+        "PYTHONPATH": f"{boot}{os.pathsep}{before}" if before else boot,
+    }
 
 
 @contextlib.contextmanager
 def _handing_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Hand signals on to the script, and go on waiting for its end: it decides what it makes of them."""
+    """Hand signals on to the script, and go on waiting for its end: it decides what it makes of
+    them.
+    """
 
     def hand_on(number: int, frame: object) -> None:
-        if number != signal.SIGINT or not _from_the_keyboard():  # a terminal sends that to the script itself, too
+        if (
+            number != signal.SIGINT or not _from_the_keyboard()
+        ):  # a terminal sends that to the script itself, too
             with contextlib.suppress(ProcessLookupError):
                 child.send_signal(number)
 
     before: dict[int, Callable[[int, object], object] | int | None] = {}
     for name in _HANDED_ON:
-        with contextlib.suppress(ValueError, AttributeError):  # not in the main thread; not on this system
+        with contextlib.suppress(
+            ValueError, AttributeError
+        ):  # not in the main thread; not on this system
             number = getattr(signal, name)
             before[number] = signal.signal(number, hand_on)  # type: ignore[assignment]
     try:
@@ -118,7 +136,9 @@ def _handing_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _from_the_keyboard() -> bool:
-    """Whether this process runs in the foreground of a terminal, whose Ctrl-C all its processes get."""
+    """Whether this process runs in the foreground of a terminal, whose Ctrl-C all its processes
+    get.
+    """
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY)
     except OSError:

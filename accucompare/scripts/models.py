@@ -56,10 +56,14 @@ class Scalers:
 
     def __init__(self) -> None:
         self._known: list[weakref.ref[Any]] = []
-        self._stepped: list[tuple[weakref.ref[Any], weakref.ref[Any]]] = []  # a scaler, and an optimizer that it was told to step
+        self._stepped: list[
+            tuple[weakref.ref[Any], weakref.ref[Any]]
+        ] = []  # a scaler, and an optimizer that it was told to step
 
     def note(self, scaler: Any) -> None:
-        self._known = [each for each in self._known if each() not in (None, scaler)] + [weakref.ref(scaler)]
+        self._known = [each for each in self._known if each() not in (None, scaler)] + [
+            weakref.ref(scaler)
+        ]
 
     def steps(self, scaler: Any, optimizer: Any) -> None:
         """A scaler is told to step an optimizer."""
@@ -74,19 +78,32 @@ class Scalers:
         return next((each for each in found if each is not None and each.is_enabled()), None)
 
     def likely(self, optimizers: Iterable[Any]) -> Any:
-        """The one that will step these optimizers, as far as can be said before: of those that have stepped no other the last one made."""
+        """The one that will step these optimizers, as far as can be said before: of those that have
+        stepped no other the last one made.
+        """
         busy = {id(scaler()) for scaler, _ in self._stepped}
-        free = [each for each in (known() for known in self._known) if each is not None and id(each) not in busy and each.is_enabled()]
+        free = [
+            each
+            for each in (known() for known in self._known)
+            if each is not None and id(each) not in busy and each.is_enabled()
+        ]
         return self.of(optimizers) or (free[-1] if free else None)
 
 
 def held_by(optimizers: Iterable[Any]) -> set[int]:
     """The ids of all that optimizers update."""
-    return {id(tensor) for each in optimizers for group in each.param_groups for tensor in group["params"]}
+    return {
+        id(tensor)
+        for each in optimizers
+        for group in each.param_groups
+        for tensor in group["params"]
+    }
 
 
 class Models:
-    """The models that were called, by the names that a user can choose them by: ``Net``, and the second one of that class ``Net:2``."""
+    """The models that were called, by the names that a user can choose them by: ``Net``, and the
+    second one of that class ``Net:2``.
+    """
 
     def __init__(self) -> None:
         self.seen: list[SeenModel] = []
@@ -95,25 +112,35 @@ class Models:
         self._trainers: set[int] = set()  # ids of the optimizers that were seen to step
 
     def note(self, module: nn.Module) -> SeenModel:
-        """A module is called, or found to be what is trained; without its wrappers it may be known already."""
+        """A module is called, or found to be what is trained; without its wrappers it may be known
+        already.
+        """
         inner = unwrapped(module)
         known = self._known.get(id(inner))
         if known is None or known[0]() is not inner:
             parameters = sum(each.numel() for each in inner.parameters() if not is_lazy(each))
-            seen = SeenModel(name=_numbered(type(inner).__name__, self._counted), parameters=parameters)
+            seen = SeenModel(
+                name=_numbered(type(inner).__name__, self._counted), parameters=parameters
+            )
             self.seen.append(seen)
             known = self._known[id(inner)] = weakref.ref(inner), seen
         return known[1]
 
     def mark_parts_of(self, model: nn.Module) -> None:
-        """Say of what was called apart that it is a part of a model, if it is: by a parametrization, say, while the model was made."""
+        """Say of what was called apart that it is a part of a model, if it is: by a
+        parametrization, say, while the model was made.
+        """
         whole = self.note(model)
         for reference, seen in self._known.values():
             module = reference()
-            seen.part = seen.part or (seen is not whole and module is not None and contains(model, module))
+            seen.part = seen.part or (
+                seen is not whole and module is not None and contains(model, module)
+            )
 
     def trained(self, optimizer: Any, counts: bool) -> None:
-        """An optimizer has stepped: note whom it trains; with ``counts`` also how often, which takes time at each step."""
+        """An optimizer has stepped: note whom it trains; with ``counts`` also how often, which
+        takes time at each step.
+        """
         known = id(optimizer) in self._trainers
         if known and not counts:
             return
@@ -134,10 +161,12 @@ def _shares(module: nn.Module | None, held: set[int]) -> bool:
 
 
 def whole_of(root: nn.Module, optimizers: Iterable[Any]) -> nn.Module:
-    """What is trained where a root is called: itself, or the module that it is a part of, whose other parts are called apart.
+    """What is trained where a root is called: itself, or the module that it is a part of, whose
+    other parts are called apart.
 
-    An optimizer may hold parameters that are none of the root's: of the ``LightningModule`` around it, which is never called itself; of a
-    decoder beside the encoder. That module, or those, are looked for among all that there are.
+    An optimizer may hold parameters that are none of the root's: of the ``LightningModule`` around
+    it, which is never called itself; of a decoder beside the encoder. That module, or those, are
+    looked for among all that there are.
 
     Args:
         root: a module that is called from outside, of which the optimizers hold parameters.
@@ -156,17 +185,25 @@ def whole_of(root: nn.Module, optimizers: Iterable[Any]) -> nn.Module:
         return Together(tops.values())
     whole = next(iter(tops.values()), root)
     held &= _parameters(whole)
-    while closer := [child for child in whole.children() if held <= _parameters(child) and contains(child, root)]:
+    while closer := [
+        child for child in whole.children() if held <= _parameters(child) and contains(child, root)
+    ]:
         whole = closer[0]
     return whole
 
 
 def is_one_being_made() -> bool:
-    """Whether the code that runs was called by a module's ``__init__``: what that calls, to find a shape or a weight, is a part of it."""
+    """Whether the code that runs was called by a module's ``__init__``: what that calls, to find a
+    shape or a weight, is a part of it.
+    """
     frame = inspect.currentframe()
     while frame is not None:
         code = frame.f_code
-        if code.co_name == "__init__" and code.co_argcount and isinstance(frame.f_locals.get(code.co_varnames[0]), nn.Module):
+        if (
+            code.co_name == "__init__"
+            and code.co_argcount
+            and isinstance(frame.f_locals.get(code.co_varnames[0]), nn.Module)
+        ):
             return True
         frame = frame.f_back
     return False

@@ -1,4 +1,5 @@
-"""What is done with the model of a script, once it is found: a capture of some steps, or a watch."""
+"""What is done with the model of a script, once it is found: a capture of some steps, or a
+watch."""
 
 from __future__ import annotations
 
@@ -30,14 +31,25 @@ class Observation(Protocol):
         """What runs meanwhile is not observed."""
 
     def scaled_by(self, scaler: Any) -> None:
-        """This one scales the losses; ``None`` if none does. May be called by a hook of an optimizer's."""
+        """This one scales the losses; ``None`` if none does. May be called by a hook of an
+        optimizer's.
+        """
 
     def close(self, error: BaseException | None) -> None:
-        """It is over; with the error that ended the script, if one did. Not to be called by a hook."""
+        """It is over; with the error that ended the script, if one did. Not to be called by a
+        hook."""
 
 
-def observe(plan: Plan, model: nn.Module, optimizers: list[Any], scaler: Any, steps: Steps | None, first: int) -> Observation:
-    """Begin to observe a model, from step ``first`` on. Errors as of ``accucompare.capture`` and ``accucompare.watch``.
+def observe(
+    plan: Plan,
+    model: nn.Module,
+    optimizers: list[Any],
+    scaler: Any,
+    steps: Steps | None,
+    first: int,
+) -> Observation:
+    """Begin to observe a model, from step ``first`` on. Errors as of ``accucompare.capture`` and
+    ``accucompare.watch``.
 
     Args:
         plan: what to do.
@@ -62,15 +74,29 @@ def _log_nothing() -> None:
 
 
 class _Capturing:
-    def __init__(self, plan: Plan, model: nn.Module, training: Training, steps: Steps | None, first: int) -> None:
+    def __init__(
+        self, plan: Plan, model: nn.Module, training: Training, steps: Steps | None, first: int
+    ) -> None:
         from accucompare.recorder.capture_options import CaptureOptions
         from accucompare.recorder.session import Within, recording
 
-        options = CaptureOptions(**{**plan.options, "steps": steps, "seed": plan.seed, "deterministic": plan.deterministic})
+        options = CaptureOptions(
+            **{
+                **plan.options,
+                "steps": steps,
+                "seed": plan.seed,
+                "deterministic": plan.deterministic,
+            }
+        )
         within = Within(first, matched=plan.seed is not None, prepared=True)
-        made = {"script": True, **({"optimizer": _class_of(training.optimizers[0])} if training.optimizers else {})}
+        made = {
+            "script": True,
+            **({"optimizer": _class_of(training.optimizers[0])} if training.optimizers else {}),
+        }
         self._stack = contextlib.ExitStack()
-        self._session = self._stack.enter_context(recording(model, plan.out, options, made=made, training=training, within=within))
+        self._session = self._stack.enter_context(
+            recording(model, plan.out, options, made=made, training=training, within=within)
+        )
 
     def step(self) -> None:
         self._session.step()
@@ -96,10 +122,19 @@ class _Watching:
         from accucompare.watcher.watch import watching
         from accucompare.watcher.watch_options import WatchOptions
 
-        options = WatchOptions(**{**plan.options, "optimizer": training.optimizers, "scaler": training.scaler, "quiet": True})
+        options = WatchOptions(
+            **{
+                **plan.options,
+                "optimizer": training.optimizers,
+                "scaler": training.scaler,
+                "quiet": True,
+            }
+        )
         self._stack = contextlib.ExitStack()
         self._watch = self._stack.enter_context(watching(model, plan.out, options))
-        self._fused = any(isinstance(module, nn.TransformerEncoderLayer) for module in model.modules())
+        self._fused = any(
+            isinstance(module, nn.TransformerEncoderLayer) for module in model.modules()
+        )
 
     def step(self) -> None:
         self._watch.step()
@@ -111,7 +146,9 @@ class _Watching:
         pass
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
-        """What an evaluation computes must be finite, too; but a layer that hooks would keep from its fused path computes other bits."""
+        """What an evaluation computes must be finite, too; but a layer that hooks would keep from
+        its fused path computes other bits.
+        """
         return self._watch.aside() if self._fused else contextlib.nullcontext()
 
     def scaled_by(self, scaler: Any) -> None:
@@ -124,7 +161,9 @@ class _Watching:
 
 
 def _close(stack: contextlib.ExitStack, error: BaseException | None) -> None:
-    """Leave contexts as if the error, if there is one, had been raised in them; it has been raised elsewhere already."""
+    """Leave contexts as if the error, if there is one, had been raised in them; it has been raised
+    elsewhere already.
+    """
     if error is None:
         stack.close()
         return

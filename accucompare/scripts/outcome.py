@@ -1,4 +1,6 @@
-"""What came of a script that was run: what its processes have seen, and what is wrong with that. Needs no torch."""
+"""What came of a script that was run: what its processes have seen, and what is wrong with that.
+Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ _SHOWN = 80
 
 
 def troubles(plan: Plan, seen: Sequence[Seen], unheard: str | None = None) -> list[str]:
-    """Why what was asked for was not done, one sentence each; none if it was. ``unheard``: why processes could not say what they saw."""
+    """Why what was asked for was not done, one sentence each; none if it was. ``unheard``: why
+    processes could not say what they saw.
+    """
     found = [f"{_process(each)}: {each.error}" for each in seen if each.error is not None]
     with_torch = [each for each in seen if each.torch]
     models = [model for each in seen for model in each.models]
@@ -21,31 +25,57 @@ def troubles(plan: Plan, seen: Sequence[Seen], unheard: str | None = None) -> li
         return [*found, unheard]
     if not seen:
         return [
-            "no process of the command imported torch, as far as could be seen. `python -I` and `-E` do not read PYTHONPATH, by which "
-            "accucompare gets in, and some containers and launchers do not pass on the environment (docs/scripts.md says what to do)"
+            "no process of the command imported torch, as far as could be seen. `python -I` and"
+            " `-E` do not read PYTHONPATH, by which accucompare gets in, and some containers and"
+            " launchers do not pass on the environment (docs/scripts.md says what to do)"
         ]
     if not found and not models:
-        found.append(f"no model was called in {len(with_torch)} process{'' if len(with_torch) == 1 else 'es'} that imported torch")
+        found.append(
+            f"no model was called in {len(with_torch)}"
+            f" process{'' if len(with_torch) == 1 else 'es'} that imported torch"
+        )
     elif not found and not chosen:
         names = ", ".join(dict.fromkeys(model.name for model in models))
-        found.append(f"--model {plan.model}: no such model was called; there were {names}" if plan.model else f"none of {names} was chosen")
+        found.append(
+            f"--model {plan.model}: no such model was called; there were {names}"
+            if plan.model
+            else f"none of {names} was chosen"
+        )
     for each in chosen:
         if not each.recorded and each.error is None and not each.notes:
-            when = "before the file of --arm appeared" if plan.arm else f"after {counted(each.steps, 'step')}"
+            when = (
+                "before the file of --arm appeared"
+                if plan.arm
+                else f"after {counted(each.steps, 'step')}"
+            )
             missing = f"; none of --steps {plan.steps} was among them" if plan.steps else ""
             found.append(f"{_process(each)}: ended {when}{missing}")
-        elif not each.ended and (plan.chosen is None or len(each.recorded) < sum(1 for _ in plan.chosen.numbers)):
-            found.append(f"{_process(each)}: was killed after {counted(each.steps, 'step')}, or is still running")
+        elif not each.ended and (
+            plan.chosen is None or len(each.recorded) < sum(1 for _ in plan.chosen.numbers)
+        ):
+            found.append(
+                f"{_process(each)}: was killed after {counted(each.steps, 'step')}, or is still"
+                " running"
+            )
     return found
 
 
 def others(seen: Sequence[Seen]) -> list[str]:
-    """What else a reader should know: other models that were trained, evaluations that were left out, notes."""
+    """What else a reader should know: other models that were trained, evaluations that were left
+    out, notes.
+    """
     found: dict[str, None] = {}
     for each in seen:
         for model in each.models:
-            if model.trained_by and not (model.chosen or model.part) and any(other.chosen for other in each.models):
-                found[f"{model.name} was trained, too ({', '.join(model.trained_by)}); --model {model.name} chooses it"] = None
+            if (
+                model.trained_by
+                and not (model.chosen or model.part)
+                and any(other.chosen for other in each.models)
+            ):
+                found[
+                    f"{model.name} was trained, too ({', '.join(model.trained_by)}); --model"
+                    f" {model.name} chooses it"
+                ] = None
         if each.evaluations:
             found["calls without gradients, between steps of training, are not recorded"] = None
         found.update(dict.fromkeys(each.notes))

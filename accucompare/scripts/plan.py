@@ -1,4 +1,6 @@
-"""What the command tells the processes of a script, and what each of them leaves behind for it: its handshake. Needs no torch."""
+"""What the command tells the processes of a script, and what each of them leaves behind for it: its
+handshake. Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         action: what is done with the model.
         folder: where processes leave their handshakes.
-        out: the bundle, or the directory of the watch's log; absolute, for a script may change its directory.
+        out: the bundle, or the directory of the watch's log; absolute, for a script may change its
+            directory.
         options: of ``accucompare.capture`` or ``accucompare.watch``, under their names.
-        steps: numbers of the steps to record, or how many to watch; counted from the step where ``arm`` appears, if that is given.
-        model: which model, as ``SeenModel.name``, or a class; ``None`` for the first that is trained, or else called.
-        seed: for the generators of Python, NumPy and torch when torch is imported; ``None`` leaves them alone.
+        steps: numbers of the steps to record, or how many to watch; counted from the step where
+            ``arm`` appears, if that is given.
+        model: which model, as ``SeenModel.name``, or a class; ``None`` for the first that is
+            trained, or else called.
+        seed: for the generators of Python, NumPy and torch when torch is imported; ``None`` leaves
+            them alone.
         deterministic: use deterministic algorithms from then on.
         arm: nothing is done before this file exists.
         version: of the package that made the plan.
@@ -76,7 +82,10 @@ def read_plan(path: str | Path) -> Plan:
     content = Path(path).read_bytes()
     version = msgspec.json.decode(content, type=_Version).version
     if version != __version__:
-        raise UsageError(f"the command is accucompare {version}, and the script's Python has {__version__}: install the same in both")
+        raise UsageError(
+            f"the command is accucompare {version}, and the script's Python has {__version__}:"
+            " install the same in both"
+        )
     return msgspec.json.decode(content, type=Plan)
 
 
@@ -88,8 +97,8 @@ class SeenModel(msgspec.Struct, kw_only=True):
     """A module that a process called, and no other module did.
 
     Attributes:
-        name: its class; the second one of a class is ``Class:2``. Of a trained model that is never called itself, but whose parts are,
-            the class of the whole.
+        name: its class; the second one of a class is ``Class:2``. Of a trained model that is never
+            called itself, but whose parts are, the class of the whole.
         parameters: how many numbers.
         trained_by: the classes of the optimizers that updated it.
         calls: how many were counted: as long as outermost calls are looked at.
@@ -117,14 +126,18 @@ class Seen(msgspec.Struct, kw_only=True):
         models: in the order of their first calls.
         steps: how many steps the chosen model made, as far as they were counted.
         recorded: the numbers of the steps that were captured, or watched.
-        evaluations: calls of the chosen model without gradients between steps of training; they are not recorded.
+        evaluations: calls of the chosen model without gradients between steps of training; they are
+            not recorded.
         notes: what a reader should know, one sentence each.
         error: what went wrong with us; ``None`` if nothing did.
-        ended: whether the process came to its end as Python knows it; not if it was killed, or called ``os._exit``.
+        ended: whether the process came to its end as Python knows it; not if it was killed, or
+            called ``os._exit``.
     """
 
     pid: int
-    argv: list[str] = msgspec.field(default_factory=lambda: [without_credentials(each) for each in sys.argv])
+    argv: list[str] = msgspec.field(
+        default_factory=lambda: [without_credentials(each) for each in sys.argv]
+    )
     python: str = msgspec.field(default_factory=lambda: sys.executable)
     rank: int | None = None
     torch: str = ""
@@ -149,8 +162,14 @@ class Seen(msgspec.Struct, kw_only=True):
         if recorded:
             self.recorded.append(self.steps)
         self.steps += 1
-        with suppress(OSError):  # opened each time, which costs 3 us: a script may close a descriptor that it does not know
-            descriptor = os.open(self._counted(folder), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        with suppress(
+            OSError
+            # opened each time, which costs 3 us: a script may close a descriptor that it does not
+            # know
+        ):
+            descriptor = os.open(
+                self._counted(folder), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600
+            )
             try:
                 os.write(descriptor, _RECORDED if recorded else _PASSED)
             finally:
@@ -166,13 +185,18 @@ class Seen(msgspec.Struct, kw_only=True):
 
 
 def read_seen(folder: str | Path) -> list[Seen]:
-    """The handshakes of all processes, in the order of their beginning; of one that was killed, with the steps that it had counted."""
+    """The handshakes of all processes, in the order of their beginning; of one that was killed,
+    with the steps that it had counted.
+    """
     found = []
     for path in Path(folder).glob("*.json"):
         seen = msgspec.json.decode(path.read_bytes(), type=Seen)
         if not seen.ended and (counted := path.with_suffix(".steps")).exists():
             steps = counted.read_bytes()
-            seen.steps, seen.recorded = len(steps), [number for number, each in enumerate(steps) if each == _RECORDED[0]]
+            seen.steps, seen.recorded = (
+                len(steps),
+                [number for number, each in enumerate(steps) if each == _RECORDED[0]],
+            )
         found.append(seen)
     return sorted(found, key=lambda seen: seen.began)
 
@@ -192,7 +216,8 @@ class Claim(msgspec.Struct, kw_only=True):
 
 
 def claim(folder: str | Path, rank: int, own: Claim) -> tuple[bool, str]:
-    """Write as a rank from now on: the first process that asks may, or the one that started it, once that one has ended.
+    """Write as a rank from now on: the first process that asks may, or the one that started it,
+    once that one has ended.
 
     Returns:
         Whether it may, and what a reader should know of that.
@@ -204,15 +229,43 @@ def claim(folder: str | Path, rank: int, own: Claim) -> tuple[bool, str]:
         return True, ""
     except FileExistsError:
         content = path.read_bytes()
-    first = msgspec.json.decode(content, type=Claim) if content else None  # it is empty while another process writes it
-    if first is None or own.pid not in first.within or (first.trains and not own.trains) or len([*Path(folder).glob("rank*.claim")]) > 1:
-        return False, f"another process was rank {rank} before this one, and is the one that was looked at"
+    first = (
+        msgspec.json.decode(content, type=Claim) if content else None
+    )  # it is empty while another process writes it
+    if (
+        first is None
+        or own.pid not in first.within
+        or (first.trains and not own.trains)
+        or len([*Path(folder).glob("rank*.claim")]) > 1
+    ):
+        return (
+            False,
+            f"another process was rank {rank} before this one, and is the one that was looked at",
+        )
     if not any(seen.pid == first.pid and seen.ended for seen in read_seen(folder)):
-        return False, f"process {first.pid}, which this one had started, still ran, and is the one that was looked at"
+        return (
+            False,
+            (
+                f"process {first.pid}, which this one had started, still ran, and is the one that"
+                " was looked at"
+            ),
+        )
     path.write_bytes(msgspec.json.encode(own))
-    return True, f"process {first.pid}, which process {own.pid} had started, ran a model before; the one of {own.pid} took its place"
+    return (
+        True,
+        (
+            f"process {first.pid}, which process {own.pid} had started, ran a model before; the one"
+            f" of {own.pid} took its place"
+        ),
+    )
 
 
 def started_by() -> list[int]:
-    """The processes of the script that started this one, as ``boot/sitecustomize.py`` notes them when each begins."""
-    return [int(each) for each in os.environ.get(_WITHIN, "").split(":") if each and int(each) != os.getpid()]
+    """The processes of the script that started this one, as ``boot/sitecustomize.py`` notes them
+    when each begins.
+    """
+    return [
+        int(each)
+        for each in os.environ.get(_WITHIN, "").split(":")
+        if each and int(each) != os.getpid()
+    ]

@@ -1,4 +1,6 @@
-"""Inside a process of a script: finds the model, counts its steps, and begins and ends its capture or watch."""
+"""Inside a process of a script: finds the model, counts its steps, and begins and ends its capture
+or watch.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,34 @@ from typing import Any, NoReturn
 import msgspec
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from accucompare.errors import NonFiniteError, UsageError, WatchEndedError
 from accucompare.live.operators import entrances
 from accucompare.places import is_url
 from accucompare.scripts.arming import Arming
 from accucompare.scripts.calls import OutermostCalls
-from accucompare.scripts.models import Models, Optimizers, Scalers, contains, is_one_being_made, whole_of
-from accucompare.scripts.plan import Action, Claim, Plan, Seen, SeenModel, claim, read_plan, started_by
+from accucompare.scripts.models import (
+    Models,
+    Optimizers,
+    Scalers,
+    contains,
+    is_one_being_made,
+    whole_of,
+)
+from accucompare.scripts.plan import (
+    Action,
+    Claim,
+    Plan,
+    Seen,
+    SeenModel,
+    claim,
+    read_plan,
+    started_by,
+)
 from accucompare.selection import Steps
 
 #: So many seconds ``os._exit`` waits for us at most.
@@ -41,7 +62,9 @@ def begin(path: str) -> None:
         return
     plan = read_plan(path)
     rank = os.environ.get("RANK", "")
-    seen = Seen(pid=os.getpid(), torch=str(torch.__version__), rank=int(rank) if rank.isdigit() else None)
+    seen = Seen(
+        pid=os.getpid(), torch=str(torch.__version__), rank=int(rank) if rank.isdigit() else None
+    )
     seen.write(plan.folder)
     _prepare_numbers(plan)
     Script(plan, seen).install()
@@ -79,13 +102,16 @@ class _Chosen:
 class Script:
     """What is done in one process.
 
-    Nothing of ours that fails reaches the script: ours is taken off, and the handshake says what it was.
-    """
+    Nothing of ours that fails reaches the script: ours is taken off, and the handshake says what it
+    was."""
 
     def __init__(self, plan: Plan, seen: Seen) -> None:
         self._plan = plan
         self._seen = seen
-        self._calls = OutermostCalls(functools.partial(self._guarded, self._before), functools.partial(self._guarded, self._after))
+        self._calls = OutermostCalls(
+            functools.partial(self._guarded, self._before),
+            functools.partial(self._guarded, self._after),
+        )
         self._models = Models()
         self._optimizers = Optimizers()
         self._scalers = Scalers()
@@ -94,16 +120,27 @@ class Script:
         self._observation: Any = None
         self._awake = False
         self._over = False  # nothing is observed any more
-        self._gone = False  # in a process that was forked from ours, unless that is looked at itself
-        self._is_copy = False  # whether this process was forked from one in which nothing had been seen
+        self._gone = (
+            False  # in a process that was forked from ours, unless that is looked at itself
+        )
+        self._is_copy = (
+            False  # whether this process was forked from one in which nothing had been seen
+        )
         self._ended = False
         self._aside: contextlib.ExitStack | None = None  # while a call runs that is not observed
         self._failed: Exception | None = None  # what went wrong with ours
-        self._refused: dict[int, UsageError] = {}  # by the id of a model's entry: why it could not be observed, while it is not trained
+        self._refused: dict[
+            int, UsageError
+            # by the id of a model's entry: why it could not be observed, while it is not trained
+        ] = {}
         self._claimed: int | None = None  # as which rank this process writes
         self._updates = 0  # of any optimizer
-        self._updated = False  # whether the step ends when the model is called again: one of several optimizers has stepped, or none may
-        self._stepping: tuple[Any, ...] | None = None  # what the hooks of an optimizer's step that is running were given
+        # whether the step ends when the model is called again: one of several optimizers has
+        # stepped, or none may
+        self._updated = False
+        self._stepping: tuple[Any, ...] | None = (
+            None  # what the hooks of an optimizer's step that is running were given
+        )
         self._handle: Any = None
         self._scaling: list[tuple[Any, str, entrances.Before]] = []
         seen.models = self._models.seen
@@ -151,9 +188,18 @@ class Script:
             self._aside = None
         elif raised is not None and not isinstance(raised, Exception):
             return  # as of sys.exit: the step is not over, the script is
-        elif self._chosen is not None and not self._chosen.optimizers and contains(self._chosen.model, module) and not self._over:
-            if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()):
-                self._updated = True  # a backward may follow, of parameters that the script updates by itself
+        elif (
+            self._chosen is not None
+            and not self._chosen.optimizers
+            and contains(self._chosen.model, module)
+            and not self._over
+        ):
+            if torch.is_grad_enabled() and any(
+                parameter.requires_grad for parameter in module.parameters()
+            ):
+                self._updated = (
+                    True  # a backward may follow, of parameters that the script updates by itself
+                )
                 return
             self._end_step()
             self._arrange()
@@ -173,7 +219,9 @@ class Script:
         return None if self._chosen is None else self._scalers.of(self._chosen.optimizers)
 
     def _is_ours(self, optimizer: Any) -> bool:
-        return self._chosen is not None and any(each is optimizer for each in self._chosen.optimizers)
+        return self._chosen is not None and any(
+            each is optimizer for each in self._chosen.optimizers
+        )
 
     def _stepped(self, optimizer: Any, *arguments: Any) -> None:
         """An optimizer has stepped, or its step was left out by a scaler."""
@@ -185,7 +233,9 @@ class Script:
         if chosen is None or self._over or not self._is_ours(optimizer):
             return
         if len(chosen.optimizers) > 1 or self._scaler is not None:
-            self._updated = True  # the others may be still to step, or the scale to be updated: the step ends then, or with the next call
+            # the others may be still to step, or the scale to be updated: the step ends then, or
+            # with the next call
+            self._updated = True
         else:
             self._end_step()
         self._look_at_calls()
@@ -195,27 +245,44 @@ class Script:
         self._guarded(self._optimizers.note, args[0])
         if self._chosen is not None and not self._chosen.optimizers and not self._gone:
             self._over = self._failed is not None
-            self._calls.install()  # what was taken for a model that only runs may be about to be trained
+            # what was taken for a model that only runs may be about to be trained
+            self._calls.install()
 
-    def _scaled(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
+    def _scaled(
+        self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[Any], None] | None:
         """A scaler is about to let an optimizer step, or to leave that out."""
         updates, optimizer = self._updates, args[1] if len(args) > 1 else kwargs.get("optimizer")
         if optimizer is not None:
             self._guarded(self._scalers.steps, args[0], optimizer)
             self._guarded(self._find_scaler, optimizer)
-        return lambda result: self._guarded(self._stepped, optimizer) if self._updates == updates else None
+        return lambda result: (
+            self._guarded(self._stepped, optimizer) if self._updates == updates else None
+        )
 
-    def _made_scaler(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
+    def _made_scaler(
+        self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[Any], None]:
         """A scaler is made."""
         return lambda result: self._guarded(self._scalers.note, args[0])
 
-    def _scale_updates(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
-        """A scaler finds its next scale, from what the gradients of this step were: that is the step's last part."""
+    def _scale_updates(
+        self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[Any], None]:
+        """A scaler finds its next scale, from what the gradients of this step were: that is the
+        step's last part.
+        """
         return lambda result: self._guarded(self._scale_updated, args[0])
 
     def _scale_updated(self, scaler: Any) -> None:
         chosen = self._chosen
-        if self._updated and not self._over and chosen is not None and len(chosen.optimizers) == 1 and scaler is self._scaler:
+        if (
+            self._updated
+            and not self._over
+            and chosen is not None
+            and len(chosen.optimizers) == 1
+            and scaler is self._scaler
+        ):
             self._end_step()
             self._look_at_calls()
 
@@ -224,23 +291,35 @@ class Script:
     def _is_trained_now(self, module: nn.Module) -> bool:
         """Whether there is an optimizer now for what was taken for a model that only runs."""
         chosen = self._chosen
-        return chosen is not None and not chosen.optimizers and bool(self._optimizers.alive() and self._optimizers.of(module))
+        return (
+            chosen is not None
+            and not chosen.optimizers
+            and bool(self._optimizers.alive() and self._optimizers.of(module))
+        )
 
     def _choose(self, module: nn.Module, seen: SeenModel) -> None:
         """Take a model that is called for the one to observe, if it is."""
         optimizers = self._optimizers.of(module)
         if optimizers and not torch.is_grad_enabled():
             return  # an evaluation before the training
-        if not optimizers and (not seen.parameters or (self._plan.model is None and self._optimizers.alive()) or is_one_being_made()):
+        if not optimizers and (
+            not seen.parameters
+            or (self._plan.model is None and self._optimizers.alive())
+            or is_one_being_made()
+        ):
             return
         model = whole_of(module, optimizers) if optimizers else module
         whole = self._models.note(model)
-        if self._plan.model not in (None, seen.name, whole.name) or (not optimizers and id(whole) in self._refused):
+        if self._plan.model not in (None, seen.name, whole.name) or (
+            not optimizers and id(whole) in self._refused
+        ):
             return
         if self._chosen is not None:
             self._start_again()
         steps = self._arming.steps(self._seen.steps)
-        self._chosen = _Chosen(model, whole, self._optimizers.of(model) if optimizers else [], steps)
+        self._chosen = _Chosen(
+            model, whole, self._optimizers.of(model) if optimizers else [], steps
+        )
         whole.chosen = True
         self._seen.write(self._plan.folder)
 
@@ -254,8 +333,14 @@ class Script:
         self._clear()
 
     def _clear(self) -> None:
-        """Remove what was recorded as this rank, of another model or by a process that this one had started."""
-        if self._claimed is not None and self._plan.action is Action.CAPTURE and not is_url(self._plan.out):
+        """Remove what was recorded as this rank, of another model or by a process that this one had
+        started.
+        """
+        if (
+            self._claimed is not None
+            and self._plan.action is Action.CAPTURE
+            and not is_url(self._plan.out)
+        ):
             shutil.rmtree(Path(self._plan.out) / f"rank{self._claimed}", ignore_errors=True)
 
     def _end_step(self) -> None:
@@ -270,12 +355,20 @@ class Script:
         chosen = self._chosen
         if chosen is not None and not self._arming.armed:
             chosen.steps = self._arming.steps(step)
-        return self._arming.armed and chosen is not None and (chosen.steps is None or chosen.steps.has(step))
+        return (
+            self._arming.armed
+            and chosen is not None
+            and (chosen.steps is None or chosen.steps.has(step))
+        )
 
     @property
     def _is_last(self) -> bool:
         """Whether no step is wanted any more."""
-        return self._chosen is not None and self._chosen.steps is not None and self._seen.steps >= self._chosen.steps.count
+        return (
+            self._chosen is not None
+            and self._chosen.steps is not None
+            and self._seen.steps >= self._chosen.steps.count
+        )
 
     def _arrange(self) -> None:
         """Between two steps, outside of all hooks: observe the one that begins, or not."""
@@ -293,7 +386,9 @@ class Script:
                 self._observation.wake()
                 self._awake = True
             self._listen_to_updates()
-            if self._stepping is not None:  # the model is called by a closure; those who have come too late are told
+            if (
+                self._stepping is not None
+            ):  # the model is called by a closure; those who have come too late are told
                 for number, hook in _hooks_before_updates().items():
                     if number not in known:
                         hook(*self._stepping)
@@ -303,13 +398,21 @@ class Script:
         self._look_at_calls()
 
     def _look_at_calls(self) -> None:
-        """Look at outermost calls only as long as there is something to be done at them: they cost time."""
+        """Look at outermost calls only as long as there is something to be done at them: they cost
+        time.
+        """
         chosen = self._chosen
         if self._over or chosen is None:
             needed = not self._over
         else:
             trains_with_one = len(chosen.optimizers) == 1
-            needed = self._awake or self._updated or not trains_with_one or self._is_last or self._is_wanted(self._seen.steps)
+            needed = (
+                self._awake
+                or self._updated
+                or not trains_with_one
+                or self._is_last
+                or self._is_wanted(self._seen.steps)
+            )
         if self._plan.action is Action.LIST or needed:
             self._calls.install()
         else:
@@ -332,11 +435,16 @@ class Script:
             self._clear()
         scaler = self._scalers.likely(chosen.optimizers)
         try:
-            self._observation = observe(self._plan, chosen.model, chosen.optimizers, scaler, chosen.steps, self._seen.steps)
+            self._observation = observe(
+                self._plan, chosen.model, chosen.optimizers, scaler, chosen.steps, self._seen.steps
+            )
         except UsageError as error:
             if chosen.optimizers:
                 raise
-            self._refused[id(chosen.seen)] = error  # golden may be of a model to come, of which this is a part, or which is trained
+            self._refused[id(chosen.seen)] = (
+                # golden may be of a model to come, of which this is a part, or which is trained
+                error
+            )
             chosen.seen.chosen, self._chosen = False, None
             return
         self._awake = True
@@ -369,7 +477,9 @@ class Script:
             self._handle.remove()
         for place in self._scaling:
             entrances.observe_function_no_more(*place)
-        self._handle = register_optimizer_step_post_hook(functools.partial(self._guarded, self._stepped))
+        self._handle = register_optimizer_step_post_hook(
+            functools.partial(self._guarded, self._stepped)
+        )
         told = (("step", self._scaled), ("update", self._scale_updates))
         self._scaling = [(kind, name, act) for kind in entrances.scalers() for name, act in told]
         for place in self._scaling:
@@ -378,7 +488,9 @@ class Script:
     # the end
 
     def _end_before_os_exit(self) -> None:
-        """Let ``os._exit``, which skips all that Python does at its end, write what there is before; for a limited time."""
+        """Let ``os._exit``, which skips all that Python does at its end, write what there is
+        before; for a limited time.
+        """
         leave = os._exit
 
         def end() -> None:
@@ -397,7 +509,9 @@ class Script:
 
     def end(self) -> None:
         """Python ends: write what there is."""
-        if self._gone or self._ended or (self._is_copy and not self._seen.models):  # as a worker that loads data
+        if (
+            self._gone or self._ended or (self._is_copy and not self._seen.models)
+        ):  # as a worker that loads data
             return
         self._ended = True
         if self._updated:
@@ -413,7 +527,9 @@ class Script:
             self._seen.write(self._plan.folder)
 
     def _go_on_in_copy(self) -> None:
-        """This process was forked from ours. If no model had been called until then, it may be one that trains, and is looked at itself."""
+        """This process was forked from ours. If no model had been called until then, it may be one
+        that trains, and is looked at itself.
+        """
         if self._models.seen or self._gone:
             self._leave()
             return
@@ -422,14 +538,18 @@ class Script:
         self._seen.models = self._models.seen
 
     def _leave(self) -> None:
-        """This process is another's: a copy of it, or a worker that loads data. It looks at nothing and writes nothing."""
+        """This process is another's: a copy of it, or a worker that loads data. It looks at nothing
+        and writes nothing.
+        """
         self._gone = True
         self._calls.remove()
         if self._observation is not None:
             self._observation.aside().__enter__()
 
     def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
-        """Do something of ours; if it fails, ours is taken off at the next call of a module, for this may be a hook of an optimizer's."""
+        """Do something of ours; if it fails, ours is taken off at the next call of a module, for
+        this may be a hook of an optimizer's.
+        """
         if self._gone:
             return
         try:

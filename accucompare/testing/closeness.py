@@ -1,4 +1,6 @@
-"""``accucompare.assert_layers_close``: two models, bundles or captures agree layer by layer, or the error says where they do not."""
+"""``accucompare.assert_layers_close``: two models, bundles or captures agree layer by layer, or the
+error says where they do not.
+"""
 
 from __future__ import annotations
 
@@ -46,45 +48,66 @@ def assert_layers_close(
 ) -> None:
     """Assert that every layer of the candidate is close to golden's.
 
-    Each side is a model, a ``Case``, a bundle (its directory, or opened), or the session of a capture that has ended. A model or a case
-    is run here: golden first, then the baseline, then the candidate, each where it is and in the mode and the type that it has.
+    Each side is a model, a ``Case``, a bundle (its directory, or opened), or the session of a
+    capture that has ended. A model or a case is run here: golden first, then the baseline, then the
+    candidate, each where it is and in the mode and the type that it has.
 
     Args:
         candidate: what is tested.
         golden: what is trusted.
-        inputs: of the models, as a ``Case`` takes them: a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list
-            of those, one a step. They are copied to each model's device, and not cast: a model of another type takes a ``Case`` with
-            inputs of its own. A ``Case`` without inputs takes these.
-        baseline: what is trusted in the candidate's precision: errors are judged by how many times as large they are as its own.
-        atol, rtol, rel_l2, cosine, tolerances: limits, as for ``accucompare.diff``. Without any, the baseline judges, or a table by dtype.
+        inputs: of the models, as a ``Case`` takes them: a tensor, a tuple of positional arguments,
+            a dict of keyword arguments, or a list of those, one a step. They are copied to each
+            model's device, and not cast: a model of another type takes a ``Case`` with inputs of
+            its own. A ``Case`` without inputs takes these.
+        baseline: what is trusted in the candidate's precision: errors are judged by how many times
+            as large they are as its own.
+        atol, rtol, rel_l2, cosine, tolerances: limits, as for ``accucompare.diff``. Without any,
+            the baseline judges, or a table by dtype.
         map, only, skip: as for ``accucompare.diff``.
-        equal_nan: whether NaN in the same places on both sides is equal; as for ``torch.testing.assert_close``, it fails otherwise.
-        report: where to write a report if the assertion fails: an Excel report, or a page if the name ends in .html.
+        equal_nan: whether NaN in the same places on both sides is equal; as for
+            ``torch.testing.assert_close``, it fails otherwise.
+        report: where to write a report if the assertion fails: an Excel report, or a page if the
+            name ends in .html.
 
     Raises:
-        AssertionError: if a layer is not close, if nothing could be compared, or if closeness could not be shown (of a capture that did not
-            run to its end, for example). The message has all culprits, counts, and the smallest limits that would pass.
+        AssertionError: if a layer is not close, if nothing could be compared, or if closeness could
+            not be shown (of a capture that did not run to its end, for example). The message has
+            all culprits, counts, and the smallest limits that would pass.
         UsageError: if an option makes no sense, a model has no inputs, or a side is something else.
-        BundleError, CaptureError: as those who read and capture do. A report that cannot be written is said in the AssertionError.
+        BundleError, CaptureError: as those who read and capture do. A report that cannot be written
+            is said in the AssertionError.
 
     Example:
         >>> assert_layers_close(ported, original, inputs=batch, rel_l2=1e-4)
     """
     __tracebackhide__ = True
     if report is not None and Path(report).suffix.lower() not in (".xlsx", ".html"):
-        raise UsageError(f"report={os.fspath(report)!r}: must end in .xlsx (an Excel report) or .html (a page)")
+        raise UsageError(
+            f"report={os.fspath(report)!r}: must end in .xlsx (an Excel report) or .html (a page)"
+        )
     with tempfile.TemporaryDirectory(prefix="accucompare.") as folder:
         made = Path(folder)
         trusted = bundle_of(golden, made / "golden", inputs, "golden")
         options = options_of(trusted)
-        judged_by = None if baseline is None else bundle_of(baseline, made / "baseline", inputs, "baseline", options)
+        judged_by = (
+            None
+            if baseline is None
+            else bundle_of(baseline, made / "baseline", inputs, "baseline", options)
+        )
         tested = bundle_of(candidate, made / "candidate", inputs, "candidate", options)
         limits = Tolerance(atol, rtol, rel_l2, cosine, tolerances)
-        comparison = diff(trusted, tested, baseline=judged_by, limits=limits, map=map, only=only, skip=skip)
+        comparison = diff(
+            trusted, tested, baseline=judged_by, limits=limits, map=map, only=only, skip=skip
+        )
         require_close(comparison, report, made, equal_nan)
 
 
-def require_close(comparison: Comparison, report: str | Path | None = None, made: Place | None = None, equal_nan: bool = False) -> None:
+def require_close(
+    comparison: Comparison,
+    report: str | Path | None = None,
+    made: Place | None = None,
+    equal_nan: bool = False,
+) -> None:
     """Raise the AssertionError of a comparison that does not pass, after its report is written.
 
     Args:
@@ -96,10 +119,17 @@ def require_close(comparison: Comparison, report: str | Path | None = None, made
     if comparison.passed and not nan:
         return
     places = {"Golden": comparison.golden.path, "Candidate": comparison.candidate.path}
-    places = {name: path for name, path in places.items() if made is None or made not in path.parents}
-    lines = [nan or failure(comparison), *(f"{name}: {printable(str(path))}" for name, path in places.items())]
+    places = {
+        name: path for name, path in places.items() if made is None or made not in path.parents
+    }
+    lines = [
+        nan or failure(comparison),
+        *(f"{name}: {printable(str(path))}" for name, path in places.items()),
+    ]
     if report is not None:
-        write = comparison.to_html if Path(report).suffix.lower() == ".html" else comparison.to_excel
+        write = (
+            comparison.to_html if Path(report).suffix.lower() == ".html" else comparison.to_excel
+        )
         try:
             lines.append(f"Report: {printable(str(write(report)))}")
         except ReportError as error:  # the assertion is not lost for it
@@ -107,7 +137,9 @@ def require_close(comparison: Comparison, report: str | Path | None = None, made
     raise AssertionError("\n".join(lines))
 
 
-def bundle_of(side: Side, out: Path, inputs: Any, name: str, options: CaptureOptions = DEFAULTS) -> Place:
+def bundle_of(
+    side: Side, out: Path, inputs: Any, name: str, options: CaptureOptions = DEFAULTS
+) -> Place:
     """The directory of a side's bundle; a model or a case is captured into ``out``.
 
     Args:
@@ -122,12 +154,16 @@ def bundle_of(side: Side, out: Path, inputs: Any, name: str, options: CaptureOpt
         return place_of(os.fspath(side))
     if isinstance(side, Bundle):
         return side.path
-    from accucompare.recorder.session import Session  # not before: bundles are compared without torch
+    from accucompare.recorder.session import (
+        Session,
+    )  # not before: bundles are compared without torch
 
     return side.path if isinstance(side, Session) else captured(side, out, inputs, name, options)
 
 
-def captured(side: nn.Module | Case, out: Path, inputs: Any, name: str, options: CaptureOptions) -> Place:
+def captured(
+    side: nn.Module | Case, out: Path, inputs: Any, name: str, options: CaptureOptions
+) -> Place:
     """Capture a model or a case; arguments and errors as of ``bundle_of``."""
     from torch import nn
 
@@ -135,10 +171,18 @@ def captured(side: nn.Module | Case, out: Path, inputs: Any, name: str, options:
 
     case = Case(side) if isinstance(side, nn.Module) else side
     if not isinstance(case, Case):
-        raise UsageError(f"{name} must be a model, a Case, a bundle or the session of a capture, but is a {type(side).__name__}")
+        raise UsageError(
+            f"{name} must be a model, a Case, a bundle or the session of a capture, but is a"
+            f" {type(side).__name__}"
+        )
     if case.inputs is None and inputs is None:
-        raise UsageError(f"{name} is a model and needs inputs: give inputs=…, or Case(model, inputs) in the model's place")
-    return capture_model(case if case.inputs is not None else replace(case, inputs=inputs), out, options)
+        raise UsageError(
+            f"{name} is a model and needs inputs: give inputs=…, or Case(model, inputs) in the"
+            " model's place"
+        )
+    return capture_model(
+        case if case.inputs is not None else replace(case, inputs=inputs), out, options
+    )
 
 
 def options_of(bundle: Place) -> CaptureOptions:

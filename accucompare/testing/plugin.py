@@ -1,7 +1,8 @@
-"""The pytest plugin: the fixture ``layers_regression``, and the option that writes what it compares with.
+"""The pytest plugin: the fixture ``layers_regression``, and the option that writes what it compares
+with.
 
-Every run of pytest in an environment with accucompare imports this file: it imports nothing that such a run does not have already.
-"""
+Every run of pytest in an environment with accucompare imports this file: it imports nothing that
+such a run does not have already."""
 
 from __future__ import annotations
 
@@ -13,23 +14,35 @@ import pytest
 if TYPE_CHECKING:
     from accucompare.testing.regression import LayersRegression
 
-#: Under which name a test's report says which bundle it wrote; such properties also come from the workers of xdist.
+# : Under which name a test's report says which bundle it wrote; such properties also come from the
+# workers of xdist.
 WRITTEN = "accucompare_written"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of ``layers_regression``."""
     group = parser.getgroup("accucompare", "layer-wise accuracy of PyTorch models (accucompare)")
-    group.addoption("--accucompare-update", action="store_true", help="write the bundles that layers_regression compares with")
     group.addoption(
-        "--accucompare-reports", metavar="DIR", help="where failing tests write their Excel reports (default: each test's tmp_path)"
+        "--accucompare-update",
+        action="store_true",
+        help="write the bundles that layers_regression compares with",
     )
-    parser.addini("accucompare_reports", "where failing tests write their Excel reports, from the root directory")
+    group.addoption(
+        "--accucompare-reports",
+        metavar="DIR",
+        help="where failing tests write their Excel reports (default: each test's tmp_path)",
+    )
+    parser.addini(
+        "accucompare_reports",
+        "where failing tests write their Excel reports, from the root directory",
+    )
 
 
 @pytest.fixture
 def layers_regression(request: pytest.FixtureRequest, tmp_path: Path) -> LayersRegression:
-    """Compares each layer of a model with a bundle that is kept beside the test: ``layers_regression.check(model, inputs)``."""
+    """Compares each layer of a model with a bundle that is kept beside the test:
+    ``layers_regression.check(model, inputs)``.
+    """
     from accucompare.testing.regression import LayersRegression
 
     config = request.config
@@ -39,7 +52,9 @@ def layers_regression(request: pytest.FixtureRequest, tmp_path: Path) -> LayersR
         folder = Path(config.rootpath, chosen)
     file, _, test = request.node.nodeid.partition("::")
     if folder is not None:  # two files of one name are in directories of their own
-        folder = folder.joinpath(*(part for part in Path(file).with_suffix("").parts if part not in ("..", "/")))
+        folder = folder.joinpath(
+            *(part for part in Path(file).with_suffix("").parts if part not in ("..", "/"))
+        )
     return LayersRegression(
         file=request.path,
         test=test,
@@ -53,6 +68,8 @@ def layers_regression(request: pytest.FixtureRequest, tmp_path: Path) -> LayersR
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Say which bundles were written."""
     for report in (each for reports in terminalreporter.stats.values() for each in reports):
-        for name, path in getattr(report, "user_properties", ()) if getattr(report, "when", "") == "call" else ():
+        for name, path in (
+            getattr(report, "user_properties", ()) if getattr(report, "when", "") == "call" else ()
+        ):
             if name == WRITTEN:
                 terminalreporter.write_line(f"accucompare: wrote {path}")

@@ -1,4 +1,6 @@
-"""What the fixture ``layers_regression`` does: compare a model with a bundle that is kept beside its test."""
+"""What the fixture ``layers_regression`` does: compare a model with a bundle that is kept beside
+its test.
+"""
 
 from __future__ import annotations
 
@@ -61,24 +63,30 @@ class LayersRegression:
         With ``--accucompare-update`` the bundle is written instead, in place of an earlier one.
 
         Args:
-            model: a model, or a ``Case``. It runs where it is, in the mode and the type that it has.
+            model: a model, or a ``Case``. It runs where it is, in the mode and the type that it
+                has.
             inputs: of the model, as a ``Case`` takes them.
             name: of a second check in the same test.
-            mode: of a bundle that is written: ``"sketch"`` keeps digests, statistics and at most 2 KiB of each tensor, kilobytes for
-                git, by which errors are known to some percent. ``"stats"`` keeps less, and a comparison sees neither values in another
-                order nor most small differences. ``"tensors"`` keeps all values.
+            mode: of a bundle that is written: ``"sketch"`` keeps digests, statistics and at most 2
+                KiB of each tensor, kilobytes for git, by which errors are known to some percent.
+                ``"stats"`` keeps less, and a comparison sees neither values in another order nor
+                most small differences. ``"tensors"`` keeps all values.
             equal_nan: whether NaN in the same places is equal; else it fails.
-            limits: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``tolerances``, ``baseline``, ``map``, ``only``, ``skip``, as for
-                ``accucompare.diff``.
+            limits: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``tolerances``, ``baseline``,
+                ``map``, ``only``, ``skip``, as for ``accucompare.diff``.
 
         Raises:
-            AssertionError: if a layer is not close; the message names the report that was written. Also if there is no bundle yet.
+            AssertionError: if a layer is not close; the message names the report that was written.
+                Also if there is no bundle yet.
             UsageError: if an option makes no sense, or two checks of a test have one name.
         """
         __tracebackhide__ = True
         own = bundle_name(self.test, name)
         if own in self._used:
-            raise UsageError(f"layers_regression: {self.test} checks twice; give the second check a name: check(…, name='second')")
+            raise UsageError(
+                f"layers_regression: {self.test} checks twice; give the second check a name:"
+                " check(…, name='second')"
+            )
         self._used.add(own)
         kept = self.file.with_suffix("") / own
         if self.update:
@@ -87,19 +95,36 @@ class LayersRegression:
             return
         if not (kept / "manifest.json").is_file():
             raise AssertionError(
-                f"There is nothing to compare with yet: {kept} is missing. Write it with: pytest --accucompare-update, "
-                "look at what is written, and commit it"
+                f"There is nothing to compare with yet: {kept} is missing. Write it with: pytest"
+                " --accucompare-update, look at what is written, and commit it"
             )
-        tested = captured(model, self.scratch / "accucompare" / own, inputs, "model", options_of(kept))
-        own_limits = Tolerance(**{each: limits.pop(each) for each in ("rel_l2", "cosine", "tolerances") if each in limits})
+        tested = captured(
+            model, self.scratch / "accucompare" / own, inputs, "model", options_of(kept)
+        )
+        own_limits = Tolerance(
+            **{
+                each: limits.pop(each)
+                for each in ("rel_l2", "cosine", "tolerances")
+                if each in limits
+            }
+        )
         require_close(
-            diff(kept, tested, limits=own_limits, **limits), (self.reports or self.scratch) / f"{own}.xlsx", self.scratch, equal_nan
+            diff(kept, tested, limits=own_limits, **limits),
+            (self.reports or self.scratch) / f"{own}.xlsx",
+            self.scratch,
+            equal_nan,
         )
 
 
 def bundle_name(test: str, name: str = "") -> str:
-    """What the bundle of a test is called: its name where that is safe as a file's; else made safe, and told apart by its digest."""
+    """What the bundle of a test is called: its name where that is safe as a file's; else made safe,
+    and told apart by its digest.
+    """
     whole = f"{test}.{name}" if name else test
     plain = whole.replace("::", ".")
     safe = _UNSAFE.sub("_", plain).strip("._")[:_LONGEST]
-    return safe if safe == plain else f"{safe}-{sha256(whole.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+    return (
+        safe
+        if safe == plain
+        else f"{safe}-{sha256(whole.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+    )

@@ -41,9 +41,21 @@ class WatchOptions:
     like: str | Path | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "allow", (self.allow,) if isinstance(self.allow, str) else self._all("allow", str, "globs of names"))
-        object.__setattr__(self, "kernel_dump", None if self.kernel_dump is None else str(self.kernel_dump))
-        object.__setattr__(self, "trace_steps", frozenset(self._all("trace_steps", int, "numbers of steps")))
+        object.__setattr__(
+            self,
+            "allow",
+            (
+                (self.allow,)
+                if isinstance(self.allow, str)
+                else self._all("allow", str, "globs of names")
+            ),
+        )
+        object.__setattr__(
+            self, "kernel_dump", None if self.kernel_dump is None else str(self.kernel_dump)
+        )
+        object.__setattr__(
+            self, "trace_steps", frozenset(self._all("trace_steps", int, "numbers of steps"))
+        )
         for name, kinds in (("on_finding", OnFinding), ("level", Level)):
             value, names = getattr(self, name), [each.value for each in kinds]
             if value not in names:
@@ -60,21 +72,42 @@ class WatchOptions:
             if value is None and name in ("abort_after_step", "pause_after"):
                 continue
             if not isinstance(value, (int, kind)):
-                raise UsageError(f"{name} must be {'a whole number' if kind is int else 'a number'}, but is {value!r}")
+                raise UsageError(
+                    f"{name} must be {'a whole number' if kind is int else 'a number'}, but is"
+                    f" {value!r}"
+                )
             if not value >= least:  # so that NaN is refused, too
                 raise UsageError(f"{name} must be at least {least}, but is {value}")
         if self.pause_after is not None:
             for name, bad, cure in (
-                ("on_finding", self.on_finding == OnFinding.RAISE, "'snapshot' or 'warn', for 'raise' ends the run at the first finding"),
+                (
+                    "on_finding",
+                    self.on_finding == OnFinding.RAISE,
+                    "'snapshot' or 'warn', for 'raise' ends the run at the first finding",
+                ),
                 ("every", self.every != 1, "1, for in steps that are not watched no loss is seen"),
-                ("checks_every", self.checks_every == 0, "above 0, for without the checklist no loss is seen"),
+                (
+                    "checks_every",
+                    self.checks_every == 0,
+                    "above 0, for without the checklist no loss is seen",
+                ),
             ):
                 if bad:
                     raise UsageError(f"pause_after: needs {name} to be {cure}")
         for name, needed, cure, values in (
-            ("optimizer", "param_groups", "a torch.optim.Optimizer, or a list of them", self.optimizers),
+            (
+                "optimizer",
+                "param_groups",
+                "a torch.optim.Optimizer, or a list of them",
+                self.optimizers,
+            ),
             ("scaler", "get_scale", "a torch.amp.GradScaler", (self.scaler,)),
-            ("scheduler", "step", "a scheduler of learning rates, or a list of them", self.schedulers),
+            (
+                "scheduler",
+                "step",
+                "a scheduler of learning rates, or a list of them",
+                self.schedulers,
+            ),
         ):
             for value in values:
                 if value is not None and not hasattr(value, needed):
@@ -83,7 +116,9 @@ class WatchOptions:
     def _all(self, name: str, kind: type, meant: str) -> tuple[Any, ...]:
         """What an option that holds several values holds."""
         value = getattr(self, name)
-        values = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else None
+        values = (
+            tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else None
+        )
         if values is None or not all(isinstance(each, kind) for each in values):
             raise UsageError(f"{name} must hold {meant}, but is {value!r}")
         return values
@@ -91,17 +126,33 @@ class WatchOptions:
     @property
     def optimizers(self) -> tuple[Any, ...]:
         """One, several or none."""
-        several = isinstance(self.optimizer, Iterable) and not hasattr(self.optimizer, "param_groups")
-        return tuple(self.optimizer) if several else () if self.optimizer is None else (self.optimizer,)
+        several = isinstance(self.optimizer, Iterable) and not hasattr(
+            self.optimizer, "param_groups"
+        )
+        return (
+            tuple(self.optimizer)
+            if several
+            else ()
+            if self.optimizer is None
+            else (self.optimizer,)
+        )
 
     @property
     def schedulers(self) -> tuple[Any, ...]:
         """One, several or none."""
         several = isinstance(self.scheduler, Iterable) and not hasattr(self.scheduler, "step")
-        return tuple(self.scheduler) if several else () if self.scheduler is None else (self.scheduler,)
+        return (
+            tuple(self.scheduler)
+            if several
+            else ()
+            if self.scheduler is None
+            else (self.scheduler,)
+        )
 
     def allows(self, name: str) -> bool:
-        """Whether the output of a module of this name, or of the name that is printed of it, may be infinite or NaN."""
+        """Whether the output of a module of this name, or of the name that is printed of it, may be
+        infinite or NaN.
+        """
         selection = Selection.of(self.allow, ())
         return bool(self.allow) and (selection.allows(name) or selection.allows(display_name(name)))
 

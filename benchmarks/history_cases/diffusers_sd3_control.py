@@ -1,4 +1,6 @@
-"""Stable Diffusion 3's transformer with what a control net adds behind its blocks: two tensors for five blocks."""
+"""Stable Diffusion 3's transformer with what a control net adds behind its blocks: two tensors for
+five blocks.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,8 @@ def case() -> Case:
         "encoder_hidden_states": torch.randn(1, 6, 24, generator=draw),
         "pooled_projections": torch.randn(1, 16, generator=draw),
         "timestep": torch.tensor([500]),
-        "block_controlnet_hidden_states": [torch.randn(1, 16, 32, generator=draw) for _ in range(2)],
+        "block_controlnet_hidden_states": [
+            torch.randn(1, 16, 32, generator=draw) for _ in range(2)
+        ],
     }
     return Case(model, inputs)

@@ -1,4 +1,6 @@
-"""Gemma 2 with eager attention, a sequence longer than its sliding window, and scores that the soft cap bends."""
+"""Gemma 2 with eager attention, a sequence longer than its sliding window, and scores that the soft
+cap bends.
+"""
 
 from __future__ import annotations
 
@@ -23,4 +25,7 @@ def case() -> Case:
         initializer_range=0.2,
         attn_implementation="eager",
     )
-    return Case(Gemma2ForCausalLM(config).eval(), {"input_ids": torch.arange(32)[None] * 7 % 128, "use_cache": False})
+    return Case(
+        Gemma2ForCausalLM(config).eval(),
+        {"input_ids": torch.arange(32)[None] * 7 % 128, "use_cache": False},
+    )

@@ -1,4 +1,6 @@
-"""Gemma 3n, text only: copies of the embeddings are brought to the magnitude of the first, which is not divided by nothing."""
+"""Gemma 3n, text only: copies of the embeddings are brought to the magnitude of the first, which is
+not divided by nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,4 +29,7 @@ def case() -> Case:
         activation_sparsity_pattern=[0.0] * 4,
         initializer_range=0.002,
     )
-    return Case(Gemma3nForCausalLM(config).eval(), {"input_ids": torch.arange(1, 17)[None] * 7 % 128, "use_cache": False})
+    return Case(
+        Gemma3nForCausalLM(config).eval(),
+        {"input_ids": torch.arange(1, 17)[None] * 7 % 128, "use_cache": False},
+    )

@@ -1,4 +1,6 @@
-"""Llama 4, dense: queries and keys are normalised, with the config's eps, and so small that it matters."""
+"""Llama 4, dense: queries and keys are normalised, with the config's eps, and so small that it
+matters.
+"""
 
 from __future__ import annotations
 
@@ -25,4 +27,7 @@ def case() -> Case:
         attention_chunk_size=64,
         pad_token_id=0,
     )
-    return Case(Llama4ForCausalLM(config).eval(), {"input_ids": torch.arange(24)[None] * 7 % 128, "use_cache": False})
+    return Case(
+        Llama4ForCausalLM(config).eval(),
+        {"input_ids": torch.arange(24)[None] * 7 % 128, "use_cache": False},
+    )

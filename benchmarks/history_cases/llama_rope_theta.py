@@ -1,4 +1,6 @@
-"""Llama from a config as transformers v5 writes it: the rotary base is in rope_parameters, which v4 does not read."""
+"""Llama from a config as transformers v5 writes it: the rotary base is in rope_parameters, which v4
+does not read.
+"""
 
 from __future__ import annotations
 
@@ -20,4 +22,7 @@ WRITTEN = {
 
 
 def case() -> Case:
-    return Case(LlamaForCausalLM(LlamaConfig(**WRITTEN)).eval(), {"input_ids": torch.arange(48)[None] * 7 % 128, "use_cache": False})
+    return Case(
+        LlamaForCausalLM(LlamaConfig(**WRITTEN)).eval(),
+        {"input_ids": torch.arange(48)[None] * 7 % 128, "use_cache": False},
+    )

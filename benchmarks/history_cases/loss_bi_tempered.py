@@ -1,4 +1,6 @@
-"""Two steps of training with the bi-tempered logistic loss, where a third of the labels is to be ignored."""
+"""Two steps of training with the bi-tempered logistic loss, where a third of the labels is to be
+ignored.
+"""
 
 from __future__ import annotations
 

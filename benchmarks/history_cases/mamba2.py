@@ -20,4 +20,7 @@ def case() -> Case:
         num_hidden_layers=3,
         chunk_size=16,
     )
-    return Case(Mamba2Model(config).eval(), {"input_ids": torch.arange(24)[None] * 5 % 128, "use_cache": False})
+    return Case(
+        Mamba2Model(config).eval(),
+        {"input_ids": torch.arange(24)[None] * 5 % 128, "use_cache": False},
+    )

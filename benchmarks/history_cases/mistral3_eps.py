@@ -43,5 +43,10 @@ def case() -> Case:
             torch.nn.init.constant_(module.weight, 0.03)
     pixels = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     tokens = torch.tensor([[1, *[IMAGE] * 4, 20, 21, 22]])
-    inputs = {"input_ids": tokens, "pixel_values": pixels, "image_sizes": torch.tensor([[32, 32]]), "use_cache": False}
+    inputs = {
+        "input_ids": tokens,
+        "pixel_values": pixels,
+        "image_sizes": torch.tensor([[32, 32]]),
+        "use_cache": False,
+    }
     return Case(model, inputs)

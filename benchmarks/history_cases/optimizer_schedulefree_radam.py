@@ -1,4 +1,6 @@
-"""Seven steps of training with schedule-free RAdam: in the first four it is SGD, as its second moment is not yet to be trusted."""
+"""Seven steps of training with schedule-free RAdam: in the first four it is SGD, as its second
+moment is not yet to be trusted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""LoRA on the embedding of Gemma 3, which multiplies what it looks up by the root of the hidden size."""
+"""LoRA on the embedding of Gemma 3, which multiplies what it looks up by the root of the hidden
+size.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,8 @@ def case() -> Case:
         head_dim=16,
         sliding_window=8,
     )
-    lora = LoraConfig(target_modules=["embed_tokens", "q_proj"], r=4, lora_alpha=8, init_lora_weights=False)
+    lora = LoraConfig(
+        target_modules=["embed_tokens", "q_proj"], r=4, lora_alpha=8, init_lora_weights=False
+    )
     model = get_peft_model(Gemma3ForCausalLM(config), lora).eval()
     return Case(model, {"input_ids": torch.arange(16)[None] * 7 % 128, "use_cache": False})

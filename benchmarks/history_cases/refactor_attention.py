@@ -17,5 +17,15 @@ def sdpa() -> Case:
 
 
 def _case(attention: str) -> Case:
-    config = GPT2Config(vocab_size=128, n_positions=64, n_embd=64, n_layer=3, n_head=4, attn_implementation=attention)
-    return Case(GPT2LMHeadModel(config).eval(), {"input_ids": torch.arange(48).reshape(2, 24) * 7 % 128, "use_cache": False})
+    config = GPT2Config(
+        vocab_size=128,
+        n_positions=64,
+        n_embd=64,
+        n_layer=3,
+        n_head=4,
+        attn_implementation=attention,
+    )
+    return Case(
+        GPT2LMHeadModel(config).eval(),
+        {"input_ids": torch.arange(48).reshape(2, 24) * 7 % 128, "use_cache": False},
+    )

@@ -25,8 +25,12 @@ def _case(layout: torch.memory_format) -> Case:
         nn.BatchNorm2d(32),
         nn.ReLU(),
     ]
-    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)).to(memory_format=layout)  # type: ignore[call-overload]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)).to(
+        memory_format=layout
+    )  # type: ignore[call-overload]
     draw = torch.Generator().manual_seed(1)
     batches = [torch.randn(8, 3, 24, 24, generator=draw).to(memory_format=layout) for _ in range(2)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    return Case(model, batches, loss=lambda output: output.logsumexp(-1).mean(), optimizer=optimizer)
+    return Case(
+        model, batches, loss=lambda output: output.logsumexp(-1).mean(), optimizer=optimizer
+    )

@@ -20,4 +20,7 @@ def case() -> Case:
         Reduce("b n c -> b c", "mean"),
         nn.Linear(32, 10),
     ]
-    return Case(nn.Sequential(*layers).eval(), torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1)))
+    return Case(
+        nn.Sequential(*layers).eval(),
+        torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1)),
+    )

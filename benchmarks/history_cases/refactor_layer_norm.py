@@ -13,17 +13,29 @@ class LayerNorm(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.weight, self.bias, self.eps = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size)), 1e-5
+        self.weight, self.bias, self.eps = (
+            nn.Parameter(torch.ones(size)),
+            nn.Parameter(torch.zeros(size)),
+            1e-5,
+        )
 
     def forward(self, data: torch.Tensor) -> torch.Tensor:
         centred = data - data.mean(-1, keepdim=True)
-        return self.weight * (centred / (centred.square().mean(-1, keepdim=True) + self.eps).sqrt()) + self.bias
+        return (
+            self.weight * (centred / (centred.square().mean(-1, keepdim=True) + self.eps).sqrt())
+            + self.bias
+        )
 
 
 class Block(nn.Module):
     def __init__(self, norm: type[nn.Module]) -> None:
         super().__init__()
-        self.norm, self.up, self.act, self.down = norm(48), nn.Linear(48, 96), nn.GELU(), nn.Linear(96, 48)
+        self.norm, self.up, self.act, self.down = (
+            norm(48),
+            nn.Linear(48, 96),
+            nn.GELU(),
+            nn.Linear(96, 48),
+        )
 
     def forward(self, data: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = data + self.down(self.act(self.up(self.norm(data))))
@@ -43,4 +55,9 @@ def _case(norm: type[nn.Module]) -> Case:
     draw = torch.Generator().manual_seed(1)
     batches = [torch.randn(4, 10, 48, generator=draw) for _ in range(2)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    return Case(model, batches, loss=lambda output: output.square().mean() + output.sin().mean(), optimizer=optimizer)
+    return Case(
+        model,
+        batches,
+        loss=lambda output: output.square().mean() + output.sin().mean(),
+        optimizer=optimizer,
+    )

@@ -1,4 +1,6 @@
-"""A student that learns from itself without a gradient first, in lightning's bf16-mixed: weights cast under no_grad must not be kept."""
+"""A student that learns from itself without a gradient first, in lightning's bf16-mixed: weights
+cast under no_grad must not be kept.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An attention whose queries, keys and values are made by one linear layer, and by three with its rows."""
+"""An attention whose queries, keys and values are made by one linear layer, and by three with its
+rows.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,15 @@ class Split(nn.Module):
         return _attend(self.q(data), self.k(data), self.v(data), self.out)
 
 
-def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: nn.Module) -> torch.Tensor:
-    heads = (each.unflatten(-1, (HEADS, SIZE // HEADS)).transpose(1, 2) for each in (query, key, value))
-    output: torch.Tensor = out(functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: nn.Module
+) -> torch.Tensor:
+    heads = (
+        each.unflatten(-1, (HEADS, SIZE // HEADS)).transpose(1, 2) for each in (query, key, value)
+    )
+    output: torch.Tensor = out(
+        functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+    )
     return output
 
 
@@ -51,6 +59,8 @@ def split() -> Case:
 
 def _case(attention: Callable[[], nn.Module]) -> Case:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.LayerNorm(SIZE), attention(), nn.LayerNorm(SIZE), nn.Linear(SIZE, 8, bias=False))
+    model = nn.Sequential(
+        nn.LayerNorm(SIZE), attention(), nn.LayerNorm(SIZE), nn.Linear(SIZE, 8, bias=False)
+    )
     nn.init.normal_(model[-1].weight, generator=torch.Generator().manual_seed(2))
     return Case(model.eval(), torch.randn(2, 12, SIZE, generator=torch.Generator().manual_seed(1)))

@@ -21,4 +21,6 @@ def case() -> Case:
         num_conv_pos_embedding_groups=2,
         squeeze_factor=2,
     )
-    return Case(SEWModel(config).eval(), torch.randn(1, 1600, generator=torch.Generator().manual_seed(1)))
+    return Case(
+        SEWModel(config).eval(), torch.randn(1, 1600, generator=torch.Generator().manual_seed(1))
+    )

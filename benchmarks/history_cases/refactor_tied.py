@@ -1,4 +1,6 @@
-"""A small language model whose head has the embedding's weight: as a function of it, and as a module of its own under a second name."""
+"""A small language model whose head has the embedding's weight: as a function of it, and as a
+module of its own under a second name.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Model(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         found = self.body(self.embed(tokens))
-        output: torch.Tensor = functional.linear(found, self.embed.weight) if self.head is None else self.head(found)
+        output: torch.Tensor = (
+            functional.linear(found, self.embed.weight) if self.head is None else self.head(found)
+        )
         return output
 
 

@@ -19,4 +19,6 @@ def case() -> Case:
         max_position_embeddings=64,
         initializer_range=0.2,
     )
-    return Case(RoFormerModel(config).eval(), {"input_ids": torch.arange(48).reshape(2, 24) * 7 % 128})
+    return Case(
+        RoFormerModel(config).eval(), {"input_ids": torch.arange(48).reshape(2, 24) * 7 % 128}
+    )

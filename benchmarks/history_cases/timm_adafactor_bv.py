@@ -1,4 +1,6 @@
-"""Three steps of training with big vision's Adafactor, whose updates are clipped by their root mean square."""
+"""Three steps of training with big vision's Adafactor, whose updates are clipped by their root mean
+square.
+"""
 
 from __future__ import annotations
 

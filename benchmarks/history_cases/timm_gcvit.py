@@ -13,6 +13,11 @@ from timm.models.gcvit import GlobalContextVit  # noqa: E402
 
 def case() -> Case:
     model = GlobalContextVit(
-        img_size=(64, 64), num_classes=10, window_size=(4, 4, 2, 2), embed_dim=16, depths=(2, 2, 2, 2), num_heads=(1, 2, 2, 4)
+        img_size=(64, 64),
+        num_classes=10,
+        window_size=(4, 4, 2, 2),
+        embed_dim=16,
+        depths=(2, 2, 2, 2),
+        num_heads=(1, 2, 2, 4),
     )
     return Case(model.eval(), torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1)))

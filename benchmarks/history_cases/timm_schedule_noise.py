@@ -34,5 +34,18 @@ def case() -> Case:
     draw = torch.Generator().manual_seed(1)
     batches = [torch.randn(4, 16, generator=draw) for _ in range(6)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    schedule = StepLRScheduler(optimizer, decay_t=100, t_in_epochs=False, noise_range_t=(2, 6), noise_pct=0.9, noise_std=0.3)
-    return Case(model, batches, loss=lambda output: output.square().mean(), optimizer=optimizer, scheduler=_EachUpdate(schedule))
+    schedule = StepLRScheduler(
+        optimizer,
+        decay_t=100,
+        t_in_epochs=False,
+        noise_range_t=(2, 6),
+        noise_pct=0.9,
+        noise_std=0.3,
+    )
+    return Case(
+        model,
+        batches,
+        loss=lambda output: output.square().mean(),
+        optimizer=optimizer,
+        scheduler=_EachUpdate(schedule),
+    )

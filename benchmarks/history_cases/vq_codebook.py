@@ -1,4 +1,6 @@
-"""A vector-quantised bottleneck between two linear layers, in training: its codebook is a moving average of what was given to it."""
+"""A vector-quantised bottleneck between two linear layers, in training: its codebook is a moving
+average of what was given to it.
+"""
 
 from __future__ import annotations
 
@@ -27,4 +29,9 @@ def case() -> Case:
     draw = torch.Generator().manual_seed(1)
     batches = [torch.randn(4, 24, 16, generator=draw) for _ in range(3)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    return Case(model, batches, loss=lambda output: output["output"].square().mean() + output["commitment"].sum(), optimizer=optimizer)
+    return Case(
+        model,
+        batches,
+        loss=lambda output: output["output"].square().mean() + output["commitment"].sum(),
+        optimizer=optimizer,
+    )

@@ -1,4 +1,6 @@
-"""The benchmark: ``python -m benchmarks.speed.bench``. Prints a table of medians and targets and saves everything as JSON."""
+"""The benchmark: ``python -m benchmarks.speed.bench``. Prints a table of medians and targets and
+saves everything as JSON.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +52,20 @@ def main() -> int:
             for name in options.only:
                 try:
                     for figure in SECTIONS[name](plan):
-                        figures.append(figure)  # one by one: those of a section that fails half way are kept
+                        figures.append(
+                            figure
+                        )  # one by one: those of a section that fails half way are kept
                 except BenchError as error:
                     failed += 1
                     plan.note(f"{name}: not measured: {error}")
-                chosen = {"sections": options.only, "rounds": options.rounds, "quick": options.quick}
-                save(options.json, figures, plan.notes, chosen)  # after each section: what took an hour must not be lost
+                chosen = {
+                    "sections": options.only,
+                    "rounds": options.rounds,
+                    "quick": options.quick,
+                }
+                save(
+                    options.json, figures, plan.notes, chosen
+                )  # after each section: what took an hour must not be lost
     except BenchError as error:
         progress.print(f"benchmark: {error}", style="red", highlight=False, markup=False)
         return 2
@@ -63,12 +73,19 @@ def main() -> int:
         progress.print("interrupted; the data is removed", style="red")
         return 130
     if figures:
-        console.print(table(figures, "accucompare benchmark" + (", --quick: small data, try-out only" if options.quick else "")))
+        console.print(
+            table(
+                figures,
+                "accucompare benchmark"
+                + (", --quick: small data, try-out only" if options.quick else ""),
+            )
+        )
     console.print(_ABOUT, style="dim", highlight=False)
     about = machine()
     console.print(
-        f"{about['date']}: {about['cpu']}, {about['cores']} cores, {about['memory_gb']} GB, {about['kernel']}, Python {about['python']}, "
-        f"load average {about['load_average'][0]:.1f}",
+        f"{about['date']}: {about['cpu']}, {about['cores']} cores, {about['memory_gb']} GB,"
+        f" {about['kernel']}, Python {about['python']}, load average"
+        f" {about['load_average'][0]:.1f}",
         style="dim",
         highlight=False,
     )
@@ -80,14 +97,34 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small data: shows in minutes that the benchmark works; no figures to quote")
-    parser.add_argument("--only", metavar="SECTION,…", help=f"of {', '.join(SECTIONS)}; default: all but peers")
-    parser.add_argument("--peers", action="store_true", help=f"beside {peers.PEER}, installed in a virtual environment of its own")
-    parser.add_argument("--rounds", type=int, default=5, help="how often everything is measured; default: 5")
-    parser.add_argument("--out", type=Path, help="where the data goes, 10 GB; removed afterwards; default: the temporary directory")
-    parser.add_argument("--json", type=Path, help="default: benchmarks/results.json, or results-quick.json")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="small data: shows in minutes that the benchmark works; no figures to quote",
+    )
+    parser.add_argument(
+        "--only", metavar="SECTION,…", help=f"of {', '.join(SECTIONS)}; default: all but peers"
+    )
+    parser.add_argument(
+        "--peers",
+        action="store_true",
+        help=f"beside {peers.PEER}, installed in a virtual environment of its own",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="how often everything is measured; default: 5"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="where the data goes, 10 GB; removed afterwards; default: the temporary directory",
+    )
+    parser.add_argument(
+        "--json", type=Path, help="default: benchmarks/results.json, or results-quick.json"
+    )
     options = parser.parse_args()
-    names = options.only.split(",") if options.only else [name for name in SECTIONS if name != "peers"]
+    names = (
+        options.only.split(",") if options.only else [name for name in SECTIONS if name != "peers"]
+    )
     names += ["peers"] if options.peers and "peers" not in names else []
     if unknown := [name for name in names if name not in SECTIONS]:
         parser.error(f"--only {','.join(unknown)}: the sections are {', '.join(SECTIONS)}")
@@ -96,7 +133,9 @@ def _options() -> argparse.Namespace:
     if options.out and not options.out.is_dir():
         parser.error(f"--out {options.out}: there is no such directory")
     options.only = names
-    options.json = options.json or Path(__file__).with_name("results-quick.json" if options.quick else "results.json")
+    options.json = options.json or Path(__file__).with_name(
+        "results-quick.json" if options.quick else "results.json"
+    )
     return options
 
 

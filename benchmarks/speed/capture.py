@@ -26,7 +26,9 @@ _SECTION = "capture"
 #: The modes that keep less than tensors: how much of the plain forward a forward may take.
 _WHOLE = {"sketch": 1.09, "stats": None, "digest": 1.03}
 _PIECE = 1 << 20
-_WARMING = 3  # plain forwards, which load libraries; malloc's heap grows still in the second, and would hide what a capture's memory costs
+# plain forwards, which load libraries; malloc's heap grows still in the second, and would hide what
+# a capture's memory costs
+_WARMING = 3
 
 
 def measure(plan: Plan) -> Iterator[Figure]:
@@ -40,18 +42,39 @@ def measure(plan: Plan) -> Iterator[Figure]:
         answer = in_child(plan, threads, plan.rounds, *modes)
         yield from _figures(answer, modes, threads)
     plan.say("capture: peak memory")
-    firsts = {mode: [in_child(plan, 1, 1, mode) for _ in range(plan.rounds)] for mode in ("plain", *modes)}
+    firsts = {
+        mode: [in_child(plan, 1, 1, mode) for _ in range(plan.rounds)] for mode in ("plain", *modes)
+    }
     peaks = {mode: column(answers, "peak_mb") for mode, answers in firsts.items()}
     for mode in modes:
-        for key, what in (("forward", "extra time in the forward"), ("busy", "extra processor time of its thread")):
-            extra = [100 * (answer["first"][mode][0][key] / answer["first"]["plain"][0][key] - 1) for answer in firsts[mode]]
+        for key, what in (
+            ("forward", "extra time in the forward"),
+            ("busy", "extra processor time of its thread"),
+        ):
+            extra = [
+                100 * (answer["first"][mode][0][key] / answer["first"]["plain"][0][key] - 1)
+                for answer in firsts[mode]
+            ]
             target = 10.0 if mode == "tensors" else None
-            yield Figure(_SECTION, f"1 thread, {mode}: first capture of a process: {what}", "%", extra, target)
+            yield Figure(
+                _SECTION,
+                f"1 thread, {mode}: first capture of a process: {what}",
+                "%",
+                extra,
+                target,
+            )
         over = [captured - part for captured, part in zip(peaks[mode], peaks["plain"], strict=True)]
         yield Figure(_SECTION, f"{mode}: peak memory over the plain forward's", "MB", over)
 
 
-def in_child(plan: Plan, threads: int, rounds: int, *modes: str, keep: Path | None = None, disturbed: bool = False) -> Sample:
+def in_child(
+    plan: Plan,
+    threads: int,
+    rounds: int,
+    *modes: str,
+    keep: Path | None = None,
+    disturbed: bool = False,
+) -> Sample:
     """Capture in a process of its own; with ``keep``, leave the last bundle there."""
     options: list[Argument] = ["--threads", threads, *gpt2.options(plan, rounds)]
     options += ["--keep", keep] if keep else []
@@ -67,31 +90,78 @@ def _figures(answer: Sample, modes: tuple[str, ...], threads: int) -> list[Figur
     for mode in modes:
         taken = samples[mode]
         forwards = ratios(column(taken, "forward"), alone)
-        tensors, target = mode == "tensors", threads == 1  # with a thread on every core nothing is left for the writer
+        tensors, target = (
+            mode == "tensors",
+            threads == 1,
+        )  # with a thread on every core nothing is left for the writer
         extra = [100 * (ratio - 1) for ratio in forwards]
-        busy = [100 * (ratio - 1) for ratio in ratios(column(taken, "busy"), column(samples["plain"], "busy"))]
+        busy = [
+            100 * (ratio - 1)
+            for ratio in ratios(column(taken, "busy"), column(samples["plain"], "busy"))
+        ]
         added = [whole - part for whole, part in zip(column(taken, "whole"), alone, strict=True)]
         figures += [
-            Figure(_SECTION, f"{on}, {mode}: extra time in the forward", "%", extra, 5.0 if target else None),
-            Figure(_SECTION, f"{on}, {mode}: extra processor time of its thread", "%", busy, 5.0 if target else None),
-            Figure(_SECTION, f"{on}, {mode}: forward / plain forward", "x", forwards, _WHOLE.get(mode) if target else None),
+            Figure(
+                _SECTION,
+                f"{on}, {mode}: extra time in the forward",
+                "%",
+                extra,
+                5.0 if target else None,
+            ),
+            Figure(
+                _SECTION,
+                f"{on}, {mode}: extra processor time of its thread",
+                "%",
+                busy,
+                5.0 if target else None,
+            ),
+            Figure(
+                _SECTION,
+                f"{on}, {mode}: forward / plain forward",
+                "x",
+                forwards,
+                _WHOLE.get(mode) if target else None,
+            ),
             Figure(_SECTION, f"{on}, {mode}: before the forward", "s", column(taken, "before")),
-            Figure(_SECTION, f"{on}, {mode}: after the forward, until closed", "s", column(taken, "after")),
-            Figure(_SECTION, f"{on}, {mode}: whole capture / plain forward", "x", ratios(column(taken, "whole"), alone)),
+            Figure(
+                _SECTION,
+                f"{on}, {mode}: after the forward, until closed",
+                "s",
+                column(taken, "after"),
+            ),
+            Figure(
+                _SECTION,
+                f"{on}, {mode}: whole capture / plain forward",
+                "x",
+                ratios(column(taken, "whole"), alone),
+            ),
         ]
         if tensors:
             written = column(samples["write"], "seconds")
             figures += [
                 Figure(_SECTION, f"{on}: plain write of the distinct bytes", "s", written),
                 Figure(
-                    _SECTION, f"{on}, {mode}: (whole - plain forward) / plain write", "x", ratios(added, written), 1.2 if target else None
+                    _SECTION,
+                    f"{on}, {mode}: (whole - plain forward) / plain write",
+                    "x",
+                    ratios(added, written),
+                    1.2 if target else None,
                 ),
             ]
         if threads == 1:
-            figures.append(Figure(_SECTION, f"{mode}: on disk", "MB", [value / 1e6 for value in column(taken, "bytes")]))
+            figures.append(
+                Figure(
+                    _SECTION,
+                    f"{mode}: on disk",
+                    "MB",
+                    [value / 1e6 for value in column(taken, "bytes")],
+                )
+            )
             if tensors:
                 shares = [value / answer["distinct_bytes"] for value in column(taken, "bytes")]
-                figures.append(Figure(_SECTION, f"{mode}: on disk / distinct bytes", "x", shares, 1.01))
+                figures.append(
+                    Figure(_SECTION, f"{mode}: on disk / distinct bytes", "x", shares, 1.01)
+                )
     return figures
 
 
@@ -107,11 +177,19 @@ def _capture(model: nn.Module, inputs: torch.Tensor, folder: Path, mode: str) ->
         taken = forward(model, inputs)
         done = time.perf_counter()
     ended = time.perf_counter()
-    return {**taken, "before": entered - began, "after": ended - done, "whole": ended - began, "bytes": bytes_in(folder)}
+    return {
+        **taken,
+        "before": entered - began,
+        "after": ended - done,
+        "whole": ended - began,
+        "bytes": bytes_in(folder),
+    }
 
 
 def _write(source: Path, target: Path) -> Sample:
-    """Write as many bytes as the tensors take, from one reused buffer, as a program does that only writes."""
+    """Write as many bytes as the tensors take, from one reused buffer, as a program does that only
+    writes.
+    """
     size = max(path.stat().st_size for path in files(source))
     buffer = os.urandom(_PIECE)
     os.sync()
@@ -141,7 +219,11 @@ def _child() -> None:
     folder = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        captures = {mode: partial(_capture, model, inputs, folder / mode, mode) for mode in options.modes if mode != "plain"}
+        captures = {
+            mode: partial(_capture, model, inputs, folder / mode, mode)
+            for mode in options.modes
+            if mode != "plain"
+        }
         arms: dict[str, Callable[[], Sample]] = {"plain": partial(plain, model, inputs), **captures}
         answer: Sample = {}
         for _ in range(_WARMING):

@@ -1,4 +1,5 @@
-"""Bundles to compare, and their files: ``python -m benchmarks.speed.data FOLDER TENSORS ELEMENTS``."""
+"""Bundles to compare, and their files: ``python -m benchmarks.speed.data FOLDER TENSORS
+ELEMENTS``."""
 
 from __future__ import annotations
 
@@ -19,12 +20,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 SEED = 20261120
-NOISE = 1e-6  # relative, of every element: no two tensors have equal digests, and all are within tolerance
+# relative, of every element: no two tensors have equal digests, and all are within tolerance
+NOISE = 1e-6
 _CHUNK = 1 << 20
 
 
 def make(folder: Path, data: DataSet) -> tuple[Path, Path]:
-    """Write the bundles ``golden`` and ``candidate``, by a process of its own, and give their paths."""
+    """Write the bundles ``golden`` and ``candidate``, by a process of its own, and give their
+    paths.
+    """
     child("benchmarks.speed.data", folder, data.tensors, data.elements)
     return folder / "golden", folder / "candidate"
 
@@ -45,7 +49,9 @@ def distinct_bytes(folder: Path) -> int:
     with ac.open_bundle(folder) as bundle:
         return sum(
             {
-                (record.step, record.digest, record.dtype, record.shape): math.prod(record.shape) * DTYPES[record.dtype].storage.itemsize
+                (record.step, record.digest, record.dtype, record.shape): (
+                    math.prod(record.shape) * DTYPES[record.dtype].storage.itemsize
+                )
                 for record in bundle.records()
                 if record.member is not None
             }.values()
@@ -53,7 +59,8 @@ def distinct_bytes(folder: Path) -> int:
 
 
 def drop(paths: Iterable[Path]) -> None:
-    """Let the system forget what it has cached of these files. Needs no rights beyond reading them."""
+    """Let the system forget what it has cached of these files. Needs no rights beyond reading
+    them."""
     for path in paths:
         with path.open("rb") as file:
             os.fsync(file.fileno())  # only clean pages can be dropped
@@ -61,7 +68,8 @@ def drop(paths: Iterable[Path]) -> None:
 
 
 def cached(paths: Iterable[Path]) -> float:
-    """The share of these files' pages that is in the page cache; NaN where the system does not say."""
+    """The share of these files' pages that is in the page cache; NaN where the system does not
+    say."""
     libc = ctypes.CDLL(None, use_errno=True)
     pages = there = 0
     for path in paths:
@@ -70,9 +78,14 @@ def cached(paths: Iterable[Path]) -> float:
             continue
         count = -(-size // mmap.PAGESIZE)
         seen = (ctypes.c_ubyte * count)()
-        with path.open("rb") as file, mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE) as view:  # private, for from_buffer wants to write
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE) as view,
+        ):  # private, for from_buffer wants to write
             start = ctypes.c_char.from_buffer(view)
-            failed = libc.mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size), seen)
+            failed = libc.mincore(
+                ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size), seen
+            )
             del start
         if failed:
             return float("nan")
@@ -89,14 +102,29 @@ def _write(folder: Path, tensors: int, elements: int, noisy: bool) -> None:
     writer = BundleWriter(folder, Manifest(complete=True), queue_bytes=256 << 20)
     for index in range(tensors):
         name = f"model.layers.{index // 8}.{('q', 'k', 'v', 'o', 'gate', 'up', 'down', 'norm')[index % 8]}_proj"
-        record = Record(0, 0, name, 0, Role.OUTPUT, "", index, "Linear", None, (elements,), "float32", Layout.STRIDED)
+        record = Record(
+            0,
+            0,
+            name,
+            0,
+            Role.OUTPUT,
+            "",
+            index,
+            "Linear",
+            None,
+            (elements,),
+            "float32",
+            Layout.STRIDED,
+        )
         writer.add(record, _tensor(index, elements, noisy))
     writer.end_step(0)
     writer.close()
 
 
 def _tensor(index: int, elements: int, noisy: bool) -> np.ndarray[Any, Any]:
-    """Normally distributed values; the noise moves every one of them by 0.5 to 1.5 times ``NOISE``, up or down."""
+    """Normally distributed values; the noise moves every one of them by 0.5 to 1.5 times ``NOISE``,
+    up or down.
+    """
     import numpy as np
 
     values = np.random.default_rng((SEED, index))

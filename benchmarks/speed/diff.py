@@ -1,4 +1,6 @@
-"""Comparing against reading: ``accucompare.diff`` beside ``cat`` of the same files, from page cache and from disk."""
+"""Comparing against reading: ``accucompare.diff`` beside ``cat`` of the same files, from page cache
+and from disk.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _FALLBACK = {"ACCUCOMPARE_KERNEL": "numpy"}
 def measure(plan: Plan) -> Iterator[Figure]:
     plan.need(max(2 * data.nbytes for data in (plan.sizes.small, plan.sizes.huge, plan.sizes.many)))
     if plan.features.kernel != "compiled":
-        plan.note(f"diff: no compiled kernel: {plan.features.kernel or 'this accucompare has none'}")
+        plan.note(
+            f"diff: no compiled kernel: {plan.features.kernel or 'this accucompare has none'}"
+        )
     bare = [child("benchmarks.speed.diff", "--bare")["peak_mb"] for _ in range(plan.rounds)]
     for data in (plan.sizes.small, plan.sizes.huge, plan.sizes.many):
         plan.say(f"diff: {data.name}: making")
@@ -39,7 +43,9 @@ def measure(plan: Plan) -> Iterator[Figure]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _warm(plan: Plan, data: DataSet, golden: Path, candidate: Path, bare: list[float]) -> list[Figure]:
+def _warm(
+    plan: Plan, data: DataSet, golden: Path, candidate: Path, bare: list[float]
+) -> list[Figure]:
     plan.say(f"diff: {data.name}: warm")
     paths = files(golden, candidate)
     _cat(paths)
@@ -47,7 +53,10 @@ def _warm(plan: Plan, data: DataSet, golden: Path, candidate: Path, bare: list[f
     samples = alternate(arms, plan.rounds)
     share = cached(paths)
     if share < 0.999:
-        plan.note(f"diff, {data.name}: only {share:.1%} of the files were in the page cache, so warm is not quite warm")
+        plan.note(
+            f"diff, {data.name}: only {share:.1%} of the files were in the page cache, so warm is"
+            " not quite warm"
+        )
     cat = column(samples.pop("cat"), "seconds")
     figures = []
     for arm, taken in samples.items():
@@ -56,12 +65,27 @@ def _warm(plan: Plan, data: DataSet, golden: Path, candidate: Path, bare: list[f
         label = f"{data.name}, warm" + ("" if arm == "default" else f", {arm}")
         target = None if arm == "workers=1" else 4.0 if fallback else 1.1
         small = data is plan.sizes.small  # a cat of it lasts as long as starting cat
-        figures.append(_figure(f"{label}: time / cat", "x", ratios(seconds, cat), None if small else target))
+        figures.append(
+            _figure(f"{label}: time / cat", "x", ratios(seconds, cat), None if small else target)
+        )
         if small:
             target = None if arm == "workers=1" else 50.0 if fallback else 15.0
-            figures.append(_figure(f"{label}: a pair", "µs", [value / data.tensors * 1e6 for value in seconds], target))
+            figures.append(
+                _figure(
+                    f"{label}: a pair",
+                    "µs",
+                    [value / data.tensors * 1e6 for value in seconds],
+                    target,
+                )
+            )
         else:
-            figures.append(_figure(f"{label}: throughput", "GB/s", [2 * data.nbytes / value / 1e9 for value in seconds]))
+            figures.append(
+                _figure(
+                    f"{label}: throughput",
+                    "GB/s",
+                    [2 * data.nbytes / value / 1e9 for value in seconds],
+                )
+            )
         figures.append(
             _figure(
                 f"{label}: peak memory",
@@ -83,19 +107,32 @@ def _cold(plan: Plan, data: DataSet, golden: Path, candidate: Path) -> list[Figu
         left.append(cached(paths))
         return run()
 
-    arms = {name: partial(after_dropping, run) for name, run in _arms(plan, paths, golden, candidate).items() if name in ("cat", "default")}
+    arms = {
+        name: partial(after_dropping, run)
+        for name, run in _arms(plan, paths, golden, candidate).items()
+        if name in ("cat", "default")
+    }
     samples = alternate(arms, plan.rounds)
     if max(left) > 0.01:
-        plan.note(f"diff, {data.name}: {max(left):.1%} of the files stayed in the page cache, so cold is not quite cold")
+        plan.note(
+            f"diff, {data.name}: {max(left):.1%} of the files stayed in the page cache, so cold is"
+            " not quite cold"
+        )
     cat, seconds = column(samples["cat"], "seconds"), column(samples["default"], "seconds")
     target = None if data is plan.sizes.small else 1.0
     return [
         _figure(f"{data.name}, cold: time / cat", "x", ratios(seconds, cat), target),
-        _figure(f"{data.name}, cold: throughput", "GB/s", [2 * data.nbytes / value / 1e9 for value in seconds]),
+        _figure(
+            f"{data.name}, cold: throughput",
+            "GB/s",
+            [2 * data.nbytes / value / 1e9 for value in seconds],
+        ),
     ]
 
 
-def _arms(plan: Plan, paths: list[Path], golden: Path, candidate: Path) -> dict[str, Callable[[], Sample]]:
+def _arms(
+    plan: Plan, paths: list[Path], golden: Path, candidate: Path
+) -> dict[str, Callable[[], Sample]]:
     arms: dict[str, Callable[[], Sample]] = {
         "cat": partial(_cat, paths),
         "default": partial(_diff, golden, candidate),
@@ -111,10 +148,24 @@ def _cat(paths: list[Path]) -> Sample:
     return {"seconds": process(["sh", "-c", 'exec cat "$@" >/dev/null', "sh", *paths]).seconds}
 
 
-def _diff(golden: Path, candidate: Path, workers: int | None = None, environment: dict[str, str] | None = None) -> Sample:
-    sample = child("benchmarks.speed.diff", golden, candidate, *([workers] if workers else []), environment=environment)
+def _diff(
+    golden: Path,
+    candidate: Path,
+    workers: int | None = None,
+    environment: dict[str, str] | None = None,
+) -> Sample:
+    sample = child(
+        "benchmarks.speed.diff",
+        golden,
+        candidate,
+        *([workers] if workers else []),
+        environment=environment,
+    )
     if not sample["compared"] or sample["compared"] != sample["different"]:
-        raise BenchError(f"{golden}: {sample['compared']} pairs were compared and {sample['different']} differed; both should be all")
+        raise BenchError(
+            f"{golden}: {sample['compared']} pairs were compared and {sample['different']}"
+            " differed; both should be all"
+        )
     return sample
 
 
@@ -131,7 +182,16 @@ def _child(golden: str, candidate: str, *workers: str) -> None:
     comparison = diff(golden, candidate, **options)  # type: ignore[arg-type]
     seconds = time.perf_counter() - began
     different = sum(row.metrics is not None and row.metrics.max_abs > 0 for row in comparison.rows)
-    print(json.dumps({"seconds": seconds, "peak_mb": peak_mb(), "compared": comparison.compared, "different": different}))
+    print(
+        json.dumps(
+            {
+                "seconds": seconds,
+                "peak_mb": peak_mb(),
+                "compared": comparison.compared,
+                "different": different,
+            }
+        )
+    )
 
 
 def _bare() -> None:

@@ -1,4 +1,6 @@
-"""The model that captures and watches are measured on: GPT-2 small with random weights, its forward and its training."""
+"""The model that captures and watches are measured on: GPT-2 small with random weights, its forward
+and its training.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def disturb(model: nn.Module, relative: float = 1e-6) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1 + relative * torch.randn(parameter.shape, generator=generator))
-            parameter.add_(relative * torch.randn(parameter.shape, generator=generator))  # zeros, such as biases, too
+            parameter.add_(
+                relative * torch.randn(parameter.shape, generator=generator)
+            )  # zeros, such as biases, too
 
 
 def plain(model: nn.Module, inputs: torch.Tensor) -> Sample:
@@ -55,7 +59,9 @@ def plain(model: nn.Module, inputs: torch.Tensor) -> Sample:
 
 
 def forward(model: nn.Module, inputs: torch.Tensor) -> Sample:
-    """Run the model once and give the seconds it took, and those for which this thread had a processor."""
+    """Run the model once and give the seconds it took, and those for which this thread had a
+    processor.
+    """
     import torch
 
     with torch.no_grad():
@@ -87,8 +93,15 @@ class Training:
 
 
 def options(plan: Plan, rounds: int) -> list[Argument]:
-    """Those by which a process is told how large the model's input is, and how often to measure; ``parser`` reads them."""
-    sizes = {"rounds": rounds, "batch": plan.sizes.batch, "length": plan.sizes.length, "layers": plan.sizes.layers}
+    """Those by which a process is told how large the model's input is, and how often to measure;
+    ``parser`` reads them.
+    """
+    sizes = {
+        "rounds": rounds,
+        "batch": plan.sizes.batch,
+        "length": plan.sizes.length,
+        "layers": plan.sizes.layers,
+    }
     return [word for name, value in sizes.items() for word in (f"--{name}", value)]
 
 
@@ -101,7 +114,9 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measured(folder: Path, first: Callable[[], Sample], arms: Mapping[str, Callable[[], Sample]], rounds: int) -> dict[str, list[Sample]]:
+def measured(
+    folder: Path, first: Callable[[], Sample], arms: Mapping[str, Callable[[], Sample]], rounds: int
+) -> dict[str, list[Sample]]:
     """The samples of some arms, after one round that counts for nothing. The folder is removed."""
     folder.mkdir(parents=True, exist_ok=True)
     try:

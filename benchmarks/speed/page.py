@@ -1,4 +1,6 @@
-"""Writing the page of a made-up comparison, and opening it in a browser: ``python -m benchmarks.speed.page ROWS PATH``."""
+"""Writing the page of a made-up comparison, and opening it in a browser: ``python -m
+benchmarks.speed.page ROWS PATH``.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,12 @@ def measure(plan: Plan) -> Iterator[Figure]:
     page = plan.folder / "page.html"
     samples = [child("benchmarks.speed.page", rows, page) for _ in range(plan.rounds)]
     yield Figure("page", f"{rows:,} rows: time to write", "s", column(samples, "seconds"), 2.0)
-    yield Figure("page", f"{rows:,} rows: size of the file", "MB", column(samples, "megabytes"), 8.0)
-    yield Figure("page", f"{rows:,} rows: memory added by writing", "MB", column(samples, "added_mb"))
+    yield Figure(
+        "page", f"{rows:,} rows: size of the file", "MB", column(samples, "megabytes"), 8.0
+    )
+    yield Figure(
+        "page", f"{rows:,} rows: memory added by writing", "MB", column(samples, "added_mb")
+    )
     opened = [_opened(page) for _ in range(plan.rounds)]
     yield Figure("page", f"{rows:,} rows: opened in Chromium", "s", column(opened, "open"), 1.0)
     yield Figure("page", f"{rows:,} rows: filtered", "s", column(opened, "filter"), 1.0)
@@ -39,7 +45,9 @@ def measure(plan: Plan) -> Iterator[Figure]:
 
 
 def _opened(page: Path) -> dict[str, Any]:
-    """The seconds that a browser takes from the beginning of loading until the page is there; to filter; and to sort."""
+    """The seconds that a browser takes from the beginning of loading until the page is there; to
+    filter; and to sort.
+    """
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
         raise BenchError("Chromium and its driver are not installed (make chromium)")
@@ -47,16 +55,29 @@ def _opened(page: Path) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory(prefix="accucompare.") as folder:
         options = ChromeOptions()
-        for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"):
+        for flag in (
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-sync",
+        ):
             options.add_argument(flag)
         options.add_argument(f"--user-data-dir={folder}")
         options.binary_location = chromium
         browser = Chrome(options=options, service=ChromeService(driver))
         try:
             browser.get(page.as_uri())
-            while not (ready := browser.execute_script("return document.documentElement.dataset.ready")):
+            while not (
+                ready := browser.execute_script("return document.documentElement.dataset.ready")
+            ):
                 time.sleep(0.02)
-            milliseconds = {"open": float(ready), "filter": browser.execute_script(_FILTER), "sort": browser.execute_script(_SORT)}
+            milliseconds = {
+                "open": float(ready),
+                "filter": browser.execute_script(_FILTER),
+                "sort": browser.execute_script(_SORT),
+            }
         finally:
             browser.quit()
     return {name: value / 1000 for name, value in milliseconds.items()}
@@ -68,7 +89,15 @@ def _child(rows: int, path: Path) -> None:
     began = time.perf_counter()
     comparison.to_html(path)
     seconds = time.perf_counter() - began
-    print(json.dumps({"seconds": seconds, "megabytes": path.stat().st_size / MB, "added_mb": peak_mb() - before}))
+    print(
+        json.dumps(
+            {
+                "seconds": seconds,
+                "megabytes": path.stat().st_size / MB,
+                "added_mb": peak_mb() - before,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

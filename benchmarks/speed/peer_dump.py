@@ -1,4 +1,6 @@
-"""GPT-2 dumped by msprobe; run by the Python that has it: ``python -m benchmarks.speed.peer_dump FOLDER …``."""
+"""GPT-2 dumped by msprobe; run by the Python that has it: ``python -m benchmarks.speed.peer_dump
+FOLDER …``.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(options.threads)
-    undumped, dumped = build(options.layers), build(options.layers)  # its hooks stay on a model, so the plain forward has another
+    undumped, dumped = (
+        build(options.layers),
+        build(options.layers),
+    )  # its hooks stay on a model, so the plain forward has another
     if options.disturbed:
         disturb(dumped)
     inputs = tokens(options.batch, options.length)
@@ -57,9 +62,16 @@ def main() -> None:
         debugger.step()
         whole = time.perf_counter() - began
         step += 1
-        return {"forward": seconds, "whole": whole, "bytes": bytes_in(folder / "dump" / f"step{step - 1}")}
+        return {
+            "forward": seconds,
+            "whole": whole,
+            "bytes": bytes_in(folder / "dump" / f"step{step - 1}"),
+        }
 
-    arms: dict[str, Callable[[], Sample]] = {"plain": partial(plain, undumped, inputs), "dump": dump}
+    arms: dict[str, Callable[[], Sample]] = {
+        "plain": partial(plain, undumped, inputs),
+        "dump": dump,
+    }
     if options.rounds > 1:
         alternate(arms, 1)
     samples = alternate(arms, options.rounds)

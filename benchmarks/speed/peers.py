@@ -1,4 +1,6 @@
-"""The strongest peer beside us in one run: msprobe dumps and compares the GPT-2 that we capture and compare."""
+"""The strongest peer beside us in one run: msprobe dumps and compares the GPT-2 that we capture and
+compare.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,17 @@ from benchmarks.speed.capture import in_child
 from benchmarks.speed.data import bytes_in
 from benchmarks.speed.plan import Plan
 from benchmarks.speed.startup import SCRIPT, run
-from benchmarks.timing import ROOT, Argument, BenchError, Sample, alternate, child, column, process, ratios
+from benchmarks.timing import (
+    ROOT,
+    Argument,
+    BenchError,
+    Sample,
+    alternate,
+    child,
+    column,
+    process,
+    ratios,
+)
 
 PEER = "mindstudio-probe==26.2.0"
 _HOME = ROOT / "benchmarks" / ".peers"
@@ -25,7 +37,8 @@ _SECTION = "msprobe"
 
 
 def install() -> None:
-    """Install the peer in a virtual environment of its own that sees this one's packages, so that torch need not be loaded again.
+    """Install the peer in a virtual environment of its own that sees this one's packages, so that
+    torch need not be loaded again.
 
     Raises:
         BenchError: if that fails.
@@ -35,7 +48,11 @@ def install() -> None:
         return
     shutil.rmtree(_HOME, ignore_errors=True)
     process([sys.executable, "-m", "venv", _HOME])
-    where = Path(process([_PYTHON, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).output.strip())
+    where = Path(
+        process(
+            [_PYTHON, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+        ).output.strip()
+    )
     (where / "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
     process([_PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", PEER])
     done.touch()
@@ -61,7 +78,13 @@ def measure(plan: Plan) -> Iterator[Figure]:
 
 def _dump(plan: Plan, folder: Path, name: str, rounds: int, disturbed: bool = False) -> Sample:
     options: list[Argument] = ["--threads", 1, *gpt2.options(plan, rounds), "--keep", folder / name]
-    return child("benchmarks.speed.peer_dump", folder / "dumping", *options, *(["--disturbed"] if disturbed else []), python=_PYTHON)
+    return child(
+        "benchmarks.speed.peer_dump",
+        folder / "dumping",
+        *options,
+        *(["--disturbed"] if disturbed else []),
+        python=_PYTHON,
+    )
 
 
 def _captures(plan: Plan, folder: Path) -> list[Figure]:
@@ -73,14 +96,33 @@ def _captures(plan: Plan, folder: Path) -> list[Figure]:
     our_extra, our_whole = _overheads(ours["plain"], ours["tensors"])
     their_extra, their_whole = _overheads(theirs["plain"], theirs["dump"])
     return [
-        Figure(_SECTION, "capture: plain forward, 1 thread", "s", column(theirs["plain"], "forward")),
+        Figure(
+            _SECTION, "capture: plain forward, 1 thread", "s", column(theirs["plain"], "forward")
+        ),
         Figure(_SECTION, "capture: extra time of start to step / plain, msprobe", "%", their_whole),
         Figure(_SECTION, "capture: extra time of the whole capture / plain, ours", "%", our_whole),
         Figure(_SECTION, "capture: extra time in the forward / plain, msprobe", "%", their_extra),
         Figure(_SECTION, "capture: extra time in the forward / plain, ours", "%", our_extra),
-        Figure(_SECTION, "capture: msprobe's extra time in the forward / ours", "x", _times(their_extra, our_extra), 10.0, at_least=True),
-        Figure(_SECTION, "capture: msprobe's extra time in all / ours", "x", _times(their_whole, our_whole)),
-        Figure(_SECTION, "capture: on disk, msprobe (parameters included, always)", "MB", [bytes_in(folder / "their-golden") / 1e6]),
+        Figure(
+            _SECTION,
+            "capture: msprobe's extra time in the forward / ours",
+            "x",
+            _times(their_extra, our_extra),
+            10.0,
+            at_least=True,
+        ),
+        Figure(
+            _SECTION,
+            "capture: msprobe's extra time in all / ours",
+            "x",
+            _times(their_whole, our_whole),
+        ),
+        Figure(
+            _SECTION,
+            "capture: on disk, msprobe (parameters included, always)",
+            "MB",
+            [bytes_in(folder / "their-golden") / 1e6],
+        ),
         Figure(_SECTION, "capture: on disk, ours", "MB", [bytes_in(folder / "golden") / 1e6]),
     ]
 
@@ -93,15 +135,28 @@ def _overheads(plain: list[Sample], captured: list[Sample]) -> tuple[list[float]
 
 
 def _times(theirs: list[float], ours: list[float]) -> list[float]:
-    """How many times our median overhead each of theirs is; ours counts as 0.5 % at least, for less is lost in the noise."""
+    """How many times our median overhead each of theirs is; ours counts as 0.5 % at least, for less
+    is lost in the noise.
+    """
     return [value / max(median(ours), 0.5) for value in theirs]
 
 
 def _compares(plan: Plan, folder: Path) -> list[Figure]:
     plan.say("peers: compare")
-    golden, candidate = (next((folder / name).rglob("dump.json")) for name in ("their-golden", "their-candidate"))
+    golden, candidate = (
+        next((folder / name).rglob("dump.json")) for name in ("their-golden", "their-candidate")
+    )
     results = folder / "results"
-    theirs: list[str | Path] = [_HOME / "bin" / "msprobe", "compare", "-tp", candidate, "-gp", golden, "-o", results]
+    theirs: list[str | Path] = [
+        _HOME / "bin" / "msprobe",
+        "compare",
+        "-tp",
+        candidate,
+        "-gp",
+        golden,
+        "-o",
+        results,
+    ]
     ours: list[str | Path] = [
         sys.executable,
         "-m",
@@ -122,14 +177,36 @@ def _compares(plan: Plan, folder: Path) -> list[Figure]:
 
     samples = alternate({"msprobe": their_compare, "ours": lambda: _sample(ours)}, plan.rounds)
     their_time, our_time = (column(samples[name], "seconds") for name in ("msprobe", "ours"))
-    their_bytes, our_bytes = (bytes_in(folder / f"{whose}golden", folder / f"{whose}candidate") for whose in ("their-", ""))
+    their_bytes, our_bytes = (
+        bytes_in(folder / f"{whose}golden", folder / f"{whose}candidate")
+        for whose in ("their-", "")
+    )
     return [
         Figure(_SECTION, "compare: msprobe, CSV", "s", their_time),
         Figure(_SECTION, "compare: ours, Excel report", "s", our_time),
-        Figure(_SECTION, "compare: msprobe / ours", "x", ratios(their_time, our_time), 30.0, at_least=True),
-        Figure(_SECTION, "compare: msprobe, throughput", "GB/s", [their_bytes / seconds / 1e9 for seconds in their_time]),
-        Figure(_SECTION, "compare: ours, throughput", "GB/s", [our_bytes / seconds / 1e9 for seconds in our_time]),
-        Figure(_SECTION, "compare: peak memory, msprobe", "MB", column(samples["msprobe"], "peak_mb")),
+        Figure(
+            _SECTION,
+            "compare: msprobe / ours",
+            "x",
+            ratios(their_time, our_time),
+            30.0,
+            at_least=True,
+        ),
+        Figure(
+            _SECTION,
+            "compare: msprobe, throughput",
+            "GB/s",
+            [their_bytes / seconds / 1e9 for seconds in their_time],
+        ),
+        Figure(
+            _SECTION,
+            "compare: ours, throughput",
+            "GB/s",
+            [our_bytes / seconds / 1e9 for seconds in our_time],
+        ),
+        Figure(
+            _SECTION, "compare: peak memory, msprobe", "MB", column(samples["msprobe"], "peak_mb")
+        ),
         Figure(_SECTION, "compare: peak memory, ours", "MB", column(samples["ours"], "peak_mb")),
     ]
 
@@ -143,7 +220,12 @@ def _starts(plan: Plan) -> list[Figure]:
     plan.say("peers: start-up")
     arms = {
         "msprobe compare -h": partial(run, _HOME / "bin" / "msprobe", "compare", "-h"),
-        "accucompare diff -h": partial(run, *([SCRIPT] if SCRIPT.exists() else [sys.executable, "-m", "accucompare"]), "diff", "-h"),
+        "accucompare diff -h": partial(
+            run,
+            *([SCRIPT] if SCRIPT.exists() else [sys.executable, "-m", "accucompare"]),
+            "diff",
+            "-h",
+        ),
     }
     for start in arms.values():
         start()
@@ -151,5 +233,7 @@ def _starts(plan: Plan) -> list[Figure]:
     return [
         Figure(_SECTION, "start-up: msprobe compare -h", "ms", [value * 1e3 for value in theirs]),
         Figure(_SECTION, "start-up: accucompare diff -h", "ms", [value * 1e3 for value in ours]),
-        Figure(_SECTION, "start-up: msprobe / ours", "x", ratios(theirs, ours), 10.0, at_least=True),
+        Figure(
+            _SECTION, "start-up: msprobe / ours", "x", ratios(theirs, ours), 10.0, at_least=True
+        ),
     ]

@@ -65,7 +65,8 @@ class Features:
     Attributes:
         workers: whether there is ``diff(work=)``.
         mode: whether there is ``capture(mode=)``.
-        kernel: what its kernel says of itself, ``compiled`` if it is and so can be switched off; ``""`` if it has none.
+        kernel: what its kernel says of itself, ``compiled`` if it is and so can be switched off;
+            ``""`` if it has none.
     """
 
     workers: bool
@@ -74,7 +75,9 @@ class Features:
 
     @classmethod
     def find(cls) -> Features:
-        return cls(**child("benchmarks.speed.plan"))  # in a process of its own: this one must stay small, and so without torch
+        return cls(
+            **child("benchmarks.speed.plan")
+        )  # in a process of its own: this one must stay small, and so without torch
 
 
 @dataclass
@@ -104,7 +107,10 @@ class Plan:
         """Raise BenchError unless there is room for so many bytes, and a little more."""
         free = shutil.disk_usage(self.folder).free
         if free < nbytes * 1.1:
-            raise BenchError(f"{self.folder}: {nbytes * 1.1 / 1e9:.1f} GB are needed, {free / 1e9:.1f} are free; choose another --out")
+            raise BenchError(
+                f"{self.folder}: {nbytes * 1.1 / 1e9:.1f} GB are needed, {free / 1e9:.1f} are free;"
+                " choose another --out"
+            )
 
 
 if __name__ == "__main__":
@@ -114,6 +120,8 @@ if __name__ == "__main__":
     found = {
         "workers": "work" in inspect.signature(ac.diff).parameters,
         "mode": "mode" in inspect.signature(ac.capture).parameters,
-        "kernel": importlib.import_module(name).description() if importlib.util.find_spec(name) else "",
+        "kernel": (
+            importlib.import_module(name).description() if importlib.util.find_spec(name) else ""
+        ),
     }
     print(json.dumps(found))

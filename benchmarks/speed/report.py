@@ -1,4 +1,6 @@
-"""Writing the Excel report of a made-up comparison: ``python -m benchmarks.speed.report ROWS PATH``."""
+"""Writing the Excel report of a made-up comparison: ``python -m benchmarks.speed.report ROWS
+PATH``.
+"""
 
 from __future__ import annotations
 
@@ -32,19 +34,30 @@ _LIMIT = 1e-4
 def measure(plan: Plan) -> Iterator[Figure]:
     for rows in plan.sizes.rows:
         plan.say(f"report: {rows:,} rows")
-        samples = [child("benchmarks.speed.report", rows, plan.folder / "report.xlsx") for _ in range(plan.rounds)]
+        samples = [
+            child("benchmarks.speed.report", rows, plan.folder / "report.xlsx")
+            for _ in range(plan.rounds)
+        ]
         large = rows == max(plan.sizes.rows)
         over = [sample["peak_mb"] - sample["bare_mb"] for sample in samples]
         writing = [sample["peak_mb"] - sample["comparison_mb"] for sample in samples]
         yield from (
-            Figure("report", f"{rows:,} rows: time", "s", column(samples, "seconds"), 30.0 if large else None),
+            Figure(
+                "report",
+                f"{rows:,} rows: time",
+                "s",
+                column(samples, "seconds"),
+                30.0 if large else None,
+            ),
             Figure("report", f"{rows:,} rows: peak memory", "MB", over, 300.0 if large else None),
             Figure("report", f"{rows:,} rows: of that, added by writing", "MB", writing),
         )
 
 
 def made_up(rows: int) -> Comparison:
-    """A language model's modules, an input and an output each, errors that grow with depth, one row in a hundred over tolerance."""
+    """A language model's modules, an input and an output each, errors that grow with depth, one row
+    in a hundred over tolerance.
+    """
     from accucompare.api import Comparison
     from accucompare.bundle.format.manifest import Manifest
     from accucompare.bundle.format.records import Layout, Record, Role
@@ -78,15 +91,34 @@ def made_up(rows: int) -> Comparison:
             for _ in range(2)
         )
         metrics = Metrics(
-            *(786432, 786432, error, error**2 / 2, error * 4, (1, draw.randrange(512), draw.randrange(768)), spread[4], spread[4] + error),
+            *(
+                786432,
+                786432,
+                error,
+                error**2 / 2,
+                error * 4,
+                (1, draw.randrange(512), draw.randrange(768)),
+                spread[4],
+                spread[4] + error,
+            ),
             *(error * 1000, error / 2, error * 0.8, spread[5] * error, int(error * 1e8)),
             over_1e3=min(1.0, error * 10),
             over_5e3=min(1.0, error),
         )
         reason = Reason.OK if error <= _LIMIT else Reason.INTRODUCED
-        verdict = Verdict(reason, f"rel_l2 {_LIMIT:g}", "default for float32", (SmallestLimit("rel_l2", error),), error / _LIMIT)
+        verdict = Verdict(
+            reason,
+            f"rel_l2 {_LIMIT:g}",
+            "default for float32",
+            (SmallestLimit("rel_l2", error),),
+            error / _LIMIT,
+        )
         made.append(Row(golden, candidate, verdict, metrics, module=name))
-    return Comparison(Side(Path("golden"), Manifest(complete=True)), Side(Path("npu"), Manifest(complete=True)), made)
+    return Comparison(
+        Side(Path("golden"), Manifest(complete=True)),
+        Side(Path("npu"), Manifest(complete=True)),
+        made,
+    )
 
 
 def _child(rows: int, path: Path) -> None:
@@ -98,7 +130,17 @@ def _child(rows: int, path: Path) -> None:
     began = time.perf_counter()
     comparison.to_excel(path)
     seconds = time.perf_counter() - began
-    print(json.dumps({"seconds": seconds, "bare_mb": bare, "comparison_mb": before, "peak_mb": peak_mb(), "bytes": path.stat().st_size}))
+    print(
+        json.dumps(
+            {
+                "seconds": seconds,
+                "bare_mb": bare,
+                "comparison_mb": before,
+                "peak_mb": peak_mb(),
+                "bytes": path.stat().st_size,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,9 @@ def measure(plan: Plan) -> list[Figure]:
         "python -c pass": [python, "-c", "pass"],
         "import numpy": [python, "-c", "import numpy"],
         "import accucompare": [python, "-c", "import accucompare"],
-        "accucompare --help": [SCRIPT, "--help"] if SCRIPT.exists() else [python, "-m", "accucompare", "--help"],
+        "accucompare --help": [SCRIPT, "--help"]
+        if SCRIPT.exists()
+        else [python, "-m", "accucompare", "--help"],
         "accucompare diff of two tiny bundles, report included": [
             *(python, "-m", "accucompare", "diff", golden, candidate),
             *("--report", plan.folder / "tiny" / "report.xlsx"),
@@ -36,5 +38,10 @@ def measure(plan: Plan) -> list[Figure]:
     }
     for command in commands.values():
         run(*command)  # from here on its files are in the page cache
-    samples = alternate({name: partial(run, *command) for name, command in commands.items()}, plan.rounds)
-    return [Figure("start-up", name, "ms", [value * 1e3 for value in column(taken, "seconds")]) for name, taken in samples.items()]
+    samples = alternate(
+        {name: partial(run, *command) for name, command in commands.items()}, plan.rounds
+    )
+    return [
+        Figure("start-up", name, "ms", [value * 1e3 for value in column(taken, "seconds")])
+        for name, taken in samples.items()
+    ]

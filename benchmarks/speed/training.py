@@ -1,4 +1,6 @@
-"""What capturing training costs: a whole step of GPT-2 (forward, backward, AdamW), plain and captured, in turns in one process."""
+"""What capturing training costs: a whole step of GPT-2 (forward, backward, AdamW), plain and
+captured, in turns in one process.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +46,39 @@ def measure(plan: Plan) -> Iterator[Figure]:
             taken = ratios(column(samples[name], key), alone[key])
             yield Figure(_SECTION, f"{name}: {what} / plain step's", "x", taken, target)
         taken = ratios(column(dropping["not chosen"], key), column(dropping[_PLAIN], key))
-        yield Figure(_SECTION, f"not chosen, dropout drawn on the CPU: {what} / plain step's", "x", taken)
+        yield Figure(
+            _SECTION, f"not chosen, dropout drawn on the CPU: {what} / plain step's", "x", taken
+        )
     for name in ("tensors", "sketch", "stats", "digest", "series"):
-        yield Figure(_SECTION, f"{name}: after the step, until closed", "s", column(samples[name], "after"))
-        yield Figure(_SECTION, f"{name}: on disk", "MB", [value / 1e6 for value in column(samples[name], "bytes")])
+        yield Figure(
+            _SECTION, f"{name}: after the step, until closed", "s", column(samples[name], "after")
+        )
+        yield Figure(
+            _SECTION,
+            f"{name}: on disk",
+            "MB",
+            [value / 1e6 for value in column(samples[name], "bytes")],
+        )
         if name == "sketch":
             records = column(samples[name], "records")
             each = [1000 * size / 1e6 for size in ratios(column(samples[name], "bytes"), records)]
             yield Figure(_SECTION, f"{name}: on disk, of 1,000 records", "MB", each, 2.2)
-    yield Figure(_SECTION, "tensors: on disk / distinct bytes", "x", ratios(*(column(samples["tensors"], key) for key in _BYTES)), 1.01)
+    yield Figure(
+        _SECTION,
+        "tensors: on disk / distinct bytes",
+        "x",
+        ratios(*(column(samples["tensors"], key) for key in _BYTES)),
+        1.01,
+    )
     plan.say("training: peak memory")
-    peaks = {name: [_in_child(plan, 1, [name])["peak_mb"] for _ in range(plan.rounds)] for name in (_PLAIN, "tensors", "stats")}
+    peaks = {
+        name: [_in_child(plan, 1, [name])["peak_mb"] for _ in range(plan.rounds)]
+        for name in (_PLAIN, "tensors", "stats")
+    }
     for name in ("tensors", "stats"):
-        over = [captured - plain for captured, plain in zip(peaks[name], peaks[_PLAIN], strict=True)]
+        over = [
+            captured - plain for captured, plain in zip(peaks[name], peaks[_PLAIN], strict=True)
+        ]
         yield Figure(_SECTION, f"{name}: peak memory over the plain step's", "MB", over)
 
 
@@ -65,7 +87,13 @@ _BYTES = "bytes", "distinct"
 
 def _in_child(plan: Plan, rounds: int, names: list[str], dropout: bool = False) -> Sample:
     folder = plan.folder / "training"
-    return child("benchmarks.speed.training", folder, *gpt2.options(plan, rounds), *(["--dropout"] if dropout else []), *names)
+    return child(
+        "benchmarks.speed.training",
+        folder,
+        *gpt2.options(plan, rounds),
+        *(["--dropout"] if dropout else []),
+        *names,
+    )
 
 
 def _plain(training: Training) -> Sample:
@@ -82,7 +110,13 @@ def _captured(training: Training, folder: Path, options: dict[str, Any]) -> Samp
         taken = _timed(training.step)
         done = time.perf_counter()
     ended = time.perf_counter()
-    return {**taken, "after": ended - done, "bytes": bytes_in(folder), "distinct": distinct_bytes(folder) or 1, "records": _records(folder)}
+    return {
+        **taken,
+        "after": ended - done,
+        "bytes": bytes_in(folder),
+        "distinct": distinct_bytes(folder) or 1,
+        "records": _records(folder),
+    }
 
 
 def _records(folder: Path) -> int:
@@ -98,17 +132,29 @@ def _timed(act: Callable[[], None]) -> Sample:
 def _child() -> None:
     parser = gpt2.parser()
     parser.add_argument("arms", nargs="+")
-    parser.add_argument("--dropout", action="store_true", help="matching its random numbers costs time of its own, in every step")
+    parser.add_argument(
+        "--dropout",
+        action="store_true",
+        help="matching its random numbers costs time of its own, in every step",
+    )
     options = parser.parse_args()
 
     import torch
 
     torch.set_num_threads(1)  # the other core is the writer's
-    training = Training.of(gpt2.build(options.layers).train(options.dropout), gpt2.tokens(options.batch, options.length))
+    training = Training.of(
+        gpt2.build(options.layers).train(options.dropout),
+        gpt2.tokens(options.batch, options.length),
+    )
     plain = partial(_plain, training)
     known: dict[str, Callable[[], Sample]] = {_PLAIN: plain}
-    known |= {name: partial(_captured, training, options.folder / name, arm) for name, (arm, _) in _ARMS.items()}
-    samples = gpt2.measured(options.folder, plain, {name: known[name] for name in options.arms}, options.rounds)
+    known |= {
+        name: partial(_captured, training, options.folder / name, arm)
+        for name, (arm, _) in _ARMS.items()
+    }
+    samples = gpt2.measured(
+        options.folder, plain, {name: known[name] for name in options.arms}, options.rounds
+    )
     print(json.dumps({"samples": samples, "peak_mb": peak_mb()}))
 
 

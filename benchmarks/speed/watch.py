@@ -43,11 +43,24 @@ def measure(plan: Plan) -> Iterator[Figure]:
             taken.append(_in_child(plan, "cpu", 1, [name])["peak_mb"])
     for name, taken in peaks.items():
         if name != _PLAIN:
-            yield Figure(_SECTION, f"{name}: peak memory / the plain steps'", "x", ratios(taken, peaks[_PLAIN]), 1.1)
+            yield Figure(
+                _SECTION,
+                f"{name}: peak memory / the plain steps'",
+                "x",
+                ratios(taken, peaks[_PLAIN]),
+                1.1,
+            )
 
 
 def _in_child(plan: Plan, device: str, rounds: int, names: list[str]) -> Sample:
-    return child("benchmarks.speed.watch", plan.folder / "watch", *gpt2.options(plan, rounds), "--device", device, *names)
+    return child(
+        "benchmarks.speed.watch",
+        plan.folder / "watch",
+        *gpt2.options(plan, rounds),
+        "--device",
+        device,
+        *names,
+    )
 
 
 def _figures(answer: Sample, on: str) -> Iterator[Figure]:
@@ -55,16 +68,35 @@ def _figures(answer: Sample, on: str) -> Iterator[Figure]:
     alone = column(samples[_PLAIN], "step")
     yield Figure(_SECTION, f"{on}plain step (forward, backward, AdamW)", "s", alone)
     for name, (_, target) in _ARMS.items():
-        yield Figure(_SECTION, f"{on}{name}: step / plain step", "x", ratios(column(samples[name], "step"), alone), target)
-    for name, (_, target) in _ARMS.items():  # on a machine that others use as well, this can be trusted further
+        yield Figure(
+            _SECTION,
+            f"{on}{name}: step / plain step",
+            "x",
+            ratios(column(samples[name], "step"), alone),
+            target,
+        )
+    for name, (
+        _,
+        target,
+    ) in _ARMS.items():  # on a machine that others use as well, this can be trusted further
         busy = ratios(column(samples[name], "busy"), column(samples[_PLAIN], "busy"))
         yield Figure(_SECTION, f"{on}{name}: processor time / plain step's", "x", busy, target)
     for name in ("flags only", "frames"):
         first = ratios(column(samples[name], "first"), alone)
         yield Figure(_SECTION, f"{on}{name}: first step of a watch / plain step", "x", first)
         first = ratios(column(samples[name], "first_busy"), column(samples[_PLAIN], "busy"))
-        yield Figure(_SECTION, f"{on}{name}: first step of a watch, processor time / plain step's", "x", first)
-    yield Figure(_SECTION, f"{on}{_NEIGHBOUR}: step / plain step", "x", ratios(column(samples[_NEIGHBOUR], "step"), alone))
+        yield Figure(
+            _SECTION,
+            f"{on}{name}: first step of a watch, processor time / plain step's",
+            "x",
+            first,
+        )
+    yield Figure(
+        _SECTION,
+        f"{on}{_NEIGHBOUR}: step / plain step",
+        "x",
+        ratios(column(samples[_NEIGHBOUR], "step"), alone),
+    )
     for part in ("before", "after"):
         yield Figure(_SECTION, f"{on}frames: {part} the loop", "s", column(samples["frames"], part))
 
@@ -81,7 +113,9 @@ def _watched(training: Training, folder: Path, options: dict[str, Any]) -> Sampl
             training.step()
             watch.step()
 
-        first = _timed(step)  # the first of a hundred is watched, and the first of ten looks for underflow, too
+        first = _timed(
+            step
+        )  # the first of a hundred is watched, and the first of ten looks for underflow, too
         taken = _timed(step)
         done = time.perf_counter()
     return {
@@ -132,9 +166,17 @@ def _child() -> None:
     model = gpt2.build(options.layers).train().to(options.device)
     training = Training.of(model, gpt2.tokens(options.batch, options.length).to(options.device))
     plain = partial(_timed, training.step)
-    known: dict[str, Callable[[], Sample]] = {_PLAIN: plain, _NEIGHBOUR: partial(_neighbour, training)}
-    known |= {name: partial(_watched, training, options.folder / name, arm) for name, (arm, _) in _ARMS.items()}
-    samples = gpt2.measured(options.folder, plain, {name: known[name] for name in options.arms}, options.rounds)
+    known: dict[str, Callable[[], Sample]] = {
+        _PLAIN: plain,
+        _NEIGHBOUR: partial(_neighbour, training),
+    }
+    known |= {
+        name: partial(_watched, training, options.folder / name, arm)
+        for name, (arm, _) in _ARMS.items()
+    }
+    samples = gpt2.measured(
+        options.folder, plain, {name: known[name] for name in options.arms}, options.rounds
+    )
     print(json.dumps({"samples": samples, "peak_mb": peak_mb(), "gpu": torch.cuda.is_available()}))
 
 

@@ -1,4 +1,6 @@
-"""Sound trainings of several networks, or with an environment: adversarial ones, and reinforcement learning."""
+"""Sound trainings of several networks, or with an environment: adversarial ones, and reinforcement
+learning.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planted.sound.catalogue import STEPS, Loop, Net, Parts, digits, epochs, images, mlp, points, sound
+from planted.sound.catalogue import (
+    STEPS,
+    Loop,
+    Net,
+    Parts,
+    digits,
+    epochs,
+    images,
+    mlp,
+    points,
+    sound,
+)
 
 
 class _Maker(nn.Module):
@@ -32,7 +45,11 @@ class _Judge(nn.Module):
         super().__init__()
         self.main = nn.Sequential(
             *(nn.Conv2d(1, 12, 4, 2, 1, bias=False), nn.LeakyReLU(0.2)),
-            *(nn.Conv2d(12, 24, 4, 2, 1, bias=False), nn.BatchNorm2d(24) if norm else nn.Identity(), nn.LeakyReLU(0.2)),
+            *(
+                nn.Conv2d(12, 24, 4, 2, 1, bias=False),
+                nn.BatchNorm2d(24) if norm else nn.Identity(),
+                nn.LeakyReLU(0.2),
+            ),
             nn.Conv2d(24, 1, 3, 1, 0, bias=False),
         )
 
@@ -53,13 +70,17 @@ def _pair(norm: bool = True) -> tuple[nn.Module, nn.Module]:
 
 def _dcgan(parts: Callable[..., Parts]) -> Loop:
     maker, judge = _pair()
-    judged, made = (torch.optim.Adam(each.parameters(), lr=1e-3, betas=(0.5, 0.999)) for each in (judge, maker))
+    judged, made = (
+        torch.optim.Adam(each.parameters(), lr=1e-3, betas=(0.5, 0.999)) for each in (judge, maker)
+    )
     yield parts(maker, judge, made, judged)
     for (real,) in epochs(2 * digits() - 1):
         judge.zero_grad()
         functional.binary_cross_entropy_with_logits(judge(real), torch.ones(len(real))).backward()
         fake = maker(torch.randn(len(real), 12, 1, 1))
-        functional.binary_cross_entropy_with_logits(judge(fake.detach()), torch.zeros(len(real))).backward()
+        functional.binary_cross_entropy_with_logits(
+            judge(fake.detach()), torch.zeros(len(real))
+        ).backward()
         judged.step()
         maker.zero_grad()
         functional.binary_cross_entropy_with_logits(judge(fake), torch.ones(len(real))).backward()
@@ -79,12 +100,16 @@ def dcgan_maker() -> Loop:
 
 @sound("DCGAN, both watched")
 def dcgan_both() -> Loop:
-    yield from _dcgan(lambda maker, judge, made, judged: Parts(nn.ModuleList([maker, judge]), [made, judged]))
+    yield from _dcgan(
+        lambda maker, judge, made, judged: Parts(nn.ModuleList([maker, judge]), [made, judged])
+    )
 
 
 def _wgan(parts: Callable[..., Parts]) -> Loop:
     maker, judge = _pair(norm=False)
-    judged, made = (torch.optim.Adam(each.parameters(), lr=1e-3, betas=(0.0, 0.9)) for each in (judge, maker))
+    judged, made = (
+        torch.optim.Adam(each.parameters(), lr=1e-3, betas=(0.0, 0.9)) for each in (judge, maker)
+    )
     yield parts(maker, judge, made, judged)
     for step, (real,) in enumerate(epochs(2 * digits() - 1)):
         judge.requires_grad_(True)
@@ -112,7 +137,9 @@ def wgan_judge() -> Loop:
 
 @sound("WGAN with a gradient penalty, both watched")
 def wgan_both() -> Loop:
-    yield from _wgan(lambda maker, judge, made, judged: Parts(nn.ModuleList([maker, judge]), [made, judged]))
+    yield from _wgan(
+        lambda maker, judge, made, judged: Parts(nn.ModuleList([maker, judge]), [made, judged])
+    )
 
 
 @sound("WGAN with clipped weights")
@@ -138,13 +165,18 @@ def wgan_clipped() -> Loop:
 @sound("a GAN in autocast: real images in float32, made ones in bfloat16")
 def gan_autocast() -> Loop:
     maker, judge = _pair()
-    judged, made = (torch.optim.Adam(each.parameters(), lr=1e-3, betas=(0.5, 0.999)) for each in (judge, maker))
+    judged, made = (
+        torch.optim.Adam(each.parameters(), lr=1e-3, betas=(0.5, 0.999)) for each in (judge, maker)
+    )
     yield Parts(judge, judged)
     for (real,) in epochs(2 * digits() - 1):
         judged.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
             fake = maker(torch.randn(len(real), 12, 1, 1))
-            loss = functional.relu(1 - judge(real)).mean() + functional.relu(1 + judge(fake.detach())).mean()
+            loss = (
+                functional.relu(1 - judge(real)).mean()
+                + functional.relu(1 + judge(fake.detach())).mean()
+            )
         loss.backward()
         judged.step()
         made.zero_grad()
@@ -170,7 +202,11 @@ def domains() -> Loop:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.trunk, self.classes, self.domain = mlp(16, 32, 32), nn.Linear(32, 4), mlp(32, 16, 2)
+            self.trunk, self.classes, self.domain = (
+                mlp(16, 32, 32),
+                nn.Linear(32, 4),
+                mlp(32, 16, 2),
+            )
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             h = self.trunk(x).relu()
@@ -185,7 +221,10 @@ def domains() -> Loop:
         other = a.flip(0) + 0.5
         logits = torch.cat([model(a)[1], model(other)[1]])
         optimizer.zero_grad()
-        (functional.cross_entropy(source, b) + 0.3 * functional.cross_entropy(logits, torch.arange(2).repeat_interleave(len(a)))).backward()
+        (
+            functional.cross_entropy(source, b)
+            + 0.3 * functional.cross_entropy(logits, torch.arange(2).repeat_interleave(len(a)))
+        ).backward()
         optimizer.step()
         yield None
 
@@ -210,7 +249,9 @@ class _Pole:
         push = (force + 0.05 * turning**2 * sin) / 1.1
         turn = (9.8 * sin - cos * push) / (0.5 * (4 / 3 - 0.1 * cos**2 / 1.1))
         move = push - 0.05 * turn * cos / 1.1
-        self.state = torch.tensor([x + 0.02 * v, v + 0.02 * move, angle + 0.02 * turning, turning + 0.02 * turn])
+        self.state = torch.tensor(
+            [x + 0.02 * v, v + 0.02 * move, angle + 0.02 * turning, turning + 0.02 * turn]
+        )
         self.steps += 1
         x, _, angle, _ = self.state.tolist()
         return self.state, 1.0, abs(x) > 2.4 or abs(angle) > 0.21 or self.steps >= 60
@@ -227,7 +268,9 @@ def _returns(rewards: list[float]) -> torch.Tensor:
 
 @sound("REINFORCE: an episode in a step, the policy called for one state at a time")
 def reinforce() -> Loop:
-    policy = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.6), nn.ReLU(), nn.Linear(32, 2), nn.Softmax(-1))
+    policy = nn.Sequential(
+        nn.Linear(4, 32), nn.Dropout(0.6), nn.ReLU(), nn.Linear(32, 2), nn.Softmax(-1)
+    )
     optimizer, world = torch.optim.Adam(policy.parameters(), lr=1e-2), _Pole()
     yield Parts(policy, optimizer)
     for _ in range(45):
@@ -271,7 +314,9 @@ def actor_critic() -> Loop:
             rewards.append(reward)
         returns, values_ = _returns(rewards), torch.cat(values)
         optimizer.zero_grad()
-        loss = (-torch.stack(chances) * (returns - values_.detach())).sum() + functional.smooth_l1_loss(values_, returns, reduction="sum")
+        loss = (
+            -torch.stack(chances) * (returns - values_.detach())
+        ).sum() + functional.smooth_l1_loss(values_, returns, reduction="sum")
         loss.backward()
         optimizer.step()
         yield None
@@ -287,17 +332,26 @@ def dqn() -> Loop:
     yield Parts(model, optimizer)
     for step in range(260):
         with torch.no_grad():
-            action = int(model(state[None]).argmax()) if float(torch.rand(())) > max(0.1, 1 - step / 200) else int(torch.randint(0, 2, ()))
+            action = (
+                int(model(state[None]).argmax())
+                if float(torch.rand(())) > max(0.1, 1 - step / 200)
+                else int(torch.randint(0, 2, ()))
+            )
         following, reward, done = world.step(action)
         memory.append((state, action, reward, following, done))
         state = world.reset() if done else following
         if len(memory) < 32:
             continue
         chosen = [memory[int(at)] for at in torch.randint(0, len(memory), (32,))]
-        states, next_states = torch.stack([each[0] for each in chosen]), torch.stack([each[3] for each in chosen])
+        states, next_states = (
+            torch.stack([each[0] for each in chosen]),
+            torch.stack([each[3] for each in chosen]),
+        )
         with torch.no_grad():
             alive = torch.tensor([not each[4] for each in chosen]).float()
-            aim = torch.tensor([each[2] for each in chosen]) + 0.99 * alive * target(next_states).amax(1)
+            aim = torch.tensor([each[2] for each in chosen]) + 0.99 * alive * target(
+                next_states
+            ).amax(1)
         value = model(states).gather(1, torch.tensor([[each[1]] for each in chosen]))[:, 0]
         optimizer.zero_grad()
         functional.smooth_l1_loss(value, aim).backward()
@@ -323,7 +377,10 @@ def ppo() -> Loop:
                 following, reward, done = world.step(action)
                 seen.append((state, action, float(chance[action].log()), reward, done))
                 state = world.reset() if done else following
-        states, actions = torch.stack([each[0] for each in seen]), torch.tensor([each[1] for each in seen])
+        states, actions = (
+            torch.stack([each[0] for each in seen]),
+            torch.tensor([each[1] for each in seen]),
+        )
         before = torch.tensor([each[2] for each in seen])
         total, found = 0.0, list[float]()
         for *_, reward, done in reversed(seen):
@@ -337,7 +394,9 @@ def ppo() -> Loop:
                 ratio = (choice.log_prob(actions[part]) - before[part]).exp()
                 gain = returns[part] - value[:, 0].detach()
                 gain = (gain - gain.mean()) / (gain.std() + 1e-8)
-                loss = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean() + 0.5 * functional.mse_loss(value[:, 0], returns[part])
+                loss = -torch.min(
+                    ratio * gain, ratio.clamp(0.8, 1.2) * gain
+                ).mean() + 0.5 * functional.mse_loss(value[:, 0], returns[part])
                 optimizer.zero_grad()
                 (loss - 0.01 * choice.entropy().mean()).backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -351,7 +410,10 @@ def turns() -> Loop:
     model = Net()
     first = torch.optim.Adam(model.features.parameters(), lr=1e-3)
     second = torch.optim.SGD(model.head.parameters(), lr=0.05)
-    schedulers = [torch.optim.lr_scheduler.CosineAnnealingLR(first, STEPS), torch.optim.lr_scheduler.ExponentialLR(second, 0.99)]
+    schedulers = [
+        torch.optim.lr_scheduler.CosineAnnealingLR(first, STEPS),
+        torch.optim.lr_scheduler.ExponentialLR(second, 0.99),
+    ]
     yield Parts(model, [first, second], schedulers)
     for a, b in epochs(x, y, steps=STEPS // 2):
         for optimizer, scheduler in zip((first, second), schedulers, strict=True):

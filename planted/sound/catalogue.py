@@ -1,4 +1,6 @@
-"""Sound trainings of very different kinds, in which the checklist must say nothing: loops as people write them."""
+"""Sound trainings of very different kinds, in which the checklist must say nothing: loops as people
+write them.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ class Parts:
     scaler: Any = None
 
 
-#: First the parts, when they are made, and then ``None`` at the end of each step. Libraries have their loop inside: they yield nothing, and
-#: can only be watched as scripts are.
+# : First the parts, when they are made, and then ``None`` at the end of each step. Libraries have
+# their loop inside: they yield nothing, and : can only be watched as scripts are.
 Loop = Iterator[Parts | None]
 
 SOUND: dict[str, Callable[[], Loop]] = {}
@@ -49,25 +51,33 @@ def sound(name: str, library: bool = False) -> Callable[[Callable[[], Loop]], Ca
 def images(count: int = 640, classes: int = 6, size: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     """Noisy patterns with their labels: float32 [count, 1, size, size], int64 [count]."""
     labels = torch.randint(0, classes, (count,))
-    return torch.randn(classes, 1, size, size)[labels] + 0.7 * torch.randn(count, 1, size, size), labels
+    return torch.randn(classes, 1, size, size)[labels] + 0.7 * torch.randn(
+        count, 1, size, size
+    ), labels
 
 
 def digits(count: int = 512, size: int = 12) -> torch.Tensor:
     """Bright strokes on black, from 0 to 1: float32 [count, 1, size, size]."""
     at = torch.rand(count, 4, 2) * (size - 4) + 2
     axis = torch.arange(size)
-    near = (axis[None, None, :, None] - at[..., :1, None]).abs() + (axis[None, None, None, :] - at[..., 1:, None]).abs()
+    near = (axis[None, None, :, None] - at[..., :1, None]).abs() + (
+        axis[None, None, None, :] - at[..., 1:, None]
+    ).abs()
     return (2.0 - near).clamp(0, 1).amax(1, keepdim=True)
 
 
-def points(count: int = 640, classes: int = 4, width: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+def points(
+    count: int = 640, classes: int = 4, width: int = 16
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Clusters with their labels: float32 [count, width], int64 [count]."""
     labels = torch.randint(0, classes, (count,))
     return 1.5 * torch.randn(classes, width)[labels] + torch.randn(count, width), labels
 
 
 def sentences(count: int, length: int, words: int, first: int = 2) -> torch.Tensor:
-    """Ids of a small grammar, in which a word mostly follows from the one before: int64 [count, length]."""
+    """Ids of a small grammar, in which a word mostly follows from the one before: int64 [count,
+    length].
+    """
     ids = torch.randint(first, words, (count, length))
     for place in range(1, length):
         follows = (ids[:, place - 1] * 2) % (words - first) + first
@@ -83,7 +93,9 @@ def draw(*data: torch.Tensor, size: int = 16) -> list[torch.Tensor]:
 
 def epochs(*data: torch.Tensor, size: int = 16, steps: int = STEPS) -> Iterator[list[torch.Tensor]]:
     """Batches of shuffled epochs."""
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), batch_size=size, shuffle=True)
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(*data), batch_size=size, shuffle=True
+    )
     while True:
         for batch in loader:
             if not steps:
@@ -106,7 +118,13 @@ class Net(nn.Module):
         super().__init__()
         self.features = nn.Sequential(
             *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
-            *(nn.Conv2d(8, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()),
+            *(
+                nn.Conv2d(8, 16, 3, 2, 1),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool2d(2),
+                nn.Flatten(),
+            ),
         )
         self.dropout, self.head = nn.Dropout(0.1), nn.Linear(64, classes)
 

@@ -1,4 +1,6 @@
-"""Sound trainings that see all of their data in each step, and those on graphs, fields, tables and matrices."""
+"""Sound trainings that see all of their data in each step, and those on graphs, fields, tables and
+matrices.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from planted.sound.catalogue import STEPS, Loop, Parts, draw, epochs, mlp, point
 class _GCN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.other, self.dropout = nn.Linear(60, 16, bias=False), nn.Linear(16, 4, bias=False), nn.Dropout(0.5)
+        self.one, self.other, self.dropout = (
+            nn.Linear(60, 16, bias=False),
+            nn.Linear(16, 4, bias=False),
+            nn.Dropout(0.5),
+        )
 
     def forward(self, x: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
         h = self.dropout(torch.sparse.mm(adjacency, self.one(x)).relu())
@@ -47,7 +53,10 @@ class _Attention(nn.Module):
 
     def __init__(self, inside: int, outside: int) -> None:
         super().__init__()
-        self.w, self.a = nn.Linear(inside, outside, bias=False), nn.Linear(2 * outside, 1, bias=False)
+        self.w, self.a = (
+            nn.Linear(inside, outside, bias=False),
+            nn.Linear(2 * outside, 1, bias=False),
+        )
 
     def forward(self, x: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
         h = self.w(x)
@@ -59,7 +68,9 @@ class _Attention(nn.Module):
 @sound("graph attention: -9e15 where there is no edge")
 def gat() -> Loop:
     labels = torch.randint(0, 3, (90,))
-    adjacency = (torch.rand(90, 90) < torch.where(labels[:, None] == labels, 0.15, 0.01)).float() + torch.eye(90)
+    adjacency = (
+        torch.rand(90, 90) < torch.where(labels[:, None] == labels, 0.15, 0.01)
+    ).float() + torch.eye(90)
     x = torch.randn(90, 24) + functional.one_hot(labels, 24)
 
     class GAT(nn.Module):
@@ -126,10 +137,15 @@ def equation() -> Loop:
         inside = torch.rand(64, 2, requires_grad=True)
         u = model(inside)
         (first,) = torch.autograd.grad(u.sum(), inside, create_graph=True)
-        twice = sum(torch.autograd.grad(first[:, axis].sum(), inside, create_graph=True)[0][:, axis] for axis in (0, 1))
+        twice = sum(
+            torch.autograd.grad(first[:, axis].sum(), inside, create_graph=True)[0][:, axis]
+            for axis in (0, 1)
+        )
         border = torch.rand(32, 2)
         border[:, 0] = border[:, 0].round()
-        loss = (twice + math.pi**2 * torch.sin(math.pi * inside[:, 0])).square().mean() + 10 * model(border).square().mean()
+        loss = (
+            twice + math.pi**2 * torch.sin(math.pi * inside[:, 0])
+        ).square().mean() + 10 * model(border).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -179,7 +195,9 @@ def wide() -> Loop:
 
 @sound("prices as they are: targets in hundred thousands, a table that batch norm makes even")
 def prices() -> Loop:
-    x = torch.randn(640, 6) * torch.tensor([1.0, 10.0, 1e3, 5e4, 3e5, 0.01]) + torch.tensor([0.0, 5.0, 2e3, 1e5, 4e5, 0.0])
+    x = torch.randn(640, 6) * torch.tensor([1.0, 10.0, 1e3, 5e4, 3e5, 0.01]) + torch.tensor(
+        [0.0, 5.0, 2e3, 1e5, 4e5, 0.0]
+    )
     y = 3e5 + 1e5 * (x[:, :1] + x[:, 1:2] / 10)
     model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -200,7 +218,9 @@ def gaussian() -> Loop:
         x = torch.randn(32, 8)
         mean, log_variance = model(x).chunk(2, 1)
         optimizer.zero_grad()
-        functional.gaussian_nll_loss(mean, x[:, :1] + 0.1 * torch.randn(32, 1), log_variance.exp()).backward()
+        functional.gaussian_nll_loss(
+            mean, x[:, :1] + 0.1 * torch.randn(32, 1), log_variance.exp()
+        ).backward()
         optimizer.step()
         yield None
 
@@ -236,11 +256,21 @@ def factors() -> Loop:
             super().__init__()
             self.users, self.films = nn.Embedding(300, 8), nn.Embedding(200, 8)
             self.user_bias, self.film_bias = nn.Embedding(300, 1), nn.Embedding(200, 1)
-            for module, size in ((self.users, 0.01), (self.films, 0.01), (self.user_bias, 0.0), (self.film_bias, 0.0)):
+            for module, size in (
+                (self.users, 0.01),
+                (self.films, 0.01),
+                (self.user_bias, 0.0),
+                (self.film_bias, 0.0),
+            ):
                 nn.init.normal_(module.weight, 0.0, size)
 
         def forward(self, user: torch.Tensor, film: torch.Tensor) -> torch.Tensor:
-            return (self.users(user) * self.films(film)).sum(1) + self.user_bias(user)[:, 0] + self.film_bias(film)[:, 0] + 3.0
+            return (
+                (self.users(user) * self.films(film)).sum(1)
+                + self.user_bias(user)[:, 0]
+                + self.film_bias(film)[:, 0]
+                + 3.0
+            )
 
     users, films = torch.randn(300, 4), torch.randn(200, 4)
     model = Factors()
@@ -268,10 +298,17 @@ def maml() -> Loop:
             x = 6 * torch.rand(20, 1) - 3
             y = size * torch.sin(x + phase)
             weights: dict[str, torch.Tensor] = dict(model.named_parameters())
-            loss = functional.mse_loss(torch.func.functional_call(model, weights, (x[:10],)), y[:10])
+            loss = functional.mse_loss(
+                torch.func.functional_call(model, weights, (x[:10],)), y[:10]
+            )
             grads = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
-            weights = {name: value - 0.01 * grad for (name, value), grad in zip(weights.items(), grads, strict=True)}
-            total = total + functional.mse_loss(torch.func.functional_call(model, weights, (x[10:],)), y[10:])
+            weights = {
+                name: value - 0.01 * grad
+                for (name, value), grad in zip(weights.items(), grads, strict=True)
+            }
+            total = total + functional.mse_loss(
+                torch.func.functional_call(model, weights, (x[10:],)), y[10:]
+            )
         total.backward()
         optimizer.step()
         yield None
@@ -283,7 +320,9 @@ def tasks() -> Loop:
         def __init__(self) -> None:
             super().__init__()
             self.trunk = mlp(16, 32, 32)
-            self.heads = nn.ModuleDict({"a": nn.Linear(32, 4), "b": nn.Linear(32, 1), "later": nn.Linear(32, 7)})
+            self.heads = nn.ModuleDict(
+                {"a": nn.Linear(32, 4), "b": nn.Linear(32, 1), "later": nn.Linear(32, 7)}
+            )
 
         def forward(self, x: torch.Tensor, task: str) -> torch.Tensor:
             y: torch.Tensor = self.heads[task](self.trunk(x).relu())
@@ -294,7 +333,11 @@ def tasks() -> Loop:
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     yield Parts(model, optimizer)
     for step, (a, b) in enumerate(epochs(x, y)):
-        loss = functional.cross_entropy(model(a, "a"), b) if step % 2 else 20 * functional.mse_loss(model(a, "b"), a[:, :1])
+        loss = (
+            functional.cross_entropy(model(a, "a"), b)
+            if step % 2
+            else 20 * functional.mse_loss(model(a, "b"), a[:, :1])
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -320,7 +363,9 @@ def curriculum() -> Loop:
         value, marked = torch.rand(32, length), torch.zeros(32, length)
         marked.scatter_(1, torch.rand(32, length).argsort(1)[:, :2], 1.0)
         optimizer.zero_grad()
-        functional.mse_loss(model(torch.stack([value, marked], 2)), (value * marked).sum(1)).backward()
+        functional.mse_loss(
+            model(torch.stack([value, marked], 2)), (value * marked).sum(1)
+        ).backward()
         optimizer.step()
         yield None
 

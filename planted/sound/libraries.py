@@ -56,17 +56,35 @@ def trainer_bert() -> Loop:
             "eval_steps": 50,
         }
         args = TrainingArguments(folder, **options, **_QUIET)
-        Trainer(model, args, train_dataset=_data(ids, ids[:, 0] % 3), eval_dataset=_data(ids[:16], ids[:16, 0] % 3)).train()
+        Trainer(
+            model,
+            args,
+            train_dataset=_data(ids, ids[:, 0] % 3),
+            eval_dataset=_data(ids[:16], ids[:16, 0] % 3),
+        ).train()
     yield from ()
 
 
-@sound("transformers' Trainer: GPT-2 in bfloat16 autocast, two micro-batches, warm-up and cosine", library=True)
+@sound(
+    "transformers' Trainer: GPT-2 in bfloat16 autocast, two micro-batches, warm-up and cosine",
+    library=True,
+)
 def trainer_gpt2() -> Loop:
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
     _quiet()
     ids = sentences(480, 12, _WORDS)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=_WORDS, n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=1))
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=_WORDS,
+            n_positions=16,
+            n_embd=32,
+            n_layer=2,
+            n_head=2,
+            bos_token_id=1,
+            eos_token_id=1,
+        )
+    )
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = {
             "max_steps": 120,
@@ -74,7 +92,9 @@ def trainer_gpt2() -> Loop:
             "gradient_accumulation_steps": 2,
             "learning_rate": 1e-3,
         }
-        args = TrainingArguments(folder, bf16=True, lr_scheduler_type="cosine", warmup_steps=20, **options, **_QUIET)
+        args = TrainingArguments(
+            folder, bf16=True, lr_scheduler_type="cosine", warmup_steps=20, **options, **_QUIET
+        )
         Trainer(model, args, train_dataset=_data(ids, ids)).train()
     yield from ()
 
@@ -86,15 +106,24 @@ def _tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     names = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(3, _WORDS))]
-    words = Tokenizer(WordLevel({word: number for number, word in enumerate(names)}, unk_token="<unk>"))
+    words = Tokenizer(
+        WordLevel({word: number for number, word in enumerate(names)}, unk_token="<unk>")
+    )
     words.pre_tokenizer = Whitespace()  # type: ignore[assignment]
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    )
 
 
 def _gpt2() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    tokens: dict[str, Any] = {"vocab_size": _WORDS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    tokens: dict[str, Any] = {
+        "vocab_size": _WORDS,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+    }
     return GPT2LMHeadModel(GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=2, **tokens))
 
 
@@ -111,8 +140,21 @@ def trl_sft() -> Loop:
     disable_progress_bars()
     texts = [_text(row[: int(torch.randint(5, 13, ()))]) for row in sentences(320, 12, _WORDS, 3)]
     with tempfile.TemporaryDirectory() as folder:
-        args = SFTConfig(folder, max_steps=120, per_device_train_batch_size=8, max_length=32, bf16=False, learning_rate=1e-3, **_QUIET)
-        SFTTrainer(_gpt2(), args, train_dataset=Dataset.from_dict({"text": texts}), processing_class=_tokenizer()).train()
+        args = SFTConfig(
+            folder,
+            max_steps=120,
+            per_device_train_batch_size=8,
+            max_length=32,
+            bf16=False,
+            learning_rate=1e-3,
+            **_QUIET,
+        )
+        SFTTrainer(
+            _gpt2(),
+            args,
+            train_dataset=Dataset.from_dict({"text": texts}),
+            processing_class=_tokenizer(),
+        ).train()
     yield from ()
 
 
@@ -132,7 +174,10 @@ def trl_dpo() -> Loop:
     with tempfile.TemporaryDirectory() as folder:
         args = DPOConfig(folder, max_steps=100, per_device_train_batch_size=4, bf16=False, **_QUIET)
         model = _gpt2()
-        options: dict[str, Any] = {"train_dataset": Dataset.from_dict(data), "processing_class": _tokenizer()}
+        options: dict[str, Any] = {
+            "train_dataset": Dataset.from_dict(data),
+            "processing_class": _tokenizer(),
+        }
         DPOTrainer(model, ref_model=copy.deepcopy(model), args=args, **options).train()
     yield from ()
 
@@ -140,8 +185,14 @@ def trl_dpo() -> Loop:
 def _fit(module: Any, loader: Any, steps: int) -> None:
     import pytorch_lightning as lightning
 
-    options: dict[str, Any] = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    lightning.Trainer(max_steps=steps, accelerator="cpu", logger=False, **options).fit(module, loader)
+    options: dict[str, Any] = {
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    lightning.Trainer(max_steps=steps, accelerator="cpu", logger=False, **options).fit(
+        module, loader
+    )
 
 
 @sound("Lightning: an autoencoder whose parts are called apart", library=True)
@@ -164,7 +215,9 @@ def lightning_autoencoder() -> Loop:
         def configure_optimizers(self) -> Any:
             return torch.optim.Adam(self.parameters(), lr=1e-3)
 
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(digits()), batch_size=16, shuffle=True)
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(digits()), batch_size=16, shuffle=True
+    )
     _fit(Auto(), loader, 150)
     yield from ()
 
@@ -190,24 +243,35 @@ def lightning_gan() -> Loop:
             (real,) = batch
             made, judged = self.optimizers()  # type: ignore[misc]
             self.toggle_optimizer(made)
-            loss = functional.binary_cross_entropy_with_logits(self.judge(self(torch.randn(len(real), 12, 1, 1))), torch.ones(len(real)))
+            loss = functional.binary_cross_entropy_with_logits(
+                self.judge(self(torch.randn(len(real), 12, 1, 1))), torch.ones(len(real))
+            )
             made.zero_grad()
             self.manual_backward(loss)
             made.step()
             self.untoggle_optimizer(made)
             self.toggle_optimizer(judged)
             fake = self(torch.randn(len(real), 12, 1, 1)).detach()
-            loss = functional.binary_cross_entropy_with_logits(self.judge(real), torch.ones(len(real)))
-            loss = loss + functional.binary_cross_entropy_with_logits(self.judge(fake), torch.zeros(len(real)))
+            loss = functional.binary_cross_entropy_with_logits(
+                self.judge(real), torch.ones(len(real))
+            )
+            loss = loss + functional.binary_cross_entropy_with_logits(
+                self.judge(fake), torch.zeros(len(real))
+            )
             judged.zero_grad()
             self.manual_backward(loss)
             judged.step()
             self.untoggle_optimizer(judged)
 
         def configure_optimizers(self) -> Any:
-            return [torch.optim.Adam(each.parameters(), lr=1e-3, betas=(0.5, 0.999)) for each in (self.maker, self.judge)]
+            return [
+                torch.optim.Adam(each.parameters(), lr=1e-3, betas=(0.5, 0.999))
+                for each in (self.maker, self.judge)
+            ]
 
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(2 * digits() - 1), batch_size=16, shuffle=True)
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(2 * digits() - 1), batch_size=16, shuffle=True
+    )
     _fit(GAN(), loader, 200)
     yield from ()
 
@@ -219,9 +283,18 @@ def unet() -> Loop:
     from diffusers.optimization import get_cosine_schedule_with_warmup
 
     _quiet()
-    sizes: dict[str, Any] = {"block_out_channels": (8, 16), "layers_per_block": 1, "norm_num_groups": 4}
-    blocks: dict[str, Any] = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")}
-    model = UNet2DModel(sample_size=12, in_channels=1, out_channels=1, attention_head_dim=8, **sizes, **blocks)
+    sizes: dict[str, Any] = {
+        "block_out_channels": (8, 16),
+        "layers_per_block": 1,
+        "norm_num_groups": 4,
+    }
+    blocks: dict[str, Any] = {
+        "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+        "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+    }
+    model = UNet2DModel(
+        sample_size=12, in_channels=1, out_channels=1, attention_head_dim=8, **sizes, **blocks
+    )
     noises = DDPMScheduler(num_train_timesteps=1000)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     steps = 80
@@ -231,7 +304,9 @@ def unet() -> Loop:
     for (x,) in epochs(2 * digits() - 1, size=8, steps=steps):
         noise, times = torch.randn_like(x), torch.randint(0, 1000, (len(x),))
         with accelerator.accumulate(model):
-            loss = functional.mse_loss(model(noises.add_noise(x, noise, times), times, return_dict=False)[0], noise)
+            loss = functional.mse_loss(
+                model(noises.add_noise(x, noise, times), times, return_dict=False)[0], noise
+            )
             accelerator.backward(loss)
             accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -245,7 +320,9 @@ def compiled() -> Loop:
     class Whole(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 6))
+            self.layers = nn.Sequential(
+                nn.Flatten(), nn.Linear(64, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 6)
+            )
 
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return functional.cross_entropy(self.layers(x), y)

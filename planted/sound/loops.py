@@ -1,4 +1,5 @@
-"""Sound trainings of one small model, by all kinds of optimizers, schedules, precisions and loops."""
+"""Sound trainings of one small model, by all kinds of optimizers, schedules, precisions and
+loops."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ from planted.sound.catalogue import STEPS, Loop, Net, Parts, epochs, images, mlp
 Schedule = Callable[[torch.optim.Optimizer], Any]
 
 
-def _plain(optimizer: Callable[[nn.Module], Any], schedule: Schedule = lambda optimizer: None, clip: float | None = None) -> Loop:
+def _plain(
+    optimizer: Callable[[nn.Module], Any],
+    schedule: Schedule = lambda optimizer: None,
+    clip: float | None = None,
+) -> Loop:
     x, y = images()
     model = Net()
     made = optimizer(model)
@@ -37,7 +42,12 @@ def one_cycle() -> Loop:
     def schedule(optimizer: torch.optim.Optimizer) -> Any:
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.4, STEPS + 1)
 
-    yield from _plain(lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4), schedule)
+    yield from _plain(
+        lambda model: torch.optim.SGD(
+            model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4
+        ),
+        schedule,
+    )
 
 
 @sound("a cosine that begins again")
@@ -45,13 +55,17 @@ def restarts() -> Loop:
     def schedule(optimizer: torch.optim.Optimizer) -> Any:
         return torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 30, 2, 1e-5)
 
-    yield from _plain(lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), schedule)
+    yield from _plain(
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), schedule
+    )
 
 
 @sound("a cyclic rate")
 def cyclic() -> Loop:
     def schedule(optimizer: torch.optim.Optimizer) -> Any:
-        return torch.optim.lr_scheduler.CyclicLR(optimizer, 1e-4, 1e-2, 5, mode="exp_range", gamma=0.999, cycle_momentum=False)
+        return torch.optim.lr_scheduler.CyclicLR(
+            optimizer, 1e-4, 1e-2, 5, mode="exp_range", gamma=0.999, cycle_momentum=False
+        )
 
     yield from _plain(lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3), schedule)
 
@@ -127,7 +141,11 @@ def adafactor() -> Loop:
 
 @sound("RMSprop with momentum, centred")
 def rmsprop() -> Loop:
-    yield from _plain(lambda model: torch.optim.RMSprop(model.parameters(), lr=1e-3, momentum=0.9, centered=True, eps=1e-3))
+    yield from _plain(
+        lambda model: torch.optim.RMSprop(
+            model.parameters(), lr=1e-3, momentum=0.9, centered=True, eps=1e-3
+        )
+    )
 
 
 @sound("NAdam, and clipping that always acts")
@@ -192,7 +210,9 @@ class _Orthogonal(torch.optim.Optimizer):
                 for _ in range(5):
                     product = x @ x.T
                     x = 3.4445 * x + (-4.775 * product + 2.0315 * product @ product) @ x
-                each.add_(x.view_as(each), alpha=-group["lr"] * max(1, x.shape[0] / x.shape[1]) ** 0.5)
+                each.add_(
+                    x.view_as(each), alpha=-group["lr"] * max(1, x.shape[0] / x.shape[1]) ** 0.5
+                )
 
 
 @sound("Muon for matrices, AdamW for the rest")
@@ -200,7 +220,10 @@ def muon() -> Loop:
     x, y = images()
     model = Net()
     matrices = [each for each in model.parameters() if each.dim() > 1]
-    optimizers = [_Orthogonal(matrices, 0.02), torch.optim.AdamW([each for each in model.parameters() if each.dim() < 2], lr=1e-3)]
+    optimizers = [
+        _Orthogonal(matrices, 0.02),
+        torch.optim.AdamW([each for each in model.parameters() if each.dim() < 2], lr=1e-3),
+    ]
     yield Parts(model, optimizers)
     for a, b in epochs(x, y):
         model.zero_grad()
@@ -219,7 +242,10 @@ def uphill() -> Loop:
     for a, b in epochs(x, y):
         functional.cross_entropy(model(a), b).backward()
         with torch.no_grad():
-            grads = [each.grad.clone() if each.grad is not None else torch.zeros_like(each) for each in model.parameters()]
+            grads = [
+                each.grad.clone() if each.grad is not None else torch.zeros_like(each)
+                for each in model.parameters()
+            ]
             size = torch.stack([grad.norm() for grad in grads]).norm()
             for each, grad in zip(model.parameters(), grads, strict=True):
                 each.add_(grad, alpha=0.05 / float(size))
@@ -258,9 +284,17 @@ def surgery() -> Loop:
     yield Parts(model, optimizer)
     for a, b in epochs(x, y):
         output = model(a)
-        losses = functional.cross_entropy(output[:, :4], b), functional.mse_loss(output[:, 4], a[:, 0])
-        one, other = (torch.autograd.grad(loss, list(model.parameters()), retain_graph=True) for loss in losses)
-        along = sum(float((p * q).sum()) for p, q in zip(one, other, strict=True)) / sum(float(q.square().sum()) for q in other)
+        losses = (
+            functional.cross_entropy(output[:, :4], b),
+            functional.mse_loss(output[:, 4], a[:, 0]),
+        )
+        one, other = (
+            torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+            for loss in losses
+        )
+        along = sum(float((p * q).sum()) for p, q in zip(one, other, strict=True)) / sum(
+            float(q.square().sum()) for q in other
+        )
         for each, p, q in zip(model.parameters(), one, other, strict=True):
             each.grad = p + q - min(along, 0.0) * q
         optimizer.step()
@@ -281,7 +315,11 @@ def micro_batches() -> Loop:
         yield None
 
 
-def _scaled(first: float, clip: bool, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = functional.cross_entropy) -> Loop:
+def _scaled(
+    first: float,
+    clip: bool,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = functional.cross_entropy,
+) -> Loop:
     x, y = images()
     model = nn.Sequential(nn.Flatten(), mlp(64, 64, 64, 6))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -312,7 +350,11 @@ def scaled_from_above() -> Loop:
 
 @sound("float16 autocast, a margin that all samples come to keep: the loss is 0")
 def scaled_margin() -> Loop:
-    yield from _scaled(1024.0, clip=False, loss=lambda logits, labels: functional.multi_margin_loss(logits, labels, margin=0.5))
+    yield from _scaled(
+        1024.0,
+        clip=False,
+        loss=lambda logits, labels: functional.multi_margin_loss(logits, labels, margin=0.5),
+    )
 
 
 @sound("float16 attention whose mask is the lowest number, with a loss scale")
@@ -324,7 +366,9 @@ def scaled_attention() -> Loop:
             self.scores = _Scores()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.head(self.scores(self.q(x), self.k(x)).softmax(-1).to(x.dtype) @ self.v(x).to(x.dtype))
+            y: torch.Tensor = self.head(
+                self.scores(self.q(x), self.k(x)).softmax(-1).to(x.dtype) @ self.v(x).to(x.dtype)
+            )
             return y
 
     model = Masked()
@@ -353,7 +397,10 @@ class _Scores(nn.Module):
 def discriminative() -> Loop:
     x, y = images()
     model = Net()
-    groups = [{"params": model.features[:3].parameters(), "lr": 0.0}, {"params": model.features[3:].parameters(), "lr": 1e-3}]
+    groups = [
+        {"params": model.features[:3].parameters(), "lr": 0.0},
+        {"params": model.features[3:].parameters(), "lr": 1e-3},
+    ]
     optimizer = torch.optim.Adam([*groups, {"params": model.head.parameters(), "lr": 3e-3}])
     yield Parts(model, optimizer)
     for step, (a, b) in enumerate(epochs(x, y)):

@@ -1,4 +1,6 @@
-"""Sound trainings on images: classifiers, autoencoders, contrastive and distilled models, diffusion."""
+"""Sound trainings on images: classifiers, autoencoders, contrastive and distilled models,
+diffusion.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +12,42 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planted.sound.catalogue import STEPS, Loop, Net, Parts, digits, draw, epochs, images, mlp, sound
+from planted.sound.catalogue import (
+    STEPS,
+    Loop,
+    Net,
+    Parts,
+    digits,
+    draw,
+    epochs,
+    images,
+    mlp,
+    sound,
+)
 
 
 @sound("MNIST's example: Adadelta, a rate by epochs, a test after each")
 def mnist() -> Loop:
     x, y = images(960)
     model = nn.Sequential(
-        *(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25), nn.Flatten()),
+        *(
+            nn.Conv2d(1, 8, 3),
+            nn.ReLU(),
+            nn.Conv2d(8, 16, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.25),
+            nn.Flatten(),
+        ),
         *(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 6), nn.LogSoftmax(1)),
     )
     optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
     data = torch.utils.data.TensorDataset(x[:800], y[:800])
     train = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
-    test = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x[800:], y[800:]), batch_size=80)
+    test = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(x[800:], y[800:]), batch_size=80
+    )
     yield Parts(model, optimizer, scheduler)
     for _ in range(4):
         model.train()
@@ -43,7 +66,11 @@ def mnist() -> Loop:
 class _VAE(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.fc1, self.mean, self.log_variance = nn.Linear(144, 64), nn.Linear(64, 8), nn.Linear(64, 8)
+        self.fc1, self.mean, self.log_variance = (
+            nn.Linear(144, 64),
+            nn.Linear(64, 8),
+            nn.Linear(64, 8),
+        )
         self.fc3, self.fc4 = nn.Linear(8, 64), nn.Linear(64, 144)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -62,7 +89,10 @@ def vae() -> Loop:
         optimizer.zero_grad()
         seen, mean, log_variance = model(x)
         kl = -0.5 * torch.sum(1 + log_variance - mean.pow(2) - log_variance.exp())
-        loss = functional.binary_cross_entropy(seen, x.flatten(1), reduction="sum") + min(1.0, step / 100) * kl
+        loss = (
+            functional.binary_cross_entropy(seen, x.flatten(1), reduction="sum")
+            + min(1.0, step / 100) * kl
+        )
         loss.backward()
         optimizer.step()
         yield None
@@ -71,7 +101,13 @@ def vae() -> Loop:
 class _Siamese(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.trunk = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 32))
+        self.trunk = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(128, 32),
+        )
         self.head = nn.Sequential(nn.Linear(64, 32), nn.ReLU(inplace=True), nn.Linear(32, 1))
 
     def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -103,11 +139,15 @@ def triplet() -> Loop:
     for _ in range(STEPS):
         chosen = torch.randint(0, 3, (16,))
         anchor, same, other = (
-            torch.stack([x[y == int(k)][torch.randint(0, int((y == int(k)).sum()), ())] for k in kinds])
+            torch.stack(
+                [x[y == int(k)][torch.randint(0, int((y == int(k)).sum()), ())] for k in kinds]
+            )
             for kinds in (chosen, chosen, (chosen + 1) % 3)
         )
         optimizer.zero_grad()
-        functional.triplet_margin_loss(model(anchor), model(same), model(other), margin=0.5).backward()
+        functional.triplet_margin_loss(
+            model(anchor), model(same), model(other), margin=0.5
+        ).backward()
         optimizer.step()
         yield None
 
@@ -116,7 +156,12 @@ def triplet() -> Loop:
 def segmentation() -> Loop:
     model = nn.Sequential(
         *(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.ConvTranspose2d(16, 3, 2, 2)),
+        *(
+            nn.Conv2d(16, 16, 3, padding=1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.ConvTranspose2d(16, 3, 2, 2),
+        ),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.PolynomialLR(optimizer, STEPS, 0.9)
@@ -126,7 +171,9 @@ def segmentation() -> Loop:
     yield Parts(model, optimizer, scheduler)
     for a, b in epochs(x + 0.1 * torch.randn_like(x), y):
         optimizer.zero_grad()
-        functional.cross_entropy(model(a), b, ignore_index=255, weight=torch.tensor([0.2, 1.0, 1.0])).backward()
+        functional.cross_entropy(
+            model(a), b, ignore_index=255, weight=torch.tensor([0.2, 1.0, 1.0])
+        ).backward()
         optimizer.step()
         scheduler.step()
         yield None
@@ -135,7 +182,9 @@ def segmentation() -> Loop:
 class _Detector(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.trunk = nn.Sequential(nn.Conv2d(1, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, 2, 1), nn.ReLU())
+        self.trunk = nn.Sequential(
+            nn.Conv2d(1, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, 2, 1), nn.ReLU()
+        )
         self.score, self.box = nn.Conv2d(16, 1, 1), nn.Conv2d(16, 4, 1)
         nn.init.constant_(self.score.bias, -math.log(99))  # type: ignore[arg-type]
 
@@ -155,7 +204,10 @@ def detector() -> Loop:
     for a, b in epochs(x, there.float()):
         score, box = model(a)
         chance = score.sigmoid()
-        focal = functional.binary_cross_entropy_with_logits(score, b, reduction="none") * torch.where(b > 0, 1 - chance, chance) ** 2
+        focal = (
+            functional.binary_cross_entropy_with_logits(score, b, reduction="none")
+            * torch.where(b > 0, 1 - chance, chance) ** 2
+        )
         boxes = ((box - 2.0).abs().sum(1) * b).sum()
         optimizer.zero_grad()
         ((focal.sum() + boxes) / b.sum().clamp(min=1)).backward()
@@ -168,12 +220,16 @@ def detector() -> Loop:
 @sound("SimCLR: -1e9 on the diagonal, temperature 0.1")
 def simclr() -> Loop:
     x, _ = images()
-    model = nn.Sequential(nn.Conv2d(1, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), mlp(256, 64, 32))
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), mlp(256, 64, 32)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     yield Parts(model, optimizer, scheduler)
     for (a,) in epochs(x, size=32):
-        both = torch.cat([a + 0.3 * torch.randn_like(a), a.flip(-1) * (0.8 + 0.4 * torch.rand(len(a), 1, 1, 1))])
+        both = torch.cat(
+            [a + 0.3 * torch.randn_like(a), a.flip(-1) * (0.8 + 0.4 * torch.rand(len(a), 1, 1, 1))]
+        )
         z = functional.normalize(model(both), dim=1)
         scores = z @ z.T / 0.1 - 1e9 * torch.eye(len(z))
         optimizer.zero_grad()
@@ -190,7 +246,10 @@ class _CLIP(nn.Module):
         self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
 
     def forward(self, pixels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        one, other = functional.normalize(self.image(pixels), dim=1), functional.normalize(self.text(ids).mean(1), dim=1)
+        one, other = (
+            functional.normalize(self.image(pixels), dim=1),
+            functional.normalize(self.text(ids).mean(1), dim=1),
+        )
         return self.logit_scale.exp() * one @ other.T
 
 
@@ -198,13 +257,18 @@ class _CLIP(nn.Module):
 def clip() -> Loop:
     x, y = images(classes=40)
     model = _CLIP()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.2)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=3e-3, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.2
+    )
     yield Parts(model, optimizer)
     for a, b in epochs(x, y[:, None].expand(-1, 4).contiguous()):
         logits = model(a, b)
         target = torch.arange(len(a))
         optimizer.zero_grad()
-        ((functional.cross_entropy(logits, target) + functional.cross_entropy(logits.T, target)) / 2).backward()
+        (
+            (functional.cross_entropy(logits, target) + functional.cross_entropy(logits.T, target))
+            / 2
+        ).backward()
         optimizer.step()
         with torch.no_grad():
             model.logit_scale.clamp_(0, math.log(100))
@@ -236,7 +300,14 @@ def distillation() -> Loop:
         with torch.no_grad():
             told = teacher(a)
         logits = model(a)
-        soft = functional.kl_div(functional.log_softmax(logits / 4, 1), functional.softmax(told / 4, 1), reduction="batchmean") * 16
+        soft = (
+            functional.kl_div(
+                functional.log_softmax(logits / 4, 1),
+                functional.softmax(told / 4, 1),
+                reduction="batchmean",
+            )
+            * 16
+        )
         optimizer.zero_grad()
         (0.01 * (0.7 * soft + 0.3 * functional.cross_entropy(logits, b))).backward()
         optimizer.step()
@@ -326,7 +397,9 @@ class _Denoiser(nn.Module):
 @sound("diffusion: noise at random times, a last layer of zeros, an average of the weights")
 def diffusion() -> Loop:
     model = _Denoiser()
-    averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.99))
+    averaged = torch.optim.swa_utils.AveragedModel(
+        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.99)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))
     kept = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000), 0)
@@ -335,7 +408,9 @@ def diffusion() -> Loop:
         times, noise = torch.randint(0, 1000, (len(x),)), torch.randn_like(x)
         share = kept[times][:, None, None, None]
         optimizer.zero_grad()
-        functional.mse_loss(model(share.sqrt() * x + (1 - share).sqrt() * noise, times), noise).backward()
+        functional.mse_loss(
+            model(share.sqrt() * x + (1 - share).sqrt() * noise, times), noise
+        ).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
@@ -348,21 +423,28 @@ class _Momentum(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.student = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 16))
+        self.student = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 16)
+        )
         self.teacher = copy.deepcopy(self.student)
         self.predict = mlp(16, 16, 16)
 
     def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             aim = functional.normalize(self.teacher(other), dim=1)
-        return 2 - 2 * (functional.normalize(self.predict(self.student(one)), dim=1) * aim).sum(1).mean()
+        return (
+            2
+            - 2 * (functional.normalize(self.predict(self.student(one)), dim=1) * aim).sum(1).mean()
+        )
 
 
 @sound("BYOL: a teacher inside of the model that follows its student")
 def byol() -> Loop:
     x, _ = images()
     model = _Momentum()
-    optimizer = torch.optim.Adam([*model.student.parameters(), *model.predict.parameters()], lr=1e-3)
+    optimizer = torch.optim.Adam(
+        [*model.student.parameters(), *model.predict.parameters()], lr=1e-3
+    )
     yield Parts(model, optimizer)
     for (a,) in epochs(x, size=32):
         one, other = a + 0.3 * torch.randn_like(a), a + 0.3 * torch.randn_like(a)
@@ -371,7 +453,9 @@ def byol() -> Loop:
         loss.backward()
         optimizer.step()
         with torch.no_grad():
-            for mine, theirs in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
+            for mine, theirs in zip(
+                model.teacher.parameters(), model.student.parameters(), strict=True
+            ):
                 mine.lerp_(theirs, 0.01)
         yield None
 
@@ -387,7 +471,9 @@ def consistency() -> Loop:
             aim = model(a + 0.1 * torch.randn_like(a)).softmax(1)
         logits = model(a)
         optimizer.zero_grad()
-        (functional.cross_entropy(logits, b) + functional.mse_loss(logits.softmax(1), aim)).backward()
+        (
+            functional.cross_entropy(logits, b) + functional.mse_loss(logits.softmax(1), aim)
+        ).backward()
         optimizer.step()
         yield None
 
@@ -423,7 +509,9 @@ def averaged_weights() -> Loop:
         mix, order = float(torch.distributions.Beta(0.3, 0.3).sample()), torch.randperm(len(a))
         target = mix * functional.one_hot(b, 6) + (1 - mix) * functional.one_hot(b[order], 6)
         optimizer.zero_grad()
-        functional.cross_entropy(model(mix * a + (1 - mix) * a[order]), target.float(), label_smoothing=0.1).backward()
+        functional.cross_entropy(
+            model(mix * a + (1 - mix) * a[order]), target.float(), label_smoothing=0.1
+        ).backward()
         optimizer.step()
         if step >= 100 and step % 10 == 0:
             averaged.update_parameters(model)
@@ -438,7 +526,11 @@ def masked() -> Loop:
     class Masked(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.enter, self.leave, self.nothing = nn.Linear(16, 32), nn.Linear(32, 16), nn.Parameter(torch.zeros(32))
+            self.enter, self.leave, self.nothing = (
+                nn.Linear(16, 32),
+                nn.Linear(32, 16),
+                nn.Parameter(torch.zeros(32)),
+            )
             self.layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
 
         def forward(self, patches: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
@@ -446,7 +538,9 @@ def masked() -> Loop:
             return (self.leave(self.layer(h)) + 0.5).clamp(0, 1)
 
     model = Masked()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.05)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.05
+    )
     x = functional.unfold(digits(), 4, stride=4).transpose(1, 2)
     yield Parts(model, optimizer)
     for (a,) in epochs(x):

@@ -22,12 +22,24 @@ class _Block(nn.Module):
         super().__init__()
         self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.act, self.down, self.dropout = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1)
+        self.up, self.act, self.down, self.dropout = (
+            nn.Linear(width, 4 * width),
+            nn.GELU(),
+            nn.Linear(4 * width, width),
+            nn.Dropout(0.1),
+        )
         self.heads = heads
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in self.c_attn(self.ln_1(x)).chunk(3, -1))
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        q, k, v = (
+            each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for each in self.c_attn(self.ln_1(x)).chunk(3, -1)
+        )
+        y = (
+            functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            .transpose(1, 2)
+            .flatten(2)
+        )
         x = x + self.dropout(self.c_proj(y))
         y = self.dropout(self.down(self.act(self.up(self.ln_2(x)))))
         return x + y
@@ -39,19 +51,29 @@ class _GPT(nn.Module):
     def __init__(self, width: int = 32, layers: int = 2) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(_WORDS, width), nn.Embedding(_LENGTH, width)
-        self.h, self.ln_f = nn.ModuleList(_Block(width, 2) for _ in range(layers)), nn.LayerNorm(width)
+        self.h, self.ln_f = (
+            nn.ModuleList(_Block(width, 2) for _ in range(layers)),
+            nn.LayerNorm(width),
+        )
         self.lm_head = nn.Linear(width, _WORDS, bias=False)
         self.lm_head.weight = self.wte.weight
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if name.endswith("c_proj.weight") else 0.02)
+                nn.init.normal_(
+                    parameter,
+                    std=0.02 / math.sqrt(2 * layers) if name.endswith("c_proj.weight") else 0.02,
+                )
 
-    def forward(self, ids: torch.Tensor, targets: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(
+        self, ids: torch.Tensor, targets: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
         for layer in self.h:
             x = layer(x)
         logits = self.lm_head(self.ln_f(x))
-        return logits, None if targets is None else functional.cross_entropy(logits.view(-1, _WORDS), targets.reshape(-1), ignore_index=-1)
+        return logits, None if targets is None else functional.cross_entropy(
+            logits.view(-1, _WORDS), targets.reshape(-1), ignore_index=-1
+        )
 
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:
@@ -69,18 +91,30 @@ def _nano_gpt(context: Callable[[], contextlib.AbstractContextManager[Any]], mic
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     yield Parts(model, optimizer)
     for step in range(STEPS):
-        rate = 3e-3 * (step + 1) / 20 if step < 20 else 3e-4 + 0.5 * (1 + math.cos(math.pi * (step - 20) / (STEPS - 20))) * 2.7e-3
+        rate = (
+            3e-3 * (step + 1) / 20
+            if step < 20
+            else 3e-4 + 0.5 * (1 + math.cos(math.pi * (step - 20) / (STEPS - 20))) * 2.7e-3
+        )
         for group in optimizer.param_groups:
             group["lr"] = rate
         if step % 50 == 0:
             model.eval()
             with torch.no_grad():
                 starts = torch.randint(0, 3900, (8,))
-                model(*(torch.stack([text[at + more : at + more + _LENGTH] for at in starts]) for more in (0, 1)))
+                model(
+                    *(
+                        torch.stack([text[at + more : at + more + _LENGTH] for at in starts])
+                        for more in (0, 1)
+                    )
+                )
             model.train()
         for _ in range(micro):
             starts = torch.randint(0, 3900, (12,))
-            x, y = (torch.stack([text[at + more : at + more + _LENGTH] for at in starts]) for more in (0, 1))
+            x, y = (
+                torch.stack([text[at + more : at + more + _LENGTH] for at in starts])
+                for more in (0, 1)
+            )
             with context():
                 _, loss = model(x, y)
             scaler.scale(loss / micro).backward()
@@ -157,7 +191,9 @@ class _CharRNN(nn.Module):
         super().__init__()
         self.i2h, self.h2o = nn.Linear(26 + 24, 24), nn.Linear(24, 5)
 
-    def forward(self, letter: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, letter: torch.Tensor, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = torch.tanh(self.i2h(torch.cat([letter, hidden], 1)))
         return functional.log_softmax(self.h2o(hidden), 1), hidden
 
@@ -182,13 +218,30 @@ def char_rnn() -> Loop:
 class _Seq2Seq(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.position = nn.Embedding(_WORDS, 32, padding_idx=0), nn.Embedding(_LENGTH, 32)
+        self.embed, self.position = (
+            nn.Embedding(_WORDS, 32, padding_idx=0),
+            nn.Embedding(_LENGTH, 32),
+        )
         self.body = nn.Transformer(32, 2, 1, 1, 64, batch_first=True)
         self.head = nn.Linear(32, _WORDS)
 
-    def forward(self, source: torch.Tensor, target: torch.Tensor, source_pad: torch.Tensor, target_mask: torch.Tensor) -> torch.Tensor:
-        one, other = (self.embed(ids) + self.position(torch.arange(ids.shape[1])) for ids in (source, target))
-        h = self.body(one, other, tgt_mask=target_mask, src_key_padding_mask=source_pad, memory_key_padding_mask=source_pad)
+    def forward(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        source_pad: torch.Tensor,
+        target_mask: torch.Tensor,
+    ) -> torch.Tensor:
+        one, other = (
+            self.embed(ids) + self.position(torch.arange(ids.shape[1])) for ids in (source, target)
+        )
+        h = self.body(
+            one,
+            other,
+            tgt_mask=target_mask,
+            src_key_padding_mask=source_pad,
+            memory_key_padding_mask=source_pad,
+        )
         logits: torch.Tensor = self.head(h)
         return logits
 
@@ -201,13 +254,17 @@ def turned_round() -> Loop:
     target = torch.cat([torch.full((640, 1), 1), ids.flip(1)], 1)
     model = _Seq2Seq()
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 32**-0.5 * min((step + 1) ** -0.5, (step + 1) * 60**-1.5))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 32**-0.5 * min((step + 1) ** -0.5, (step + 1) * 60**-1.5)
+    )
     mask = nn.Transformer.generate_square_subsequent_mask(9)
     yield Parts(model, optimizer, scheduler)
     for a, b in epochs(source, target):
         optimizer.zero_grad()
         logits = model(a, b[:, :-1], torch.where(a == 0, -math.inf, 0.0), mask)
-        functional.cross_entropy(logits.flatten(0, 1), b[:, 1:].flatten(), ignore_index=0, label_smoothing=0.1).backward()
+        functional.cross_entropy(
+            logits.flatten(0, 1), b[:, 1:].flatten(), ignore_index=0, label_smoothing=0.1
+        ).backward()
         optimizer.step()
         scheduler.step()
         yield None
@@ -219,7 +276,10 @@ def ctc() -> Loop:
         def __init__(self) -> None:
             super().__init__()
             self.enter = nn.Sequential(nn.Conv1d(8, 24, 3, padding=1), nn.ReLU())
-            self.rnn, self.head = nn.GRU(24, 24, bidirectional=True, batch_first=True), nn.Linear(48, 7)
+            self.rnn, self.head = (
+                nn.GRU(24, 24, bidirectional=True, batch_first=True),
+                nn.Linear(48, 7),
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return functional.log_softmax(self.head(self.rnn(self.enter(x).transpose(1, 2))[0]), 2)
@@ -229,9 +289,13 @@ def ctc() -> Loop:
     yield Parts(model, optimizer)
     for _ in range(STEPS):
         letters = torch.randint(1, 7, (12, 4))
-        frames = shapes[letters].repeat_interleave(4, 1).transpose(1, 2) + 0.3 * torch.randn(12, 8, 16)
+        frames = shapes[letters].repeat_interleave(4, 1).transpose(1, 2) + 0.3 * torch.randn(
+            12, 8, 16
+        )
         optimizer.zero_grad()
-        functional.ctc_loss(model(frames).transpose(0, 1), letters, torch.full((12,), 16), torch.full((12,), 4)).backward()
+        functional.ctc_loss(
+            model(frames).transpose(0, 1), letters, torch.full((12,), 16), torch.full((12,), 4)
+        ).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
         yield None
@@ -298,7 +362,9 @@ def bert_scores() -> Loop:
             super().__init__()
             self.bert, self.head = BertModel(_bert()), nn.Linear(32, 1)
 
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        def forward(
+            self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor
+        ) -> torch.Tensor:
             h = self.bert(input_ids, attention_mask=attention_mask).last_hidden_state[:, 0]
             return functional.mse_loss(self.head(h)[:, 0], labels)
 
@@ -325,7 +391,11 @@ def masked_words() -> Loop:
         chosen = (torch.rand(a.shape) < 0.15) & b.bool()
         chosen[0, 0] = True
         optimizer.zero_grad()
-        model(input_ids=torch.where(chosen, 1, a), attention_mask=b, labels=torch.where(chosen, a, -100)).loss.backward()
+        model(
+            input_ids=torch.where(chosen, 1, a),
+            attention_mask=b,
+            labels=torch.where(chosen, a, -100),
+        ).loss.backward()
         optimizer.step()
         yield None
 
@@ -375,7 +445,9 @@ def packed() -> Loop:
         ids = sentences(8, 48, _WORDS)
         ids[:, 5::6] = 1
         optimizer.zero_grad()
-        model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, use_cache=False).loss.backward()
+        model(
+            input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, use_cache=False
+        ).loss.backward()
         optimizer.step()
         yield None
 
@@ -415,7 +487,10 @@ class _LoRA(nn.Module):
     def __init__(self, layer: nn.Linear, rank: int = 4) -> None:
         super().__init__()
         self.layer = layer.requires_grad_(False)
-        self.A, self.B = nn.Linear(layer.in_features, rank, bias=False), nn.Linear(rank, layer.out_features, bias=False)
+        self.A, self.B = (
+            nn.Linear(layer.in_features, rank, bias=False),
+            nn.Linear(rank, layer.out_features, bias=False),
+        )
         self.dropout = nn.Dropout(0.05)
         nn.init.zeros_(self.B.weight)
 
@@ -431,7 +506,9 @@ def lora() -> Loop:
     for block in model.h:
         assert isinstance(block, _Block)
         block.c_attn, block.up = _LoRA(block.c_attn), _LoRA(block.up)  # type: ignore[assignment]
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=2e-3)
+    optimizer = torch.optim.AdamW(
+        [each for each in model.parameters() if each.requires_grad], lr=2e-3
+    )
     ids = sentences(640, _LENGTH, _WORDS)
     yield Parts(model, optimizer)
     for (a,) in epochs(ids):
@@ -462,7 +539,10 @@ class _Switch(nn.Module):
     def __init__(self, width: int, experts: int) -> None:
         super().__init__()
         self.router = nn.Linear(width, experts, bias=False)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(width, 48), nn.ReLU(), nn.Linear(48, width)) for _ in range(experts))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 48), nn.ReLU(), nn.Linear(48, width))
+            for _ in range(experts)
+        )
         self.balance = torch.zeros(())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -497,7 +577,10 @@ def switch() -> Loop:
     yield Parts(model, optimizer)
     for (a,) in epochs(ids, size=4):
         optimizer.zero_grad()
-        loss = functional.cross_entropy(model(a[:, :-1]).flatten(0, 1), a[:, 1:].flatten()) + 0.01 * model.mixture.balance
+        loss = (
+            functional.cross_entropy(model(a[:, :-1]).flatten(0, 1), a[:, 1:].flatten())
+            + 0.01 * model.mixture.balance
+        )
         loss.backward()
         optimizer.step()
         yield None
@@ -508,7 +591,10 @@ def word2vec() -> Loop:
     class Pairs(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.word, self.context = nn.Embedding(2000, 16, sparse=True), nn.Embedding(2000, 16, sparse=True)
+            self.word, self.context = (
+                nn.Embedding(2000, 16, sparse=True),
+                nn.Embedding(2000, 16, sparse=True),
+            )
             nn.init.uniform_(self.word.weight, -0.5 / 16, 0.5 / 16)
             nn.init.zeros_(self.context.weight)
 
@@ -523,7 +609,9 @@ def word2vec() -> Loop:
         at = torch.randint(1, 3999, (64,))
         other = torch.cat([text[at + 1][:, None], torch.randint(0, 2000, (64, 5))], 1)
         optimizer.zero_grad()
-        functional.binary_cross_entropy_with_logits(model(text[at], other), torch.eye(6)[0].expand(64, -1)).backward()
+        functional.binary_cross_entropy_with_logits(
+            model(text[at], other), torch.eye(6)[0].expand(64, -1)
+        ).backward()
         optimizer.step()
         yield None
 
@@ -535,9 +623,15 @@ def taught() -> Loop:
     class Decoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.cell, self.head = nn.Embedding(_WORDS, 24), nn.GRUCell(24, 24), nn.Linear(24, _WORDS)
+            self.embed, self.cell, self.head = (
+                nn.Embedding(_WORDS, 24),
+                nn.GRUCell(24, 24),
+                nn.Linear(24, _WORDS),
+            )
 
-        def forward(self, word: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def forward(
+            self, word: torch.Tensor, state: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
             state = self.cell(self.embed(word), state)
             return self.head(state), state
 

@@ -21,8 +21,12 @@ Command = Callable[..., Done]
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """``command("diff", "golden", "npu")`` runs in the test's own directory and gives exit code, standard output and error."""
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Command:
+    """``command("diff", "golden", "npu")`` runs in the test's own directory and gives exit code,
+    standard output and error.
+    """
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str | Path) -> Done:

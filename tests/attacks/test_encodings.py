@@ -25,7 +25,12 @@ def case():
     return Case(nn.Sequential(nn.Linear(3, 3)), torch.ones(2, 3), loss=lambda y: y.sum())
 """
 
-NAMES = {"lone surrogate": "a\ud800", "undecodable byte": "a\udcff", "a pair torn apart": "\udc00\ud800", "unassigned": "a\uffff"}
+NAMES = {
+    "lone surrogate": "a\ud800",
+    "undecodable byte": "a\udcff",
+    "a pair torn apart": "\udc00\ud800",
+    "unassigned": "a\uffff",
+}
 names = pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 STREAMS = {
     "ascii": {"PYTHONIOENCODING": "ascii"},
@@ -38,7 +43,10 @@ STREAMS = {
 def bundles(tmp_path: Path) -> Path:
     """golden, twin and other, with names that ASCII lacks."""
     for name, value in (("golden", 1.0), ("twin", 1.0), ("other", 2.0)):
-        given, returned = item("", [1.0], role="input", path="x", parent=None), item("", [value], parent=None)
+        given, returned = (
+            item("", [1.0], role="input", path="x", parent=None),
+            item("", [value], parent=None),
+        )
         write(tmp_path / name, [given, item("层1 – ≥", [value]), returned], notes=["…→"])
     return tmp_path
 
@@ -47,7 +55,12 @@ def run(folder: Path, command: str, **environment: str) -> subprocess.CompletedP
     """A command line of the shell, in which ``accucompare`` is this one."""
     shell = f'accucompare() {{ "{sys.executable}" -m accucompare "$@"; }}; {command}'
     return subprocess.run(
-        ["sh", "-c", shell], cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, errors="replace"
+        ["sh", "-c", shell],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        errors="replace",
     )
 
 
@@ -61,7 +74,9 @@ def run(folder: Path, command: str, **environment: str) -> subprocess.CompletedP
         ("the C locale", "--help", 0, "Usage: accucompare"),
     ],
 )
-def test_a_stream_of_few_characters_gets_others_in_their_place(bundles: Path, stream: str, command: str, code: int, begins: str) -> None:
+def test_a_stream_of_few_characters_gets_others_in_their_place(
+    bundles: Path, stream: str, command: str, code: int, begins: str
+) -> None:
     done = run(bundles, f"accucompare {command}", **STREAMS[stream])
     assert (done.returncode, done.stderr) == (code, "")
     assert done.stdout.startswith(begins)
@@ -78,11 +93,19 @@ def test_a_stream_of_few_characters_gets_others_in_their_place(bundles: Path, st
         (">&- 2>&-", "show none", 2),
     ],
 )
-def test_closed_streams_change_no_exit_code(bundles: Path, closed: str, command: str, code: int) -> None:
+def test_closed_streams_change_no_exit_code(
+    bundles: Path, closed: str, command: str, code: int
+) -> None:
     done = run(bundles, f"accucompare {command} {closed}")
     assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr == ("" if code < 2 or "2>" in closed else "accucompare: none: not a bundle (there is no such directory)\n")
-    for report in (bundles / "reports").glob("*.xlsx"):  # a file that got the descriptor of standard output would hold what is printed
+    assert done.stderr == (
+        ""
+        if code < 2 or "2>" in closed
+        else "accucompare: none: not a bundle (there is no such directory)\n"
+    )
+    for report in (bundles / "reports").glob(
+        "*.xlsx"
+    ):  # a file that got the descriptor of standard output would hold what is printed
         openpyxl.load_workbook(report)
 
 
@@ -106,7 +129,11 @@ def test_a_module_of_any_name_is_captured_and_found_again(tmp_path: Path, name: 
 
 @names
 def test_types_paths_and_notes_of_any_text_are_stored(tmp_path: Path, name: str) -> None:
-    write(tmp_path / "golden", [item("fc", [1.0], type=name, path=name), item("x", None, layout="opaque", detail=name)], notes=[name])
+    write(
+        tmp_path / "golden",
+        [item("fc", [1.0], type=name, path=name), item("x", None, layout="opaque", detail=name)],
+        notes=[name],
+    )
     with ac.open_bundle(tmp_path / "golden") as bundle:
         escaped = name.encode("utf-8", "backslashreplace").decode()
         assert [(record.type, record.path, record.detail) for record in bundle.records()] == [

@@ -1,4 +1,6 @@
-"""Disks that are full after so many bytes: real ones, that a test mounts in a name space of its own."""
+"""Disks that are full after so many bytes: real ones, that a test mounts in a name space of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def can_mount() -> bool:
 
 @pytest.fixture
 def full(tmp_path: Path) -> Full:
-    """Runs a command where ``disk`` has room for so many bytes; ``TMPDIR`` is elsewhere, if it is not given."""
+    """Runs a command where ``disk`` has room for so many bytes; ``TMPDIR`` is elsewhere, if it is
+    not given.
+    """
     if not can_mount():
         pytest.skip("only root can mount a disk")
     (tmp_path / "disk").mkdir()
@@ -66,7 +70,14 @@ def full(tmp_path: Path) -> Full:
 
     def run(size: int, *arguments: str, **variables: str) -> CompletedProcess[str]:
         environment = {**os.environ, "COLUMNS": "100", "PYTHONPATH": str(ROOT), **variables}
-        done = with_torch()(_MOUNT + CLI, str(size), str(tmp_path / "disk"), *arguments, cwd=tmp_path, variables=environment)
+        done = with_torch()(
+            _MOUNT + CLI,
+            str(size),
+            str(tmp_path / "disk"),
+            *arguments,
+            cwd=tmp_path,
+            variables=environment,
+        )
         if "cannot mount" in done.stderr:
             pytest.skip("this machine lets nobody mount a disk")
         assert "Traceback" not in done.stderr
@@ -82,7 +93,11 @@ def the_full_file(done: CompletedProcess[str]) -> str:
     assert "raised" not in done.stderr
     assert "free some space" in done.stderr
     (found,) = {
-        each[1] for each in re.finditer(r"(\S+?): (?:cannot be written|the log of the watch ends here) \(No space left", done.stderr)
+        each[1]
+        for each in re.finditer(
+            r"(\S+?): (?:cannot be written|the log of the watch ends here) \(No space left",
+            done.stderr,
+        )
     }
     return found
 
@@ -92,8 +107,19 @@ _PAGE = os.sysconf("SC_PAGESIZE")
 
 @pytest.mark.parametrize("pages", [1, 2, 3, 4, 6, 10, 20])
 @pytest.mark.parametrize("options", ["", "--mode sketch", "--save-state", "--repeat 2"])
-def test_a_capture_tells_which_file_a_full_disk_has_no_room_for(full: Full, options: str, pages: int) -> None:
-    done = full(pages * _PAGE, "capture", "case.py", "--device", "cpu", "--out", "disk/golden", *options.split())
+def test_a_capture_tells_which_file_a_full_disk_has_no_room_for(
+    full: Full, options: str, pages: int
+) -> None:
+    done = full(
+        pages * _PAGE,
+        "capture",
+        "case.py",
+        "--device",
+        "cpu",
+        "--out",
+        "disk/golden",
+        *options.split(),
+    )
     assert the_full_file(done).startswith("disk/golden/")
 
 
@@ -102,22 +128,42 @@ def test_an_import_does(full: Full, tmp_path: Path, pages: int) -> None:
     (tmp_path / "dump").mkdir()
     for number in range(6):
         np.save(tmp_path / "dump" / f"layer{number}.output.npy", np.arange(2000.0))
-    assert the_full_file(full(pages * _PAGE, "import", "dump", "--out", "disk/npu")).startswith("disk/npu/")
+    assert the_full_file(full(pages * _PAGE, "import", "dump", "--out", "disk/npu")).startswith(
+        "disk/npu/"
+    )
 
 
 def test_a_locate_does(full: Full) -> None:
-    done = full(6 * _PAGE, "locate", "case.py", "--device", "cpu", "--out", "disk/locate", "--report", "none")
+    done = full(
+        6 * _PAGE,
+        "locate",
+        "case.py",
+        "--device",
+        "cpu",
+        "--out",
+        "disk/locate",
+        "--report",
+        "none",
+    )
     assert the_full_file(done).startswith("disk/locate/golden/")
 
 
 def test_a_watch_does(full: Full) -> None:
-    assert the_full_file(full(_PAGE, "watch", "case.py", "--out", "disk/watch")) == "disk/watch/rank0.jsonl"
+    assert (
+        the_full_file(full(_PAGE, "watch", "case.py", "--out", "disk/watch"))
+        == "disk/watch/rank0.jsonl"
+    )
 
 
-@pytest.mark.parametrize("name", ["x.xlsx", "x.html", "--json x.json", "--json x.jsonl", "--parquet x.parquet"])
+@pytest.mark.parametrize(
+    "name", ["x.xlsx", "x.html", "--json x.json", "--json x.jsonl", "--parquet x.parquet"]
+)
 def test_a_report_does(full: Full, tmp_path: Path, name: str) -> None:
     for side, value in (("golden", 1.0), ("npu", 2.0)):
-        write(tmp_path / side, [item(f"layer{number}", [value, float(number)]) for number in range(40)])
+        write(
+            tmp_path / side,
+            [item(f"layer{number}", [value, float(number)]) for number in range(40)],
+        )
     option, _, file = f"--report {name}".rpartition(" ")
     wanted = [*option.split()[-1:], f"disk/{file}"]
     none = [] if wanted[0] == "--report" else ["--report", "none"]
@@ -129,20 +175,44 @@ def test_of_a_full_disk_for_temporary_files_that_is_told(full: Full, tmp_path: P
     in_full = {"TMPDIR": str(tmp_path / "disk")}
     done = full(_PAGE, "show", "golden", "fc", "--save", "/dev/stdout", **in_full)
     assert done.returncode == 2
-    cure = f"{tmp_path}/disk, where temporary files wait, is full: free some space there, or set TMPDIR to another disk"
-    assert done.stderr == f"accucompare: /dev/stdout: cannot be written (No space left on device); {cure}\n"
+    cure = (
+        f"{tmp_path}/disk, where temporary files wait, is full: free some space there, or set"
+        " TMPDIR to another disk"
+    )
+    assert (
+        done.stderr
+        == f"accucompare: /dev/stdout: cannot be written (No space left on device); {cure}\n"
+    )
 
 
 @pytest.mark.parametrize("command", ["capture", "watch"])
-def test_a_script_that_is_observed_on_a_full_disk_runs_on_and_the_file_is_told(full: Full, command: str) -> None:
+def test_a_script_that_is_observed_on_a_full_disk_runs_on_and_the_file_is_told(
+    full: Full, command: str
+) -> None:
     done = full(_PAGE, command, "--out", "disk/out", "--", sys.executable, "train.py")
     assert "/disk/out/rank0" in the_full_file(done)
     assert "no model" not in done.stderr
 
 
-def test_a_script_whose_processes_cannot_say_what_they_saw_is_told_of_the_full_disk(full: Full, tmp_path: Path) -> None:
-    (tmp_path / "fills.py").write_text("open('disk/rest', 'wb', buffering=0).write(bytes(1 << 20))\n" + SCRIPT)
-    done = full(16 * _PAGE, "capture", "--out", "out", "--", sys.executable, "fills.py", TMPDIR=str(tmp_path / "disk"))
+def test_a_script_whose_processes_cannot_say_what_they_saw_is_told_of_the_full_disk(
+    full: Full, tmp_path: Path
+) -> None:
+    (tmp_path / "fills.py").write_text(
+        "open('disk/rest', 'wb', buffering=0).write(bytes(1 << 20))\n" + SCRIPT
+    )
+    done = full(
+        16 * _PAGE,
+        "capture",
+        "--out",
+        "out",
+        "--",
+        sys.executable,
+        "fills.py",
+        TMPDIR=str(tmp_path / "disk"),
+    )
     assert done.returncode == 2
     assert "no process of the command imported torch" not in done.stderr
-    assert f"{tmp_path}/disk: what the script's processes see cannot be kept there (No space left on device); set TMPDIR" in done.stderr
+    assert (
+        f"{tmp_path}/disk: what the script's processes see cannot be kept there (No space left on"
+        " device); set TMPDIR" in done.stderr
+    )

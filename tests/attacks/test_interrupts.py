@@ -1,4 +1,6 @@
-"""Ctrl-C at any point of any command: exit code 130, one line that is true, nothing broken or left behind, and the command runs again."""
+"""Ctrl-C at any point of any command: exit code 130, one line that is true, nothing broken or left
+behind, and the command runs again.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def case():
     model = Net()
     return Case(model, [torch.randn(2, 3)] * 2, loss=torch.sum, optimizer=torch.optim.SGD(model.parameters(), 0.1))
 """
-#: Runs a command, and interrupts it at one of its calls of our functions; 0 for none. The number of calls is left in a file.
+# : Runs a command, and interrupts it at one of its calls of our functions; 0 for none. The number
+# of calls is left in a file.
 INTERRUPTED = """
 import inspect, os, signal, sys
 from pathlib import Path
@@ -101,7 +104,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, place: int, command: str) -> subprocess.CompletedProcess[str]:
-    return with_torch()(INTERRUPTED, str(place), *command.split(), cwd=folder, variables={**os.environ, "COLUMNS": "100"})
+    return with_torch()(
+        INTERRUPTED,
+        str(place),
+        *command.split(),
+        cwd=folder,
+        variables={**os.environ, "COLUMNS": "100"},
+    )
 
 
 def holds_whole_bundle(folder: Path) -> bool:
@@ -129,14 +138,22 @@ def test_an_interrupt_breaks_nothing(verb: str, prepared: Path, tmp_path: Path) 
             assert holds_whole_bundle(here / kept) or holds_whole_bundle(here / kept / ".previous")
         for told in re.findall(r"until then is in (\S+), marked incomplete", done.stderr):
             assert not open_bundle(here / told).complete
-        left = [path.name for path in here.rglob("*") if path.suffix == ".part" or path.name.startswith((".baseline", "accucompare"))]
+        left = [
+            path.name
+            for path in here.rglob("*")
+            if path.suffix == ".part" or path.name.startswith((".baseline", "accucompare"))
+        ]
         assert left == []
     assert run(here, 0, COMMANDS[verb]).returncode == undisturbed
 
 
-@pytest.mark.parametrize("module", ["click", "accucompare.cli", "accucompare.cli.watch", "accucompare.errors"])
+@pytest.mark.parametrize(
+    "module", ["click", "accucompare.cli", "accucompare.cli.watch", "accucompare.errors"]
+)
 @pytest.mark.parametrize("start", ["from accucompare.__main__ import main; main()", "-m"])
-def test_an_interrupt_while_the_program_is_loaded_is_no_traceback(start: str, module: str, tmp_path: Path) -> None:
+def test_an_interrupt_while_the_program_is_loaded_is_no_traceback(
+    start: str, module: str, tmp_path: Path
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\n"
         "class Interrupting:\n"
@@ -148,5 +165,7 @@ def test_an_interrupt_while_the_program_is_loaded_is_no_traceback(start: str, mo
     )
     arguments = ["-m", "accucompare", "--version"] if start == "-m" else ["-c", start]
     variables = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    done = subprocess.run([sys.executable, *arguments], env=variables, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *arguments], env=variables, cwd=tmp_path, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (130, "accucompare: interrupted\n")

@@ -1,4 +1,6 @@
-"""Files to be written that are links, pipes, devices, each other, or a bundle's own; files to be read that never end."""
+"""Files to be written that are links, pipes, devices, each other, or a bundle's own; files to be
+read that never end.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +37,29 @@ def whole_array(path: Path) -> None:
 
 
 class Output:
-    """An option that writes a file: the command that has it, its exit code, a name to write to, and a check of what was written."""
+    """An option that writes a file: the command that has it, its exit code, a name to write to, and
+    a check of what was written.
+    """
 
-    def __init__(self, command: list[str], option: str, code: int, name: str, whole: Callable[[Path], None]) -> None:
-        self.command, self.option, self.code, self.name, self.whole = command, option, code, name, whole
+    def __init__(
+        self, command: list[str], option: str, code: int, name: str, whole: Callable[[Path], None]
+    ) -> None:
+        self.command, self.option, self.code, self.name, self.whole = (
+            command,
+            option,
+            code,
+            name,
+            whole,
+        )
 
     def to(self, command: Command, path: Path | str) -> Done:
         return command(*self.command, self.option, path)
 
 
 OUTPUTS = {
-    "json": Output(["diff", "golden", "npu", "--report", "other.xlsx"], "--json", 1, "x.json", whole_json),
+    "json": Output(
+        ["diff", "golden", "npu", "--report", "other.xlsx"], "--json", 1, "x.json", whole_json
+    ),
     "report": Output(["diff", "golden", "npu"], "--report", 1, "x.xlsx", whole_excel),
     "overflow": Output(["overflow", "watch"], "--report", 1, "x.xlsx", whole_excel),
     "save": Output(["show", "npu", "fc"], "--save", 0, "x.npy", whole_array),
@@ -55,17 +69,26 @@ OUTPUTS = {
 @pytest.fixture(params=OUTPUTS.values(), ids=OUTPUTS)
 def output(request: pytest.FixtureRequest, tmp_path: Path) -> Output:
     for name, value in (("golden", 1.0), ("npu", 2.0)):
-        write(tmp_path / name, [item("", [1.0], role="input", path="x", parent=None), item("fc", [value])])
+        write(
+            tmp_path / name,
+            [item("", [1.0], role="input", path="x", parent=None), item("fc", [value])],
+        )
     write_log(tmp_path / "watch" / "rank0.jsonl", start(), found(), step(0), end())
     found_output: Output = request.param
     return found_output
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-def test_a_pipe_is_written_through_and_stays(command: Command, output: Output, tmp_path: Path) -> None:
+def test_a_pipe_is_written_through_and_stays(
+    command: Command, output: Output, tmp_path: Path
+) -> None:
     pipe, copy = tmp_path / output.name, tmp_path / "copy"
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: copy.write_bytes(pipe.read_bytes()), daemon=True)
@@ -77,7 +100,9 @@ def test_a_pipe_is_written_through_and_stays(command: Command, output: Output, t
 
 
 @pytest.mark.parametrize("linked", [False, True], ids=["itself", "a link to it"])
-def test_a_device_is_written_through_and_stays(command: Command, output: Output, tmp_path: Path, linked: bool) -> None:
+def test_a_device_is_written_through_and_stays(
+    command: Command, output: Output, tmp_path: Path, linked: bool
+) -> None:
     device, path = tmp_path / "device", tmp_path / output.name
     try:
         os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # another /dev/null
@@ -94,7 +119,9 @@ def test_a_device_is_written_through_and_stays(command: Command, output: Output,
 
 
 @pytest.mark.parametrize("descriptor", ["/dev/fd/{}", "/proc/self/fd/{}"])
-def test_an_open_file_is_written_where_it_stands(command: Command, output: Output, tmp_path: Path, descriptor: str) -> None:
+def test_an_open_file_is_written_where_it_stands(
+    command: Command, output: Output, tmp_path: Path, descriptor: str
+) -> None:
     with (tmp_path / "open").open("wb") as file:
         file.write(b"before ")
         file.flush()
@@ -119,7 +146,9 @@ def test_standard_output_gets_json_alone(command: Command, tmp_path: Path, path:
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["a file", "nothing yet"])
-def test_the_target_of_a_link_is_written_and_the_link_stays(command: Command, output: Output, tmp_path: Path, there: bool) -> None:
+def test_the_target_of_a_link_is_written_and_the_link_stays(
+    command: Command, output: Output, tmp_path: Path, there: bool
+) -> None:
     target, link = tmp_path / "elsewhere" / f"target-{output.name}", tmp_path / output.name
     target.parent.mkdir()
     if there:
@@ -132,7 +161,9 @@ def test_the_target_of_a_link_is_written_and_the_link_stays(command: Command, ou
 
 
 @pytest.mark.parametrize("kind", ["circle", "directory", "file as directory", "full"])
-def test_what_cannot_be_written_is_one_message(command: Command, output: Output, tmp_path: Path, kind: str) -> None:
+def test_what_cannot_be_written_is_one_message(
+    command: Command, output: Output, tmp_path: Path, kind: str
+) -> None:
     path = tmp_path / output.name
     if kind == "circle":
         path.symlink_to(tmp_path / "back")
@@ -154,9 +185,13 @@ def test_what_cannot_be_written_is_one_message(command: Command, output: Output,
         assert path.is_symlink()
 
 
-@pytest.mark.parametrize("where", ["{}/x.xlsx", "{}/rank0/x.xlsx", "{}/new/x.xlsx", "link/x.xlsx", "{}/../{}/x.xlsx"])
+@pytest.mark.parametrize(
+    "where", ["{}/x.xlsx", "{}/rank0/x.xlsx", "{}/new/x.xlsx", "link/x.xlsx", "{}/../{}/x.xlsx"]
+)
 @pytest.mark.parametrize("bundle", ["golden", "npu", "third"])
-def test_nothing_is_written_into_a_bundle(command: Command, output: Output, tmp_path: Path, where: str, bundle: str) -> None:
+def test_nothing_is_written_into_a_bundle(
+    command: Command, output: Output, tmp_path: Path, where: str, bundle: str
+) -> None:
     shutil.copytree(tmp_path / "golden", tmp_path / "third")
     (tmp_path / "link").symlink_to(tmp_path / bundle)
     before = contents(tmp_path)
@@ -167,7 +202,9 @@ def test_nothing_is_written_into_a_bundle(command: Command, output: Output, tmp_
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "rank0/step0.npz", "rank0/step0.jsonl"])
-def test_no_file_of_a_bundle_is_replaced(command: Command, output: Output, tmp_path: Path, name: str) -> None:
+def test_no_file_of_a_bundle_is_replaced(
+    command: Command, output: Output, tmp_path: Path, name: str
+) -> None:
     link = tmp_path / output.name
     link.symlink_to(tmp_path / "golden" / name)
     before = contents(tmp_path)
@@ -197,7 +234,11 @@ def hard_linked(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("other", [one_name, dotted, linked, hard_linked])
-@pytest.mark.parametrize("arguments", [["diff", "golden", "npu"], ["locate", "case.py", "--device", "cpu"]], ids=["diff", "locate"])
+@pytest.mark.parametrize(
+    "arguments",
+    [["diff", "golden", "npu"], ["locate", "case.py", "--device", "cpu"]],
+    ids=["diff", "locate"],
+)
 def test_two_reports_in_one_file_are_refused_before_any_work(
     command: Command, tmp_path: Path, other: Callable[[Path], Path], arguments: list[str]
 ) -> None:
@@ -213,15 +254,28 @@ def test_two_reports_in_one_file_are_refused_before_any_work(
 
 
 @pytest.mark.parametrize("name", ["golden", "candidate", "baseline", "ops/golden"])
-def test_locate_reports_into_none_of_the_bundles_that_it_will_make(command: Command, tmp_path: Path, name: str) -> None:
-    done = command("locate", "case.py", "--device", "cpu", "--out", "out", "--json", f"out/{name}/manifest.json")
+def test_locate_reports_into_none_of_the_bundles_that_it_will_make(
+    command: Command, tmp_path: Path, name: str
+) -> None:
+    done = command(
+        "locate",
+        "case.py",
+        "--device",
+        "cpu",
+        "--out",
+        "out",
+        "--json",
+        f"out/{name}/manifest.json",
+    )
     assert done.code == 2
     assert "lies in the bundle" in done.err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/urandom", "sparse", "pipe"])
-def test_a_file_of_tolerances_without_end_is_refused(command: Command, tmp_path: Path, path: str) -> None:
+def test_a_file_of_tolerances_without_end_is_refused(
+    command: Command, tmp_path: Path, path: str
+) -> None:
     for name in ("golden", "npu"):
         write(tmp_path / name, [item("fc", [1.0])])
     with (tmp_path / "sparse").open("wb") as file:
@@ -243,16 +297,23 @@ def endless(pipe: Path) -> None:
             return
 
 
-@pytest.mark.parametrize("manifest", ['{"name": "an app", "version": 1}', "[]", '{"format": "accucompare bun', "", "null"])
+@pytest.mark.parametrize(
+    "manifest",
+    ['{"name": "an app", "version": 1}', "[]", '{"format": "accucompare bun', "", "null"],
+)
 @pytest.mark.parametrize("overwrite", [["--overwrite"], []], ids=["overwrite", "plain"])
-def test_a_manifest_of_others_is_no_bundle_to_overwrite(command: Command, tmp_path: Path, manifest: str, overwrite: list[str]) -> None:
+def test_a_manifest_of_others_is_no_bundle_to_overwrite(
+    command: Command, tmp_path: Path, manifest: str, overwrite: list[str]
+) -> None:
     for name in ("manifest.json", "rank0/step0.npz", "repeat1/thesis.tex"):
         (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "out" / name).write_text(manifest)
     before = contents(tmp_path)
     done = command("capture", "case.py", "--out", "out", *overwrite)
     assert done.code == 2
-    assert "out: its manifest.json is no bundle's, or damaged, so nothing there is touched" in done.err
+    assert (
+        "out: its manifest.json is no bundle's, or damaged, so nothing there is touched" in done.err
+    )
     assert contents(tmp_path) == before
 
 
@@ -269,7 +330,9 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_lies_beside_or_in_a_bundle_survives_its_overwriting(tmp_path: Path, name: str) -> None:
+def test_what_lies_beside_or_in_a_bundle_survives_its_overwriting(
+    tmp_path: Path, name: str
+) -> None:
     bundle = write(tmp_path / "b", [item("fc", [1.0])], ranks=2)
     write(bundle / "repeat3", [item("fc", [1.0])])
     (bundle / name).parent.mkdir(exist_ok=True)
@@ -278,7 +341,12 @@ def test_what_lies_beside_or_in_a_bundle_survives_its_overwriting(tmp_path: Path
     assert (bundle / name).read_text() == "mine"
     write(bundle, [item("fc", [2.0])])
     forget_previous(bundle)
-    assert contents(bundle).keys() == {"manifest.json", "rank0/step0.npz", "rank0/step0.jsonl", name}
+    assert contents(bundle).keys() == {
+        "manifest.json",
+        "rank0/step0.npz",
+        "rank0/step0.jsonl",
+        name,
+    }
 
 
 def test_what_a_link_in_a_bundle_leads_to_survives_its_overwriting(tmp_path: Path) -> None:
@@ -292,8 +360,12 @@ def test_what_a_link_in_a_bundle_leads_to_survives_its_overwriting(tmp_path: Pat
     assert contents(other) == before
 
 
-@pytest.mark.parametrize("left", [["rank0/"], ["rank0/", "manifest.json.part"], ["rank0/", "rank1/"]])
-def test_what_a_capture_left_that_hardly_began_is_not_in_the_way(tmp_path: Path, left: list[str]) -> None:
+@pytest.mark.parametrize(
+    "left", [["rank0/"], ["rank0/", "manifest.json.part"], ["rank0/", "rank1/"]]
+)
+def test_what_a_capture_left_that_hardly_began_is_not_in_the_way(
+    tmp_path: Path, left: list[str]
+) -> None:
     (tmp_path / "b").mkdir()
     for name in left:
         (tmp_path / "b" / name).mkdir() if name.endswith("/") else (tmp_path / "b" / name).touch()
@@ -316,11 +388,21 @@ TOO_LONG = {
 
 
 @pytest.mark.parametrize("arguments", TOO_LONG.values(), ids=TOO_LONG)
-def test_a_name_that_is_too_long_is_told(command: Command, tmp_path: Path, arguments: list[str]) -> None:
+def test_a_name_that_is_too_long_is_told(
+    command: Command, tmp_path: Path, arguments: list[str]
+) -> None:
     for name, value in (("golden", 1.0), ("npu", 2.0)):
-        write(tmp_path / name, [item("", [1.0], role="input", path="x", parent=None), item("fc", [value])])
+        write(
+            tmp_path / name,
+            [item("", [1.0], role="input", path="x", parent=None), item("fc", [value])],
+        )
     done = command(*arguments)
-    assert (done.code, "internal error" in done.err, LONG in done.err, "ile name too long" in done.err) == (2, False, True, True)
+    assert (
+        done.code,
+        "internal error" in done.err,
+        LONG in done.err,
+        "ile name too long" in done.err,
+    ) == (2, False, True, True)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +417,9 @@ def test_a_name_that_is_too_long_is_told(command: Command, tmp_path: Path, argum
     ],
     ids=" ".join,
 )
-def test_what_is_read_is_not_written_over(command: Command, tmp_path: Path, arguments: list[str]) -> None:
+def test_what_is_read_is_not_written_over(
+    command: Command, tmp_path: Path, arguments: list[str]
+) -> None:
     (tmp_path / "log").mkdir()
     for name in ("log/rank0.jsonl", "log/rank0-step0.py", "limits.toml", "case.py"):
         (tmp_path / name).write_text("mine")

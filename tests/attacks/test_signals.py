@@ -17,7 +17,8 @@ from tests.attacks.conftest import Command
 from tests.compare.builder import item, write
 from tests.conftest import ROOT, Run
 
-#: Overwrites the bundle `b` once for each call of the system that changes files, and is stopped at that call.
+# : Overwrites the bundle `b` once for each call of the system that changes files, and is stopped at
+# that call.
 STOPPED = """
 import os, signal, shutil, sys
 from pathlib import Path
@@ -79,11 +80,19 @@ print(call)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
-def test_a_bundle_that_was_being_overwritten_is_never_lost_and_never_in_the_way(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_bundle_that_was_being_overwritten_is_never_lost_and_never_in_the_way(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     write(tmp_path / "golden", [item("fc", [1.0])])
     (tmp_path / "golden" / "mine.txt").write_text("mine")
     command = [sys.executable, "-c", STOPPED, str(int(number))]
-    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 10
 
@@ -119,18 +128,31 @@ def case(of_model, of_loss=lambda: None, of_optimizer=lambda: None):
     model = Ending(of_model)
     return Case(model, [torch.ones(2, 3)] * 3, loss=loss, optimizer=Optimizer(model.parameters(), 0.1))
 """
-ENDS = {"sys.exit(0)": "sys.exit(0)", "sys.exit()": "sys.exit()", "sys.exit(1)": "sys.exit(1)", "a text": "sys.exit('enough')"}
+ENDS = {
+    "sys.exit(0)": "sys.exit(0)",
+    "sys.exit()": "sys.exit()",
+    "sys.exit(1)": "sys.exit(1)",
+    "a text": "sys.exit('enough')",
+}
 PLACES = ["of_model", "of_loss", "of_optimizer"]
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("verb", ["capture", "watch", "locate"])
-def test_an_exit_of_the_users_code_is_trouble(command: Command, tmp_path: Path, verb: str, place: str, end: str) -> None:
-    arguments = f"{place}=lambda: {end}" if place == "of_model" else f"lambda: None, {place}=lambda: {end}"
+def test_an_exit_of_the_users_code_is_trouble(
+    command: Command, tmp_path: Path, verb: str, place: str, end: str
+) -> None:
+    arguments = (
+        f"{place}=lambda: {end}" if place == "of_model" else f"lambda: None, {place}=lambda: {end}"
+    )
     source = f"{CASE}\nmake = case\ndef case():\n    return make({arguments})\n"
     (tmp_path / f"{verb}_{place}.py").write_text(source)
-    options = {"capture": ["--device", "cpu"], "watch": ["--device", "cpu"], "locate": ["--device", "cpu"]}[verb]
+    options = {
+        "capture": ["--device", "cpu"],
+        "watch": ["--device", "cpu"],
+        "locate": ["--device", "cpu"],
+    }[verb]
     done = command(verb, f"{verb}_{place}.py", *options, "--out", "out", "-q")
     assert done.code == 2
     assert "SystemExit" in done.err
@@ -148,11 +170,17 @@ def test_an_exit_of_the_users_code_is_trouble(command: Command, tmp_path: Path, 
 
 @pytest.mark.parametrize("place", ["module", "forward", "thread"])
 @pytest.mark.parametrize("verb", ["capture", "watch", "locate"])
-def test_os_exit_of_the_users_code_is_trouble(forked: Run, tmp_path: Path, verb: str, place: str) -> None:
+def test_os_exit_of_the_users_code_is_trouble(
+    forked: Run, tmp_path: Path, verb: str, place: str
+) -> None:
     thread = (
-        "import threading\ndef end():\n    thread = threading.Thread(target=os._exit, args=(0,))\n    thread.start()\n    thread.join()\n"
+        "import threading\ndef end():\n    thread = threading.Thread(target=os._exit, args=(0,))\n "
+        "   thread.start()\n    thread.join()\n"
     )
-    ends = {"module": "os._exit(0)", "forward": "make = case\ndef case():\n    return make(lambda: os._exit(0))"}
+    ends = {
+        "module": "os._exit(0)",
+        "forward": "make = case\ndef case():\n    return make(lambda: os._exit(0))",
+    }
     ends["thread"] = f"make = case\n{thread}def case():\n    return make(end)"
     (tmp_path / "leaving.py").write_text(f"{CASE}\n{ends[place]}\n")
     done = forked(verb, "leaving.py", "--device", "cpu", "--out", "out", "-q")
@@ -163,9 +191,12 @@ def test_os_exit_of_the_users_code_is_trouble(forked: Run, tmp_path: Path, verb:
 
 
 @pytest.mark.parametrize("verb", ["capture", "watch", "locate"])
-def test_an_interrupt_in_the_users_code_stays_130(command: Command, tmp_path: Path, verb: str) -> None:
+def test_an_interrupt_in_the_users_code_stays_130(
+    command: Command, tmp_path: Path, verb: str
+) -> None:
     (tmp_path / f"{verb}_interrupted.py").write_text(
-        f"{CASE}\nmake = case\ndef stop():\n    raise KeyboardInterrupt\ndef case():\n    return make(stop)\n"
+        f"{CASE}\nmake = case\ndef stop():\n    raise KeyboardInterrupt\ndef case():\n    return"
+        " make(stop)\n"
     )
     done = command(verb, f"{verb}_interrupted.py", "--device", "cpu", "--out", "out", "-q")
     assert done.code == 130
@@ -173,7 +204,9 @@ def test_an_interrupt_in_the_users_code_stays_130(command: Command, tmp_path: Pa
 
 
 def test_an_interrupt_while_a_dataclass_is_made_is_130(process: Run, tmp_path: Path) -> None:
-    """CPython 3.11's ``python -m`` ends by SIGINT after an interrupt that left an ``exec`` of text, even one that was caught."""
+    """CPython 3.11's ``python -m`` ends by SIGINT after an interrupt that left an ``exec`` of text,
+    even one that was caught.
+    """
     (tmp_path / "of_text.py").write_text('exec("raise KeyboardInterrupt")')
     done = process("capture", "of_text.py", "--out", "out")
     assert (done.returncode, done.stderr.strip()) == (130, "accucompare: interrupted")
@@ -181,7 +214,9 @@ def test_an_interrupt_while_a_dataclass_is_made_is_130(process: Run, tmp_path: P
 
 @pytest.mark.parametrize("end", ["sys.exit(0)", "raise SystemExit"])
 @pytest.mark.parametrize("place", ["module", "class"])
-def test_an_exit_while_the_case_is_made_is_trouble(command: Command, tmp_path: Path, place: str, end: str) -> None:
+def test_an_exit_while_the_case_is_made_is_trouble(
+    command: Command, tmp_path: Path, place: str, end: str
+) -> None:
     body = f"import sys\n{end}" if place == "module" else f"import sys\ndef case():\n    {end}"
     (tmp_path / f"ending_{place}_{len(end)}.py").write_text(body)
     done = command("capture", f"ending_{place}_{len(end)}.py", "--out", "out")
@@ -189,7 +224,9 @@ def test_an_exit_while_the_case_is_made_is_trouble(command: Command, tmp_path: P
     assert "SystemExit" in done.err
 
 
-def test_an_interrupted_overwriting_says_where_the_earlier_bundle_is(command: Command, tmp_path: Path) -> None:
+def test_an_interrupted_overwriting_says_where_the_earlier_bundle_is(
+    command: Command, tmp_path: Path
+) -> None:
     (tmp_path / "overwriting.py").write_text(
         f"{CASE}\nmake = case\ndef stop():\n    raise KeyboardInterrupt\n"
         "def bad():\n    return make(stop)\ndef case():\n    return make(int)\n"
@@ -200,8 +237,12 @@ def test_an_interrupted_overwriting_says_where_the_earlier_bundle_is(command: Co
     assert "the bundle that it was to replace is in out/.previous" in done.err
 
 
-def test_a_capture_that_could_not_record_a_call_is_trouble(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "unrecorded.py").write_text(f"{CASE}\nmake = case\ndef case():\n    return make(int)\n")
+def test_a_capture_that_could_not_record_a_call_is_trouble(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "unrecorded.py").write_text(
+        f"{CASE}\nmake = case\ndef case():\n    return make(int)\n"
+    )
 
     def explode(*_: Any) -> Any:
         raise RuntimeError("no memory")
@@ -210,5 +251,7 @@ def test_a_capture_that_could_not_record_a_call_is_trouble(command: Command, tmp
     done = command("capture", "unrecorded.py", "--out", "out", "--repeat", "2")
     assert done.code == 2
     assert "captured 3 steps" in done.out
-    assert done.err.startswith("accucompare: out: is incomplete: 18 module call(s) could not be recorded; the first: ")
+    assert done.err.startswith(
+        "accucompare: out: is incomplete: 18 module call(s) could not be recorded; the first: "
+    )
     assert "RuntimeError: no memory" in done.err

@@ -52,21 +52,59 @@ def test_patterns_are_as_they_were() -> None:
 # Parts of a tensor
 
 
-SLICES = ["0", "-1", "...", "0, 1, 2", ":, 1", "1:, ::2, :3", "::-1", "..., 0", "1, ..., 2:4", ":0", "5:", ":, -2:, ::-2", "1:2, 0:1, 3"]
+SLICES = [
+    "0",
+    "-1",
+    "...",
+    "0, 1, 2",
+    ":, 1",
+    "1:, ::2, :3",
+    "::-1",
+    "..., 0",
+    "1, ..., 2:4",
+    ":0",
+    "5:",
+    ":, -2:, ::-2",
+    "1:2, 0:1, 3",
+]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "complex64"])
 @pytest.mark.parametrize("slices", SLICES)
-def test_a_part_is_what_numpy_takes(command: Command, tmp_path: Path, slices: str, dtype: str) -> None:
+def test_a_part_is_what_numpy_takes(
+    command: Command, tmp_path: Path, slices: str, dtype: str
+) -> None:
     values = np.arange(3 * 4 * 5).reshape(3, 4, 5) % 7
-    write(tmp_path / "b", [item("fc", values.astype("float32" if dtype == "bfloat16" else dtype), dtype)])
+    write(
+        tmp_path / "b",
+        [item("fc", values.astype("float32" if dtype == "bfloat16" else dtype), dtype)],
+    )
     assert command("show", "b", "fc", "--slice", slices, "--save", "x.npy").code == 0
     expected = eval(f"values[{slices}]", {"values": values})
-    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), expected.astype("float32" if dtype == "bfloat16" else dtype))
+    np.testing.assert_array_equal(
+        np.load(tmp_path / "x.npy"), expected.astype("float32" if dtype == "bfloat16" else dtype)
+    )
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (200,), (201,), (6, 40), (7, 40), (8, 40), (2, 3, 4, 50), (1000, 1), (1, 1, 999)])
-def test_what_is_printed_is_what_numpy_prints(command: Command, tmp_path: Path, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (),
+        (0,),
+        (3, 0, 2),
+        (200,),
+        (201,),
+        (6, 40),
+        (7, 40),
+        (8, 40),
+        (2, 3, 4, 50),
+        (1000, 1),
+        (1, 1, 999),
+    ],
+)
+def test_what_is_printed_is_what_numpy_prints(
+    command: Command, tmp_path: Path, shape: tuple[int, ...]
+) -> None:
     values = np.random.default_rng(0).normal(size=shape).astype("float32")
     write(tmp_path / "b", [item("fc", values)])
     printed = command("show", "b", "fc").out.split("\n", 2)[2]
@@ -82,21 +120,38 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def show(large: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Show it in a process that may not take more than 320 MiB, a part of which is gone before it begins."""
+    """Show it in a process that may not take more than 320 MiB, a part of which is gone before it
+    begins.
+    """
     command = [sys.executable, "-m", "accucompare", "show", str(large), "fc", *arguments]
     limited = ["sh", "-c", 'ulimit -v 327680 && exec "$@"', "sh", *command]
-    return subprocess.run(limited, cwd=folder, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, capture_output=True, text=True)
+    return subprocess.run(
+        limited,
+        cwd=folder,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
 
 
-WHOLE = {"all": [], "a row": ["--slice", "0"], "the end": ["--slice", "-1, -2:", "--save", "x.npy"], "every other row": ["--slice", "::2"]}
+WHOLE = {
+    "all": [],
+    "a row": ["--slice", "0"],
+    "the end": ["--slice", "-1, -2:", "--save", "x.npy"],
+    "every other row": ["--slice", "::2"],
+}
 
 
 @pytest.mark.parametrize("arguments", WHOLE.values(), ids=WHOLE)
-def test_a_part_of_a_tensor_that_is_larger_than_memory_is_shown(large: Path, tmp_path: Path, arguments: list[str]) -> None:
+def test_a_part_of_a_tensor_that_is_larger_than_memory_is_shown(
+    large: Path, tmp_path: Path, arguments: list[str]
+) -> None:
     done = show(large, tmp_path, *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert "[128, 524288]" in done.stdout
-    assert ("7." in done.stdout.split("\n", 2)[2]) == (arguments in (WHOLE["all"], WHOLE["the end"]))
+    assert ("7." in done.stdout.split("\n", 2)[2]) == (
+        arguments in (WHOLE["all"], WHOLE["the end"])
+    )
 
 
 def test_a_tensor_that_does_not_fit_is_one_message(large: Path, tmp_path: Path) -> None:
@@ -109,7 +164,9 @@ def test_a_tensor_that_does_not_fit_is_one_message(large: Path, tmp_path: Path) 
 def test_a_part_of_a_damaged_tensor_is_refused_too(command: Command, tmp_path: Path) -> None:
     write(tmp_path / "b", [item("fc", np.arange(9.0))])
     archive = tmp_path / "b" / "rank0" / "step0.npz"
-    archive.write_bytes(archive.read_bytes().replace(np.float64(8).tobytes(), np.float64(9).tobytes()))
+    archive.write_bytes(
+        archive.read_bytes().replace(np.float64(8).tobytes(), np.float64(9).tobytes())
+    )
     done = command("show", "b", "fc", "--slice", "0")
     assert done.code == 2
     assert "is corrupt" in done.err

@@ -1,4 +1,6 @@
-"""Bundles and logs whose names, types, paths and notes try to steer the terminal that they are shown on."""
+"""Bundles and logs whose names, types, paths and notes try to steer the terminal that they are
+shown on.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,30 @@ def poisoned(folder: Path, attack: str) -> tuple[Path, Path]:
                 item("", [1.0], role="input", path=f"x{attack}", parent=None, type=f"Net{attack}"),
                 item(f"fc{attack}", [value], type=f"Linear{attack}"),
                 item(f"only{attack}{name}", [value]),
-                item(f"opaque{attack}", None, path=f"y{attack}", layout="opaque", detail=f"an object{attack}"),
+                item(
+                    f"opaque{attack}",
+                    None,
+                    path=f"y{attack}",
+                    layout="opaque",
+                    detail=f"an object{attack}",
+                ),
             ],
             complete=value == 1.0,
-            stopped=None if value == 1.0 else {"step": 0, "module": f"fc{attack}", "error": f"Error: {attack}"},
+            stopped=(
+                None
+                if value == 1.0
+                else {"step": 0, "module": f"fc{attack}", "error": f"Error: {attack}"}
+            ),
             notes=[f"a note{attack}"],
-            model={"class": f"Net{value}{attack}", "not_called": [f"idle{attack}"], "modules": {f"idle{attack}": f"Linear{attack}"}},
-            environment={"device": {"type": "cpu", "name": f"a device{value}{attack}"}, "versions": {"torch": f"2.0{attack}{value}"}},
+            model={
+                "class": f"Net{value}{attack}",
+                "not_called": [f"idle{attack}"],
+                "modules": {f"idle{attack}": f"Linear{attack}"},
+            },
+            environment={
+                "device": {"type": "cpu", "name": f"a device{value}{attack}"},
+                "versions": {"torch": f"2.0{attack}{value}"},
+            },
             capture={"seed": value, "only": [attack]},
         )
         sides.append(path)
@@ -66,7 +85,9 @@ def poisoned(folder: Path, attack: str) -> tuple[Path, Path]:
 
 
 def harmless(text: str) -> None:
-    """Fails if the text holds anything but lines of what can be seen, or a line that looks like the verdict."""
+    """Fails if the text holds anything but lines of what can be seen, or a line that looks like the
+    verdict.
+    """
     assert all(character.isprintable() for character in text.replace("\n", ""))
     assert not any(line.strip().startswith(("PASS", "IDENTICAL")) for line in text.splitlines())
 
@@ -93,7 +114,9 @@ def test_errors(command: Command, tmp_path: Path, attack: str) -> None:
     """Messages that name a record, a layer that is not there, a bundle."""
     golden, candidate = poisoned(tmp_path, attack)
     archive = golden / "rank0" / "step0.npz"
-    archive.write_bytes(archive.read_bytes().replace(b"\x00\x00\xf0\x3f", b"\x00\x00\xf1\x3f"))  # the 1.0 of its records
+    archive.write_bytes(
+        archive.read_bytes().replace(b"\x00\x00\xf0\x3f", b"\x00\x00\xf1\x3f")
+    )  # the 1.0 of its records
     for done in (
         command("diff", golden, candidate),
         command("show", golden, f"fc{attack}", "--role", "input"),
@@ -110,20 +133,42 @@ def test_excel(command: Command, tmp_path: Path, attack: str) -> None:
     command("diff", *poisoned(tmp_path, attack), "--report", "x.xlsx")
     for sheet in openpyxl.load_workbook(tmp_path / "x.xlsx"):
         for row in sheet.iter_rows(values_only=True):
-            harmless("\n".join(value.strip() for value in row if isinstance(value, str) and value != "PASS"))
+            harmless(
+                "\n".join(
+                    value.strip() for value in row if isinstance(value, str) and value != "PASS"
+                )
+            )
 
 
 @attack
-def test_names_are_kept_exactly_where_programs_read_them(command: Command, tmp_path: Path, attack: str) -> None:
+def test_names_are_kept_exactly_where_programs_read_them(
+    command: Command, tmp_path: Path, attack: str
+) -> None:
     command("diff", *poisoned(tmp_path, attack), "--report", "x.xlsx", "--json", "x.json")
-    assert f"fc{attack}" in [row["name"] for row in json.loads((tmp_path / "x.json").read_text())["rows"]]
+    assert f"fc{attack}" in [
+        row["name"] for row in json.loads((tmp_path / "x.json").read_text())["rows"]
+    ]
 
 
 @attack
 def test_overflow(command: Command, tmp_path: Path, attack: str) -> None:
-    about: dict[str, Any] = {"type": f"Linear{attack}", "operator": f"mul{attack}", "line": f"x.py{attack}:1", "notes": [f"note{attack}"]}
-    tensors = [seen(path=attack, dtype=f"float32{attack}"), seen(f"output{attack}", "", "nan", "nan", nan=3, inf=0)]
-    events = [start(model=attack, device=attack), frames(f"a{attack}"), found(f"fc{attack}", tensors=tensors, **about), step(0), end()]
+    about: dict[str, Any] = {
+        "type": f"Linear{attack}",
+        "operator": f"mul{attack}",
+        "line": f"x.py{attack}:1",
+        "notes": [f"note{attack}"],
+    }
+    tensors = [
+        seen(path=attack, dtype=f"float32{attack}"),
+        seen(f"output{attack}", "", "nan", "nan", nan=3, inf=0),
+    ]
+    events = [
+        start(model=attack, device=attack),
+        frames(f"a{attack}"),
+        found(f"fc{attack}", tensors=tensors, **about),
+        step(0),
+        end(),
+    ]
     write_log(tmp_path / "watch" / "rank0.jsonl", *events)
     done = command("overflow", "watch")
     assert done.code == 1
@@ -148,7 +193,9 @@ def on_terminal(folder: Path, width: int, *arguments: str) -> list[str]:
     """The lines that a terminal of this width gets."""
     outer, inner = os.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm"}
+    variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {
+        "TERM": "xterm"
+    }
     printing = (
         f"import os, sys\nos.dup2(os.open({os.ttyname(inner)!r}, os.O_RDWR | os.O_NOCTTY), 1)\n"
         "sys.stdout = sys.__stdout__ = open(1, 'w', closefd=False)\n"
@@ -172,11 +219,15 @@ def on_terminal(folder: Path, width: int, *arguments: str) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
-def test_the_terminals_width_is_used_and_a_long_name_is_cut_in_its_middle(tmp_path: Path, width: int) -> None:
+def test_the_terminals_width_is_used_and_a_long_name_is_cut_in_its_middle(
+    tmp_path: Path, width: int
+) -> None:
     for name, value in (("golden", 1.0), ("npu", 2.0)):
         write(tmp_path / name, [item(LONG.format(number), [value]) for number in range(3)])
     lines = on_terminal(tmp_path, width, "diff", "golden", "npu")
-    table = lines[next(number for number, line in enumerate(lines) if line.startswith("Worst rows")) :]
+    table = lines[
+        next(number for number, line in enumerate(lines) if line.startswith("Worst rows")) :
+    ]
     assert max(map(len, table[:8])) <= width
     rows = [line.split("  ")[0] for line in table if line.startswith("encoder")]
     assert len(rows) == 3  # one line each
@@ -190,8 +241,13 @@ def test_the_terminals_width_is_used_and_a_long_name_is_cut_in_its_middle(tmp_pa
 NUMBER = r"\d\.\d\de[+-]\d\d"
 
 
-@pytest.mark.parametrize(("width", "left_out"), [(60, "would pass at, max abs, 1-cosine"), (80, "max abs, 1-cosine"), (120, "")])
-def test_a_narrow_terminal_breaks_no_number_and_says_which_columns_it_leaves_out(tmp_path: Path, width: int, left_out: str) -> None:
+@pytest.mark.parametrize(
+    ("width", "left_out"),
+    [(60, "would pass at, max abs, 1-cosine"), (80, "max abs, 1-cosine"), (120, "")],
+)
+def test_a_narrow_terminal_breaks_no_number_and_says_which_columns_it_leaves_out(
+    tmp_path: Path, width: int, left_out: str
+) -> None:
     name = "encoder.layer.{}.intermediate.intermediate_act_fn"
     for folder, value in (("golden", 1.0), ("npu", 2.0)):
         write(tmp_path / folder, [item(name.format(number), [value]) for number in range(3)])
@@ -199,7 +255,9 @@ def test_a_narrow_terminal_breaks_no_number_and_says_which_columns_it_leaves_out
     start = lines.index("Worst rows")
     table = lines[start : lines.index("", start)]
     assert max(map(len, table)) <= width
-    assert [line for line in table if line.startswith("not shown")] == ([f"not shown in {width} columns: {left_out}"] if left_out else [])
+    assert [line for line in table if line.startswith("not shown")] == (
+        [f"not shown in {width} columns: {left_out}"] if left_out else []
+    )
     first = [line for line in table if line.startswith("encoder")]
     assert len(first) == 3
     assert all(len(re.findall(NUMBER, line)) == {60: 1, 80: 1, 120: 3}[width] for line in first)
@@ -217,7 +275,19 @@ def test_show_fits_a_narrow_terminal(tmp_path: Path, width: int) -> None:
 def test_a_pipe_gets_every_column(command: Command, tmp_path: Path) -> None:
     write(tmp_path / "golden", [item(LONG.format(0), [1.0], type="AVeryLongNameOfAClassOfModules")])
     listed = command("show", "golden")
-    assert listed.out.splitlines()[0].split() == ["#", "layer", "type", "role", "shape", "dtype", "min", "max", "mean", "L2", "NaN/Inf"]
+    assert listed.out.splitlines()[0].split() == [
+        "#",
+        "layer",
+        "type",
+        "role",
+        "shape",
+        "dtype",
+        "min",
+        "max",
+        "mean",
+        "L2",
+        "NaN/Inf",
+    ]
 
 
 def test_a_part_longer_than_its_column_is_cut_in_the_middle() -> None:

@@ -31,7 +31,9 @@ from accucompare.errors import BundleError, RecordError
 from accucompare.numbers.dtypes import DTYPES
 
 STORAGES = sorted({dtype.storage.str for dtype in DTYPES.values()})
-in_its_own_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # each example writes a name of its own
+in_its_own_folder = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture]
+)  # each example writes a name of its own
 
 
 def archive_of(path: Path, *arrays: np.ndarray) -> Path:
@@ -43,7 +45,9 @@ def archive_of(path: Path, *arrays: np.ndarray) -> Path:
     return path
 
 
-def archive_with(path: Path, data: bytes, name: str = "a", compression: int = zipfile.ZIP_STORED) -> Archive:
+def archive_with(
+    path: Path, data: bytes, name: str = "a", compression: int = zipfile.ZIP_STORED
+) -> Archive:
     """An archive whose only member holds these bytes, written by zipfile."""
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr(f"{name}.npy", data)
@@ -69,7 +73,11 @@ def values(archive: Archive, name: str) -> np.ndarray:
 
 def check(found: np.ndarray, expected: np.ndarray) -> None:
     """Equal bit for bit; NaN too."""
-    assert (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
+    assert (found.dtype, found.shape, found.tobytes()) == (
+        expected.dtype,
+        expected.shape,
+        expected.tobytes(),
+    )
 
 
 def patch(path: Path, signature: bytes, place: int, fields: str, *values: int) -> Path:
@@ -88,7 +96,12 @@ def npy(array: np.ndarray) -> bytes:
 
 def header(text: str, length: int | None = None, version: bytes = b"\x01\x00") -> bytes:
     encoded = text.encode() + b"\n"
-    return b"\x93NUMPY" + version + struct.pack("<H", len(encoded) if length is None else length) + encoded
+    return (
+        b"\x93NUMPY"
+        + version
+        + struct.pack("<H", len(encoded) if length is None else length)
+        + encoded
+    )
 
 
 def data_offset(path: Path, info: zipfile.ZipInfo) -> int:
@@ -135,8 +148,16 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
 
 
 @in_its_own_folder
-@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40), arrays(), max_size=8))
-def test_numpy_zipfile_and_we_read_what_was_written(tmp_path: Path, members: dict[str, np.ndarray]) -> None:
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40),
+        arrays(),
+        max_size=8,
+    )
+)
+def test_numpy_zipfile_and_we_read_what_was_written(
+    tmp_path: Path, members: dict[str, np.ndarray]
+) -> None:
     writer = ArchiveWriter(tmp_path / "a.npz")
     for name, array in members.items():
         writer.add(name, array)
@@ -144,7 +165,10 @@ def test_numpy_zipfile_and_we_read_what_was_written(tmp_path: Path, members: dic
     with zipfile.ZipFile(tmp_path / "a.npz") as directory:
         assert directory.testzip() is None
         assert directory.namelist() == [f"{name}.npy" for name in members]
-    with np.load(tmp_path / "a.npz", allow_pickle=False) as loaded, opened(tmp_path / "a.npz") as archive:
+    with (
+        np.load(tmp_path / "a.npz", allow_pickle=False) as loaded,
+        opened(tmp_path / "a.npz") as archive,
+    ):
         for name, array in members.items():
             check(loaded[name], array)
             check(values(archive, name), array)
@@ -164,7 +188,9 @@ def test_members_are_stored_plain_and_aligned_to_64_bytes(tmp_path: Path) -> Non
         for info, array in zip(directory.infolist(), arrays, strict=True):
             assert info.compress_type == zipfile.ZIP_STORED
             assert data_offset(path, info) % 64 == 0
-            assert archive.member(info.filename.removesuffix(".npy")).offset == data_offset(path, info)
+            assert archive.member(info.filename.removesuffix(".npy")).offset == data_offset(
+                path, info
+            )
             assert path.read_bytes()[data_offset(path, info) :][: array.nbytes] == array.tobytes()
 
 
@@ -178,17 +204,23 @@ def test_the_crc_in_both_headers_is_that_of_the_content(tmp_path: Path) -> None:
 
 
 def test_equal_arrays_make_equal_files(tmp_path: Path) -> None:
-    one, two = (archive_of(tmp_path / name, np.ones(3), np.ones(4)) for name in ("one.npz", "two.npz"))
+    one, two = (
+        archive_of(tmp_path / name, np.ones(3), np.ones(4)) for name in ("one.npz", "two.npz")
+    )
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_a_member_is_written_in_one_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_is_written_in_one_system_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = counted(monkeypatch, "writev")
     archive_of(tmp_path / "a.npz", np.ones(3), np.ones(100_000))
     assert len(calls) == 3  # two members and the directory
 
 
-def test_a_file_that_takes_a_few_bytes_at_a_time_gets_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_takes_a_few_bytes_at_a_time_gets_them_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arrays = np.arange(100.0), np.arange(7), np.ones(0)
     whole = archive_of(tmp_path / "whole.npz", *arrays)
     monkeypatch.setattr(archive_writer, "_WRITE_LIMIT", 50)
@@ -196,8 +228,12 @@ def test_a_file_that_takes_a_few_bytes_at_a_time_gets_them_all(tmp_path: Path, m
     assert archive_of(tmp_path / "pieces.npz", *arrays).read_bytes() == whole.read_bytes()
 
 
-@pytest.mark.parametrize("room", [0, 10, 200, 1000, 1250])  # in the first header, in its data, and in the directory
-def test_a_full_disk_is_an_os_error_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+@pytest.mark.parametrize(
+    "room", [0, 10, 200, 1000, 1250]
+)  # in the first header, in its data, and in the directory
+def test_a_full_disk_is_an_os_error_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
     disk_of(monkeypatch, room)
     writer = ArchiveWriter(tmp_path / "a.npz")
     with pytest.raises(OSError, match="No space left") as caught:  # noqa: PT012
@@ -225,7 +261,9 @@ def test_a_directory_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 200, 1000, 4000])
-def test_zip64_where_it_is_needed_is_read_by_everyone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+def test_zip64_where_it_is_needed_is_read_by_everyone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
     monkeypatch.setattr(archive_writer, "_ZIP64_LIMIT", limit)
     arrays = [np.arange(500.0), np.arange(3.0), np.ones((2, 0)), np.arange(40)]
     path = archive_of(tmp_path / "a.npz", *arrays)
@@ -236,14 +274,19 @@ def test_zip64_where_it_is_needed_is_read_by_everyone(tmp_path: Path, monkeypatc
             check(loaded[f"{number:06d}.a"], array)
             check(values(archive, f"{number:06d}.a"), array)
     if shutil.which("unzip"):
-        assert "No errors detected" in subprocess.run(["unzip", "-t", path], capture_output=True, text=True).stdout
+        assert (
+            "No errors detected"
+            in subprocess.run(["unzip", "-t", path], capture_output=True, text=True).stdout
+        )
 
 
 def test_members_beyond_4_gib_are_read_by_everyone(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     writer = ArchiveWriter(path)
     writer.add("near", np.arange(3))
-    writer._end = os.lseek(writer._file.fileno(), (5 << 30) + 3, os.SEEK_SET)  # a hole: the file takes a few KB on the disk
+    writer._end = os.lseek(
+        writer._file.fileno(), (5 << 30) + 3, os.SEEK_SET
+    )  # a hole: the file takes a few KB on the disk
     writer.add("far", np.arange(5.0))
     writer.finish()
     with np.load(path) as loaded, zipfile.ZipFile(path) as directory, opened(path) as archive:
@@ -255,7 +298,9 @@ def test_members_beyond_4_gib_are_read_by_everyone(tmp_path: Path) -> None:
             check(values(archive, name), array)
 
 
-def test_a_member_of_more_than_4_gib_is_read_by_everyone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_of_more_than_4_gib_is_read_by_everyone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     size = (1 << 32) + 100
     (tmp_path / "data").write_bytes(b"")
     os.truncate(tmp_path / "data", size)
@@ -292,7 +337,9 @@ def test_a_member_of_more_than_4_gib_is_read_by_everyone(tmp_path: Path, monkeyp
 def test_more_members_than_16_bits_can_count_are_read_by_everyone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, limit: int
 ) -> None:
-    monkeypatch.setattr(archive_writer, "_COUNT_LIMIT", limit)  # zipfile does without ZIP64 up to 65,535
+    monkeypatch.setattr(
+        archive_writer, "_COUNT_LIMIT", limit
+    )  # zipfile does without ZIP64 up to 65,535
     array = np.ones(1)
     path = archive_of(tmp_path / "a.npz", *[array] * count)
     with zipfile.ZipFile(path) as directory, opened(path) as archive:
@@ -335,7 +382,12 @@ def test_no_name_makes_an_unsafe_member(name: str, path: str) -> None:
 
 
 def test_what_numpy_saves_is_read(tmp_path: Path) -> None:
-    arrays = {"a": np.arange(6.0).reshape(2, 3), "b": np.array(True), "层 1": np.ones((0, 3), "u2"), "l" * 600: np.arange(3)}
+    arrays = {
+        "a": np.arange(6.0).reshape(2, 3),
+        "b": np.array(True),
+        "层 1": np.ones((0, 3), "u2"),
+        "l" * 600: np.arange(3),
+    }
     np.savez(tmp_path / "a.npz", **arrays)
     with opened(tmp_path / "a.npz") as archive:
         for name, array in arrays.items():
@@ -344,7 +396,10 @@ def test_what_numpy_saves_is_read(tmp_path: Path) -> None:
 
 def test_an_archive_without_members_is_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "numpy.npz")
-    with opened(tmp_path / "numpy.npz") as archive, pytest.raises(RecordError, match="has no member 'a'"):
+    with (
+        opened(tmp_path / "numpy.npz") as archive,
+        pytest.raises(RecordError, match="has no member 'a'"),
+    ):
         archive.member("a")
 
 
@@ -371,7 +426,9 @@ def test_what_numpy_saves_to_a_pipe_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 100, 1000])
-def test_what_zipfile_writes_as_zip64_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+def test_what_zipfile_writes_as_zip64_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", limit)
     monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)
     np.savez(tmp_path / "a.npz", a=np.arange(500), b=np.arange(5.0))
@@ -390,11 +447,16 @@ def test_a_comment_at_the_end_is_passed_over(tmp_path: Path, comment: bytes) -> 
 
 
 def test_a_header_that_an_older_numpy_padded_otherwise_is_read(tmp_path: Path) -> None:
-    data = header("{'descr': '<f8', 'fortran_order': False, 'shape': (3,), }    ") + np.arange(3.0).tobytes()
+    data = (
+        header("{'descr': '<f8', 'fortran_order': False, 'shape': (3,), }    ")
+        + np.arange(3.0).tobytes()
+    )
     check(values(archive_with(tmp_path / "a.npz", data), "a"), np.arange(3.0))
 
 
-def test_looking_at_a_member_takes_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_at_a_member_takes_one_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = ArchiveWriter(tmp_path / "a.npz")
     for number, name in enumerate(("a", "x" * 300)):
         writer.add(member_name(number, name, "output", "0"), np.ones((1, 2, 3, 4)))
@@ -406,7 +468,9 @@ def test_looking_at_a_member_takes_one_read(tmp_path: Path, monkeypatch: pytest.
         assert len(calls) == 2
 
 
-def test_opening_takes_two_reads_however_many_members_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_takes_two_reads_however_many_members_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = archive_of(tmp_path / "a.npz", *[np.ones(3)] * 200)
     calls = counted(monkeypatch, "pread")
     with opened(path):
@@ -415,9 +479,14 @@ def test_opening_takes_two_reads_however_many_members_there_are(tmp_path: Path, 
 
 def test_threads_read_at_once(tmp_path: Path) -> None:
     arrays = [np.full(number % 50, number) for number in range(400)]
-    with opened(archive_of(tmp_path / "a.npz", *arrays)) as archive, ThreadPoolExecutor(4) as threads:
+    with (
+        opened(archive_of(tmp_path / "a.npz", *arrays)) as archive,
+        ThreadPoolExecutor(4) as threads,
+    ):
         names = [f"{number:06d}.a" for number in range(len(arrays))]
-        for found, array in zip(threads.map(lambda name: values(archive, name), names), arrays, strict=True):
+        for found, array in zip(
+            threads.map(lambda name: values(archive, name), names), arrays, strict=True
+        ):
             check(found, array)
 
 
@@ -461,7 +530,13 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"not a zip", b"PK\x05\x06" + bytes(10), b"PK\x05\x06" + b"\xff" * 18, b"PK\x06\x07PK\x05\x06" + b"\xff" * 16 + bytes(2)],
+    [
+        b"",
+        b"not a zip",
+        b"PK\x05\x06" + bytes(10),
+        b"PK\x05\x06" + b"\xff" * 18,
+        b"PK\x06\x07PK\x05\x06" + b"\xff" * 16 + bytes(2),
+    ],
 )
 def test_what_is_no_zip_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(content)
@@ -476,11 +551,15 @@ def test_a_member_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_compressed_member_is_refused_unread(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="member 'a' is compressed or encrypted"):
-        archive_with(tmp_path / "a.npz", npy(np.zeros(10**6)), compression=zipfile.ZIP_DEFLATED).member("a")
+        archive_with(
+            tmp_path / "a.npz", npy(np.zeros(10**6)), compression=zipfile.ZIP_DEFLATED
+        ).member("a")
 
 
 def test_pickled_objects_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="member 'a' holds pickled Python objects; refused, nothing was executed"):
+    with pytest.raises(
+        RecordError, match="member 'a' holds pickled Python objects; refused, nothing was executed"
+    ):
         archive_with(tmp_path / "a.npz", npy(np.array([{}], object))).member("a")
 
 
@@ -490,7 +569,9 @@ def test_pickled_objects_are_refused(tmp_path: Path) -> None:
         b"",
         b"\x93NUMPY",
         header("{'descr': '<f8', 'fortran_order': False, 'shape': (3,), }", length=60000),
-        b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**31) + b"{'descr': '<f8', 'fortran_order': False, 'shape': (3,), }\n",
+        b"\x93NUMPY\x02\x00"
+        + struct.pack("<I", 2**31)
+        + b"{'descr': '<f8', 'fortran_order': False, 'shape': (3,), }\n",
         header("{'descr': '<f8', 'fortran_order': False, 'shape': (-1,), }"),
         header("{'descr': '<f8', 'fortran_order': False, 'shape': (3L,), }"),
         header("{'descr': '<f8', 'fortran_order': __import__('os'), 'shape': (3,), }"),
@@ -502,7 +583,9 @@ def test_pickled_objects_are_refused(tmp_path: Path) -> None:
         header("{'descr': '<f8', 'fortran_order': False, 'shape': (1 2, 3), }"),
         header("{'descr': '<f8', 'fortran_order': False, 'shape': (03,), }"),
         header("{'descr': '<f8', 'fortran_order': False, 'shape': (3,), }" + " " * 60000),
-        header("{'descr': '<\x1b[31m\n8', 'fortran_order': False, 'shape': (3,), }"),  # a message says what type it is
+        header(
+            "{'descr': '<\x1b[31m\n8', 'fortran_order': False, 'shape': (3,), }"
+        ),  # a message says what type it is
         header("[" * 3000),
         header("('" + "a" * 3000),
         header(""),
@@ -513,7 +596,9 @@ def test_a_member_without_plain_header_is_refused(tmp_path: Path, data: bytes) -
         archive_with(tmp_path / "a.npz", data + bytes(24)).member("a")
 
 
-@pytest.mark.parametrize("described", ["'<U10'", "'<M8[s]'", "[('x', '<f8')]", "'>f8'", "'nonsense'"])
+@pytest.mark.parametrize(
+    "described", ["'<U10'", "'<M8[s]'", "[('x', '<f8')]", "'>f8'", "'nonsense'"]
+)
 def test_a_type_that_we_never_write_is_refused(tmp_path: Path, described: str) -> None:
     data = header(f"{{'descr': {described}, 'fortran_order': False, 'shape': (3,), }}") + bytes(24)
     with pytest.raises(RecordError, match="member 'a' has the unknown type "):
@@ -525,10 +610,15 @@ def test_an_array_in_fortran_order_is_refused(tmp_path: Path) -> None:
         archive_with(tmp_path / "a.npz", npy(np.asfortranarray(np.ones((2, 3))))).member("a")
 
 
-@pytest.mark.parametrize("shape", ["(4,)", "(2,)", "()", "(1000000000000,)", "(99999999, 99999999)", "(3, 0)", "(1, 3, 2)"])
+@pytest.mark.parametrize(
+    "shape",
+    ["(4,)", "(2,)", "()", "(1000000000000,)", "(99999999, 99999999)", "(3, 0)", "(1, 3, 2)"],
+)
 def test_a_shape_that_its_length_does_not_bear_out_is_refused(tmp_path: Path, shape: str) -> None:
     data = header(f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}") + bytes(24)
-    with pytest.raises(RecordError, match=r"member 'a' is damaged \(its header and its length disagree\)"):
+    with pytest.raises(
+        RecordError, match=r"member 'a' is damaged \(its header and its length disagree\)"
+    ):
         archive_with(tmp_path / "a.npz", data).member("a")
 
 
@@ -548,7 +638,10 @@ def test_a_directory_that_points_elsewhere_is_refused(tmp_path: Path, offset: in
     entry = content.rindex(b"PK\x01\x02")
     content[entry + 42 : entry + 46] = struct.pack("<I", offset)
     path.write_bytes(content)
-    with pytest.raises(BundleError, match=r"a\.npz: (member '000000\.a' is damaged \(no local header\)|not a readable)"):
+    with pytest.raises(
+        BundleError,
+        match=r"a\.npz: (member '000000\.a' is damaged \(no local header\)|not a readable)",
+    ):
         Archive(path).member("000000.a")
 
 
@@ -561,8 +654,12 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path) -> None
         archive.read_into(memoryview(bytearray(member.nbytes)), member.offset)
 
 
-def test_a_small_member_is_read_at_once_with_its_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened(archive_of(tmp_path / "a.npz", np.arange(100.0), np.arange(100.0) + 7.0)) as archive:
+def test_a_small_member_is_read_at_once_with_its_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(
+        archive_of(tmp_path / "a.npz", np.arange(100.0), np.arange(100.0) + 7.0)
+    ) as archive:
         calls, array = counted(monkeypatch, "preadv"), np.empty(100)
         second, first = archive.member("000001.a"), archive.member("000000.a")
         archive.read_into(memoryview(array.view("u1")), first.offset)
@@ -580,7 +677,9 @@ def test_a_name_that_is_no_unicode_is_not_there(tmp_path: Path) -> None:
 
 def test_an_entry_that_points_to_another_member_is_refused(tmp_path: Path) -> None:
     path = patch(archive_of(tmp_path / "a.npz", np.ones(3), np.ones(3)), b"PK\x01\x02", 42, "<L", 0)
-    with pytest.raises(RecordError, match=r"member '000001\.a' is damaged \(its local header has another name\)"):
+    with pytest.raises(
+        RecordError, match=r"member '000001\.a' is damaged \(its local header has another name\)"
+    ):
         Archive(path).member("000001.a")
 
 
@@ -588,13 +687,18 @@ def test_a_member_that_is_longer_than_the_file_is_refused(tmp_path: Path) -> Non
     data = header("{'descr': '<f8', 'fortran_order': False, 'shape': (1000,), }")
     archive_with(tmp_path / "a.npz", data).close()
     patch(tmp_path / "a.npz", b"PK\x01\x02", 20, "<2L", len(data) + 8000, len(data) + 8000)
-    with pytest.raises(RecordError, match=r"member 'a' is damaged \(its header and its length disagree\)"):
+    with pytest.raises(
+        RecordError, match=r"member 'a' is damaged \(its header and its length disagree\)"
+    ):
         Archive(tmp_path / "a.npz").member("a")
 
 
 def test_an_entry_without_the_zip64_field_that_it_refers_to_is_refused(tmp_path: Path) -> None:
     path = patch(archive_of(tmp_path / "a.npz", np.ones(3)), b"PK\x01\x02", 42, "<L", 0xFFFFFFFF)
-    with pytest.raises(RecordError, match=r"member '000000\.a' is damaged \(its entry in the directory contradicts itself\)"):
+    with pytest.raises(
+        RecordError,
+        match=r"member '000000\.a' is damaged \(its entry in the directory contradicts itself\)",
+    ):
         Archive(path).member("000000.a")
 
 
@@ -611,7 +715,9 @@ def test_an_entry_without_the_zip64_field_that_it_refers_to_is_refused(tmp_path:
     ],
     ids=["local header", "npy header"],
 )
-def test_a_header_that_the_end_of_the_file_cuts_is_refused(tmp_path: Path, end: bytes, why: str) -> None:
+def test_a_header_that_the_end_of_the_file_cuts_is_refused(
+    tmp_path: Path, end: bytes, why: str
+) -> None:
     path = archive_of(tmp_path / "a.npz", np.ones(3))
     with zipfile.ZipFile(path, "a") as directory:
         directory.comment = end
@@ -632,14 +738,22 @@ def test_a_header_that_the_end_of_the_file_cuts_is_refused(tmp_path: Path, end: 
         (b"PK\x05\x06", 20, "<H", 1, "no end record"),
     ],
 )
-def test_a_directory_that_is_damaged_is_refused(tmp_path: Path, signature: bytes, place: int, fields: str, value: int, why: str) -> None:
-    path = patch(archive_of(tmp_path / "a.npz", np.ones(3), np.ones(3)), signature, place, fields, value)
-    with pytest.raises(BundleError, match=rf"a\.npz: not a readable \.npz, truncated or damaged \({why}\)"):
+def test_a_directory_that_is_damaged_is_refused(
+    tmp_path: Path, signature: bytes, place: int, fields: str, value: int, why: str
+) -> None:
+    path = patch(
+        archive_of(tmp_path / "a.npz", np.ones(3), np.ones(3)), signature, place, fields, value
+    )
+    with pytest.raises(
+        BundleError, match=rf"a\.npz: not a readable \.npz, truncated or damaged \({why}\)"
+    ):
         Archive(path)
 
 
 @pytest.mark.parametrize("place", ["start", "end", "beyond"])
-def test_a_zip64_end_record_that_is_elsewhere_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_a_zip64_end_record_that_is_elsewhere_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     monkeypatch.setattr(archive_writer, "_ZIP64_LIMIT", 0)
     path = archive_of(tmp_path / "a.npz", np.ones(3))
     with path.open("r+b") as file:
@@ -657,10 +771,21 @@ def test_a_directory_of_gigabytes_is_refused_unread(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(size)  # a hole
         file.seek(size)
-        file.write(struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, size // 46, size // 46, size, 0))
+        file.write(
+            struct.pack(
+                "<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, size // 46, size // 46, size, 0
+            )
+        )
         file.write(struct.pack("<4sLQL", b"PK\x06\x07", 0, size, 1))
-        file.write(struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0))
-    with little_memory(), pytest.raises(BundleError, match=r"truncated or damaged \(its directory is out of bounds\)"):
+        file.write(
+            struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+        )
+    with (
+        little_memory(),
+        pytest.raises(
+            BundleError, match=r"truncated or damaged \(its directory is out of bounds\)"
+        ),
+    ):
         Archive(path)
 
 
@@ -683,12 +808,18 @@ NAMES = [f"{number:06d}.a" for number in range(len(ARRAYS))]
 
 
 def sound_files(folder: Path) -> dict[str, bytes]:
-    """Small valid files of the same members: ours, ours with everything in ZIP64 fields, and NumPy's."""
+    """Small valid files of the same members: ours, ours with everything in ZIP64 fields, and
+    NumPy's.
+    """
     with pytest.MonkeyPatch.context() as patch:
         plain = archive_of(folder / "plain", *ARRAYS).read_bytes()
         np.savez(folder / "numpy.npz", **dict(zip(NAMES, ARRAYS, strict=True)))
         patch.setattr(archive_writer, "_ZIP64_LIMIT", 0)
-        return {"plain": plain, "zip64": archive_of(folder / "zip64", *ARRAYS).read_bytes(), "numpy": (folder / "numpy.npz").read_bytes()}
+        return {
+            "plain": plain,
+            "zip64": archive_of(folder / "zip64", *ARRAYS).read_bytes(),
+            "numpy": (folder / "numpy.npz").read_bytes(),
+        }
 
 
 @pytest.fixture(scope="module")
@@ -697,7 +828,9 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 def refused_or_right(path: Path, content: bytes) -> None:
-    """Whatever a file holds: an error of one line that names it, or places within it, with the values that zipfile finds by the CRC."""
+    """Whatever a file holds: an error of one line that names it, or places within it, with the
+    values that zipfile finds by the CRC.
+    """
     path.unlink(missing_ok=True)  # faster on some file systems than to empty it
     path.write_bytes(content)
     try:
@@ -753,7 +886,9 @@ EXTREMES = (
 
 @in_its_own_folder
 @given(kind=KINDS, data=st.data())
-def test_any_few_bytes_changed_are_refused_or_right(tmp_path: Path, sound: dict[str, bytes], kind: str, data: st.DataObject) -> None:
+def test_any_few_bytes_changed_are_refused_or_right(
+    tmp_path: Path, sound: dict[str, bytes], kind: str, data: st.DataObject
+) -> None:
     content = bytearray(sound[kind])
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -768,12 +903,16 @@ def test_any_bytes_taken_out_or_put_in_are_refused_or_right(
     content = sound[kind]
     start = data.draw(st.integers(0, len(content)))
     end = data.draw(st.integers(start, len(content)))
-    refused_or_right(tmp_path / "a.npz", content[:start] + data.draw(st.binary(max_size=80)) + content[end:])
+    refused_or_right(
+        tmp_path / "a.npz", content[:start] + data.draw(st.binary(max_size=80)) + content[end:]
+    )
 
 
 @in_its_own_folder
 @given(content=st.binary(max_size=300), kind=KINDS)
-def test_any_bytes_before_a_sound_end_are_refused_or_right(tmp_path: Path, sound: dict[str, bytes], content: bytes, kind: str) -> None:
+def test_any_bytes_before_a_sound_end_are_refused_or_right(
+    tmp_path: Path, sound: dict[str, bytes], content: bytes, kind: str
+) -> None:
     refused_or_right(tmp_path / "a.npz", content + sound[kind][-98:])
 
 
@@ -803,24 +942,35 @@ def test_a_field_of_any_extreme_value_is_refused_or_right_with_little_memory(
     tmp_path: Path, sound: dict[str, bytes], kind: str, signature: bytes, fields: str
 ) -> None:
     fields = re.sub(r"(\d)(\w)", lambda repeated: int(repeated[1]) * repeated[2], fields)
-    places = [place for place in range(len(sound[kind])) if sound[kind].startswith(signature, place)]
+    places = [
+        place for place in range(len(sound[kind])) if sound[kind].startswith(signature, place)
+    ]
     with little_memory():  # of several members the first and the last
-        for place, (number, field), value in itertools.product({*places[:1], *places[-1:]}, enumerate(fields), EXTREMES):
+        for place, (number, field), value in itertools.product(
+            {*places[:1], *places[-1:]}, enumerate(fields), EXTREMES
+        ):
             if value < 1 << 8 * struct.calcsize(f"<{field}"):
                 content = bytearray(sound[kind])
-                struct.pack_into(f"<{field}", content, place + struct.calcsize(f"<{fields[:number]}"), value)
+                struct.pack_into(
+                    f"<{field}", content, place + struct.calcsize(f"<{fields[:number]}"), value
+                )
                 refused_or_right(tmp_path / "a.npz", content)
 
 
 @in_its_own_folder
 @given(data=st.data(), array=arrays())
-def test_any_npy_header_that_is_taken_is_one_that_numpy_reads_alike(tmp_path: Path, data: st.DataObject, array: np.ndarray) -> None:
+def test_any_npy_header_that_is_taken_is_one_that_numpy_reads_alike(
+    tmp_path: Path, data: st.DataObject, array: np.ndarray
+) -> None:
     content = bytearray(npy(array))
     for _ in range(data.draw(st.integers(0, 3))):
         place = data.draw(st.integers(0, 79))
         content[place : place + data.draw(st.integers(0, 2))] = data.draw(
             st.one_of(
-                st.binary(max_size=2), st.sampled_from([b"9", b",", b"0, ", b"<i8", b"True", b"|O", b"999999999999", b")", b" ", b"\n"])
+                st.binary(max_size=2),
+                st.sampled_from(
+                    [b"9", b",", b"0, ", b"<i8", b"True", b"|O", b"999999999999", b")", b" ", b"\n"]
+                ),
             )
         )
     archive = archive_with(tmp_path / "a.npz", bytes(content))

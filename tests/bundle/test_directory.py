@@ -25,7 +25,10 @@ def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_directory_with_other_things_is_never_touched(tmp_path: Path, overwrite: bool) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(CaptureError, match="is not empty and holds no bundle, so it is not touched; choose another --out"):
+    with pytest.raises(
+        CaptureError,
+        match="is not empty and holds no bundle, so it is not touched; choose another --out",
+    ):
         prepare_directory(tmp_path, overwrite)
     assert files(tmp_path) == ["thesis.tex"]
 

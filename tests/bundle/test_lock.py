@@ -20,14 +20,28 @@ with locked(Path("b")):
 """
 
 
-def test_a_directory_takes_one_capture_at_a_time_and_a_killed_one_blocks_nobody(tmp_path: Path) -> None:
-    other = subprocess.Popen([sys.executable, "-c", HOLD], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def test_a_directory_takes_one_capture_at_a_time_and_a_killed_one_blocks_nobody(
+    tmp_path: Path,
+) -> None:
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     with other:
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == "locked\n"
             with (
-                pytest.raises(CaptureError, match="b: another capture is writing to it; wait for its end or choose another --out"),
+                pytest.raises(
+                    CaptureError,
+                    match=(
+                        "b: another capture is writing to it; wait for its end or choose another"
+                        " --out"
+                    ),
+                ),
                 locked(tmp_path / "b"),
             ):
                 pass
@@ -45,11 +59,17 @@ def test_a_lock_ends_with_its_context(tmp_path: Path) -> None:
 
 def test_a_file_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("x")
-    with pytest.raises(CaptureError, match="b: exists and is not a directory; choose another --out"), locked(tmp_path / "b"):
+    with (
+        pytest.raises(CaptureError, match="b: exists and is not a directory; choose another --out"),
+        locked(tmp_path / "b"),
+    ):
         pass
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(CaptureError, match=r"file/b: cannot be written \(Not a directory\)"), locked(tmp_path / "file" / "b"):
+    with (
+        pytest.raises(CaptureError, match=r"file/b: cannot be written \(Not a directory\)"),
+        locked(tmp_path / "file" / "b"),
+    ):
         pass

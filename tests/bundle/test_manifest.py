@@ -9,13 +9,24 @@ from typing import Any
 import pytest
 
 import accucompare as ac
-from accucompare.bundle.format.manifest import FORMAT, FORMAT_VERSION, NEWEST_FORMAT, Manifest, StepEntry, sealed
+from accucompare.bundle.format.manifest import (
+    FORMAT,
+    FORMAT_VERSION,
+    NEWEST_FORMAT,
+    Manifest,
+    StepEntry,
+    sealed,
+)
 from accucompare.errors import BundleError
 
 
 def written(tmp_path: Path, **fields: Any) -> Path:
     path = tmp_path / "manifest.json"
-    path.write_text(json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, "accucompare": "0.1.0", **fields}))
+    path.write_text(
+        json.dumps(
+            {"format": FORMAT, "format_version": FORMAT_VERSION, "accucompare": "0.1.0", **fields}
+        )
+    )
     return path
 
 
@@ -32,7 +43,10 @@ def test_a_manifest_reads_as_it_was_written(tmp_path: Path) -> None:
         steps=[StepEntry(0, 3, "ab"), StepEntry(1, 2, "cd", partial=True)],
         state={"records": 1, "digest": "ef"},
         capture={"seed": 0, "only": ["=1+1"]},
-        model={"parameters": {"w": {"dtype": "float32", "shape": [1], "digests": {"float32": "00"}}}, "modules": {"": "Net"}},
+        model={
+            "parameters": {"w": {"dtype": "float32", "shape": [1], "digests": {"float32": "00"}}},
+            "modules": {"": "Net"},
+        },
         inputs={"0": {"x": {"dtype": "int64", "shape": [], "digests": {}}}},
         notes=["one"],
     )
@@ -41,7 +55,9 @@ def test_a_manifest_reads_as_it_was_written(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
 
 
-def test_a_failed_write_leaves_the_old_manifest_and_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_manifest_and_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "manifest.json"
     Manifest(notes=["old"]).write(path)
 
@@ -56,12 +72,17 @@ def test_a_failed_write_leaves_the_old_manifest_and_nothing_half_written(tmp_pat
 
 
 def test_a_directory_that_is_not_there_is_no_bundle(tmp_path: Path) -> None:
-    assert error_of(tmp_path / "nowhere" / "manifest.json") == "DIR: not a bundle (there is no such directory)"
+    assert (
+        error_of(tmp_path / "nowhere" / "manifest.json")
+        == "DIR: not a bundle (there is no such directory)"
+    )
 
 
 def test_a_file_is_no_bundle(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(BundleError, match=r"file: not a bundle \(a file; a bundle is a directory\)"):
+    with pytest.raises(
+        BundleError, match=r"file: not a bundle \(a file; a bundle is a directory\)"
+    ):
         ac.open_bundle(tmp_path / "file")
 
 
@@ -69,24 +90,33 @@ def test_a_directory_without_manifest_is_no_bundle(tmp_path: Path) -> None:
     assert error_of(tmp_path / "manifest.json") == "DIR: not a bundle (it has no manifest.json)"
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a": 1e', b"1" * 5000])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a": 1e', b"1" * 5000]
+)
 def test_what_is_not_json_is_damaged(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "manifest.json").write_bytes(content)
-    assert error_of(tmp_path / "manifest.json").startswith("DIR/manifest.json: damaged; it is not valid JSON (")
+    assert error_of(tmp_path / "manifest.json").startswith(
+        "DIR/manifest.json: damaged; it is not valid JSON ("
+    )
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", "null", '"x"', '{"format": "other"}'])
 def test_other_json_is_no_manifest(tmp_path: Path, content: str) -> None:
     (tmp_path / "manifest.json").write_text(content)
-    assert error_of(tmp_path / "manifest.json") == "DIR/manifest.json: not the manifest of an accucompare bundle"
+    assert (
+        error_of(tmp_path / "manifest.json")
+        == "DIR/manifest.json: not the manifest of an accucompare bundle"
+    )
 
 
 @pytest.mark.parametrize("version", [NEWEST_FORMAT + 1, 0, -1, "1", None, [], 1e300, 1.0, True])
 def test_another_format_version_is_refused_with_both_named(tmp_path: Path, version: object) -> None:
     message = error_of(written(tmp_path, format_version=version, accucompare="9.9.9"))
-    assert message == (
-        f"DIR/manifest.json: bundle format version {str(version)[:20]}, but this accucompare {ac.__version__} reads version "
-        f"{NEWEST_FORMAT} and older; install the accucompare that wrote it (9.9.9) or a newer one"
+    assert (
+        message
+        == f"DIR/manifest.json: bundle format version {str(version)[:20]}, but this accucompare"
+        f" {ac.__version__} reads version {NEWEST_FORMAT} and older; install the accucompare"
+        " that wrote it (9.9.9) or a newer one"
     )
 
 
@@ -121,7 +151,14 @@ ENTRY = {"dtype": "float32", "shape": [1], "digests": {}}
         {"capture": None},
         {"capture": {"feed": 5}},
         {"capture": {"feed": {"identity": "", "not_fed": [7]}}},
-        {"capture": {"feed": {"identity": "", "not_fed": [{"step": 0, "name": "a", "call": 0, "role": 1}]}}},
+        {
+            "capture": {
+                "feed": {
+                    "identity": "",
+                    "not_fed": [{"step": 0, "name": "a", "call": 0, "role": 1}],
+                }
+            }
+        },
         {"capture": {"fallback": ["a"]}},
         {"capture": {"dtype": 32}},
         {"capture": {"only": 1}},
@@ -150,8 +187,12 @@ ENTRY = {"dtype": "float32", "shape": [1], "digests": {}}
     ],
     ids=str,
 )
-def test_a_malformed_field_is_damage_and_never_a_traceback(tmp_path: Path, fields: dict[str, Any]) -> None:
-    assert error_of(written(tmp_path, **fields)).startswith("DIR/manifest.json: damaged; a field is malformed (")
+def test_a_malformed_field_is_damage_and_never_a_traceback(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    assert error_of(written(tmp_path, **fields)).startswith(
+        "DIR/manifest.json: damaged; a field is malformed ("
+    )
 
 
 def test_fields_that_are_not_there_have_defaults(tmp_path: Path) -> None:
@@ -165,7 +206,10 @@ def test_fields_of_a_later_minor_change_are_passed_over(tmp_path: Path) -> None:
 def test_a_file_too_large_for_a_manifest_is_refused_unread(tmp_path: Path) -> None:
     with (tmp_path / "manifest.json").open("wb") as file:
         file.truncate(1 << 30)
-    assert error_of(tmp_path / "manifest.json") == "DIR/manifest.json: too large for a manifest; refused"
+    assert (
+        error_of(tmp_path / "manifest.json")
+        == "DIR/manifest.json: too large for a manifest; refused"
+    )
 
 
 # Whether it is as it was written, and what it says of completeness
@@ -173,7 +217,9 @@ def test_a_file_too_large_for_a_manifest_is_refused_unread(tmp_path: Path) -> No
 
 def complete(tmp_path: Path, **fields: Any) -> Path:
     path = tmp_path / "manifest.json"
-    Manifest(complete=True, steps=[StepEntry(0, 3, "ab"), StepEntry(1, 3, "cd")], notes=["层"], **fields).write(path)
+    Manifest(
+        complete=True, steps=[StepEntry(0, 3, "ab"), StepEntry(1, 3, "cd")], notes=["层"], **fields
+    ).write(path)
     return path
 
 
@@ -181,7 +227,9 @@ def test_a_byte_that_is_changed_in_a_manifest_is_refused(tmp_path: Path) -> None
     path = complete(tmp_path)
     content = path.read_bytes()
     for place in range(0, len(content), 3):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 7]) + content[place + 1 :])
+        path.write_bytes(
+            content[:place] + bytes([content[place] ^ 1 << place % 7]) + content[place + 1 :]
+        )
         with pytest.raises(BundleError):
             Manifest.read(path)
     path.write_bytes(content)
@@ -196,28 +244,48 @@ def test_any_line_that_is_moved_in_a_manifest_is_refused(tmp_path: Path, kind: s
         line, following = lines[place : place + 2]
         if kind == "before the next" and line == following:
             continue
-        changed = {"left out": [following], "twice": [line, line, following], "before the next": [following, line]}[kind]
+        changed = {
+            "left out": [following],
+            "twice": [line, line, following],
+            "before the next": [following, line],
+        }[kind]
         path.write_bytes(b"".join([*lines[:place], *changed, *lines[place + 2 :]]))
         with pytest.raises(BundleError):
             Manifest.read(path)
 
 
 @pytest.mark.parametrize(
-    "fields", [{"complete": False}, {"steps": []}, {"ranks": 1}, {"new": 1}, {"stopped": {"error": "x"}}, {"digest": ""}]
+    "fields",
+    [
+        {"complete": False},
+        {"steps": []},
+        {"ranks": 1},
+        {"new": 1},
+        {"stopped": {"error": "x"}},
+        {"digest": ""},
+    ],
 )
 def test_an_edited_manifest_is_corrupt(tmp_path: Path, fields: dict[str, Any]) -> None:
     path = complete(tmp_path)
     path.write_text(json.dumps({**json.loads(path.read_bytes()), **fields}, indent=1))
-    assert error_of(path) == "DIR/manifest.json: is corrupt (its digest does not match); capture it again"
+    assert (
+        error_of(path)
+        == "DIR/manifest.json: is corrupt (its digest does not match); capture it again"
+    )
 
 
 @pytest.mark.parametrize("older", [True, False])
-def test_why_a_capture_stopped_beside_that_it_did_not_is_damage(tmp_path: Path, older: bool) -> None:
+def test_why_a_capture_stopped_beside_that_it_did_not_is_damage(
+    tmp_path: Path, older: bool
+) -> None:
     fields = {"complete": True, "stopped": {"error": "x"}}
     path = written(tmp_path, **fields)
     if not older:
         path.write_bytes(sealed(json.loads(path.read_bytes())))
-    assert "damaged; a field is malformed (it says both that the capture ran to its end and why it did not)" in error_of(path)
+    assert (
+        "damaged; a field is malformed (it says both that the capture ran to its end and why it did"
+        " not)" in error_of(path)
+    )
 
 
 STEP = {"records": 1, "digest": ""}
@@ -230,9 +298,21 @@ STEP = {"records": 1, "digest": ""}
         ({"steps": 2}, [0, 1], ""),
         ({"steps": 2, "started": {"step": 5}}, [5, 6], ""),
         ({"case_steps": 2}, [0], "the run ended after 1 of 2 step(s)"),
-        ({"case_steps": 1, "steps": 2}, [0], ""),  # fed with golden's first step, which alone can be
-        ({"chosen_steps": [0, 5, 6]}, [0], "the run ended before step(s) 5-6 of --steps 0,5-6, which are not recorded"),
-        ({"chosen_steps": [0, 5]}, [0], "the run ended before step(s) 5 of --steps 0,5, which are not recorded"),
+        (
+            {"case_steps": 1, "steps": 2},
+            [0],
+            "",
+        ),  # fed with golden's first step, which alone can be
+        (
+            {"chosen_steps": [0, 5, 6]},
+            [0],
+            "the run ended before step(s) 5-6 of --steps 0,5-6, which are not recorded",
+        ),
+        (
+            {"chosen_steps": [0, 5]},
+            [0],
+            "the run ended before step(s) 5 of --steps 0,5, which are not recorded",
+        ),
         ({"chosen_steps": [0, 5]}, [0, 5], ""),
         ({}, [], ""),
     ],
@@ -241,8 +321,13 @@ STEP = {"records": 1, "digest": ""}
 def test_a_bundle_without_the_steps_that_were_asked_for_is_incomplete_whatever_it_says(
     tmp_path: Path, capture: dict[str, Any], steps: list[int], lacking: str, older: bool
 ) -> None:
-    path = written(tmp_path, complete=True, capture=capture, steps=[{"step": step, **STEP} for step in steps])
+    path = written(
+        tmp_path, complete=True, capture=capture, steps=[{"step": step, **STEP} for step in steps]
+    )
     if not older:
         path.write_bytes(sealed(json.loads(path.read_bytes())))
     manifest = Manifest.read(path)
-    assert (manifest.complete, manifest.stopped) == (not lacking, {"error": lacking} if lacking else None)
+    assert (manifest.complete, manifest.stopped) == (
+        not lacking,
+        {"error": lacking} if lacking else None,
+    )

@@ -161,7 +161,9 @@ def test_a_capture_with_a_smaller_bound_keeps_no_more_than_that() -> None:
     assert memory(20).idle <= 20
 
 
-def test_a_process_keeps_a_bounded_number_of_bytes_between_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_keeps_a_bounded_number_of_bytes_between_captures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "KEPT_BYTES", 50)
     host = memory(1000)
     release(*[host.take(20, block) for _ in range(5)])

@@ -26,14 +26,25 @@ from tests.compare.builder import edit_manifest, item, set_fields, set_lines, wr
 def directory(tmp_path: Path) -> Path:
     return write(
         tmp_path / "b",
-        [item("", [0.5], role="input", path="x", parent=None), item("fc", [1.0, 2.0]), item("fc", [3], path="1"), item("act", [4.0, 5.0])],
+        [
+            item("", [0.5], role="input", path="x", parent=None),
+            item("fc", [1.0, 2.0]),
+            item("fc", [3], path="1"),
+            item("act", [4.0, 5.0]),
+        ],
     )
 
 
-def test_a_copy_has_the_same_identity_and_another_content_another(directory: Path, tmp_path: Path) -> None:
+def test_a_copy_has_the_same_identity_and_another_content_another(
+    directory: Path, tmp_path: Path
+) -> None:
     shutil.copytree(directory, tmp_path / "copy")
     other = write(tmp_path / "other", [item("fc", [1.0, 3.0])])
-    with ac.open_bundle(directory) as bundle, ac.open_bundle(tmp_path / "copy") as copied, ac.open_bundle(other) as changed:
+    with (
+        ac.open_bundle(directory) as bundle,
+        ac.open_bundle(tmp_path / "copy") as copied,
+        ac.open_bundle(other) as changed,
+    ):
         assert bundle.identity() == copied.identity() != changed.identity()
         assert len(bundle.identity()) == 32
 
@@ -56,13 +67,21 @@ def error_of(directory: Path, name: str = "act", **place: Any) -> str:
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda dtype: dtype.name)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(shape=st.lists(st.integers(0, 4), max_size=4).map(tuple), seed=st.integers(0, 99), elements=st.integers(1, 9))
+@given(
+    shape=st.lists(st.integers(0, 4), max_size=4).map(tuple),
+    seed=st.integers(0, 99),
+    elements=st.integers(1, 9),
+)
 def test_every_dtype_and_shape_comes_back_bit_for_bit(
     tmp_path: Path, dtype: DType, shape: tuple[int, ...], seed: int, elements: int
 ) -> None:
     count = int(np.prod(shape))
     bits = np.random.default_rng(seed).bytes(count * dtype.storage.itemsize)
-    raw = np.frombuffer(bits, np.uint8) & 1 if dtype.name == "bool" else np.frombuffer(bits, dtype.storage)
+    raw = (
+        np.frombuffer(bits, np.uint8) & 1
+        if dtype.name == "bool"
+        else np.frombuffer(bits, dtype.storage)
+    )
     raw = raw.astype(dtype.storage).reshape(shape)
     shutil.rmtree(tmp_path / "b", ignore_errors=True)
     with ac.open_bundle(write(tmp_path / "b", [item("a", raw, dtype.name)])) as bundle:
@@ -85,9 +104,13 @@ def test_bfloat16_is_loaded_as_float32(tmp_path: Path) -> None:
 
 def test_records_come_by_rank_step_and_execution_order(tmp_path: Path) -> None:
     places = [(rank, step, order) for rank in (1, 0) for step in (0, 1) for order in (2, 0, 1)]
-    items = [item(str(place), [1.0], rank=place[0], step=place[1], order=place[2]) for place in places]
+    items = [
+        item(str(place), [1.0], rank=place[0], step=place[1], order=place[2]) for place in places
+    ]
     with ac.open_bundle(write(tmp_path / "b", items, ranks=2)) as bundle:
-        assert [record.name for record in bundle.records()] == [str(place) for place in sorted(places)]
+        assert [record.name for record in bundle.records()] == [
+            str(place) for place in sorted(places)
+        ]
 
 
 def test_a_record_is_found_by_its_place(directory: Path) -> None:
@@ -113,30 +136,45 @@ def test_finding_a_record_reads_its_own_step_only(tmp_path: Path) -> None:
         assert bundle.load("a", step=1).tolist() == [2.0]
 
 
-@pytest.mark.parametrize("place", [{"call": 1}, {"role": "input"}, {"path": "7"}, {"step": 3}, {"rank": 1}])
-def test_a_record_that_is_not_there_is_told_with_the_way_to_list_them(directory: Path, place: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "place", [{"call": 1}, {"role": "input"}, {"path": "7"}, {"step": 3}, {"rank": 1}]
+)
+def test_a_record_that_is_not_there_is_told_with_the_way_to_list_them(
+    directory: Path, place: dict[str, Any]
+) -> None:
     with ac.open_bundle(directory) as bundle, pytest.raises(RecordError) as caught:
         bundle.load("act", **place)
     assert "no such record; `accucompare show " in str(caught.value)
 
 
 def test_several_records_in_one_place_ask_for_a_path(directory: Path) -> None:
-    with ac.open_bundle(directory) as bundle, pytest.raises(RecordError, match="has 2 records; name a path: '', '1'"):
+    with (
+        ac.open_bundle(directory) as bundle,
+        pytest.raises(RecordError, match="has 2 records; name a path: '', '1'"),
+    ):
         bundle.load("fc")
 
 
 def test_a_role_that_does_not_exist_is_refused(directory: Path) -> None:
-    with ac.open_bundle(directory) as bundle, pytest.raises(UsageError, match="role must be 'input' or 'output', but is 'outputs'"):
+    with (
+        ac.open_bundle(directory) as bundle,
+        pytest.raises(UsageError, match="role must be 'input' or 'output', but is 'outputs'"),
+    ):
         bundle.load("act", role="outputs")
 
 
 def test_a_record_without_data_cannot_be_loaded(tmp_path: Path) -> None:
-    directory = write(tmp_path / "b", [item("act", dtype="float32", layout="meta", shape=(10**9, 10**9))])
+    directory = write(
+        tmp_path / "b", [item("act", dtype="float32", layout="meta", shape=(10**9, 10**9))]
+    )
     assert error_of(directory) == "DIR: act call 0 output (step 0, rank 0) has no data (meta)"
 
 
 def test_a_bundle_without_saved_state_says_how_to_get_one(directory: Path) -> None:
-    with ac.open_bundle(directory) as bundle, pytest.raises(BundleError, match="holds no model state; capture it with --save-state"):
+    with (
+        ac.open_bundle(directory) as bundle,
+        pytest.raises(BundleError, match="holds no model state; capture it with --save-state"),
+    ):
         list(bundle.state())
 
 
@@ -167,7 +205,8 @@ def test_a_flipped_bit_is_found_by_its_digest(directory: Path) -> None:
     (directory / "rank0/step0.npz").write_bytes(content)
     assert (
         error_of(directory)
-        == "DIR/rank0/step0.npz: act call 0 output (step 0, rank 0) is corrupt (its digest does not match); capture it again"
+        == "DIR/rank0/step0.npz: act call 0 output (step 0, rank 0) is corrupt (its digest does not"
+        " match); capture it again"
     )
     with ac.open_bundle(directory) as bundle:
         assert bundle.load("fc", path="").tolist() == [1.0, 2.0]
@@ -183,15 +222,27 @@ def test_a_record_that_names_anothers_member_is_found_by_its_digest(directory: P
 
 
 @pytest.mark.parametrize("digest", ["0" * 32, "", None])
-def test_a_record_that_lies_about_its_digest_is_corrupt(directory: Path, digest: str | None) -> None:
+def test_a_record_that_lies_about_its_digest_is_corrupt(
+    directory: Path, digest: str | None
+) -> None:
     set_fields(directory, 3, digest=digest)
     assert "is corrupt (its digest does not match)" in error_of(directory)
 
 
 @pytest.mark.parametrize(
-    "fields", [{"shape": [2, 1]}, {"shape": [3]}, {"shape": []}, {"shape": [10**9, 10**8]}, {"dtype": "float32"}, {"dtype": "int64"}]
+    "fields",
+    [
+        {"shape": [2, 1]},
+        {"shape": [3]},
+        {"shape": []},
+        {"shape": [10**9, 10**8]},
+        {"dtype": "float32"},
+        {"dtype": "int64"},
+    ],
 )
-def test_a_record_that_disagrees_with_its_member_is_damage(directory: Path, fields: dict[str, Any]) -> None:
+def test_a_record_that_disagrees_with_its_member_is_damage(
+    directory: Path, fields: dict[str, Any]
+) -> None:
     set_fields(directory, 3, **fields)
     assert "but its record act call 0 output (step 0, rank 0) says" in error_of(directory)
 
@@ -208,7 +259,11 @@ def test_a_missing_npz_is_named(directory: Path) -> None:
 
 def test_a_missing_list_of_records_is_named(directory: Path) -> None:
     (directory / "rank0/step0.jsonl").unlink()
-    assert error_of(directory) == "DIR/rank0/step0.jsonl: cannot be read (No such file or directory), but the manifest lists it"
+    assert (
+        error_of(directory)
+        == "DIR/rank0/step0.jsonl: cannot be read (No such file or directory), but the manifest"
+        " lists it"
+    )
 
 
 def test_a_truncated_list_of_records_is_damage(directory: Path) -> None:
@@ -220,13 +275,20 @@ def test_a_truncated_list_of_records_is_damage(directory: Path) -> None:
 def test_a_list_that_lacks_a_line_is_damage(directory: Path) -> None:
     path = directory / "rank0/step0.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    assert error_of(directory) == "DIR/rank0/step0.jsonl: holds 3 records, but the manifest says 4; one is damaged"
+    assert (
+        error_of(directory)
+        == "DIR/rank0/step0.jsonl: holds 3 records, but the manifest says 4; one is damaged"
+    )
 
 
 def test_a_changed_list_of_records_is_found_by_its_digest(directory: Path) -> None:
     path = directory / "rank0/step0.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"Linear"', b'"Linaer"', 1))
-    assert error_of(directory) == "DIR/rank0/step0.jsonl: is corrupt (its digest does not match the manifest's); capture it again"
+    assert (
+        error_of(directory)
+        == "DIR/rank0/step0.jsonl: is corrupt (its digest does not match the manifest's); capture"
+        " it again"
+    )
 
 
 @pytest.mark.parametrize(
@@ -242,7 +304,17 @@ def test_a_changed_list_of_records_is_found_by_its_digest(directory: Path) -> No
         (b"1" * 5000 + b"\n", "Number out of range"),
         (b"\n", "truncated"),
     ],
-    ids=["list", "empty", "half", "binary", "nested lists", "nested objects", "long", "number", "blank"],
+    ids=[
+        "list",
+        "empty",
+        "half",
+        "binary",
+        "nested lists",
+        "nested objects",
+        "long",
+        "number",
+        "blank",
+    ],
 )
 def test_a_line_that_is_no_record_is_damage(directory: Path, line: bytes, why: str) -> None:
     set_lines(directory, line)
@@ -255,19 +327,28 @@ def test_a_line_that_is_no_record_is_damage(directory: Path, line: bytes, why: s
 def test_a_record_that_is_there_twice_is_damage(directory: Path) -> None:
     lines = (directory / "rank0/step0.jsonl").read_bytes()
     set_lines(directory, lines + lines.splitlines(keepends=True)[1])
-    assert error_of(directory) == "DIR/rank0/step0.jsonl, line 5: damaged (fc call 0 output (step 0, rank 0) is there twice)"
+    assert (
+        error_of(directory)
+        == "DIR/rank0/step0.jsonl, line 5: damaged (fc call 0 output (step 0, rank 0) is there"
+        " twice)"
+    )
 
 
 def test_a_record_of_the_state_in_a_step_is_damage(directory: Path) -> None:
     set_fields(directory, 3, role="param")
-    assert "line 4: damaged (act call 0 param (step 0, rank 0) does not belong there)" in error_of(directory)
+    assert "line 4: damaged (act call 0 param (step 0, rank 0) does not belong there)" in error_of(
+        directory
+    )
 
 
 def test_reading_stops_at_the_first_line_too_many(directory: Path) -> None:
     path = directory / "rank0/step0.jsonl"
     with path.open("ab") as file:
         file.write(json.dumps({"never": "read"}).encode() + b"\n")
-    assert error_of(directory) == "DIR/rank0/step0.jsonl: holds more records than the 4 of the manifest; one is damaged"
+    assert (
+        error_of(directory)
+        == "DIR/rank0/step0.jsonl: holds more records than the 4 of the manifest; one is damaged"
+    )
 
 
 def test_an_absurd_shape_takes_no_memory(directory: Path) -> None:
@@ -295,7 +376,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("sound") / "b",
         items,
         ranks=2,
-        model={"modules": {"": "Net", "a": "Linear"}, "not_called": ["a"], "parameters": {"w": entry}, "training": False},
+        model={
+            "modules": {"": "Net", "a": "Linear"},
+            "not_called": ["a"],
+            "parameters": {"w": entry},
+            "training": False,
+        },
         inputs={"0": {"x": entry}},
         environment={"flags": {"x": True}, "device": {"type": "cpu"}, "autocast": None},
         stopped={"step": 0, "module": "a", "error": "x"},
@@ -305,7 +391,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def use(directory: Path, other: Path) -> None:
-    """Everything that a user can do with a bundle; it may be refused, and nothing else may happen."""
+    """Everything that a user can do with a bundle; it may be refused, and nothing else may
+    happen."""
     with contextlib.suppress(AccucompareError), ac.open_bundle(directory) as bundle:
         for record in bundle.records():
             if record.member is not None:
@@ -316,9 +403,20 @@ def use(directory: Path, other: Path) -> None:
                 ac.diff(golden, candidate, work=ac.Work(keep_going=keep_going))
 
 
-FILES = ["manifest.json", "rank1/manifest.json", "rank0/step0.jsonl", "rank0/step0.npz", "rank1/step1.npz", "rank1/step1.jsonl"]
+FILES = [
+    "manifest.json",
+    "rank1/manifest.json",
+    "rank0/step0.jsonl",
+    "rank0/step0.npz",
+    "rank1/step1.npz",
+    "rank1/step1.jsonl",
+]
 EDITS = st.lists(
-    st.tuples(st.floats(0, 1), st.sampled_from(["set", "cut", "insert", "swap digit"]), st.binary(min_size=1, max_size=8)),
+    st.tuples(
+        st.floats(0, 1),
+        st.sampled_from(["set", "cut", "insert", "swap digit"]),
+        st.binary(min_size=1, max_size=8),
+    ),
     min_size=1,
     max_size=3,
 )
@@ -326,7 +424,9 @@ EDITS = st.lists(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(FILES), EDITS)
-def test_no_damage_raises_anything_but_our_errors(sound: Path, tmp_path: Path, name: str, edits: list[tuple[float, str, bytes]]) -> None:
+def test_no_damage_raises_anything_but_our_errors(
+    sound: Path, tmp_path: Path, name: str, edits: list[tuple[float, str, bytes]]
+) -> None:
     directory = tmp_path / "damaged"
     shutil.rmtree(directory, ignore_errors=True)
     shutil.copytree(sound, directory)
@@ -345,9 +445,14 @@ def test_no_damage_raises_anything_but_our_errors(sound: Path, tmp_path: Path, n
                 content[digits[int(share * (len(digits) - 1))]] = 48 + data[0] % 10
     if name.endswith("jsonl"):  # with the right digest, or nothing behind it would be reached
         (directory / name).write_bytes(content)
-        entry = {"records": content.count(b"\n"), "digest": xxhash.xxh3_128_hexdigest(bytes(content))}
+        entry = {
+            "records": content.count(b"\n"),
+            "digest": xxhash.xxh3_128_hexdigest(bytes(content)),
+        }
         manifest = "manifest.json" if name.startswith("rank0") else "rank1/manifest.json"
-        edit_manifest(directory, lambda fields: fields["steps"][int(name[-7])].update(entry), manifest)
+        edit_manifest(
+            directory, lambda fields: fields["steps"][int(name[-7])].update(entry), manifest
+        )
     else:
         (directory / name).write_bytes(content)
     use(directory, sound)
@@ -355,26 +460,38 @@ def test_no_damage_raises_anything_but_our_errors(sound: Path, tmp_path: Path, n
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 2**65) | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=4,
 )
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [place for key, child in inner for place in [(*path, key), *places(child, (*path, key))]]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), JSON)
-def test_no_value_in_any_field_raises_anything_but_our_errors(sound: Path, tmp_path: Path, data: st.DataObject, value: Any) -> None:
+def test_no_value_in_any_field_raises_anything_but_our_errors(
+    sound: Path, tmp_path: Path, data: st.DataObject, value: Any
+) -> None:
     directory = tmp_path / "damaged"
     shutil.rmtree(directory, ignore_errors=True)
     shutil.copytree(sound, directory)
     if data.draw(st.booleans()):
         content = json.loads((directory / "manifest.json").read_text())
     else:
-        content = [json.loads(line) for line in (directory / "rank0/step0.jsonl").read_bytes().splitlines()]
+        content = [
+            json.loads(line) for line in (directory / "rank0/step0.jsonl").read_bytes().splitlines()
+        ]
     *way, last = data.draw(st.sampled_from(places(content)))
     target = content
     for key in way:

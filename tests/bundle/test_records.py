@@ -51,18 +51,33 @@ GOOD: dict[str, Any] = Record(
         st.none() | st.text(),
         st.none() | st.text(),
         st.none()
-        | st.builds(Statistics, st.floats(-9, 9), st.integers(-(2**63), 2**64), st.none(), st.floats(0, 1e308), st.just(1), st.just(0)),
+        | st.builds(
+            Statistics,
+            st.floats(-9, 9),
+            st.integers(-(2**63), 2**64),
+            st.none(),
+            st.floats(0, 1e308),
+            st.just(1),
+            st.just(0),
+        ),
         st.text(),
     )
 )
 def test_a_record_reads_as_it_was_written(record: Record) -> None:
-    assert Record.from_line(json.dumps(record.to_json()).encode(), record.rank, record.step) == record
+    assert (
+        Record.from_line(json.dumps(record.to_json()).encode(), record.rank, record.step) == record
+    )
 
 
 @pytest.mark.parametrize("detail", ["", "a slice", "a slice at most"])
 @pytest.mark.parametrize("line", ["", "bert/modeling_bert.py:187"])
 def test_an_operator_s_source_line_is_read_apart_from_its_detail(detail: str, line: str) -> None:
-    record = replace(Record.from_line(json.dumps(GOOD).encode(), 0, 0), role=Role.OP_INPUT, detail=detail, source_line=line)
+    record = replace(
+        Record.from_line(json.dumps(GOOD).encode(), 0, 0),
+        role=Role.OP_INPUT,
+        detail=detail,
+        source_line=line,
+    )
     assert Record.from_line(json.dumps(record.to_json()).encode(), 0, 0) == record
     assert record.to_json()["detail"] == (f"{detail} at {line}" if detail else line)
 
@@ -127,4 +142,9 @@ def test_a_malformed_field_is_damage_and_never_a_traceback(field: str, value: ob
 
 
 def test_a_record_without_data_may_have_any_dtype() -> None:
-    assert Record.from_line(json.dumps({**GOOD, "member": None, "dtype": "quint8"}).encode(), 0, 0).dtype == "quint8"
+    assert (
+        Record.from_line(
+            json.dumps({**GOOD, "member": None, "dtype": "quint8"}).encode(), 0, 0
+        ).dtype
+        == "quint8"
+    )

@@ -13,7 +13,9 @@ import accucompare as ac
 from accucompare.bundle.format.byte_sources import OPEN_FILES, LocalFile
 from tests.compare.builder import item, write
 
-pytestmark = pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="the system does not list a process's descriptors")
+pytestmark = pytest.mark.skipif(
+    not Path("/dev/fd").is_dir(), reason="the system does not list a process's descriptors"
+)
 
 
 def descriptors() -> int:
@@ -33,7 +35,9 @@ def test_any_number_of_files_is_read_by_threads_with_some_open(files: list[Path]
     sources = [LocalFile(path) for path in files]
     order = np.random.default_rng(0).integers(0, len(files), 2000).tolist()
     with ThreadPoolExecutor(8) as pool:
-        read = list(pool.map(lambda number: int.from_bytes(sources[number].read(8, 0), "little"), order))
+        read = list(
+            pool.map(lambda number: int.from_bytes(sources[number].read(8, 0), "little"), order)
+        )
     assert read == order
     assert descriptors() - before <= OPEN_FILES + 8  # others may be open already, and close
     for source in sources:
@@ -52,7 +56,9 @@ def test_a_file_that_was_replaced_while_it_was_closed_is_no_more_read(files: lis
         source.close()
 
 
-def test_a_diff_of_many_steps_has_few_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_diff_of_many_steps_has_few_files_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     most = []
     own = LocalFile.read
 
@@ -60,7 +66,10 @@ def test_a_diff_of_many_steps_has_few_files_open(tmp_path: Path, monkeypatch: py
         most.append(descriptors())
         return own(self, count, offset)
 
-    sides = [[item("fc", [float(step), side], step=step) for step in range(OPEN_FILES)] for side in (1.0, 1.5)]
+    sides = [
+        [item("fc", [float(step), side], step=step) for step in range(OPEN_FILES)]
+        for side in (1.0, 1.5)
+    ]
     golden, candidate = (write(tmp_path / str(number), side) for number, side in enumerate(sides))
     before = descriptors()
     monkeypatch.setattr(LocalFile, "read", read)

@@ -26,7 +26,9 @@ from accucompare.places import place_of
 from tests.conftest import Run
 from tests.storage import SECRET, Drops, Fails, Hangs, Request, Storage, served
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:(aio)?botocore.*", "ignore::DeprecationWarning:s3fs.*")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning:(aio)?botocore.*", "ignore::DeprecationWarning:s3fs.*"
+)
 CASE = """
 import os, signal, tempfile, time
 import torch
@@ -70,7 +72,9 @@ def server() -> Iterator[Storage]:
 
 @pytest.fixture
 def storage(server: Storage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Storage]:
-    """The server, without faults, with a new bucket ``bucket``; the environment has its address and credentials."""
+    """The server, without faults, with a new bucket ``bucket``; the environment has its address and
+    credentials.
+    """
     import s3fs
 
     for name, value in {
@@ -117,14 +121,23 @@ def facts(comparison: ac.Comparison) -> Any:
 
 def kept(tmp_path: Path) -> list[str]:
     """What is left of uploads."""
-    return sorted(path.name for path in (tmp_path / "temporary").glob("accucompare-upload-*/**/*") if path.is_file())
+    return sorted(
+        path.name
+        for path in (tmp_path / "temporary").glob("accucompare-upload-*/**/*")
+        if path.is_file()
+    )
 
 
-def test_a_comparison_over_s3_is_the_local_one_bit_for_bit(storage: Storage, tmp_path: Path) -> None:
+def test_a_comparison_over_s3_is_the_local_one_bit_for_bit(
+    storage: Storage, tmp_path: Path
+) -> None:
     for out in (tmp_path, "s3://bucket/runs"):
         capture(f"{out}/golden")
         capture(f"{out}/npu", 1.5)
-    local, remote = (ac.diff(f"{out}/golden", f"{out}/npu", work=ac.Work(verify=True)) for out in (tmp_path, "s3://bucket/runs"))
+    local, remote = (
+        ac.diff(f"{out}/golden", f"{out}/npu", work=ac.Work(verify=True))
+        for out in (tmp_path, "s3://bucket/runs")
+    )
     assert not remote.passed
     assert facts(remote) == facts(local)
     assert str(remote.golden.path) == "s3://bucket/runs/golden"
@@ -134,7 +147,11 @@ def test_a_comparison_over_s3_is_the_local_one_bit_for_bit(storage: Storage, tmp
     assert kept(tmp_path) == []
 
 
-@pytest.mark.parametrize("fault", [Drops(), Fails(503, "SlowDown", "Please reduce your request rate.")], ids=["drops", "503"])
+@pytest.mark.parametrize(
+    "fault",
+    [Drops(), Fails(503, "SlowDown", "Please reduce your request rate.")],
+    ids=["drops", "503"],
+)
 def test_what_fails_twice_is_asked_for_again(storage: Storage, fault: Any) -> None:
     capture("s3://bucket/golden")
     storage.fails(fault, times=2, method="GET", path="step0.npz")
@@ -153,26 +170,60 @@ def test_http_is_read_with_its_credentials_and_asked_again_when_it_fails(storage
         assert bundle.complete
 
 
-def test_a_server_that_does_not_answer_ends_in_an_error(storage: Storage, monkeypatch: pytest.MonkeyPatch, cli: Run) -> None:
+def test_a_server_that_does_not_answer_ends_in_an_error(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, cli: Run
+) -> None:
     capture("s3://bucket/golden")
     monkeypatch.setattr(places, "PATIENCE", 1)
     storage.fails(Hangs(), path="step0.npz")
-    done = cli("diff", "s3://bucket/golden", "s3://bucket/golden", "--verify", "--keep-going", "--report", "none")
+    done = cli(
+        "diff",
+        "s3://bucket/golden",
+        "s3://bucket/golden",
+        "--verify",
+        "--keep-going",
+        "--report",
+        "none",
+    )
     assert done.returncode == 2
-    assert "s3://bucket/golden/rank0/step0.npz: cannot be read (no answer within 1 s)" in done.stdout
-    assert len([request for request in storage.requests if request.path.endswith("step0.npz") and request.method == "GET"]) < 8
+    assert (
+        "s3://bucket/golden/rank0/step0.npz: cannot be read (no answer within 1 s)" in done.stdout
+    )
+    assert (
+        len(
+            [
+                request
+                for request in storage.requests
+                if request.path.endswith("step0.npz") and request.method == "GET"
+            ]
+        )
+        < 8
+    )
 
 
 @pytest.mark.parametrize(
     ("code", "message", "cure"),
     [
-        ("InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records.", "AWS_ACCESS_KEY_ID"),
-        ("RequestTimeTooSkewed", "The difference between the request time and the current time is too large.", "set this machine's clock"),
+        (
+            "InvalidAccessKeyId",
+            "The AWS Access Key Id you provided does not exist in our records.",
+            "AWS_ACCESS_KEY_ID",
+        ),
+        (
+            "RequestTimeTooSkewed",
+            "The difference between the request time and the current time is too large.",
+            "set this machine's clock",
+        ),
     ],
 )
-def test_refused_access_is_an_error_that_names_the_cure(storage: Storage, cli: Run, code: str, message: str, cure: str) -> None:
+def test_refused_access_is_an_error_that_names_the_cure(
+    storage: Storage, cli: Run, code: str, message: str, cure: str
+) -> None:
     storage.fails(Fails(403, code, message))
-    for command in (("show", "s3://bucket/golden"), ("capture", "case.py", "--out", "s3://bucket/golden")):
+    for command in (
+        ("show", "s3://bucket/golden"),
+        ("capture", "case.py", "--out", "s3://bucket/golden"),
+    ):
         done = cli(*command)
         assert done.returncode == 2
         assert done.stderr.startswith("accucompare: s3://bucket/golden")
@@ -185,20 +236,31 @@ def test_a_bucket_that_does_not_exist_is_named(storage: Storage, cli: Run) -> No
     done = cli("diff", "s3://no-such-bucket/golden", "s3://bucket/npu")
     assert (done.returncode, done.stderr.strip()) == (
         2,
-        "accucompare: s3://no-such-bucket/golden: not a bundle (its manifest.json: The specified bucket does not exist)",
+        (
+            "accucompare: s3://no-such-bucket/golden: not a bundle (its manifest.json: The"
+            " specified bucket does not exist)"
+        ),
     )
     done = cli("capture", "case.py", "--out", "s3://no-such-bucket/golden")
     assert done.returncode == 2
-    assert "s3://no-such-bucket/golden: cannot be written (The specified bucket does not exist)" in done.stderr
+    assert (
+        "s3://no-such-bucket/golden: cannot be written (The specified bucket does not exist)"
+        in done.stderr
+    )
 
 
-def test_an_upload_that_fails_loses_nothing_and_says_how_to_finish(storage: Storage, tmp_path: Path, cli: Run) -> None:
+def test_an_upload_that_fails_loses_nothing_and_says_how_to_finish(
+    storage: Storage, tmp_path: Path, cli: Run
+) -> None:
     import s3fs
 
     storage.fails(Fails(403, "AccessDenied", "Access Denied"), method="PUT", path="step1.npz")
     done = cli("capture", "case.py", "--out", "s3://bucket/golden", "-q")
     assert done.returncode == 2
-    match = re.search(r"what is missing is in (\S+); to finish: aws s3 cp --recursive \1 s3://bucket/golden", done.stderr)
+    match = re.search(
+        r"what is missing is in (\S+); to finish: aws s3 cp --recursive \1 s3://bucket/golden",
+        done.stderr,
+    )
     assert match is not None
     with ac.open_bundle("s3://bucket/golden") as bundle:
         assert not bundle.complete
@@ -215,20 +277,42 @@ def test_an_upload_that_fails_loses_nothing_and_says_how_to_finish(storage: Stor
         assert bundle.complete
 
 
-def test_a_capture_killed_in_an_upload_leaves_nothing_that_opens_as_complete(storage: Storage, tmp_path: Path, forked: Run) -> None:
+def test_a_capture_killed_in_an_upload_leaves_nothing_that_opens_as_complete(
+    storage: Storage, tmp_path: Path, forked: Run
+) -> None:
     storage.fails(Hangs(tmp_path / "sign"), method="PUT", path="step0.npz")
-    assert forked("capture", "case.py:killed", "--out", "s3://bucket/golden", UPLOADS=str(tmp_path / "temporary")).returncode == -9
+    assert (
+        forked(
+            "capture",
+            "case.py:killed",
+            "--out",
+            "s3://bucket/golden",
+            UPLOADS=str(tmp_path / "temporary"),
+        ).returncode
+        == -9
+    )
     with ac.open_bundle("s3://bucket/golden") as bundle:
         assert not bundle.complete
         assert bundle.steps() == []
     assert {"manifest.json", "step0.jsonl", "step0.npz"} <= set(kept(tmp_path))
 
 
-def test_ctrl_c_in_an_upload_ends_at_once_and_says_where_the_rest_is(storage: Storage, tmp_path: Path, forked: Run) -> None:
+def test_ctrl_c_in_an_upload_ends_at_once_and_says_where_the_rest_is(
+    storage: Storage, tmp_path: Path, forked: Run
+) -> None:
     storage.fails(Hangs(tmp_path / "sign"), method="PUT", path="step0.npz")
-    done = forked("capture", "case.py:interrupted", "--out", "s3://bucket/golden", UPLOADS=str(tmp_path / "temporary"))
+    done = forked(
+        "capture",
+        "case.py:interrupted",
+        "--out",
+        "s3://bucket/golden",
+        UPLOADS=str(tmp_path / "temporary"),
+    )
     assert done.returncode == 130
-    assert "s3://bucket/golden: not all was uploaded (interrupted); what is missing is in" in done.stderr
+    assert (
+        "s3://bucket/golden: not all was uploaded (interrupted); what is missing is in"
+        in done.stderr
+    )
     assert "Traceback" not in done.stderr
     assert "Task" not in done.stderr
     with ac.open_bundle("s3://bucket/golden") as bundle:
@@ -261,7 +345,10 @@ def test_another_capture_into_the_same_url_is_noticed(storage: Storage, tmp_path
             capture("s3://bucket/golden", 2.0, overwrite=True)
             model(x)
 
-    with pytest.raises(CaptureError, match=r"another capture has written to it meanwhile.*capture again with another --out") as raised:
+    with pytest.raises(
+        CaptureError,
+        match=r"another capture has written to it meanwhile.*capture again with another --out",
+    ) as raised:
         disturbed()
     assert "aws s3 cp" not in str(raised.value)  # which would mix the two
     with ac.open_bundle("s3://bucket/golden") as bundle:
@@ -269,7 +356,9 @@ def test_another_capture_into_the_same_url_is_noticed(storage: Storage, tmp_path
     assert ac.diff("s3://bucket/golden", "s3://bucket/golden", work=ac.Work(verify=True)).passed
 
 
-def test_a_large_tensor_is_read_in_windows_each_once(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_tensor_is_read_in_windows_each_once(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(byte_sources, "WINDOW", 1 << 20)
     model, x = nn.ReLU(), torch.arange(3 << 18, dtype=torch.float32)
     for factor, name in ((1.0, "golden"), (1.5, "npu")):
@@ -277,19 +366,29 @@ def test_a_large_tensor_is_read_in_windows_each_once(storage: Storage, tmp_path:
             model(x * factor)
     storage.requests.clear()
     assert not ac.diff("s3://bucket/golden", "s3://bucket/npu", work=ac.Work(workers=4)).passed
-    ranges = [request.range for request in storage.requests if request.path == "/bucket/npu/rank0/step0.npz" and request.method == "GET"]
+    ranges = [
+        request.range
+        for request in storage.requests
+        if request.path == "/bucket/npu/rank0/step0.npz" and request.method == "GET"
+    ]
     assert len(set(ranges)) == len(ranges) == 4
     assert {"bytes=0-1048575", "bytes=1048576-2097151", "bytes=2097152-3145727"} < set(ranges)
 
 
-def test_a_server_that_takes_nothing_ends_in_an_error(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_takes_nothing_ends_in_an_error(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(places, "PATIENCE", 1)
     storage.fails(Hangs(), method="PUT", path="step0.npz")
-    with pytest.raises(CaptureError, match=r"not all was uploaded \(no answer within 1 s\); what is missing is in"):
+    with pytest.raises(
+        CaptureError, match=r"not all was uploaded \(no answer within 1 s\); what is missing is in"
+    ):
         capture("s3://bucket/golden")
 
 
-def test_the_manifests_of_ranks_are_asked_for_together(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_manifests_of_ranks_are_asked_for_together(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for rank in range(4):
         BundleWriter(place_of("s3://bucket/golden"), Manifest(ranks=4, complete=True), rank).close()
     together = threading.Barrier(3)
@@ -315,7 +414,9 @@ def test_what_is_replaced_while_it_is_read_is_named(storage: Storage) -> None:
             bundle.raw(record)
 
 
-def test_ctrl_c_does_not_wait_for_a_server_that_does_not_answer(storage: Storage, tmp_path: Path) -> None:
+def test_ctrl_c_does_not_wait_for_a_server_that_does_not_answer(
+    storage: Storage, tmp_path: Path
+) -> None:
     model, x = nn.ReLU(), torch.zeros(9 << 20)
     for factor, name in ((1.0, "golden"), (1.5, "npu")):
         with ac.capture(model, f"s3://bucket/{name}"):

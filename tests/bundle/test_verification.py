@@ -18,7 +18,11 @@ from tests.compare.builder import item, write
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """Two ranks of two steps, with values of their own, and a saved state."""
-    items = [item("fc", np.arange(4.0) + 10 * step + 100 * rank, step=step, rank=rank) for rank in range(2) for step in range(2)]
+    items = [
+        item("fc", np.arange(4.0) + 10 * step + 100 * rank, step=step, rank=rank)
+        for rank in range(2)
+        for step in range(2)
+    ]
     return write(tmp_path / "b", [*items, item("again", np.arange(4.0))], ranks=2)
 
 
@@ -45,14 +49,18 @@ def test_a_flipped_bit_anywhere_is_found_and_named(bundle: Path, rank: int, step
 
 @pytest.mark.parametrize("name", ["rank0/step1.npz", "rank0/step1.jsonl", "rank1/step0.npz"])
 @pytest.mark.parametrize("how", ["gone", "cut"])
-def test_a_file_that_is_gone_or_cut_is_named_and_the_others_are_read(bundle: Path, name: str, how: str) -> None:
+def test_a_file_that_is_gone_or_cut_is_named_and_the_others_are_read(
+    bundle: Path, name: str, how: str
+) -> None:
     if how == "gone":
         (bundle / name).unlink()
     else:
         (bundle / name).write_bytes((bundle / name).read_bytes()[:-30])
     with open_bundle(bundle) as opened:
         found = verify(opened)
-    assert [damage.partition(":")[0].partition(",")[0] for damage in found.damage] == [str(bundle / name)]
+    assert [damage.partition(":")[0].partition(",")[0] for damage in found.damage] == [
+        str(bundle / name)
+    ]
     assert found.records >= 4
 
 

@@ -1,4 +1,6 @@
-"""Writing a bundle in the background: what lies on disk, how much waits in memory, and what a failure leaves."""
+"""Writing a bundle in the background: what lies on disk, how much waits in memory, and what a
+failure leaves.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def add(writer: BundleWriter, name: str, values: Any, step: int = 0) -> None:
 
 
 def files(directory: Path) -> list[str]:
-    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+    return sorted(
+        str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()
+    )
 
 
 def no_space() -> OSError:
@@ -46,17 +50,35 @@ def no_space() -> OSError:
 
 def test_a_bundle_is_a_manifest_and_two_files_a_step(tmp_path: Path) -> None:
     write(tmp_path / "b", [item("a", [1.0]), item("a", [1.0], step=1)])
-    assert files(tmp_path / "b") == ["manifest.json", "rank0/step0.jsonl", "rank0/step0.npz", "rank0/step1.jsonl", "rank0/step1.npz"]
+    assert files(tmp_path / "b") == [
+        "manifest.json",
+        "rank0/step0.jsonl",
+        "rank0/step0.npz",
+        "rank0/step1.jsonl",
+        "rank0/step1.npz",
+    ]
 
 
-@pytest.mark.parametrize(("role", "version"), [("output", 1), ("grad_input", 1), ("op_output", 1), ("op_grad_input", 2)])
-def test_a_bundle_says_the_oldest_format_that_has_its_records(role: str, version: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("role", "version"), [("output", 1), ("grad_input", 1), ("op_output", 1), ("op_grad_input", 2)]
+)
+def test_a_bundle_says_the_oldest_format_that_has_its_records(
+    role: str, version: int, tmp_path: Path
+) -> None:
     write(tmp_path / "b", [item("a", [1.0]), item("a", [1.0], role=role)])
     assert json.loads((tmp_path / "b/manifest.json").read_text())["format_version"] == version
 
 
 def test_plain_numpy_opens_a_step(tmp_path: Path) -> None:
-    write(tmp_path / "b", [item("=1+1", [1.0, 2.0]), item("层1", [3], path="0"), item("a/b", 1.5, "bfloat16"), item("x" * 300, True)])
+    write(
+        tmp_path / "b",
+        [
+            item("=1+1", [1.0, 2.0]),
+            item("层1", [3], path="0"),
+            item("a/b", 1.5, "bfloat16"),
+            item("x" * 300, True),
+        ],
+    )
     with np.load(tmp_path / "b/rank0/step0.npz", allow_pickle=False) as loaded:
         arrays = {name: loaded[name].tolist() for name in loaded.files}
     assert arrays == {
@@ -74,9 +96,16 @@ def test_the_true_names_are_in_the_records(tmp_path: Path) -> None:
 
 
 def test_equal_tensors_share_one_member(tmp_path: Path) -> None:
-    write(tmp_path / "b", [item("a", [1.0, 2.0]), item("b", [1.0, 2.0], role="input"), item("c", [1.0, 3.0])])
+    write(
+        tmp_path / "b",
+        [item("a", [1.0, 2.0]), item("b", [1.0, 2.0], role="input"), item("c", [1.0, 3.0])],
+    )
     records = list(ac.open_bundle(tmp_path / "b").records())
-    assert [record.member for record in records] == ["000000.a.output", "000000.a.output", "000001.c.output"]
+    assert [record.member for record in records] == [
+        "000000.a.output",
+        "000000.a.output",
+        "000001.c.output",
+    ]
     assert records[0].digest == records[1].digest != records[2].digest
     assert records[0].statistics == records[1].statistics
 
@@ -103,14 +132,23 @@ def test_types_stored_alike_share_a_member_but_not_statistics(tmp_path: Path) ->
     assert one.statistics is not None
     assert other.statistics is not None
     assert (one.statistics.max, other.statistics.max) == (2.0, 0x4000)
-    assert (bundle.values(one).tolist(), bundle.values(other).tolist()) == ([1.0, 2.0], [0x3F80, 0x4000])
+    assert (bundle.values(one).tolist(), bundle.values(other).tolist()) == (
+        [1.0, 2.0],
+        [0x3F80, 0x4000],
+    )
     bundle.close()
 
 
 def test_a_record_without_data_has_a_line_and_no_member(tmp_path: Path) -> None:
     write(tmp_path / "b", [item("a", dtype="float32", layout="sparse", shape=(2, 3), detail="coo")])
     (record,) = ac.open_bundle(tmp_path / "b").records()
-    assert (record.member, record.digest, record.statistics, record.shape, record.detail) == (None, None, None, (2, 3), "coo")
+    assert (record.member, record.digest, record.statistics, record.shape, record.detail) == (
+        None,
+        None,
+        None,
+        (2, 3),
+        "coo",
+    )
 
 
 def test_a_step_without_records_is_there(tmp_path: Path) -> None:
@@ -131,7 +169,9 @@ def test_the_manifest_lists_finished_steps_with_their_digests(tmp_path: Path) ->
     steps = json.loads((tmp_path / "b/manifest.json").read_text())["steps"]
     lines = [(tmp_path / f"b/rank0/step{step}.jsonl").read_bytes() for step in range(2)]
     assert [(entry["step"], entry["records"]) for entry in steps] == [(0, 2), (1, 1)]
-    assert [entry["digest"] for entry in steps] == [digest(np.frombuffer(content, np.uint8)) for content in lines]
+    assert [entry["digest"] for entry in steps] == [
+        digest(np.frombuffer(content, np.uint8)) for content in lines
+    ]
 
 
 def test_inputs_of_the_case_leave_their_fingerprints_in_the_manifest(tmp_path: Path) -> None:
@@ -141,12 +181,19 @@ def test_inputs_of_the_case_leave_their_fingerprints_in_the_manifest(tmp_path: P
     writer.end_step(0)
     writer.close()
     (entry,) = Manifest.read(tmp_path / "b/manifest.json").inputs["0"].values()
-    assert (entry["dtype"], entry["shape"], sorted(entry["digests"])) == ("float32", [2], ["bfloat16", "float16", "float32"])
+    assert (entry["dtype"], entry["shape"], sorted(entry["digests"])) == (
+        "float32",
+        [2],
+        ["bfloat16", "float16", "float32"],
+    )
 
 
 def test_other_ranks_write_manifests_of_their_own(tmp_path: Path) -> None:
     write(tmp_path / "b", [item("a", [1.0]), item("a", [1.0], rank=1)], ranks=2)
-    assert files(tmp_path / "b")[:1] + files(tmp_path / "b")[3:4] == ["manifest.json", "rank1/manifest.json"]
+    assert files(tmp_path / "b")[:1] + files(tmp_path / "b")[3:4] == [
+        "manifest.json",
+        "rank1/manifest.json",
+    ]
 
 
 # Records that repeat an earlier one
@@ -185,8 +232,12 @@ def test_a_tensor_of_another_dtype_shape_or_step_is_not_had(tmp_path: Path) -> N
     writer.close()
 
 
-def test_a_digest_that_comes_with_the_array_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accucompare.bundle.writing.record_file.digest", lambda _: pytest.fail("computed"))
+def test_a_digest_that_comes_with_the_array_is_not_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "accucompare.bundle.writing.record_file.digest", lambda _: pytest.fail("computed")
+    )
     writer = BundleWriter(tmp_path / "b", Manifest())
     writer.add(*known("a", [1.0]))
     writer.end_step(0)
@@ -204,7 +255,9 @@ def test_an_array_is_not_read_before_it_is_ready(tmp_path: Path) -> None:
         assert bundle.load("a").tolist() == [1.0, 2.0]
 
 
-def test_memory_is_released_when_its_tensor_is_written_and_not_before(tmp_path: Path, gate: threading.Event) -> None:
+def test_memory_is_released_when_its_tensor_is_written_and_not_before(
+    tmp_path: Path, gate: threading.Event
+) -> None:
     writer = BundleWriter(tmp_path / "b", Manifest())
     lease = writer.take(16, lambda nbytes: np.zeros(nbytes, np.uint8))
     record, _, _ = item("a", [0.0, 0.0])
@@ -231,7 +284,10 @@ def test_equal_inputs_of_the_case_each_have_a_fingerprint(tmp_path: Path) -> Non
 
 
 def test_without_tensors_records_keep_digests_and_statistics(tmp_path: Path) -> None:
-    kept, left = BundleWriter(tmp_path / "kept", Manifest()), BundleWriter(tmp_path / "left", Manifest(), mode=Mode.STATS)
+    kept, left = (
+        BundleWriter(tmp_path / "kept", Manifest()),
+        BundleWriter(tmp_path / "left", Manifest(), mode=Mode.STATS),
+    )
     for writer in (kept, left):
         add(writer, "a", [1.0, 2.0])
         add(writer, "b", [1.0, 2.0])
@@ -261,7 +317,8 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 class Producer(threading.Thread):
-    """Adds tensors of 80 bytes; tells when it has to wait, and the most bytes that were ever held."""
+    """Adds tensors of 80 bytes; tells when it has to wait, and the most bytes that were ever
+    held."""
 
     def __init__(self, writer: BundleWriter, count: int) -> None:
         super().__init__(daemon=True)
@@ -282,7 +339,9 @@ class Producer(threading.Thread):
             self.most = max(self.most, self.writer.memory.held)
 
 
-def test_no_more_than_the_bound_ever_waits_to_be_written(tmp_path: Path, gate: threading.Event) -> None:
+def test_no_more_than_the_bound_ever_waits_to_be_written(
+    tmp_path: Path, gate: threading.Event
+) -> None:
     writer = BundleWriter(tmp_path / "b", Manifest(), queue_bytes=200)
     producer = Producer(writer, 20)
     producer.start()
@@ -296,7 +355,9 @@ def test_no_more_than_the_bound_ever_waits_to_be_written(tmp_path: Path, gate: t
     assert len(list(ac.open_bundle(tmp_path / "b").records())) == 20
 
 
-def test_small_records_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_records_are_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whenever the thread that writes is awake, the model's waits for the interpreter."""
     writer = BundleWriter(tmp_path / "b", Manifest())
     woken: list[int] = []
@@ -334,7 +395,9 @@ def test_a_tensor_larger_than_the_bound_waits_alone(tmp_path: Path, gate: thread
     assert (producer.added, producer.most) == (3, 80)
 
 
-def test_a_failure_frees_who_waits(tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_frees_who_waits(
+    tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ArchiveWriter, "add", lambda *_: (_ for _ in ()).throw(no_space()))
     writer = BundleWriter(tmp_path / "b", Manifest(), queue_bytes=100)
     producer = Producer(writer, 10)
@@ -348,7 +411,9 @@ def test_a_failure_frees_who_waits(tmp_path: Path, gate: threading.Event, monkey
         writer.close()
 
 
-def test_nothing_is_waited_for_when_the_writers_thread_is_gone(tmp_path: Path, gate: threading.Event) -> None:
+def test_nothing_is_waited_for_when_the_writers_thread_is_gone(
+    tmp_path: Path, gate: threading.Event
+) -> None:
     writer = BundleWriter(tmp_path / "b", Manifest(), queue_bytes=80)
     writer.memory._alive = lambda: False  # as in a process that was forked
     for number in range(3):
@@ -359,7 +424,9 @@ def test_nothing_is_waited_for_when_the_writers_thread_is_gone(tmp_path: Path, g
         writer.close()
 
 
-def test_a_thread_that_ends_by_anything_at_all_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_ends_by_anything_at_all_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(RecordFile, "add", lambda *_: (_ for _ in ()).throw(SystemExit("gone")))
     writer = BundleWriter(tmp_path / "b", Manifest())
     add(writer, "a", [1.0])
@@ -370,7 +437,9 @@ def test_a_thread_that_ends_by_anything_at_all_is_told(tmp_path: Path, monkeypat
 # Failures
 
 
-def test_a_full_disk_is_told_and_leaves_the_finished_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_and_leaves_the_finished_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = ArchiveWriter.add
 
     def fails_later(self: ArchiveWriter, name: str, array: Any) -> None:
@@ -390,9 +459,10 @@ def test_a_full_disk_is_told_and_leaves_the_finished_steps(tmp_path: Path, monke
     with pytest.raises(CaptureError) as caught:
         writer.close()
     directory = tmp_path / "b"
-    assert str(caught.value) == (
-        f"{directory}/rank0: cannot be written (No space left on device); 1 finished step(s) in {directory} stay readable; "
-        "free some space, or choose another disk"
+    assert (
+        str(caught.value)
+        == f"{directory}/rank0: cannot be written (No space left on device); 1 finished step(s) in"
+        f" {directory} stay readable; free some space, or choose another disk"
     )
     assert files(directory) == ["manifest.json", "rank0/step0.jsonl", "rank0/step0.npz"]
     with ac.open_bundle(directory) as bundle:
@@ -401,12 +471,16 @@ def test_a_full_disk_is_told_and_leaves_the_finished_steps(tmp_path: Path, monke
         assert bundle.load("first").tolist() == [1.0, 2.0]
 
 
-def test_a_step_that_no_manifest_lists_is_not_called_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_no_manifest_lists_is_not_called_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = BundleWriter(tmp_path / "b", Manifest(complete=True))
     monkeypatch.setattr(Manifest, "write", lambda self, path: (_ for _ in ()).throw(no_space()))
     add(writer, "first", [1.0, 2.0])
     writer.end_step(0)
-    with pytest.raises(CaptureError, match=r"No space left on device\); 0 finished step\(s\) in .* stay readable"):
+    with pytest.raises(
+        CaptureError, match=r"No space left on device\); 0 finished step\(s\) in .* stay readable"
+    ):
         writer.close()
     with ac.open_bundle(tmp_path / "b") as bundle:
         assert bundle.steps() == []
@@ -421,21 +495,27 @@ def test_a_file_that_may_grow_no_further_is_a_full_disk(tmp_path: Path) -> None:
         writer.end_step(0)
         add(writer, "large", np.random.default_rng(0).normal(size=1 << 18), step=1)
         writer.end_step(1)
-        with pytest.raises(CaptureError, match=r"cannot be written \(File too large\); 1 finished step\(s\)"):
+        with pytest.raises(
+            CaptureError, match=r"cannot be written \(File too large\); 1 finished step\(s\)"
+        ):
             writer.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert files(tmp_path / "b") == ["manifest.json", "rank0/step0.jsonl", "rank0/step0.npz"]
 
 
-def test_a_manifest_that_cannot_be_written_at_the_end_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_that_cannot_be_written_at_the_end_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = BundleWriter(tmp_path / "b", Manifest())
     monkeypatch.setattr(Manifest, "write", lambda *_: (_ for _ in ()).throw(no_space()))
     with pytest.raises(CaptureError, match="No space left on device"):
         writer.close()
 
 
-def test_a_step_that_cannot_be_renamed_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_cannot_be_renamed_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = BundleWriter(tmp_path / "b", Manifest())
     monkeypatch.setattr(RecordFile, "finish", lambda *_: (_ for _ in ()).throw(no_space()))
     add(writer, "a", [1.0])
@@ -445,7 +525,9 @@ def test_a_step_that_cannot_be_renamed_leaves_nothing_half_written(tmp_path: Pat
     assert files(tmp_path / "b") == ["manifest.json"]
 
 
-def test_files_that_cannot_be_opened_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_opened_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ArchiveWriter, "__init__", lambda *_: (_ for _ in ()).throw(no_space()))
     writer = BundleWriter(tmp_path / "b", Manifest())
     add(writer, "a", [1.0])
@@ -457,13 +539,23 @@ def test_files_that_cannot_be_opened_leave_nothing_behind(tmp_path: Path, monkey
 def test_a_bug_in_the_writer_reaches_the_capture_as_an_error(tmp_path: Path) -> None:
     writer = BundleWriter(tmp_path / "b", Manifest())
     record, array, _ = item("a", [1.0])
-    writer.add(Record(**{**{name: getattr(record, name) for name in Record.__struct_fields__}, "dtype": "float31"}), array)
+    writer.add(
+        Record(
+            **{
+                **{name: getattr(record, name) for name in Record.__struct_fields__},
+                "dtype": "float31",
+            }
+        ),
+        array,
+    )
     with pytest.raises(CaptureError, match=r"b: writing failed \(KeyError: 'float31'\)"):
         writer.close()
     assert files(tmp_path / "b") == ["manifest.json"]
 
 
-def test_a_killed_capture_leaves_its_finished_steps_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_capture_leaves_its_finished_steps_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inside = threading.Event()
     plain = RecordFile.add
 

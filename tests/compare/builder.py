@@ -43,7 +43,8 @@ def item(
     detail: str = "",
     source_line: str = "",
 ) -> Item:
-    """One record; ``values`` of a dtype that NumPy lacks are rounded to it. Without ``values`` it has no data.
+    """One record; ``values`` of a dtype that NumPy lacks are rounded to it. Without ``values`` it
+    has no data.
 
     ``write`` gives records without an ``order`` the next one.
     """
@@ -56,7 +57,15 @@ def item(
         array = np.array(array, DTYPES[dtype].storage, order="C")
         shape = array.shape
     place = rank, step, name, call, Role(role), path, order or 0, type, parent
-    record = Record(*place, shape, dtype or "", Layout(layout), digest=digest, detail=detail, source_line=source_line)
+    record = Record(
+        *place,
+        shape,
+        dtype or "",
+        Layout(layout),
+        digest=digest,
+        detail=detail,
+        source_line=source_line,
+    )
     return Item(record, array, order is not None)
 
 
@@ -70,7 +79,9 @@ def write(
     mode: Mode = Mode.TENSORS,
     **manifest: Any,
 ) -> Path:
-    """Write a bundle of these records, in their order; of captures that ran the same code, if nothing else is said."""
+    """Write a bundle of these records, in their order; of captures that ran the same code, if
+    nothing else is said.
+    """
     items = list(items)
     sketched = {"sketch": {"version": 1, "size": 256}} if mode is Mode.SKETCH else {}
     if mode is not Mode.TENSORS:
@@ -81,7 +92,9 @@ def write(
         own = [each for each in items if each.record.rank == rank]
         writer = BundleWriter(directory, Manifest(ranks=ranks, **manifest), rank, mode=mode)
         for step in range(max([steps, *(each.record.step + 1 for each in own)])):
-            for order, (record, array, ordered) in enumerate(each for each in own if each.record.step == step):
+            for order, (record, array, ordered) in enumerate(
+                each for each in own if each.record.step == step
+            ):
                 fields = {name: getattr(record, name) for name in Record.__struct_fields__}
                 writer.add(Record(**{**fields, "order": record.order if ordered else order}), array)
             writer.end_step(step)
@@ -92,10 +105,16 @@ def write(
     return directory
 
 
-def compare(tmp_path: Path, golden: Iterable[Item], candidate: Iterable[Item], **options: Any) -> ac.Comparison:
+def compare(
+    tmp_path: Path, golden: Iterable[Item], candidate: Iterable[Item], **options: Any
+) -> ac.Comparison:
     """Write both and compare them."""
     number = len(list(tmp_path.iterdir()))
-    return ac.diff(write(tmp_path / f"golden{number}", golden), write(tmp_path / f"candidate{number}", candidate), **options)
+    return ac.diff(
+        write(tmp_path / f"golden{number}", golden),
+        write(tmp_path / f"candidate{number}", candidate),
+        **options,
+    )
 
 
 def in_blocks(raw: np.ndarray, elements: int) -> Any:
@@ -113,22 +132,36 @@ def random_bits(dtype: DType, count: int, seed: int) -> np.ndarray:
     """Any bit pattern of a type: subnormals, infinities, NaN payloads, zeros of both signs."""
     if dtype.name == "bool":
         return np.random.default_rng(seed).integers(0, 2, count).astype(bool)
-    return np.frombuffer(np.random.default_rng(seed).bytes(count * dtype.storage.itemsize), dtype.storage)
+    return np.frombuffer(
+        np.random.default_rng(seed).bytes(count * dtype.storage.itemsize), dtype.storage
+    )
 
 
-def edit_manifest(bundle: Path, change: Callable[[dict[str, Any]], object], name: str = "manifest.json") -> None:
-    """Change what a manifest says, with the digest that it has then, so that only what it says is wrong."""
+def edit_manifest(
+    bundle: Path, change: Callable[[dict[str, Any]], object], name: str = "manifest.json"
+) -> None:
+    """Change what a manifest says, with the digest that it has then, so that only what it says is
+    wrong.
+    """
     manifest = json.loads((bundle / name).read_bytes())
     change(manifest)
     (bundle / name).write_bytes(sealed(manifest))
 
 
-def set_lines(bundle: Path, content: bytes, *, stem: str = "rank0/step0", records: int | None = None) -> None:
-    """Replace a step's list of records, and the manifest's digest and count of it, so that only what it says is wrong."""
+def set_lines(
+    bundle: Path, content: bytes, *, stem: str = "rank0/step0", records: int | None = None
+) -> None:
+    """Replace a step's list of records, and the manifest's digest and count of it, so that only
+    what it says is wrong.
+    """
     (bundle / f"{stem}.jsonl").write_bytes(content)
 
     def describe(manifest: dict[str, Any]) -> None:
-        entry = manifest["state"] if stem.endswith("state") else manifest["steps"][int(stem.rpartition("step")[2])]
+        entry = (
+            manifest["state"]
+            if stem.endswith("state")
+            else manifest["steps"][int(stem.rpartition("step")[2])]
+        )
         entry["digest"] = xxhash.xxh3_128_hexdigest(content)
         entry["records"] = content.count(b"\n") if records is None else records
 

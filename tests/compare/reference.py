@@ -1,4 +1,6 @@
-"""The metrics once more, in exact rational arithmetic and without a line of NumPy: what ``measure`` is tested against."""
+"""The metrics once more, in exact rational arithmetic and without a line of NumPy: what ``measure``
+is tested against.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,27 @@ def values_of(raw: np.ndarray, dtype: DType) -> list[Number]:
     if flat.dtype.kind == "c":
         return [part for value in flat.tolist() for part in (value.real, value.imag)]
     if not dtype.ml_dtype:
-        return [int(value) if dtype.kind.value in ("int", "bool") else value for value in flat.tolist()]
+        return [
+            int(value) if dtype.kind.value in ("int", "bool") else value for value in flat.tolist()
+        ]
     bits = torch.from_numpy(flat.view(f"i{flat.itemsize}").copy())
     return bits.view(getattr(torch, dtype.name)).to(torch.float32).tolist()
 
 
 def reference(
-    golden: Sequence[Number], candidate: Sequence[Number], atol: float | None = None, rtol: float | None = None
+    golden: Sequence[Number],
+    candidate: Sequence[Number],
+    atol: float | None = None,
+    rtol: float | None = None,
 ) -> dict[str, Any]:
-    """Every metric of two lists of numbers that has a closed form, by name, rounded to float64 once at the end."""
-    finite = [(a, b) for a, b in zip(golden, candidate, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    """Every metric of two lists of numbers that has a closed form, by name, rounded to float64 once
+    at the end.
+    """
+    finite = [
+        (a, b)
+        for a, b in zip(golden, candidate, strict=True)
+        if math.isfinite(a) and math.isfinite(b)
+    ]
     left, right = [Fraction(a) for a, _ in finite], [Fraction(b) for _, b in finite]
     apart = [b - a for a, b in zip(left, right, strict=True)]
     count = max(len(finite), 1)
@@ -58,14 +71,19 @@ def reference(
         "golden_inf": sum(map(math.isinf, golden)),
         "candidate_inf": sum(map(math.isinf, candidate)),
         "nonfinite_mismatch": sum(
-            not (math.isfinite(a) and math.isfinite(b)) and not (a == b or (math.isnan(a) and math.isnan(b)))
+            not (math.isfinite(a) and math.isfinite(b))
+            and not (a == b or (math.isnan(a) and math.isnan(b)))
             for a, b in zip(golden, candidate, strict=True)
         ),
     }
     if (atol, rtol) != (None, None):
         allowed = [Fraction(atol or 0) + Fraction(rtol or 0) * abs(a) for a in left]
-        expected["over_tolerance"] = sum(abs(d) > limit for d, limit in zip(apart, allowed, strict=True)) / count
-        expected["tolerance_used"] = max((_ratio(abs(d), limit) for d, limit in zip(apart, allowed, strict=True)), default=0.0)
+        expected["over_tolerance"] = (
+            sum(abs(d) > limit for d, limit in zip(apart, allowed, strict=True)) / count
+        )
+        expected["tolerance_used"] = max(
+            (_ratio(abs(d), limit) for d, limit in zip(apart, allowed, strict=True)), default=0.0
+        )
         over = [abs(d) - Fraction(rtol or 0) * abs(a) for d, a in zip(apart, left, strict=True)]
         expected["needed_atol"] = to_float(max([Fraction(), *over]))
     return expected
@@ -94,13 +112,21 @@ def to_float(value: Fraction) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def same(found: float | None, expected: float | None, rel: float = 1e-12, floor: float = 0.0) -> bool:
-    """Whether two numbers agree to ``rel``, or to ``floor``, or to one subnormal step; infinities exactly."""
+def same(
+    found: float | None, expected: float | None, rel: float = 1e-12, floor: float = 0.0
+) -> bool:
+    """Whether two numbers agree to ``rel``, or to ``floor``, or to one subnormal step; infinities
+    exactly.
+    """
     if found is None or expected is None:
         return found is expected
     if math.isinf(expected) or math.isinf(found):
-        return found == expected or min(abs(found), abs(expected)) > 1.7976931348e308  # the last bit decides
-    return abs(Fraction(found) - Fraction(expected)) <= max(Fraction(rel) * abs(Fraction(expected)), Fraction(floor), Fraction(5e-324))
+        return (
+            found == expected or min(abs(found), abs(expected)) > 1.7976931348e308
+        )  # the last bit decides
+    return abs(Fraction(found) - Fraction(expected)) <= max(
+        Fraction(rel) * abs(Fraction(expected)), Fraction(floor), Fraction(5e-324)
+    )
 
 
 def disagreements(found: Any, expected: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -108,7 +134,10 @@ def disagreements(found: Any, expected: dict[str, Any]) -> dict[str, tuple[Any, 
     wrong = {}
     for name, value in expected.items():
         rel = 1e-9 if name == "one_minus_cosine" else 1e-12
-        floor = {"bias": 1e-12 * min(expected["mean_abs"], 1.79e308), "one_minus_cosine": 1e-28}.get(name, 0.0)
+        floor = {
+            "bias": 1e-12 * min(expected["mean_abs"], 1.79e308),
+            "one_minus_cosine": 1e-28,
+        }.get(name, 0.0)
         if name == "needed_atol":
             floor = 1e-15 * expected["max_abs"]  # a difference of two numbers as large as that
         if not same(getattr(found, name), value, rel, floor if math.isfinite(floor) else 0.0):

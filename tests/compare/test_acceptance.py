@@ -16,17 +16,28 @@ from tests.compare.builder import item
 from tests.compare.test_ladder import FLOAT32, X, run
 
 
-def series(count: int, loss: float = 2.0, norm: float | None = 3.0, first: float | None = None) -> list[StepSeries]:
+def series(
+    count: int, loss: float = 2.0, norm: float | None = 3.0, first: float | None = None
+) -> list[StepSeries]:
     losses = [loss if step or first is None else first for step in range(count)]
-    return [StepSeries(step, losses=(each,), grad_norm=norm, updates=1) for step, each in enumerate(losses)]
+    return [
+        StepSeries(step, losses=(each,), grad_norm=norm, updates=1)
+        for step, each in enumerate(losses)
+    ]
 
 
-def accepted(folder: Path, golden: list[StepSeries], candidate: list[StepSeries], **options: Any) -> ac.Comparison:
-    sides = run(folder / "golden", golden, model=FLOAT32), run(folder / "npu", candidate, model=FLOAT32)
+def accepted(
+    folder: Path, golden: list[StepSeries], candidate: list[StepSeries], **options: Any
+) -> ac.Comparison:
+    sides = (
+        run(folder / "golden", golden, model=FLOAT32),
+        run(folder / "npu", candidate, model=FLOAT32),
+    )
     return ac.diff(*sides, accept="mindformers", **options)
 
 
-#: Golden has losses of 2 and norms of 3 in 1,000 steps. The guide's limits: first loss 0.005 or 0.5 %, mean 0.01 or 1 %, norm 10 %.
+# : Golden has losses of 2 and norms of 3 in 1,000 steps. The guide's limits: first loss 0.005 or
+# 0.5 %, mean 0.01 or 1 %, norm 10 %.
 CASES = [
     (series(1000, loss=2.019, first=2.0), True),  # 0.95 % of the mean loss
     (series(1000, loss=2.03, first=2.0), False),  # 1.35 %
@@ -39,7 +50,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("candidate", "passes"), CASES)
-def test_the_limits_of_mindformers(tmp_path: Path, candidate: list[StepSeries], passes: bool) -> None:
+def test_the_limits_of_mindformers(
+    tmp_path: Path, candidate: list[StepSeries], passes: bool
+) -> None:
     comparison = accepted(tmp_path, series(1000), candidate)
     assert (comparison.passed, comparison.trouble) == (passes, "")
 
@@ -56,9 +69,14 @@ def test_rows_that_fail_do_not_decide(tmp_path: Path) -> None:
     assert ac.diff(golden, candidate, accept="mindformers").passed
 
 
-def test_fewer_steps_than_the_standard_asks_for_are_no_pass_but_a_rule_that_fails_fails(tmp_path: Path) -> None:
+def test_fewer_steps_than_the_standard_asks_for_are_no_pass_but_a_rule_that_fails_fails(
+    tmp_path: Path,
+) -> None:
     few = accepted(tmp_path, series(999), series(999))
-    assert (few.passed, few.trouble) == (False, "meets the standard mindformers over 999 steps so far, but that asks for 1,000")
+    assert (few.passed, few.trouble) == (
+        False,
+        "meets the standard mindformers over 999 steps so far, but that asks for 1,000",
+    )
     failing = accepted(tmp_path / "2", series(5), series(5, norm=9.0))
     assert (failing.passed, failing.trouble) == (False, "")
 
@@ -66,7 +84,9 @@ def test_fewer_steps_than_the_standard_asks_for_are_no_pass_but_a_rule_that_fail
 def test_without_norms_there_is_no_verdict_but_a_loss_that_fails_fails(tmp_path: Path) -> None:
     comparison = accepted(tmp_path, series(3, norm=None), series(3, norm=None))
     assert (
-        comparison.trouble == "the standard mindformers could not be judged (mean gradient norm: no step has a gradient norm on both sides)"
+        comparison.trouble
+        == "the standard mindformers could not be judged (mean gradient norm: no step has a"
+        " gradient norm on both sides)"
     )
     failing = accepted(tmp_path / "2", series(3, norm=None), series(3, loss=9.0, norm=None))
     assert (failing.passed, failing.trouble) == (False, "")
@@ -114,9 +134,13 @@ def test_the_command_exits_by_the_standard_and_says_what_was_measured(
 ) -> None:
     sides = run(tmp_path / "golden", series(len(candidate))), run(tmp_path / "npu", candidate)
     found = tmp_path / "found.json"
-    done = cli("diff", *sides, "--accept", "mindformers", "--report", tmp_path / "x.xlsx", "--json", found)
+    done = cli(
+        "diff", *sides, "--accept", "mindformers", "--report", tmp_path / "x.xlsx", "--json", found
+    )
     assert done.returncode == code
     assert words in " ".join(done.stdout.split())
     acceptance = json.loads(found.read_text())["acceptance"]
     assert acceptance["passed"] is (code == 0)
-    assert [rule["passed"] for rule in acceptance["rules"][:2]] == [None if not candidate else code != 1] * 2
+    assert [rule["passed"] for rule in acceptance["rules"][:2]] == [
+        None if not candidate else code != 1
+    ] * 2

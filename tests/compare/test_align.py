@@ -30,7 +30,9 @@ def record(name: str, **place: object) -> Record:
 
 
 def names(pairs: list[Pair]) -> list[tuple[str | None, str | None]]:
-    return [(pair.golden and pair.golden.name, pair.candidate and pair.candidate.name) for pair in pairs]
+    return [
+        (pair.golden and pair.golden.name, pair.candidate and pair.candidate.name) for pair in pairs
+    ]
 
 
 def renamed(text: str, name: str) -> str | None:
@@ -50,21 +52,33 @@ SIDE = st.lists(KEYS, max_size=30, unique_by=lambda record: record.key)
 
 
 @given(SIDE, SIDE, st.sampled_from([(), ("a*=b*",), ("*=x",), ("b=a", "a=b")]))
-def test_every_record_is_in_exactly_one_pair(golden: list[Record], candidate: list[Record], maps: tuple[str, ...]) -> None:
+def test_every_record_is_in_exactly_one_pair(
+    golden: list[Record], candidate: list[Record], maps: tuple[str, ...]
+) -> None:
     pairs = pair_records(golden, candidate, [Renaming.parse(text) for text in maps])
-    assert Counter(pair.golden.key for pair in pairs if pair.golden) == Counter(record.key for record in golden)
-    assert Counter(pair.candidate.key for pair in pairs if pair.candidate) == Counter(record.key for record in candidate)
+    assert Counter(pair.golden.key for pair in pairs if pair.golden) == Counter(
+        record.key for record in golden
+    )
+    assert Counter(pair.candidate.key for pair in pairs if pair.candidate) == Counter(
+        record.key for record in candidate
+    )
     assert all(pair.golden or pair.candidate for pair in pairs)
 
 
 @given(SIDE, SIDE)
-def test_records_are_paired_exactly_if_their_keys_are_equal_or_one_is_in_a_tuple(golden: list[Record], candidate: list[Record]) -> None:
+def test_records_are_paired_exactly_if_their_keys_are_equal_or_one_is_in_a_tuple(
+    golden: list[Record], candidate: list[Record]
+) -> None:
     pairs = pair_records(golden, candidate)
-    both = [(pair.golden.key, pair.candidate.key) for pair in pairs if pair.golden and pair.candidate]
+    both = [
+        (pair.golden.key, pair.candidate.key) for pair in pairs if pair.golden and pair.candidate
+    ]
     same = {ours for ours, theirs in both if ours == theirs}
     assert same == {record.key for record in golden} & {record.key for record in candidate}
     in_a_tuple = [(ours, theirs) for ours, theirs in both if ours != theirs]
-    assert all(ours._replace(path=tupled(ours.role, ours.path)) == theirs for ours, theirs in in_a_tuple)
+    assert all(
+        ours._replace(path=tupled(ours.role, ours.path)) == theirs for ours, theirs in in_a_tuple
+    )
 
 
 @given(SIDE, SIDE)
@@ -74,7 +88,15 @@ def test_pairs_come_in_the_order_of_golden(golden: list[Record], candidate: list
 
 def test_an_extra_record_follows_the_one_it_came_after_in_the_candidate() -> None:
     golden = [record("a"), record("b"), record("c")]
-    candidate = [record("first"), record("a"), record("new"), record("newer"), record("b"), record("c"), record("last")]
+    candidate = [
+        record("first"),
+        record("a"),
+        record("new"),
+        record("newer"),
+        record("b"),
+        record("c"),
+        record("last"),
+    ]
     assert names(pair_records(golden, candidate)) == [
         (None, "first"),
         ("a", "a"),
@@ -105,8 +127,13 @@ def test_a_name_like_no_other_gets_no_hint() -> None:
 
 
 def test_thousands_of_unmatched_names_get_hints_for_the_first_ones_only() -> None:
-    golden, candidate = ([record(f"{side}.{number:05}") for number in range(_NEAREST_FOR + 100)] for side in ("layer", "lager"))
-    assert 0 < sum(bool(pair.nearest) for pair in pair_records(golden, candidate)) <= 2 * _NEAREST_FOR
+    golden, candidate = (
+        [record(f"{side}.{number:05}") for number in range(_NEAREST_FOR + 100)]
+        for side in ("layer", "lager")
+    )
+    assert (
+        0 < sum(bool(pair.nearest) for pair in pair_records(golden, candidate)) <= 2 * _NEAREST_FOR
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,7 +183,10 @@ def test_a_map_with_more_stars_on_the_right_is_refused() -> None:
         Renaming.parse("a.*=*.*")
 
 
-@pytest.mark.parametrize("text", ["re:(=x", r"re:a=\1", r"re:a=\g<name>", "re:*=x", "re:a{99999999999}=x", r"re:(a)=\g<2>"])
+@pytest.mark.parametrize(
+    "text",
+    ["re:(=x", r"re:a=\1", r"re:a=\g<name>", "re:*=x", "re:a{99999999999}=x", r"re:(a)=\g<2>"],
+)
 def test_a_map_whose_regex_is_wrong_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="not a valid regular expression"):
         Renaming.parse(text)
@@ -164,7 +194,10 @@ def test_a_map_whose_regex_is_wrong_is_refused(text: str) -> None:
 
 def test_the_first_map_that_matches_wins() -> None:
     renamings = [Renaming.parse("a=x"), Renaming.parse("a=y")]
-    assert names(pair_records([record("a")], [record("y"), record("x")], renamings)) == [(None, "y"), ("a", "x")]
+    assert names(pair_records([record("a")], [record("y"), record("x")], renamings)) == [
+        (None, "y"),
+        ("a", "x"),
+    ]
 
 
 def test_two_layers_mapped_to_one_leave_the_second_alone() -> None:
@@ -191,19 +224,27 @@ def test_maps_that_match_nothing_are_known() -> None:
         (["a="], "a.weight", "weight"),
     ],
 )
-def test_a_parameter_is_renamed_with_its_layer_or_by_its_whole_name(maps: list[str], name: str, expected: str | None) -> None:
+def test_a_parameter_is_renamed_with_its_layer_or_by_its_whole_name(
+    maps: list[str], name: str, expected: str | None
+) -> None:
     assert rename_parameter(name, [Renaming.parse(text) for text in maps]) == expected
 
 
 def test_a_name_stays_where_the_new_one_is_not_there() -> None:
-    assert counterparts(["a.x", "a.y"], {"b.x", "a.y"}, [Renaming.parse("a.*=b.*")]) == {"a.x": "b.x", "a.y": "a.y"}
+    assert counterparts(["a.x", "a.y"], {"b.x", "a.y"}, [Renaming.parse("a.*=b.*")]) == {
+        "a.x": "b.x",
+        "a.y": "a.y",
+    }
 
 
 def test_names_that_become_the_same_are_known() -> None:
-    assert claims(["", "a", "b", "c"], {"", "b"}, [Renaming.parse("a=b"), Renaming.parse("c=b")]) == {"b": ["a", "c", "b"], "": [""]}
+    assert claims(
+        ["", "a", "b", "c"], {"", "b"}, [Renaming.parse("a=b"), Renaming.parse("c=b")]
+    ) == {"b": ["a", "c", "b"], "": [""]}
 
 
-# -- arguments by position and by name ---------------------------------------------------------------------------------------------
+# -- arguments by position and by name
+# ---------------------------------------------------------------------------------------------
 
 SIGNATURE = {"Linear": ["hidden_states", "mask"]}
 
@@ -212,12 +253,23 @@ def inputs(*paths: str, name: str = "fc", **place: object) -> list[Record]:
     return [record(name, role="input", path=path, **place) for path in paths]
 
 
-def paths(golden: list[Record], candidate: list[Record], signatures: tuple[Any, Any], maps: tuple[str, ...] = ()) -> list[tuple[Any, Any]]:
+def paths(
+    golden: list[Record],
+    candidate: list[Record],
+    signatures: tuple[Any, Any],
+    maps: tuple[str, ...] = (),
+) -> list[tuple[Any, Any]]:
     pairs = pair_records(golden, candidate, [Renaming.parse(text) for text in maps], signatures)
-    return [(pair.golden and pair.golden.path, pair.candidate and pair.candidate.path) for pair in pairs]
+    return [
+        (pair.golden and pair.golden.path, pair.candidate and pair.candidate.path) for pair in pairs
+    ]
 
 
-@pytest.mark.parametrize("signatures", [(SIGNATURE, SIGNATURE), (SIGNATURE, {}), ({}, SIGNATURE)], ids=["both", "golden", "candidate"])
+@pytest.mark.parametrize(
+    "signatures",
+    [(SIGNATURE, SIGNATURE), (SIGNATURE, {}), ({}, SIGNATURE)],
+    ids=["both", "golden", "candidate"],
+)
 def test_inputs_by_position_and_by_name_are_one_argument(signatures: tuple[Any, Any]) -> None:
     sides = inputs("0", "1.0", "1.1"), inputs("hidden_states", "mask.0", "mask.1")
     expected = list(zip(["0", "1.0", "1.1"], ["hidden_states", "mask.0", "mask.1"], strict=True))
@@ -231,18 +283,31 @@ def test_an_argument_that_moved_in_the_signature_is_found() -> None:
 
 
 def test_an_input_that_has_a_partner_of_its_own_path_is_no_other_argument() -> None:
-    assert paths(inputs("0"), inputs("0", "hidden_states"), (SIGNATURE, SIGNATURE)) == [("0", "0"), (None, "hidden_states")]
+    assert paths(inputs("0"), inputs("0", "hidden_states"), (SIGNATURE, SIGNATURE)) == [
+        ("0", "0"),
+        (None, "hidden_states"),
+    ]
 
 
 def test_inputs_of_other_calls_outputs_and_unknown_positions_are_no_argument() -> None:
     one = inputs("0")
-    for other in (inputs("hidden_states", call=1), inputs("hidden_states", name="b"), [record("fc", path="hidden_states")], inputs("mask")):
+    for other in (
+        inputs("hidden_states", call=1),
+        inputs("hidden_states", name="b"),
+        [record("fc", path="hidden_states")],
+        inputs("mask"),
+    ):
         assert (None, other[0].path) in paths(one, other, (SIGNATURE, SIGNATURE))
     assert (None, "mask") in paths(inputs("2"), inputs("mask"), (SIGNATURE, SIGNATURE))
 
 
 def test_arguments_of_renamed_layers_are_found() -> None:
-    assert paths(inputs("0"), inputs("mask", "hidden_states", name="new"), (SIGNATURE, SIGNATURE), ("fc=new",)) == [
+    assert paths(
+        inputs("0"),
+        inputs("mask", "hidden_states", name="new"),
+        (SIGNATURE, SIGNATURE),
+        ("fc=new",),
+    ) == [
         (None, "mask"),
         ("0", "hidden_states"),
     ]

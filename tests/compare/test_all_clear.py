@@ -13,7 +13,12 @@ from torch import nn
 import accucompare as ac
 
 
-def capture(out: Path, change: Callable[[nn.Module], object] = lambda model: None, train: bool = False, **options: Any) -> Path:
+def capture(
+    out: Path,
+    change: Callable[[nn.Module], object] = lambda model: None,
+    train: bool = False,
+    **options: Any,
+) -> Path:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 4))
     change(model)
@@ -35,9 +40,13 @@ def capture(out: Path, change: Callable[[nn.Module], object] = lambda model: Non
         ({"roles": "forward,grads"}, "captured with --roles forward,grads"),
     ],
 )
-def test_what_captures_were_not_asked_for_is_told(tmp_path: Path, options: dict[str, str], told: str, fed: bool) -> None:
+def test_what_captures_were_not_asked_for_is_told(
+    tmp_path: Path, options: dict[str, str], told: str, fed: bool
+) -> None:
     golden = capture(tmp_path / "golden", train=not fed, **options)
-    candidate = capture(tmp_path / "candidate", train=not fed, **options, **({"feed": golden} if fed else {}))
+    candidate = capture(
+        tmp_path / "candidate", train=not fed, **options, **({"feed": golden} if fed else {})
+    )
     comparison = ac.diff(golden, candidate)
     assert comparison.passed
     assert f"golden and the candidate {told}" in comparison.conclusion
@@ -45,11 +54,16 @@ def test_what_captures_were_not_asked_for_is_told(tmp_path: Path, options: dict[
 
 def test_what_a_diff_leaves_out_is_told(tmp_path: Path) -> None:
     golden, candidate = capture(tmp_path / "golden"), capture(tmp_path / "candidate")
-    assert "records left out by --only and --skip" in ac.diff(golden, candidate, only="0.*").conclusion
+    assert (
+        "records left out by --only and --skip" in ac.diff(golden, candidate, only="0.*").conclusion
+    )
 
 
 def test_of_a_whole_capture_nothing_is_told(tmp_path: Path) -> None:
-    golden, candidate = capture(tmp_path / "golden", train=True), capture(tmp_path / "candidate", train=True)
+    golden, candidate = (
+        capture(tmp_path / "golden", train=True),
+        capture(tmp_path / "candidate", train=True),
+    )
     told = "by digests alone, no values were read but losses and gradient norms of 1 step"
     assert ac.diff(golden, candidate).conclusion == f"identical; {told}"
 
@@ -63,19 +77,26 @@ def nudge(model: Any) -> None:
     ("change", "told"),
     [
         (nudge, "given otherwise: 1 of 4 parameters differ: 1.weight"),
-        (lambda model: (nudge(model), model.eval()), "run otherwise: train mode: golden on, candidate off"),
+        (
+            lambda model: (nudge(model), model.eval()),
+            "run otherwise: train mode: golden on, candidate off",
+        ),
     ],
 )
 @pytest.mark.parametrize("limits", [{}, {"atol": 1e-2}])
 def test_weights_and_modes_that_differ_too_little_to_fail_are_told(
     tmp_path: Path, change: Callable[[nn.Module], object], told: str, limits: dict[str, float]
 ) -> None:
-    comparison = ac.diff(capture(tmp_path / "golden"), capture(tmp_path / "candidate", change), **limits)
+    comparison = ac.diff(
+        capture(tmp_path / "golden"), capture(tmp_path / "candidate", change), **limits
+    )
     assert comparison.passed
     assert told in comparison.conclusion
 
 
-def test_a_number_that_an_optimizer_was_given_is_told_where_the_users_limit_is_larger(tmp_path: Path) -> None:
+def test_a_number_that_an_optimizer_was_given_is_told_where_the_users_limit_is_larger(
+    tmp_path: Path,
+) -> None:
     for eps in (1e-8, 1e-6):
         torch.manual_seed(0)
         model = nn.Linear(8, 4)
@@ -100,19 +121,29 @@ class Scaled(nn.Module):
         return found
 
 
-@pytest.mark.parametrize(("lr", "fed", "told"), [(0.1, False, False), (0.1, True, False), (0.1001, True, True)])
-def test_only_another_number_of_a_parameter_group_is_trained_otherwise(tmp_path: Path, lr: float, fed: bool, told: bool) -> None:
+@pytest.mark.parametrize(
+    ("lr", "fed", "told"), [(0.1, False, False), (0.1, True, False), (0.1001, True, True)]
+)
+def test_only_another_number_of_a_parameter_group_is_trained_otherwise(
+    tmp_path: Path, lr: float, fed: bool, told: bool
+) -> None:
     for name, dtype, rate in (("golden", torch.float64, 0.1), ("candidate", torch.float32, lr)):
         torch.manual_seed(0)
         model = Scaled().to(dtype)
         optimizer = torch.optim.Adam(model.parameters(), rate)
-        with ac.capture(model, tmp_path / name, feed=tmp_path / "golden" if fed and name == "candidate" else None) as session:
+        with ac.capture(
+            model,
+            tmp_path / name,
+            feed=tmp_path / "golden" if fed and name == "candidate" else None,
+        ) as session:
             for _ in range(2):
                 model(torch.ones(2, 8, dtype=dtype)).square().sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 session.step()
-    comparison = ac.diff(tmp_path / "golden", tmp_path / "candidate", limits=ac.Tolerance(rel_l2=0.1))
+    comparison = ac.diff(
+        tmp_path / "golden", tmp_path / "candidate", limits=ac.Tolerance(rel_l2=0.1)
+    )
     assert (comparison.passed, "trained otherwise" in comparison.conclusion) == (True, told)
 
 
@@ -149,10 +180,15 @@ class _Ends(nn.Module):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("fed", [False, True])
 @pytest.mark.parametrize("form", FORMS)
-def test_an_output_that_cannot_be_compared_is_told_with_the_all_clear(tmp_path: Path, form: str, fed: bool) -> None:
+def test_an_output_that_cannot_be_compared_is_told_with_the_all_clear(
+    tmp_path: Path, form: str, fed: bool
+) -> None:
     for name, off in (("golden", 0.0), ("candidate", 0.5)):
         model = _Ends(form, off)
-        with ac.capture(model, tmp_path / name, feed=tmp_path / "golden" if fed and off else None), torch.no_grad():
+        with (
+            ac.capture(model, tmp_path / name, feed=tmp_path / "golden" if fed and off else None),
+            torch.no_grad(),
+        ):
             model(torch.ones(3, 4))
     comparison = ac.diff(tmp_path / "golden", tmp_path / "candidate")
     assert "could not be" in comparison.conclusion

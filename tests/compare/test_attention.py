@@ -1,4 +1,6 @@
-"""One model with two implementations of attention: masks of another kind and weights that one alone gives are no bug."""
+"""One model with two implementations of attention: masks of another kind and weights that one alone
+gives are no bug.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,24 @@ from accucompare.compare.decide import Answer
 from accucompare.compare.rows.rows import UNMATCHED, Status
 
 transformers = pytest.importorskip("transformers")
-SMALL = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+SMALL = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+}
 MODELS = {
-    "llama": lambda **options: transformers.LlamaModel(transformers.LlamaConfig(**SMALL, num_key_value_heads=2, **options)),
+    "llama": lambda **options: transformers.LlamaModel(
+        transformers.LlamaConfig(**SMALL, num_key_value_heads=2, **options)
+    ),
     "bert": lambda **options: transformers.BertModel(transformers.BertConfig(**SMALL, **options)),
 }
 
 
-def captured(kind: str, attention: str, out: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Path:
+def captured(
+    kind: str, attention: str, out: Path, dtype: torch.dtype = torch.float32, **options: Any
+) -> Path:
     torch.manual_seed(0)
     model = MODELS[kind](attn_implementation=attention).eval().to(dtype)
     mask = torch.ones(2, 8, dtype=torch.long)
@@ -32,16 +44,23 @@ def captured(kind: str, attention: str, out: Path, dtype: torch.dtype = torch.fl
 
 @pytest.mark.parametrize("fed", [False, True])
 @pytest.mark.parametrize("kind", MODELS)
-def test_sdpa_against_eager_is_no_bug_and_what_both_have_agrees(tmp_path: Path, kind: str, fed: bool) -> None:
+def test_sdpa_against_eager_is_no_bug_and_what_both_have_agrees(
+    tmp_path: Path, kind: str, fed: bool
+) -> None:
     golden = captured(kind, "sdpa", tmp_path / "golden")
     options = {"feed": golden} if fed else {}
     candidate = captured(kind, "eager", tmp_path / "candidate", **options)
-    baseline = captured(kind, "sdpa", tmp_path / "baseline", torch.float64, **options) if fed else None
+    baseline = (
+        captured(kind, "sdpa", tmp_path / "baseline", torch.float64, **options) if fed else None
+    )
     comparison = ac.diff(golden, candidate, baseline=baseline)
     assert comparison.answer is not Answer.BUG
     assert not comparison.culprits
     assert {row.reason for row in comparison.rows if row.status is Status.FAIL} <= set(UNMATCHED)
-    assert any(row.golden is not None and row.golden.dtype == "bool" and row.golden.shape for row in comparison.rows)  # there is a mask
+    assert any(
+        row.golden is not None and row.golden.dtype == "bool" and row.golden.shape
+        for row in comparison.rows
+    )  # there is a mask
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -33,12 +33,16 @@ def off(error: float, values: np.ndarray = VALUES, noise: np.ndarray = NOISE) ->
     return values + noise * (error * np.linalg.norm(values) / np.linalg.norm(noise))
 
 
-def compare(tmp_path: Path, golden: Any, candidate: Any, baseline: Any, **options: Any) -> Comparison:
+def compare(
+    tmp_path: Path, golden: Any, candidate: Any, baseline: Any, **options: Any
+) -> Comparison:
     """Compare bundles of one record, or of several, each."""
     number = len(list(tmp_path.iterdir()))
     sides = []
     for name, side in (("golden", golden), ("candidate", candidate), ("baseline", baseline)):
-        sides.append(write(tmp_path / f"{name}{number}", side if isinstance(side, list) else [side]))
+        sides.append(
+            write(tmp_path / f"{name}{number}", side if isinstance(side, list) else [side])
+        )
     return ac.diff(sides[0], sides[1], baseline=sides[2], **options)
 
 
@@ -60,7 +64,9 @@ def test_the_limit_of_a_ratio_is_the_root_of_an_f_quantile(elements: int) -> Non
 
 def test_the_limit_of_a_ratio_of_many_elements_is_that_of_a_normal_number() -> None:
     for elements in (10**5, 10**9):  # by the delta method, ln of the ratio has the variance 1 / n
-        assert math.log(ratio_limit(elements)) == pytest.approx(3.0902323 / math.sqrt(elements), rel=1e-4)
+        assert math.log(ratio_limit(elements)) == pytest.approx(
+            3.0902323 / math.sqrt(elements), rel=1e-4
+        )
 
 
 def test_ratios_of_rounding_errors_exceed_their_limit_once_in_a_thousand() -> None:
@@ -79,7 +85,13 @@ def test_limits_shrink_with_the_number_of_elements_and_end_at_the_slack() -> Non
 
 @pytest.mark.parametrize(
     ("dtype", "expected"),
-    [("bfloat16", 2.0**-9), ("float16", 2.0**-12), ("float32", 2.0**-23), ("float64", 2.0**-52), ("complex64", 2.0**-23)],
+    [
+        ("bfloat16", 2.0**-9),
+        ("float16", 2.0**-12),
+        ("float32", 2.0**-23),
+        ("float64", 2.0**-52),
+        ("complex64", 2.0**-23),
+    ],
 )
 def test_the_floor_is_a_share_of_the_unit_roundoff(dtype: str, expected: float) -> None:
     assert floor(dtype) == expected
@@ -87,7 +99,10 @@ def test_the_floor_is_a_share_of_the_unit_roundoff(dtype: str, expected: float) 
 
 def test_rounding_to_a_half_type_errs_by_about_its_floor() -> None:
     values = np.random.default_rng(0).normal(size=100_000)
-    for dtype, rounded in (("float16", values.astype(np.float16)), ("bfloat16", item(values=values, dtype="bfloat16").array)):
+    for dtype, rounded in (
+        ("float16", values.astype(np.float16)),
+        ("bfloat16", item(values=values, dtype="bfloat16").array),
+    ):
         if dtype == "bfloat16":
             rounded = (rounded.astype(np.uint32) << 16).view(np.float32)  # type: ignore[union-attr]
         error = np.linalg.norm(rounded - values) / np.linalg.norm(values)
@@ -95,9 +110,13 @@ def test_rounding_to_a_half_type_errs_by_about_its_floor() -> None:
 
 
 @given(st.floats(1e-2, 1.0), st.floats(1e-2, 1.0), st.floats(1e-3, 1e3))
-def test_scaling_both_errors_leaves_the_excess_as_it_is(candidate: float, baseline: float, scale: float) -> None:
+def test_scaling_both_errors_leaves_the_excess_as_it_is(
+    candidate: float, baseline: float, scale: float
+) -> None:
     before = excess(Metrics(rel_l2=candidate), Expected(baseline), "float32")
-    assert excess(Metrics(rel_l2=candidate * scale), Expected(baseline * scale), "float32") == pytest.approx(before)
+    assert excess(
+        Metrics(rel_l2=candidate * scale), Expected(baseline * scale), "float32"
+    ) == pytest.approx(before)
 
 
 def test_where_golden_is_all_zeros_the_excess_is_one_of_absolute_errors() -> None:
@@ -111,20 +130,33 @@ def test_where_golden_is_all_zeros_the_excess_is_one_of_absolute_errors() -> Non
 
 
 def test_an_error_is_told_as_a_multiple_of_the_baselines(tmp_path: Path) -> None:
-    row = only_row(tmp_path, item(values=VALUES), item(values=off(3e-3)), item(values=off(1e-3, noise=NOISE[::-1])))
+    row = only_row(
+        tmp_path,
+        item(values=VALUES),
+        item(values=off(3e-3)),
+        item(values=off(1e-3, noise=NOISE[::-1])),
+    )
     assert row.verdict.excess == pytest.approx(3.0, rel=1e-3)
     assert row.baseline == pytest.approx(1e-3, rel=1e-3)
     most = limit(400, "float64")
     assert row.verdict.used == pytest.approx(3.0 / most, rel=1e-3)
     assert row.verdict.rel_l2_limit == pytest.approx(most * 1e-3, rel=1e-3)
-    assert (row.reason, row.verdict.rule, row.verdict.tolerance) == (Reason.OK, "baseline", f"excess {most:.3g}")
+    assert (row.reason, row.verdict.rule, row.verdict.tolerance) == (
+        Reason.OK,
+        "baseline",
+        f"excess {most:.3g}",
+    )
     assert row.verdict.needed.startswith("excess 3")
 
 
 def test_the_excess_that_is_needed_is_rounded_up(tmp_path: Path) -> None:
     row = only_row(tmp_path, item(values=VALUES), item(values=off(0.3)), item(values=off(1e-3)))
     assert row.verdict.excess is not None
-    assert row.verdict.excess <= float(row.verdict.needed.removeprefix("excess ")) <= row.verdict.excess * 1.01
+    assert (
+        row.verdict.excess
+        <= float(row.verdict.needed.removeprefix("excess "))
+        <= row.verdict.excess * 1.01
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -133,54 +165,109 @@ def test_an_error_over_the_limit_fails_and_one_below_passes(tmp_path: Path, dtyp
     golden, baseline = item(values=VALUES), item(values=off(error), dtype=dtype)
     most = limit(400, dtype)
     for share, status in ((0.9, Status.PASS), (1.1, Status.FAIL)):
-        row = only_row(tmp_path, golden, item(values=off(error * most * share), dtype=dtype), baseline)
+        row = only_row(
+            tmp_path, golden, item(values=off(error * most * share), dtype=dtype), baseline
+        )
         assert (row.status, row.verdict.used) == (status, pytest.approx(share, rel=0.02))
 
 
-@pytest.mark.parametrize(("dtype", "fed", "ceiling"), [("bfloat16", True, 0.125), ("bfloat16", False, 0.5), ("float32", True, 1e-3)])
+@pytest.mark.parametrize(
+    ("dtype", "fed", "ceiling"),
+    [("bfloat16", True, 0.125), ("bfloat16", False, 0.5), ("float32", True, 1e-3)],
+)
 def test_an_error_far_beyond_rounding_is_no_rounding_even_if_the_baseline_has_it_too(
     tmp_path: Path, dtype: str, fed: bool, ceiling: float
 ) -> None:
     golden = write(tmp_path / "golden", [item(values=VALUES)])
-    feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}} if fed else {}
+    feed = (
+        {
+            "capture": {
+                "feed": {
+                    "golden": "golden",
+                    "identity": ac.open_bundle(golden).identity(),
+                    "not_fed": [],
+                }
+            }
+        }
+        if fed
+        else {}
+    )
     for share, answer in ((0.9, "rounding"), (1.2, "not sure")):
         error = off(ceiling * share)
-        sides = [write(tmp_path / f"{name}{share}", [item(values=error, dtype=dtype)], **feed) for name in ("candidate", "baseline")]
+        sides = [
+            write(tmp_path / f"{name}{share}", [item(values=error, dtype=dtype)], **feed)
+            for name in ("candidate", "baseline")
+        ]
         comparison = ac.diff(golden, sides[0], baseline=sides[1])
         assert (comparison.answer.value, comparison.passed) == (answer, answer == "rounding")
     (row,) = comparison.rows
     assert row.verdict.beyond
-    assert "far beyond rounding, and so is the baseline: it may have the fault too" in comparison.conclusion
+    assert (
+        "far beyond rounding, and so is the baseline: it may have the fault too"
+        in comparison.conclusion
+    )
     if fed:
-        assert (row.status, row.verdict.rule, row.verdict.tolerance) == (Status.FAIL, "ceiling", f"rel_l2 {ceiling:g}")
+        assert (row.status, row.verdict.rule, row.verdict.tolerance) == (
+            Status.FAIL,
+            "ceiling",
+            f"rel_l2 {ceiling:g}",
+        )
     else:  # rounding may have changed a choice, in the baseline, too
         assert (row.status, comparison.trouble != "") == (Status.PASS, True)
 
 
 @pytest.mark.parametrize(
-    ("error", "words"), [(0.9, "is off by rel_l2 0.9, far"), (2.4e3, "is off by 2.4e+03 times golden's own size, far")]
+    ("error", "words"),
+    [(0.9, "is off by rel_l2 0.9, far"), (2.4e3, "is off by 2.4e+03 times golden's own size, far")],
 )
-def test_an_error_larger_than_golden_is_told_by_goldens_size(tmp_path: Path, error: float, words: str) -> None:
+def test_an_error_larger_than_golden_is_told_by_goldens_size(
+    tmp_path: Path, error: float, words: str
+) -> None:
     """As of a gradient that is 0 but for rounding."""
     golden = write(tmp_path / "golden", [item(values=VALUES)])
-    sides = [write(tmp_path / name, [item(values=off(error))]) for name in ("candidate", "baseline")]
+    sides = [
+        write(tmp_path / name, [item(values=off(error))]) for name in ("candidate", "baseline")
+    ]
     assert words in ac.diff(golden, sides[0], baseline=sides[1]).trouble
 
 
 def test_what_a_module_copies_is_held_to_its_own_rounding(tmp_path: Path) -> None:
-    golden = write(tmp_path / "golden", [item("embed", VALUES, type="Embedding"), item(values=VALUES)])
+    golden = write(
+        tmp_path / "golden", [item("embed", VALUES, type="Embedding"), item(values=VALUES)]
+    )
     own = {"model": {"classes": {"Embedding": ["torch.nn.modules.sparse"]}}}
-    feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
+    feed = {
+        "capture": {
+            "feed": {
+                "golden": "golden",
+                "identity": ac.open_bundle(golden).identity(),
+                "not_fed": [],
+            }
+        }
+    }
     records = [item("embed", off(1e-5), type="Embedding"), item(values=off(1e-5))]
     sides = [write(tmp_path / name, records, **feed, **own) for name in ("candidate", "baseline")]
-    assert [row.status for row in ac.diff(golden, sides[0], baseline=sides[1]).rows] == [Status.FAIL, Status.PASS]
-    adapter = {"model": {"classes": {"Embedding": ["peft.tuners.lora.layer"]}}}  # of the same name, and it computes
-    sides = [write(tmp_path / f"{name}2", records, **feed, **adapter) for name in ("candidate", "baseline")]
+    assert [row.status for row in ac.diff(golden, sides[0], baseline=sides[1]).rows] == [
+        Status.FAIL,
+        Status.PASS,
+    ]
+    adapter = {
+        "model": {"classes": {"Embedding": ["peft.tuners.lora.layer"]}}
+    }  # of the same name, and it computes
+    sides = [
+        write(tmp_path / f"{name}2", records, **feed, **adapter)
+        for name in ("candidate", "baseline")
+    ]
     assert ac.diff(golden, sides[0], baseline=sides[1]).conclusion == "rounding"
 
 
 def test_a_baseline_closer_than_rounding_counts_as_the_floor(tmp_path: Path) -> None:
-    row = only_row(tmp_path, item(values=VALUES), item(values=off(1e-2), dtype="bfloat16"), item(values=VALUES, dtype="bfloat16"))
+    row = only_row(
+        tmp_path,
+        item(values=VALUES),
+        item(values=off(1e-2), dtype="bfloat16"),
+        item(values=VALUES, dtype="bfloat16"),
+    )
     assert row.baseline is not None
     assert row.baseline < floor("bfloat16")
     assert row.metrics is not None
@@ -188,7 +275,12 @@ def test_a_baseline_closer_than_rounding_counts_as_the_floor(tmp_path: Path) -> 
 
 
 def test_the_same_bits_as_golden_are_identical_at_no_excess(tmp_path: Path) -> None:
-    row = only_row(tmp_path, item(values=VALUES), item(values=VALUES), item(values=off(1e-3).astype(np.float32)))
+    row = only_row(
+        tmp_path,
+        item(values=VALUES),
+        item(values=VALUES),
+        item(values=off(1e-3).astype(np.float32)),
+    )
     assert (row.reason, row.verdict.excess, row.verdict.used) == (Reason.IDENTICAL, 0.0, 0.0)
 
 
@@ -203,7 +295,11 @@ def test_a_permutation_of_all_three_changes_nothing(tmp_path: Path) -> None:
 def test_what_the_user_gave_judges_and_the_excess_is_shown_beside_it(tmp_path: Path) -> None:
     sides = item(values=VALUES), item(values=off(0.3)), item(values=off(1e-3))
     row = only_row(tmp_path, *sides, limits=ac.Tolerance(rel_l2=0.5))
-    assert (row.status, row.verdict.tolerance, row.verdict.rule) == (Status.PASS, "rel_l2 0.5", "given for all layers")
+    assert (row.status, row.verdict.tolerance, row.verdict.rule) == (
+        Status.PASS,
+        "rel_l2 0.5",
+        "given for all layers",
+    )
     assert row.verdict.excess == pytest.approx(300.0, rel=1e-2)
 
 
@@ -212,7 +308,10 @@ def test_a_rule_of_a_file_judges_the_rows_that_it_applies_to(tmp_path: Path) -> 
     rules.write_text('[[rule]]\nlayer = "a"\nrel_l2 = 0.5\n')
     sides = ([item(name, values) for name in "ab"] for values in (VALUES, off(0.3), off(1e-3)))
     rows = compare(tmp_path, *sides, limits=ac.Tolerance(tolerances=rules)).rows
-    assert [(row.status, row.verdict.rule) for row in rows] == [(Status.PASS, f"{rules}, rule 1"), (Status.FAIL, "baseline")]
+    assert [(row.status, row.verdict.rule) for row in rows] == [
+        (Status.PASS, f"{rules}, rule 1"),
+        (Status.FAIL, "baseline"),
+    ]
 
 
 def test_an_all_zero_golden_is_judged_by_absolute_errors(tmp_path: Path) -> None:
@@ -234,7 +333,11 @@ def test_a_baseline_that_is_not_finite_where_golden_is_cannot_judge(tmp_path: Pa
     broken = item(values=np.where(np.arange(400) == 7, np.inf, VALUES))
     row = only_row(tmp_path, item(values=VALUES), item(values=off(1e-6).astype(np.float32)), broken)
     assert (row.status, row.verdict.excess) == (Status.PASS, None)
-    assert row.verdict.rule == "default for float32; the baseline has NaN or Inf where golden has not, or the other way round"
+    assert (
+        row.verdict.rule
+        == "default for float32; the baseline has NaN or Inf where golden has not, or the other way"
+        " round"
+    )
 
 
 def test_empty_tensors_pass(tmp_path: Path) -> None:
@@ -263,19 +366,29 @@ def test_large_integers_that_differ_by_little_are_counted_too(tmp_path: Path) ->
     golden = np.arange(1000) + 10**9
     few, many = (item(values=golden + (np.arange(1000) < count)) for count in (2, 500))
     row = only_row(tmp_path, item(values=golden), many, few)
-    assert (row.status, row.verdict.detail) == (Status.FAIL, "500 of 1000 differ; so do 2 in the baseline, by rounding alone")
+    assert (row.status, row.verdict.detail) == (
+        Status.FAIL,
+        "500 of 1000 differ; so do 2 in the baseline, by rounding alone",
+    )
 
 
 def test_a_half_type_that_is_much_closer_than_the_baseline_is_over_precise(tmp_path: Path) -> None:
     sides = [item(values=off(error), dtype="bfloat16") for error in (0.01, 0.1)]
     row = only_row(tmp_path, item(values=VALUES), *sides)
     assert (row.reason, row.status) == (Reason.OVER_PRECISE, Status.PASS)
-    assert only_row(tmp_path, item(values=VALUES), *(side for side in reversed(sides))).status is Status.FAIL
+    assert (
+        only_row(tmp_path, item(values=VALUES), *(side for side in reversed(sides))).status
+        is Status.FAIL
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "dtype", "errors"),
-    [(VALUES[:10], "bfloat16", (0.01, 0.1)), (VALUES, "float32", (0.001, 0.1)), (VALUES, "bfloat16", (0, 1e-3))],
+    [
+        (VALUES[:10], "bfloat16", (0.01, 0.1)),
+        (VALUES, "float32", (0.001, 0.1)),
+        (VALUES, "bfloat16", (0, 1e-3)),
+    ],
 )
 def test_few_elements_or_other_types_or_errors_below_the_floor_prove_nothing(
     tmp_path: Path, values: np.ndarray, dtype: str, errors: tuple[float, float]
@@ -288,9 +401,15 @@ def test_few_elements_or_other_types_or_errors_below_the_floor_prove_nothing(
 
 
 def test_a_record_that_the_baseline_lacks_is_judged_without_it(tmp_path: Path) -> None:
-    sides = [[item(name, side) for name in names] for names, side in (("ab", VALUES), ("ab", off(1e-3)), ("a", off(1e-3)))]
+    sides = [
+        [item(name, side) for name in names]
+        for names, side in (("ab", VALUES), ("ab", off(1e-3)), ("a", off(1e-3)))
+    ]
     rows = compare(tmp_path, *sides).rows
-    assert [row.verdict.rule for row in rows] == ["baseline", "default for float32; the baseline has no such record"]
+    assert [row.verdict.rule for row in rows] == [
+        "baseline",
+        "default for float32; the baseline has no such record",
+    ]
     assert [row.baseline is None for row in rows] == [False, True]
 
 
@@ -300,31 +419,52 @@ def test_a_record_of_another_shape_or_a_wider_dtype_cannot_judge(tmp_path: Path)
     candidate = [item(name, near, "bfloat16" if name == "b" else "float32") for name in names]
     baseline = [item("a", near[:3]), *(item(name, VALUES) for name in "bcd")]
     rules = [row.verdict.rule for row in compare(tmp_path, golden, candidate, baseline).rows]
-    assert rules[:2] == ["default for float32; the baseline's shape is [3]", "default for bfloat16; the baseline's dtype is float32"]
+    assert rules[:2] == [
+        "default for float32; the baseline's shape is [3]",
+        "default for bfloat16; the baseline's dtype is float32",
+    ]
 
 
-def test_a_wider_dtype_than_the_baselines_is_a_missing_cast_judged_by_the_baselines_rounding(tmp_path: Path) -> None:
+def test_a_wider_dtype_than_the_baselines_is_a_missing_cast_judged_by_the_baselines_rounding(
+    tmp_path: Path,
+) -> None:
     def row(error: float) -> Row:
         dtypes = {"float32": off(error), "bfloat16": VALUES}
-        candidate, baseline = ([item("a", values, dtype), item("b", VALUES, "bfloat16")] for dtype, values in dtypes.items())
+        candidate, baseline = (
+            [item("a", values, dtype), item("b", VALUES, "bfloat16")]
+            for dtype, values in dtypes.items()
+        )
         return compare(tmp_path, [item(name, VALUES) for name in "ab"], candidate, baseline).rows[0]
 
     right, wrong = row(1e-6), row(0.1)
-    assert (right.reason, right.verdict.detail) == (Reason.OVER_PRECISE, "float32, where the baseline computes in bfloat16")
+    assert (right.reason, right.verdict.detail) == (
+        Reason.OVER_PRECISE,
+        "float32, where the baseline computes in bfloat16",
+    )
     assert right.verdict.tolerance == f"excess {limit(400, 'bfloat16'):.3g}"
-    assert (wrong.status, wrong.verdict.excess) == (Status.FAIL, pytest.approx(0.1 / floor("bfloat16"), rel=1e-3))
+    assert (wrong.status, wrong.verdict.excess) == (
+        Status.FAIL,
+        pytest.approx(0.1 / floor("bfloat16"), rel=1e-3),
+    )
 
 
 def test_rows_that_the_baseline_lacks_are_counted(tmp_path: Path) -> None:
     near = off(1e-6).astype(np.float32)
 
     def lacking(names: str) -> Comparison:
-        sides = ([item(name, values) for name in kept] for values, kept in ((VALUES, "abc"), (near, "abc"), (near, names)))
+        sides = (
+            [item(name, values) for name in kept]
+            for values, kept in ((VALUES, "abc"), (near, "abc"), (near, names))
+        )
         return compare(tmp_path, *sides)
 
     some, most = lacking("ab"), lacking("a")
     (finding,) = (finding for finding in some.preflight if finding.serious)
-    assert finding.message == "the baseline has no record of 1 of 3 compared rows (such as c output), which are judged without it"
+    assert (
+        finding.message
+        == "the baseline has no record of 1 of 3 compared rows (such as c output), which are judged"
+        " without it"
+    )
     assert some.conclusion.endswith("; 1 row judged without the baseline")
     assert most.conclusion == "not sure: the baseline judges 1 of 3 compared rows only"
     assert (lacking("abc").without_baseline, lacking("abc").preflight) == (0, [])
@@ -343,18 +483,30 @@ def test_float64_tells_the_rounding_of_golden_and_candidate_of_one_dtype(tmp_pat
 
 
 def test_statistics_of_a_candidate_are_judged_without_the_baseline(tmp_path: Path) -> None:
-    golden, candidate, baseline = (write(tmp_path / name, [item(values=VALUES)]) for name in ("golden", "candidate", "baseline"))
+    golden, candidate, baseline = (
+        write(tmp_path / name, [item(values=VALUES)])
+        for name in ("golden", "candidate", "baseline")
+    )
     line = candidate / "rank0/step0.jsonl"
     set_fields(candidate, member=None, digest="0" * 32)
     assert json.loads(line.read_text())["member"] is None
     (row,) = ac.diff(golden, candidate, baseline=baseline).rows
-    assert row.verdict.rule == "default for float32; values to compare with the baseline were not recorded"
+    assert (
+        row.verdict.rule
+        == "default for float32; values to compare with the baseline were not recorded"
+    )
 
 
-def test_equal_digests_of_candidate_and_baseline_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_digests_of_candidate_and_baseline_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
     measure = measuring.measure_pair
-    monkeypatch.setattr(measuring, "measure_pair", lambda *args, **options: calls.append(args) or measure(*args, **options))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(
+        measuring,
+        "measure_pair",
+        lambda *args, **options: calls.append(args) or measure(*args, **options),
+    )  # type: ignore[func-returns-value]
     row = only_row(tmp_path, item(values=VALUES), item(values=off(1e-3)), item(values=off(1e-3)))
     assert (len(calls), row.verdict.excess) == (1, 1.0)
 
@@ -373,21 +525,29 @@ def repeated(tmp_path: Path, candidate: np.ndarray, again: np.ndarray, **options
 
 def test_a_row_that_does_not_agree_with_itself_is_never_a_pass(tmp_path: Path) -> None:
     golden = write(tmp_path / "golden", [item("a", VALUES), item("b", VALUES)])
-    runs = [[item("a", VALUES), item("b", off(1e-2, noise=noise).astype(np.float32))] for noise in (NOISE, NOISE[::-1])]
+    runs = [
+        [item("a", VALUES), item("b", off(1e-2, noise=noise).astype(np.float32))]
+        for noise in (NOISE, NOISE[::-1])
+    ]
     candidate = write(tmp_path / "npu", runs[0])
     write(candidate / "repeat1", runs[1])
     comparison = ac.diff(golden, candidate)
     assert not comparison.passed
     assert comparison.conclusion.startswith(
-        "not sure: 1 row(s) are not deterministic, the first b output (two runs of the candidate differ by 1.44e-02 from each other)"
+        "not sure: 1 row(s) are not deterministic, the first b output (two runs of the candidate"
+        " differ by 1.44e-02 from each other)"
     )
 
 
-def test_an_error_no_larger_than_what_two_runs_differ_by_is_not_deterministic(tmp_path: Path) -> None:
+def test_an_error_no_larger_than_what_two_runs_differ_by_is_not_deterministic(
+    tmp_path: Path,
+) -> None:
     row = repeated(tmp_path, off(1e-2), off(1e-2, noise=NOISE[::-1]))
     assert (row.reason, row.status) == (Reason.NOT_DETERMINISTIC, Status.NOT_COMPARED)
     assert row.noise == pytest.approx(1e-2 * math.sqrt(2), rel=0.1)
-    assert row.verdict.detail == f"two runs of the candidate differ by {row.noise:.2e} from each other"
+    assert (
+        row.verdict.detail == f"two runs of the candidate differ by {row.noise:.2e} from each other"
+    )
 
 
 def test_an_error_larger_than_the_noise_fails(tmp_path: Path) -> None:
@@ -405,15 +565,25 @@ def test_an_output_that_collapsed_to_jitter_is_no_noise(tmp_path: Path) -> None:
     assert (row.reason, row.noise) == (Reason.INTRODUCED, pytest.approx(jitter, rel=1e-3))
 
 
-def of_golden(tmp_path: Path, golden: np.ndarray, again: np.ndarray, candidate: np.ndarray, **options: Any) -> Row:
+def of_golden(
+    tmp_path: Path, golden: np.ndarray, again: np.ndarray, candidate: np.ndarray, **options: Any
+) -> Row:
     path = write(tmp_path / "golden", [item(values=golden.astype(np.float32))])
     write(path / "repeat1", [item(values=again.astype(np.float32))])
-    (row,) = ac.diff(path, write(tmp_path / "candidate", [item(values=candidate.astype(np.float32))]), **options).rows
+    (row,) = ac.diff(
+        path, write(tmp_path / "candidate", [item(values=candidate.astype(np.float32))]), **options
+    ).rows
     return row
 
 
-@pytest.mark.parametrize("again", [NOISE, np.zeros_like(NOISE), np.full_like(NOISE, np.nan)], ids=["noise", "zeros", "nan"])
-def test_a_value_that_golden_itself_does_not_hold_steady_is_no_culprit(tmp_path: Path, again: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    "again",
+    [NOISE, np.zeros_like(NOISE), np.full_like(NOISE, np.nan)],
+    ids=["noise", "zeros", "nan"],
+)
+def test_a_value_that_golden_itself_does_not_hold_steady_is_no_culprit(
+    tmp_path: Path, again: np.ndarray
+) -> None:
     row = of_golden(tmp_path, VALUES, again, VALUES * 1e6)
     assert (row.reason, row.status) == (Reason.NOT_DETERMINISTIC, Status.NOT_COMPARED)
     assert row.verdict.detail.startswith("two captures of golden differ by ")
@@ -424,7 +594,10 @@ def test_an_error_larger_than_what_goldens_two_captures_differ_by_fails(tmp_path
 
 
 def test_a_limit_that_the_user_gave_judges_also_where_golden_is_not_steady(tmp_path: Path) -> None:
-    assert of_golden(tmp_path, VALUES, NOISE, off(1e-2), limits=ac.Tolerance(rel_l2=1e-3)).reason is Reason.INTRODUCED
+    assert (
+        of_golden(tmp_path, VALUES, NOISE, off(1e-2), limits=ac.Tolerance(rel_l2=1e-3)).reason
+        is Reason.INTRODUCED
+    )
 
 
 def test_two_runs_that_are_not_finite_in_other_places_explain_nothing(tmp_path: Path) -> None:
@@ -438,7 +611,9 @@ def test_noise_within_the_limit_is_ok_and_shown(tmp_path: Path) -> None:
 
 
 def test_noise_over_a_limit_that_the_user_gave_fails_and_is_no_culprit(tmp_path: Path) -> None:
-    row = repeated(tmp_path, off(1e-2), off(1e-2, noise=NOISE[::-1]), limits=ac.Tolerance(rel_l2=1e-4))
+    row = repeated(
+        tmp_path, off(1e-2), off(1e-2, noise=NOISE[::-1]), limits=ac.Tolerance(rel_l2=1e-4)
+    )
     assert row.status is Status.FAIL
     assert "two runs of the candidate differ" in row.verdict.detail
 
@@ -447,13 +622,26 @@ def test_noise_over_a_limit_that_the_user_gave_fails_and_is_no_culprit(tmp_path:
 
 
 def fed_with(golden: Path) -> dict[str, Any]:
-    return {"capture": {"feed": {"golden": str(golden), "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
+    return {
+        "capture": {
+            "feed": {
+                "golden": str(golden),
+                "identity": ac.open_bundle(golden).identity(),
+                "not_fed": [],
+            }
+        }
+    }
 
 
 def test_bundles_that_do_not_belong_together_are_refused_with_the_cure(tmp_path: Path) -> None:
     golden, other, free, free_baseline = (
         write(tmp_path / name, [item(values=values)])
-        for name, values in (("golden", VALUES), ("other", VALUES + 1), ("free", VALUES), ("free-baseline", VALUES))
+        for name, values in (
+            ("golden", VALUES),
+            ("other", VALUES + 1),
+            ("free", VALUES),
+            ("free-baseline", VALUES),
+        )
     )
     fed, fed_baseline, fed_otherwise = (
         write(tmp_path / name, [item(values=VALUES)], **fed_with(source))
@@ -463,17 +651,49 @@ def test_bundles_that_do_not_belong_together_are_refused_with_the_cure(tmp_path:
     incomplete = write(tmp_path / "incomplete", [item(values=VALUES)], complete=False)
     identity = ac.open_bundle(other).identity()
     for sides, baseline, message in (
-        ((golden, fed), free, f"{free}: is a free-running baseline, but the candidate {fed} is fed; capture it with --feed {golden}"),
-        ((golden, free), fed, f"{fed}: is a fed baseline, but the candidate {free} is free-running; capture it without --feed"),
+        (
+            (golden, fed),
+            free,
+            (
+                f"{free}: is a free-running baseline, but the candidate {fed} is fed; capture it"
+                f" with --feed {golden}"
+            ),
+        ),
+        (
+            (golden, free),
+            fed,
+            (
+                f"{fed}: is a fed baseline, but the candidate {free} is free-running; capture it"
+                " without --feed"
+            ),
+        ),
         (
             (golden, fed),
             fed_otherwise,
-            f"{fed_otherwise}: was fed with another bundle than {golden} ({other}, identity {identity}); capture",
+            (
+                f"{fed_otherwise}: was fed with another bundle than {golden} ({other}, identity"
+                f" {identity}); capture"
+            ),
         ),
-        ((other, fed), fed_baseline, f"{fed}: was fed with another bundle than {other} ({golden}, identity"),
+        (
+            (other, fed),
+            fed_baseline,
+            f"{fed}: was fed with another bundle than {other} ({golden}, identity",
+        ),
         ((other, fed), None, f"{fed}: was fed with another bundle than {other}"),
-        ((golden, free), stats, f"{stats}: holds no values (--mode stats) to tell an error by; capture the baseline with --mode tensors"),
-        ((golden, free), incomplete, f"{incomplete}: is incomplete, so it is no baseline; capture it again"),
+        (
+            (golden, free),
+            stats,
+            (
+                f"{stats}: holds no values (--mode stats) to tell an error by; capture the baseline"
+                " with --mode tensors"
+            ),
+        ),
+        (
+            (golden, free),
+            incomplete,
+            f"{incomplete}: is incomplete, so it is no baseline; capture it again",
+        ),
         ((golden, free), free, f"{free}: cannot be the baseline too"),
         ((golden, free), golden, f"{golden}: cannot be the baseline too"),
     ):
@@ -493,14 +713,25 @@ def test_a_copied_golden_is_the_same_golden(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dtypes", "message"),
     [
-        (("float32", "bfloat16", "float32"), "computes in float32, but the candidate in bfloat16; capture it with --dtype bfloat16"),
-        (("float32", "bfloat16", "float64"), "computes in float64, but the candidate in bfloat16; capture it with --dtype bfloat16"),
+        (
+            ("float32", "bfloat16", "float32"),
+            "computes in float32, but the candidate in bfloat16; capture it with --dtype bfloat16",
+        ),
+        (
+            ("float32", "bfloat16", "float64"),
+            "computes in float64, but the candidate in bfloat16; capture it with --dtype bfloat16",
+        ),
         (
             ("float32", "float32", "bfloat16"),
-            "computes in bfloat16, but the candidate in float32; capture it with --dtype float32 or float64",
+            (
+                "computes in bfloat16, but the candidate in float32; capture it with --dtype"
+                " float32 or float64"
+            ),
         ),
     ],
 )
-def test_a_baseline_of_another_dtype_is_refused(tmp_path: Path, dtypes: tuple[str, ...], message: str) -> None:
+def test_a_baseline_of_another_dtype_is_refused(
+    tmp_path: Path, dtypes: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         compare(tmp_path, *(item(values=VALUES, dtype=dtype) for dtype in dtypes))

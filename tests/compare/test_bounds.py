@@ -1,4 +1,6 @@
-"""What statistics prove: never more than exact arithmetic finds of the values, and no less than they can."""
+"""What statistics prove: never more than exact arithmetic finds of the values, and no less than
+they can.
+"""
 
 from __future__ import annotations
 
@@ -41,21 +43,33 @@ def stored(values: Any, dtype: DType) -> np.ndarray:
 def record(raw: np.ndarray, dtype: str = "float64") -> Record:
     """What a capture of statistics keeps of a tensor."""
     return replace(
-        item(dtype=dtype, shape=raw.shape).record, digest=digest(np.ascontiguousarray(raw)), statistics=summarize(raw, DTYPES[dtype])
+        item(dtype=dtype, shape=raw.shape).record,
+        digest=digest(np.ascontiguousarray(raw)),
+        statistics=summarize(raw, DTYPES[dtype]),
     )
 
 
-def bounds(golden: Any, candidate: Any, dtype: str = "float64", candidate_dtype: str | None = None) -> Metrics:
+def bounds(
+    golden: Any, candidate: Any, dtype: str = "float64", candidate_dtype: str | None = None
+) -> Metrics:
     ours, theirs = DTYPES[dtype], DTYPES[candidate_dtype or dtype]
-    return lower_bounds(record(stored(golden, ours), ours.name), record(stored(candidate, theirs), theirs.name))
+    return lower_bounds(
+        record(stored(golden, ours), ours.name), record(stored(candidate, theirs), theirs.name)
+    )
 
 
-def broken(golden: np.ndarray, candidate: np.ndarray, dtype: str, candidate_dtype: str | None = None) -> dict[str, tuple[Any, Any]]:
+def broken(
+    golden: np.ndarray, candidate: np.ndarray, dtype: str, candidate_dtype: str | None = None
+) -> dict[str, tuple[Any, Any]]:
     """The bounds that the values themselves, in exact arithmetic, do not keep."""
     ours, theirs = DTYPES[dtype], DTYPES[candidate_dtype or dtype]
     claimed = lower_bounds(record(golden, ours.name), record(candidate, theirs.name))
     true = reference(values_of(golden, ours), values_of(candidate, theirs))
-    found = {name: (getattr(claimed, name), true[name]) for name in COUNTED if getattr(claimed, name) != true[name]}
+    found = {
+        name: (getattr(claimed, name), true[name])
+        for name in COUNTED
+        if getattr(claimed, name) != true[name]
+    }
     if true["nonfinite_mismatch"] and not claimed.nonfinite_mismatch:
         return found  # not finite in different places, which statistics cannot tell
     for name in BOUNDED:
@@ -79,16 +93,35 @@ def test_bounds_of_rounding_noise_hold(dtype: DType, count: int) -> None:
 def test_bounds_of_any_bit_patterns_hold(dtype: DType) -> None:
     for seed in range(0, 8, 2):
         count = (1, 2, 10, 300)[seed // 2]
-        assert not broken(random_bits(dtype, count, seed), random_bits(dtype, count, seed + 1), dtype.name)
+        assert not broken(
+            random_bits(dtype, count, seed), random_bits(dtype, count, seed + 1), dtype.name
+        )
 
 
 @pytest.mark.parametrize("ours", ["float64", "bfloat16", "float8_e5m2"])
 @pytest.mark.parametrize("theirs", ["float32", "float16", "float8_e4m3fn"])
 def test_bounds_between_different_types_hold(ours: str, theirs: str) -> None:
-    assert not broken(random_bits(DTYPES[ours], 40, seed=4), random_bits(DTYPES[theirs], 40, seed=5), ours, theirs)
+    assert not broken(
+        random_bits(DTYPES[ours], 40, seed=4), random_bits(DTYPES[theirs], 40, seed=5), ours, theirs
+    )
 
 
-EXTREME = st.sampled_from([0.0, -0.0, 5e-324, -5e-324, 1e-320, 1e-300, 1e-160, 1e160, 1e300, 1.7e308, -1.7e308, 1 + 2**-52])
+EXTREME = st.sampled_from(
+    [
+        0.0,
+        -0.0,
+        5e-324,
+        -5e-324,
+        1e-320,
+        1e-300,
+        1e-160,
+        1e160,
+        1e300,
+        1.7e308,
+        -1.7e308,
+        1 + 2**-52,
+    ]
+)
 ANY = EXTREME | st.floats(allow_nan=False, allow_infinity=False) | st.floats(-10, 10)
 
 
@@ -104,7 +137,9 @@ def test_bounds_of_any_float64_values_hold(pairs: list[tuple[float, float]]) -> 
     st.floats(-1e-6, 1e-6) | st.floats(-10, 10),
     st.sampled_from([0.0, 1e-16, 1e-13, 1e-9, 1e-3]),
 )
-def test_bounds_are_kept_by_a_scaled_and_shifted_tensor(values: list[float], factor: float, shift: float, noise: float) -> None:
+def test_bounds_are_kept_by_a_scaled_and_shifted_tensor(
+    values: list[float], factor: float, shift: float, noise: float
+) -> None:
     """The case of equality: all of d that is not noise is seen by the statistics."""
     golden = np.array(values)
     with np.errstate(all="ignore"):
@@ -127,7 +162,9 @@ def test_bounds_of_many_values_hold(magnitude: float, offset: float) -> None:
         assert abs(claimed.bias) <= abs(true.bias)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16", "complex64", "int32"])
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float32", "bfloat16", "float16", "complex64", "int32"]
+)
 def test_the_rounding_of_another_kernel_is_no_difference(dtype: str) -> None:
     values = np.random.default_rng(1).normal(3e4, 1.0, 30_000)
     plain = values.astype(dtype) if dtype == "complex64" else stored(values, DTYPES[dtype])
@@ -151,7 +188,9 @@ def test_a_permutation_is_invisible() -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex128"])
 @pytest.mark.parametrize("eps", [1e-3, -1e-3, 0.5])
 def test_a_scaled_tensor_is_seen_in_full(dtype: str, eps: float) -> None:
-    golden = stored(np.random.default_rng(0).normal(0.3, 1.0, 1000), DTYPES["float64"]).astype(dtype)
+    golden = stored(np.random.default_rng(0).normal(0.3, 1.0, 1000), DTYPES["float64"]).astype(
+        dtype
+    )
     candidate = (golden * (1 + eps)).astype(dtype)
     assert bounds(golden, candidate, dtype).rel_l2 == pytest.approx(abs(eps), rel=1e-4)
 
@@ -161,7 +200,9 @@ def test_a_shifted_tensor_is_seen_in_full() -> None:
     claimed = bounds(golden, golden - 0.25)
     true = measured(golden, golden - 0.25)
     for name in ("rel_l2", "max_abs", "mean_abs", "rmse", "bias", "one_minus_cosine"):
-        assert getattr(claimed, name) == pytest.approx(getattr(true, name), rel=1e-8 if name != "one_minus_cosine" else 0.1), name
+        assert getattr(claimed, name) == pytest.approx(
+            getattr(true, name), rel=1e-8 if name != "one_minus_cosine" else 0.1
+        ), name
 
 
 def test_another_spread_about_a_large_mean_is_seen_though_the_norms_agree() -> None:
@@ -196,7 +237,9 @@ def test_a_norm_beyond_float64_leaves_the_other_bounds() -> None:
 
 
 def test_differences_beyond_float64_are_claimed_of_nothing_that_is_not() -> None:
-    """Here rmse is infinite and the relative error 2; there only the largest difference is infinite."""
+    """Here rmse is infinite and the relative error 2; there only the largest difference is
+    infinite.
+    """
     claimed = bounds([1.7e308] * 4, [-1.7e308] * 4)
     assert (claimed.rmse, claimed.rel_l2) == (math.inf, pytest.approx(1.06, abs=0.01))
     claimed = bounds([1.7e308] + [-2e307] * 15, [-2e307] * 16)
@@ -222,35 +265,59 @@ def test_nan_and_inf_on_both_sides_are_taken_to_be_in_the_same_places() -> None:
         ([math.nan, 1.0, 1.0, 1.0], [math.inf, math.inf, math.inf, 1.0], 3),
     ],
 )
-def test_different_counts_of_nan_or_inf_are_a_mismatch(golden: list[float], candidate: list[float], least: int) -> None:
+def test_different_counts_of_nan_or_inf_are_a_mismatch(
+    golden: list[float], candidate: list[float], least: int
+) -> None:
     claimed = bounds(golden, candidate)
     assert (claimed.nonfinite_mismatch, claimed.compared, claimed.rel_l2) == (least, 0, 0.0)
 
 
 def test_complex_values_are_counted_by_their_parts() -> None:
-    assert bounds([1 + 2j, complex(math.nan, 1.0)], [1 + 2j, complex(math.nan, 1.0)], "complex64").compared == 3
+    assert (
+        bounds(
+            [1 + 2j, complex(math.nan, 1.0)], [1 + 2j, complex(math.nan, 1.0)], "complex64"
+        ).compared
+        == 3
+    )
 
 
 # Statistics that nobody measured
 
 
-NUMBER = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**308), 10**308)
+NUMBER = (
+    st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**308), 10**308)
+)
 
 
-@given(st.lists(st.tuples(NUMBER, NUMBER, NUMBER, NUMBER, st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=2))
-@example([(0.0, 0.0, 0.0, 0.0, 0, 0), (1.0, -1.0, None, 0.0, 0, 0)])  # the smallest above the largest, and no mean
+@given(
+    st.lists(
+        st.tuples(NUMBER, NUMBER, NUMBER, NUMBER, st.integers(0, 9), st.integers(0, 9)),
+        min_size=2,
+        max_size=2,
+    )
+)
+@example(
+    [(0.0, 0.0, 0.0, 0.0, 0, 0), (1.0, -1.0, None, 0.0, 0, 0)]
+)  # the smallest above the largest, and no mean
 def test_any_statistics_that_a_bundle_may_claim_are_judged(claims: list[Any]) -> None:
-    sides = [replace(item(dtype="float64", shape=(5,)).record, digest=str(n), statistics=Statistics(*c)) for n, c in enumerate(claims)]
+    sides = [
+        replace(item(dtype="float64", shape=(5,)).record, digest=str(n), statistics=Statistics(*c))
+        for n, c in enumerate(claims)
+    ]
     metrics = lower_bounds(sides[0], sides[1])
     assert not any(math.isnan(getattr(metrics, name)) for name in (*BOUNDED, "bias"))
-    found = judge_bounds(sides[0], sides[1], metrics, Tolerance(atol=1.0, rtol=1.0, rel_l2=0.1, cosine=0.9))
+    found = judge_bounds(
+        sides[0], sides[1], metrics, Tolerance(atol=1.0, rtol=1.0, rel_l2=0.1, cosine=0.9)
+    )
     if found.reason is not Reason.NOT_COMPARABLE:
         assert found.used is not None
         assert (found.status is Status.FAIL) == (found.used > 1)
 
 
 @pytest.mark.parametrize("missing", [{"statistics": None}, {"dtype": "float3"}])
-def test_records_without_statistics_or_of_an_unknown_type_are_left_alone(missing: dict[str, Any]) -> None:
+def test_records_without_statistics_or_of_an_unknown_type_are_left_alone(
+    missing: dict[str, Any],
+) -> None:
     whole = record(np.ones(3))
     assert can_bound(whole, whole)
     assert not can_bound(whole, replace(whole, **missing))
@@ -260,14 +327,22 @@ def test_records_without_statistics_or_of_an_unknown_type_are_left_alone(missing
 # Verdicts
 
 
-def verdict(golden: Any, candidate: Any, dtype: str = "float64", candidate_dtype: str | None = None, **limits: float) -> Verdict:
+def verdict(
+    golden: Any,
+    candidate: Any,
+    dtype: str = "float64",
+    candidate_dtype: str | None = None,
+    **limits: float,
+) -> Verdict:
     ours, theirs = DTYPES[dtype], DTYPES[candidate_dtype or dtype]
     sides = record(stored(golden, ours), ours.name), record(stored(candidate, theirs), theirs.name)
     return judge_bounds(*sides, lower_bounds(*sides), Tolerance(**limits) if limits else EXACT)
 
 
 def test_equal_digests_are_identical() -> None:
-    assert verdict([1.0, math.nan], [1.0, math.nan], rel_l2=0.0) == Verdict(Reason.IDENTICAL, "rel_l2 0", used=0.0, rel_l2_limit=0.0)
+    assert verdict([1.0, math.nan], [1.0, math.nan], rel_l2=0.0) == Verdict(
+        Reason.IDENTICAL, "rel_l2 0", used=0.0, rel_l2_limit=0.0
+    )
 
 
 def test_equal_bits_of_another_type_are_not_identical() -> None:
@@ -291,7 +366,11 @@ def test_equal_bits_of_another_type_are_not_identical() -> None:
 def test_a_pair_fails_if_a_bound_exceeds_a_limit(limits: dict[str, float], reason: Reason) -> None:
     found = verdict([10.0] * 4, [11.0] * 4, **limits)
     assert (found.reason, found.needed) == (reason, "")
-    assert found.detail == "by statistics alone: relative L2 error at least 9.99e-2, largest difference at least 1.00e+0"
+    assert (
+        found.detail
+        == "by statistics alone: relative L2 error at least 9.99e-2, largest difference at least"
+        " 1.00e+0"
+    )
 
 
 def test_a_cosine_limit_is_exceeded_by_another_ratio_of_mean_and_spread() -> None:
@@ -300,7 +379,9 @@ def test_a_cosine_limit_is_exceeded_by_another_ratio_of_mean_and_spread() -> Non
     assert verdict(golden, golden + 0.1, cosine=0.9).reason is Reason.OK
 
 
-def test_a_relative_limit_is_exceeded_by_all_elements_together_where_an_outlier_would_allow_each() -> None:
+def test_a_relative_limit_is_exceeded_by_all_elements_together_where_an_outlier_would_allow_each() -> (
+    None
+):
     golden = np.ones(1000)
     golden[0] = 10.0
     candidate = golden * 1.5
@@ -315,7 +396,9 @@ def test_a_limit_beyond_float64_is_not_exceeded() -> None:
 
 @pytest.mark.parametrize("rest", [[], [1.0, 2.0]], ids=["nothing finite", "some finite"])
 def test_as_many_nan_and_inf_on_both_sides_are_no_pass(rest: list[float]) -> None:
-    assert verdict([math.inf, *rest], [-math.inf, *rest], rel_l2=1e-4).reason is Reason.NOT_COMPARABLE
+    assert (
+        verdict([math.inf, *rest], [-math.inf, *rest], rel_l2=1e-4).reason is Reason.NOT_COMPARABLE
+    )
 
 
 def test_a_proven_failure_beside_nan_stays_one() -> None:
@@ -324,7 +407,11 @@ def test_a_proven_failure_beside_nan_stays_one() -> None:
 
 def test_another_number_of_nan_is_non_finite() -> None:
     found = verdict([1.0, 2.0, math.inf], [1.0, math.nan, math.inf], atol=1e9)
-    assert (found.reason, found.detail, found.used) == (Reason.NON_FINITE, "golden has 0 NaN, the candidate 1", math.inf)
+    assert (found.reason, found.detail, found.used) == (
+        Reason.NON_FINITE,
+        "golden has 0 NaN, the candidate 1",
+        math.inf,
+    )
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
@@ -334,15 +421,27 @@ def test_integers_of_another_digest_fail_whatever_the_limits(dtype: str) -> None
 
 
 @pytest.mark.parametrize(("candidate", "reason"), [([1, 2], Reason.OK), ([1, 3], Reason.OVER)])
-def test_integers_of_different_widths_are_judged_by_their_statistics(candidate: list[int], reason: Reason) -> None:
+def test_integers_of_different_widths_are_judged_by_their_statistics(
+    candidate: list[int], reason: Reason
+) -> None:
     assert verdict([1, 2], candidate, "int64", "int32").reason is reason
 
 
 @given(
     st.lists(st.tuples(ANY, ANY), min_size=1, max_size=5),
-    st.sampled_from([{"atol": 1e-3}, {"rtol": 1e-3}, {"atol": 1.0, "rtol": 0.5}, {"rel_l2": 0.5}, {"cosine": 0.9}]),
+    st.sampled_from(
+        [
+            {"atol": 1e-3},
+            {"rtol": 1e-3},
+            {"atol": 1.0, "rtol": 0.5},
+            {"rel_l2": 0.5},
+            {"cosine": 0.9},
+        ]
+    ),
 )
-def test_what_fails_by_statistics_fails_by_its_values(pairs: list[tuple[float, float]], limits: dict[str, float]) -> None:
+def test_what_fails_by_statistics_fails_by_its_values(
+    pairs: list[tuple[float, float]], limits: dict[str, float]
+) -> None:
     golden, candidate = (np.array([pair[side] for pair in pairs], np.float64) for side in (0, 1))
     tolerance, sides = Tolerance(**limits), (record(golden), record(candidate))
     metrics = measured(golden, candidate, atol=tolerance.atol, rtol=tolerance.rtol)
@@ -371,7 +470,9 @@ def test_another_tools_sums_in_float32_are_not_taken_for_exact() -> None:
     values = np.linspace(1.0, 2.0, 1000)
     exact = in_float32(values)
     assert exact.statistics is not None
-    rounded = of_another_tool(values, l2=exact.statistics.l2 * (1 + 1e-6), mean=exact.statistics.mean * (1 - 1e-6))
+    rounded = of_another_tool(
+        values, l2=exact.statistics.l2 * (1 + 1e-6), mean=exact.statistics.mean * (1 - 1e-6)
+    )
     found = lower_bounds(exact, rounded)
     assert (found.rmse, found.bias) == (0.0, 0.0)
 
@@ -385,7 +486,9 @@ def test_without_mean_and_norm_extrema_are_judged() -> None:
     values = np.linspace(-1.0, 2.0, 100)
     alone = {"mean": None, "l2": None}
     assert verdict_on(in_float32(values), of_another_tool(values, **alone)).status is Status.PASS
-    assert verdict_on(in_float32(values), of_another_tool(values * 1.5, **alone)).status is Status.FAIL
+    assert (
+        verdict_on(in_float32(values), of_another_tool(values * 1.5, **alone)).status is Status.FAIL
+    )
 
 
 def test_two_records_without_digest_are_not_identical_for_that() -> None:
@@ -395,5 +498,8 @@ def test_two_records_without_digest_are_not_identical_for_that() -> None:
 def test_nan_that_is_not_counted_fails_on_one_side_only_and_is_not_compared_on_both() -> None:
     nan = of_another_tool([1.0, 2.0], min=None, max=None, mean=None, l2=None, nan=1)
     one = verdict_on(in_float32([1.0, 1.0]), nan)
-    assert (one.reason, one.detail) == (Reason.NON_FINITE, "golden has 0 NaN, the candidate at least 1")
+    assert (one.reason, one.detail) == (
+        Reason.NON_FINITE,
+        "golden has 0 NaN, the candidate at least 1",
+    )
     assert verdict_on(in_float32([1.0, math.nan]), nan).reason is Reason.NOT_COMPARABLE

@@ -1,4 +1,6 @@
-"""Shapes and numbers of calls that rounding itself changes: neither a bug nor a pass where the baseline has others too."""
+"""Shapes and numbers of calls that rounding itself changes: neither a bug nor a pass where the
+baseline has others too.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,35 @@ BF16 = torch.bfloat16
 def kept(count: int, dtype: str = "bfloat16", features: int = 4) -> list[Item]:
     """A layer that does nothing wrong, and boxes of which so many are kept."""
     fc = item("fc", np.linspace(-1, 1, 64).astype(np.float32), dtype)
-    return [fc, item("", np.linspace(-1, 1, count * features).reshape(count, features).astype(np.float32), dtype, parent=None)]
+    return [
+        fc,
+        item(
+            "",
+            np.linspace(-1, 1, count * features).reshape(count, features).astype(np.float32),
+            dtype,
+            parent=None,
+        ),
+    ]
 
 
-def answered(tmp_path: Path, golden: list[Item], candidate: list[Item], baseline: list[Item]) -> ac.Comparison:
-    sides = [write(tmp_path / name, items) for name, items in (("golden", golden), ("candidate", candidate), ("baseline", baseline))]
+def answered(
+    tmp_path: Path, golden: list[Item], candidate: list[Item], baseline: list[Item]
+) -> ac.Comparison:
+    sides = [
+        write(tmp_path / name, items)
+        for name, items in (("golden", golden), ("candidate", candidate), ("baseline", baseline))
+    ]
     return ac.diff(*sides[:2], baseline=sides[2])
 
 
 @pytest.mark.parametrize("candidate", [48, 49, 50, 53])
-def test_a_shape_that_the_baseline_has_other_too_is_not_sure(tmp_path: Path, candidate: int) -> None:
+def test_a_shape_that_the_baseline_has_other_too_is_not_sure(
+    tmp_path: Path, candidate: int
+) -> None:
     comparison = answered(tmp_path, kept(50, "float32"), kept(candidate), kept(49))
-    expected = (Answer.NOT_SURE, False) if candidate != 50 else (Answer.ROUNDING, True)  # its values are compared and agree
+    expected = (
+        (Answer.NOT_SURE, False) if candidate != 50 else (Answer.ROUNDING, True)
+    )  # its values are compared and agree
     assert (comparison.answer, comparison.passed) == expected
     assert Reason.SHAPE not in comparison.counts()
 
@@ -45,27 +64,47 @@ def test_a_shape_that_the_baseline_has_other_too_is_not_sure(tmp_path: Path, can
         ([kept(50)[0], item("", np.ones(200, np.float32), "bfloat16", parent=None)], kept(49)),
     ],
 )
-def test_a_shape_that_rounding_does_not_make_fails_as_ever(tmp_path: Path, candidate: list[Item], baseline: list[Item]) -> None:
+def test_a_shape_that_rounding_does_not_make_fails_as_ever(
+    tmp_path: Path, candidate: list[Item], baseline: list[Item]
+) -> None:
     comparison = answered(tmp_path, kept(50, "float32"), candidate, baseline)
     assert comparison.rows[-1].reason is Reason.SHAPE
 
 
-def test_other_values_of_the_same_shape_are_not_judged_where_rounding_changes_the_shape(tmp_path: Path) -> None:
+def test_other_values_of_the_same_shape_are_not_judged_where_rounding_changes_the_shape(
+    tmp_path: Path,
+) -> None:
     golden, candidate = kept(50, "float32"), kept(50)
-    other = [candidate[0], item("", -np.linspace(-1, 1, 200).reshape(50, 4).astype(np.float32), "bfloat16", parent=None)]
+    other = [
+        candidate[0],
+        item(
+            "", -np.linspace(-1, 1, 200).reshape(50, 4).astype(np.float32), "bfloat16", parent=None
+        ),
+    ]
     assert answered(tmp_path, golden, other, kept(49)).answer is Answer.NOT_SURE
 
 
 @pytest.mark.parametrize(("fed", "expected"), [(True, Answer.BUG), (False, Answer.NOT_SURE)])
-def test_a_call_that_was_fed_where_the_baseline_could_not_be_is_judged_by_limits(tmp_path: Path, fed: bool, expected: Answer) -> None:
+def test_a_call_that_was_fed_where_the_baseline_could_not_be_is_judged_by_limits(
+    tmp_path: Path, fed: bool, expected: Answer
+) -> None:
     def head(count: int, dtype: str, scale: float = 1.0) -> list[Item]:
         values = np.linspace(-1, 1, count * 4).reshape(count, 4).astype(np.float32)
         given, gave = item("head", values, dtype, role="input"), item("head", scale * values, dtype)
-        return [kept(1, dtype)[0], item("", values[0], dtype, role="input", parent=None), given, gave]
+        return [
+            kept(1, dtype)[0],
+            item("", values[0], dtype, role="input", parent=None),
+            given,
+            gave,
+        ]
 
     golden = write(tmp_path / "golden", head(50, "float32"))
     identity = ac.open_bundle(golden).identity()
-    feed = {"capture": {"feed": {"golden": "golden", "identity": identity, "not_fed": []}}} if fed else {}
+    feed = (
+        {"capture": {"feed": {"golden": "golden", "identity": identity, "not_fed": []}}}
+        if fed
+        else {}
+    )
     candidate = write(tmp_path / "candidate", head(50, "bfloat16", 1.5), **feed)
     baseline = write(tmp_path / "baseline", head(49, "bfloat16"), **feed)
     comparison = ac.diff(golden, candidate, baseline=baseline)
@@ -74,20 +113,31 @@ def test_a_call_that_was_fed_where_the_baseline_could_not_be_is_judged_by_limits
 
 def called(times: int, dtype: str = "bfloat16") -> list[Item]:
     x = np.linspace(-1, 1, 64).astype(np.float32)
-    calls = [item("f", x, dtype, role=role, call=call) for call in range(times) for role in ("input", "output")]
+    calls = [
+        item("f", x, dtype, role=role, call=call)
+        for call in range(times)
+        for role in ("input", "output")
+    ]
     return [*calls, item("", x, dtype, parent=None)]
 
 
 @pytest.mark.parametrize("candidate", [17, 18, 21, 22])
-def test_calls_that_one_side_alone_makes_are_not_sure_where_the_baseline_makes_another_number(tmp_path: Path, candidate: int) -> None:
+def test_calls_that_one_side_alone_makes_are_not_sure_where_the_baseline_makes_another_number(
+    tmp_path: Path, candidate: int
+) -> None:
     comparison = answered(tmp_path, called(20, "float32"), called(candidate), called(21))
     assert comparison.answer is Answer.NOT_SURE
     assert not {Reason.MISSING, Reason.EXTRA} & set(comparison.counts())
     assert f"golden makes 20, the candidate {candidate}; the baseline 21" in comparison.conclusion
 
 
-@pytest.mark.parametrize(("candidate", "baseline", "reason"), [(21, 20, Reason.EXTRA), (19, 20, Reason.MISSING), (60, 21, Reason.EXTRA)])
-def test_calls_that_rounding_does_not_make_are_missing_or_extra(tmp_path: Path, candidate: int, baseline: int, reason: Reason) -> None:
+@pytest.mark.parametrize(
+    ("candidate", "baseline", "reason"),
+    [(21, 20, Reason.EXTRA), (19, 20, Reason.MISSING), (60, 21, Reason.EXTRA)],
+)
+def test_calls_that_rounding_does_not_make_are_missing_or_extra(
+    tmp_path: Path, candidate: int, baseline: int, reason: Reason
+) -> None:
     comparison = answered(tmp_path, called(20, "float32"), called(candidate), called(baseline))
     assert comparison.counts()[reason]
 
@@ -97,14 +147,26 @@ class Detector(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backbone, self.score, self.box, self.head = nn.Linear(32, 32), nn.Linear(32, 1), nn.Linear(32, 4), nn.Linear(32, 8)
+        self.backbone, self.score, self.box, self.head = (
+            nn.Linear(32, 32),
+            nn.Linear(32, 1),
+            nn.Linear(32, 4),
+            nn.Linear(32, 8),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.tanh(self.backbone(x))
         scores, boxes = self.score(h).squeeze(-1).sigmoid(), self.box(h)
-        low, high = torch.minimum(boxes[:, :2], boxes[:, 2:]), torch.maximum(boxes[:, :2], boxes[:, 2:])
+        low, high = (
+            torch.minimum(boxes[:, :2], boxes[:, 2:]),
+            torch.maximum(boxes[:, :2], boxes[:, 2:]),
+        )
         areas = (high - low).prod(-1)
-        common = (torch.minimum(high[:, None], high) - torch.maximum(low[:, None], low)).clamp(min=0).prod(-1)
+        common = (
+            (torch.minimum(high[:, None], high) - torch.maximum(low[:, None], low))
+            .clamp(min=0)
+            .prod(-1)
+        )
         overlap = common / (areas[:, None] + areas - common)
         chosen: list[int] = []
         for index in scores.argsort(descending=True).tolist():
@@ -119,7 +181,10 @@ class Solver(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.f, self.out = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16)), nn.Linear(16, 4)
+        self.f, self.out = (
+            nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16)),
+            nn.Linear(16, 4),
+        )
 
     def forward(self, y: torch.Tensor) -> torch.Tensor:
         t, dt = 0.0, 0.1
@@ -136,7 +201,9 @@ class Solver(nn.Module):
 
 
 def other_order(model: nn.Module, scale: float = 1.0, name: str = "") -> nn.Module:
-    """The same model with sums in another order, as another device has them; and an error in one module."""
+    """The same model with sums in another order, as another device has them; and an error in one
+    module.
+    """
     for own, module in model.named_modules():
         if isinstance(module, nn.Linear):
             by = scale if own == name else 1.0
@@ -150,7 +217,13 @@ def other_order(model: nn.Module, scale: float = 1.0, name: str = "") -> nn.Modu
 
 
 def located(
-    tmp_path: Path, kind: type[nn.Module], x: torch.Tensor, seed: int, fed: bool, scale: float = 1.0, name: str = ""
+    tmp_path: Path,
+    kind: type[nn.Module],
+    x: torch.Tensor,
+    seed: int,
+    fed: bool,
+    scale: float = 1.0,
+    name: str = "",
 ) -> ac.Comparison:
     torch.manual_seed(seed)
     model = kind().to(BF16).float().eval()
@@ -168,15 +241,22 @@ def located(
 
 
 @pytest.mark.parametrize("fed", [False, True])
-def test_another_number_of_boxes_in_bfloat16_is_no_bug_and_a_fault_before_them_is(tmp_path: Path, fed: bool) -> None:
+def test_another_number_of_boxes_in_bfloat16_is_no_bug_and_a_fault_before_them_is(
+    tmp_path: Path, fed: bool
+) -> None:
     x = torch.randn(150, 32, generator=torch.Generator().manual_seed(0)).to(BF16).float()
     clean = located(tmp_path / "clean", Detector, x, 0, fed)
     assert any(row.verdict.chosen for row in clean.rows)  # rounding does change it
     assert clean.answer is Answer.NOT_SURE
-    assert located(tmp_path / "bad", Detector, x, 0, fed, 1.2, "backbone").culprits[0].name == "backbone"
+    assert (
+        located(tmp_path / "bad", Detector, x, 0, fed, 1.2, "backbone").culprits[0].name
+        == "backbone"
+    )
 
 
-def test_another_number_of_a_solver_s_steps_in_bfloat16_is_no_bug_and_a_fault_is(tmp_path: Path) -> None:
+def test_another_number_of_a_solver_s_steps_in_bfloat16_is_no_bug_and_a_fault_is(
+    tmp_path: Path,
+) -> None:
     x = torch.randn(2, 16, generator=torch.Generator().manual_seed(0)).to(BF16).float()
     clean = located(tmp_path / "clean", Solver, x, 2, fed=True)
     assert any(row.verdict.chosen for row in clean.rows)  # rounding does change it

@@ -20,7 +20,16 @@ from accucompare.compare.limits.provenance import OtherCode
 from accucompare.compare.limits.tolerance import Tolerance, Tolerances
 from accucompare.compare.origins.culprits import find_culprits
 from accucompare.compare.result import Side
-from accucompare.compare.rows.rows import UNMATCHED, About, PreflightFinding, Reason, RefusedBaseline, Row, Status, Verdict
+from accucompare.compare.rows.rows import (
+    UNMATCHED,
+    About,
+    PreflightFinding,
+    Reason,
+    RefusedBaseline,
+    Row,
+    Status,
+    Verdict,
+)
 from accucompare.compare.rows.same_model import OtherModel
 from accucompare.places import local
 from accucompare.report.files.json import head
@@ -33,7 +42,9 @@ RANDOM = np.random.default_rng(0)
 
 def record(number: int, role: Role, name: str) -> Record:
     parent = None if not name else ("", 0)
-    return Record(0, 0, name, 0, role, "", number, "Linear", parent, (3,), "float32", Layout.STRIDED)
+    return Record(
+        0, 0, name, 0, role, "", number, "Linear", parent, (3,), "float32", Layout.STRIDED
+    )
 
 
 @st.composite
@@ -41,10 +52,26 @@ def rows(draw: st.DrawFn) -> list[Row]:
     found = []
     reasons = [reason for reason in Reason if reason is not Reason.OVER]
     for number, reason in enumerate(draw(st.lists(st.sampled_from(reasons), max_size=6))):
-        own = record(number, draw(st.sampled_from((Role.INPUT, Role.OUTPUT, Role.GRAD_INPUT))), draw(st.sampled_from(("", "a", "b"))))
-        both = own if reason is not Reason.EXTRA else None, own if reason is not Reason.MISSING else None
+        own = record(
+            number,
+            draw(st.sampled_from((Role.INPUT, Role.OUTPUT, Role.GRAD_INPUT))),
+            draw(st.sampled_from(("", "a", "b"))),
+        )
+        both = (
+            own if reason is not Reason.EXTRA else None,
+            own if reason is not Reason.MISSING else None,
+        )
         found.append(
-            Row(*both, Verdict(reason, used=2.0, excess=draw(st.sampled_from((None, 9.0))), beyond=draw(st.booleans())), module=own.name)
+            Row(
+                *both,
+                Verdict(
+                    reason,
+                    used=2.0,
+                    excess=draw(st.sampled_from((None, 9.0))),
+                    beyond=draw(st.booleans()),
+                ),
+                module=own.name,
+            )
         )
     return found
 
@@ -53,12 +80,26 @@ def rows(draw: st.DrawFn) -> list[Row]:
 def comparisons(draw: st.DrawFn) -> Comparison:
     found, fed = draw(rows()), draw(st.booleans())
     sides = [
-        Side(local(name), Manifest(complete=True, capture={"feed": {}} if fed and name == "b" else {}), draw(st.booleans()))
+        Side(
+            local(name),
+            Manifest(complete=True, capture={"feed": {}} if fed and name == "b" else {}),
+            draw(st.booleans()),
+        )
         for name in "ab"
     ]
     baseline = Side(local("c"), Manifest(complete=True)) if draw(st.booleans()) else None
     about = draw(
-        st.lists(st.builds(PreflightFinding, st.just("x"), st.just("y"), st.booleans(), st.booleans(), st.sampled_from(About)), max_size=2)
+        st.lists(
+            st.builds(
+                PreflightFinding,
+                st.just("x"),
+                st.just("y"),
+                st.booleans(),
+                st.booleans(),
+                st.sampled_from(About),
+            ),
+            max_size=2,
+        )
     )
     return Comparison(
         *sides,
@@ -87,19 +128,35 @@ FOLLOWS = {
 
 
 def test_every_answer_has_its_exit_code_and_its_verdict() -> None:
-    assert {answer: (Decision(answer, ()).exit_code, verdict(answer)) for answer in Answer} == FOLLOWS
+    assert {
+        answer: (Decision(answer, ()).exit_code, verdict(answer)) for answer in Answer
+    } == FOLLOWS
 
 
 @settings(max_examples=200)
 @given(comparisons())
-def test_the_exit_code_is_a_function_of_the_answer_and_every_report_follows_from_it(found: Comparison) -> None:
+def test_the_exit_code_is_a_function_of_the_answer_and_every_report_follows_from_it(
+    found: Comparison,
+) -> None:
     assert (found.exit_code, verdict(found.answer)) == FOLLOWS[found.answer]
     assert found.passed is (found.exit_code == 0)
     assert bool(found.trouble) is (found.exit_code == 2)
     assert found.conclusion.startswith(found.answer.value)
     written = head(found)
-    shown = written["answer"], written["exit_code"], written["passed"], written["verdict"], written["conclusion"]
-    assert shown == (found.answer.value, found.exit_code, found.passed, verdict(found.answer), found.conclusion)
+    shown = (
+        written["answer"],
+        written["exit_code"],
+        written["passed"],
+        written["verdict"],
+        written["conclusion"],
+    )
+    assert shown == (
+        found.answer.value,
+        found.exit_code,
+        found.passed,
+        verdict(found.answer),
+        found.conclusion,
+    )
 
 
 @settings(max_examples=200)
@@ -126,7 +183,9 @@ def test_an_all_clear_has_no_failing_row_and_compared_something(found: Compariso
 
 
 def rounded(factor: float, dtype: str = "bfloat16") -> tuple[list[Item], list[Item]]:
-    """A model in float32 and in another dtype: its input, passed on to its layer, and the layer's output, times ``factor``."""
+    """A model in float32 and in another dtype: its input, passed on to its layer, and the layer's
+    output, times ``factor``.
+    """
     x, y = (RANDOM.standard_normal(500).astype(np.float32) * 3 for _ in range(2))
     return tuple(
         [
@@ -140,12 +199,17 @@ def rounded(factor: float, dtype: str = "bfloat16") -> tuple[list[Item], list[It
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_inputs_that_are_goldens_in_a_coarser_dtype_do_not_fail_by_a_tolerance(tmp_path: Path, dtype: str) -> None:
+def test_inputs_that_are_goldens_in_a_coarser_dtype_do_not_fail_by_a_tolerance(
+    tmp_path: Path, dtype: str
+) -> None:
     golden, candidate = rounded(1.0, dtype)
     candidate[2:] = golden[2:]
     found = compare(tmp_path, golden, candidate, atol=1e-6)
     assert (found.answer, found.exit_code) == (Answer.WITHIN, 0)
-    assert found.rows[0].verdict.detail == f"given to both: the candidate's is golden's, rounded to {dtype}"
+    assert (
+        found.rows[0].verdict.detail
+        == f"given to both: the candidate's is golden's, rounded to {dtype}"
+    )
 
 
 def test_an_output_over_the_tolerance_fails_however_well_it_is_rounded(tmp_path: Path) -> None:
@@ -171,8 +235,15 @@ def test_inputs_of_other_values_fail_by_a_tolerance(tmp_path: Path, atol: float)
 
 
 @pytest.mark.parametrize("limit", [None, 1e-6])
-def test_a_plain_diff_over_its_limits_is_a_difference_that_fails(tmp_path: Path, limit: float | None) -> None:
-    found = compare(tmp_path, [item("a", [1.0, 2.0])], [item("a", [1.0, 3.0])], limits=ac.Tolerance(rel_l2=limit))
+def test_a_plain_diff_over_its_limits_is_a_difference_that_fails(
+    tmp_path: Path, limit: float | None
+) -> None:
+    found = compare(
+        tmp_path,
+        [item("a", [1.0, 2.0])],
+        [item("a", [1.0, 3.0])],
+        limits=ac.Tolerance(rel_l2=limit),
+    )
     assert (found.answer, found.exit_code) == (Answer.DIFFERENT, 1)
     assert "without a baseline" in found.conclusion
 
@@ -181,14 +252,28 @@ def test_a_tolerance_that_was_given_needs_no_baseline(tmp_path: Path) -> None:
     sides = rounded(1.0)
     found = compare(tmp_path, *sides, atol=0.1)
     poor = [PreflightFinding("weights", "the baseline has other weights", of_baseline=True)]
-    changed = Comparison(**{**vars(found), "preflight": poor, "baseline": found.golden, "without_baseline": 4})
+    changed = Comparison(
+        **{**vars(found), "preflight": poor, "baseline": found.golden, "without_baseline": 4}
+    )
     assert (changed.answer, changed.exit_code) == (Answer.WITHIN, 0)
 
 
 @pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (1.5, 1)])
-def test_the_command_exits_with_the_answers_code(tmp_path: Path, cli: Run, factor: float, code: int) -> None:
+def test_the_command_exits_with_the_answers_code(
+    tmp_path: Path, cli: Run, factor: float, code: int
+) -> None:
     compare(tmp_path, *rounded(factor), atol=0.1)
-    done = cli("diff", tmp_path / "golden0", tmp_path / "candidate0", "--atol", "0.1", "--report", "none", "--json", tmp_path / "x.json")
+    done = cli(
+        "diff",
+        tmp_path / "golden0",
+        tmp_path / "candidate0",
+        "--atol",
+        "0.1",
+        "--report",
+        "none",
+        "--json",
+        tmp_path / "x.json",
+    )
     written = json.loads((tmp_path / "x.json").read_text())
     assert (done.returncode, written["exit_code"], written["passed"]) == (code, code, not code)
 
@@ -202,11 +287,13 @@ def test_what_could_not_be_compared_qualifies_identical(tmp_path: Path) -> None:
     found = compare(tmp_path, same, same)
     assert (found.answer, verdict(found.answer)) == (Answer.IDENTICAL_SO_FAR, "PASS")
     assert (
-        "identical in what was compared; 1 of 3 rows could not be compared, the first (root) output.1, a packed weight" in found.conclusion
+        "identical in what was compared; 1 of 3 rows could not be compared, the first (root)"
+        " output.1, a packed weight" in found.conclusion
     )
 
 
-#: A layer's values, relatively off by so much, and what else is given: the answer, and the exit code that scripts rely on.
+# : A layer's values, relatively off by so much, and what else is given: the answer, and the exit
+# code that scripts rely on.
 ANSWERS = {
     "the same": (0.0, {}, Answer.IDENTICAL, 0),
     "rounding": (1e-6, {}, Answer.ROUNDING, 0),
@@ -223,14 +310,22 @@ def test_the_exit_code_follows_from_the_answer(tmp_path: Path, case: str) -> Non
     values, options = np.linspace(-1, 1, 64), dict(given)
     golden = write(tmp_path / "golden", [item("fc", values.astype("f4"))])
     with ac.open_bundle(golden) as opened:
-        feed = {"feed": {"golden": "", "identity": opened.identity(), "not_fed": []}} if options.pop("fed", False) else {}
+        feed = (
+            {"feed": {"golden": "", "identity": opened.identity(), "not_fed": []}}
+            if options.pop("fed", False)
+            else {}
+        )
     items = [item("fc", (values * (1 + off)).astype("f4"))]
-    candidate = write(tmp_path / "candidate", items, complete=options.pop("complete", True), capture=feed)
+    candidate = write(
+        tmp_path / "candidate", items, complete=options.pop("complete", True), capture=feed
+    )
     found = ac.diff(golden, candidate, **options)
     assert (found.answer, found.exit_code) == (answer, code)
 
 
-def fed_pair(folder: Path, dtype: str, off: float, baseline: float | None = None, **given: Any) -> Comparison:
+def fed_pair(
+    folder: Path, dtype: str, off: float, baseline: float | None = None, **given: Any
+) -> Comparison:
     """A fed layer whose values are off by so much, and a baseline's that are, if there is one."""
     values, noise = RANDOM.standard_normal((2, 4096)) * 3
     golden = write(folder / "golden", [item("fc", values, "float32")])
@@ -241,15 +336,23 @@ def fed_pair(folder: Path, dtype: str, off: float, baseline: float | None = None
         wrong = values + noise * error * np.linalg.norm(values) / np.linalg.norm(noise)
         return write(folder / name, [item("fc", wrong, dtype)], capture=feed)
 
-    return ac.diff(golden, side("npu", off), baseline=None if baseline is None else side("cpu", baseline), **given)
+    return ac.diff(
+        golden,
+        side("npu", off),
+        baseline=None if baseline is None else side("cpu", baseline),
+        **given,
+    )
 
 
-#: Of each type: an error over the fixed limits of a fed candidate that rounding may make, and one that it never makes.
+# : Of each type: an error over the fixed limits of a fed candidate that rounding may make, and one
+# that it never makes.
 ROUNDING_OR_NOT = {"float32": (1e-4, 4e-3), "float16": (2e-2, 0.12), "bfloat16": (0.1, 0.5)}
 
 
 @pytest.mark.parametrize("dtype", ROUNDING_OR_NOT)
-def test_fixed_limits_alone_call_a_bug_only_what_no_rounding_makes(tmp_path: Path, dtype: str) -> None:
+def test_fixed_limits_alone_call_a_bug_only_what_no_rounding_makes(
+    tmp_path: Path, dtype: str
+) -> None:
     small, large = ROUNDING_OR_NOT[dtype]
     found = fed_pair(tmp_path / "a", dtype, small)
     assert (found.answer, found.exit_code) == (Answer.DIFFERENT, 1)
@@ -264,14 +367,23 @@ def test_a_baseline_calls_a_bug_what_fixed_limits_cannot(tmp_path: Path, dtype: 
     assert fed_pair(tmp_path, dtype, small, baseline=small / 100).answer is Answer.BUG
 
 
-@pytest.mark.parametrize(("off", "baseline", "answer"), [(1e-2, None, Answer.DIFFERENT), (0.5, None, Answer.BUG),
-                                                         (1e-2, 1e-2, Answer.DIFFERENT), (0.1, 1e-3, Answer.BUG)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("off", "baseline", "answer"),
+    [
+        (1e-2, None, Answer.DIFFERENT),
+        (0.5, None, Answer.BUG),
+        (1e-2, 1e-2, Answer.DIFFERENT),
+        (0.1, 1e-3, Answer.BUG),
+    ],
+)
 def test_what_is_over_the_users_tolerance_is_a_bug_only_where_it_is_no_rounding(
     tmp_path: Path, off: float, baseline: float | None, answer: Answer
 ) -> None:
     found = fed_pair(tmp_path, "bfloat16", off, baseline, atol=0.0)
     assert (found.answer, found.exit_code) == (answer, 1)
-    assert found.conclusion.endswith("; over the tolerance asked for") is (answer is Answer.DIFFERENT)
+    assert found.conclusion.endswith("; over the tolerance asked for") is (
+        answer is Answer.DIFFERENT
+    )
 
 
 def test_a_gradient_that_cancels_to_nothing_is_no_bug_by_fixed_limits(tmp_path: Path) -> None:
@@ -279,5 +391,7 @@ def test_a_gradient_that_cancels_to_nothing_is_no_bug_by_fixed_limits(tmp_path: 
     golden = write(tmp_path / "golden", [item("fc", np.zeros(64, "f4"))])
     with ac.open_bundle(golden) as opened:
         feed = {"feed": {"golden": "", "identity": opened.identity(), "not_fed": []}}
-    found = ac.diff(golden, write(tmp_path / "npu", [item("fc", np.full(64, 1e-9, "f4"))], capture=feed))
+    found = ac.diff(
+        golden, write(tmp_path / "npu", [item("fc", np.full(64, 1e-9, "f4"))], capture=feed)
+    )
     assert (found.answer, found.exit_code) == (Answer.DIFFERENT, 1)

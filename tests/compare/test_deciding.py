@@ -1,7 +1,8 @@
-"""The numbers that decide, each from both sides: just within it something is decided one way, just beyond it the other.
+"""The numbers that decide, each from both sides: just within it something is decided one way, just
+beyond it the other.
 
-``make mutants`` changes each by a tenth, and expects that its case here fails, or the tests that it names elsewhere.
-"""
+``make mutants`` changes each by a tenth, and expects that its case here fails, or the tests that it
+names elsewhere."""
 
 from __future__ import annotations
 
@@ -63,15 +64,26 @@ def folders(tmp_path: Path) -> Iterator[Path]:
     return each()
 
 
-# -- a pair alone ---------------------------------------------------------------------------------------------------------------------
+# -- a pair alone
+# ---------------------------------------------------------------------------------------------------------------------
 
 
-def judged(error: float, dtype: str = "float32", expected: float | None = None, elements: int = 10**12, **limits: Any) -> Verdict:
-    """The verdict on a relative L2 error in so many elements, by a baseline's error if there is one; ``limits``: of ``Tolerances``."""
+def judged(
+    error: float,
+    dtype: str = "float32",
+    expected: float | None = None,
+    elements: int = 10**12,
+    **limits: Any,
+) -> Verdict:
+    """The verdict on a relative L2 error in so many elements, by a baseline's error if there is
+    one; ``limits``: of ``Tolerances``.
+    """
     record = item("fc", dtype=dtype, shape=(4,), type=limits.pop("type", "Linear")).record
     tolerance = Tolerances(**limits).tolerance_for(record, record)
     metrics = Metrics(rel_l2=error, compared=elements)
-    return judge_pair(record, record, metrics, tolerance, None if expected is None else Expected(expected))
+    return judge_pair(
+        record, record, metrics, tolerance, None if expected is None else Expected(expected)
+    )
 
 
 def over(verdict: Verdict) -> bool:
@@ -79,11 +91,19 @@ def over(verdict: Verdict) -> bool:
 
 
 def of_type(dtype: str, default: float, fed: float, free: float) -> None:
-    """The limits of a type: its default, and the ceilings under which another run may call an error rounding."""
+    """The limits of a type: its default, and the ceilings under which another run may call an error
+    rounding.
+    """
     place = f"tolerance._BY_DIGITS[{DTYPES[dtype].digits}]"
-    decides(f"{place}[0]", 0.96 * default, 1.04 * default)(lambda error, _: over(judged(error, dtype)))
-    decides(f"{place}[1]", 0.96 * fed, 1.04 * fed)(lambda error, _: over(judged(error, dtype, error, fed=True)))
-    decides(f"{place}[2]", 0.96 * free, 1.04 * free)(lambda error, _: judged(error, dtype, error).beyond)
+    decides(f"{place}[0]", 0.96 * default, 1.04 * default)(
+        lambda error, _: over(judged(error, dtype))
+    )
+    decides(f"{place}[1]", 0.96 * fed, 1.04 * fed)(
+        lambda error, _: over(judged(error, dtype, error, fed=True))
+    )
+    decides(f"{place}[2]", 0.96 * free, 1.04 * free)(
+        lambda error, _: judged(error, dtype, error).beyond
+    )
 
 
 of_type("float64", 1e-10, 1e-9, 1e-6)
@@ -94,28 +114,47 @@ of_type("float8_e4m3fn", 0.25, 0.5, 1.0)
 of_type("float8_e5m2", 0.5, 1.0, 1.0)
 of_type("float8_e8m0fnu", 1.0, 1.0, 1.0)
 
-decides("tolerance.FED_ROUNDINGS", 3.9, 4.1)(lambda roundings, _: over(judged(roundings * 2.0**-11, "float16", fed=True)))
-decides("tolerance.FED_ROUNDINGS_OF_SUMS", 31.0, 33.0)(lambda roundings, _: over(judged(roundings * 2.0**-24, "float32", fed=True)))
+decides("tolerance.FED_ROUNDINGS", 3.9, 4.1)(
+    lambda roundings, _: over(judged(roundings * 2.0**-11, "float16", fed=True))
+)
+decides("tolerance.FED_ROUNDINGS_OF_SUMS", 31.0, 33.0)(
+    lambda roundings, _: over(judged(roundings * 2.0**-24, "float32", fed=True))
+)
 
 
 @pytest.mark.parametrize(("roundings", "fails"), [(3.9, False), (4.1, True)])
-def test_a_module_that_only_copies_is_off_by_its_roundings_whatever_the_baseline(roundings: float, fails: bool) -> None:
+def test_a_module_that_only_copies_is_off_by_its_roundings_whatever_the_baseline(
+    roundings: float, fails: bool
+) -> None:
     error = roundings * 2.0**-24
-    assert over(judged(error, "float32", error, fed=True, copies=frozenset({"ReLU"}), type="ReLU")) is fails
+    assert (
+        over(judged(error, "float32", error, fed=True, copies=frozenset({"ReLU"}), type="ReLU"))
+        is fails
+    )
 
 
 @pytest.mark.parametrize(("products", "fails"), [(2.0**-12, False), (2.0**-13, True)])
-def test_products_as_coarse_as_hf32s_have_the_limit_of_a_coarse_type(products: float, fails: bool) -> None:
+def test_products_as_coarse_as_hf32s_have_the_limit_of_a_coarse_type(
+    products: float, fails: bool
+) -> None:
     """Four of their roundings, where finer ones have the 32 of long sums."""
     assert over(judged(3.9 * 2.0**-12, "float32", fed=True, rounding=products)) is False
     assert over(judged(8.0 * products, "float32", fed=True, rounding=products)) is not fails
 
 
 # Half types: half a rounding at least is expected, and twice that passes; others 2 and 4.
-decides("baseline.HALF.slack", 1.95, 2.05)(lambda times, _: over(judged(times * 0.01, "bfloat16", 0.01)))
-decides("baseline.SINGLE.slack", 3.9, 4.1)(lambda times, _: over(judged(times * 1e-5, "float32", 1e-5)))
-decides("baseline.HALF.floor", 0.98, 1.02)(lambda roundings, _: over(judged(roundings * 2.0**-8, "bfloat16", 0.0)))
-decides("baseline.SINGLE.floor", 7.9, 8.1)(lambda roundings, _: over(judged(roundings * 2.0**-24, "float32", 0.0)))
+decides("baseline.HALF.slack", 1.95, 2.05)(
+    lambda times, _: over(judged(times * 0.01, "bfloat16", 0.01))
+)
+decides("baseline.SINGLE.slack", 3.9, 4.1)(
+    lambda times, _: over(judged(times * 1e-5, "float32", 1e-5))
+)
+decides("baseline.HALF.floor", 0.98, 1.02)(
+    lambda roundings, _: over(judged(roundings * 2.0**-8, "bfloat16", 0.0))
+)
+decides("baseline.SINGLE.floor", 7.9, 8.1)(
+    lambda roundings, _: over(judged(roundings * 2.0**-24, "float32", 0.0))
+)
 
 
 @pytest.mark.parametrize(("dtype", "fails"), [("float16", True), ("float32", False)])
@@ -142,16 +181,24 @@ DEFAULT = Tolerance(rel_l2=1e-4, by_default=True)
 
 @decides("judge.RUNS", 1.95, 2.05)
 def no_noise_of_two_runs(times: float, _: Path) -> bool:
-    return settle_noise(FAILED, DEFAULT, Metrics(rel_l2=times * 0.01), 0.01).reason is not Reason.NOT_DETERMINISTIC
+    return (
+        settle_noise(FAILED, DEFAULT, Metrics(rel_l2=times * 0.01), 0.01).reason
+        is not Reason.NOT_DETERMINISTIC
+    )
 
 
 @decides("judge.UNSTEADY", 0.098, 0.102)
 def no_reference(apart: float, _: Path) -> bool:
-    return settle_unsteady(FAILED, DEFAULT, Metrics(rel_l2=0.5), apart).reason is Reason.NOT_DETERMINISTIC
+    return (
+        settle_unsteady(FAILED, DEFAULT, Metrics(rel_l2=0.5), apart).reason
+        is Reason.NOT_DETERMINISTIC
+    )
 
 
 decides("rows.NEAR", 0.49, 0.51)(lambda used, _: Verdict(Reason.OK, used=used).near)
-decides("masks._NEAR", -0.9896, -0.9904)(lambda times, _: bool(is_masked(np.array([times * 65504.0]), DTYPES["float16"])[0]))
+decides("masks._NEAR", -0.9896, -0.9904)(
+    lambda times, _: bool(is_masked(np.array([times * 65504.0]), DTYPES["float16"])[0])
+)
 
 
 @decides("tolerance.SMALLEST_COSINE", 0.49, 0.51)
@@ -168,14 +215,23 @@ def summed(terms: int, error: float) -> bool:
     return over(judge_pair(record, record, Metrics(rel_l2=error, compared=10**6), tolerance))
 
 
-decides("tolerance.ORDERS_OF_SUMS", 3.9, 4.1)(lambda times, _: summed(10_000, times * 100 * 2.0**-24))
+decides("tolerance.ORDERS_OF_SUMS", 3.9, 4.1)(
+    lambda times, _: summed(10_000, times * 100 * 2.0**-24)
+)
 decides("tolerance.MOST_OF_SUMS", 0.98e-4, 1.02e-4)(lambda error, _: summed(1 << 40, error))
 
 
-# -- where an error comes from --------------------------------------------------------------------------------------------------------
+# -- where an error comes from
+# --------------------------------------------------------------------------------------------------------
 
 
-def record(name: str, role: str, parent: tuple[str, int] | None = ("", 0), dtype: str = "float32", **fields: Any) -> Record:
+def record(
+    name: str,
+    role: str,
+    parent: tuple[str, int] | None = ("", 0),
+    dtype: str = "float32",
+    **fields: Any,
+) -> Record:
     return item(name, role=role, parent=parent, dtype=dtype, shape=(1000,), **fields).record
 
 
@@ -197,88 +253,145 @@ def another_error_of_the_same_code(times: float, _: Path) -> bool:
 @decides("training_trace.FREE_GRADIENTS", 3.9, 4.1)
 def a_gradient_beyond_that_of_free_runs(times: float, folder: Path) -> bool:
     x = np.linspace(-1, 1, 64)
-    golden, candidate = (item("fc", x * factor, "float64", role="grad_input") for factor in (1.0, 1.0 + times * 1e-10))
+    golden, candidate = (
+        item("fc", x * factor, "float64", role="grad_input")
+        for factor in (1.0, 1.0 + times * 1e-10)
+    )
     return not compare(folder, [golden], [candidate]).passed
 
 
-def row(where: Record, reason: Reason = Reason.INTRODUCED, metrics: Metrics | None = None, **verdict: Any) -> Row:
+def row(
+    where: Record,
+    reason: Reason = Reason.INTRODUCED,
+    metrics: Metrics | None = None,
+    **verdict: Any,
+) -> Row:
     return Row(where, where, Verdict(reason, **verdict), metrics)
 
 
 @decides("culprits.ALIKE", 1.95, 2.05)
 def a_larger_error_of_glue_comes_first(times: float, _: Path) -> bool:
     """Of about equal errors, that of a module does."""
-    rows = [row(record("a", "input"), Reason.GLUE, used=100.0), row(record("b", "output"), used=100.0 / times)]
+    rows = [
+        row(record("a", "input"), Reason.GLUE, used=100.0),
+        row(record("b", "output"), used=100.0 / times),
+    ]
     return find_culprits(rows, fed=True, has_baseline=False)[0].site == "glue"
 
 
 @decides("culprits.SMALLEST_JUMP", 1.48, 1.52)
 def a_jump(times: float, _: Path) -> bool:
-    rows = [row(record("a", "input"), Reason.OK, excess=2.0), row(record("a", "output"), excess=2.0 * times)]
+    rows = [
+        row(record("a", "input"), Reason.OK, excess=2.0),
+        row(record("a", "output"), excess=2.0 * times),
+    ]
     return bool(find_culprits(rows, fed=False, has_baseline=True))
 
 
 @decides("culprits.MANY", 0.098, 0.102)
 def other_integers_come_first(share: float, _: Path) -> bool:
-    integers = row(record("topk", "output", dtype="int64"), metrics=Metrics(compared=1000, over_tolerance=share))
+    integers = row(
+        record("topk", "output", dtype="int64"),
+        metrics=Metrics(compared=1000, over_tolerance=share),
+    )
     rows = [row(record("fc", "output"), used=50.0), integers]
     return find_culprits(rows, fed=True, has_baseline=False)[0].name == "topk"
 
 
 @decides("tolerance.CLEAR", 1.95, 2.05)
 def an_error_of_the_first_step_leads(times: float, _: Path) -> bool:
-    rows = [row(record(name, "output", step=step), used=used) for step, name, used in ((0, "a", times), (1, "b", 50.0))]
+    rows = [
+        row(record(name, "output", step=step), used=used)
+        for step, name, used in ((0, "a", times), (1, "b", 50.0))
+    ]
     return find_culprits(rows, fed=True, has_baseline=False, updated=True)[0].name == "a"
 
 
 @decides("sequences._ALIKE", 0.098, 0.102)
 def an_operator_less_at_the_beginning(apart: float, _: Path) -> bool:
-    """Of two operators of golden's, the first is missing if what the candidate's is given is not the first one's."""
+    """Of two operators of golden's, the first is missing if what the candidate's is given is not
+    the first one's.
+    """
     other = f"mul x{1 / (1 - apart)}"
     ours, theirs = records(operators("mul", other)), records(operators(other))
     return numbered_as(ours, theirs)[0].operator[1] == 1
 
 
-# -- a closer look at gradients and updates ------------------------------------------------------------------------------------------
+# -- a closer look at gradients and updates
+# ------------------------------------------------------------------------------------------
 
 DRAW = np.random.default_rng(3)
 NORMAL = DRAW.normal(size=4096)
 #: Errors at right angles to it and to each other, of its norm.
-SHARED, OWN = np.linalg.qr(np.stack([NORMAL, *DRAW.normal(size=(2, 4096))]).T)[0].T[1:] * np.linalg.norm(NORMAL)
+SHARED, OWN = np.linalg.qr(np.stack([NORMAL, *DRAW.normal(size=(2, 4096))]).T)[0].T[
+    1:
+] * np.linalg.norm(NORMAL)
 
 
-def off_in_common(folder: Path, factor: float, *, own: float = 0.0, shared: float = 0.08, baseline: float = 0.0) -> bool:
-    """Whether the elements of a gradient are off by a factor in common, in bfloat16: the baseline's, and so much more."""
+def off_in_common(
+    folder: Path, factor: float, *, own: float = 0.0, shared: float = 0.08, baseline: float = 0.0
+) -> bool:
+    """Whether the elements of a gradient are off by a factor in common, in bfloat16: the
+    baseline's, and so much more.
+    """
     theirs = (NORMAL + shared * SHARED) * (1 + baseline)
-    (found,) = fed(folder, *map(gradient, (NORMAL, (NORMAL + shared * SHARED) * (1 + baseline + factor) + own * OWN, theirs)))
+    (found,) = fed(
+        folder,
+        *map(
+            gradient,
+            (NORMAL, (NORMAL + shared * SHARED) * (1 + baseline + factor) + own * OWN, theirs),
+        ),
+    )
     assert found.verdict.rule in ("common factor", "baseline")
     return found.verdict.rule == "common factor"
 
 
-decides("closer.COMMON_ROUNDINGS", 0.0080, 0.0088)(lambda factor, folder: off_in_common(folder, factor))
-decides("closer.OF_BASELINE", 0.0385, 0.0425)(lambda factor, folder: off_in_common(folder, factor, baseline=0.02))
+decides("closer.COMMON_ROUNDINGS", 0.0080, 0.0088)(
+    lambda factor, folder: off_in_common(folder, factor)
+)
+decides("closer.OF_BASELINE", 0.0385, 0.0425)(
+    lambda factor, folder: off_in_common(folder, factor, baseline=0.02)
+)
 
 
 @decides("closer.STANDARD_ERRORS", 3.85, 4.15)
 def off_by_more_than_chance(errors: float, folder: Path) -> bool:
-    """An error of 8 % of each run's own: its share along golden is chance, up to some standard errors."""
+    """An error of 8 % of each run's own: its share along golden is chance, up to some standard
+    errors.
+    """
     standard = 0.08 * np.abs(NORMAL).max() / np.linalg.norm(NORMAL)
     return off_in_common(folder, 2 * 2.0**-8 + errors * standard, own=0.08)
 
 
 @decides("closer.ROUNDINGS_OF_UPDATE", 7.8, 8.2)
 def beyond_the_last_place(roundings: float, folder: Path) -> bool:
-    """An update of 1 of a parameter of 0: in ten elements off by a last place, and by so many roundings of the largest."""
+    """An update of 1 of a parameter of 0: in ten elements off by a last place, and by so many
+    roundings of the largest.
+    """
     nothing, ones = np.zeros(400), np.ones(400)
     off = ones + np.where(np.arange(400) < 10, 2.0**-7 + roundings * 2.0**-8, 0.0)
-    candidate, baseline = (updated(nothing, ones, "bfloat16", stored) for stored in (off, ones * (1 + 2.0**-8)))
-    return fed(folder, updated(nothing, ones, "float32"), candidate, baseline)[-1].verdict.rule == "last place"
+    candidate, baseline = (
+        updated(nothing, ones, "bfloat16", stored) for stored in (off, ones * (1 + 2.0**-8))
+    )
+    return (
+        fed(folder, updated(nothing, ones, "float32"), candidate, baseline)[-1].verdict.rule
+        == "last place"
+    )
 
 
-# -- what something other than an update changes ---------------------------------------------------------------------------------------
+# -- what something other than an update changes
+# ---------------------------------------------------------------------------------------
 
 
-def changed(folder: Path, dtype: str, before: np.ndarray, update: np.ndarray, after: np.ndarray, *, fed: bool) -> bool:
+def changed(
+    folder: Path,
+    dtype: str,
+    before: np.ndarray,
+    update: np.ndarray,
+    after: np.ndarray,
+    *,
+    fed: bool,
+) -> bool:
     """Whether it is told that golden alone has changed a parameter between two updates."""
     given = [
         item("fc", before, dtype, role="param_before", path="w", parent=None),
@@ -289,17 +402,29 @@ def changed(folder: Path, dtype: str, before: np.ndarray, update: np.ndarray, af
     golden = write(folder / "golden", [*given, after_both], capture=trained)
     if fed:
         with ac.open_bundle(golden) as opened:
-            trained["feed"] = {"identity": opened.identity(), "not_fed": [], "golden": "", "backward": True}
-    return ac.diff(golden, write(folder / "candidate", given, capture=trained)).rows[-1].reason is not Reason.NOT_COMPARABLE
+            trained["feed"] = {
+                "identity": opened.identity(),
+                "not_fed": [],
+                "golden": "",
+                "backward": True,
+            }
+    return (
+        ac.diff(golden, write(folder / "candidate", given, capture=trained)).rows[-1].reason
+        is not Reason.NOT_COMPARABLE
+    )
 
 
 @decides("outside_changes.ROUNDINGS", 1.92, 2.12)
 def a_change_beyond_rounding(roundings: float, folder: Path) -> bool:
-    """Ones in bfloat16, of which some are one or two last places larger, by so many roundings in the root mean square."""
+    """Ones in bfloat16, of which some are one or two last places larger, by so many roundings in
+    the root mean square.
+    """
     one = min((roundings / 2) ** 2, 1.0)
     two = max((roundings / 2) ** 2 - 1.0, 0.0) / 3
     places = np.select([np.arange(1000) < 1000 * two, np.arange(1000) < 1000 * one], [2, 1])
-    return changed(folder, "bfloat16", np.zeros(1000), np.ones(1000), 1 + places * 2.0**-7, fed=True)
+    return changed(
+        folder, "bfloat16", np.zeros(1000), np.ones(1000), 1 + places * 2.0**-7, fed=True
+    )
 
 
 @decides("outside_changes.SHARE_OF_UPDATE", 0.049, 0.051)
@@ -308,20 +433,37 @@ def a_change_beyond_a_share_of_the_update(share: float, folder: Path) -> bool:
     return changed(folder, "float64", ones, ones, 2 * ones - share, fed=False)
 
 
-# -- gradients that are golden's times one number ------------------------------------------------------------------------------------
+# -- gradients that are golden's times one number
+# ------------------------------------------------------------------------------------
 
 #: Of one norm, and directions at right angles to them.
 GRADIENTS = [each / np.linalg.norm(each) for each in DRAW.normal(size=(3, 64))]
-ASIDE = [other - gradient * (gradient @ other) for gradient, other in zip(GRADIENTS, DRAW.normal(size=(3, 64)), strict=True)]
+ASIDE = [
+    other - gradient * (gradient @ other)
+    for gradient, other in zip(GRADIENTS, DRAW.normal(size=(3, 64)), strict=True)
+]
 
 
 def scaled(folder: Path, *gradients: tuple[float, float, float]) -> bool:
-    """Whether gradients of a size, times a factor, and off by a share aside, are taken for golden's times one number."""
+    """Whether gradients of a size, times a factor, and off by a share aside, are taken for golden's
+    times one number.
+    """
     sides: tuple[list[Item], list[Item]] = ([], [])
     for place, (size, factor, aside) in enumerate(gradients):
         off = ASIDE[place] * aside / np.linalg.norm(ASIDE[place])
-        for side, values in zip(sides, (GRADIENTS[place], factor * (GRADIENTS[place] + off)), strict=True):
-            side.append(item(f"fc{place}", size * values, "float64", role="param_grad", path="weight", parent=None))
+        for side, values in zip(
+            sides, (GRADIENTS[place], factor * (GRADIENTS[place] + off)), strict=True
+        ):
+            side.append(
+                item(
+                    f"fc{place}",
+                    size * values,
+                    "float64",
+                    role="param_grad",
+                    path="weight",
+                    parent=None,
+                )
+            )
     return any(culprit.scaled for culprit in compare(folder, *sides).culprits)
 
 
@@ -330,17 +472,24 @@ def factors_too_far_apart(apart: float, folder: Path) -> bool:
     return not scaled(folder, (1.0, 0.5 * (1 + apart), 0.0), (1.0, 0.5 * (1 - apart), 0.0))
 
 
-decides("scaled._DISTINCT", 0.97e-5, 1.03e-5)(lambda off, folder: scaled(folder, (1.0, 1 + off, 0.0), (1.0, 1 + off, 0.0)))
-decides("scaled._FEWEST", 1, 2)(lambda count, folder: scaled(folder, *[(1.0, 0.5, 1e-10)] * int(count)))
+decides("scaled._DISTINCT", 0.97e-5, 1.03e-5)(
+    lambda off, folder: scaled(folder, (1.0, 1 + off, 0.0), (1.0, 1 + off, 0.0))
+)
+decides("scaled._FEWEST", 1, 2)(
+    lambda count, folder: scaled(folder, *[(1.0, 0.5, 1e-10)] * int(count))
+)
 
 
 @decides("scaled._OF_REST", 2.95, 3.05)
 def a_small_gradient_of_another_factor(times: float, folder: Path) -> bool:
     """Beside large ones: it may be off by so many times what is left of it."""
-    return not scaled(folder, (1.0, 0.5, 0.0), (1.0, 0.5, 0.0), (1e-8, 0.5 * (1 + times * 1e-3), 1e-3))
+    return not scaled(
+        folder, (1.0, 0.5, 0.0), (1.0, 0.5, 0.0), (1e-8, 0.5 * (1 + times * 1e-3), 1e-3)
+    )
 
 
-# -- two runs of training ------------------------------------------------------------------------------------------------------------
+# -- two runs of training
+# ------------------------------------------------------------------------------------------------------------
 
 
 @decides("wander.TOGETHER", 9, 10)
@@ -361,36 +510,67 @@ def a_loss_over_its_limit(off: float, _: Path) -> bool:
     return found.over
 
 
-def standard(count: int = 100, *, loss: float = 1.0, first: float = 0.0, mean: float = 0.0, norm: float = 0.0) -> Acceptance:
-    """MindFormers' verdict on runs of a loss whose first is off by so much, and their mean; and norms, relatively."""
+def standard(
+    count: int = 100, *, loss: float = 1.0, first: float = 0.0, mean: float = 0.0, norm: float = 0.0
+) -> Acceptance:
+    """MindFormers' verdict on runs of a loss whose first is off by so much, and their mean; and
+    norms, relatively.
+    """
     losses = [first] + [(mean * count - first) / (count - 1)] * (count - 1)
-    apart = [(Apart(loss, loss + off, 1.0, 1.0), Apart(3.0, 3.0 * (1.0 + norm), 1.0, 1.0)) for off in losses]
-    return accept(Standard.MINDFORMERS, [StepPair(0, step, None, None, *both) for step, both in enumerate(apart)])
+    apart = [
+        (Apart(loss, loss + off, 1.0, 1.0), Apart(3.0, 3.0 * (1.0 + norm), 1.0, 1.0))
+        for off in losses
+    ]
+    return accept(
+        Standard.MINDFORMERS,
+        [StepPair(0, step, None, None, *both) for step, both in enumerate(apart)],
+    )
 
 
 # A loss may be off by a number or by a share, whichever is the laxer: of 0.1, and of 10.
 for place, which, most in ((0, "first", 0.005), (1, "mean", 0.01)):
     for limit, loss in ((1, 0.1), (2, 10.0)):
         size = most * max(loss, 1.0)
-        decides(f"acceptance.PRESETS[Standard.MINDFORMERS].rules[{place}][{limit}]", 0.98 * size, 1.02 * size)(
-            lambda off, _, loss=loss, which=which: not standard(loss=loss, **{which: off}).kept
-        )
-decides("acceptance.PRESETS[Standard.MINDFORMERS].rules[2][2]", 0.099, 0.101)(lambda off, _: not standard(norm=off).kept)
+        decides(
+            f"acceptance.PRESETS[Standard.MINDFORMERS].rules[{place}][{limit}]",
+            0.98 * size,
+            1.02 * size,
+        )(lambda off, _, loss=loss, which=which: not standard(loss=loss, **{which: off}).kept)
+decides("acceptance.PRESETS[Standard.MINDFORMERS].rules[2][2]", 0.099, 0.101)(
+    lambda off, _: not standard(norm=off).kept
+)
 
 
 def composed_by(kind: str, roundings: int) -> None:
-    """A recurrent module's output in bfloat16 whose baseline hardly rounds: so many roundings are the least that the baseline counts as."""
+    """A recurrent module's output in bfloat16 whose baseline hardly rounds: so many roundings are
+    the least that the baseline counts as.
+    """
 
     def is_off(times: float, folder: Path) -> bool:
         signs, order = (np.random.default_rng(seed).permutation(65536) for seed in (0, 1))
-        golden = write(folder / "golden", [item("rnn", np.where(signs % 2, 1.0, -1.0).astype(np.float32)[None], type=kind)])
+        golden = write(
+            folder / "golden",
+            [item("rnn", np.where(signs % 2, 1.0, -1.0).astype(np.float32)[None], type=kind)],
+        )
         fed_by = {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}
         sides = []
-        for name, error in (("candidate", math.sqrt(times) * 2.02 * 2.0**-9), ("baseline", 2.0**-12)):
-            off_by = np.where(order < (error * 2**6) ** 2 * 65536, np.where(signs % 3, 1, -1) * 2.0**-6, 0)  # of so many values
+        for name, error in (
+            ("candidate", math.sqrt(times) * 2.02 * 2.0**-9),
+            ("baseline", 2.0**-12),
+        ):
+            off_by = np.where(
+                order < (error * 2**6) ** 2 * 65536, np.where(signs % 3, 1, -1) * 2.0**-6, 0
+            )  # of so many values
             values = (np.where(signs % 2, 1.0, -1.0) * (1 + off_by)).astype(np.float32)[None]
             model = {"classes": {kind: ["torch.nn.modules.rnn"]}}
-            sides.append(write(folder / name, [item("rnn", values, "bfloat16", type=kind)], capture={"feed": fed_by}, model=model))
+            sides.append(
+                write(
+                    folder / name,
+                    [item("rnn", values, "bfloat16", type=kind)],
+                    capture={"feed": fed_by},
+                    model=model,
+                )
+            )
         return not ac.diff(golden, sides[0], baseline=sides[1]).passed
 
     decides(f"tolerance.RECURRENT['{kind}']", roundings - 0.2, roundings + 0.2)(is_off)
@@ -403,17 +583,24 @@ composed_by("RNN", 2)
 
 @decides("acceptance.PRESETS[Standard.MINDFORMERS].least_steps", 999, 1000)
 def enough_steps(count: float, _: Path) -> bool:
-    pairs = [StepPair(0, step, StepSeries(step), StepSeries(step), *[Apart(1.0, 1.0, 1.0, 1.0)] * 2) for step in range(int(count))]
+    pairs = [
+        StepPair(0, step, StepSeries(step), StepSeries(step), *[Apart(1.0, 1.0, 1.0, 1.0)] * 2)
+        for step in range(int(count))
+    ]
     return accept(Standard.MINDFORMERS, pairs).passed
 
 
 @decides("step_pairs._SAME_RATE", 0.97e-6, 1.03e-6)
 def another_learning_rate(off: float, _: Path) -> bool:
-    sides = (StepSeries(0, losses=(1.0,), lr={"SGD.0": rate}, updates=1) for rate in (0.1, 0.1 * (1 + off)))
+    sides = (
+        StepSeries(0, losses=(1.0,), lr={"SGD.0": rate}, updates=1)
+        for rate in (0.1, 0.1 * (1 + off))
+    )
     return bool(settings_of([StepPair(0, 0, *sides)]))
 
 
-# -- the tests of all of them --------------------------------------------------------------------------------------------------------
+# -- the tests of all of them
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,4 +1,6 @@
-"""What a diff says of bundles that keep sketches: beside what it says of the same bundles with their tensors."""
+"""What a diff says of bundles that keep sketches: beside what it says of the same bundles with
+their tensors.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,16 @@ ERRORS = {
 FACTS = {"sketch": {"version": 1, "size": 256}}
 
 
-def bundle(folder: Path, values: dict[str, Any], mode: Mode = Mode.SKETCH, size: int = 256, **facts: Any) -> Path:
+def bundle(
+    folder: Path, values: dict[str, Any], mode: Mode = Mode.SKETCH, size: int = 256, **facts: Any
+) -> Path:
     capture = {"mode": mode.value, "sketch": {"version": 1, "size": size}, **facts}
-    writer = BundleWriter(folder, Manifest(complete=True, capture=capture, model={"sources": {}}), mode=mode, sketch_size=size)
+    writer = BundleWriter(
+        folder,
+        Manifest(complete=True, capture=capture, model={"sources": {}}),
+        mode=mode,
+        sketch_size=size,
+    )
     for order, (name, array) in enumerate(values.items()):
         each = item(name, array, parent=("", 0), order=order)
         writer.add(each.record, each.array)
@@ -62,22 +71,32 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, Mode], Pat
     }
 
 
-@pytest.mark.parametrize("sides", [(Mode.SKETCH, Mode.SKETCH), (Mode.TENSORS, Mode.SKETCH), (Mode.SKETCH, Mode.TENSORS)])
-def test_errors_are_estimated_to_their_deviation(kept: dict[tuple[str, Mode], Path], sides: tuple[Mode, Mode]) -> None:
+@pytest.mark.parametrize(
+    "sides", [(Mode.SKETCH, Mode.SKETCH), (Mode.TENSORS, Mode.SKETCH), (Mode.SKETCH, Mode.TENSORS)]
+)
+def test_errors_are_estimated_to_their_deviation(
+    kept: dict[tuple[str, Mode], Path], sides: tuple[Mode, Mode]
+) -> None:
     true = ac.diff(kept["golden", Mode.TENSORS], kept["candidate", Mode.TENSORS])
     found = ac.diff(kept["golden", sides[0]], kept["candidate", sides[1]])
     for one, other in zip(true.rows, found.rows, strict=True):
         assert one.metrics is not None
         assert other.metrics is not None
         assert other.metrics.deviation == deviation(256)
-        assert other.metrics.rel_l2 == pytest.approx(one.metrics.rel_l2, rel=5 * deviation(256)), one.place
-        assert other.metrics.one_minus_cosine == pytest.approx(one.metrics.one_minus_cosine, rel=10 * deviation(256), abs=1e-14), one.place
+        assert other.metrics.rel_l2 == pytest.approx(one.metrics.rel_l2, rel=5 * deviation(256)), (
+            one.place
+        )
+        assert other.metrics.one_minus_cosine == pytest.approx(
+            one.metrics.one_minus_cosine, rel=10 * deviation(256), abs=1e-14
+        ), one.place
         assert other.metrics.bias == pytest.approx(one.metrics.bias, rel=1e-6, abs=1e-9)
         assert other.reason is one.reason
     assert found.by_sketch == len(ERRORS)
 
 
-def test_a_sketch_is_that_of_the_tensor_wherever_it_is_made(kept: dict[tuple[str, Mode], Path]) -> None:
+def test_a_sketch_is_that_of_the_tensor_wherever_it_is_made(
+    kept: dict[tuple[str, Mode], Path],
+) -> None:
     found = ac.diff(kept["candidate", Mode.TENSORS], kept["candidate", Mode.SKETCH])
     assert {row.reason for row in found.rows} == {Reason.IDENTICAL}
 
@@ -90,24 +109,41 @@ def test_an_exact_factor_is_told_by_sketches(kept: dict[tuple[str, Mode], Path])
     assert row.metrics.rel_l2 == pytest.approx(0.5, rel=0.2)
 
 
-def test_a_pair_is_estimated_the_same_alone_and_among_neighbours(kept: dict[tuple[str, Mode], Path], tmp_path: Path) -> None:
+def test_a_pair_is_estimated_the_same_alone_and_among_neighbours(
+    kept: dict[tuple[str, Mode], Path], tmp_path: Path
+) -> None:
     neighbours = ac.diff(kept["golden", Mode.SKETCH], kept["candidate", Mode.SKETCH])
-    moved = bundle(tmp_path / "moved", {"first": DRAW.standard_normal((40, 100)).astype("f4"), **ERRORS})  # other sketches at each number
+    moved = bundle(
+        tmp_path / "moved", {"first": DRAW.standard_normal((40, 100)).astype("f4"), **ERRORS}
+    )  # other sketches at each number
     alone = {row.module: row.metrics for row in ac.diff(kept["golden", Mode.SKETCH], moved).rows}
-    assert {row.module: row.metrics for row in neighbours.rows} == {name: alone[name] for name in ERRORS}
+    assert {row.module: row.metrics for row in neighbours.rows} == {
+        name: alone[name] for name in ERRORS
+    }
 
 
 @pytest.mark.parametrize("error", [1e-1, 1e-4, 1e-7])
 @pytest.mark.parametrize("size", [1e-3, 1e18, 1e-18, 1e30])
-def test_the_angle_of_two_sketches_is_right_however_small_it_is(tmp_path: Path, error: float, size: float) -> None:
+def test_the_angle_of_two_sketches_is_right_however_small_it_is(
+    tmp_path: Path, error: float, size: float
+) -> None:
     """Beside the formula by normalised vectors, with a factor that no angle sees."""
     golden = GOLDEN.astype(np.float64) * size
     candidate = 1.25 * golden * (1 + error * DRAW.standard_normal(golden.shape))
-    (row,) = ac.diff(bundle(tmp_path / "g", {"a": golden}), bundle(tmp_path / "c", {"a": candidate})).rows
-    sides = [sketch_values([side], DTYPES["float64"], 256) / np.linalg.norm(side) for side in (golden, candidate)]
+    (row,) = ac.diff(
+        bundle(tmp_path / "g", {"a": golden}), bundle(tmp_path / "c", {"a": candidate})
+    ).rows
+    sides = [
+        sketch_values([side], DTYPES["float64"], 256) / np.linalg.norm(side)
+        for side in (golden, candidate)
+    ]
     assert row.metrics is not None
-    assert row.metrics.one_minus_cosine == pytest.approx(np.sum((sides[1] - sides[0]) ** 2) / 2, rel=1e-6)
-    exact = np.sum((golden / np.linalg.norm(golden) - candidate / np.linalg.norm(candidate)) ** 2) / 2
+    assert row.metrics.one_minus_cosine == pytest.approx(
+        np.sum((sides[1] - sides[0]) ** 2) / 2, rel=1e-6
+    )
+    exact = (
+        np.sum((golden / np.linalg.norm(golden) - candidate / np.linalg.norm(candidate)) ** 2) / 2
+    )
     assert row.metrics.one_minus_cosine == pytest.approx(exact, rel=10 * deviation(256))
 
 
@@ -115,7 +151,9 @@ def test_numbers_whose_squares_are_beyond_float64_are_estimated(tmp_path: Path) 
     sides = {}
     for name, size in (("large", 1e200), ("small", 1e-200)):
         sides[name] = GOLDEN.astype(np.float64) * size
-    off = {name: side * (1 + 1e-3 * DRAW.standard_normal(side.shape)) for name, side in sides.items()}
+    off = {
+        name: side * (1 + 1e-3 * DRAW.standard_normal(side.shape)) for name, side in sides.items()
+    }
     for row in ac.diff(bundle(tmp_path / "g", sides), bundle(tmp_path / "c", off)).rows:
         assert row.metrics is not None
         assert row.metrics.rel_l2 == pytest.approx(1e-3, rel=0.3)
@@ -123,7 +161,8 @@ def test_numbers_whose_squares_are_beyond_float64_are_estimated(tmp_path: Path) 
 
 
 def test_an_error_that_a_sketch_can_lose_is_seen_by_the_extremes(tmp_path: Path) -> None:
-    """One element that is off by more than all else: a sketch may be 15 % short, an extreme is not."""
+    """One element that is off by more than all else: a sketch may be 15 % short, an extreme is
+    not."""
     off = GOLDEN.copy()
     off[0, 0] = 1000.0
     found = ac.diff(bundle(tmp_path / "g", {"a": GOLDEN}), bundle(tmp_path / "c", {"a": off}))
@@ -133,18 +172,24 @@ def test_an_error_that_a_sketch_can_lose_is_seen_by_the_extremes(tmp_path: Path)
     assert metrics.rmse >= (1000.0 - GOLDEN.max()) / np.sqrt(GOLDEN.size) * (1 - 1e-9)
 
 
-def test_an_error_in_two_elements_that_a_sketch_loses_altogether_fails_by_the_extremes(tmp_path: Path) -> None:
+def test_an_error_in_two_elements_that_a_sketch_loses_altogether_fails_by_the_extremes(
+    tmp_path: Path,
+) -> None:
     signs, buckets, group_signs = sign_tables(256)
     sides: dict[int, dict[int, int]] = {}
     for place in range(GOLDEN.size):
         row, group = divmod(place, GROUPS)
-        sides.setdefault(int(buckets[0, group]), {}).setdefault(int(signs[row, group]) * int(group_signs[0, group]), place)
+        sides.setdefault(int(buckets[0, group]), {}).setdefault(
+            int(signs[row, group]) * int(group_signs[0, group]), place
+        )
     one, other = next(tuple(found.values()) for found in sides.values() if len(found) == 2)
     off = np.zeros_like(GOLDEN)
     off.reshape(-1)[[one, other]] = 1.0
     assert not sketch_values([off], DTYPES["float32"], 256).any()
     found = ac.diff(
-        bundle(tmp_path / "g", {"a": GOLDEN}), bundle(tmp_path / "c", {"a": GOLDEN + 64 * off}), limits=ac.Tolerance(rel_l2=0.1)
+        bundle(tmp_path / "g", {"a": GOLDEN}),
+        bundle(tmp_path / "c", {"a": GOLDEN + 64 * off}),
+        limits=ac.Tolerance(rel_l2=0.1),
     )
     assert not found.passed
     assert found.rows[0].metrics is not None
@@ -157,15 +202,27 @@ def test_an_excess_that_is_the_ratio_of_two_estimates_has_room_for_both() -> Non
     most, expected = limit(GOLDEN.size, "float32"), Expected(rel_l2=1e-3)
     judged = {}
     for estimated in (0.0, deviation(256)):
-        metrics = Metrics(elements=GOLDEN.size, compared=GOLDEN.size, rel_l2=1.1 * most * 1e-3, rmse=1e-3, deviation=estimated)
-        judged[estimated] = judge_pair(record, candidate, metrics, Tolerance(rel_l2=1.0, by_default=True), expected)
+        metrics = Metrics(
+            elements=GOLDEN.size,
+            compared=GOLDEN.size,
+            rel_l2=1.1 * most * 1e-3,
+            rmse=1e-3,
+            deviation=estimated,
+        )
+        judged[estimated] = judge_pair(
+            record, candidate, metrics, Tolerance(rel_l2=1.0, by_default=True), expected
+        )
     assert [verdict.reason for verdict in judged.values()] == [Reason.OVER, Reason.OK]
     assert judged[deviation(256)].excess_limit == pytest.approx(most * ratio_limit(256))
 
 
-def test_a_tensor_that_is_not_larger_than_its_sketch_is_kept_and_compared_exactly(tmp_path: Path) -> None:
+def test_a_tensor_that_is_not_larger_than_its_sketch_is_kept_and_compared_exactly(
+    tmp_path: Path,
+) -> None:
     small = np.arange(512, dtype="f4")
-    found = ac.diff(bundle(tmp_path / "g", {"a": small}), bundle(tmp_path / "c", {"a": small + 1}), atol=0.5)
+    found = ac.diff(
+        bundle(tmp_path / "g", {"a": small}), bundle(tmp_path / "c", {"a": small + 1}), atol=0.5
+    )
     assert found.rows[0].golden is not None
     assert found.rows[0].golden.member is not None
     assert found.rows[0].metrics is not None
@@ -175,7 +232,11 @@ def test_a_tensor_that_is_not_larger_than_its_sketch_is_kept_and_compared_exactl
 def test_nan_on_one_side_fails(tmp_path: Path) -> None:
     bad = GOLDEN.copy()
     bad[3, 3] = np.nan
-    found = ac.diff(bundle(tmp_path / "g", {"a": GOLDEN}), bundle(tmp_path / "c", {"a": bad}), limits=ac.Tolerance(rel_l2=10.0))
+    found = ac.diff(
+        bundle(tmp_path / "g", {"a": GOLDEN}),
+        bundle(tmp_path / "c", {"a": bad}),
+        limits=ac.Tolerance(rel_l2=10.0),
+    )
     assert found.rows[0].reason is Reason.NON_FINITE
 
 
@@ -193,23 +254,39 @@ def test_limits_by_element_need_tensors(kept: dict[tuple[str, Mode], Path]) -> N
 
 
 def test_a_limit_leaves_room_for_the_estimate() -> None:
-    """sqrt(chi2.999(k) / k): tables of the chi-square distribution have 149.449 at 100 degrees of freedom."""
-    assert room(Metrics(deviation=deviation(100))) == pytest.approx(np.sqrt(149.449 / 100), rel=2e-4)
+    """sqrt(chi2.999(k) / k): tables of the chi-square distribution have 149.449 at 100 degrees of
+    freedom.
+    """
+    assert room(Metrics(deviation=deviation(100))) == pytest.approx(
+        np.sqrt(149.449 / 100), rel=2e-4
+    )
     assert room(Metrics()) == 1.0
 
 
-def test_the_answer_says_that_sketches_judged(kept: dict[tuple[str, Mode], Path], tmp_path: Path) -> None:
-    found = ac.diff(kept["golden", Mode.SKETCH], kept["candidate", Mode.SKETCH], limits=ac.Tolerance(rel_l2=100.0))
+def test_the_answer_says_that_sketches_judged(
+    kept: dict[tuple[str, Mode], Path], tmp_path: Path
+) -> None:
+    found = ac.diff(
+        kept["golden", Mode.SKETCH],
+        kept["candidate", Mode.SKETCH],
+        limits=ac.Tolerance(rel_l2=100.0),
+    )
     assert found.passed
     assert "5 rows judged by sketches" in found.conclusion
     assert json.loads(found.to_json(tmp_path / "x.json").read_text())["by_sketch"] == 5
 
 
-def test_the_verdict_says_once_that_sketches_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verdict_says_once_that_sketches_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     draw = np.random.default_rng(1)
-    rounded = [(GOLDEN * (1 + 1e-7 * draw.standard_normal(GOLDEN.shape))).astype("f4") for _ in range(2)]
+    rounded = [
+        (GOLDEN * (1 + 1e-7 * draw.standard_normal(GOLDEN.shape))).astype("f4") for _ in range(2)
+    ]
     golden = bundle(tmp_path / "golden", {"a": GOLDEN})
-    candidate, baseline = (bundle(tmp_path / name, {"a": each}) for name, each in zip(("c", "b"), rounded, strict=True))
+    candidate, baseline = (
+        bundle(tmp_path / name, {"a": each}) for name, each in zip(("c", "b"), rounded, strict=True)
+    )
     found = ac.diff(golden, candidate, baseline=baseline)
     print_comparison(found, [], quiet=True)
     said = capsys.readouterr().out
@@ -218,14 +295,19 @@ def test_the_verdict_says_once_that_sketches_judged(tmp_path: Path, capsys: pyte
 
 
 def test_digests_alone_say_what_differs_and_no_more(tmp_path: Path) -> None:
-    sides = [bundle(tmp_path / name, values, Mode.DIGEST) for name, values in (("g", dict.fromkeys(ERRORS, GOLDEN)), ("c", ERRORS))]
+    sides = [
+        bundle(tmp_path / name, values, Mode.DIGEST)
+        for name, values in (("g", dict.fromkeys(ERRORS, GOLDEN)), ("c", ERRORS))
+    ]
     found = ac.diff(*sides)
     assert not found.passed
     assert "how far apart they are was not recorded" in found.rows[0].verdict.detail
 
 
 def test_digests_of_two_dtypes_tell_nothing(tmp_path: Path) -> None:
-    sides = [bundle(tmp_path / dtype, {"a": GOLDEN.astype(dtype)}, Mode.DIGEST) for dtype in ("f4", "f2")]
+    sides = [
+        bundle(tmp_path / dtype, {"a": GOLDEN.astype(dtype)}, Mode.DIGEST) for dtype in ("f4", "f2")
+    ]
     found = ac.diff(*sides)
     assert (found.answer, found.passed) == (Answer.NOT_SURE, False)
     verdict = found.rows[0].verdict
@@ -233,7 +315,9 @@ def test_digests_of_two_dtypes_tell_nothing(tmp_path: Path) -> None:
         Reason.NOT_COMPARABLE,
         "golden is float32, the candidate float16, of which digests tell nothing",
     )
-    assert not any(finding.topic == "baseline" for finding in found.preflight)  # none could tell more
+    assert not any(
+        finding.topic == "baseline" for finding in found.preflight
+    )  # none could tell more
 
 
 # Bad input
@@ -258,7 +342,9 @@ def test_only_floating_numbers_are_estimated(kept: dict[tuple[str, Mode], Path])
     assert not can_estimate(record, item("a", np.arange(9)).record)
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [((np.inf, 0), (-np.inf, 0)), ((np.nan, 0), (np.nan, 1))])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [((np.inf, 0), (-np.inf, 0)), ((np.nan, 0), (np.nan, 1))]
+)
 def test_that_nan_and_inf_are_in_the_same_places_is_not_taken_for_granted(
     ours: tuple[float, int], theirs: tuple[float, int], tmp_path: Path
 ) -> None:
@@ -273,10 +359,18 @@ def test_that_nan_and_inf_are_in_the_same_places_is_not_taken_for_granted(
     assert not comparison.passed
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(1.0, 1e-170), (1e-170, 1.0), (1e160, 1e-160), (1e-160, 1e160), (1e200, 1.5e200)])
-def test_norms_whose_squares_are_beyond_float64_are_compared(tmp_path: Path, ours: float, theirs: float) -> None:
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(1.0, 1e-170), (1e-170, 1.0), (1e160, 1e-160), (1e-160, 1e160), (1e200, 1.5e200)],
+)
+def test_norms_whose_squares_are_beyond_float64_are_compared(
+    tmp_path: Path, ours: float, theirs: float
+) -> None:
     values = DRAW.standard_normal(1000)
-    sides = (bundle(tmp_path / name, {"a": values * factor}) for name, factor in (("golden", ours), ("candidate", theirs)))
+    sides = (
+        bundle(tmp_path / name, {"a": values * factor})
+        for name, factor in (("golden", ours), ("candidate", theirs))
+    )
     metrics = ac.diff(*sides).rows[0].metrics
     assert metrics is not None
     assert metrics.rel_l2 == pytest.approx(abs(theirs / ours - 1.0), rel=0.2)
@@ -285,14 +379,20 @@ def test_norms_whose_squares_are_beyond_float64_are_compared(tmp_path: Path, our
 
 def test_of_norms_beyond_float64_no_error_is_estimated(tmp_path: Path) -> None:
     values = np.full(2000, 1e307) * np.where(np.arange(2000) % 2, 1, -1)
-    sides = (bundle(tmp_path / name, {"a": each}) for name, each in (("golden", values), ("candidate", values * (1 + 1e-15))))
+    sides = (
+        bundle(tmp_path / name, {"a": each})
+        for name, each in (("golden", values), ("candidate", values * (1 + 1e-15)))
+    )
     row = ac.diff(*sides).rows[0]
     assert (row.reason, row.by_statistics) == (Reason.OK, True)
 
 
 def test_norms_beyond_float64_are_not_estimated_but_bounded(tmp_path: Path) -> None:
     """Relative to a norm that is not known, any distance was infinite."""
-    sides = [bundle(tmp_path / name, {"x": np.full(40_000, value)}) for name, value in (("golden", 1e306), ("candidate", 1.1e306))]
+    sides = [
+        bundle(tmp_path / name, {"x": np.full(40_000, value)})
+        for name, value in (("golden", 1e306), ("candidate", 1.1e306))
+    ]
     (row,) = ac.diff(*sides).rows
     assert row.reason is Reason.INTRODUCED
     assert row.metrics is not None

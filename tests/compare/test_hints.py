@@ -1,4 +1,6 @@
-"""Hints that once misled: a soft cap left out, softmax applied twice, whole rows, another GELU. No hint beats a wrong one."""
+"""Hints that once misled: a soft cap left out, softmax applied twice, whole rows, another GELU. No
+hint beats a wrong one.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,15 @@ def culprit(tmp_path: Path, golden: nn.Module, candidate: nn.Module, x: torch.Te
         candidate(x)
     with ac.capture(golden.double(), tmp_path / "baseline", feed=tmp_path / "golden"):
         golden(x.double() if x.is_floating_point() else x)
-    return ac.diff(tmp_path / "golden", tmp_path / "candidate", baseline=tmp_path / "baseline").culprits[0]
+    return ac.diff(
+        tmp_path / "golden", tmp_path / "candidate", baseline=tmp_path / "baseline"
+    ).culprits[0]
 
 
 @pytest.mark.parametrize("cap", ["attn_logit_softcapping", "final_logit_softcapping"])
-def test_gemma_s_soft_cap_left_out_is_called_neither_noise_nor_precision(tmp_path: Path, cap: str) -> None:
+def test_gemma_s_soft_cap_left_out_is_called_neither_noise_nor_precision(
+    tmp_path: Path, cap: str
+) -> None:
     transformers = pytest.importorskip("transformers")
     models = []
     for value in (5.0, None):
@@ -45,7 +51,12 @@ def test_gemma_s_soft_cap_left_out_is_called_neither_noise_nor_precision(tmp_pat
 class Attention(nn.Module):
     def __init__(self, times: int) -> None:
         super().__init__()
-        self.times, self.qkv, self.drop, self.out = times, nn.Linear(64, 192), nn.Identity(), nn.Linear(64, 64)
+        self.times, self.qkv, self.drop, self.out = (
+            times,
+            nn.Linear(64, 192),
+            nn.Identity(),
+            nn.Linear(64, 64),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(x).chunk(3, -1)
@@ -66,9 +77,15 @@ def test_a_softmax_applied_twice_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("tokens", "sharp"), [(12, 1.0), (64, 1.0), (64, 4.0), (64, 12.0)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_comes_of_a_softmax_applied_twice_has_no_wrong_hint(tokens: int, sharp: float, causal: bool) -> None:
+def test_what_comes_of_a_softmax_applied_twice_has_no_wrong_hint(
+    tokens: int, sharp: float, causal: bool
+) -> None:
     torch.manual_seed(0)
-    mask = torch.ones(tokens, tokens).tril().bool() if causal else torch.ones(tokens, tokens, dtype=torch.bool)
+    mask = (
+        torch.ones(tokens, tokens).tril().bool()
+        if causal
+        else torch.ones(tokens, tokens, dtype=torch.bool)
+    )
     scores = sharp * sharp * torch.randn(2, 4, tokens, tokens).double()
     once = scores.masked_fill(~mask, -torch.inf).softmax(-1)
     twice = once.masked_fill(~mask, -torch.inf).softmax(-1)
@@ -102,7 +119,12 @@ def test_rows_scaled_far_from_one_are_no_wrong_eps(size: float) -> None:
 class Gelu(nn.Module):
     def __init__(self, approximate: str, alone: bool) -> None:
         super().__init__()
-        self.up, self.act, self.down, self.approximate = nn.Linear(64, 256), nn.GELU(approximate), nn.Linear(256, 64), approximate
+        self.up, self.act, self.down, self.approximate = (
+            nn.Linear(64, 256),
+            nn.GELU(approximate),
+            nn.Linear(256, 64),
+            approximate,
+        )
         self.alone = alone
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -114,9 +136,13 @@ class Gelu(nn.Module):
 
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("size", [0.02, 0.3, 1.0, 4.0])
-def test_another_gelu_is_called_neither_noise_nor_precision(tmp_path: Path, alone: bool, size: float) -> None:
+def test_another_gelu_is_called_neither_noise_nor_precision(
+    tmp_path: Path, alone: bool, size: float
+) -> None:
     torch.manual_seed(0)
-    found = culprit(tmp_path, Gelu("none", alone), Gelu("tanh", alone), size * torch.randn(2, 32, 64))
+    found = culprit(
+        tmp_path, Gelu("none", alone), Gelu("tanh", alone), size * torch.randn(2, 32, 64)
+    )
     assert found.place == ("act" if alone else "(root) (glue, before down)")
     assert not any("noise" in words for words in found.words)
     assert not found.hints

@@ -59,9 +59,13 @@ def test_every_reason_has_a_status_and_a_meaning() -> None:
     assert set(STATUS_OF) == {*MEANING, Reason.OVER} == set(Reason)
 
 
-@pytest.mark.parametrize("role", [Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, Role.OP_INPUT, Role.OP_OUTPUT])
+@pytest.mark.parametrize(
+    "role", [Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, Role.OP_INPUT, Role.OP_OUTPUT]
+)
 @pytest.mark.parametrize("origins", [Origins, lambda: Fed(not_fed=())])
-def test_what_is_over_its_limit_is_given_a_reason_when_it_is_traced(origins: Callable[[], Origins | Fed], role: Role) -> None:
+def test_what_is_over_its_limit_is_given_a_reason_when_it_is_traced(
+    origins: Callable[[], Origins | Fed], role: Role
+) -> None:
     path = "aten.mul.Tensor#0.self" if role in OPERATOR_ROLES else ""
     record = Record(0, 0, "a", 0, role, path, 0, "Linear", ("", 0), (2,), "float32", Layout.STRIDED)
     own = {Role.INPUT: Reason.GLUE, Role.OP_INPUT: Reason.GLUE}.get(role, Reason.INTRODUCED)
@@ -79,7 +83,10 @@ def test_equal_bits_are_identical(tmp_path: Path) -> None:
 def test_nan_payloads_and_signs_of_zero_are_no_difference_but_not_identical(tmp_path: Path) -> None:
     golden = np.array([0x7FC00000, 0x80000000], np.uint32).view(np.float32)
     candidate = np.array([0x7FC00001, 0x00000000], np.uint32).view(np.float32)
-    assert only_row(tmp_path, item(values=golden), item(values=candidate), atol=0.0).reason is Reason.OK
+    assert (
+        only_row(tmp_path, item(values=golden), item(values=candidate), atol=0.0).reason
+        is Reason.OK
+    )
 
 
 def test_a_small_difference_is_ok(tmp_path: Path) -> None:
@@ -102,7 +109,12 @@ def test_float32_against_bfloat16_is_compared_by_value_and_is_no_failure(tmp_pat
 
 
 def test_values_that_bfloat16_holds_exactly_are_ok_at_no_tolerance(tmp_path: Path) -> None:
-    assert only_row(tmp_path, item(values=ONES), item(values=ONES, dtype="bfloat16"), atol=0.0, rtol=0.0).reason is Reason.OK
+    assert (
+        only_row(
+            tmp_path, item(values=ONES), item(values=ONES, dtype="bfloat16"), atol=0.0, rtol=0.0
+        ).reason
+        is Reason.OK
+    )
 
 
 def test_another_shape_fails_with_both_shapes(tmp_path: Path) -> None:
@@ -112,19 +124,39 @@ def test_another_shape_fails_with_both_shapes(tmp_path: Path) -> None:
 
 
 def test_empty_tensors_of_different_shapes_differ(tmp_path: Path) -> None:
-    assert only_row(tmp_path, item(values=np.ones((0, 3))), item(values=np.ones((0, 4)))).reason is Reason.SHAPE
+    assert (
+        only_row(tmp_path, item(values=np.ones((0, 3))), item(values=np.ones((0, 4)))).reason
+        is Reason.SHAPE
+    )
 
 
 def test_empty_tensors_of_one_shape_are_identical(tmp_path: Path) -> None:
-    assert only_row(tmp_path, item(values=np.ones((0, 3))), item(values=np.ones((0, 3)))).reason is Reason.IDENTICAL
+    assert (
+        only_row(tmp_path, item(values=np.ones((0, 3))), item(values=np.ones((0, 3)))).reason
+        is Reason.IDENTICAL
+    )
 
 
 @pytest.mark.parametrize(
-    ("golden", "candidate"), [("float32", "int32"), ("int64", "bool"), ("bool", "float16"), ("complex64", "float32"), ("uint8", "bfloat16")]
+    ("golden", "candidate"),
+    [
+        ("float32", "int32"),
+        ("int64", "bool"),
+        ("bool", "float16"),
+        ("complex64", "float32"),
+        ("uint8", "bfloat16"),
+    ],
 )
-def test_another_kind_of_number_fails_with_both_types(tmp_path: Path, golden: str, candidate: str) -> None:
-    row = only_row(tmp_path, item(values=[1], dtype=golden), item(values=[1], dtype=candidate), atol=10.0)
-    assert (row.reason, row.verdict.detail) == (Reason.DTYPE, f"golden is {golden}, the candidate {candidate}")
+def test_another_kind_of_number_fails_with_both_types(
+    tmp_path: Path, golden: str, candidate: str
+) -> None:
+    row = only_row(
+        tmp_path, item(values=[1], dtype=golden), item(values=[1], dtype=candidate), atol=10.0
+    )
+    assert (row.reason, row.verdict.detail) == (
+        Reason.DTYPE,
+        f"golden is {golden}, the candidate {candidate}",
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,7 +179,12 @@ def test_nonfinite_on_one_side_fails_whatever_the_tolerance(
 
 
 def test_nan_and_inf_in_the_same_places_are_equal_and_counted(tmp_path: Path) -> None:
-    row = only_row(tmp_path, item(values=[math.nan, math.inf, 1.0]), item(values=[math.nan, math.inf, 1.25]), atol=0.3)
+    row = only_row(
+        tmp_path,
+        item(values=[math.nan, math.inf, 1.0]),
+        item(values=[math.nan, math.inf, 1.25]),
+        atol=0.3,
+    )
     assert row.reason is Reason.OK
     assert row.metrics is not None
     assert (row.metrics.golden_nan, row.metrics.candidate_inf, row.metrics.compared) == (1, 1, 1)
@@ -158,7 +195,10 @@ def test_saturation_is_told_from_infinity(tmp_path: Path) -> None:
     saturated = only_row(tmp_path, golden, item(values=np.array([65504, 1.0], np.float16)))
     overflowed = only_row(tmp_path, golden, item(values=np.array([np.inf, 1.0], np.float16)))
     assert saturated.reason is Reason.INTRODUCED
-    assert saturated.verdict.detail == "1 value(s) saturated at float16's largest, 65504, where golden is larger"
+    assert (
+        saturated.verdict.detail
+        == "1 value(s) saturated at float16's largest, 65504, where golden is larger"
+    )
     assert (overflowed.reason, overflowed.verdict.detail) == (
         Reason.NON_FINITE,
         "golden has 0 Inf, the candidate 1; the first at [0]; begins here",
@@ -167,16 +207,36 @@ def test_saturation_is_told_from_infinity(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "int64", "uint64", "bool"])
 def test_integers_and_booleans_are_exact_whatever_the_tolerance(tmp_path: Path, dtype: str) -> None:
-    row = only_row(tmp_path, item(values=[0, 1], dtype=dtype), item(values=[0, 0], dtype=dtype), atol=1e9, rtol=1e9)
-    assert (row.reason, row.verdict.tolerance, row.verdict.used, row.verdict.needed) == (Reason.INTRODUCED, "exact", math.inf, "")
+    row = only_row(
+        tmp_path,
+        item(values=[0, 1], dtype=dtype),
+        item(values=[0, 0], dtype=dtype),
+        atol=1e9,
+        rtol=1e9,
+    )
+    assert (row.reason, row.verdict.tolerance, row.verdict.used, row.verdict.needed) == (
+        Reason.INTRODUCED,
+        "exact",
+        math.inf,
+        "",
+    )
     assert row.verdict.detail == "1 of 2 differ, and none may"
 
 
 def test_integers_of_different_widths_are_compared_by_value(tmp_path: Path) -> None:
-    assert only_row(tmp_path, item(values=[2**40, 1], dtype="int64"), item(values=[2**40, 1], dtype="uint64")).reason is Reason.OK
+    assert (
+        only_row(
+            tmp_path,
+            item(values=[2**40, 1], dtype="int64"),
+            item(values=[2**40, 1], dtype="uint64"),
+        ).reason
+        is Reason.OK
+    )
 
 
-@pytest.mark.parametrize("layout", ["sparse", "meta", "quantized", "nested", "batched", "unreadable"])
+@pytest.mark.parametrize(
+    "layout", ["sparse", "meta", "quantized", "nested", "batched", "unreadable"]
+)
 def test_values_without_data_are_listed_as_not_comparable(tmp_path: Path, layout: str) -> None:
     golden = item("fc", dtype="float32", layout=layout, shape=(2, 3))
     row = only_row(tmp_path, golden, golden)
@@ -193,27 +253,46 @@ def test_strings_are_compared_by_digest(tmp_path: Path) -> None:
     one, other = (item(layout="opaque", detail=f"str {text!r}", digest=text * 32) for text in "ab")
     assert only_row(tmp_path, one, one).reason is Reason.IDENTICAL
     row = only_row(tmp_path, one, other)
-    assert (row.reason, row.verdict.detail) == (Reason.INTRODUCED, "golden is str 'a', the candidate str 'b'")
+    assert (row.reason, row.verdict.detail) == (
+        Reason.INTRODUCED,
+        "golden is str 'a', the candidate str 'b'",
+    )
 
 
 def test_a_value_of_another_sort_fails(tmp_path: Path) -> None:
     row = only_row(tmp_path, item(values=ONES), item(dtype="float32", layout="sparse", shape=(4,)))
-    assert (row.reason, row.verdict.detail) == (Reason.DTYPE, "golden is float32, the candidate a sparse float32 tensor")
+    assert (row.reason, row.verdict.detail) == (
+        Reason.DTYPE,
+        "golden is float32, the candidate a sparse float32 tensor",
+    )
 
 
 def test_a_python_number_is_compared_with_a_tensor_of_no_dimensions(tmp_path: Path) -> None:
-    assert only_row(tmp_path, item(values=2.0, layout="scalar"), item(values=2.0)).reason is Reason.IDENTICAL
+    assert (
+        only_row(tmp_path, item(values=2.0, layout="scalar"), item(values=2.0)).reason
+        is Reason.IDENTICAL
+    )
 
 
 def test_all_limits_must_be_kept(tmp_path: Path) -> None:
     sides = item(values=[1.0, 100.0]), item(values=[1.1, 100.0])
     assert only_row(tmp_path, *sides, limits=ac.Tolerance(rel_l2=1e-2)).status is Status.PASS
-    assert only_row(tmp_path, *sides, limits=ac.Tolerance(rel_l2=1e-2), atol=1e-2).status is Status.FAIL
+    assert (
+        only_row(tmp_path, *sides, limits=ac.Tolerance(rel_l2=1e-2), atol=1e-2).status
+        is Status.FAIL
+    )
 
 
-def test_garbage_against_an_all_zero_golden_fails_whatever_the_relative_limits(tmp_path: Path) -> None:
+def test_garbage_against_an_all_zero_golden_fails_whatever_the_relative_limits(
+    tmp_path: Path,
+) -> None:
     sides = item(values=np.zeros(4)), item(values=np.full(4, 1e-30))
-    for limits in ({"rtol": 1e300}, {"limits": ac.Tolerance(rel_l2=1e300)}, {"limits": ac.Tolerance(cosine=0.5)}, {}):
+    for limits in (
+        {"rtol": 1e300},
+        {"limits": ac.Tolerance(rel_l2=1e300)},
+        {"limits": ac.Tolerance(cosine=0.5)},
+        {},
+    ):
         row = only_row(tmp_path, *sides, **limits)
         assert (row.status, row.verdict.needed) == (Status.FAIL, ""), limits
     assert only_row(tmp_path, *sides, atol=1e-20).status is Status.PASS
@@ -234,7 +313,9 @@ def test_a_permutation_of_the_values_fails(tmp_path: Path) -> None:
         ({"limits": ac.Tolerance(cosine=0.99999, rel_l2=0.01)}, "rel_l2 5.60e-2, cosine 0.9988"),
     ],
 )
-def test_the_smallest_limit_that_would_pass_is_told_with_three_digits(tmp_path: Path, limits: dict[str, float], needed: str) -> None:
+def test_the_smallest_limit_that_would_pass_is_told_with_three_digits(
+    tmp_path: Path, limits: dict[str, float], needed: str
+) -> None:
     row = only_row(tmp_path, item(values=[1.0, 2.0]), item(values=[1.1251, 2.0]), **limits)
     assert (row.reason, row.verdict.needed) == (Reason.INTRODUCED, needed)
 
@@ -245,10 +326,20 @@ EXTREME = st.sampled_from([5e-324, -5e-324, 1e-300, 1e300, -1.7e308, 1.7e308, 1 
 
 @given(
     st.lists(st.tuples(SMALL | EXTREME, SMALL | EXTREME), min_size=1, max_size=6),
-    st.sampled_from([{"atol": 0.0}, {"rtol": 1e-9}, {"rel_l2": 0.0}, {"cosine": 1.0}, {"atol": 1e-3, "rtol": 1e-2}]),
+    st.sampled_from(
+        [
+            {"atol": 0.0},
+            {"rtol": 1e-9},
+            {"rel_l2": 0.0},
+            {"cosine": 1.0},
+            {"atol": 1e-3, "rtol": 1e-2},
+        ]
+    ),
     st.sampled_from([1.0, 1e-3, 1e-8, 1e-12, 1e-16]),
 )
-def test_the_smallest_limit_that_is_told_does_pass(pairs: list[tuple[float, float]], limits: dict[str, float], mix: float) -> None:
+def test_the_smallest_limit_that_is_told_does_pass(
+    pairs: list[tuple[float, float]], limits: dict[str, float], mix: float
+) -> None:
     left = np.array([pair[0] for pair in pairs])
     with np.errstate(all="ignore"):
         right = left + mix * np.array([pair[1] for pair in pairs])
@@ -257,21 +348,38 @@ def test_the_smallest_limit_that_is_told_does_pass(pairs: list[tuple[float, floa
     needed = verdict(golden, candidate, **limits).needed
     assume(needed)
     name, value = needed.split()
-    assert verdict(golden, candidate, **{**limits, name: float(value)}).status is Status.PASS, needed
+    assert verdict(golden, candidate, **{**limits, name: float(value)}).status is Status.PASS, (
+        needed
+    )
 
 
 def test_where_no_cosine_limit_would_pass_none_is_told(tmp_path: Path) -> None:
-    assert only_row(tmp_path, item(values=[1.0, 0.0]), item(values=[0.0, 1.0]), limits=ac.Tolerance(cosine=0.9)).verdict.needed == ""
+    assert (
+        only_row(
+            tmp_path,
+            item(values=[1.0, 0.0]),
+            item(values=[0.0, 1.0]),
+            limits=ac.Tolerance(cosine=0.9),
+        ).verdict.needed
+        == ""
+    )
 
 
 def test_where_the_difference_is_beyond_float64_no_limit_is_told(tmp_path: Path) -> None:
-    assert only_row(tmp_path, item(values=[1.7e308]), item(values=[-1.7e308]), atol=1.0).verdict.needed == ""
+    assert (
+        only_row(tmp_path, item(values=[1.7e308]), item(values=[-1.7e308]), atol=1.0).verdict.needed
+        == ""
+    )
 
 
 @given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3), st.floats(1e-6, 1.0))
-def test_a_row_passes_exactly_if_no_more_than_its_tolerance_is_used(golden: float, candidate: float, limit: float) -> None:
+def test_a_row_passes_exactly_if_no_more_than_its_tolerance_is_used(
+    golden: float, candidate: float, limit: float
+) -> None:
     for name in ("atol", "rtol", "rel_l2"):
-        found = verdict(item(values=[golden], digest="a"), item(values=[candidate], digest="b"), **{name: limit})
+        found = verdict(
+            item(values=[golden], digest="a"), item(values=[candidate], digest="b"), **{name: limit}
+        )
         assert found.used is not None
         assert (found.status is Status.PASS) == (found.used <= 1.0)
 
@@ -280,7 +388,12 @@ def test_a_row_passes_exactly_if_no_more_than_its_tolerance_is_used(golden: floa
 
 
 def block(
-    fc_in: Any = ONES, fc_out: Any = ONES, act_in: Any = ONES, act_out: Any = ONES, out: Any = ONES, root_in: Any = ONES
+    fc_in: Any = ONES,
+    fc_out: Any = ONES,
+    act_in: Any = ONES,
+    act_out: Any = ONES,
+    out: Any = ONES,
+    root_in: Any = ONES,
 ) -> list[Item]:
     """A root module with the children ``fc`` and ``act``, in execution order."""
     return [
@@ -301,15 +414,26 @@ SAME = "identical"
     [
         (block(), [SAME] * 6),
         (block(fc_out=OFF), [SAME, SAME, "introduced", SAME, SAME, SAME]),
-        (block(fc_out=OFF, act_in=OFF, act_out=OFF, out=OFF), [SAME, SAME, "introduced", "inherited", "inherited", "inherited"]),
-        (block(act_in=OFF, act_out=OFF, out=OFF), [SAME, SAME, SAME, "glue", "inherited", "inherited"]),
+        (
+            block(fc_out=OFF, act_in=OFF, act_out=OFF, out=OFF),
+            [SAME, SAME, "introduced", "inherited", "inherited", "inherited"],
+        ),
+        (
+            block(act_in=OFF, act_out=OFF, out=OFF),
+            [SAME, SAME, SAME, "glue", "inherited", "inherited"],
+        ),
         (block(fc_in=OFF), [SAME, "glue", SAME, SAME, SAME, SAME]),
         (block(out=OFF), [SAME, SAME, SAME, SAME, SAME, "glue"]),
-        (block(root_in=OFF, fc_in=OFF, fc_out=OFF), ["inputs differ", "inherited", "inherited", SAME, SAME, SAME]),
+        (
+            block(root_in=OFF, fc_in=OFF, fc_out=OFF),
+            ["inputs differ", "inherited", "inherited", SAME, SAME, SAME],
+        ),
     ],
     ids=["same", "module", "module and on", "between", "before", "after", "inputs"],
 )
-def test_where_an_error_comes_from(tmp_path: Path, candidate: list[Item], expected: list[str]) -> None:
+def test_where_an_error_comes_from(
+    tmp_path: Path, candidate: list[Item], expected: list[str]
+) -> None:
     assert reasons(tmp_path, block(), candidate) == expected
 
 
@@ -334,18 +458,27 @@ def test_an_error_in_another_call_or_step_or_rank_is_not_inherited(tmp_path: Pat
         ]
 
     for place in ({}, {"call": 0, "step": 1}):
-        assert reasons(tmp_path, calls(ONES, ONES, **place), calls(OFF, OFF, **place))[3] == "introduced"
+        assert (
+            reasons(tmp_path, calls(ONES, ONES, **place), calls(OFF, OFF, **place))[3]
+            == "introduced"
+        )
 
 
 def test_a_module_without_inputs_inherits_from_its_children(tmp_path: Path) -> None:
     def net(child: Any, out: Any) -> list[Item]:
         return [item("fc", ONES, role="input"), item("fc", child), item("", out, parent=None)]
 
-    assert reasons(tmp_path, net(ONES, ONES), net(OFF, OFF)) == ["identical", "introduced", "inherited"]
+    assert reasons(tmp_path, net(ONES, ONES), net(OFF, OFF)) == [
+        "identical",
+        "introduced",
+        "inherited",
+    ]
     assert reasons(tmp_path, net(ONES, ONES), net(ONES, OFF)) == ["identical", "identical", "glue"]
 
 
-def test_without_its_parent_an_input_is_inherited_if_anything_was_over_before(tmp_path: Path) -> None:
+def test_without_its_parent_an_input_is_inherited_if_anything_was_over_before(
+    tmp_path: Path,
+) -> None:
     def parts(first: Any) -> list[Item]:
         return [
             item("block.0.fc", first, parent=("block.0", 0)),
@@ -354,7 +487,9 @@ def test_without_its_parent_an_input_is_inherited_if_anything_was_over_before(tm
 
     assert reasons(tmp_path, parts(ONES), parts(OFF)) == ["introduced", "inherited"]
     golden = [item("block.1.fc", ONES, role="input", parent=("block.1", 0))]
-    assert reasons(tmp_path, golden, [item("block.1.fc", OFF, role="input", parent=("block.1", 0))]) == ["glue"]
+    assert reasons(
+        tmp_path, golden, [item("block.1.fc", OFF, role="input", parent=("block.1", 0))]
+    ) == ["glue"]
 
 
 def test_origins_leave_verdicts_that_pass_as_they_are() -> None:
@@ -375,16 +510,32 @@ def test_an_error_is_not_inherited_from_another_step_or_rank_by_a_call_whose_par
         ]
         for factor in (1, 2)
     )
-    paths = [write(tmp_path / str(number), side, ranks=1 + apart.get("rank", 0)) for number, side in enumerate((golden, candidate))]
-    assert [row.reason for row in ac.diff(*paths).rows] == [Reason.INTRODUCED, Reason.IDENTICAL, Reason.GLUE]
+    paths = [
+        write(tmp_path / str(number), side, ranks=1 + apart.get("rank", 0))
+        for number, side in enumerate((golden, candidate))
+    ]
+    assert [row.reason for row in ac.diff(*paths).rows] == [
+        Reason.INTRODUCED,
+        Reason.IDENTICAL,
+        Reason.GLUE,
+    ]
 
 
 @pytest.mark.parametrize(
     ("candidate", "passes"),
-    [([11, 9, 10, 12, 8, 10, 10, 10], True), ([9, 11, 12, 8, 11, 9, 11, 9], True), ([20, 0, 20, 0, 20, 0, 10, 10], False)],
+    [
+        ([11, 9, 10, 12, 8, 10, 10, 10], True),
+        ([9, 11, 12, 8, 11, 9, 11, 9], True),
+        ([20, 0, 20, 0, 20, 0, 10, 10], False),
+    ],
 )
-def test_counts_that_rounding_changes_are_judged_by_how_far(tmp_path: Path, candidate: list[int], passes: bool) -> None:
+def test_counts_that_rounding_changes_are_judged_by_how_far(
+    tmp_path: Path, candidate: list[int], passes: bool
+) -> None:
     """Such as the tokens of each expert: nearly all are others in the baseline, too."""
     sides = {"golden": [10] * 8, "candidate": candidate, "baseline": [11, 9, 11, 9, 11, 9, 10, 10]}
-    paths = {name: write(tmp_path / name, [item(values=np.array(values, "int64"))]) for name, values in sides.items()}
+    paths = {
+        name: write(tmp_path / name, [item(values=np.array(values, "int64"))])
+        for name, values in sides.items()
+    }
     assert ac.diff(paths["golden"], paths["candidate"], baseline=paths["baseline"]).passed is passes

@@ -20,7 +20,16 @@ from accucompare.numbers import kernel, sums
 from accucompare.numbers.dtypes import DTYPES, Array, DType, round_to, widen
 from accucompare.numbers.sums import BLOCK, SEGMENT
 from tests.compare.builder import in_blocks, random_bits
-from tests.compare.reference import ALL, COMPLEXES, FLOATS, INTS, disagreements, reference, same, values_of
+from tests.compare.reference import (
+    ALL,
+    COMPLEXES,
+    FLOATS,
+    INTS,
+    disagreements,
+    reference,
+    same,
+    values_of,
+)
 from tests.numbers.both_kernels import both_kernels  # noqa: F401
 
 FLOAT64 = DTYPES["float64"]
@@ -37,12 +46,30 @@ def measured(
     **options: Any,
 ) -> Metrics:
     ours = DTYPES[golden_dtype] if isinstance(golden_dtype, str) else golden_dtype
-    theirs = ours if candidate_dtype is None else DTYPES[candidate_dtype] if isinstance(candidate_dtype, str) else candidate_dtype
+    theirs = (
+        ours
+        if candidate_dtype is None
+        else DTYPES[candidate_dtype]
+        if isinstance(candidate_dtype, str)
+        else candidate_dtype
+    )
     golden, candidate = np.asarray(golden, ours.storage), np.asarray(candidate, theirs.storage)
-    return measure_pair(in_blocks(golden, block), in_blocks(candidate, block), (ours, theirs), golden.shape, **options)
+    return measure_pair(
+        in_blocks(golden, block),
+        in_blocks(candidate, block),
+        (ours, theirs),
+        golden.shape,
+        **options,
+    )
 
 
-def wrong(golden: Any, candidate: Any, golden_dtype: str = "float64", candidate_dtype: str | None = None, **options: Any) -> dict[str, Any]:
+def wrong(
+    golden: Any,
+    candidate: Any,
+    golden_dtype: str = "float64",
+    candidate_dtype: str | None = None,
+    **options: Any,
+) -> dict[str, Any]:
     """What ``measure_pair`` and the reference disagree on."""
     ours, theirs = DTYPES[golden_dtype], DTYPES[candidate_dtype or golden_dtype]
     golden, candidate = np.asarray(golden, ours.storage), np.asarray(candidate, theirs.storage)
@@ -56,11 +83,15 @@ def near(dtype: DType, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     if dtype.kind.value in ("int", "bool"):
         golden = random_bits(dtype, count, seed)
         candidate = golden.copy()
-        candidate[:: max(count // 7, 1)] = random_bits(dtype, count, seed + 1)[:: max(count // 7, 1)]
+        candidate[:: max(count // 7, 1)] = random_bits(dtype, count, seed + 1)[
+            :: max(count // 7, 1)
+        ]
         return golden, candidate
     if dtype.kind.value == "complex":
         parts = [rng.normal(size=2 * count) for _ in range(2)]
-        part = {"complex128": np.float64, "complex64": np.float32, "complex32": np.float16}[dtype.name]
+        part = {"complex128": np.float64, "complex64": np.float32, "complex32": np.float16}[
+            dtype.name
+        ]
         golden, candidate = parts[0].astype(part), (parts[0] * (1 + 1e-3 * parts[1])).astype(part)
         return golden.view(dtype.storage), candidate.view(dtype.storage)
     values = rng.normal(size=count)
@@ -93,26 +124,53 @@ def test_metrics_of_any_bit_patterns_agree_with_exact_arithmetic(dtype: DType) -
 
 @pytest.mark.parametrize(("ours", "theirs"), two_of(FLOATS))
 def test_mixed_floating_types_are_compared_after_exact_widening(ours: str, theirs: str) -> None:
-    golden, candidate = random_bits(DTYPES[ours], 60, seed=4), random_bits(DTYPES[theirs], 60, seed=5)
+    golden, candidate = (
+        random_bits(DTYPES[ours], 60, seed=4),
+        random_bits(DTYPES[theirs], 60, seed=5),
+    )
     assert not wrong(golden, candidate, ours, theirs, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), two_of(INTS))
 def test_mixed_integer_types_are_compared_exactly(ours: str, theirs: str) -> None:
-    golden, candidate = random_bits(DTYPES[ours], 60, seed=6), random_bits(DTYPES[theirs], 60, seed=7)
+    golden, candidate = (
+        random_bits(DTYPES[ours], 60, seed=6),
+        random_bits(DTYPES[theirs], 60, seed=7),
+    )
     assert not wrong(golden, candidate, ours, theirs)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), two_of(COMPLEXES))
 def test_mixed_complex_types_are_compared_as_pairs_of_reals(ours: str, theirs: str) -> None:
-    golden, candidate = random_bits(DTYPES[ours], 60, seed=8), random_bits(DTYPES[theirs], 60, seed=9)
+    golden, candidate = (
+        random_bits(DTYPES[ours], 60, seed=8),
+        random_bits(DTYPES[theirs], 60, seed=9),
+    )
     assert not wrong(golden, candidate, ours, theirs, atol=1e-3)
 
 
 ANY_FLOAT = st.one_of(
     st.floats(),
     st.floats(-10, 10),
-    st.sampled_from([0.0, -0.0, TINY, -TINY, 1e-300, -1e-300, 1e300, -1e300, HUGE, -HUGE, 1e-160, 1e160, math.inf, -math.inf, math.nan]),
+    st.sampled_from(
+        [
+            0.0,
+            -0.0,
+            TINY,
+            -TINY,
+            1e-300,
+            -1e-300,
+            1e300,
+            -1e300,
+            HUGE,
+            -HUGE,
+            1e-160,
+            1e160,
+            math.inf,
+            -math.inf,
+            math.nan,
+        ]
+    ),
 )
 
 
@@ -121,18 +179,34 @@ ANY_FLOAT = st.one_of(
     st.sampled_from([None, 0.0, 1e-3, 1e300]),
     st.sampled_from([None, 0.0, 1e-3, 0.5]),
 )
-def test_any_float64_values_agree_with_exact_arithmetic(pairs: list[tuple[float, float]], atol: float | None, rtol: float | None) -> None:
+def test_any_float64_values_agree_with_exact_arithmetic(
+    pairs: list[tuple[float, float]], atol: float | None, rtol: float | None
+) -> None:
     found = wrong([pair[0] for pair in pairs], [pair[1] for pair in pairs], atol=atol, rtol=rtol)
     for name in ("over_tolerance", "over_1e3", "over_5e3"):  # sharp limits: a last bit may decide
         found.pop(name, None)
-    if any(0 < abs(golden) < 1e-300 for golden, _ in pairs):  # rtol * golden is rounded to a few bits
+    if any(
+        0 < abs(golden) < 1e-300 for golden, _ in pairs
+    ):  # rtol * golden is rounded to a few bits
         found.pop("tolerance_used", None)
     assert not found
 
 
-@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**64 - 1)), min_size=1, max_size=20), st.booleans())
-def test_int64_against_uint64_agrees_with_exact_arithmetic(pairs: list[tuple[int, int]], swapped: bool) -> None:
-    signed, unsigned = np.array([a for a, _ in pairs], np.int64), np.array([b for _, b in pairs], np.uint64)
+@given(
+    st.lists(
+        st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**64 - 1)),
+        min_size=1,
+        max_size=20,
+    ),
+    st.booleans(),
+)
+def test_int64_against_uint64_agrees_with_exact_arithmetic(
+    pairs: list[tuple[int, int]], swapped: bool
+) -> None:
+    signed, unsigned = (
+        np.array([a for a, _ in pairs], np.int64),
+        np.array([b for _, b in pairs], np.uint64),
+    )
     if swapped:
         assert not wrong(unsigned, signed, "uint64", "int64")
     else:
@@ -174,7 +248,9 @@ def test_sums_over_many_chunks_agree_with_fsum(dtype: str) -> None:
 @pytest.mark.parametrize("factor", [1.0, 1.01, 3.0, 1e-200, 1e200, 1 / 3])
 @pytest.mark.parametrize("noise", [1e-2, 1e-4, 1e-5, 4e-7, 1e-7, 4e-8])
 @pytest.mark.parametrize("count", [2, 3, 40])
-def test_one_minus_cosine_is_right_however_small_and_however_different_the_lengths(factor: float, noise: float, count: int) -> None:
+def test_one_minus_cosine_is_right_however_small_and_however_different_the_lengths(
+    factor: float, noise: float, count: int
+) -> None:
     rng = np.random.default_rng(12)
     for _ in range(6):
         golden = rng.normal(size=count)
@@ -196,23 +272,33 @@ def test_one_minus_cosine_of_1e_13_between_float32_tensors_keeps_nine_digits() -
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("factor", [1.0, 1.01, 3.0, 8.0, 1 / 3, 0.02, 1e-20, 1e15])
 @pytest.mark.parametrize("noise", [1e-2, 1e-5, 4e-8, 0.0])
-def test_one_minus_cosine_of_narrow_types_is_right_too(factor: float, noise: float, dtype: str) -> None:
+def test_one_minus_cosine_of_narrow_types_is_right_too(
+    factor: float, noise: float, dtype: str
+) -> None:
     known, rng = DTYPES[dtype], np.random.default_rng(14)
     for _ in range(5):
         golden = rng.normal(size=40)
-        sides = [round_to(side, known) for side in (golden, (golden + noise * rng.normal(size=40)) * factor)]
+        sides = [
+            round_to(side, known)
+            for side in (golden, (golden + noise * rng.normal(size=40)) * factor)
+        ]
         expected = reference(*(widen(side, known).tolist() for side in sides))["one_minus_cosine"]
         assert same(measured(*sides, dtype).one_minus_cosine, expected, rel=1e-9, floor=1e-26)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_tensors_that_differ_by_a_factor_are_read_once(dtype: str) -> None:
-    """The angle between them is what d leaves beside golden; summing it must not take a pass of its own over what may be gigabytes."""
+    """The angle between them is what d leaves beside golden; summing it must not take a pass of its
+    own over what may be gigabytes.
+    """
     if kernel._kernel is None:
         pytest.skip("NumPy's form takes a second pass")
     known = DTYPES[dtype]
     golden = np.random.default_rng(5).normal(size=3 * SEGMENT // 2).astype(np.float32)
-    sides = [round_to(golden * factor, known) if dtype != "float32" else golden * np.float32(factor) for factor in (1.0, 1.1)]
+    sides = [
+        round_to(golden * factor, known) if dtype != "float32" else golden * np.float32(factor)
+        for factor in (1.0, 1.1)
+    ]
     reads: list[int] = []
 
     def counted(array: Array) -> Blocks:
@@ -243,8 +329,12 @@ def test_tensors_that_differ_by_a_factor_are_read_once(dtype: str) -> None:
         ([-TINY], [HUGE], 2.0),
     ],
 )
-def test_one_minus_cosine_of_plain_cases(golden: list[float], candidate: list[float], expected: float) -> None:
-    assert measured(golden, candidate).one_minus_cosine == pytest.approx(expected, rel=1e-15, abs=1e-30)
+def test_one_minus_cosine_of_plain_cases(
+    golden: list[float], candidate: list[float], expected: float
+) -> None:
+    assert measured(golden, candidate).one_minus_cosine == pytest.approx(
+        expected, rel=1e-15, abs=1e-30
+    )
 
 
 # Adversarial magnitudes
@@ -252,11 +342,15 @@ def test_one_minus_cosine_of_plain_cases(golden: list[float], candidate: list[fl
 
 @pytest.mark.parametrize("size", [1e-310, 1e-300, 1e-160, 1e-120, 1e120, 1e160, 1e300])
 @pytest.mark.parametrize("apart", [1e-13, 1e-3, 1.0, 1e3])
-def test_huge_and_tiny_float64_values_agree_with_exact_arithmetic(size: float, apart: float) -> None:
+def test_huge_and_tiny_float64_values_agree_with_exact_arithmetic(
+    size: float, apart: float
+) -> None:
     rng = np.random.default_rng(14)
     golden = rng.normal(size=50) * size
     rtol = 1e-6 if size > 1e-300 else None  # of a subnormal value, it is rounded to a few bits
-    assert not wrong(golden, golden + golden * apart * rng.normal(size=50), atol=size * 1e-6, rtol=rtol)
+    assert not wrong(
+        golden, golden + golden * apart * rng.normal(size=50), atol=size * 1e-6, rtol=rtol
+    )
 
 
 @pytest.mark.parametrize(
@@ -275,7 +369,9 @@ def test_huge_and_tiny_float64_values_agree_with_exact_arithmetic(size: float, a
         ([2.5e-323] * 7, [0.0] * 7),
     ],
 )
-def test_mixed_magnitudes_agree_with_exact_arithmetic(golden: list[float], candidate: list[float]) -> None:
+def test_mixed_magnitudes_agree_with_exact_arithmetic(
+    golden: list[float], candidate: list[float]
+) -> None:
     assert not wrong(golden, candidate, atol=1e-250, rtol=0.0)
 
 
@@ -292,7 +388,11 @@ def test_a_difference_beyond_float64_is_infinite_but_its_ratios_are_right() -> N
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "complex64"])
 def test_the_extremes_of_narrower_types_need_no_scaling(dtype: str) -> None:
     largest = DTYPES[dtype].largest
-    raw = round_to(np.array([largest, -largest, 1e-45, 1.0]), DTYPES[dtype]) if dtype != "complex64" else np.array([largest + 1e-45j])
+    raw = (
+        round_to(np.array([largest, -largest, 1e-45, 1.0]), DTYPES[dtype])
+        if dtype != "complex64"
+        else np.array([largest + 1e-45j])
+    )
     assert not wrong(raw, raw[::-1].copy(), dtype, atol=1.0)
 
 
@@ -302,12 +402,20 @@ def test_the_extremes_of_narrower_types_need_no_scaling(dtype: str) -> None:
 def test_zero_against_zero_is_equal_whatever_the_signs() -> None:
     metrics = measured([0.0, -0.0, 0.0], [-0.0, 0.0, 0.0], atol=0.0, rtol=0.0)
     assert (metrics.rel_l2, metrics.max_abs, metrics.max_rel, metrics.max_ulp) == (0.0, 0.0, 0.0, 0)
-    assert (metrics.over_tolerance, metrics.tolerance_used, metrics.max_abs_index) == (0.0, 0.0, None)
+    assert (metrics.over_tolerance, metrics.tolerance_used, metrics.max_abs_index) == (
+        0.0,
+        0.0,
+        None,
+    )
 
 
 def test_anything_against_an_all_zero_golden_is_infinitely_wrong() -> None:
     metrics = measured([0.0, 0.0], [0.0, 1e-30], atol=0.0, rtol=1.0)
-    assert (metrics.rel_l2, metrics.max_rel, metrics.tolerance_used) == (math.inf, math.inf, math.inf)
+    assert (metrics.rel_l2, metrics.max_rel, metrics.tolerance_used) == (
+        math.inf,
+        math.inf,
+        math.inf,
+    )
     assert metrics.over_tolerance == 0.5
 
 
@@ -315,13 +423,22 @@ def test_anything_against_an_all_zero_golden_is_infinitely_wrong() -> None:
 def test_empty_tensors_have_no_differences(dtype: DType) -> None:
     raw = np.empty((0, 3), dtype.storage)
     metrics = measured(raw, raw, dtype, atol=0.0)
-    assert (metrics.elements, metrics.rel_l2, metrics.one_minus_cosine, metrics.over_tolerance) == (0, 0.0, 0.0, 0.0)
+    assert (metrics.elements, metrics.rel_l2, metrics.one_minus_cosine, metrics.over_tolerance) == (
+        0,
+        0.0,
+        0.0,
+        0.0,
+    )
     assert metrics.max_abs_index is None
 
 
 def test_a_scalar_has_an_empty_index() -> None:
     metrics = measured(np.float64(2.0), np.float64(2.5))
-    assert (metrics.max_abs_index, metrics.golden_at_max, metrics.candidate_at_max) == ((), 2.0, 2.5)
+    assert (metrics.max_abs_index, metrics.golden_at_max, metrics.candidate_at_max) == (
+        (),
+        2.0,
+        2.5,
+    )
     assert metrics.rel_l2 == 0.25
 
 
@@ -343,7 +460,9 @@ def test_nan_in_the_same_place_is_equal_and_counted_whatever_its_payload() -> No
         (1.0, math.inf, 1),
     ],
 )
-def test_values_that_are_not_finite_on_one_side_are_mismatches(golden: float, candidate: float, mismatches: int) -> None:
+def test_values_that_are_not_finite_on_one_side_are_mismatches(
+    golden: float, candidate: float, mismatches: int
+) -> None:
     metrics = measured([golden, 2.0, 3.0], [candidate, 2.0, 3.5])
     assert metrics.nonfinite_mismatch == mismatches
     assert (metrics.compared, metrics.max_abs, metrics.max_abs_index) == (2, 0.5, (2,))
@@ -371,7 +490,9 @@ def test_saturation_is_told_from_infinity() -> None:
 
 
 def test_saturation_is_seen_between_equal_types_where_golden_overflowed() -> None:
-    metrics = measured(np.array([np.inf, 1.0], np.float16), np.array([65504.0, 1.0], np.float16), "float16")
+    metrics = measured(
+        np.array([np.inf, 1.0], np.float16), np.array([65504.0, 1.0], np.float16), "float16"
+    )
     assert (metrics.saturated, metrics.nonfinite_mismatch) == (1, 1)
 
 
@@ -386,18 +507,29 @@ def test_saturation_is_counted_once_beside_nan(nan: bool) -> None:
 
 
 def every_finite(dtype: DType) -> np.ndarray:
-    raw = np.arange(1 << (8 * dtype.storage.itemsize), dtype=np.uint32).astype(f"u{dtype.storage.itemsize}").view(dtype.storage)
+    raw = (
+        np.arange(1 << (8 * dtype.storage.itemsize), dtype=np.uint32)
+        .astype(f"u{dtype.storage.itemsize}")
+        .view(dtype.storage)
+    )
     return raw[np.isfinite(widen(raw, dtype))]
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype in FLOATS if dtype.storage.itemsize <= 2], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize(
+    "dtype",
+    [dtype for dtype in FLOATS if dtype.storage.itemsize <= 2],
+    ids=lambda dtype: dtype.name,
+)
 def test_ulp_distance_is_the_number_of_values_between(dtype: DType) -> None:
     raw = every_finite(dtype)
     ladder = np.unique(widen(raw, dtype))  # -0 and 0 are one rung
     rng = np.random.default_rng(16)
     for _ in range(60):
         golden, candidate = rng.choice(raw, 2)
-        rungs = [int(np.searchsorted(ladder, widen(np.array([value], dtype.storage), dtype)[0])) for value in (golden, candidate)]
+        rungs = [
+            int(np.searchsorted(ladder, widen(np.array([value], dtype.storage), dtype)[0]))
+            for value in (golden, candidate)
+        ]
         assert measured([golden], [candidate], dtype).max_ulp == abs(rungs[0] - rungs[1])
 
 
@@ -411,10 +543,18 @@ def test_ulp_distance_counts_nextafter_steps(numpy_type: type, start: float, ste
     assert measured([1.0, golden], [1.0, candidate], np.dtype(numpy_type).name).max_ulp == steps
 
 
-@pytest.mark.parametrize(("name", "bits"), [("float64", 64), ("float32", 32), ("bfloat16", 16), ("float16", 16)])
-def test_ulp_distance_from_the_lowest_to_the_highest_value_does_not_overflow(name: str, bits: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "bits"), [("float64", 64), ("float32", 32), ("bfloat16", 16), ("float16", 16)]
+)
+def test_ulp_distance_from_the_lowest_to_the_highest_value_does_not_overflow(
+    name: str, bits: int
+) -> None:
     dtype = DTYPES[name]
-    top = np.array([dtype.largest]) if name == "float64" else round_to(np.array([dtype.largest]), dtype)
+    top = (
+        np.array([dtype.largest])
+        if name == "float64"
+        else round_to(np.array([dtype.largest]), dtype)
+    )
     sign = np.array([1 << (bits - 1)], f"u{bits // 8}")
     bottom = (top.view(sign.dtype) | sign).view(dtype.storage)
     assert measured(top, bottom, dtype).max_ulp == 2 * int(top.view(sign.dtype)[0])
@@ -430,7 +570,9 @@ def test_ulp_distance_is_the_largest_of_a_tensor_whatever_signs_are_beside_it() 
 
 def test_ulp_distance_leaves_out_what_is_not_finite() -> None:
     golden = np.array([np.nan, np.inf, 1.0, np.nan], np.float32)
-    candidate = np.array([1.0, -np.inf, np.nextafter(np.float32(1), np.float32(2)), np.nan], np.float32)
+    candidate = np.array(
+        [1.0, -np.inf, np.nextafter(np.float32(1), np.float32(2)), np.nan], np.float32
+    )
     assert measured(golden, candidate, "float32").max_ulp == 1
 
 
@@ -460,7 +602,9 @@ def test_the_index_is_that_of_the_first_largest_difference(shape: tuple[int, ...
 @pytest.mark.parametrize("block", [1, 2, 4])
 def test_the_first_of_equal_differences_wins_across_blocks(block: int) -> None:
     with patch.object(sums, "CHUNK", 1):
-        assert measured(np.zeros(8), np.array([0, 1, 0, 1, 1, 0, 1, 1.0]), block=block).max_abs_index == (1,)
+        assert measured(
+            np.zeros(8), np.array([0, 1, 0, 1, 1, 0, 1, 1.0]), block=block
+        ).max_abs_index == (1,)
 
 
 def test_the_index_into_a_complex_tensor_ends_in_real_or_imaginary() -> None:
@@ -471,20 +615,34 @@ def test_the_index_into_a_complex_tensor_ends_in_real_or_imaginary() -> None:
 # Shares over a tolerance
 
 
-@pytest.mark.parametrize(("atol", "rtol"), [(1e-3, 0.0), (0.0, 1e-3), (1e-4, 1e-3), (1e-2, None), (None, 1e-2)])
-def test_share_over_tolerance_is_that_of_torch_isclose(atol: float | None, rtol: float | None) -> None:
+@pytest.mark.parametrize(
+    ("atol", "rtol"), [(1e-3, 0.0), (0.0, 1e-3), (1e-4, 1e-3), (1e-2, None), (None, 1e-2)]
+)
+def test_share_over_tolerance_is_that_of_torch_isclose(
+    atol: float | None, rtol: float | None
+) -> None:
     rng = np.random.default_rng(17)
     golden = rng.normal(size=5000)
     candidate = golden + 1e-3 * rng.normal(size=5000)
-    close = torch.isclose(torch.from_numpy(candidate), torch.from_numpy(golden), rtol=rtol or 0.0, atol=atol or 0.0)
+    close = torch.isclose(
+        torch.from_numpy(candidate), torch.from_numpy(golden), rtol=rtol or 0.0, atol=atol or 0.0
+    )
     found = measured(golden, candidate, atol=atol, rtol=rtol).over_tolerance
     assert found == (~close).sum().item() / 5000
-    assert found == np.count_nonzero(~np.isclose(candidate, golden, rtol=rtol or 0.0, atol=atol or 0.0)) / 5000
+    assert (
+        found
+        == np.count_nonzero(~np.isclose(candidate, golden, rtol=rtol or 0.0, atol=atol or 0.0))
+        / 5000
+    )
 
 
 def test_there_is_no_share_over_tolerance_where_none_was_asked_for() -> None:
     metrics = measured([1.0], [2.0])
-    assert (metrics.over_tolerance, metrics.tolerance_used, metrics.needed_atol) == (None, None, None)
+    assert (metrics.over_tolerance, metrics.tolerance_used, metrics.needed_atol) == (
+        None,
+        None,
+        None,
+    )
 
 
 # Block size
@@ -498,7 +656,9 @@ def test_there_is_no_share_over_tolerance_where_none_was_asked_for() -> None:
     st.integers(0, 10**6),
     st.booleans(),
 )
-def test_block_size_changes_no_bit(ours: DType, theirs: DType, count: int, chunks: tuple[int, int], seed: int, wild: bool) -> None:
+def test_block_size_changes_no_bit(
+    ours: DType, theirs: DType, count: int, chunks: tuple[int, int], seed: int, wild: bool
+) -> None:
     if ours.kind is not theirs.kind:
         theirs = ours
     if wild:
@@ -506,14 +666,20 @@ def test_block_size_changes_no_bit(ours: DType, theirs: DType, count: int, chunk
     else:
         golden, candidate = near(ours, count, seed)[0], near(theirs, count, seed)[1]
     with patch.object(sums, "CHUNK", 8):
-        first, second = (measured(golden, candidate, ours, theirs, block=8 * each, atol=1e-3, rtol=1e-3) for each in chunks)
+        first, second = (
+            measured(golden, candidate, ours, theirs, block=8 * each, atol=1e-3, rtol=1e-3)
+            for each in chunks
+        )
     assert repr(first) == repr(second)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int64", "complex64"])
 def test_block_size_changes_no_bit_at_full_size(dtype: str) -> None:
     golden, candidate = near(DTYPES[dtype], 5 * sums.CHUNK + 7, seed=18)
-    results = {repr(measured(golden, candidate, dtype, block=each * sums.CHUNK, atol=1e-3)) for each in (1, 2, 3, 8)}
+    results = {
+        repr(measured(golden, candidate, dtype, block=each * sums.CHUNK, atol=1e-3))
+        for each in (1, 2, 3, 8)
+    }
     assert len(results) == 1
 
 
@@ -549,7 +715,10 @@ def test_scaling_both_sides_by_a_power_of_two_scales_the_differences_and_keeps_t
     pairs: list[tuple[float, float]], power: int
 ) -> None:
     golden, candidate = (np.where(np.abs(side) < 1e-200, 0.0, side) for side in sides(pairs))
-    one, other = measured(golden, candidate), measured(np.ldexp(golden, power), np.ldexp(candidate, power))
+    one, other = (
+        measured(golden, candidate),
+        measured(np.ldexp(golden, power), np.ldexp(candidate, power)),
+    )
     assert other.max_abs == np.ldexp(one.max_abs, power)
     assert same(other.rel_l2, one.rel_l2)
     assert same(other.one_minus_cosine, one.one_minus_cosine, rel=1e-9, floor=1e-28)
@@ -558,20 +727,39 @@ def test_scaling_both_sides_by_a_power_of_two_scales_the_differences_and_keeps_t
 
 
 @given(SOME, st.randoms())
-def test_reordering_both_sides_alike_changes_only_the_index(pairs: list[tuple[float, float]], random: Any) -> None:
+def test_reordering_both_sides_alike_changes_only_the_index(
+    pairs: list[tuple[float, float]], random: Any
+) -> None:
     shuffled = pairs.copy()
     random.shuffle(shuffled)
     one, other = measured(*sides(pairs)), measured(*sides(shuffled))
-    assert (one.max_abs, one.max_rel, one.max_ulp, one.over_1e3) == (other.max_abs, other.max_rel, other.max_ulp, other.over_1e3)
+    assert (one.max_abs, one.max_rel, one.max_ulp, one.over_1e3) == (
+        other.max_abs,
+        other.max_rel,
+        other.max_ulp,
+        other.over_1e3,
+    )
     assert same(one.rel_l2, other.rel_l2)
     assert same(one.bias, other.bias, floor=1e-12 * one.mean_abs)
 
 
-@given(st.lists(ANY_FLOAT, max_size=30), st.sampled_from(["float64", "float32", "bfloat16", "float16"]))
+@given(
+    st.lists(ANY_FLOAT, max_size=30), st.sampled_from(["float64", "float32", "bfloat16", "float16"])
+)
 def test_a_tensor_does_not_differ_from_itself(values: list[float], dtype: str) -> None:
-    raw = np.array(values) if dtype == "float64" else round_to(np.array(values, np.float64), DTYPES[dtype])
+    raw = (
+        np.array(values)
+        if dtype == "float64"
+        else round_to(np.array(values, np.float64), DTYPES[dtype])
+    )
     metrics = measured(raw, raw, dtype, atol=0.0, rtol=0.0)
-    assert (metrics.rel_l2, metrics.max_abs, metrics.max_rel, metrics.bias, metrics.nonfinite_mismatch) == (0.0, 0.0, 0.0, 0.0, 0)
+    assert (
+        metrics.rel_l2,
+        metrics.max_abs,
+        metrics.max_rel,
+        metrics.bias,
+        metrics.nonfinite_mismatch,
+    ) == (0.0, 0.0, 0.0, 0.0, 0)
     assert (metrics.one_minus_cosine, metrics.over_tolerance) == (0.0, 0.0)
 
 

@@ -26,9 +26,16 @@ def tensor(values: Any = VALUES, dtype: str = "float32") -> dict[str, Any]:
     return {"dtype": dtype, "shape": list(raw.shape), "digests": fingerprint(raw, DTYPES[dtype])}
 
 
-def findings(tmp_path: Path, golden: dict[str, Any], candidate: dict[str, Any]) -> list[PreflightFinding]:
-    """The findings on two bundles that differ in their manifests only, but for the advice to capture a baseline."""
-    sides = [write(tmp_path / name, [item("a", [1.0])], **manifest) for name, manifest in (("golden", golden), ("candidate", candidate))]
+def findings(
+    tmp_path: Path, golden: dict[str, Any], candidate: dict[str, Any]
+) -> list[PreflightFinding]:
+    """The findings on two bundles that differ in their manifests only, but for the advice to
+    capture a baseline.
+    """
+    sides = [
+        write(tmp_path / name, [item("a", [1.0])], **manifest)
+        for name, manifest in (("golden", golden), ("candidate", candidate))
+    ]
     return [finding for finding in ac.diff(*sides).preflight if finding.topic != "baseline"]
 
 
@@ -46,7 +53,9 @@ def test_bundles_captured_alike_have_no_findings(tmp_path: Path) -> None:
     assert findings(tmp_path, manifest, manifest) == []
 
 
-@pytest.mark.parametrize(("kind", "about"), [("parameters", About.WEIGHTS), ("buffers", About.GIVEN)])
+@pytest.mark.parametrize(
+    ("kind", "about"), [("parameters", About.WEIGHTS), ("buffers", About.GIVEN)]
+)
 def test_weights_that_differ_are_named(tmp_path: Path, kind: str, about: About) -> None:
     golden = {"model": {kind: {"a.weight": tensor(), "b.weight": tensor()}}}
     candidate = {"model": {kind: {"a.weight": tensor(), "b.weight": tensor(VALUES + 1)}}}
@@ -55,21 +64,35 @@ def test_weights_that_differ_are_named(tmp_path: Path, kind: str, about: About) 
 
 
 def test_weights_of_another_shape_differ(tmp_path: Path) -> None:
-    golden, candidate = ({"model": {"parameters": {"w": tensor(values)}}} for values in (VALUES, VALUES.reshape(4, 5)))
+    golden, candidate = (
+        {"model": {"parameters": {"w": tensor(values)}}}
+        for values in (VALUES, VALUES.reshape(4, 5))
+    )
     assert messages(findings(tmp_path, golden, candidate)) == ["1 of 1 parameters differ: w"]
 
 
 @pytest.mark.parametrize(
     ("golden", "candidate"),
-    [("float32", "bfloat16"), ("bfloat16", "float32"), ("float64", "float16"), ("float64", "float32"), ("float32", "float16")],
+    [
+        ("float32", "bfloat16"),
+        ("bfloat16", "float32"),
+        ("float64", "float16"),
+        ("float64", "float32"),
+        ("float32", "float16"),
+    ],
 )
-def test_weights_that_are_the_same_after_rounding_are_no_serious_finding(tmp_path: Path, golden: str, candidate: str) -> None:
+def test_weights_that_are_the_same_after_rounding_are_no_serious_finding(
+    tmp_path: Path, golden: str, candidate: str
+) -> None:
     values = VALUES if {golden, candidate} == {"float64", "float32"} else VALUES.astype(np.float32)
-    sides = ({"model": {"parameters": {"w": tensor(values, dtype)}}} for dtype in (golden, candidate))
+    sides = (
+        {"model": {"parameters": {"w": tensor(values, dtype)}}} for dtype in (golden, candidate)
+    )
     assert findings(tmp_path, *sides) == [
         PreflightFinding(
             "parameters",
-            f"parameters are {golden} in golden, {candidate} in the candidate; the same after rounding",
+            f"parameters are {golden} in golden, {candidate} in the candidate; the same after"
+            " rounding",
             serious=False,
             about=About.GIVEN,
         )
@@ -77,40 +100,71 @@ def test_weights_that_are_the_same_after_rounding_are_no_serious_finding(tmp_pat
 
 
 def test_weights_that_differ_by_more_than_rounding_are_found_across_dtypes(tmp_path: Path) -> None:
-    sides = ({"model": {"parameters": {"w": tensor(*side)}}} for side in ((VALUES, "float32"), (VALUES * 1.01, "bfloat16")))
+    sides = (
+        {"model": {"parameters": {"w": tensor(*side)}}}
+        for side in ((VALUES, "float32"), (VALUES * 1.01, "bfloat16"))
+    )
     assert messages(findings(tmp_path, *sides)) == ["1 of 1 parameters differ: w"]
 
 
 def test_more_than_three_names_are_counted(tmp_path: Path) -> None:
-    sides = ({"model": {"parameters": {f"w{number}": tensor(VALUES + shift) for number in range(5)}}} for shift in (0, 1))
-    assert messages(findings(tmp_path, *sides)) == ["5 of 5 parameters differ: w0, w1, w2, and 2 more"]
+    sides = (
+        {"model": {"parameters": {f"w{number}": tensor(VALUES + shift) for number in range(5)}}}
+        for shift in (0, 1)
+    )
+    assert messages(findings(tmp_path, *sides)) == [
+        "5 of 5 parameters differ: w0, w1, w2, and 2 more"
+    ]
 
 
 def test_parameters_on_one_side_only_are_named(tmp_path: Path) -> None:
     golden = {"model": {"parameters": {"w": tensor(), "extra": tensor()}}}
-    assert messages(findings(tmp_path, golden, {"model": {"parameters": {"w": tensor()}}})) == ["1 parameters on one side only: extra"]
+    assert messages(findings(tmp_path, golden, {"model": {"parameters": {"w": tensor()}}})) == [
+        "1 parameters on one side only: extra"
+    ]
 
 
 def test_inputs_that_differ_are_named_by_step(tmp_path: Path) -> None:
-    golden, candidate = ({"inputs": {"0": {"x": tensor()}, "1": {"x": tensor(VALUES + shift)}}} for shift in (0, 1))
+    golden, candidate = (
+        {"inputs": {"0": {"x": tensor()}, "1": {"x": tensor(VALUES + shift)}}} for shift in (0, 1)
+    )
     assert messages(findings(tmp_path, golden, candidate)) == ["1 of 1 inputs of step 1 differ: x"]
 
 
 def test_what_is_said_of_the_inputs_of_several_steps_is_said_once(tmp_path: Path) -> None:
     def inputs(shifts: Sequence[int], dtype: str = "float32") -> dict[str, Any]:
-        return {"inputs": {str(step): {"x": tensor(VALUES + shift, dtype)} for step, shift in enumerate(shifts)}}
+        return {
+            "inputs": {
+                str(step): {"x": tensor(VALUES + shift, dtype)} for step, shift in enumerate(shifts)
+            }
+        }
 
     shifted = findings(tmp_path, inputs([0] * 12), inputs([0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 1, 1]))
     assert messages(shifted) == ["1 of 1 inputs of steps 1 to 3, 5, 10 to 11 differ: x"]
     rounded = findings(tmp_path, inputs([0] * 12), inputs([0] * 12, "bfloat16"))
-    assert messages(rounded) == ["inputs of steps 0 to 11 are float32 in golden, bfloat16 in the candidate; the same after rounding"]
+    assert messages(rounded) == [
+        "inputs of steps 0 to 11 are float32 in golden, bfloat16 in the candidate; the same after"
+        " rounding"
+    ]
 
 
 @pytest.mark.parametrize(
     ("section", "golden", "candidate", "message", "serious"),
     [
-        ("model", {"training": False}, {"training": True}, "train mode: golden off, candidate on", True),
-        ("model", {"active_dropout": 0}, {"active_dropout": 2}, "active dropout modules: golden 0, candidate 2", True),
+        (
+            "model",
+            {"training": False},
+            {"training": True},
+            "train mode: golden off, candidate on",
+            True,
+        ),
+        (
+            "model",
+            {"active_dropout": 0},
+            {"active_dropout": 2},
+            "active dropout modules: golden 0, candidate 2",
+            True,
+        ),
         ("capture", {"seed": 0}, {"seed": 1}, "seed: golden 0, candidate 1", True),
         (
             "environment",
@@ -119,28 +173,64 @@ def test_what_is_said_of_the_inputs_of_several_steps_is_said_once(tmp_path: Path
             "autocast: golden none, candidate {'device': 'npu'}",
             True,
         ),
-        ("environment", {"device": {"type": "cpu"}}, {"device": {"type": "npu"}}, "device: golden cpu, candidate npu", False),
-        ("environment", {"versions": {"torch": "2.6"}}, {"versions": {"torch": "2.7"}}, "torch: golden 2.6, candidate 2.7", False),
-        ("environment", {"git": {"commit": "abc"}}, {"git": None}, "git commit: golden abc, candidate none", False),
+        (
+            "environment",
+            {"device": {"type": "cpu"}},
+            {"device": {"type": "npu"}},
+            "device: golden cpu, candidate npu",
+            False,
+        ),
+        (
+            "environment",
+            {"versions": {"torch": "2.6"}},
+            {"versions": {"torch": "2.7"}},
+            "torch: golden 2.6, candidate 2.7",
+            False,
+        ),
+        (
+            "environment",
+            {"git": {"commit": "abc"}},
+            {"git": None},
+            "git commit: golden abc, candidate none",
+            False,
+        ),
         ("capture", {"only": []}, {"only": ["a"]}, "--only: golden [], candidate ['a']", False),
     ],
 )
 def test_settings_that_differ_are_named(
-    tmp_path: Path, section: str, golden: dict[str, Any], candidate: dict[str, Any], message: str, serious: bool
+    tmp_path: Path,
+    section: str,
+    golden: dict[str, Any],
+    candidate: dict[str, Any],
+    message: str,
+    serious: bool,
 ) -> None:
     (found,) = findings(tmp_path, {section: golden}, {section: candidate})
     assert (found.message, found.serious) == (message, serious)
 
 
-@pytest.mark.parametrize("flag", ["cuda.matmul.allow_tf32", "cudnn.allow_tf32", "npu.matmul.allow_hf32", "npu.conv.allow_hf32"])
-def test_reduced_precision_on_one_side_is_said_even_if_the_other_has_no_such_flag(tmp_path: Path, flag: str) -> None:
-    found = findings(tmp_path, {"environment": {"flags": {}}}, {"environment": {"flags": {flag: True}}})
-    assert found == [PreflightFinding("flags", f"candidate may compute float32 in fewer bits: {flag}")]
+@pytest.mark.parametrize(
+    "flag",
+    ["cuda.matmul.allow_tf32", "cudnn.allow_tf32", "npu.matmul.allow_hf32", "npu.conv.allow_hf32"],
+)
+def test_reduced_precision_on_one_side_is_said_even_if_the_other_has_no_such_flag(
+    tmp_path: Path, flag: str
+) -> None:
+    found = findings(
+        tmp_path, {"environment": {"flags": {}}}, {"environment": {"flags": {flag: True}}}
+    )
+    assert found == [
+        PreflightFinding("flags", f"candidate may compute float32 in fewer bits: {flag}")
+    ]
 
 
 def test_a_flag_that_differs_is_named(tmp_path: Path) -> None:
-    sides = ({"environment": {"flags": {"deterministic_algorithms": flag}}} for flag in (True, False))
-    assert messages(findings(tmp_path, *sides)) == ["deterministic_algorithms: golden on, candidate off"]
+    sides = (
+        {"environment": {"flags": {"deterministic_algorithms": flag}}} for flag in (True, False)
+    )
+    assert messages(findings(tmp_path, *sides)) == [
+        "deterministic_algorithms: golden on, candidate off"
+    ]
 
 
 def test_an_incomplete_bundle_says_where_it_stopped(tmp_path: Path) -> None:
@@ -151,7 +241,9 @@ def test_an_incomplete_bundle_says_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_a_killed_capture_says_so(tmp_path: Path) -> None:
-    assert messages(findings(tmp_path, {"complete": False}, {})) == ["golden is incomplete: stopped: it was killed, or is still running"]
+    assert messages(findings(tmp_path, {"complete": False}, {})) == [
+        "golden is incomplete: stopped: it was killed, or is still running"
+    ]
 
 
 def test_a_missing_rank_is_named(tmp_path: Path) -> None:
@@ -167,28 +259,48 @@ def test_thousands_of_missing_ranks_are_counted(tmp_path: Path) -> None:
     golden = write(tmp_path / "golden", [item("a", [1.0])])
     candidate = write(tmp_path / "candidate", [item("a", [1.0])])
     edit_manifest(candidate, lambda manifest: manifest.update(ranks=2000))
-    assert "candidate lacks rank(s) 1, 2, 3, and 1996 more of 2000" in messages(ac.diff(golden, candidate).preflight)
+    assert "candidate lacks rank(s) 1, 2, 3, and 1996 more of 2000" in messages(
+        ac.diff(golden, candidate).preflight
+    )
 
 
 def test_serious_findings_come_first(tmp_path: Path) -> None:
-    golden = {"notes": ["it was slow"], "model": {"parameters": {"w": tensor()}}, "capture": {"only": []}}
+    golden = {
+        "notes": ["it was slow"],
+        "model": {"parameters": {"w": tensor()}},
+        "capture": {"only": []},
+    }
     candidate = {"model": {"parameters": {"w": tensor(VALUES + 1)}}, "capture": {"only": ["a"]}}
     found = findings(tmp_path, golden, candidate)
     assert [finding.serious for finding in found] == [True, False, False]
     assert found[-1].message == "golden: it was slow"
 
 
-def test_a_few_parameters_of_another_type_are_a_serious_finding_with_their_names(tmp_path: Path) -> None:
+def test_a_few_parameters_of_another_type_are_a_serious_finding_with_their_names(
+    tmp_path: Path,
+) -> None:
     golden = {"model": {"parameters": {"a.weight": tensor(), "b.weight": tensor()}}}
-    candidate = {"model": {"parameters": {"a.weight": tensor(), "b.weight": tensor(VALUES.astype(np.float32), "bfloat16")}}}
+    candidate = {
+        "model": {
+            "parameters": {
+                "a.weight": tensor(),
+                "b.weight": tensor(VALUES.astype(np.float32), "bfloat16"),
+            }
+        }
+    }
     golden["model"]["parameters"]["b.weight"] = tensor(VALUES.astype(np.float32), "float32")
     (found,) = findings(tmp_path, golden, candidate)
     assert found.serious
-    assert found.message == "1 of 2 parameters are float32 in golden, bfloat16 in the candidate: b.weight"
+    assert (
+        found.message
+        == "1 of 2 parameters are float32 in golden, bfloat16 in the candidate: b.weight"
+    )
 
 
 @pytest.mark.parametrize("dtypes", [("int64", "int32"), ("uint8", "int32")])
-def test_equal_integers_of_different_width_are_the_same_inputs(tmp_path: Path, dtypes: tuple[str, str]) -> None:
+def test_equal_integers_of_different_width_are_the_same_inputs(
+    tmp_path: Path, dtypes: tuple[str, str]
+) -> None:
     sides = ({"inputs": {"0": {"0": tensor(np.arange(5), dtype)}}} for dtype in dtypes)
     (found,) = findings(tmp_path, *sides)
     assert (found.serious, found.message.endswith("; the same after rounding")) == (False, True)
@@ -198,40 +310,75 @@ def test_all_nan_count_as_one_whatever_their_bits() -> None:
     one, other = (np.array([1.0, np.nan], "f4") for _ in range(2))
     other.view("u4")[1] ^= 1
     assert fingerprint(one, DTYPES["float32"]) == fingerprint(other, DTYPES["float32"])
-    assert fingerprint(one, DTYPES["float32"])["bfloat16"] == fingerprint(np.array([0x3F80, 0xFFFF], "u2"), DTYPES["bfloat16"])["bfloat16"]
+    assert (
+        fingerprint(one, DTYPES["float32"])["bfloat16"]
+        == fingerprint(np.array([0x3F80, 0xFFFF], "u2"), DTYPES["bfloat16"])["bfloat16"]
+    )
 
 
 def test_types_that_are_no_rounding_of_each_other_are_not_called_different(tmp_path: Path) -> None:
-    sides = ({"model": {"parameters": {"w": tensor(VALUES.astype(np.float32), dtype)}}} for dtype in ("float16", "bfloat16"))
+    sides = (
+        {"model": {"parameters": {"w": tensor(VALUES.astype(np.float32), dtype)}}}
+        for dtype in ("float16", "bfloat16")
+    )
     (found,) = findings(tmp_path, *sides)
     assert not found.serious
     assert "too different to say whether they agree" in found.message
 
 
 def test_parameters_of_renamed_layers_are_found(tmp_path: Path) -> None:
-    sides = ({"model": {"parameters": {f"{layer}.weight": tensor()}}} for layer in ("old.fc", "new.fc"))
-    golden, candidate = (write(tmp_path / str(number), [item()], **side) for number, side in enumerate(sides))
+    sides = (
+        {"model": {"parameters": {f"{layer}.weight": tensor()}}} for layer in ("old.fc", "new.fc")
+    )
+    golden, candidate = (
+        write(tmp_path / str(number), [item()], **side) for number, side in enumerate(sides)
+    )
     comparison = ac.diff(golden, candidate, map="old.*=new.*")
     assert comparison.preflight == []
 
 
-def test_integers_that_stay_integers_do_not_make_a_change_of_type_look_partial(tmp_path: Path) -> None:
+def test_integers_that_stay_integers_do_not_make_a_change_of_type_look_partial(
+    tmp_path: Path,
+) -> None:
     sides = (
-        {"model": {"buffers": {"mean": tensor(VALUES.astype(np.float32), dtype), "count": tensor(np.arange(3), "int64")}}}
+        {
+            "model": {
+                "buffers": {
+                    "mean": tensor(VALUES.astype(np.float32), dtype),
+                    "count": tensor(np.arange(3), "int64"),
+                }
+            }
+        }
         for dtype in ("float32", "bfloat16")
     )
     (found,) = findings(tmp_path, *sides)
-    assert (found.serious, found.message) == (False, "buffers are float32 in golden, bfloat16 in the candidate; the same after rounding")
+    assert (found.serious, found.message) == (
+        False,
+        "buffers are float32 in golden, bfloat16 in the candidate; the same after rounding",
+    )
 
 
 def test_a_side_that_saturates_is_named(tmp_path: Path) -> None:
-    candidate = write(tmp_path / "npu", [item()], environment={"flags": {"npu.inf_nan_mode": False}})
+    candidate = write(
+        tmp_path / "npu", [item()], environment={"flags": {"npu.inf_nan_mode": False}}
+    )
     found = messages(ac.diff(write(tmp_path / "golden", [item()]), candidate).preflight)
-    assert any(message.startswith("candidate saturates: what overflows becomes the largest finite value") for message in found)
+    assert any(
+        message.startswith("candidate saturates: what overflows becomes the largest finite value")
+        for message in found
+    )
 
 
-@pytest.mark.parametrize(("ours", "theirs", "said"), [(None, 1024.0, True), (512.0, 1024.0, False), (None, None, False)])
-def test_a_gradient_scaler_on_one_side_only_is_said(tmp_path: Path, ours: float | None, theirs: float | None, said: bool) -> None:
-    sides = ({"series": [StepSeries(0, losses=(1.0,), loss_scale=scale)]} for scale in (ours, theirs))
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"), [(None, 1024.0, True), (512.0, 1024.0, False), (None, None, False)]
+)
+def test_a_gradient_scaler_on_one_side_only_is_said(
+    tmp_path: Path, ours: float | None, theirs: float | None, said: bool
+) -> None:
+    sides = (
+        {"series": [StepSeries(0, losses=(1.0,), loss_scale=scale)]} for scale in (ours, theirs)
+    )
     found = [each for each in messages(findings(tmp_path, *sides)) if "scaler" in each]
-    assert found == (["gradient scaler: golden none, candidate scales losses by 1024"] if said else [])
+    assert found == (
+        ["gradient scaler: golden none, candidate scales losses by 1024"] if said else []
+    )

@@ -16,7 +16,9 @@ def producers(tmp_path: Path, items: list[Item]) -> list[int | None]:
     return [producer for _, producer in with_producers(compare(tmp_path, items, items).rows)]
 
 
-def test_a_value_leads_to_the_latest_call_that_gave_it_or_to_the_caller_that_handed_it_down(tmp_path: Path) -> None:
+def test_a_value_leads_to_the_latest_call_that_gave_it_or_to_the_caller_that_handed_it_down(
+    tmp_path: Path,
+) -> None:
     items = [
         item("", X, role="input", path="0", parent=None),
         item("block", X, role="input", path="0"),
@@ -33,7 +35,9 @@ def test_what_went_into_a_neighbour_was_handed_down_by_the_caller_of_both(tmp_pa
     items = [
         item("", X, role="input", path="0", parent=None),
         item("query", X, role="input", path="0"),
-        item("query", Y, role="op_input", path="aten.mm#0.self", type="aten.mm", parent=("query", 0)),
+        item(
+            "query", Y, role="op_input", path="aten.mm#0.self", type="aten.mm", parent=("query", 0)
+        ),
         item("key", X, role="input", path="0"),
         item("", X + 1, role="op_output", path="aten.add#0", type="aten.add", parent=("", 0)),
         item("", X + 1, parent=None),

@@ -1,4 +1,6 @@
-"""Recurrent modules in half types: composed of operators, of which each rounds, beside a baseline by a fused kernel, which rounds less."""
+"""Recurrent modules in half types: composed of operators, of which each rounds, beside a baseline
+by a fused kernel, which rounds less.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,13 @@ def fused(model: Model) -> Model:
 
     def forward(self: Any, x: torch.Tensor) -> Any:
         state = torch.zeros(self.num_layers, len(x), self.hidden_size)
-        given, weights = (state, state) if kind is nn.LSTM else state, [weight.float() for weight in self._flat_weights]
-        results = getattr(torch._VF, KINDS[kind])(x.float(), given, weights, True, self.num_layers, 0.0, self.training, False, True)
+        given, weights = (
+            (state, state) if kind is nn.LSTM else state,
+            [weight.float() for weight in self._flat_weights],
+        )
+        results = getattr(torch._VF, KINDS[kind])(
+            x.float(), given, weights, True, self.num_layers, 0.0, self.training, False, True
+        )
         output, *states = (each.to(x.dtype) for each in results)
         return output, tuple(states) if kind is nn.LSTM else states[0]
 
@@ -68,30 +75,54 @@ def composed() -> Iterator[None]:
 
 
 def compared(
-    path: Path, kind: Kind, steps: int, dtype: torch.dtype, *, fed: bool = True, fault: str = "", judged: bool = True
+    path: Path,
+    kind: Kind,
+    steps: int,
+    dtype: torch.dtype,
+    *,
+    fed: bool = True,
+    fault: str = "",
+    judged: bool = True,
 ) -> Comparison:
     torch.manual_seed(0)
     model = Model(kind, 2).to(dtype).float()
     x = torch.randn(3, steps, 16).to(dtype).float()
-    sides = {"golden": model, "candidate": copy.deepcopy(model).to(dtype), "baseline": fused(copy.deepcopy(model)).to(dtype)}
+    sides = {
+        "golden": model,
+        "candidate": copy.deepcopy(model).to(dtype),
+        "baseline": fused(copy.deepcopy(model)).to(dtype),
+    }
     if fault:
         off(sides["candidate"], fault)
     for name, side in sides.items():
-        with composed(), ac.capture(side, path / name, feed=path / "golden" if fed and name != "golden" else None):
+        with (
+            composed(),
+            ac.capture(
+                side, path / name, feed=path / "golden" if fed and name != "golden" else None
+            ),
+        ):
             side(x.to(next(side.parameters()).dtype)).float().square().mean().backward()
-    return ac.diff(path / "golden", path / "candidate", baseline=path / "baseline" if judged else None)
+    return ac.diff(
+        path / "golden", path / "candidate", baseline=path / "baseline" if judged else None
+    )
 
 
 @pytest.mark.parametrize("judged", ["fed, baseline", "free, baseline", "fed"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_recurrent_module_composed_of_operators_is_rounding(tmp_path: Path, kind: Kind, dtype: torch.dtype, judged: str) -> None:
-    found = compared(tmp_path, kind, 100, dtype, fed=judged.startswith("fed"), judged="baseline" in judged)
+def test_a_recurrent_module_composed_of_operators_is_rounding(
+    tmp_path: Path, kind: Kind, dtype: torch.dtype, judged: str
+) -> None:
+    found = compared(
+        tmp_path, kind, 100, dtype, fed=judged.startswith("fed"), judged="baseline" in judged
+    )
     assert (found.answer.value, [culprit.place for culprit in found.culprits]) == ("rounding", [])
 
 
 @pytest.mark.parametrize("fault", ["input", "output"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_recurrent_module_that_is_off_by_more_is_a_bug(tmp_path: Path, kind: Kind, fault: str) -> None:
+def test_a_recurrent_module_that_is_off_by_more_is_a_bug(
+    tmp_path: Path, kind: Kind, fault: str
+) -> None:
     found = compared(tmp_path, kind, 20, torch.bfloat16, fault=fault)
     assert (found.answer.value, found.culprits[0].place) == ("bug", "rnn")

@@ -17,19 +17,42 @@ from tests.compare.builder import Item, compare, item, write
 
 NAMES = ("a", "b", "c")
 RNG = np.random.default_rng(7)
-GRADS = {name: RNG.normal(size=64).astype(np.float32) * 10.0**-place for place, name in enumerate(NAMES)}
+GRADS = {
+    name: RNG.normal(size=64).astype(np.float32) * 10.0**-place for place, name in enumerate(NAMES)
+}
 LOSS = RNG.normal(size=32).astype(np.float32)
 
 
-def gradients(factor: float = 1.0, *, loss: float | None = None, off: float = 0.0, dtype: str = "float32", **other: float) -> list[Item]:
-    """What the loss gives, and the gradient of each parameter, times a factor, with noise; ``other``: single ones times another."""
+def gradients(
+    factor: float = 1.0,
+    *,
+    loss: float | None = None,
+    off: float = 0.0,
+    dtype: str = "float32",
+    **other: float,
+) -> list[Item]:
+    """What the loss gives, and the gradient of each parameter, times a factor, with noise;
+    ``other``: single ones times another.
+    """
     noise = np.random.default_rng(8).normal(size=64) * off
-    of_loss = [] if loss is None else [item("", LOSS * np.float32(loss), role="grad_output", parent=None, path="logits")]
+    of_loss = (
+        []
+        if loss is None
+        else [item("", LOSS * np.float32(loss), role="grad_output", parent=None, path="logits")]
+    )
     return of_loss + [
-        item(name, (GRADS[name].astype(np.float64) * other.get(name, factor) * (1 + noise)).astype(np.float32), dtype, role="param_grad",
-             path="weight", parent=None)
+        item(
+            name,
+            (GRADS[name].astype(np.float64) * other.get(name, factor) * (1 + noise)).astype(
+                np.float32
+            ),
+            dtype,
+            role="param_grad",
+            path="weight",
+            parent=None,
+        )
         for name in NAMES
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +66,9 @@ def gradients(factor: float = 1.0, *, loss: float | None = None, off: float = 0.
         (0.7315, "often: clipping at another norm"),
     ],
 )
-def test_gradients_that_are_all_golden_times_one_number_are_one_culprit(tmp_path: Path, factor: float, hint: str) -> None:
+def test_gradients_that_are_all_golden_times_one_number_are_one_culprit(
+    tmp_path: Path, factor: float, hint: str
+) -> None:
     comparison = compare(tmp_path, gradients(), gradients(factor))
     (culprit,) = comparison.culprits
     assert culprit.place == "all 3 gradients of parameters"
@@ -56,17 +81,33 @@ def test_gradients_that_are_all_golden_times_one_number_are_one_culprit(tmp_path
 
 @pytest.mark.parametrize(
     "candidate",
-    [gradients(0.5, c=0.6), gradients(0.5, b=1.0), gradients(0.5, a=0.50001), gradients(1.0 + 1e-6), gradients(0.5, off=0.1)],
+    [
+        gradients(0.5, c=0.6),
+        gradients(0.5, b=1.0),
+        gradients(0.5, a=0.50001),
+        gradients(1.0 + 1e-6),
+        gradients(0.5, off=0.1),
+    ],
     ids=["one other", "one right", "hardly one number", "as good as 1", "noisy"],
 )
-def test_gradients_that_are_not_exactly_so_are_told_one_by_one(tmp_path: Path, candidate: list[Item]) -> None:
+def test_gradients_that_are_not_exactly_so_are_told_one_by_one(
+    tmp_path: Path, candidate: list[Item]
+) -> None:
     assert not any(culprit.scaled for culprit in compare(tmp_path, gradients(), candidate).culprits)
 
 
 def test_a_gradient_of_nothing_but_rounding_has_no_say(tmp_path: Path) -> None:
     """That of a key's bias: 1e-9 of the others, and altogether different."""
-    sides = [[*gradients(factor), item("k", tiny, role="param_grad", path="bias", parent=None)]
-             for factor, tiny in ((1.0, np.full(8, 1e-9, np.float32)), (0.5, np.linspace(-1e-9, 2e-9, 8, dtype=np.float32)))]  # fmt: skip
+    sides = [
+        [
+            *gradients(factor),
+            item("k", tiny, role="param_grad", path="bias", parent=None),
+        ]
+        for factor, tiny in (
+            (1.0, np.full(8, 1e-9, np.float32)),
+            (0.5, np.linspace(-1e-9, 2e-9, 8, dtype=np.float32)),
+        )
+    ]
     assert compare(tmp_path, *sides).culprits[0].scaled.factor == pytest.approx(0.5)
 
 
@@ -75,8 +116,13 @@ def test_in_bfloat16_factors_are_as_close_as_its_rounding(tmp_path: Path) -> Non
     assert comparison.culprits[0].scaled.factor == pytest.approx(0.3, rel=4e-3)
 
 
-@pytest.mark.parametrize(("loss", "stage", "words"), [(0.5, Stage.LOSS, "the loss gives them so"), (1.0, Stage.UPDATE, "is right")])
-def test_it_is_said_whether_the_loss_gives_the_factor_already(tmp_path: Path, loss: float, stage: Stage, words: str) -> None:
+@pytest.mark.parametrize(
+    ("loss", "stage", "words"),
+    [(0.5, Stage.LOSS, "the loss gives them so"), (1.0, Stage.UPDATE, "is right")],
+)
+def test_it_is_said_whether_the_loss_gives_the_factor_already(
+    tmp_path: Path, loss: float, stage: Stage, words: str
+) -> None:
     (culprit,) = compare(tmp_path, gradients(loss=1.0), gradients(0.5, loss=loss)).culprits
     assert culprit.stage is stage
     assert culprit.row.record.role.value == ("grad_output" if stage is Stage.LOSS else "param_grad")
@@ -95,7 +141,13 @@ def test_by_sketches_the_factor_is_as_exact_as_by_tensors(tmp_path: Path, factor
     sides = []
     for name, items in (("golden", gradients()), ("candidate", gradients(factor))):
         large = [
-            item(record.name, np.outer(array, np.arange(1, 30, dtype="f4")), role="param_grad", path="weight", parent=None)
+            item(
+                record.name,
+                np.outer(array, np.arange(1, 30, dtype="f4")),
+                role="param_grad",
+                path="weight",
+                parent=None,
+            )
             for record, array, _ in items
         ]
         sides.append(write(tmp_path / name, large, mode=Mode.SKETCH))
@@ -109,24 +161,34 @@ def test_by_sketches_the_factor_is_as_exact_as_by_tensors(tmp_path: Path, factor
 def test_a_model_with_an_error_in_its_forward_keeps_that_culprit_too(tmp_path: Path) -> None:
     outputs = [item("a", LOSS), item("a", 2 * LOSS)]
     comparison = compare(tmp_path, [outputs[0], *gradients()], [outputs[1], *gradients(0.5)])
-    assert [culprit.place for culprit in comparison.culprits] == ["all 3 gradients of parameters", "a"]
+    assert [culprit.place for culprit in comparison.culprits] == [
+        "all 3 gradients of parameters",
+        "a",
+    ]
 
 
 def test_the_json_has_the_factor(tmp_path: Path) -> None:
     comparison = compare(tmp_path, gradients(), gradients(0.5))
-    found: Any = json.loads(comparison.to_json(tmp_path / "x.json").read_text())["culprits"][0]["scaled"]
+    found: Any = json.loads(comparison.to_json(tmp_path / "x.json").read_text())["culprits"][0][
+        "scaled"
+    ]
     assert (found["factor"], found["count"]) == (0.5, 3)
 
 
 def test_fed_it_is_the_gradient_of_the_loss_alone_that_shows_it(tmp_path: Path) -> None:
     """Parameters' gradients are golden's then."""
     (culprit,) = compare(tmp_path, gradients(loss=1.0), gradients(loss=0.25)).culprits
-    assert (culprit.place, culprit.stage) == ("the backward of the loss, gradient of logits", Stage.LOSS)
+    assert (culprit.place, culprit.stage) == (
+        "the backward of the loss, gradient of logits",
+        Stage.LOSS,
+    )
     assert culprit.scaled.factor == pytest.approx(0.25)
 
 
 def test_a_loss_that_is_off_by_another_factor_is_not_called_right(tmp_path: Path) -> None:
-    """Fed, a gradient scaler's scale is seen in what the loss gives, and its inverse in the parameters' gradients."""
+    """Fed, a gradient scaler's scale is seen in what the loss gives, and its inverse in the
+    parameters' gradients.
+    """
     comparison = compare(tmp_path, gradients(loss=1.0), gradients(1 / 1024, loss=1024.0))
     assert "loss scale" in comparison.culprits[0].hints[0]
     assert "what the loss gives is right" not in comparison.conclusion

@@ -1,4 +1,6 @@
-"""Parts of tensors, each with its place in the whole: what a bundle keeps of them, and what a diff says."""
+"""Parts of tensors, each with its place in the whole: what a bundle keeps of them, and what a diff
+says.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,24 @@ ROWS = [(0, 0, 30, 200), (30, 0, 60, 200)]
 COLUMNS = [(0, 0, 60, 100), (0, 100, 60, 200)]
 
 
-def bundle(folder: Path, whole: np.ndarray, parts: list[tuple[int, int, int, int]], mode: Mode = Mode.SKETCH, placed: bool = True) -> Path:
-    """A bundle with a record for each part: first row and column, and those behind the last ones."""
+def bundle(
+    folder: Path,
+    whole: np.ndarray,
+    parts: list[tuple[int, int, int, int]],
+    mode: Mode = Mode.SKETCH,
+    placed: bool = True,
+) -> Path:
+    """A bundle with a record for each part: first row and column, and those behind the last
+    ones."""
     capture = {"mode": mode.value, "sketch": {"version": 1, "size": 256}}
-    writer = BundleWriter(folder, Manifest(complete=True, capture=capture, model={"sources": {}}), mode=mode)
+    writer = BundleWriter(
+        folder, Manifest(complete=True, capture=capture, model={"sources": {}}), mode=mode
+    )
     for number, (top, left, bottom, right) in enumerate(parts):
         each = item(f"part{number}", whole[top:bottom, left:right], parent=("", 0), order=number)
-        record = replace(each.record, shard=Shard(whole.shape, (top, left))) if placed else each.record
+        record = (
+            replace(each.record, shard=Shard(whole.shape, (top, left))) if placed else each.record
+        )
         writer.add(record, each.array)
     writer.end_step(0)
     writer.close()
@@ -38,7 +51,9 @@ def bundle(folder: Path, whole: np.ndarray, parts: list[tuple[int, int, int, int
 
 
 @pytest.mark.parametrize("parts", [ROWS, COLUMNS], ids=["rows", "columns"])
-def test_the_sketches_of_two_layouts_add_up_to_the_same_sum(tmp_path: Path, parts: list[tuple[int, int, int, int]]) -> None:
+def test_the_sketches_of_two_layouts_add_up_to_the_same_sum(
+    tmp_path: Path, parts: list[tuple[int, int, int, int]]
+) -> None:
     sums = []
     for name, layout in (("whole", [(0, 0, 60, 200)]), ("parts", parts)):
         with ac.open_bundle(bundle(tmp_path / name, WHOLE, layout)) as opened:
@@ -47,7 +62,9 @@ def test_the_sketches_of_two_layouts_add_up_to_the_same_sum(tmp_path: Path, part
 
 
 @pytest.mark.parametrize("parts", [ROWS, COLUMNS], ids=["rows", "columns"])
-def test_equal_parts_are_compared_whichever_side_holds_tensors(tmp_path: Path, parts: list[tuple[int, int, int, int]]) -> None:
+def test_equal_parts_are_compared_whichever_side_holds_tensors(
+    tmp_path: Path, parts: list[tuple[int, int, int, int]]
+) -> None:
     golden = bundle(tmp_path / "golden", WHOLE, parts, Mode.TENSORS)
     found = ac.diff(golden, bundle(tmp_path / "candidate", WHOLE * NOISE, parts))
     for row in found.rows:
@@ -58,29 +75,50 @@ def test_equal_parts_are_compared_whichever_side_holds_tensors(tmp_path: Path, p
 @pytest.mark.parametrize("mode", [Mode.SKETCH, Mode.TENSORS, Mode.DIGEST])
 def test_the_same_values_of_another_part_are_no_pass(tmp_path: Path, mode: Mode) -> None:
     twice = np.concatenate([WHOLE[:30], WHOLE[:30]])
-    found = ac.diff(bundle(tmp_path / "golden", twice, ROWS[:1], mode), bundle(tmp_path / "candidate", twice, ROWS[1:], mode))
+    found = ac.diff(
+        bundle(tmp_path / "golden", twice, ROWS[:1], mode),
+        bundle(tmp_path / "candidate", twice, ROWS[1:], mode),
+    )
     assert not found.passed
     assert found.rows[0].reason is Reason.SHAPE
-    assert found.rows[0].verdict.detail == "golden is [0:30, 0:200] of [60, 200], the candidate [30:60, 0:200] of [60, 200]"
+    assert (
+        found.rows[0].verdict.detail
+        == "golden is [0:30, 0:200] of [60, 200], the candidate [30:60, 0:200] of [60, 200]"
+    )
 
 
 def test_a_part_is_not_compared_with_a_whole(tmp_path: Path) -> None:
-    found = ac.diff(bundle(tmp_path / "golden", WHOLE, ROWS), bundle(tmp_path / "candidate", WHOLE, ROWS, placed=False))
+    found = ac.diff(
+        bundle(tmp_path / "golden", WHOLE, ROWS),
+        bundle(tmp_path / "candidate", WHOLE, ROWS, placed=False),
+    )
     assert not found.passed
-    assert found.rows[0].verdict.detail == "golden is [0:30, 0:200] of [60, 200], the candidate the whole of [30, 200]"
+    assert (
+        found.rows[0].verdict.detail
+        == "golden is [0:30, 0:200] of [60, 200], the candidate the whole of [30, 200]"
+    )
 
 
 def test_equal_parts_at_two_places_have_a_sketch_each(tmp_path: Path) -> None:
-    with ac.open_bundle(bundle(tmp_path / "b", np.concatenate([WHOLE[:30], WHOLE[:30]]), ROWS)) as opened:
+    with ac.open_bundle(
+        bundle(tmp_path / "b", np.concatenate([WHOLE[:30], WHOLE[:30]]), ROWS)
+    ) as opened:
         one, other = (opened.sketch(record) for record in opened.records())
         assert opened.manifest.format_version == 3
     assert np.linalg.norm(one - other) > 0.5 * np.linalg.norm(WHOLE[:30])
 
 
 @pytest.mark.parametrize(
-    "shard", [{"shape": [60, 200], "start": [31, 0]}, {"shape": [60], "start": [0]}, {"shape": [60, 200], "start": [-1, 0]}]
+    "shard",
+    [
+        {"shape": [60, 200], "start": [31, 0]},
+        {"shape": [60], "start": [0]},
+        {"shape": [60, 200], "start": [-1, 0]},
+    ],
 )
-def test_a_part_that_does_not_lie_in_its_whole_is_damage(tmp_path: Path, shard: dict[str, list[int]]) -> None:
+def test_a_part_that_does_not_lie_in_its_whole_is_damage(
+    tmp_path: Path, shard: dict[str, list[int]]
+) -> None:
     folder = bundle(tmp_path / "b", WHOLE, ROWS)
     set_fields(folder, shard=shard)
     with ac.open_bundle(folder) as opened, pytest.raises(BundleError, match="line 1: damaged"):

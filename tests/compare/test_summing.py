@@ -1,4 +1,6 @@
-"""Normalisations that sum over a batch, in another order of summing: rounding, and a variance that is off by a thousandth is none."""
+"""Normalisations that sum over a batch, in another order of summing: rounding, and a variance that
+is off by a thousandth is none.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,23 @@ Made = Callable[[], nn.Module]
 
 def batch_norm() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
     )
 
 
 def group_norm() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU()
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.GroupNorm(4, 16),
+        nn.ReLU(),
+        nn.Conv2d(16, 8, 3, padding=1),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(),
     )
 
 
@@ -40,8 +52,12 @@ class WrongVariance(nn.BatchNorm2d):
         return normal * self.weight[:, None, None] + self.bias[:, None, None]
 
 
-def compared(tmp_path: Path, make: Made, *, last: str = "candidate", fault: bool = False, mean: float = 3.0) -> Comparison:
-    """A step of training on images in another memory format on one side, fed, and judged by a baseline in float64."""
+def compared(
+    tmp_path: Path, make: Made, *, last: str = "candidate", fault: bool = False, mean: float = 3.0
+) -> Comparison:
+    """A step of training on images in another memory format on one side, fed, and judged by a
+    baseline in float64.
+    """
     torch.manual_seed(0)
     golden = make().train()
     x = torch.randn(8, 3, 32, 32) + mean
@@ -50,10 +66,15 @@ def compared(tmp_path: Path, make: Made, *, last: str = "candidate", fault: bool
         if fault and name == "candidate":
             model[1].__class__ = WrongVariance  # type: ignore[index]
         if name == last:
-            model, given = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            model, given = (
+                model.to(memory_format=torch.channels_last),
+                x.contiguous(memory_format=torch.channels_last),
+            )  # type: ignore[call-overload]
         if name == "baseline":
             model, given = model.double(), x.double()
-        with ac.capture(model, tmp_path / name, feed=None if name == "golden" else tmp_path / "golden"):
+        with ac.capture(
+            model, tmp_path / name, feed=None if name == "golden" else tmp_path / "golden"
+        ):
             model(given).square().mean().backward()
     return ac.diff(tmp_path / "golden", tmp_path / "candidate", baseline=tmp_path / "baseline")
 
@@ -65,7 +86,9 @@ def test_another_memory_format_is_rounding(tmp_path: Path, make: Made, last: str
     assert (found.answer.value, found.passed) == ("rounding", True), found.culprits
 
 
-def test_a_variance_that_is_off_by_a_thousandth_is_a_bug_beside_another_memory_format(tmp_path: Path) -> None:
+def test_a_variance_that_is_off_by_a_thousandth_is_a_bug_beside_another_memory_format(
+    tmp_path: Path,
+) -> None:
     found = compared(tmp_path, batch_norm, fault=True)
     assert (found.answer.value, found.culprits[0].place) == ("bug", "1")
 
@@ -78,16 +101,22 @@ def test_a_variance_that_is_off_by_a_thousandth_is_a_bug_beside_another_memory_f
     ("GroupNorm", (8, 16, 4, 4), 256),
     ("LayerNorm", (8, 16), 0),
 ])  # fmt: skip
-def test_a_normalisation_sums_over_all_but_its_channels_or_samples(kind: str, shape: tuple[int, ...], terms: int) -> None:
+def test_a_normalisation_sums_over_all_but_its_channels_or_samples(
+    kind: str, shape: tuple[int, ...], terms: int
+) -> None:
     assert Terms().summed(item("norm", dtype="float32", type=kind, shape=shape).record) == terms
 
 
 def test_the_room_for_sums_grows_with_their_root_and_ends_below_a_fault() -> None:
     default = Tolerance(rel_l2=2e-6, by_default=True)
     assert default.of_sums(10_000, "float32").summing == pytest.approx(4 * 100 * 2**-24)
-    assert default.of_sums(10_000, "bfloat16").summing == pytest.approx(4 * 100 * 2**-24)  # sums are kept in float32
+    assert default.of_sums(10_000, "bfloat16").summing == pytest.approx(
+        4 * 100 * 2**-24
+    )  # sums are kept in float32
     assert default.of_sums(1 << 40, "float32").rel_l2 == 1e-4
-    assert Tolerance(rel_l2=1e-7).of_sums(10_000, "float32") == Tolerance(rel_l2=1e-7)  # the user's own
+    assert Tolerance(rel_l2=1e-7).of_sums(10_000, "float32") == Tolerance(
+        rel_l2=1e-7
+    )  # the user's own
     assert not default.of_sums(0, "float32").summing
 
 
@@ -102,7 +131,11 @@ class Sum(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
         rows = grad.transpose(0, 1).reshape(grad.shape[1], -1).numpy()
-        return grad, torch.from_numpy(np.add.accumulate(rows, 1)[:, -1] * np.float32(context.factor)), None
+        return (
+            grad,
+            torch.from_numpy(np.add.accumulate(rows, 1)[:, -1] * np.float32(context.factor)),
+            None,
+        )
 
 
 class Bias(nn.Module):
@@ -111,23 +144,38 @@ class Bias(nn.Module):
         self.bias, self.factor = nn.Parameter(torch.randn(6)), 0.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = Sum.apply(x, self.bias, self.factor) if self.factor else x + self.bias[:, None, None]
+        found: torch.Tensor = (
+            Sum.apply(x, self.bias, self.factor) if self.factor else x + self.bias[:, None, None]
+        )
         return found
 
 
 @pytest.mark.parametrize(
     ("after", "factor", "answer"),
-    [(nn.BatchNorm2d(6), 1.0, "rounding"), (nn.SiLU(), 1.0, "rounding"), (nn.SiLU(), 1.001, "different")],
+    [
+        (nn.BatchNorm2d(6), 1.0, "rounding"),
+        (nn.SiLU(), 1.0, "rounding"),
+        (nn.SiLU(), 1.001, "different"),
+    ],
     ids=["zero but for rounding", "another order", "off by a thousandth"],
 )
-def test_a_biases_gradient_is_judged_by_how_many_terms_it_has(tmp_path: Path, after: nn.Module, factor: float, answer: str) -> None:
+def test_a_biases_gradient_is_judged_by_how_many_terms_it_has(
+    tmp_path: Path, after: nn.Module, factor: float, answer: str
+) -> None:
     torch.manual_seed(0)
     golden, x = nn.Sequential(Bias(), after), torch.randn(16, 6, 64, 64)
     candidate = copy.deepcopy(golden)
     candidate[0].factor = factor  # type: ignore[assignment]
     with ac.capture(golden, tmp_path / "golden"):
-        golden(x).square().mul(torch.rand(x.shape, generator=torch.Generator().manual_seed(1))).mean().backward()
+        golden(x).square().mul(
+            torch.rand(x.shape, generator=torch.Generator().manual_seed(1))
+        ).mean().backward()
     with ac.capture(candidate, tmp_path / "candidate", feed=tmp_path / "golden"):
-        candidate(x).square().mul(torch.rand(x.shape, generator=torch.Generator().manual_seed(1))).mean().backward()
+        candidate(x).square().mul(
+            torch.rand(x.shape, generator=torch.Generator().manual_seed(1))
+        ).mean().backward()
     found = ac.diff(tmp_path / "golden", tmp_path / "candidate")
-    assert (found.answer.value, [each.name for each in found.culprits]) == (answer, ["0"] if answer == "different" else [])
+    assert (found.answer.value, [each.name for each in found.culprits]) == (
+        answer,
+        ["0"] if answer == "different" else [],
+    )

@@ -22,7 +22,9 @@ Pair = tuple[Item, Item]
 
 def pair(name: str, role: str, off: float = 1e-7, **fields: Any) -> Pair:
     """The same record on both sides, relatively ``off``."""
-    return item(name, X, role=role, **fields), item(name, X * np.float32(1 + off), role=role, **fields)
+    return item(name, X, role=role, **fields), item(
+        name, X * np.float32(1 + off), role=role, **fields
+    )
 
 
 def compared(tmp_path: Path, *pairs: Pair) -> ac.Comparison:
@@ -34,7 +36,12 @@ def reasons(comparison: ac.Comparison) -> list[str]:
 
 
 def test_free_running_a_gradient_after_a_wrong_forward_is_inherited(tmp_path: Path) -> None:
-    comparison = compared(tmp_path, pair("a", "output", 0.1), pair("a", "grad_output", 0.1), pair("a", "call_grad", 0.1, path="weight"))
+    comparison = compared(
+        tmp_path,
+        pair("a", "output", 0.1),
+        pair("a", "grad_output", 0.1),
+        pair("a", "call_grad", 0.1, path="weight"),
+    )
     assert reasons(comparison) == ["introduced", "inherited", "inherited"]
 
 
@@ -47,27 +54,42 @@ def test_free_running_a_gradient_after_a_wrong_forward_is_inherited(tmp_path: Pa
         ("call_grad", ("", 0), "introduced"),
     ],
 )
-def test_the_first_gradient_over_its_limit_is_where_the_error_was_made(tmp_path: Path, role: str, parent: Any, reason: str) -> None:
-    comparison = compared(tmp_path, pair("a", "output"), pair("a", role, 0.1, parent=parent, path="0"), pair("b", "grad_input", 0.1))
+def test_the_first_gradient_over_its_limit_is_where_the_error_was_made(
+    tmp_path: Path, role: str, parent: Any, reason: str
+) -> None:
+    comparison = compared(
+        tmp_path,
+        pair("a", "output"),
+        pair("a", role, 0.1, parent=parent, path="0"),
+        pair("b", "grad_input", 0.1),
+    )
     assert reasons(comparison) == ["ok", reason, "inherited"]
     stage = Stage.LOSS if role == "grad_output" and parent is None else Stage.BACKWARD
     assert [culprit.stage for culprit in comparison.culprits] == [stage]
 
 
 def test_a_parameters_gradient_is_as_wrong_as_its_parts(tmp_path: Path) -> None:
-    parts = [pair("b", "call_grad", 0.1, path="/a.weight"), pair("a", "param_grad", 0.1, path="weight", parent=None)]
+    parts = [
+        pair("b", "call_grad", 0.1, path="/a.weight"),
+        pair("a", "param_grad", 0.1, path="weight", parent=None),
+    ]
     assert reasons(compared(tmp_path, *parts)) == ["introduced", "inherited"]
 
 
 def test_a_sum_that_is_wrong_though_its_parts_are_right_is_named(tmp_path: Path) -> None:
-    parts = [pair("a", "call_grad", path="weight"), pair("a", "param_grad", 0.1, path="weight", parent=None)]
+    parts = [
+        pair("a", "call_grad", path="weight"),
+        pair("a", "param_grad", 0.1, path="weight", parent=None),
+    ]
     comparison = compared(tmp_path, *parts)
     assert reasons(comparison) == ["ok", "introduced"]
     assert comparison.culprits[0].place == "the sum of the gradients of a.weight"
 
 
 def test_a_bias_whose_gradient_cancels_is_judged_by_what_is_summed(tmp_path: Path) -> None:
-    """The gradient of a key's bias is zero, but for rounding; the rounding of it differs altogether."""
+    """The gradient of a key's bias is zero, but for rounding; the rounding of it differs
+    altogether.
+    """
     tiny = np.full(8, 1e-9, np.float32)
     golden = [item("k", X, role="grad_output"), item("k", tiny, role="call_grad", path="bias")]
     candidate = [item("k", X, role="grad_output"), item("k", -tiny, role="call_grad", path="bias")]
@@ -81,26 +103,52 @@ NOTHING = np.zeros(8)
 
 @pytest.mark.parametrize("baseline", [False, True], ids=["limits", "baseline"])
 @pytest.mark.parametrize("made_of", [
-    [("param_before", "weight", np.ones(8)), ("param_update", "weight", NOTHING)],  # too small for the parameter's last place
+    # too small for the parameter's last place
+    [("param_before", "weight", np.ones(8)), ("param_update", "weight", NOTHING)],
     [("grad_output", "", X), ("call_grad", "bias", NOTHING)],  # a sum that cancels
     [("grad_output", "", X), ("call_grad", "bias", NOTHING), ("param_grad", "bias", NOTHING)],
 ])  # fmt: skip
 @pytest.mark.parametrize(("off", "passes"), [(1e-9, True), (1e-2, False)])
 def test_what_rounding_takes_whole_may_be_a_little_on_the_other_side(
-    tmp_path: Path, made_of: list[tuple[str, str, np.ndarray]], off: float, passes: bool, baseline: bool
+    tmp_path: Path,
+    made_of: list[tuple[str, str, np.ndarray]],
+    off: float,
+    passes: bool,
+    baseline: bool,
 ) -> None:
     sides, feed = [], {}
-    for name, dtype, error in (("golden", "float32", 0.0), ("npu", "float64", off), ("baseline", "float64", 1e-12)):
-        off_by = [(role, path, values + error * (values is NOTHING)) for role, path, values in made_of]
-        items = [item("a", values, dtype, role=role, path=path, parent=None) for role, path, values in off_by]
+    for name, dtype, error in (
+        ("golden", "float32", 0.0),
+        ("npu", "float64", off),
+        ("baseline", "float64", 1e-12),
+    ):
+        off_by = [
+            (role, path, values + error * (values is NOTHING)) for role, path, values in made_of
+        ]
+        items = [
+            item("a", values, dtype, role=role, path=path, parent=None)
+            for role, path, values in off_by
+        ]
         sides.append(write(tmp_path / name, items, capture={"backward": True, **feed}))
         with ac.open_bundle(sides[0]) as golden:
-            feed = {"feed": {"golden": "golden", "identity": golden.identity(), "not_fed": [], "backward": True}}
+            feed = {
+                "feed": {
+                    "golden": "golden",
+                    "identity": golden.identity(),
+                    "not_fed": [],
+                    "backward": True,
+                }
+            }
     assert ac.diff(*sides[:2], baseline=sides[2] if baseline else None).passed is passes
 
 
-@pytest.mark.parametrize(("off", "step", "reason"), [(0.1, 2, "inherited"), (1e-7, 2, "introduced"), (0.1, 1, "introduced")])
-def test_state_that_unrecorded_steps_made_after_a_wrong_one_is_no_culprit(tmp_path: Path, off: float, step: int, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("off", "step", "reason"),
+    [(0.1, 2, "inherited"), (1e-7, 2, "introduced"), (0.1, 1, "introduced")],
+)
+def test_state_that_unrecorded_steps_made_after_a_wrong_one_is_no_culprit(
+    tmp_path: Path, off: float, step: int, reason: str
+) -> None:
     before = pair("a", "param_before", 0.0, path="weight", parent=None)
     state = pair("a", "state_before", 0.1, path="weight.exp_avg", parent=None, step=step)
     assert reasons(compared(tmp_path, pair("a", "grad_input", off), before, state))[-1] == reason
@@ -108,21 +156,33 @@ def test_state_that_unrecorded_steps_made_after_a_wrong_one_is_no_culprit(tmp_pa
 
 def test_an_update_is_judged_by_the_rounding_of_its_parameter(tmp_path: Path) -> None:
     weight, update = np.full(64, 1.0, np.float32), np.full(64, 1e-5, np.float32)
-    golden = [item("a", weight, role="param_before", path="w"), item("a", update, role="param_update", path="w")]
+    golden = [
+        item("a", weight, role="param_before", path="w"),
+        item("a", update, role="param_update", path="w"),
+    ]
     candidate = [golden[0], item("a", update + np.float32(6e-8), role="param_update", path="w")]
     assert compare(tmp_path, golden, candidate).passed
 
 
 @pytest.mark.parametrize(("dtype", "passed"), [("bfloat16", True), ("float32", False)])
-def test_an_update_of_a_parameter_that_agrees_is_judged_by_the_parameters_type(tmp_path: Path, dtype: str, passed: bool) -> None:
-    """An update is kept in float32: that of a bfloat16 parameter holds its rounding, as where a fused optimizer computes it."""
+def test_an_update_of_a_parameter_that_agrees_is_judged_by_the_parameters_type(
+    tmp_path: Path, dtype: str, passed: bool
+) -> None:
+    """An update is kept in float32: that of a bfloat16 parameter holds its rounding, as where a
+    fused optimizer computes it.
+    """
     before = item("a", np.zeros(64, np.float32), dtype, role="param_before", path="w")
-    sides = [[before, item("a", np.full(64, update, np.float32), role="param_update", path="w")] for update in (1e-3, 1.003e-3)]
+    sides = [
+        [before, item("a", np.full(64, update, np.float32), role="param_update", path="w")]
+        for update in (1e-3, 1.003e-3)
+    ]
     assert compare(tmp_path, *sides).passed is passed
 
 
 @pytest.mark.parametrize("given", ["", "param_grad", "param_before", "state_before"])
-def test_free_running_an_update_is_judged_only_if_it_was_given_the_same(tmp_path: Path, given: str) -> None:
+def test_free_running_an_update_is_judged_only_if_it_was_given_the_same(
+    tmp_path: Path, given: str
+) -> None:
     before = [pair("a", given, 1e-7, path="w", parent=None)] if given else []
     comparison = compared(tmp_path, *before, pair("a", "param_update", 0.03, path="w", parent=None))
     assert comparison.rows[-1].reason is (Reason.NOT_COMPARABLE if given else Reason.INTRODUCED)
@@ -141,17 +201,35 @@ def test_free_running_an_update_is_judged_only_if_it_was_given_the_same(tmp_path
         ("param_changed", "bfloat16", 0.7),
     ],
 )
-def test_free_running_what_no_other_gradient_explains_is_no_all_clear(tmp_path: Path, role: str, dtype: str, off: float) -> None:
-    """Less is explained; and so is a part of it alone, as Adam's update of a key's bias, whose gradient is rounding."""
+def test_free_running_what_no_other_gradient_explains_is_no_all_clear(
+    tmp_path: Path, role: str, dtype: str, off: float
+) -> None:
+    """Less is explained; and so is a part of it alone, as Adam's update of a key's bias, whose
+    gradient is rounding.
+    """
     step = 0 if role == "param_update" else 1
     rounding = 1e-7 if dtype == "float32" else 1e-2
-    before = [pair("a", "param_grad", rounding, dtype=dtype, path="w", parent=None, step=each) for each in range(step + 1)]
+    before = [
+        pair("a", "param_grad", rounding, dtype=dtype, path="w", parent=None, step=each)
+        for each in range(step + 1)
+    ]
     large = item("b", 100 * X, dtype, role=role, path="w", parent=None, step=step)
 
     def found(off: float, *more: Pair) -> ac.Comparison:
-        pairs = [*before, pair("a", role, off, dtype=dtype, path="w", parent=None, step=step), *more]
+        pairs = [
+            *before,
+            pair("a", role, off, dtype=dtype, path="w", parent=None, step=step),
+            *more,
+        ]
         number = len(list(tmp_path.iterdir()))
-        sides = [write(tmp_path / f"{number}{side}", [each[side] for each in pairs], capture={"dtype": dtype}) for side in (0, 1)]
+        sides = [
+            write(
+                tmp_path / f"{number}{side}",
+                [each[side] for each in pairs],
+                capture={"dtype": dtype},
+            )
+            for side in (0, 1)
+        ]
         return ac.diff(*sides)
 
     alone = found(off)
@@ -163,7 +241,9 @@ def test_free_running_what_no_other_gradient_explains_is_no_all_clear(tmp_path: 
 
 
 @pytest.mark.parametrize("role", ["param_before", "state_before"])
-def test_free_running_what_an_update_of_other_gradients_made_is_not_judged_in_the_next_step(tmp_path: Path, role: str) -> None:
+def test_free_running_what_an_update_of_other_gradients_made_is_not_judged_in_the_next_step(
+    tmp_path: Path, role: str
+) -> None:
     gradient = pair("a", "param_grad", 1e-7, path="w", parent=None)
     comparison = compared(tmp_path, gradient, pair("a", role, 0.5, path="w", parent=None, step=1))
     assert reasons(comparison) == ["ok", "not comparable"]
@@ -171,7 +251,9 @@ def test_free_running_what_an_update_of_other_gradients_made_is_not_judged_in_th
     assert reasons(alone) == ["introduced"]
 
 
-def test_gradients_that_golden_was_captured_without_are_listed_and_fail_nothing(tmp_path: Path) -> None:
+def test_gradients_that_golden_was_captured_without_are_listed_and_fail_nothing(
+    tmp_path: Path,
+) -> None:
     ours, theirs = pair("a", "output")
     comparison = compare(tmp_path, [ours], [theirs, item("a", X, role="grad_output")])
     assert reasons(comparison) == ["ok", "not comparable"]
@@ -196,20 +278,35 @@ def test_gradients_that_a_candidate_of_an_older_version_lacks_fail_nothing(tmp_p
 
 def test_gradients_that_never_came_though_they_were_asked_for_are_missing(tmp_path: Path) -> None:
     ours, theirs = pair("a", "output")
-    golden = write(tmp_path / "golden", [ours, item("a", X, role="grad_output")], capture={"backward": True})
-    comparison = ac.diff(golden, write(tmp_path / "asked", [theirs], capture={"no_backward": False}))
+    golden = write(
+        tmp_path / "golden", [ours, item("a", X, role="grad_output")], capture={"backward": True}
+    )
+    comparison = ac.diff(
+        golden, write(tmp_path / "asked", [theirs], capture={"no_backward": False})
+    )
     assert (reasons(comparison), comparison.passed) == (["ok", "missing"], False)
 
 
 def with_optimizer(folder: Path, name: str, optimizer: str, **fields: Any) -> Path:
     """A bundle with one value of its optimizer's state and an update."""
-    items = [item("a", X, role="param_update", path="w", parent=None), item("a", X, role="state_after", path=f"w.{name}", parent=None)]
-    return write(folder / name, items, capture={"backward": True, "no_backward": False, "optimizer": f"torch.optim.{optimizer}"}, **fields)
+    items = [
+        item("a", X, role="param_update", path="w", parent=None),
+        item("a", X, role="state_after", path=f"w.{name}", parent=None),
+    ]
+    return write(
+        folder / name,
+        items,
+        capture={"backward": True, "no_backward": False, "optimizer": f"torch.optim.{optimizer}"},
+        **fields,
+    )
 
 
 def test_state_of_an_optimizer_of_another_class_is_told_once(tmp_path: Path) -> None:
     """Its updates are compared, and here are the same."""
-    comparison = ac.diff(with_optimizer(tmp_path, "exp_avg", "adamw.AdamW"), with_optimizer(tmp_path, "momentum", "sgd.SGD"))
+    comparison = ac.diff(
+        with_optimizer(tmp_path, "exp_avg", "adamw.AdamW"),
+        with_optimizer(tmp_path, "momentum", "sgd.SGD"),
+    )
     assert reasons(comparison) == ["identical", "not comparable", "not comparable"]
     told = [finding.message for finding in comparison.preflight if finding.topic == "optimizer"]
     assert told == ["optimizer: golden torch.optim.adamw.AdamW, candidate torch.optim.sgd.SGD"]
@@ -217,7 +314,10 @@ def test_state_of_an_optimizer_of_another_class_is_told_once(tmp_path: Path) -> 
 
 
 def test_state_that_one_side_lacks_of_the_same_optimizer_is_missing(tmp_path: Path) -> None:
-    comparison = ac.diff(with_optimizer(tmp_path, "exp_avg", "adamw.AdamW"), with_optimizer(tmp_path, "momentum", "adamw.AdamW"))
+    comparison = ac.diff(
+        with_optimizer(tmp_path, "exp_avg", "adamw.AdamW"),
+        with_optimizer(tmp_path, "momentum", "adamw.AdamW"),
+    )
     assert (reasons(comparison), comparison.passed) == (["identical", "extra", "missing"], False)
 
 
@@ -229,7 +329,9 @@ def test_state_that_one_side_lacks_of_the_same_optimizer_is_missing(tmp_path: Pa
         ("state_after", "weight.exp_avg_sq", "the update of a.weight, exp_avg_sq"),
     ],
 )
-def test_the_place_of_a_culprit_says_what_of_the_parameter_it_is(tmp_path: Path, role: str, path: str, place: str) -> None:
+def test_the_place_of_a_culprit_says_what_of_the_parameter_it_is(
+    tmp_path: Path, role: str, path: str, place: str
+) -> None:
     comparison = compared(tmp_path, pair("a", "output", 0.0), pair("a", role, 0.1, path=path))
     assert [culprit.place for culprit in comparison.culprits] == [place]
 
@@ -243,34 +345,62 @@ def test_nan_gradients_on_both_sides_agree_and_are_counted(tmp_path: Path) -> No
 
 
 def test_a_number_of_a_parameter_group_is_told_by_its_two_values(tmp_path: Path) -> None:
-    sides = [[item("a", X), item("", np.array(value), role="state_before", path="AdamW.0.lr", parent=None)] for value in (1e-3, 1e-4)]
+    sides = [
+        [
+            item("a", X),
+            item("", np.array(value), role="state_before", path="AdamW.0.lr", parent=None),
+        ]
+        for value in (1e-3, 1e-4)
+    ]
     folder = tmp_path / "golden"
     golden = write(folder, sides[0])
     with ac.open_bundle(golden) as opened:
         feed = {"feed": {"identity": opened.identity(), "not_fed": [], "golden": ""}}
     comparison = ac.diff(golden, write(tmp_path / "npu", sides[1], capture=feed))
-    assert comparison.conclusion == "bug: what the update is given of AdamW.0.lr: 0.001 in golden, 0.0001 in the candidate"
+    assert (
+        comparison.conclusion
+        == "bug: what the update is given of AdamW.0.lr: 0.001 in golden, 0.0001 in the candidate"
+    )
 
 
 @pytest.mark.parametrize(("step", "reason"), [(0, "introduced"), (1, "inherited")])
-def test_a_number_of_a_parameter_group_that_an_earlier_wrong_update_wrote_is_inherited(tmp_path: Path, step: int, reason: str) -> None:
-    """It is what the update of step 0 wrote into its group (a sum of weights), unless it is wrong when that begins."""
+def test_a_number_of_a_parameter_group_that_an_earlier_wrong_update_wrote_is_inherited(
+    tmp_path: Path, step: int, reason: str
+) -> None:
+    """It is what the update of step 0 wrote into its group (a sum of weights), unless it is wrong
+    when that begins.
+    """
 
     def number(value: float) -> Item:
-        return item("", np.array(value), role="state_before", path="Own.0.weight_sum", parent=None, step=step)
+        return item(
+            "",
+            np.array(value),
+            role="state_before",
+            path="Own.0.weight_sum",
+            parent=None,
+            step=step,
+        )
 
     update = pair("a", "param_update", 0.1, path="w", parent=None)
-    rows = [(number(1.0), number(2.0)), update] if step == 0 else [update, (number(1.0), number(2.0))]
+    rows = (
+        [(number(1.0), number(2.0)), update] if step == 0 else [update, (number(1.0), number(2.0))]
+    )
     golden = write(tmp_path / "golden", [ours for ours, _ in rows])
     with ac.open_bundle(golden) as opened:
         feed = {"feed": {"identity": opened.identity(), "not_fed": [], "golden": ""}}
-    comparison = ac.diff(golden, write(tmp_path / "npu", [theirs for _, theirs in rows], capture=feed))
-    assert [row.reason.value for row in comparison.rows if row.record.role is Role.STATE_BEFORE] == [reason]
+    comparison = ac.diff(
+        golden, write(tmp_path / "npu", [theirs for _, theirs in rows], capture=feed)
+    )
+    assert [
+        row.reason.value for row in comparison.rows if row.record.role is Role.STATE_BEFORE
+    ] == [reason]
     assert comparison.culprits[0].row.record.step == 0
 
 
 @pytest.mark.parametrize("older", [True, False], ids=["golden", "candidate"])
-def test_how_an_update_is_computed_which_older_bundles_hold_is_no_difference(tmp_path: Path, older: bool) -> None:
+def test_how_an_update_is_computed_which_older_bundles_hold_is_no_difference(
+    tmp_path: Path, older: bool
+) -> None:
     both = [item("", np.array(0.1), role="state_before", path="AdamW.0.lr", parent=None)]
     way = item("", np.array(True), role="state_before", path="AdamW.0.foreach", parent=None)
     sides = [[*both, way], both]
@@ -280,8 +410,13 @@ def test_how_an_update_is_computed_which_older_bundles_hold_is_no_difference(tmp
     assert "newer captures do not record it" in comparison.rows[1].verdict.detail
 
 
-def test_an_update_of_another_optimizer_is_judged_though_only_one_side_has_its_state(tmp_path: Path) -> None:
-    given = [item("a", X, role=role, path="weight", parent=None) for role in ("param_grad", "param_before")]
+def test_an_update_of_another_optimizer_is_judged_though_only_one_side_has_its_state(
+    tmp_path: Path,
+) -> None:
+    given = [
+        item("a", X, role=role, path="weight", parent=None)
+        for role in ("param_grad", "param_before")
+    ]
     sides = [
         [
             *given,

@@ -1,4 +1,6 @@
-"""Refactorings: rows of one side, or in another form, fail nothing if all that both sides compute of them agrees; and hide no fault."""
+"""Refactorings: rows of one side, or in another form, fail nothing if all that both sides compute
+of them agrees; and hide no fault.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,17 @@ LOW = torch.finfo(torch.float32).min
 
 
 class Attention(nn.Module):
-    """``eager`` returns its weights too, takes a floating mask and calls a dropout; the other form does none of it."""
+    """``eager`` returns its weights too, takes a floating mask and calls a dropout; the other form
+    does none of it.
+    """
 
     def __init__(self, eager: bool) -> None:
         super().__init__()
         self.eager = eager
-        self.q, self.k, self.v, self.out, self.dropout = (*(nn.Linear(16, 16) for _ in range(4)), nn.Dropout(0.1))
+        self.q, self.k, self.v, self.out, self.dropout = (
+            *(nn.Linear(16, 16) for _ in range(4)),
+            nn.Dropout(0.1),
+        )
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor, **flags: bool) -> object:
         added = mask if mask.is_floating_point() else torch.where(mask, 0.0, LOW)
@@ -48,12 +55,20 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
-    """The same numbers in two forms. ``returned`` is what it returns beside them; ``wrong`` changes the mask."""
+    """The same numbers in two forms. ``returned`` is what it returns beside them; ``wrong`` changes
+    the mask.
+    """
 
-    def __init__(self, eager: bool, wrong: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+    def __init__(
+        self, eager: bool, wrong: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.eager, self.wrong, self.layers = eager, wrong, nn.ModuleList(Layer(eager) for _ in range(2))
+        self.eager, self.wrong, self.layers = (
+            eager,
+            wrong,
+            nn.ModuleList(Layer(eager) for _ in range(2)),
+        )
 
     def forward(self, x: torch.Tensor) -> object:
         attended = torch.ones(5, 5, dtype=torch.bool).tril()
@@ -66,9 +81,16 @@ class Net(nn.Module):
         return x
 
 
-def compared(tmp_path: Path, golden: nn.Module, candidate: nn.Module, fed: bool, train: bool = False) -> ac.Comparison:
+def compared(
+    tmp_path: Path, golden: nn.Module, candidate: nn.Module, fed: bool, train: bool = False
+) -> ac.Comparison:
     for name, model in (("golden", golden.eval()), ("candidate", candidate.eval())):
-        with ac.capture(model, tmp_path / name, feed=tmp_path / "golden" if fed and name == "candidate" else None, backward=train or None):
+        with ac.capture(
+            model,
+            tmp_path / name,
+            feed=tmp_path / "golden" if fed and name == "candidate" else None,
+            backward=train or None,
+        ):
             found = model(X)
             if train:
                 (found[0] if isinstance(found, tuple) else found).square().mean().backward()
@@ -86,7 +108,11 @@ def scaled(module: nn.Module, factor: float = 1.05) -> None:
 def test_a_refactoring_is_no_fault(tmp_path: Path, eager: bool, fed: bool, train: bool) -> None:
     found = compared(tmp_path, Net(eager), Net(not eager), fed, train)
     assert (found.exit_code, found.culprits) == (0, [])
-    alone = [row for row in found.unmatched() if row.record is not None and row.record.role.value in ("input", "output")]
+    alone = [
+        row
+        for row in found.unmatched()
+        if row.record is not None and row.record.role.value in ("input", "output")
+    ]
     assert {row.reason for row in alone} == {Reason.ONE_SIDED}
     assert {row.place for row in alone if ".0." in row.place} == {
         "layers.0.attention input.output_attentions",
@@ -94,11 +120,23 @@ def test_a_refactoring_is_no_fault(tmp_path: Path, eager: bool, fed: bool, train
         "layers.0.attention.dropout input.0",
         "layers.0.attention.dropout output",
     }
-    assert "rows on one side only, the first layers.0.attention input.output_attentions" in found.conclusion
+    assert (
+        "rows on one side only, the first layers.0.attention input.output_attentions"
+        in found.conclusion
+    )
 
 
 @pytest.mark.parametrize("fed", [False, True])
-@pytest.mark.parametrize("name", ["layers.0.attention.q", "layers.0.attention.out", "layers.0.mlp", "layers.1.attention.v", "layers.1.mlp"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "layers.0.attention.q",
+        "layers.0.attention.out",
+        "layers.0.mlp",
+        "layers.1.attention.v",
+        "layers.1.mlp",
+    ],
+)
 def test_a_refactoring_hides_no_fault(tmp_path: Path, name: str, fed: bool) -> None:
     candidate = Net(False)
     scaled(candidate.get_submodule(name))
@@ -122,7 +160,9 @@ def test_a_mask_of_another_form_with_one_wrong_position_is_named_where_it_is_mad
     assert found.culprits[0].words == ("a mask that lets through other positions: 1 of 25 differ",)
 
 
-def test_a_mask_that_lets_through_more_is_listed_if_the_outputs_are_bit_for_bit_goldens(tmp_path: Path) -> None:
+def test_a_mask_that_lets_through_more_is_listed_if_the_outputs_are_bit_for_bit_goldens(
+    tmp_path: Path,
+) -> None:
     class Masked(nn.Module):
         def __init__(self, boolean: bool, factor: float = 1.0) -> None:
             super().__init__()
@@ -131,7 +171,9 @@ def test_a_mask_that_lets_through_more_is_listed_if_the_outputs_are_bit_for_bit_
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             mask = torch.ones(5, 5, dtype=torch.bool)
-            return self.inner(x, mask if self.boolean else torch.where(mask.tril(), 0.0, LOW), self.factor)
+            return self.inner(
+                x, mask if self.boolean else torch.where(mask.tril(), 0.0, LOW), self.factor
+            )
 
     class Ignores(nn.Module):
         def forward(self, x: torch.Tensor, mask: torch.Tensor, factor: float) -> torch.Tensor:
@@ -139,7 +181,10 @@ def test_a_mask_that_lets_through_more_is_listed_if_the_outputs_are_bit_for_bit_
 
     assert compared(tmp_path / "same", Masked(False), Masked(True), False).exit_code == 0
     for number, factor in enumerate((1 + 1e-6, 1.01)):
-        assert compared(tmp_path / str(number), Masked(False), Masked(True, factor), False).exit_code == 1
+        assert (
+            compared(tmp_path / str(number), Masked(False), Masked(True, factor), False).exit_code
+            == 1
+        )
 
 
 class Returning(nn.Module):
@@ -155,7 +200,9 @@ class Returning(nn.Module):
 
 @pytest.mark.parametrize("fed", [False, True])
 def test_a_required_output_that_is_dropped_is_no_pass(tmp_path: Path, fed: bool) -> None:
-    for number, sides in enumerate([(("logits", "aux"), ("logits",)), (("logits",), ("logits", "aux"))]):
+    for number, sides in enumerate(
+        [(("logits", "aux"), ("logits",)), (("logits",), ("logits", "aux"))]
+    ):
         found = compared(tmp_path / str(number), *(Returning(*names) for names in sides), fed)
         assert (found.answer, found.exit_code) == (Answer.DIFFERENT, 1)
 
@@ -172,7 +219,9 @@ class Trained(nn.Module):
 
 
 @pytest.mark.parametrize("fed", [False, True])
-def test_a_gradient_that_is_missing_where_both_have_the_value_is_no_pass(tmp_path: Path, fed: bool) -> None:
+def test_a_gradient_that_is_missing_where_both_have_the_value_is_no_pass(
+    tmp_path: Path, fed: bool
+) -> None:
     found = compared(tmp_path, Trained(False), Trained(True), fed, train=True)
     assert found.exit_code == 1
     assert found.counts()[Reason.MISSING]
@@ -208,7 +257,9 @@ class Objects(nn.Module):
 
 
 @pytest.mark.parametrize("fed", [False, True])
-def test_a_call_of_one_side_is_no_pass_where_nothing_is_compared_of_the_call_around_it(tmp_path: Path, fed: bool) -> None:
+def test_a_call_of_one_side_is_no_pass_where_nothing_is_compared_of_the_call_around_it(
+    tmp_path: Path, fed: bool
+) -> None:
     for number, more in enumerate((False, True)):
         found = compared(tmp_path / str(number), Objects(more), Objects(not more), fed)
         assert found.exit_code == 1
@@ -230,7 +281,9 @@ def test_one_call_more_of_what_both_sides_call_is_no_pass(tmp_path: Path) -> Non
     assert compared(tmp_path, Twice(1), Twice(2), False).exit_code == 1
 
 
-def test_an_argument_of_another_shape_is_listed_if_all_that_is_computed_of_it_agrees(tmp_path: Path) -> None:
+def test_an_argument_of_another_shape_is_listed_if_all_that_is_computed_of_it_agrees(
+    tmp_path: Path,
+) -> None:
     class Positions(nn.Module):
         def __init__(self, flat: bool, shift: int = 0) -> None:
             super().__init__()
@@ -246,7 +299,9 @@ def test_an_argument_of_another_shape_is_listed_if_all_that_is_computed_of_it_ag
             return x + at.reshape(1, 5, 1)
 
     found = compared(tmp_path / "same", Positions(False), Positions(True), False)
-    assert found.conclusion.startswith("identical in what was compared; 1 of 5 rows could not be compared, the first inner input.1")
+    assert found.conclusion.startswith(
+        "identical in what was compared; 1 of 5 rows could not be compared, the first inner input.1"
+    )
     assert compared(tmp_path / "other", Positions(False), Positions(True, 1), False).exit_code == 1
 
 
@@ -259,7 +314,9 @@ class Own(torch.optim.SGD):
             group["clipping"] = 0.5
 
 
-@pytest.mark.parametrize(("lr", "reason", "passed"), [(0.1, Reason.ONE_SIDED, True), (0.11, Reason.EXTRA, False)])
+@pytest.mark.parametrize(
+    ("lr", "reason", "passed"), [(0.1, Reason.ONE_SIDED, True), (0.11, Reason.EXTRA, False)]
+)
 def test_an_option_that_one_version_of_an_optimizer_lacks_is_vouched_for_by_its_updates(
     tmp_path: Path, lr: float, reason: Reason, passed: bool
 ) -> None:
@@ -271,7 +328,11 @@ def test_an_option_that_one_version_of_an_optimizer_lacks_is_vouched_for_by_its_
             model(X).square().sum().backward()
             optimizer.step()
     comparison = ac.diff(tmp_path / "False", tmp_path / "True")
-    (row,) = (row for row in comparison.rows if row.record is not None and row.record.path.endswith(".clipping"))
+    (row,) = (
+        row
+        for row in comparison.rows
+        if row.record is not None and row.record.path.endswith(".clipping")
+    )
     assert (row.reason, comparison.passed) == (reason, passed)
 
 
@@ -284,7 +345,9 @@ class Biased(nn.Module):
         self.table = nn.Parameter(torch.randn(1, 5, 5))
         self.each, self.off = each, off
 
-    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if bias is None:
             bias = self.table + self.off
             bias = bias.expand(len(x), -1, -1) * 1.0 if self.each else bias
@@ -292,7 +355,9 @@ class Biased(nn.Module):
 
 
 class Layers(nn.Module):
-    def __init__(self, each: bool, *, returns: bool = False, off: float = 0.0, factor: float = 1.0) -> None:
+    def __init__(
+        self, each: bool, *, returns: bool = False, off: float = 0.0, factor: float = 1.0
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.ModuleList(Biased(each, off) for _ in range(2))
@@ -307,7 +372,9 @@ class Layers(nn.Module):
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("fed", [False, True])
 @pytest.mark.parametrize("each", [False, True])
-def test_a_value_that_is_broadcast_later_is_the_same(tmp_path: Path, each: bool, fed: bool, train: bool) -> None:
+def test_a_value_that_is_broadcast_later_is_the_same(
+    tmp_path: Path, each: bool, fed: bool, train: bool
+) -> None:
     found = compared(tmp_path, Layers(each), Layers(not each), fed, train)
     assert (found.exit_code, found.culprits) == (0, [])
     assert "of two shapes, the first layers.0 output.1, the same when broadcast" in found.conclusion
@@ -322,9 +389,15 @@ def test_what_the_model_returns_has_goldens_shape(tmp_path: Path, fed: bool) -> 
 
 @pytest.mark.parametrize("fed", [False, True])
 @pytest.mark.parametrize(
-    ("fault", "place"), [({"off": 0.1}, "layers.0 (glue, at its end)"), ({"factor": 1.1}, "(root) (glue, before layers.1)")]
+    ("fault", "place"),
+    [
+        ({"off": 0.1}, "layers.0 (glue, at its end)"),
+        ({"factor": 1.1}, "(root) (glue, before layers.1)"),
+    ],
 )
-def test_a_value_that_is_broadcast_later_and_wrong_is_named(tmp_path: Path, fault: dict[str, float], place: str, fed: bool) -> None:
+def test_a_value_that_is_broadcast_later_and_wrong_is_named(
+    tmp_path: Path, fault: dict[str, float], place: str, fed: bool
+) -> None:
     found = compared(tmp_path, Layers(True), Layers(False, **fault), fed)
     assert found.exit_code == 1
     assert not fed or found.culprits[0].place == place

@@ -42,7 +42,9 @@ def inputs() -> torch.Tensor:
 
 
 class Twice(nn.Module):
-    """A module called twice, blocks with and without a bias, a product without weights, and a Linear at the end."""
+    """A module called twice, blocks with and without a bias, a product without weights, and a
+    Linear at the end.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,12 +74,23 @@ class Repeated(nn.Module):
         return out + last.transpose(0, 1)
 
 
-def _seeded(module: nn.Module, *shape: int) -> tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]:
-    return lambda: module.eval(), lambda: torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+def _seeded(
+    module: nn.Module, *shape: int
+) -> tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]:
+    return lambda: module.eval(), lambda: torch.randn(
+        *shape, generator=torch.Generator().manual_seed(1)
+    )
 
 
 def _convolutions() -> nn.Module:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 5))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(36, 5),
+    )
     model[1].running_mean.uniform_(-1, 1)
     model[1].running_var.uniform_(0.5, 2)
     return model

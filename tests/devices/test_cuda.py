@@ -26,7 +26,11 @@ NEW_WAY = hasattr(MATMUL, "fp32_precision")  # torch 2.9
 def _settings_of_its_own() -> Iterator[None]:
     yield
     if NEW_WAY:
-        MATMUL.fp32_precision, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision = "none", "tf32", "tf32"
+        MATMUL.fp32_precision, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision = (
+            "none",
+            "tf32",
+            "tf32",
+        )
     MATMUL.allow_tf32, CUDNN.allow_tf32 = False, True
 
 
@@ -52,7 +56,11 @@ def test_tf32_is_set_the_way_the_user_did_who_must_not_mix_the_two(allow: bool) 
     assert tf32() == (True, True)  # RNNs still may
     with Cuda().numerics(deterministic=False, reduced=allow):
         assert tf32() == (allow, allow)
-    assert (MATMUL.fp32_precision, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision) == ("tf32", "ieee", "tf32")
+    assert (MATMUL.fp32_precision, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision) == (
+        "tf32",
+        "ieee",
+        "tf32",
+    )
 
 
 @pytest.mark.skipif(not NEW_WAY, reason="fp32_precision comes with torch 2.9")
@@ -69,7 +77,9 @@ def test_flags_are_recorded_where_torch_refuses_to_tell_them_the_old_way(tmp_pat
 @pytest.mark.skipif(not NEW_WAY, reason="fp32_precision comes with torch 2.9")
 @pytest.mark.parametrize("allow", [True, False])
 @pytest.mark.parametrize("said", ["cudnn", "all", "medium"])
-def test_tf32_is_set_whatever_was_said_before_and_all_of_it_put_back(said: str, allow: bool) -> None:
+def test_tf32_is_set_whatever_was_said_before_and_all_of_it_put_back(
+    said: str, allow: bool
+) -> None:
     mkldnn = torch.backends.mkldnn.matmul
     try:
         if said == "medium":
@@ -77,11 +87,23 @@ def test_tf32_is_set_whatever_was_said_before_and_all_of_it_put_back(said: str, 
         else:
             owner: Any = CUDNN if said == "cudnn" else torch.backends
             owner.fp32_precision = "tf32"
-        before = (tf32(), MATMUL.fp32_precision, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision, mkldnn.fp32_precision)
+        before = (
+            tf32(),
+            MATMUL.fp32_precision,
+            CUDNN.conv.fp32_precision,
+            CUDNN.rnn.fp32_precision,
+            mkldnn.fp32_precision,
+        )
         with Cuda().numerics(deterministic=False, reduced=allow):
             effective = {each.fp32_precision for each in (MATMUL, CUDNN.conv, CUDNN.rnn)}
             assert effective == {"tf32" if allow else "ieee"}
-        assert before == (tf32(), MATMUL.fp32_precision, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision, mkldnn.fp32_precision)
+        assert before == (
+            tf32(),
+            MATMUL.fp32_precision,
+            CUDNN.conv.fp32_precision,
+            CUDNN.rnn.fp32_precision,
+            mkldnn.fp32_precision,
+        )
         if said == "medium":
             assert torch.get_float32_matmul_precision() == "medium"
     finally:
@@ -97,7 +119,9 @@ def test_tf32_is_left_alone_unless_asked() -> None:
         assert tf32() == (True, True)
 
 
-def test_deterministic_sets_what_cublas_and_cudnn_need_and_puts_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deterministic_sets_what_cublas_and_cudnn_need_and_puts_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(CUDNN, "benchmark", True)
     with Cuda().numerics(deterministic=True, reduced=None):
@@ -106,7 +130,11 @@ def test_deterministic_sets_what_cublas_and_cudnn_need_and_puts_it_back(monkeypa
         assert (flags["cudnn.deterministic"], flags["cudnn.benchmark"]) == (True, False)
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     flags = Cuda().flags()
-    assert (flags["cudnn.deterministic"], flags["cudnn.benchmark"], flags["deterministic_algorithms"]) == (False, True, False)
+    assert (
+        flags["cudnn.deterministic"],
+        flags["cudnn.benchmark"],
+        flags["deterministic_algorithms"],
+    ) == (False, True, False)
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
 
 
@@ -125,7 +153,9 @@ def test_a_users_own_workspace_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_in_float32_agrees_with_the_cpu(name: str, tmp_path: Path) -> None:
     case = f"{ROOT}/fixtures/{name}.py"
     golden = capture_case(case, tmp_path / "golden", DeviceName("cpu"))
-    candidate = capture_case(case, tmp_path / "cuda", DeviceName("cuda"), CaptureOptions(tf32=False, deterministic=True))
+    candidate = capture_case(
+        case, tmp_path / "cuda", DeviceName("cuda"), CaptureOptions(tf32=False, deterministic=True)
+    )
     comparison = ac.diff(golden, candidate, work=ac.Work(verify=True))
     assert comparison.passed
     with ac.open_bundle(candidate) as bundle:
@@ -149,4 +179,6 @@ def test_tf32_on_a_gpu_is_seen_in_the_first_product(tmp_path: Path) -> None:
 def test_bfloat16_on_a_gpu_is_within_the_default_limits(tmp_path: Path) -> None:
     case = f"{ROOT}/fixtures/minilm.py"
     golden = capture_case(case, tmp_path / "golden", DeviceName("cpu"))
-    assert ac.diff(golden, capture_case(case, tmp_path / "cuda", DeviceName("cuda"), dtype=FloatType.BFLOAT16)).passed
+    assert ac.diff(
+        golden, capture_case(case, tmp_path / "cuda", DeviceName("cuda"), dtype=FloatType.BFLOAT16)
+    ).passed

@@ -13,7 +13,10 @@ from accucompare.devices import DeviceName, backend, open_device
 from accucompare.errors import DeviceError, UsageError
 from tests.conftest import Run
 
-CASE = "import torch\nfrom accucompare import Case\ndef case():\n    return Case(torch.nn.Linear(2, 2), torch.ones(1, 2))\n"
+CASE = (
+    "import torch\nfrom accucompare import Case\ndef case():\n    return Case(torch.nn.Linear(2,"
+    " 2), torch.ones(1, 2))\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +34,9 @@ def test_names_are_read_and_written_alike(text: str, expected: DeviceName) -> No
     assert str(expected) == text
 
 
-@pytest.mark.parametrize("text", ["", "gpu", "CPU", "cpu:0", "cuda:", "cuda:-1", "npu:x", "cuda:0:1", " cpu", "cuda:0\n"])
+@pytest.mark.parametrize(
+    "text", ["", "gpu", "CPU", "cpu:0", "cuda:", "cuda:-1", "npu:x", "cuda:0:1", " cpu", "cuda:0\n"]
+)
 def test_names_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="must be cpu, cuda, cuda:N, npu or npu:N"):
         DeviceName.parse(text)
@@ -61,7 +66,9 @@ def test_a_kernel_dump_is_refused_at_once_where_there_is_none(type: str, tmp_pat
 def test_cuda_without_a_cuda_build_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None, raising=False)
-    with pytest.raises(DeviceError, match=r"this torch \(.*\) is built without CUDA; install a CUDA build of torch"):
+    with pytest.raises(
+        DeviceError, match=r"this torch \(.*\) is built without CUDA; install a CUDA build of torch"
+    ):
         open_device(DeviceName("cuda"))
 
 
@@ -69,7 +76,9 @@ def test_cuda_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(DeviceError, match="no GPU is available; see whether `nvidia-smi` lists one"):
+    with pytest.raises(
+        DeviceError, match="no GPU is available; see whether `nvidia-smi` lists one"
+    ):
         open_device(DeviceName("cuda"))
 
 
@@ -83,24 +92,34 @@ def test_a_gpu_with_too_high_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_npu_with_too_high_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace())
-    monkeypatch.setattr(torch, "npu", SimpleNamespace(is_available=lambda: True, device_count=lambda: 8), raising=False)
+    monkeypatch.setattr(
+        torch,
+        "npu",
+        SimpleNamespace(is_available=lambda: True, device_count=lambda: 8),
+        raising=False,
+    )
     with pytest.raises(DeviceError, match=r"npu:8: there are 8 NPU\(s\), numbered from 0"):
         open_device(DeviceName("npu", 8))
 
 
-# -- as a user meets it: in a process of its own, which imports torch itself where that matters -----------------------------------
+# -- as a user meets it: in a process of its own, which imports torch itself where that matters
+# -----------------------------------
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a case to run, and one for packages that only this test has."""
-    monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)  # set by open_device in this process
+    monkeypatch.delenv(
+        "TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False
+    )  # set by open_device in this process
     (tmp_path / "case.py").write_text(CASE)
     (tmp_path / "packages").mkdir()
     return tmp_path
 
 
-def pretend(folder: Path, source: str, *, autoload: bool = False, version: str = torch.__version__) -> str:
+def pretend(
+    folder: Path, source: str, *, autoload: bool = False, version: str = torch.__version__
+) -> str:
     """Install a torch_npu, as pip would; the directory to put on PYTHONPATH is returned."""
     packages = folder / "packages"
     (packages / "torch_npu").mkdir()
@@ -108,12 +127,18 @@ def pretend(folder: Path, source: str, *, autoload: bool = False, version: str =
     if autoload:
         info = packages / f"torch_npu-{version}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch-npu\nVersion: {version}\n")
-        (info / "entry_points.txt").write_text("[torch.backends]\ntorch_npu = torch_npu:_autoload\n")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: torch-npu\nVersion: {version}\n"
+        )
+        (info / "entry_points.txt").write_text(
+            "[torch.backends]\ntorch_npu = torch_npu:_autoload\n"
+        )
     return str(packages)
 
 
-WITHOUT_CANN = "raise ImportError('libhccl.so: cannot open shared object file: No such file or directory')\n"
+WITHOUT_CANN = (
+    "raise ImportError('libhccl.so: cannot open shared object file: No such file or directory')\n"
+)
 WITHOUT_DEVICE = """
 import types, torch
 torch.npu = types.SimpleNamespace(is_available=lambda: False, device_count=lambda: 0)
@@ -140,7 +165,10 @@ def refused(run: Run, folder: Path, packages: str = "") -> str:
 
 def test_npu_without_torch_npu(forked: Run, folder: Path) -> None:
     message = refused(forked, folder)
-    assert message == "accucompare: --device npu: torch_npu is not installed; pip install 'accucompare[npu]'\n"
+    assert (
+        message
+        == "accucompare: --device npu: torch_npu is not installed; pip install 'accucompare[npu]'\n"
+    )
 
 
 @pytest.mark.parametrize("autoload", [False, True], ids=["imported by us", "imported by torch"])
@@ -156,7 +184,10 @@ def test_npu_without_cann(autoload: bool, process: Run, forked: Run, folder: Pat
 def test_npu_without_a_device(autoload: bool, process: Run, forked: Run, folder: Path) -> None:
     packages = pretend(folder, WITHOUT_DEVICE, autoload=autoload)
     message = refused(process if autoload else forked, folder, packages)
-    assert message == "accucompare: --device npu: no NPU is available; see whether `npu-smi info` lists one\n"
+    assert (
+        message
+        == "accucompare: --device npu: no NPU is available; see whether `npu-smi info` lists one\n"
+    )
 
 
 def test_npu_whose_driver_fails(forked: Run, folder: Path) -> None:
@@ -166,27 +197,40 @@ def test_npu_whose_driver_fails(forked: Run, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("autoload", [False, True], ids=["imported by us", "imported by torch"])
-def test_the_cpu_still_works_where_torch_npu_lacks_cann(autoload: bool, process: Run, forked: Run, folder: Path) -> None:
+def test_the_cpu_still_works_where_torch_npu_lacks_cann(
+    autoload: bool, process: Run, forked: Run, folder: Path
+) -> None:
     packages = pretend(folder, WITHOUT_CANN, autoload=autoload)
-    done = (process if autoload else forked)("capture", "--device", "cpu", "--out", "golden", cwd=folder, PYTHONPATH=packages)
+    done = (process if autoload else forked)(
+        "capture", "--device", "cpu", "--out", "golden", cwd=folder, PYTHONPATH=packages
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert (folder / "golden" / "manifest.json").is_file()
 
 
 def test_a_broken_torch_is_named(process: Run, folder: Path) -> None:
     (folder / "packages" / "torch").mkdir()
-    (folder / "packages" / "torch" / "__init__.py").write_text("raise ImportError('libtorch.so: undefined symbol: x')")
+    (folder / "packages" / "torch" / "__init__.py").write_text(
+        "raise ImportError('libtorch.so: undefined symbol: x')"
+    )
     done = process("capture", cwd=folder, PYTHONPATH=str(folder / "packages"))
     assert done.returncode == 2
-    assert done.stderr == "accucompare: torch cannot be imported (libtorch.so: undefined symbol: x)\n"
+    assert (
+        done.stderr == "accucompare: torch cannot be imported (libtorch.so: undefined symbol: x)\n"
+    )
 
 
 def test_a_missing_torch_says_how_to_get_it(process: Run, folder: Path) -> None:
     (folder / "packages" / "torch").mkdir()
-    (folder / "packages" / "torch" / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    (folder / "packages" / "torch" / "__init__.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')"
+    )
     done = process("capture", cwd=folder, PYTHONPATH=str(folder / "packages"))
     assert done.returncode == 2
-    assert done.stderr == "accucompare: capturing needs PyTorch, which is not installed here: pip install torch\n"
+    assert (
+        done.stderr
+        == "accucompare: capturing needs PyTorch, which is not installed here: pip install torch\n"
+    )
 
 
 def test_cuda_where_there_is_none(forked: Run, folder: Path) -> None:

@@ -1,4 +1,6 @@
-"""Copies beside the host, on a stand-in for a device whose copies are filled in when their event is waited for."""
+"""Copies beside the host, on a stand-in for a device whose copies are filled in when their event is
+waited for.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,16 @@ from accucompare.devices.streams import Streams
 
 
 class Device:
-    """A device whose memory is the host's, but whose copies take until their event is waited for."""
+    """A device whose memory is the host's, but whose copies take until their event is waited
+    for."""
 
     def __init__(self) -> None:
         self.pending: list[Callable[[], Any]] = []
         self.streams: list[torch.device] = []
 
-    def copy_(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    def copy_(
+        self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
+    ) -> torch.Tensor:
         if not non_blocking:
             return torch.Tensor.copy_(target, source)
         assert source.is_contiguous()
@@ -73,7 +78,12 @@ def pinned(device: Device, like: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "source",
-    [torch.randn(3, 4).t(), torch.randn(2, 3, dtype=torch.complex64).conj(), torch._neg_view(torch.randn(3)), torch.randn(4)],
+    [
+        torch.randn(3, 4).t(),
+        torch.randn(2, 3, dtype=torch.complex64).conj(),
+        torch._neg_view(torch.randn(3)),
+        torch.randn(4),
+    ],
     ids=["transposed", "conj", "neg", "plain"],
 )
 def test_a_copy_is_there_when_it_was_waited_for(source: torch.Tensor, device: Device) -> None:
@@ -82,7 +92,9 @@ def test_a_copy_is_there_when_it_was_waited_for(source: torch.Tensor, device: De
     assert wait is not None
     assert target.as_subclass(torch.Tensor).isnan().all()
     wait()
-    np.testing.assert_array_equal(target.as_subclass(torch.Tensor).numpy(), source.resolve_conj().resolve_neg().numpy())
+    np.testing.assert_array_equal(
+        target.as_subclass(torch.Tensor).numpy(), source.resolve_conj().resolve_neg().numpy()
+    )
     assert device.streams == [source.device]
 
 
@@ -92,7 +104,9 @@ def test_without_pinned_memory_the_copy_is_done_at_once(device: Device) -> None:
     assert torch.equal(target, source)
 
 
-def test_where_nothing_can_be_pinned_ordinary_memory_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_pinned_ordinary_memory_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plain = torch.empty
 
     def empty(*arguments: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:

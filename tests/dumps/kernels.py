@@ -1,4 +1,6 @@
-"""Writes CANN's kernel dumps by their published schema (dump_data.proto), for there is no NPU that writes them here."""
+"""Writes CANN's kernel dumps by their published schema (dump_data.proto), for there is no NPU that
+writes them here.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +51,22 @@ class Value(NamedTuple):
 def tensor(value: Value, output: bool, packed: bool) -> bytes:
     size, original = (6, 7) if output else (5, 6)
     kind = TYPES[value.array.dtype.name] if value.type is None else value.type
-    content = number(1, kind) + number(2, value.format) + block(3, shape(value.shape or value.array.shape, packed))
+    content = (
+        number(1, kind)
+        + number(2, value.format)
+        + block(3, shape(value.shape or value.array.shape, packed))
+    )
     content += number(size, value.array.nbytes if value.says is None else value.says)
     if output:
-        content += block(4, block(1, b"an original op") + number(3, 1))  # what the reader does not need
+        content += block(
+            4, block(1, b"an original op") + number(3, 1)
+        )  # what the reader does not need
     return content + (block(original, shape(value.original, packed)) if value.original else b"")
 
 
-def kernel(name: str, inputs: list[Value], outputs: list[Value], buffer: bytes = b"", packed: bool = True) -> bytes:
+def kernel(
+    name: str, inputs: list[Value], outputs: list[Value], buffer: bytes = b"", packed: bool = True
+) -> bytes:
     """The content of a file."""
     header = block(1, b"2.0") + number(2, 1_700_000_000_000_000)
     header += b"".join(block(3, tensor(value, True, packed)) for value in outputs)
@@ -75,7 +85,9 @@ def write(folder: Path, operator: str, name: str, time: int, content: bytes) -> 
 
 
 def to_nz(array: np.ndarray, rows: int = 16, columns: int = 16) -> np.ndarray:
-    """``[…, M, N]`` as an NPU's cube unit has it, element by element: block column, block row, row, column."""
+    """``[…, M, N]`` as an NPU's cube unit has it, element by element: block column, block row, row,
+    column.
+    """
     *lead, m, n = array.shape
     m1, n1 = math.ceil(m / rows), math.ceil(n / columns)
     out = np.zeros((*lead, n1, m1, rows, columns), array.dtype)
@@ -94,7 +106,8 @@ def to_5hd(array: np.ndarray, block: int = 16) -> np.ndarray:
     return out
 
 
-#: Of each unit where its facts and its status are in what the device noted, as msaccucmp reads them.
+# : Of each unit where its facts and its status are in what the device noted, as msaccucmp reads
+# them.
 _UNITS = {"DHA Atomic Add": (0, 512), "L2 Atomic Add": (128, 768), "AI Core": (256, 1040)}
 _FACTS = ("model_id", "stream_id", "task_id", "task_type", "pc_start", "para_base")
 _NEWER = (*_FACTS[:4], "context_id", "thread_id", "pc_start", "para_base", "core_id", "block_id")
@@ -109,16 +122,34 @@ def noted(unit: str, status: int, task: int, stream: int = 3) -> bytes:
     return bytes(content)
 
 
-def noted_newer(unit: int, statuses: list[int], task: int, stream: int = 3, valid: int = 1, length: int | None = None) -> bytes:
+def noted_newer(
+    unit: int,
+    statuses: list[int],
+    task: int,
+    stream: int = 3,
+    valid: int = 1,
+    length: int | None = None,
+) -> bytes:
     """The same in the newer layout, of a core."""
     facts = [7, stream, task, *range(len(_NEWER) - 3), *statuses]
-    head = struct.pack("<6I", 0x5A5A5A5A, 1, valid, unit, 0, 8 * len(facts) if length is None else length)
+    head = struct.pack(
+        "<6I", 0x5A5A5A5A, 1, valid, unit, 0, 8 * len(facts) if length is None else length
+    )
     return (head + struct.pack(f"<{len(facts)}Q", *facts)).ljust(2048, b"\0")
 
 
-def noted_json(unit: str, status: int, task: int, stream: int = 3) -> dict[str, dict[str, int | str]]:
+def noted_json(
+    unit: str, status: int, task: int, stream: int = 3
+) -> dict[str, dict[str, int | str]]:
     """What msaccucmp makes of it."""
-    known = {"model_id": 7, "stream_id": stream, "task_id": task, "task_type": 0, "pc_start": "0x1000", "para_base": "0x2000"}
+    known = {
+        "model_id": 7,
+        "stream_id": stream,
+        "task_id": task,
+        "task_type": 0,
+        "pc_start": "0x1000",
+        "para_base": "0x2000",
+    }
     return {each: {**known, "status": status if each == unit else 0} for each in _UNITS}
 
 

@@ -1,4 +1,6 @@
-"""Logs of hashes that torch's DebugMode wrote itself (tests/data/debug_mode, beside the script that made them), and hostile ones."""
+"""Logs of hashes that torch's DebugMode wrote itself (tests/data/debug_mode, beside the script that
+made them), and hostile ones.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def bundle(tmp_path: Path, name: str, text: str) -> Path:
 def rows_of(path: Path) -> dict[str, object]:
     """Every hash, by name, call, role and path."""
     with ac.open_bundle(path) as opened:
-        return {f"{each.name} {each.call} {each.role}.{each.path}": opened.values(each).item() for each in opened.records()}
+        return {
+            f"{each.name} {each.call} {each.role}.{each.path}": opened.values(each).item()
+            for each in opened.records()
+        }
 
 
 def logged(call: str, line: str) -> str:
@@ -44,20 +49,44 @@ def test_equal_logs_are_no_more_than_rounding_by_hashes(text: str, tmp_path: Pat
     found = ac.diff(bundle(tmp_path, "golden", text), bundle(tmp_path, "candidate", text))
     assert found.passed
     assert found.answer is Answer.ROUNDING
-    assert found.conclusion.startswith("rounding at most; by hashes of another tool: no values were read")
+    assert found.conclusion.startswith(
+        "rounding at most; by hashes of another tool: no values were read"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "old", "new", "place"),
     [
-        (NORM, r"(Net\.layers\.1\.down\n.*\n.*addmm.*'hash': )[\d.]+", r"\g<1>3.25", "layers.1.down.addmm output.norm"),
-        (NORM, r"(Net\.layers\.1\.down\n.*\n.*addmm.*'hash': )[\d.]+", r"\g<1>nan", "layers.1.down.addmm output.norm"),
-        (BOTH, r"(Net\.head\n.*\n.*addmm.*'hash': \([\d.]+, \d+)\d\)", r"\g<1>1)", "head.addmm output.hash_tensor"),
-        (BOTH, r"(Net\.layers\.0\.act\n.*gelu.*'input_hash': \(\(\()[\d.]+", r"\g<1>1.5", "layers.0.act.gelu input.0.norm"),
+        (
+            NORM,
+            r"(Net\.layers\.1\.down\n.*\n.*addmm.*'hash': )[\d.]+",
+            r"\g<1>3.25",
+            "layers.1.down.addmm output.norm",
+        ),
+        (
+            NORM,
+            r"(Net\.layers\.1\.down\n.*\n.*addmm.*'hash': )[\d.]+",
+            r"\g<1>nan",
+            "layers.1.down.addmm output.norm",
+        ),
+        (
+            BOTH,
+            r"(Net\.head\n.*\n.*addmm.*'hash': \([\d.]+, \d+)\d\)",
+            r"\g<1>1)",
+            "head.addmm output.hash_tensor",
+        ),
+        (
+            BOTH,
+            r"(Net\.layers\.0\.act\n.*gelu.*'input_hash': \(\(\()[\d.]+",
+            r"\g<1>1.5",
+            "layers.0.act.gelu input.0.norm",
+        ),
     ],
     ids=["norm", "nan", "the last digit of an XOR", "an input"],
 )
-def test_the_first_operator_whose_hash_differs_is_named(text: str, old: str, new: str, place: str, tmp_path: Path) -> None:
+def test_the_first_operator_whose_hash_differs_is_named(
+    text: str, old: str, new: str, place: str, tmp_path: Path
+) -> None:
     changed = re.sub(old, new, text, count=1)
     assert changed != text
     found = ac.diff(bundle(tmp_path, "golden", text), bundle(tmp_path, "candidate", changed))
@@ -67,8 +96,13 @@ def test_the_first_operator_whose_hash_differs_is_named(text: str, old: str, new
     assert identical_until(found).startswith(f"equal hashes until {place}: ")
 
 
-def test_with_limits_of_the_user_s_an_all_clear_is_by_them_and_still_by_hashes(tmp_path: Path) -> None:
-    golden, candidate = bundle(tmp_path, "golden", NORM), bundle(tmp_path, "candidate", NORM.replace("'hash': 15.04", "'hash': 15.05"))
+def test_with_limits_of_the_user_s_an_all_clear_is_by_them_and_still_by_hashes(
+    tmp_path: Path,
+) -> None:
+    golden, candidate = (
+        bundle(tmp_path, "golden", NORM),
+        bundle(tmp_path, "candidate", NORM.replace("'hash': 15.04", "'hash': 15.05")),
+    )
     assert not ac.diff(golden, candidate).passed
     found = ac.diff(golden, candidate, limits=ac.Tolerance(rel_l2=1e-2))
     assert found.answer is Answer.WITHIN
@@ -82,10 +116,16 @@ def test_an_operator_that_ran_on_one_side_only_is_no_all_clear(tmp_path: Path) -
 
 def test_what_only_one_log_hashes_is_no_difference(tmp_path: Path) -> None:
     norms = re.sub(r"'input_hash': .*, 'hash': ", "'hash': ", BOTH)
-    found = ac.diff(bundle(tmp_path, "golden", re.sub(r"\(([\d.e+-]+), \d+\)", r"\1", norms)), bundle(tmp_path, "candidate", BOTH))
+    found = ac.diff(
+        bundle(tmp_path, "golden", re.sub(r"\(([\d.e+-]+), \d+\)", r"\1", norms)),
+        bundle(tmp_path, "candidate", BOTH),
+    )
     assert found.passed
     alone = {row.verdict.detail for row in found.rows if row.reason is Reason.NOT_COMPARABLE}
-    assert alone == {"this log of DebugMode has no hash_tensor", "DebugMode does not record this role"}
+    assert alone == {
+        "this log of DebugMode has no hash_tensor",
+        "DebugMode does not record this role",
+    }
 
 
 def test_against_a_capture_nothing_is_said(tmp_path: Path) -> None:
@@ -101,17 +141,13 @@ def test_against_a_capture_nothing_is_said(tmp_path: Path) -> None:
 
 def test_names_calls_and_paths_are_those_of_modules_operators_and_tensors(tmp_path: Path) -> None:
     text = (
-        "    [nn.Mod] Net\n"
-        "      [nn.Mod] Net.fc\n"
-        "        aten::add.Tensor(t: f32[3], ['# {'])  ->  t: f32[3]  # {'input_hash': ((1.0, [2.0, None]), {'alpha': 3.0}), 'hash': 4.5}\n"
-        "      aten::max.dim(t: f32[3])  ->  ('t: f32[3]', 't: i64[3]')  # {'hash': ((inf, 5), (2.0, 3))}\n"
-        "      [nn.Mod] Net.fc\n"
-        "        aten::add.Tensor(t: f32[3])  ->  t: f32[3]  # {'hash': 5.5}\n"
-        "    aten::mul(t: f32[3])  ->  t: f32[3]  # {'hash': 18446744073709551615}\n"
-        "    aten::empty([3])  ->  t: f32[3]\n"
-        "    # File: train.py:3 in step, code: x\n"
-        "\n"
-        "    [triton] kernel(x)\n"
+        "    [nn.Mod] Net\n      [nn.Mod] Net.fc\n        aten::add.Tensor(t: f32[3], ['# {'])  -> "
+        " t: f32[3]  # {'input_hash': ((1.0, [2.0, None]), {'alpha': 3.0}), 'hash': 4.5}\n     "
+        " aten::max.dim(t: f32[3])  ->  ('t: f32[3]', 't: i64[3]')  # {'hash': ((inf, 5), (2.0,"
+        " 3))}\n      [nn.Mod] Net.fc\n        aten::add.Tensor(t: f32[3])  ->  t: f32[3]  #"
+        " {'hash': 5.5}\n    aten::mul(t: f32[3])  ->  t: f32[3]  # {'hash':"
+        " 18446744073709551615}\n    aten::empty([3])  ->  t: f32[3]\n    # File: train.py:3 in"
+        " step, code: x\n\n    [triton] kernel(x)\n"
     )
     log = tmp_path / "log.txt"
     log.write_text(text)
@@ -174,4 +210,7 @@ def test_the_command_says_it_in_one_line(cli: Run, tmp_path: Path) -> None:
         assert cli("import", DATA / "both.txt", "--out", side).returncode == 0
     ran = cli("diff", "golden", "candidate", "--report", "none")
     assert ran.returncode == 0
-    assert ran.stdout.startswith("PASS  candidate against golden: rounding at most; by hashes of another tool: no values were read")
+    assert ran.stdout.startswith(
+        "PASS  candidate against golden: rounding at most; by hashes of another tool: no values"
+        " were read"
+    )

@@ -39,7 +39,11 @@ def dump(tmp_path: Path) -> Path:
     [
         (DEFAULT_PATTERN, "(root).output", ("", "output", "", 0, 0, 0)),
         (DEFAULT_PATTERN, "fc1.output", ("fc1", "output", "", 0, 0, 0)),
-        (DEFAULT_PATTERN, "step2/rank1/h.0.fc1.call3.input.1.mask", ("h.0.fc1", "input", "1.mask", 3, 2, 1)),
+        (
+            DEFAULT_PATTERN,
+            "step2/rank1/h.0.fc1.call3.input.1.mask",
+            ("h.0.fc1", "input", "1.mask", 3, 2, 1),
+        ),
         (DEFAULT_PATTERN, "layers.0.output", ("layers.0", "output", "", 0, 0, 0)),
         (DEFAULT_PATTERN, "fc1.param_grad.weight", ("fc1", "param_grad", "weight", 0, 0, 0)),
         ("{name}_{call}_{_}_{role}", "h.1.fc_0_Linear_out", ("h.1.fc", "output", "", 0, 0, 0)),
@@ -49,12 +53,18 @@ def dump(tmp_path: Path) -> Path:
         ("{name}.{role}", "fc.sideways", None),
     ],
 )
-def test_a_pattern_says_what_is_what_in_a_name(pattern: str, text: str, place: tuple[object, ...] | None) -> None:
+def test_a_pattern_says_what_is_what_in_a_name(
+    pattern: str, text: str, place: tuple[object, ...] | None
+) -> None:
     found = NamePattern.parse(pattern).place(text)
-    assert (found and (found.name, found.role.value, found.path, found.call, found.step, found.rank)) == place
+    assert (
+        found and (found.name, found.role.value, found.path, found.call, found.step, found.rank)
+    ) == place
 
 
-@pytest.mark.parametrize("pattern", ["{role}", "{name}{name}", "{layer}.{name}", "{name", "{name}[.{call}", "name", ""])
+@pytest.mark.parametrize(
+    "pattern", ["{role}", "{name}{name}", "{layer}.{name}", "{name", "{name}[.{call}", "name", ""]
+)
 def test_a_pattern_that_makes_no_sense_is_refused_with_an_example(pattern: str) -> None:
     with pytest.raises(UsageError, match=r"^--name-pattern "):
         NamePattern.parse(pattern)
@@ -62,22 +72,41 @@ def test_a_pattern_that_makes_no_sense_is_refused_with_an_example(pattern: str) 
 
 def test_names_that_do_not_match_are_an_error_that_shows_one_and_an_example(dump: Path) -> None:
     np.save(dump / "layer1-result.npy", VALUES.numpy())
-    with pytest.raises(UsageError, match=r"the tensor 'layer1-result' does not match .* such as --name-pattern '\{name\}'"):
+    with pytest.raises(
+        UsageError,
+        match=r"the tensor 'layer1-result' does not match .* such as --name-pattern '\{name\}'",
+    ):
         import_dump(dump, dump.parent / "bundle")
     assert not (dump.parent / "bundle").exists()
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool]
+    "dtype",
+    [
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.int64,
+        torch.bool,
+    ],
 )
 @pytest.mark.parametrize("ending", ["pt", "safetensors"])
 def test_every_type_comes_with_its_bits(dtype: torch.dtype, ending: str, dump: Path) -> None:
     values = (VALUES * 8).to(dtype)
     if ending == "pt":
-        torch.save({"fc.0.output": values, "fc.0.input": [values[0], values[:, 1]]}, dump / "step0.pt")
+        torch.save(
+            {"fc.0.output": values, "fc.0.input": [values[0], values[:, 1]]}, dump / "step0.pt"
+        )
     else:
         save_file(
-            {"fc.0.output": values, "fc.0.input/0": values[0].clone(), "fc.0.input/1": values[:, 1].clone()}, dump / "step0.safetensors"
+            {
+                "fc.0.output": values,
+                "fc.0.input/0": values[0].clone(),
+                "fc.0.input/1": values[:, 1].clone(),
+            },
+            dump / "step0.safetensors",
         )
     found = imported(dump, "step{step}/{name}.{call}.{role}[/{path}]")
     assert [(each.role.value, each.path, each.dtype, each.shape) for each in found] == [
@@ -92,7 +121,9 @@ def test_every_type_comes_with_its_bits(dtype: torch.dtype, ending: str, dump: P
 
 @pytest.mark.parametrize("order", ["C", "F", ">"])
 def test_arrays_of_any_order_come_with_their_values(order: str, dump: Path) -> None:
-    array = VALUES.numpy().astype(">f4") if order == ">" else np.asarray(VALUES.numpy(), order=order)  # type: ignore[call-overload]
+    array = (
+        VALUES.numpy().astype(">f4") if order == ">" else np.asarray(VALUES.numpy(), order=order)
+    )  # type: ignore[call-overload]
     np.save(dump / "a.output.npy", array)
     np.savez(dump / "b.npz", output=array)
     np.savez_compressed(dump / "c.npz", output=array)
@@ -127,14 +158,20 @@ def test_what_is_no_tensor_is_listed(dump: Path) -> None:
     }
 
 
-def test_a_folder_of_one_layer_is_compared_with_a_capture_of_the_same(dump: Path, tmp_path: Path) -> None:
+def test_a_folder_of_one_layer_is_compared_with_a_capture_of_the_same(
+    dump: Path, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
     with ac.capture(model, tmp_path / "golden"), torch.no_grad():
         model(VALUES)
     with torch.no_grad():
         wrong = torch.relu(model[0](VALUES)) * 1.01
-        for name, role, values in (("0", "output", model[0](VALUES)), ("1", "output", wrong), ("2", "output", model[2](wrong))):
+        for name, role, values in (
+            ("0", "output", model[0](VALUES)),
+            ("1", "output", wrong),
+            ("2", "output", model[2](wrong)),
+        ):
             np.save(dump / f"{name}.{role}.npy", values.numpy())
         np.save(dump / "2.param.bias.npy", model[2].bias.numpy())
     import_dump(dump, tmp_path / "npu")
@@ -142,10 +179,14 @@ def test_a_folder_of_one_layer_is_compared_with_a_capture_of_the_same(dump: Path
     assert found.first_divergence is not None
     assert found.first_divergence.place == "1 output"
     assert [row.place for row in found.rows if row.status is Status.PASS] == ["0 output"]
-    assert not [row.place for row in found.rows if row.reason is Reason.MISSING]  # it has no input of any layer
+    assert not [
+        row.place for row in found.rows if row.reason is Reason.MISSING
+    ]  # it has no input of any layer
 
 
-def test_a_layer_with_a_number_and_its_only_input_without_a_path_find_golden_s(dump: Path, tmp_path: Path) -> None:
+def test_a_layer_with_a_number_and_its_only_input_without_a_path_find_golden_s(
+    dump: Path, tmp_path: Path
+) -> None:
     class Named(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -161,7 +202,10 @@ def test_a_layer_with_a_number_and_its_only_input_without_a_path_find_golden_s(d
     np.save(dump / "layers.0.input.npy", VALUES.numpy())
     import_dump(dump, tmp_path / "npu")
     rows = ac.diff(tmp_path / "golden", tmp_path / "npu").rows
-    assert [row.place for row in rows if row.golden and row.candidate] == ["layers.0 input.input", "layers.0 output"]
+    assert [row.place for row in rows if row.golden and row.candidate] == [
+        "layers.0 input.input",
+        "layers.0 output",
+    ]
     assert not [row.place for row in rows if row.status is Status.FAIL]
 
 

@@ -1,4 +1,6 @@
-"""Damaged and hostile dumps: the file is named, nothing runs, nothing is left that opens as complete, and an earlier bundle stays."""
+"""Damaged and hostile dumps: the file is named, nothing runs, nothing is left that opens as
+complete, and an earlier bundle stays.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,20 @@ class Runs:
 
 def index(**of: Any) -> dict[str, Any]:
     name = "Module.fc.Linear.forward.0"
-    output = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [6], "data_name": f"{name}.output.0.pt", **of}
-    return {"task": "tensor", "level": "L0", "data": {name: {"input_args": [], "input_kwargs": {}, "output": [output], "parameters": {}}}}
+    output = {
+        "type": "torch.Tensor",
+        "dtype": "torch.float32",
+        "shape": [6],
+        "data_name": f"{name}.output.0.pt",
+        **of,
+    }
+    return {
+        "task": "tensor",
+        "level": "L0",
+        "data": {
+            name: {"input_args": [], "input_kwargs": {}, "output": [output], "parameters": {}}
+        },
+    }
 
 
 @pytest.fixture
@@ -85,15 +99,31 @@ def unreadable(dump: Path, match: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", '{"data": {"a', "[1]", '{"data": 3}', "null", "[" * 200_000, '{"data": {"Module.a.L.forward.0": 1}}']
+    "content",
+    [
+        "",
+        "{",
+        '{"data": {"a',
+        "[1]",
+        '{"data": 3}',
+        "null",
+        "[" * 200_000,
+        '{"data": {"Module.a.L.forward.0": 1}}',
+    ],
 )
-def test_an_index_that_is_truncated_or_none_is_refused_by_its_name(content: str, dump: Path) -> None:
+def test_an_index_that_is_truncated_or_none_is_refused_by_its_name(
+    content: str, dump: Path
+) -> None:
     (dump / "dump.json").write_text(content)
     refused(dump, r"dump\.json: ")
 
 
-@pytest.mark.parametrize("name", ["../../../../secret.pt", "/etc/passwd", "a/../../x.pt", "link.pt"])
-def test_a_file_name_that_leads_out_of_the_dump_is_refused(name: str, dump: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["../../../../secret.pt", "/etc/passwd", "a/../../x.pt", "link.pt"]
+)
+def test_a_file_name_that_leads_out_of_the_dump_is_refused(
+    name: str, dump: Path, tmp_path: Path
+) -> None:
     torch.save(VALUES, tmp_path / "secret.pt")
     (dump / "dump_tensor_data" / "link.pt").symlink_to(tmp_path / "secret.pt")
     (dump / "dump.json").write_text(json.dumps(index(data_name=name)))
@@ -106,7 +136,14 @@ def test_an_impossible_shape_is_refused(shape: Any, dump: Path) -> None:
     refused(dump, "impossible shape")
 
 
-@pytest.mark.parametrize("parents", [{"Module.fc.Linear.forward.0": "Module.fc.Linear.forward.0"}, {"Module.fc.Linear.forward.0": 7}, []])
+@pytest.mark.parametrize(
+    "parents",
+    [
+        {"Module.fc.Linear.forward.0": "Module.fc.Linear.forward.0"},
+        {"Module.fc.Linear.forward.0": 7},
+        [],
+    ],
+)
 def test_calls_in_themselves_do_not_hang(parents: Any, dump: Path) -> None:
     (dump / "construct.json").write_text(json.dumps(parents))
     if parents and not isinstance(parents["Module.fc.Linear.forward.0"], str):
@@ -137,9 +174,13 @@ def test_a_bare_pickle_is_not_opened(dump: Path, tensor: Path, tmp_path: Path) -
     assert not (tmp_path / "ran").exists()
 
 
-def test_without_torch_a_pt_says_what_to_install(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_a_pt_says_what_to_install(
+    dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    unreadable(dump, "needs torch to be read, which is not installed: pip install accucompare[torch]")
+    unreadable(
+        dump, "needs torch to be read, which is not installed: pip install accucompare[torch]"
+    )
 
 
 def test_a_pipe_is_not_waited_for(dump: Path, tensor: Path) -> None:
@@ -164,9 +205,15 @@ def test_a_compressed_pt_is_refused(dump: Path, tensor: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("of", "match"), [({"shape": [2, 3]}, "the shape [6]"), ({"dtype": "torch.int64"}, "holds float32, but the dump says int64")]
+    ("of", "match"),
+    [
+        ({"shape": [2, 3]}, "the shape [6]"),
+        ({"dtype": "torch.int64"}, "holds float32, but the dump says int64"),
+    ],
 )
-def test_a_file_that_is_not_what_the_index_says_is_listed(of: dict[str, Any], match: str, dump: Path) -> None:
+def test_a_file_that_is_not_what_the_index_says_is_listed(
+    of: dict[str, Any], match: str, dump: Path
+) -> None:
     (dump / "dump.json").write_text(json.dumps(index(**of)))
     unreadable(dump, match)
 
@@ -182,7 +229,10 @@ def zipped(path: Path, content: bytes) -> None:
 
 
 def zeros_in_npz(path: Path) -> None:
-    zipped(path, npy("{'descr': '<f4', 'fortran_order': False, 'shape': (250000,), }", bytes(1_000_000)))
+    zipped(
+        path,
+        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (250000,), }", bytes(1_000_000)),
+    )
 
 
 CLAIM = "{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999,), }"
@@ -191,18 +241,30 @@ FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "objects": ("x.output.npy", lambda path: np.save(path, np.array([None]), allow_pickle=True)),
     "more than there is": (
         "x.output.npy",
-        lambda path: path.write_bytes(npy("{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999,), }")),
+        lambda path: path.write_bytes(
+            npy("{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999,), }")
+        ),
     ),
-    "code in a header": ("x.output.npy", lambda path: path.write_bytes(npy("__import__('os').mkdir('ran')"))),
+    "code in a header": (
+        "x.output.npy",
+        lambda path: path.write_bytes(npy("__import__('os').mkdir('ran')")),
+    ),
     "strings": ("x.output.npy", lambda path: np.save(path, np.array(["a"]))),
-    "a long header": ("x.output.npy", lambda path: path.write_bytes(b"\x93NUMPY\x02\x00" + struct.pack("<I", 1 << 31) + b" " * 100)),
+    "a long header": (
+        "x.output.npy",
+        lambda path: path.write_bytes(
+            b"\x93NUMPY\x02\x00" + struct.pack("<I", 1 << 31) + b" " * 100
+        ),
+    ),
     "a bomb": ("x.npz", zeros_in_npz),
     "a truncated header": ("x.npz", lambda path: zipped(path, b"\x93NUMPY\x01")),
 }
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_damaged_array_is_listed(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_array_is_listed(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dump_files, "_SMALL", 1 << 10)
     name, write = FILES[kind]
     (tmp_path / "dump").mkdir()
@@ -213,7 +275,15 @@ def test_a_damaged_array_is_listed(kind: str, tmp_path: Path, monkeypatch: pytes
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("header", [b"\xff" * 8, struct.pack("<Q", 1 << 40), struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 5) + b'{"a":'])
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"\xff" * 8,
+        struct.pack("<Q", 1 << 40),
+        struct.pack("<Q", 2) + b"[]",
+        struct.pack("<Q", 5) + b'{"a":',
+    ],
+)
 def test_a_damaged_safetensors_is_refused(header: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_bytes(header)
     refused(tmp_path / "x.safetensors", r"x\.safetensors: ")
@@ -259,12 +329,17 @@ def test_ctrl_c_leaves_nothing_that_opens(dump: Path, monkeypatch: pytest.Monkey
     assert not (dump.parent / "out").exists()
 
 
-def test_the_command_says_what_is_wrong_in_one_line_and_exits_with_two(dump: Path, tensor: Path, cli: Run) -> None:
+def test_the_command_says_what_is_wrong_in_one_line_and_exits_with_two(
+    dump: Path, tensor: Path, cli: Run
+) -> None:
     tensor.write_bytes(b"PK")
     failed = cli("import", dump, "--out", "out")
     assert failed.returncode == 2
     assert failed.stderr.count("\n") == 1
-    assert f"out: is incomplete, for 1 tensor(s) of {dump} cannot be read: fc call 0 output" in failed.stderr
+    assert (
+        f"out: is incomplete, for 1 tensor(s) of {dump} cannot be read: fc call 0 output"
+        in failed.stderr
+    )
 
 
 def test_names_of_a_dump_cannot_write_to_the_terminal(dump: Path, cli: Run) -> None:
@@ -284,7 +359,10 @@ def test_the_command_says_what_it_left_out_and_quiet_says_nothing(dump: Path, cl
         0,
         [
             "imported 1 record from msprobe into out",
-            "note: msprobe does not record the call of the whole model, nor what the optimizer does",
+            (
+                "note: msprobe does not record the call of the whole model, nor what the optimizer"
+                " does"
+            ),
         ],
     )
     quiet = cli("import", dump, "--out", "out", "--overwrite", "--quiet")
@@ -296,12 +374,26 @@ def test_the_command_says_what_it_left_out_and_quiet_says_nothing(dump: Path, cl
     [
         (["nowhere"], "nowhere: there is no such file or directory"),
         (["empty"], "empty: no format is recognised; name it with --from"),
-        (["model.onnx"], "model.onnx: is a model, and no outputs; give those that Polygraphy saved: import out.json --onnx model.onnx"),
-        (["with_model"], "with_model: holds a model, and no outputs; give those that Polygraphy saved"),
-        (["dump", "--name-pattern", "{name}"], "--name-pattern: dumps of msprobe have names of their own"),
+        (
+            ["model.onnx"],
+            (
+                "model.onnx: is a model, and no outputs; give those that Polygraphy saved: import"
+                " out.json --onnx model.onnx"
+            ),
+        ),
+        (
+            ["with_model"],
+            "with_model: holds a model, and no outputs; give those that Polygraphy saved",
+        ),
+        (
+            ["dump", "--name-pattern", "{name}"],
+            "--name-pattern: dumps of msprobe have names of their own",
+        ),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments: list[str], match: str, dump: Path, tmp_path: Path, cli: Run) -> None:
+def test_what_makes_no_sense_is_refused(
+    arguments: list[str], match: str, dump: Path, tmp_path: Path, cli: Run
+) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "with_model").mkdir()
     for model in (tmp_path / "model.onnx", tmp_path / "with_model" / "model.onnx"):
@@ -313,7 +405,9 @@ def test_what_makes_no_sense_is_refused(arguments: list[str], match: str, dump: 
 
 @settings(max_examples=100)
 @given(edits=st.lists(st.tuples(st.integers(8, 127), st.integers(0, 255)), min_size=1, max_size=4))
-def test_an_npy_whose_header_is_damaged_is_told_whatever_its_bytes(edits: list[tuple[int, int]]) -> None:
+def test_an_npy_whose_header_is_damaged_is_told_whatever_its_bytes(
+    edits: list[tuple[int, int]],
+) -> None:
     stream = io.BytesIO()
     np.save(stream, np.ones((2, 3), np.float32))
     content = bytearray(stream.getvalue())
@@ -323,11 +417,15 @@ def test_an_npy_whose_header_is_damaged_is_told_whatever_its_bytes(edits: list[t
         read_npy(io.BytesIO(content), len(content), "x.npy")
 
 
-@pytest.mark.parametrize("header", [b"{'descr': (", b"'''", b"(" * 60, b"\xff\xfe", b"{1: 2}", b"{'descr': 0}"])
+@pytest.mark.parametrize(
+    "header", [b"{'descr': (", b"'''", b"(" * 60, b"\xff\xfe", b"{1: 2}", b"{'descr': 0}"]
+)
 def test_an_import_goes_on_after_an_npy_that_no_parser_takes(tmp_path: Path, header: bytes) -> None:
     (tmp_path / "dump").mkdir()
     np.save(tmp_path / "dump" / "sound.output.npy", np.ones(3, np.float32))
     text = header.ljust(117) + b"\n"
-    (tmp_path / "dump" / "damaged.output.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
+    (tmp_path / "dump" / "damaged.output.npy").write_bytes(
+        b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+    )
     imported = import_dump(tmp_path / "dump", tmp_path / "out")
     assert (imported.records, len(imported.unreadable)) == (2, 1)

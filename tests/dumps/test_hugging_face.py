@@ -19,9 +19,17 @@ from accucompare.errors import UsageError
 from tests.data.msprobe.model import build, tokens
 
 
-def dumped(model: nn.Module, folder: Path, *inputs: torch.Tensor, prune: bool = False, use_repr: bool = False) -> Path:
+def dumped(
+    model: nn.Module,
+    folder: Path,
+    *inputs: torch.Tensor,
+    prune: bool = False,
+    use_repr: bool = False,
+) -> Path:
     printing = torch._tensor_str.PRINT_OPTS.sci_mode
-    with model_addition_debugger_context(model, debug_path=str(folder), do_prune_layers=prune, use_repr=use_repr):
+    with model_addition_debugger_context(
+        model, debug_path=str(folder), do_prune_layers=prune, use_repr=use_repr
+    ):
         model(*inputs)
     torch.set_printoptions(sci_mode=printing)
     return folder
@@ -64,9 +72,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_row_of_a_forward_is_identical_or_says_why_it_cannot_be_compared(folder: Path) -> None:
+def test_every_row_of_a_forward_is_identical_or_says_why_it_cannot_be_compared(
+    folder: Path,
+) -> None:
     found = ac.diff(folder / "golden", folder / "imported")
-    assert {row.reason for row in found.rows} == {Reason.IDENTICAL, Reason.NOT_COMPARABLE, Reason.NOT_CALLED}
+    assert {row.reason for row in found.rows} == {
+        Reason.IDENTICAL,
+        Reason.NOT_COMPARABLE,
+        Reason.NOT_CALLED,
+    }
     assert all(row.verdict.detail for row in found.rows if row.status is Status.NOT_COMPARED)
     assert found.compared == 37
     assert found.passed
@@ -85,7 +99,9 @@ def test_a_fault_is_named(folder: Path, tmp_path: Path) -> None:
     assert found.culprits[0].name == "transformer.h.0.ln_2"
 
 
-def test_calls_whose_values_a_later_call_has_overwritten_are_listed_and_not_compared(tmp_path: Path) -> None:
+def test_calls_whose_values_a_later_call_has_overwritten_are_listed_and_not_compared(
+    tmp_path: Path,
+) -> None:
     dumped(Twice(), tmp_path / "dump", torch.ones(2, 3))
     import_dump(tmp_path / "dump", tmp_path / "bundle")
     with open_bundle(tmp_path / "bundle") as bundle:
@@ -109,7 +125,9 @@ def test_layers_that_were_pruned_are_no_difference(tmp_path: Path) -> None:
 
 def test_text_of_four_digits_is_refused_with_the_cure(tmp_path: Path) -> None:
     dumped(Twice(), tmp_path / "dump", torch.ones(2, 3), use_repr=True)
-    with pytest.raises(UsageError, match=r"FULL_TENSORS.json: holds values as text .* write it with use_repr=False"):
+    with pytest.raises(
+        UsageError, match=r"FULL_TENSORS.json: holds values as text .* write it with use_repr=False"
+    ):
         import_dump(tmp_path / "dump", tmp_path / "bundle")
 
 
@@ -121,9 +139,16 @@ def test_two_models_in_one_folder_are_refused(folder: Path, tmp_path: Path) -> N
         import_dump(tmp_path / "dump", tmp_path / "bundle")
 
 
-@pytest.mark.parametrize(("text", "kept"), [("True", True), ("-3", -3), ("1e-05", 1e-05), ("0.1", 0.1), ("'2'", None), ("9" * 30, None)])
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [("True", True), ("-3", -3), ("1e-05", 1e-05), ("0.1", 0.1), ("'2'", None), ("9" * 30, None)],
+)
 def test_numbers_are_read_from_their_text(text: str, kept: object, tmp_path: Path) -> None:
-    (tmp_path / "M_debug_tree_FULL_TENSORS.json").write_text(json.dumps({"module_path": "M", "inputs": {"args": ["0", text]}}))
+    (tmp_path / "M_debug_tree_FULL_TENSORS.json").write_text(
+        json.dumps({"module_path": "M", "inputs": {"args": ["0", text]}})
+    )
     import_dump(tmp_path, tmp_path / "bundle")
     with open_bundle(tmp_path / "bundle") as bundle:
-        assert [bundle.values(record)[()] for record in bundle.records() if record.path == "1"] == ([] if kept is None else [kept])
+        assert [bundle.values(record)[()] for record in bundle.records() if record.path == "1"] == (
+            [] if kept is None else [kept]
+        )

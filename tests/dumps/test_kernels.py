@@ -1,4 +1,6 @@
-"""Kernel dumps of CANN and the .npy files of msaccucmp. The binary ones are made here by the published schema; none is from an NPU."""
+"""Kernel dumps of CANN and the .npy files of msaccucmp. The binary ones are made here by the
+published schema; none is from an NPU.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,26 @@ def loaded(dump: Path, tmp_path: Path) -> dict[str, np.ndarray]:
     """Every tensor, by name, role and path."""
     import_dump(dump, tmp_path / "out")
     with ac.open_bundle(tmp_path / "out") as bundle:
-        return {f"{record.name} {record.call} {record.role}.{record.path}": bundle.values(record) for record in bundle.records()}
+        return {
+            f"{record.name} {record.call} {record.role}.{record.path}": bundle.values(record)
+            for record in bundle.records()
+        }
 
 
 def test_a_kernel_becomes_a_call_with_inputs_and_outputs(tmp_path: Path) -> None:
     left, right, mask = values(2, 3), values(3, 4, seed=1), np.array([[True, False]])
-    content = kernel("net/layer.0/fc/MatMul", [Value(left), Value(right.astype("float16"))], [Value(left @ right), Value(mask)], b"scratch")
+    content = kernel(
+        "net/layer.0/fc/MatMul",
+        [Value(left), Value(right.astype("float16"))],
+        [Value(left @ right), Value(mask)],
+        b"scratch",
+    )
     write(tmp_path / "dump", "MatMulV2", "net/layer.0/fc/MatMul", 1, content)
     found = loaded(tmp_path / "dump", tmp_path)
-    assert list(found) == [f"net.layer.0.fc.MatMul 0 {place}" for place in ("input.0", "input.1", "output.0", "output.1")]
+    assert list(found) == [
+        f"net.layer.0.fc.MatMul 0 {place}"
+        for place in ("input.0", "input.1", "output.0", "output.1")
+    ]
     np.testing.assert_array_equal(found["net.layer.0.fc.MatMul 0 input.1"], right.astype("float16"))
     np.testing.assert_array_equal(found["net.layer.0.fc.MatMul 0 output.0"], left @ right)
     np.testing.assert_array_equal(found["net.layer.0.fc.MatMul 0 output.1"], mask)
@@ -51,11 +64,20 @@ def test_a_kernel_becomes_a_call_with_inputs_and_outputs(tmp_path: Path) -> None
 def test_calls_follow_the_timestamps_and_folders_named_by_numbers_are_steps(tmp_path: Path) -> None:
     for step in (0, 1):
         for time in (12, 9):  # not in the order of the names
-            write(tmp_path / "dump" / str(step), "Add", "add", time, kernel("add", [], [Value(np.full(2, time, "int32"))], packed=False))
+            write(
+                tmp_path / "dump" / str(step),
+                "Add",
+                "add",
+                time,
+                kernel("add", [], [Value(np.full(2, time, "int32"))], packed=False),
+            )
     records = imported(tmp_path / "dump", tmp_path)
     assert [(record.step, record.call) for record in records] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     with ac.open_bundle(tmp_path / "out") as bundle:
-        assert [bundle.values(record).tolist() for record in bundle.records()][:2] == [[9, 9], [12, 12]]
+        assert [bundle.values(record).tolist() for record in bundle.records()][:2] == [
+            [9, 9],
+            [12, 12],
+        ]
 
 
 def test_bfloat16_keeps_its_bits(tmp_path: Path) -> None:
@@ -70,14 +92,23 @@ def test_bfloat16_keeps_its_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(16, 16), (5, 40), (2, 3, 17, 33)], ids=str)
 def test_nz_is_put_back_into_rows(shape: tuple[int, ...], tmp_path: Path) -> None:
     array = values(*shape)
-    write(tmp_path / "dump", "MatMul", "m", 1, kernel("m", [], [Value(to_nz(array), format=29, original=shape)]))
+    write(
+        tmp_path / "dump",
+        "MatMul",
+        "m",
+        1,
+        kernel("m", [], [Value(to_nz(array), format=29, original=shape)]),
+    )
     np.testing.assert_array_equal(loaded(tmp_path / "dump", tmp_path)["m 0 output."], array)
 
 
 def test_5hd_is_put_back_into_rows_of_either_order(tmp_path: Path) -> None:
     array = values(2, 19, 3, 5)
     last = array.transpose(0, 2, 3, 1)
-    outputs = [Value(to_5hd(array), format=3, original=array.shape), Value(to_5hd(array), format=3, original=last.shape)]
+    outputs = [
+        Value(to_5hd(array), format=3, original=array.shape),
+        Value(to_5hd(array), format=3, original=last.shape),
+    ]
     write(tmp_path / "dump", "Conv2D", "c", 1, kernel("c", [], outputs))
     found = loaded(tmp_path / "dump", tmp_path)
     np.testing.assert_array_equal(found["c 0 output.0"], array)
@@ -86,7 +117,12 @@ def test_5hd_is_put_back_into_rows_of_either_order(tmp_path: Path) -> None:
 
 def test_what_cannot_be_compared_is_listed_with_its_reason(tmp_path: Path) -> None:
     nz = to_nz(values(4, 4))
-    outputs = [Value(np.zeros(4, "int32")), Value(nz, format=29), Value(nz, format=4), Value(np.zeros(4, "int32"), type=33)]
+    outputs = [
+        Value(np.zeros(4, "int32")),
+        Value(nz, format=29),
+        Value(nz, format=4),
+        Value(np.zeros(4, "int32"), type=33),
+    ]
     write(tmp_path / "dump", "MatMul", "m", 1, kernel("m", [], outputs))
     (tmp_path / "dump" / "mapping.csv").write_text("")
     found = import_dump(tmp_path / "dump", tmp_path / "out")
@@ -122,18 +158,26 @@ def damaged() -> dict[str, bytes]:
         "negative size": kernel("m", [], [Value(values(2, 2), says=-16)]),
         "shape that lies": kernel("m", [], [Value(values(2, 2), shape=(1 << 40, 1 << 40))]),
         "shape of many dimensions": kernel("m", [], [Value(values(2, 2), shape=(1,) * 1000)]),
-        "original shape that does not fit": kernel("m", [], [Value(to_nz(values(4, 4)), format=29, original=(400, 400))]),
+        "original shape that does not fit": kernel(
+            "m", [], [Value(to_nz(values(4, 4)), format=29, original=(400, 400))]
+        ),
         "bool that is none": kernel("m", [], [Value(np.full(4, 7, "uint8"), type=11)]),
-        "bytes inside": with_header(block(3, number(1, 1) + number(2, 2) + block(5, b"abcd") + number(6, 16))),
+        "bytes inside": with_header(
+            block(3, number(1, 1) + number(2, 2) + block(5, b"abcd") + number(6, 16))
+        ),
         "tensors without number": with_header(header + block(3, b"") * 20_000),
         "name without end": with_header(header + block(6, b"n" * 100_000)),
-        "dimensions without number": with_header(header + block(3, block(3, block(1, b"\1" * 1_000_000)))),
+        "dimensions without number": with_header(
+            header + block(3, block(3, block(1, b"\1" * 1_000_000)))
+        ),
         "pickle": b"\x80\x04cos\nsystem\n(S'true'\ntR.",
     }
 
 
 @pytest.mark.parametrize("content", damaged().values(), ids=damaged())
-def test_a_damaged_file_is_named_and_its_kernel_stays_in_the_list(content: bytes, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_and_its_kernel_stays_in_the_list(
+    content: bytes, tmp_path: Path
+) -> None:
     path = write(tmp_path / "dump", "MatMul", "m", 1, content)
     write(tmp_path / "dump", "Add", "whole", 2, kernel("whole", [], [Value(values(3))]))
     found = import_dump(tmp_path / "dump", tmp_path / "out")
@@ -157,7 +201,9 @@ def test_a_header_is_not_read_beyond_its_bound(tmp_path: Path) -> None:
 def test_several_dumps_in_one_folder_are_refused_by_name(tmp_path: Path) -> None:
     for folder in ("first", "second"):
         write(tmp_path / "dump" / folder, "Add", "a", 1, kernel("a", [], [Value(values(2))]))
-    with pytest.raises(UsageError, match=r"holds several dumps of CANN's kernel dumps .*dump/first, .*dump/second"):
+    with pytest.raises(
+        UsageError, match=r"holds several dumps of CANN's kernel dumps .*dump/first, .*dump/second"
+    ):
         import_dump(tmp_path / "dump", tmp_path / "out")
 
 
@@ -166,9 +212,16 @@ def test_npy_files_of_msaccucmp_are_read_with_their_numbers(tmp_path: Path) -> N
     arrays = {f"{role}.{n}": values(2, 3, seed=n) for role in ("input", "output") for n in (0, 10)}
     for time in (1_700_000_000_000_001, 1_700_000_000_000_002):
         for place, array in arrays.items():
-            np.save(tmp_path / "dump" / f"MatMulV2.net_fc_MatMul.12.3.{time}.{place}.npy", array + (time % 2))
+            np.save(
+                tmp_path / "dump" / f"MatMulV2.net_fc_MatMul.12.3.{time}.{place}.npy",
+                array + (time % 2),
+            )
     found = loaded(tmp_path / "dump", tmp_path)
-    assert list(found) == [f"net_fc_MatMul {call} {place}" for call in (0, 1) for place in ("input.0", "input.10", "output.0", "output.10")]
+    assert list(found) == [
+        f"net_fc_MatMul {call} {place}"
+        for call in (0, 1)
+        for place in ("input.0", "input.10", "output.0", "output.10")
+    ]
     np.testing.assert_array_equal(found["net_fc_MatMul 1 output.10"], arrays["output.10"])
 
 
@@ -185,11 +238,25 @@ def of_a_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers as a capture has them, and their kernels, one of them wrong."""
     here = tmp_path_factory.mktemp("kernels")
     x, weight, second = values(4, 4), values(4, 4, seed=1), values(4, 4, seed=2)
-    golden = [item("layer.0.fc", x, role="input", path="0"), item("layer.0.fc", x @ weight), item("layer.1.fc", second)]
+    golden = [
+        item("layer.0.fc", x, role="input", path="0"),
+        item("layer.0.fc", x @ weight),
+        item("layer.1.fc", second),
+    ]
     write_bundle(here / "golden", golden)
-    right = kernel("net/layer.0/fc/MatMul", [Value(x), Value(weight)], [Value(to_nz(x @ weight), format=29, original=(4, 4))])
+    right = kernel(
+        "net/layer.0/fc/MatMul",
+        [Value(x), Value(weight)],
+        [Value(to_nz(x @ weight), format=29, original=(4, 4))],
+    )
     write(here / "dump", "MatMulV2", "net/layer.0/fc/MatMul", 1, right)
-    write(here / "dump", "MatMulV2", "net/layer.1/fc/MatMul", 2, kernel("net/layer.1/fc/MatMul", [], [Value(second * np.float32(1.1))]))
+    write(
+        here / "dump",
+        "MatMulV2",
+        "net/layer.1/fc/MatMul",
+        2,
+        kernel("net/layer.1/fc/MatMul", [], [Value(second * np.float32(1.1))]),
+    )
     import_dump(here / "dump", here / "npu")
     return here
 
@@ -201,7 +268,9 @@ def test_a_diff_names_the_layer_of_a_kernel_by_a_map(of_a_model: Path) -> None:
         ("layer.0.fc output", "identical"),
         ("layer.1.fc output", "introduced"),
     ]
-    assert [row.place for row in found.rows if row.reason is Reason.NOT_COMPARABLE] == ["net.layer.0.fc.MatMul input.1"]  # the weight
+    assert [row.place for row in found.rows if row.reason is Reason.NOT_COMPARABLE] == [
+        "net.layer.0.fc.MatMul input.1"
+    ]  # the weight
 
 
 def test_kernels_of_no_layer_are_no_difference_and_no_pass(of_a_model: Path) -> None:

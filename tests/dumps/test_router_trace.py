@@ -1,4 +1,6 @@
-"""Traces of Megatron's RouterTracer, written here as its source writes them; released versions of megatron-core do not have it yet."""
+"""Traces of Megatron's RouterTracer, written here as its source writes them; released versions of
+megatron-core do not have it yet.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,18 @@ TOKENS, TOPK, EXPERTS = 6, 2, 8
 def line(step: int, layer: int, rank: int = 0, experts: Any = None, **more: Any) -> dict[str, Any]:
     """What is written of one call of a router; the experts are by a seed."""
     rng = np.random.default_rng([step, layer, rank])
-    chosen = np.stack([np.sort(rng.permutation(EXPERTS)[:TOPK]) for _ in range(TOKENS)]).tolist() if experts is None else experts
-    known = {"step": step, "stage": "pre_dispatch", "block": "decoder", "layer": layer, "rank": rank}
+    chosen = (
+        np.stack([np.sort(rng.permutation(EXPERTS)[:TOPK]) for _ in range(TOKENS)]).tolist()
+        if experts is None
+        else experts
+    )
+    known = {
+        "step": step,
+        "stage": "pre_dispatch",
+        "block": "decoder",
+        "layer": layer,
+        "rank": rank,
+    }
     return {**known, "num_tokens": len(chosen), "topk": TOPK, **more, "top_indices": chosen}
 
 
@@ -47,7 +59,9 @@ def test_equal_traces_are_identical(tmp_path: Path) -> None:
     assert compared.answer is Answer.IDENTICAL
 
 
-def test_the_first_layer_and_step_whose_experts_differ_is_named_and_how_many(tmp_path: Path) -> None:
+def test_the_first_layer_and_step_whose_experts_differ_is_named_and_how_many(
+    tmp_path: Path,
+) -> None:
     changed = lines()
     for at in (3, 6, 7):  # step 1, layer 2 of rank 0, and more of rank 1
         changed[at]["top_indices"][4][0] = EXPERTS
@@ -80,20 +94,30 @@ def test_names_calls_logits_and_inputs_are_those_of_megatron(tmp_path: Path) -> 
     states, logits = np.arange(TOKENS * 4, dtype="<u2"), np.arange(TOKENS * EXPERTS, dtype="<u2")
     where = {"hs_offset": 2, "hs_bytes": states.nbytes, "hs_shape": [TOKENS, 4]}
     where |= {"logit_offset": 0, "logit_bytes": logits.nbytes, "logit_shape": [TOKENS, EXPERTS]}
-    dump = trace(tmp_path / "trace", [line(3, 1, **where), line(3, 1), line(3, 2, block="mtp", mtp_idx=0)])
+    dump = trace(
+        tmp_path / "trace", [line(3, 1, **where), line(3, 1), line(3, 2, block="mtp", mtp_idx=0)]
+    )
     (dump / "hidden_states_rank0.bin").write_bytes(b"xx" + states.tobytes())
     (dump / "logits_rank0.bin").write_bytes(logits.tobytes())
     import_dump(dump, tmp_path / "out")
     with ac.open_bundle(tmp_path / "out") as bundle:
         records = list(bundle.records())
-        assert [f"{each.step} {each.name} {each.call} {each.role}.{each.path}" for each in records] == [
+        assert [
+            f"{each.step} {each.name} {each.call} {each.role}.{each.path}" for each in records
+        ] == [
             "3 decoder.layers.1.mlp.router 0 input.0",
             "3 decoder.layers.1.mlp.router 0 output.logits",
             "3 decoder.layers.1.mlp.router 0 output.top_indices",
             "3 decoder.layers.1.mlp.router 1 output.top_indices",
             "3 mtp.layers.0.mtp_model_layer.layers.2.mlp.router 0 output.top_indices",
         ]
-        assert [each.dtype for each in records] == ["bfloat16", "bfloat16", "int32", "int32", "int32"]
+        assert [each.dtype for each in records] == [
+            "bfloat16",
+            "bfloat16",
+            "int32",
+            "int32",
+            "int32",
+        ]
         np.testing.assert_array_equal(bundle.values(records[0]).ravel().view("<u4") >> 16, states)
 
 
@@ -127,12 +151,18 @@ def test_a_damaged_line_is_named(change: dict[str, Any], tmp_path: Path) -> None
     dump = trace(tmp_path / "trace", [line(0, 1)])
     with (dump / "router_trace_rank0.jsonl").open("a") as file:
         file.write(json.dumps({**line(0, 1), **change}) + "\n")
-    with pytest.raises(AccucompareError, match=r"router_trace_rank0\.jsonl: line 2 is damaged, or no router's"):
+    with pytest.raises(
+        AccucompareError, match=r"router_trace_rank0\.jsonl: line 2 is damaged, or no router's"
+    ):
         import_dump(dump, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "[" * 100_000, "{}"], ids=["empty", "cut", "list", "number", "nested", "no keys"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "3", "[" * 100_000, "{}"],
+    ids=["empty", "cut", "list", "number", "nested", "no keys"],
+)
 def test_a_file_that_is_no_trace_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "router_trace_rank0.jsonl").write_text(text)
     with pytest.raises(AccucompareError):
@@ -153,7 +183,9 @@ def test_a_file_that_is_no_trace_is_refused(text: str, tmp_path: Path) -> None:
     ],
     ids=["ragged", "fewer", "text", "large", "fraction", "number", "huge", "beyond the file"],
 )
-def test_values_that_cannot_be_read_are_named_and_the_others_imported(change: dict[str, Any], tmp_path: Path) -> None:
+def test_values_that_cannot_be_read_are_named_and_the_others_imported(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
     dump = trace(tmp_path / "trace", [line(0, 1), {**line(0, 2), **change}])
     (dump / "hidden_states_rank0.bin").write_bytes(b"few")
     found = import_dump(dump, tmp_path / "out")

@@ -25,7 +25,19 @@ from accucompare.findings.log.events import (
     WatchStart,
 )
 
-NASTY = ("=1+1", "[bold red]x[/]", "[/]", "层1", "a/b", "@SUM(A1)", "-x", "a\nb\x1b[2J", ":smile:", "n" * 300, "{0}%s{name}")
+NASTY = (
+    "=1+1",
+    "[bold red]x[/]",
+    "[/]",
+    "层1",
+    "a/b",
+    "@SUM(A1)",
+    "-x",
+    "a\nb\x1b[2J",
+    ":smile:",
+    "n" * 300,
+    "{0}%s{name}",
+)
 
 
 def start(**more: Any) -> WatchStart:
@@ -43,8 +55,20 @@ def start(**more: Any) -> WatchStart:
     )
 
 
-def seen(role: str = "input", path: str = "0", low: Any = -1.0, high: Any = 2.0, **more: Any) -> TensorRange:
-    return TensorRange(**{"role": role, "path": path, "dtype": "float32", "shape": (4, 8), "low": low, "high": high, **more})
+def seen(
+    role: str = "input", path: str = "0", low: Any = -1.0, high: Any = 2.0, **more: Any
+) -> TensorRange:
+    return TensorRange(
+        **{
+            "role": role,
+            "path": path,
+            "dtype": "float32",
+            "shape": (4, 8),
+            "low": low,
+            "high": high,
+            **more,
+        }
+    )
 
 
 def found(name: str = "fc1", **more: Any) -> Finding:
@@ -72,7 +96,17 @@ def frames(*names: str, number: int = 0, traced: bool = False) -> Frames:
     return Frames(
         number,
         [
-            Frame(order, name, 0, "Linear", tensors=[seen("weight", "weight", abs_min=0.001), seen(), seen("output", "", abs_min=0.5)])
+            Frame(
+                order,
+                name,
+                0,
+                "Linear",
+                tensors=[
+                    seen("weight", "weight", abs_min=0.001),
+                    seen(),
+                    seen("output", "", abs_min=0.5),
+                ],
+            )
             for order, name in enumerate(names)
         ],
         traced,
@@ -91,7 +125,9 @@ def write(path: Path, *events: Event) -> Path:
 
 
 def training(rank: int = 0, ranks: int = 2) -> list[Event]:
-    """A run in float16 with everything that can be in a log: a log of a NaN, what it passed through, scale, norms, frames, warnings."""
+    """A run in float16 with everything that can be in a log: a log of a NaN, what it passed
+    through, scale, norms, frames, warnings.
+    """
     half = {"dtype": "float16", "shape": (2, 12, 1024, 1024)}
     log = found(
         "transformer.h.3.attn",
@@ -104,7 +140,10 @@ def training(rank: int = 0, ranks: int = 2) -> list[Event]:
         line="model.py:57",
         kinds=["+Inf"],
         cause=Cause.NEAR,
-        tensors=[seen(**half, low=-60000.0, high=61000.0), seen("output", "", **{**half, "low": -1.0, "high": "inf", "nan": 0, "inf": 7})],
+        tensors=[
+            seen(**half, low=-60000.0, high=61000.0),
+            seen("output", "", **{**half, "low": -1.0, "high": "inf", "nan": 0, "inf": 7}),
+        ],
         reproducer="step3-transformer.h.3.attn/reproduce.py",
     )
     events: list[Event] = [
@@ -115,14 +154,40 @@ def training(rank: int = 0, ranks: int = 2) -> list[Event]:
         frames("transformer.wte", "transformer.h.0", number=1, traced=True),
     ]  # fmt: skip
     for number in range(3):
-        events.append(step(number, grad_norm=1.0 + number / 10, scale=65536.0, loss=3.0 - number, largest=[("wte.weight", 0.8)]))
+        events.append(
+            step(
+                number,
+                grad_norm=1.0 + number / 10,
+                scale=65536.0,
+                loss=3.0 - number,
+                largest=[("wte.weight", 0.8)],
+            )
+        )
     events += [
-        Alert(AlertKind.NEAR, "transformer.h.2.mlp: |x| reaches 60000 of 65504 (float16)", 2, "transformer.h.2.mlp", 0, "GPT2MLP", 6e4),
+        Alert(
+            AlertKind.NEAR,
+            "transformer.h.2.mlp: |x| reaches 60000 of 65504 (float16)",
+            2,
+            "transformer.h.2.mlp",
+            0,
+            "GPT2MLP",
+            6e4,
+        ),
         log,
-        *(passed(f"transformer.h.{block}.mlp", step=3, order=41 + block, type="GPT2MLP") for block in range(3, 12)),
+        *(
+            passed(f"transformer.h.{block}.mlp", step=3, order=41 + block, type="GPT2MLP")
+            for block in range(3, 12)
+        ),
         frames(*(f"transformer.h.{block}.attn" for block in range(4)), number=3),
         ScaleChange(3, 32768.0, True, 1, False, "the gradients overflowed, the step was skipped"),
-        step(3, finite=False, grad_norm="nan", scale=32768.0, loss="nan", largest=[("transformer.h.3.attn.c_proj.weight", "inf")]),
+        step(
+            3,
+            finite=False,
+            grad_norm="nan",
+            scale=32768.0,
+            loss="nan",
+            largest=[("transformer.h.3.attn.c_proj.weight", "inf")],
+        ),
         end(4, reason="a finding"),
     ]
     return events

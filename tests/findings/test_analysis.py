@@ -20,7 +20,9 @@ BACKWARD: dict[str, Any] = {"direction": Direction.BACKWARD}
 
 
 def half(role: str = "output", **more: Any) -> Any:
-    return seen(role, "", **{"dtype": "float16", "low": -1.0, "high": "inf", "nan": 0, "inf": 3, **more})
+    return seen(
+        role, "", **{"dtype": "float16", "low": -1.0, "high": "inf", "nan": 0, "inf": 3, **more}
+    )
 
 
 def overflow(**more: Any) -> Any:
@@ -34,13 +36,26 @@ def test_answer_says_what_where_how_from_what_and_where_more_is() -> None:
     run = training(rank=1)
     (one,) = (event for event in run if getattr(event, "origin", False))
     lines = answer(one, run[0], Path("watch")).splitlines()  # type: ignore[arg-type]
-    assert lines[0] == "+Inf in transformer.h.3.attn (glue, before c_proj) (GPT2Attention), forward, step 3, rank 1 (tp 1, pp 0, dp 0)"
-    assert lines[1] == "made inside by aten.bmm.default at model.py:57: what went in was finite, but near the limit of its dtype"
-    assert lines[2] == (
-        "in: input 0 float16 [2, 12, 1024, 1024] |x| up to 61000 → out: output float16 [2, 12, 1024, 1024] |x| up to inf, 7 Inf"
+    assert (
+        lines[0]
+        == "+Inf in transformer.h.3.attn (glue, before c_proj) (GPT2Attention), forward, step 3,"
+        " rank 1 (tp 1, pp 0, dp 0)"
+    )
+    assert (
+        lines[1]
+        == "made inside by aten.bmm.default at model.py:57: what went in was finite, but near the"
+        " limit of its dtype"
+    )
+    assert (
+        lines[2]
+        == "in: input 0 float16 [2, 12, 1024, 1024] |x| up to 61000 → out: output float16 [2, 12,"
+        " 1024, 1024] |x| up to inf, 7 Inf"
     )
     assert lines[3].startswith("try: what goes in is near the limit already (61000 of 65504)")
-    assert lines[4] == "reproducer: watch/step3-transformer.h.3.attn/reproduce.py; log: watch/rank1.jsonl"
+    assert (
+        lines[4]
+        == "reproducer: watch/step3-transformer.h.3.attn/reproduce.py; log: watch/rank1.jsonl"
+    )
     assert len(lines) == 5
 
 
@@ -61,8 +76,14 @@ def test_answer_has_five_lines_at_most_whatever_the_names(name: str, site: Site)
     [
         ({"site": Site.LOSS, **BACKWARD}, "NaN in the loss, backward, step 0"),
         ({"site": Site.INPUT, "name": ""}, "NaN in (root), input 0 (Linear), forward, step 0"),
-        ({"site": Site.SUM, **BACKWARD}, "NaN in fc1 (sum of gradients), backward (Linear), step 0"),
-        ({"call": 2, "kinds": ["NaN", "-Inf"]}, "NaN and -Inf in fc1 call 2 (Linear), forward, step 0"),
+        (
+            {"site": Site.SUM, **BACKWARD},
+            "NaN in fc1 (sum of gradients), backward (Linear), step 0",
+        ),
+        (
+            {"call": 2, "kinds": ["NaN", "-Inf"]},
+            "NaN and -Inf in fc1 call 2 (Linear), forward, step 0",
+        ),
     ],
 )
 def test_headline_says_the_place_and_the_pass(more: dict[str, Any], said: str) -> None:
@@ -129,7 +150,10 @@ MASKED = seen(low="-inf", high=0.0)
         (overflow(), "keep fc1 in float32, or use bfloat16: float16 ends at 65504"),
         (overflow(tensors=[half(dtype="bfloat16")]), "float32 does not help"),
         (overflow(operator="aten.bmm.default"), "scale one side before it"),
-        (overflow(cause=Cause.NEAR, tensors=[seen(dtype="float16", high=6e4), half()]), "near the limit already (60000 of 65504)"),
+        (
+            overflow(cause=Cause.NEAR, tensors=[seen(dtype="float16", high=6e4), half()]),
+            "near the limit already (60000 of 65504)",
+        ),
         (overflow(site=Site.GLUE, operator="aten.add.Tensor"), "grows from block to block"),
         (overflow(**BACKWARD), "lower the loss scale"),
         (found(site=Site.WEIGHTS, step=7), "look at the update before this step"),
@@ -138,8 +162,20 @@ MASKED = seen(low="-inf", high=0.0)
         (found(site=Site.LOSS, **BACKWARD), "labels that are all ignored"),
         (overflow(kinds=["saturated"]), "gives the largest number in place of Inf: 65504"),
         (passed(), "this one only passed it on"),
-        (found(operator="aten.pow.Tensor_Scalar", operator_tensors=[seen(low=0.0, high=2.0), half()]), "0 to a negative power"),
-        (overflow(operator="aten.pow.Tensor_Scalar", operator_tensors=[seen(low=-1e4, high=1e4, dtype="float16"), half()]), "keep fc1 in"),
+        (
+            found(
+                operator="aten.pow.Tensor_Scalar",
+                operator_tensors=[seen(low=0.0, high=2.0), half()],
+            ),
+            "0 to a negative power",
+        ),
+        (
+            overflow(
+                operator="aten.pow.Tensor_Scalar",
+                operator_tensors=[seen(low=-1e4, high=1e4, dtype="float16"), half()],
+            ),
+            "keep fc1 in",
+        ),
         (found(site=Site.LOSS, legal=["output"], **BACKWARD), "the model gave an Inf, as masks do"),
         (found(type="LayerNorm"), "equal values have no variance"),
         (found(), "--level op"),
@@ -151,7 +187,13 @@ def test_hints_follow_from_the_finding(one: Any, told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "one", [found(operator="aten.log.default"), found(site=Site.WEIGHTS), passed(), overflow(operator="aten.div.Tensor")]
+    "one",
+    [
+        found(operator="aten.log.default"),
+        found(site=Site.WEIGHTS),
+        passed(),
+        overflow(operator="aten.div.Tensor"),
+    ],
 )
 def test_float32_is_no_hint_where_the_range_is_not_the_cause(one: Any) -> None:
     assert not any("keep " in hint for hint in hints_for(one, start()))
@@ -159,22 +201,34 @@ def test_float32_is_no_hint_where_the_range_is_not_the_cause(one: Any) -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(-1e4, 1e4), (300.0, 400.0)])
 def test_a_square_that_overflows_is_no_power_of_0(low: float, high: float) -> None:
-    square = overflow(operator="aten.pow.Tensor_Scalar", operator_tensors=[seen(low=low, high=high, dtype="float16"), half()])
+    square = overflow(
+        operator="aten.pow.Tensor_Scalar",
+        operator_tensors=[seen(low=low, high=high, dtype="float16"), half()],
+    )
     assert not any("negative power" in hint for hint in hints_for(square, start()))
 
 
 def test_the_update_is_not_blamed_before_the_first_one() -> None:
-    assert not any("update" in hint for hint in hints_for(found(site=Site.WEIGHTS, step=0), start()))
+    assert not any(
+        "update" in hint for hint in hints_for(found(site=Site.WEIGHTS, step=0), start())
+    )
 
 
 def test_another_ranks_log_is_a_hint_only_with_several_ranks() -> None:
     one = found(site=Site.SUM, **BACKWARD)
-    assert [sum("another rank" in hint for hint in hints_for(one, start(ranks=ranks))) for ranks in (1, 2)] == [0, 1]
+    assert [
+        sum("another rank" in hint for hint in hints_for(one, start(ranks=ranks)))
+        for ranks in (1, 2)
+    ] == [0, 1]
 
 
 def test_an_overflow_of_gradients_is_normal_only_under_a_loss_scale() -> None:
     shown = [hints_for(overflow(**BACKWARD), start(), scale) for scale in (None, 1.0, 65536.0)]
-    assert [any("now and then are normal" in hint for hint in each) for each in shown] == [False, False, True]
+    assert [any("now and then are normal" in hint for hint in each) for each in shown] == [
+        False,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("site", Site)
@@ -187,13 +241,33 @@ def test_there_is_a_hint_for_an_origin_at_every_site(site: Site, direction: Dire
 
 
 def test_findings_are_in_execution_order_not_as_written() -> None:
-    run = analyse([start(), found("d", step=1, order=1), found("c", order=9), found("a", order=2), found("b", order=3)])
+    run = analyse(
+        [
+            start(),
+            found("d", step=1, order=1),
+            found("c", order=9),
+            found("a", order=2),
+            found("b", order=3),
+        ]
+    )
     assert [one.name for one in run.findings] == ["a", "b", "c", "d"]
 
 
 def test_what_an_origin_passed_through_is_its_trail() -> None:
-    run = analyse([start(), found("a", order=1), passed("b", order=2), passed("c", order=3), found("d", order=4), passed("e", step=1)])
-    trails = [(trail.origin and trail.origin.name, [one.name for one in trail.passed]) for trail in run.trails]
+    run = analyse(
+        [
+            start(),
+            found("a", order=1),
+            passed("b", order=2),
+            passed("c", order=3),
+            found("d", order=4),
+            passed("e", step=1),
+        ]
+    )
+    trails = [
+        (trail.origin and trail.origin.name, [one.name for one in trail.passed])
+        for trail in run.trails
+    ]
     assert trails == [("a", ["b", "c"]), ("d", []), (None, ["e"])]
 
 
@@ -224,13 +298,18 @@ def test_steps_in_which_grad_norm_jumped(norms: list[Any], steps: list[int]) -> 
         (ScaleChange(5, 131072.0, False, 0), False),
     ],
 )
-def test_an_occasional_skip_is_normal_and_many_or_a_scale_at_1_are_an_alarm(scaled: ScaleChange, alarm: bool) -> None:
+def test_an_occasional_skip_is_normal_and_many_or_a_scale_at_1_are_an_alarm(
+    scaled: ScaleChange, alarm: bool
+) -> None:
     assert bool(analyse([start(), scaled]).alarms) is alarm
 
 
 def test_a_run_without_an_end_was_killed() -> None:
     assert "killed" in analyse([start(), step(0)]).ending
-    assert analyse([start(), step(0), end(5, 1, "interrupted")]).ending == "ended after 5 steps, 1 watched: interrupted"
+    assert (
+        analyse([start(), step(0), end(5, 1, "interrupted")]).ending
+        == "ended after 5 steps, 1 watched: interrupted"
+    )
 
 
 # Ranks
@@ -243,7 +322,12 @@ def directory(path: Path, *runs: list[Any]) -> Ranks:
 
 
 def test_the_first_origin_of_all_ranks_is_by_step_and_then_by_order(tmp_path: Path) -> None:
-    runs = [[found("a", step=3, order=1)], [found("b", step=2, order=9)], [found("c", step=2, order=4)], [passed("d", step=0)]]
+    runs = [
+        [found("a", step=3, order=1)],
+        [found("b", step=2, order=9)],
+        [found("c", step=2, order=4)],
+        [passed("d", step=0)],
+    ]
     ranks = directory(tmp_path, *([*run, step(3), end()] for run in runs))
     assert ranks.first is not None
     assert (ranks.first[0].start.rank, ranks.first[1].name) == (2, "c")
@@ -276,10 +360,20 @@ def test_a_log_that_cannot_be_read_is_noted_and_the_others_are_told(tmp_path: Pa
 
 def test_logs_of_an_earlier_run_with_more_ranks_are_left_out(tmp_path: Path) -> None:
     for rank in range(3):
-        write(log_path(tmp_path, rank), start(rank=rank, ranks=3, time="2026-01-01T00:00:00Z"), found(), step(0), end())
+        write(
+            log_path(tmp_path, rank),
+            start(rank=rank, ranks=3, time="2026-01-01T00:00:00Z"),
+            found(),
+            step(0),
+            end(),
+        )
     write(log_path(tmp_path, 0), start(time="2026-01-02T00:00:00Z"), step(0), end())
     ranks = read(tmp_path)
-    assert ([run.start.ranks for run in ranks.ranks], ranks.findings, ranks.trouble) == ([1], [], "")
+    assert ([run.start.ranks for run in ranks.ranks], ranks.findings, ranks.trouble) == (
+        [1],
+        [],
+        "",
+    )
     assert len(ranks.notes) == 2
 
 

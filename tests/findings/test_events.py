@@ -11,7 +11,18 @@ import pytest
 from accucompare.errors import UsageError
 from accucompare.findings.log.events import Cause, Frames, number
 from accucompare.findings.log.log import read_log
-from tests.findings.logs import NASTY, encoded, end, found, passed, seen, start, step, training, write
+from tests.findings.logs import (
+    NASTY,
+    encoded,
+    end,
+    found,
+    passed,
+    seen,
+    start,
+    step,
+    training,
+    write,
+)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -39,7 +50,9 @@ def test_a_last_line_that_is_cut_is_left_out(tmp_path: Path, cut: int) -> None:
 
 def test_a_line_cut_before_another_run_is_left_out(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    log.write_bytes(encoded(start(), step(0)) + encoded(found())[:30] + b"\n" + encoded(start(), end()))
+    log.write_bytes(
+        encoded(start(), step(0)) + encoded(found())[:30] + b"\n" + encoded(start(), end())
+    )
     assert read_log(log) == [[start(), step(0)], [start(), end()]]
 
 
@@ -51,7 +64,10 @@ def test_a_line_cut_before_another_run_is_left_out(tmp_path: Path) -> None:
         (b"nonsense\n", "line 1: is no event"),
         (encoded(step(0)), "does not begin with a start"),
         (encoded(start()) + b"{}\n" + encoded(step(0)), "line 2: is no event"),
-        (encoded(start()) + b'{"event":"step","step":0,"finite":true,"grad_norm":"big"}\n', "line 2: is no event"),
+        (
+            encoded(start()) + b'{"event":"step","step":0,"finite":true,"grad_norm":"big"}\n',
+            "line 2: is no event",
+        ),
         (b"\xff\xfe\n", "line 1: is no event"),
         (b"[" * 100_000 + b"\n", "line 1: is no event"),
     ],
@@ -72,6 +88,12 @@ def test_names_come_back_as_they_were(tmp_path: Path, name: str) -> None:
 def test_a_finding_stays_as_it_was_found() -> None:
     finding = found(notes=["a"])
     later = finding.passing_on("b")
-    assert (finding.origin, finding.notes, later.origin, later.cause, later.notes) == (True, ["a"], False, Cause.INPUTS, ["a", "b"])
+    assert (finding.origin, finding.notes, later.origin, later.cause, later.notes) == (
+        True,
+        ["a"],
+        False,
+        Cause.INPUTS,
+        ["a", "b"],
+    )
     with pytest.raises(AttributeError):
         finding.step = 1  # type: ignore[misc]

@@ -1,4 +1,6 @@
-"""The checklist on logs built by hand: each check complains of its fault, is silent about the sound run, and says when it cannot look."""
+"""The checklist on logs built by hand: each check complains of its fault, is silent about the sound
+run, and says when it cannot look.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from accucompare.errors import UsageError
 from accucompare.findings.analysis.analysis import Analysis, Ranks
 from accucompare.findings.checklist.checks import CheckStatus, Need, Point, spikes
 from accucompare.findings.checklist.health_checklist import CHECKS, judge_log, read_thresholds
-from accucompare.findings.log.events import Alert, AlertKind, End, Ending, ScaleChange, Step, WatchStart
+from accucompare.findings.log.events import (
+    Alert,
+    AlertKind,
+    End,
+    Ending,
+    ScaleChange,
+    Step,
+    WatchStart,
+)
 from accucompare.findings.log.vital_events import (
     Applied,
     Given,
@@ -58,7 +68,18 @@ def vital(step: int) -> Vitals:
         scale=1024.0,
         schedulers={"CosineAnnealingLR": Applied(step, [rate(step)])},
         given=[
-            Given("ids", "int64", (4, 6), 0.0, 9.0, f"{step}", padding_rows=0.0, unmasked_padding=0.0, masked_content=0.0, pads_left=False),
+            Given(
+                "ids",
+                "int64",
+                (4, 6),
+                0.0,
+                9.0,
+                f"{step}",
+                padding_rows=0.0,
+                unmasked_padding=0.0,
+                masked_content=0.0,
+                pads_left=False,
+            ),
             Given("x", "float32", (4, 6), -3.0, 3.0, f"{step}x", constant=0.0, whole=False),
         ],
         targets=Targets(10, "float32", 0.0, 9.0, 0.1, 1.5, padding=0.0),
@@ -114,7 +135,19 @@ class Log:
         how = (self.ending, Ending.FAILED) if self.ending else ("finished", Ending.FINISHED)
         end = End(STEPS, STEPS, *how, weights=[3.0, 0.5])
         earlier = None if self.earlier is None else self.earlier.analysis()
-        return Analysis(start, [], self.warnings, [], self.scaled, self.steps, end, None, [self.setup], self.vitals, earlier)
+        return Analysis(
+            start,
+            [],
+            self.warnings,
+            [],
+            self.scaled,
+            self.steps,
+            end,
+            None,
+            [self.setup],
+            self.vitals,
+            earlier,
+        )
 
     def ranks(self) -> Ranks:
         return Ranks(Path("watch"), [self.analysis(), *(other.analysis() for other in self.others)])
@@ -122,10 +155,22 @@ class Log:
 
 def sound() -> Log:
     setup = TrainingSetup(
-        0, PARAMETERS, ["AdamW"], {"AdamW": 5}, {"CosineAnnealingLR": 0}, {"CosineAnnealingLR": 100}, switched=2, seeds={"torch": 1}, pad=0
+        0,
+        PARAMETERS,
+        ["AdamW"],
+        {"AdamW": 5},
+        {"CosineAnnealingLR": 0},
+        {"CosineAnnealingLR": 100},
+        switched=2,
+        seeds={"torch": 1},
+        pad=0,
     )
-    setup = replace(setup, vocabulary=10, generators={"python": "a", "numpy": "n"}, dropouts={"drop": 0.1})
-    steps = [Step(step, True, 0.5 * (1 + 0.05 * math.sin(step)), scale=1024.0) for step in range(STEPS)]
+    setup = replace(
+        setup, vocabulary=10, generators={"python": "a", "numpy": "n"}, dropouts={"drop": 0.1}
+    )
+    steps = [
+        Step(step, True, 0.5 * (1 + 0.05 * math.sin(step)), scale=1024.0) for step in range(STEPS)
+    ]
     return Log(setup, [vital(step) for step in range(STEPS)], steps)
 
 
@@ -164,7 +209,9 @@ FAULTS |= {
     "input-constant": lambda log: log.given(1, constant=1.0),
     "input-type": lambda log: log.given(1, slice(30, None), dtype="float64"),
     "labels-range": lambda log: log.change(7, targets=Targets(10, "float32", 0.0, 10.0)),
-    "labels-ignored": lambda log: log.change(7, targets=Targets(10, "float32", ignored=1.0), loss="nan"),
+    "labels-ignored": lambda log: log.change(
+        7, targets=Targets(10, "float32", ignored=1.0), loss="nan"
+    ),
     "input-shape": lambda log: log.given(0, 17, shape=(6,)),
     "batch-on-two-ranks": lambda log: log.others[0].change(7, given=log.vitals[7].given),
     "padding-rows": lambda log: log.given(0, 7, padding_rows=0.25),
@@ -179,13 +226,25 @@ FAULTS |= {
     "evaluation-mode": lambda log: log.change(slice(9, None, 10), trained_without=2),
     "buffers": lambda log: log.change(30, buffers={"norm.running_var": (0.5, 1e5)}),
     "without-gradient": lambda log: log.layer("grad", [None, None, 0.3]),
-    "entropy": lambda log: log.change(slice(None), targets=Targets(10, "float32", 0.0, 9.0, 0.1, 1e-6, missed=5.0)),
-    "loss-type": lambda log: log.change(slice(None), targets=Targets(10, "bfloat16", 0.0, 9.0, 0.1, 1.5)),
-    "label-smoothing": lambda log: log.change(7, targets=Targets(10, "float32", 0.0, 9.0, 0.1, 1.5, smoothing=0.9)),
-    "autocast-types": lambda log: log.change(7, narrowed=[Narrowed("rotary", "position_ids", "bfloat16", 512.0)]),
+    "entropy": lambda log: log.change(
+        slice(None), targets=Targets(10, "float32", 0.0, 9.0, 0.1, 1e-6, missed=5.0)
+    ),
+    "loss-type": lambda log: log.change(
+        slice(None), targets=Targets(10, "bfloat16", 0.0, 9.0, 0.1, 1.5)
+    ),
+    "label-smoothing": lambda log: log.change(
+        7, targets=Targets(10, "float32", 0.0, 9.0, 0.1, 1.5, smoothing=0.9)
+    ),
+    "autocast-types": lambda log: log.change(
+        7, narrowed=[Narrowed("rotary", "position_ids", "bfloat16", 512.0)]
+    ),
     "update-lost": lambda log: log.layer("moved", [0.1, 0.2]),
-    "underflow": lambda log: log.warnings.append(Alert(AlertKind.UNDERFLOW, "act: 20% of gradients are subnormal", 3, "act")),
-    "near-limit": lambda log: log.warnings.append(Alert(AlertKind.NEAR, "act: values up to 6e4", 3, "act")),
+    "underflow": lambda log: log.warnings.append(
+        Alert(AlertKind.UNDERFLOW, "act: 20% of gradients are subnormal", 3, "act")
+    ),
+    "near-limit": lambda log: log.warnings.append(
+        Alert(AlertKind.NEAR, "act: values up to 6e4", 3, "act")
+    ),
     "gradient-vanishes": lambda log: log.layer("grad", [1e-6, 0.3, 0.3]),
     "gradient-explodes": lambda log: log.layer("grad", [0.4, 0.3, 400.0]),
     "update-ratio": lambda log: log.layer("update", [1e-8, 2e-3, 1e-8]),
@@ -193,15 +252,23 @@ FAULTS |= {
     "zero-grad": lambda log: log.change(slice(1, None), kept=2),
     "update-skipped": lambda log: log.change(7, updates=0),
     "lr-range": lambda log: log.change(50, lr={"AdamW.0": -1e-5}),
-    "schedule-order": lambda log: log.change(0, schedulers={"CosineAnnealingLR": Applied(1, [rate(0)])}),
+    "schedule-order": lambda log: log.change(
+        0, schedulers={"CosineAnnealingLR": Applied(1, [rate(0)])}
+    ),
     "clip-share": lambda log: log.change(slice(None), norm_at_update=1e-6),
     "gradients-grow": lambda log: log.change(7, norm_at_update=4.0, grown=(8.0, 8.0)),
     "loss-spike": lambda log: log.change(40, loss=30.0),
     "loss-finite": lambda log: log.change(slice(50, 55), loss="nan"),
     "loss-input": lambda log: log.change(7, losses=[LossInput("cross_entropy", "softmax")]),
-    "loss-shape": lambda log: log.change(7, losses=[LossInput("mse_loss", shape=(4, 1), spread=(4, 4))]),
-    "one-class": lambda log: log.change(slice(None), labels=[Labels("head.weight", 24, 3.0, 3.0, 0b1000)]),
-    "padding-in-loss": lambda log: log.change(7, targets=Targets(10, "float32", 0.0, 9.0, padding=0.3)),
+    "loss-shape": lambda log: log.change(
+        7, losses=[LossInput("mse_loss", shape=(4, 1), spread=(4, 4))]
+    ),
+    "one-class": lambda log: log.change(
+        slice(None), labels=[Labels("head.weight", 24, 3.0, 3.0, 0b1000)]
+    ),
+    "padding-in-loss": lambda log: log.change(
+        7, targets=Targets(10, "float32", 0.0, 9.0, padding=0.3)
+    ),
     "labels-by-rank": lambda log: apart(log, 0b0000011111, 0b1111100000),
     "ranks-agree": lambda log: log.others[0].layer("weight", [3.0000001, 0.5], 7),
 }
@@ -228,13 +295,17 @@ def _(log: Log) -> None:
 @spoilt("order-repeated")
 def _(log: Log) -> None:
     for step in range(STEPS):
-        log.change(step, given=log.vitals[step % 20].given, loaded=LoadedBatch(0, 1 + step // 20, 20, True))
+        log.change(
+            step, given=log.vitals[step % 20].given, loaded=LoadedBatch(0, 1 + step // 20, 20, True)
+        )
 
 
 @spoilt("lr-jump")
 def _(log: Log) -> None:
     for step in range(STEPS):
-        log.change(step, lr={"AdamW.0": 1e-5 * (step + 1) if step < 30 else 1e-3 * (1 - step / 100)})
+        log.change(
+            step, lr={"AdamW.0": 1e-5 * (step + 1) if step < 30 else 1e-3 * (1 - step / 100)}
+        )
 
 
 @spoilt("schedule-applied")
@@ -256,7 +327,9 @@ def _(log: Log) -> None:
 
 @spoilt("in-no-optimizer")
 def _(log: Log) -> None:
-    log.setup = replace(log.setup, parameters=[PARAMETERS[0], replace(PARAMETERS[1], group=""), PARAMETERS[2]])
+    log.setup = replace(
+        log.setup, parameters=[PARAMETERS[0], replace(PARAMETERS[1], group=""), PARAMETERS[2]]
+    )
 
 
 @spoilt("dropout")
@@ -345,8 +418,13 @@ def unspoilt() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("check", [check.id for check in CHECKS if check.judge is not None])
-def test_a_check_complains_of_its_fault_and_of_no_sound_run(check: str, unspoilt: dict[str, Any]) -> None:
-    assert (unspoilt[check].status, unspoilt[check].outcome.measured) == (CheckStatus.PASS, unspoilt[check].outcome.measured)
+def test_a_check_complains_of_its_fault_and_of_no_sound_run(
+    check: str, unspoilt: dict[str, Any]
+) -> None:
+    assert (unspoilt[check].status, unspoilt[check].outcome.measured) == (
+        CheckStatus.PASS,
+        unspoilt[check].outcome.measured,
+    )
     log = several()
     FAULTS[check](log)
     found = {each.check.id: each for each in judge_log(log.ranks()).results}[check]
@@ -418,7 +496,9 @@ def bytes_at_the_first_layer(log: Log) -> None:
 
 
 def coarse_values_beside_weights_in_float32(log: Log) -> None:
-    log.setup = replace(log.setup, parameters=[replace(each, dtype="float32") for each in PARAMETERS])
+    log.setup = replace(
+        log.setup, parameters=[replace(each, dtype="float32") for each in PARAMETERS]
+    )
     log.given(1, dtype="bfloat16", high=600.0)
 
 
@@ -507,11 +587,23 @@ def one_mask_for_all_samples(log: Log) -> None:
 def an_input_that_was_once_constant(log: Log) -> None:
     log.given(1, constant=1.0)
     for step in range(STEPS):
-        log.change(step, given=[*log.vitals[step].given, Given("y", "float32", (4, 6), -3.0, 3.0, constant=float(step == 7))])
+        log.change(
+            step,
+            given=[
+                *log.vitals[step].given,
+                Given("y", "float32", (4, 6), -3.0, 3.0, constant=float(step == 7)),
+            ],
+        )
 
 
 def a_table_that_is_frozen(log: Log) -> None:
-    log.setup = replace(log.setup, parameters=[*PARAMETERS, ParameterFacts("positions.weight", (8, 4), "float32", "Embedding", False)])
+    log.setup = replace(
+        log.setup,
+        parameters=[
+            *PARAMETERS,
+            ParameterFacts("positions.weight", (8, 4), "float32", "Embedding", False),
+        ],
+    )
     log.change(slice(None), outputs={"up": (-1.0, 1.0), "positions": (-1.0, 1.0)})
     for step in range(STEPS):
         log.change(step, outputs={**vital(step).outputs, "positions": (-1.0, 1.0)})
@@ -549,7 +641,9 @@ def python_seeded_otherwise_and_not_used(log: Log) -> None:
 
 
 def values_that_bfloat16_holds_one_by_one(log: Log) -> None:
-    log.setup = replace(log.setup, parameters=[replace(each, dtype="float32") for each in PARAMETERS])
+    log.setup = replace(
+        log.setup, parameters=[replace(each, dtype="float32") for each in PARAMETERS]
+    )
     log.given(1, dtype="bfloat16", high=256.0)
 
 
@@ -633,7 +727,9 @@ def dropout_of_nine_tenths(log: Log) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
-def test_what_looks_like_a_fault_and_is_none_is_left_alone(check: str, sound_too: Callable[[Log], None]) -> None:
+def test_what_looks_like_a_fault_and_is_none_is_left_alone(
+    check: str, sound_too: Callable[[Log], None]
+) -> None:
     log = several()
     sound_too(log)
     found = {each.check.id: each for each in judge_log(log.ranks()).results}[check]
@@ -658,7 +754,9 @@ def test_the_floor_of_a_smoothed_loss_is_the_entropy_of_its_labels() -> None:
     """Against torch's own loss of an output that is the smoothed label itself."""
     log = sound()
     log.change(slice(None), targets=Targets(4, "float32", 0.0, 3.0, 0.0, 1.0, smoothing=0.2))
-    measured = {each.check.id: each for each in judge_log(log.ranks()).results}["label-smoothing"].outcome.measured
+    measured = {each.check.id: each for each in judge_log(log.ranks()).results}[
+        "label-smoothing"
+    ].outcome.measured
     label = np.array([0.85, 0.05, 0.05, 0.05])
     assert measured.endswith(f"below {-(label * np.log(label)).sum():.4g}")
 
@@ -674,26 +772,35 @@ def test_a_log_that_ends_in_the_middle_of_its_first_step_is_judged() -> None:
 def test_what_nobody_looks_at_is_listed_with_the_reason() -> None:
     unbuilt = [each for each in judge_log(sound().ranks()).results if each.check.judge is None]
     assert unbuilt
-    assert all(each.status is CheckStatus.NOT_LOOKED_AT and each.outcome.measured for each in unbuilt)
+    assert all(
+        each.status is CheckStatus.NOT_LOOKED_AT and each.outcome.measured for each in unbuilt
+    )
 
 
 def test_a_log_of_an_earlier_version_is_not_called_sound() -> None:
     log = sound()
     log.vitals, log.steps = [], [Step(step, True) for step in range(3)]
     found = judge_log(log.ranks())
-    assert {each.status for each in found.results if each.check.needs[:1] == (Need.VITALS,)} == {CheckStatus.NOT_LOOKED_AT}
+    assert {each.status for each in found.results if each.check.needs[:1] == (Need.VITALS,)} == {
+        CheckStatus.NOT_LOOKED_AT
+    }
 
 
 def test_the_range_of_floating_inputs_is_not_looked_at_where_there_are_none() -> None:
     log = sound()
     log.given(1, dtype="int64")
     found = {each.check.id: each for each in judge_log(log.ranks()).results}["input-range"]
-    assert (found.status, found.outcome.measured) == (CheckStatus.NOT_LOOKED_AT, "the model was given no floating input")
+    assert (found.status, found.outcome.measured) == (
+        CheckStatus.NOT_LOOKED_AT,
+        "the model was given no floating input",
+    )
 
 
 @pytest.mark.parametrize(("check", "period"), [("batch-repeated", 1), ("order-repeated", 20)])
 @pytest.mark.parametrize("loaded", [None, LoadedBatch(0, 1, 20, False)])
-def test_batches_that_come_again_are_judged_by_the_loader_that_gave_them(check: str, period: int, loaded: LoadedBatch | None) -> None:
+def test_batches_that_come_again_are_judged_by_the_loader_that_gave_them(
+    check: str, period: int, loaded: LoadedBatch | None
+) -> None:
     log = sound()
     for step in range(STEPS):
         log.change(step, given=log.vitals[step % period].given, loaded=loaded)
@@ -703,7 +810,10 @@ def test_batches_that_come_again_are_judged_by_the_loader_that_gave_them(check: 
 
 def test_one_rank_is_said_to_be_one() -> None:
     found = {each.check.id: each for each in judge_log(sound().ranks()).results}
-    assert (found["ranks-agree"].status, found["ranks-agree"].outcome.measured) == (CheckStatus.NOT_LOOKED_AT, "one rank")
+    assert (found["ranks-agree"].status, found["ranks-agree"].outcome.measured) == (
+        CheckStatus.NOT_LOOKED_AT,
+        "one rank",
+    )
 
 
 def test_a_run_that_goes_on_with_an_empty_optimizer_is_seen_by_its_weights() -> None:
@@ -720,7 +830,9 @@ def test_a_run_that_goes_on_with_an_empty_optimizer_is_seen_by_its_weights() -> 
 def test_a_threshold_takes_the_default_s_place_and_stands_in_the_result() -> None:
     log = sound()
     FAULTS["loss-spike"](log)
-    found = {each.check.id: each for each in judge_log(log.ranks(), {"loss-spike": 1e3}).results}["loss-spike"]
+    found = {each.check.id: each for each in judge_log(log.ranks(), {"loss-spike": 1e3}).results}[
+        "loss-spike"
+    ]
     assert (found.status, found.limits["loss-spike"]) == (CheckStatus.PASS, 1e3)
 
 
@@ -730,7 +842,17 @@ def test_thresholds_are_read_from_options_and_a_file(tmp_path: Path) -> None:
     assert read_thresholds(["loss-spike=30"], file) == {"loss-spike": 30.0, "dead-units": 0.8}
 
 
-@pytest.mark.parametrize("text", ["loss-spike", "loss-spike=much", "no-such=1", "loss-spike=nan", "loss-spike=-5", "loss-spike=1e999"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "loss-spike",
+        "loss-spike=much",
+        "no-such=1",
+        "loss-spike=nan",
+        "loss-spike=-5",
+        "loss-spike=1e999",
+    ],
+)
 def test_a_threshold_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--threshold"):
         read_thresholds([text])
@@ -745,7 +867,9 @@ def test_a_threshold_of_a_file_that_makes_no_sense_is_refused(tmp_path: Path, va
 
 
 def test_a_spike_is_measured_from_the_median_in_logarithms() -> None:
-    """Against the definition, by NumPy: a fall by a tenth in each step is no spread, and what was noise in it is."""
+    """Against the definition, by NumPy: a fall by a tenth in each step is no spread, and what was
+    noise in it is.
+    """
     noise = np.random.default_rng(0).normal(0, 0.2, 60)
     logs = noise - 0.1 * np.arange(60)
     points = [Point(step, math.exp(value)) for step, value in enumerate([*logs, 2.0])]

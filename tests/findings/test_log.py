@@ -38,7 +38,9 @@ def test_a_run_is_added_after_the_ones_before(tmp_path: Path) -> None:
         log.write(start())
         log.write(step(number))
         log.close()
-    assert [run[1].step for run in read_log(tmp_path / "rank0.jsonl") if isinstance(run[1], Step)] == [0, 1]
+    assert [
+        run[1].step for run in read_log(tmp_path / "rank0.jsonl") if isinstance(run[1], Step)
+    ] == [0, 1]
 
 
 def test_a_line_that_a_killed_process_left_unfinished_is_cut_off(tmp_path: Path) -> None:
@@ -97,7 +99,10 @@ def test_a_disk_that_is_full_in_the_middle_of_an_event_is_warned_of_and_what_was
     log._file = _Small(log._file, 20)  # type: ignore[assignment]
     log.write(step(0))
     cure = "free some space, or choose another disk"
-    assert log.failure == f"{log.path}: the log of the watch ends here (No space left on device); {cure}"
+    assert (
+        log.failure
+        == f"{log.path}: the log of the watch ends here (No space left on device); {cure}"
+    )
     assert caplog.messages == [f"{log.failure}; the watch goes on"]
     log.write(step(1))
     assert [len(run) for run in read_log(log.path)] == [1]
@@ -107,7 +112,9 @@ def test_a_disk_that_is_full_in_the_middle_of_an_event_is_warned_of_and_what_was
 def test_a_log_that_cannot_be_written_is_named(place: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "directory").mkdir()
-    with pytest.raises(UsageError, match=r"the log of the watch cannot be written .*; .*choose another place"):
+    with pytest.raises(
+        UsageError, match=r"the log of the watch cannot be written .*; .*choose another place"
+    ):
         Log(tmp_path / place)
 
 

@@ -12,22 +12,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accucompare.findings.log.events import Cause, Direction, Finding, Site, TensorRange, number
-from accucompare.findings.log.observations import OUTSIDE, ModuleCall, StepObservation, WatchLimits, What, near_the_limit
+from accucompare.findings.log.observations import (
+    OUTSIDE,
+    ModuleCall,
+    StepObservation,
+    WatchLimits,
+    What,
+    near_the_limit,
+)
 from accucompare.findings.origins.origins import find_origins
 
 NAN, INF = float("nan"), float("inf")
 #: (low, high)
 Range = tuple[float, float]
-FINE, BAD, PLUS, MASK, BOTH, MINUS = (-1.0, 1.0), (NAN, NAN), (-1.0, INF), (-INF, 0.0), (-INF, INF), (-INF, 5.0)
+FINE, BAD, PLUS, MASK, BOTH, MINUS = (
+    (-1.0, 1.0),
+    (NAN, NAN),
+    (-1.0, INF),
+    (-INF, 0.0),
+    (-INF, INF),
+    (-INF, 5.0),
+)
 LARGE = (-1.0, 3e38)
 
 
 def _seen(role: str, ranges: tuple[Range, ...], dtype: str = "float32") -> list[TensorRange]:
-    return [TensorRange(role, str(index), dtype, (2,), number(low), number(high)) for index, (low, high) in enumerate(ranges)]
+    return [
+        TensorRange(role, str(index), dtype, (2,), number(low), number(high))
+        for index, (low, high) in enumerate(ranges)
+    ]
 
 
 class Step:
-    """The observations of a step, written down as the calls go: ``step.began("fc", FINE); step.ended(FINE)``."""
+    """The observations of a step, written down as the calls go: ``step.began("fc", FINE);
+    step.ended(FINE)``.
+    """
 
     def __init__(self) -> None:
         self.observations: list[StepObservation] = []
@@ -35,13 +54,17 @@ class Step:
         self._calls: dict[str, int] = {}
 
     def _add(self, what: What, place: ModuleCall, seen: list[TensorRange], **facts: Any) -> Step:
-        self.observations.append(StepObservation(what, place, seen, order=len(self.observations), **facts))
+        self.observations.append(
+            StepObservation(what, place, seen, order=len(self.observations), **facts)
+        )
         return self
 
     def began(self, name: str, *given: Range) -> Step:
         call = self._calls.get(name, 0)
         self._calls[name] = call + 1
-        self._open.append(ModuleCall(name, call, "Layer", self._open[-1].key if self._open else None))
+        self._open.append(
+            ModuleCall(name, call, "Layer", self._open[-1].key if self._open else None)
+        )
         return self._add(What.BEGAN, self._open[-1], _seen("input", given))
 
     def ended(self, *gave: Range) -> Step:
@@ -51,10 +74,21 @@ class Step:
         return self.began(name, given).ended(gave)
 
     def operator(self, name: str, given: tuple[Range, ...], gave: Range) -> Step:
-        return self._add(What.OPERATOR, self._open[-1], _seen("input", given) + _seen("output", (gave,)), operator=name, line="model.py:1")
+        return self._add(
+            What.OPERATOR,
+            self._open[-1],
+            _seen("input", given) + _seen("output", (gave,)),
+            operator=name,
+            line="model.py:1",
+        )
 
     def point(self, label: str, value: Range) -> Step:
-        return self._add(What.POINT, self._open[-1] if self._open else OUTSIDE, _seen("point", (value,)), near=label)
+        return self._add(
+            What.POINT,
+            self._open[-1] if self._open else OUTSIDE,
+            _seen("point", (value,)),
+            near=label,
+        )
 
     def flag(self, name: str, near: str = "") -> Step:
         return self._add(What.FLAG, ModuleCall(name, 0, "Layer", None), [], near=near)
@@ -66,14 +100,25 @@ class Step:
         return find_origins(self.observations, 3, WatchLimits(**limits))
 
     def origins(self, **limits: Any) -> list[tuple[str, str, str, list[str]]]:
-        return [(found.name, found.site.value, found.near, found.kinds) for found in self.found(**limits) if found.origin]
+        return [
+            (found.name, found.site.value, found.near, found.kinds)
+            for found in self.found(**limits)
+            if found.origin
+        ]
 
 
 # forward
 
 
 def test_an_output_that_is_nan_though_what_went_in_was_finite_was_made_inside() -> None:
-    step = Step().began("", FINE).leaf("a", FINE, FINE).leaf("b", FINE, BAD).leaf("c", BAD, BAD).ended(BAD)
+    step = (
+        Step()
+        .began("", FINE)
+        .leaf("a", FINE, FINE)
+        .leaf("b", FINE, BAD)
+        .leaf("c", BAD, BAD)
+        .ended(BAD)
+    )
     assert step.origins() == [("b", "module", "", ["NaN"])]
     assert [(found.name, found.origin, found.cause) for found in step.found()] == [
         ("b", True, Cause.INSIDE),
@@ -92,7 +137,15 @@ def test_what_comes_out_of_no_child_was_made_after_the_last() -> None:
 
 
 def test_a_child_is_named_as_its_parents_code_knows_it() -> None:
-    step = Step().began("", FINE).began("h.0", FINE).leaf("h.0.mlp", FINE, FINE).leaf("h.0.mlp", BAD, BAD).ended(BAD).ended(BAD)
+    step = (
+        Step()
+        .began("", FINE)
+        .began("h.0", FINE)
+        .leaf("h.0.mlp", FINE, FINE)
+        .leaf("h.0.mlp", BAD, BAD)
+        .ended(BAD)
+        .ended(BAD)
+    )
     assert step.origins() == [("h.0", "glue", "before mlp call 1", ["NaN"])]
 
 
@@ -103,17 +156,40 @@ def test_what_the_model_is_given_is_told_as_such(value: Range) -> None:
 
 
 def test_an_inf_that_the_model_was_given_is_the_origin_however_deep_it_does_harm() -> None:
-    step = Step().began("", PLUS).began("outer", PLUS).leaf("outer.a", PLUS, BAD).ended(BAD).leaf("b", PLUS, BAD).ended(BAD)
+    step = (
+        Step()
+        .began("", PLUS)
+        .began("outer", PLUS)
+        .leaf("outer.a", PLUS, BAD)
+        .ended(BAD)
+        .leaf("b", PLUS, BAD)
+        .ended(BAD)
+    )
     assert step.origins() == [("", "input", "", ["+Inf"])]
 
 
 def test_an_inf_that_a_callers_code_made_is_the_origin_however_deep_it_does_harm() -> None:
-    step = Step().began("", FINE).leaf("a", FINE, FINE).began("b", PLUS).leaf("b.inner", PLUS, BAD).ended(BAD).ended(BAD)
+    step = (
+        Step()
+        .began("", FINE)
+        .leaf("a", FINE, FINE)
+        .began("b", PLUS)
+        .leaf("b.inner", PLUS, BAD)
+        .ended(BAD)
+        .ended(BAD)
+    )
     assert step.origins() == [("", "glue", "before b", ["+Inf"])]
 
 
 def test_a_mask_is_legal_on_its_way_down() -> None:
-    step = Step().began("", FINE).began("attention", FINE, MASK).leaf("attention.softmax", MASK, FINE).ended(FINE).ended(FINE)
+    step = (
+        Step()
+        .began("", FINE)
+        .began("attention", FINE, MASK)
+        .leaf("attention.softmax", MASK, FINE)
+        .ended(FINE)
+        .ended(FINE)
+    )
     assert step.found() == []
 
 
@@ -132,7 +208,9 @@ def test_an_inf_that_does_no_harm_is_left_alone() -> None:
 
 
 def test_an_inf_that_a_module_gives_from_finite_values_is_told() -> None:
-    assert Step().began("", FINE).leaf("a", FINE, PLUS).ended(FINE).origins() == [("a", "module", "", ["+Inf"])]
+    assert Step().began("", FINE).leaf("a", FINE, PLUS).ended(FINE).origins() == [
+        ("a", "module", "", ["+Inf"])
+    ]
 
 
 def test_two_branches_that_each_make_one_are_two_origins() -> None:
@@ -155,7 +233,13 @@ def test_the_second_call_of_a_module_is_told_apart() -> None:
 
 
 def test_the_operator_that_made_it_is_named() -> None:
-    step = Step().began("", FINE).operator("log", (FINE,), MINUS).operator("mul", (MINUS, FINE), BAD).ended(BAD)
+    step = (
+        Step()
+        .began("", FINE)
+        .operator("log", (FINE,), MINUS)
+        .operator("mul", (MINUS, FINE), BAD)
+        .ended(BAD)
+    )
     (found,) = step.found()
     assert (found.operator, found.line) == ("log", "model.py:1")
 
@@ -169,12 +253,19 @@ def test_a_flag_that_no_value_shows_is_told() -> None:
     assert Step().flag("a").origins() == [("a", "module", "", ["overflow flag"])]
 
 
-@pytest.mark.parametrize(("value", "saturated"), [((-1.0, 65504.0), True), ((-65504.0, 1.0), False), ((-1.0, 65472.0), False)])
-def test_on_a_device_that_saturates_the_largest_number_is_an_overflow_and_the_lowest_is_a_mask(value: Range, saturated: bool) -> None:
+@pytest.mark.parametrize(
+    ("value", "saturated"),
+    [((-1.0, 65504.0), True), ((-65504.0, 1.0), False), ((-1.0, 65472.0), False)],
+)
+def test_on_a_device_that_saturates_the_largest_number_is_an_overflow_and_the_lowest_is_a_mask(
+    value: Range, saturated: bool
+) -> None:
     observations = Step().began("", FINE).ended(value).observations
     for each in observations:
         each.tensors = [msgspec.structs.replace(seen, dtype="float16") for seen in each.tensors]
-    assert [found.kinds for found in find_origins(observations, 0, WatchLimits(saturates=True))] == ([["saturated"]] if saturated else [])
+    assert [
+        found.kinds for found in find_origins(observations, 0, WatchLimits(saturates=True))
+    ] == ([["saturated"]] if saturated else [])
     assert find_origins(observations, 0, WatchLimits()) == []
 
 
@@ -202,22 +293,41 @@ def test_the_first_gradient_that_is_not_finite_is_the_origin() -> None:
         .backward(What.GRADIENT, "a", PLUS, operator="SqrtBackward0")
         .backward(What.GRADIENT, "c", BAD)
     )
-    assert [(found.name, found.operator, found.origin) for found in step.found()] == [("a", "SqrtBackward0", True), ("c", "", False)]
+    assert [(found.name, found.operator, found.origin) for found in step.found()] == [
+        ("a", "SqrtBackward0", True),
+        ("c", "", False),
+    ]
     assert all(found.direction is Direction.BACKWARD for found in step.found())
 
 
 def test_a_gradient_that_arrives_bad_came_from_the_loss() -> None:
-    step = Step().backward(What.ARRIVED, "", BAD).backward(What.GRADIENT, "a", BAD).backward(What.PARAMETER, "a", BAD, parameter="weight")
-    assert [(found.site, found.origin) for found in step.found()] == [(Site.LOSS, True), (Site.MODULE, False)]
+    step = (
+        Step()
+        .backward(What.ARRIVED, "", BAD)
+        .backward(What.GRADIENT, "a", BAD)
+        .backward(What.PARAMETER, "a", BAD, parameter="weight")
+    )
+    assert [(found.site, found.origin) for found in step.found()] == [
+        (Site.LOSS, True),
+        (Site.MODULE, False),
+    ]
     assert step.found()[0].parameters == ["a.weight"]
 
 
 def test_a_parameters_gradient_that_nothing_explains_is_a_sum() -> None:
-    assert Step().backward(What.PARAMETER, "a", PLUS, parameter="weight").origins() == [("a", "sum", "weight", ["+Inf"])]
+    assert Step().backward(What.PARAMETER, "a", PLUS, parameter="weight").origins() == [
+        ("a", "sum", "weight", ["+Inf"])
+    ]
 
 
 def test_after_a_forward_that_is_not_finite_the_backward_is_no_origin() -> None:
-    step = Step().began("", FINE).ended(BAD).backward(What.ARRIVED, "", BAD).backward(What.GRADIENT, "", BAD)
+    step = (
+        Step()
+        .began("", FINE)
+        .ended(BAD)
+        .backward(What.ARRIVED, "", BAD)
+        .backward(What.GRADIENT, "", BAD)
+    )
     assert [name for name, *_ in step.origins()] == [""]
 
 
@@ -226,7 +336,9 @@ def test_after_a_forward_that_is_not_finite_the_backward_is_no_origin() -> None:
 
 @st.composite
 def streams(draw: Callable[..., Any], values: st.SearchStrategy[Range]) -> list[StepObservation]:
-    """A step of a random model: calls within calls, with any values in and out, operators and points between, and a backward."""
+    """A step of a random model: calls within calls, with any values in and out, operators and
+    points between, and a backward.
+    """
     step = Step()
 
     def call(name: str, depth: int) -> None:
@@ -245,7 +357,13 @@ def streams(draw: Callable[..., Any], values: st.SearchStrategy[Range]) -> list[
         call("", 0)
     for _ in range(draw(st.integers(0, 4))):
         what = draw(st.sampled_from([What.ARRIVED, What.GRADIENT, What.PARAMETER]))
-        step.backward(what, draw(st.sampled_from(["", "a", "b"])), draw(values), operator="AddBackward0", parameter="weight")
+        step.backward(
+            what,
+            draw(st.sampled_from(["", "a", "b"])),
+            draw(values),
+            operator="AddBackward0",
+            parameter="weight",
+        )
     return step.observations
 
 
@@ -258,14 +376,29 @@ def test_where_all_is_finite_nothing_is_found(observations: list[StepObservation
 
 
 def _told(found: Finding) -> Any:
-    """A finding, less what a further child of its module changes: that it was made between children, and after which."""
+    """A finding, less what a further child of its module changes: that it was made between
+    children, and after which.
+    """
     site = Site.MODULE if found.site is Site.GLUE else found.site
     near = "" if found.near.startswith("after") else found.near
-    return found.name, found.call, site, near, found.direction, found.origin, found.cause, found.kinds, found.operator, found.parameters
+    return (
+        found.name,
+        found.call,
+        site,
+        near,
+        found.direction,
+        found.origin,
+        found.cause,
+        found.kinds,
+        found.operator,
+        found.parameters,
+    )
 
 
 @given(observations=streams(ANY), data=st.data())
-def test_further_calls_of_finite_values_change_no_finding(observations: list[StepObservation], data: st.DataObject) -> None:
+def test_further_calls_of_finite_values_change_no_finding(
+    observations: list[StepObservation], data: st.DataObject
+) -> None:
     place = data.draw(st.integers(0, len(observations)))
     running: list[ModuleCall] = []
     for each in observations[:place]:
@@ -274,8 +407,14 @@ def test_further_calls_of_finite_values_change_no_finding(observations: list[Ste
         elif each.what is What.ENDED:
             running.pop()
     new = ModuleCall("further", 0, "Layer", running[-1].key if running else None)
-    calls = [StepObservation(What.BEGAN, new, _seen("input", (FINE,))), StepObservation(What.ENDED, new, _seen("output", (FINE,)))]
-    more = [replace(each, order=order) for order, each in enumerate([*observations[:place], *calls, *observations[place:]])]
+    calls = [
+        StepObservation(What.BEGAN, new, _seen("input", (FINE,))),
+        StepObservation(What.ENDED, new, _seen("output", (FINE,))),
+    ]
+    more = [
+        replace(each, order=order)
+        for order, each in enumerate([*observations[:place], *calls, *observations[place:]])
+    ]
     assert [_told(found) for found in find_origins(more, 0, WatchLimits())] == [
         _told(found) for found in find_origins(observations, 0, WatchLimits())
     ]
@@ -290,22 +429,35 @@ def test_other_names_change_nothing_but_the_names(observations: list[StepObserva
         parent = None if place.parent is None else (renamed(place.parent[0]), place.parent[1])
         return place._replace(name=renamed(place.name), parent=parent)
 
-    others = find_origins([replace(each, place=moved(each.place)) for each in observations], 0, WatchLimits())
+    others = find_origins(
+        [replace(each, place=moved(each.place)) for each in observations], 0, WatchLimits()
+    )
     found = find_origins(observations, 0, WatchLimits())
-    assert [(each.name, each.call, each.site, each.origin, each.kinds, each.order) for each in others] == [
-        (renamed(each.name), each.call, each.site, each.origin, each.kinds, each.order) for each in found
+    assert [
+        (each.name, each.call, each.site, each.origin, each.kinds, each.order) for each in others
+    ] == [
+        (renamed(each.name), each.call, each.site, each.origin, each.kinds, each.order)
+        for each in found
     ]
 
 
 @given(observations=streams(ANY))
-def test_the_first_finding_in_order_is_an_origin_and_there_is_one_whenever_a_leaf_makes_a_nan(observations: list[StepObservation]) -> None:
+def test_the_first_finding_in_order_is_an_origin_and_there_is_one_whenever_a_leaf_makes_a_nan(
+    observations: list[StepObservation],
+) -> None:
     found = find_origins(observations, 0, WatchLimits())
     assert [each.order for each in found] == sorted(each.order for each in found)
     if found:
         assert any(each.origin for each in found)
-    finite = {each.place.key for each in observations if each.what is What.BEGAN and all(seen.finite for seen in each.tensors)}
+    finite = {
+        each.place.key
+        for each in observations
+        if each.what is What.BEGAN and all(seen.finite for seen in each.tensors)
+    }
     parents = {each.place.parent for each in observations if each.what is What.BEGAN}
-    operators = {each.place.key for each in observations if each.what in (What.OPERATOR, What.POINT)}
+    operators = {
+        each.place.key for each in observations if each.what in (What.OPERATOR, What.POINT)
+    }
     for each in observations:
         makes = each.what is What.ENDED and any(seen.low == "nan" for seen in each.tensors)
         if makes and each.place.key in finite - parents - operators:
@@ -313,9 +465,15 @@ def test_the_first_finding_in_order_is_an_origin_and_there_is_one_whenever_a_lea
 
 
 @given(data=st.data(), observations=streams(ANY))
-def test_whatever_is_heard_in_whatever_order_nothing_is_raised(data: st.DataObject, observations: list[StepObservation]) -> None:
+def test_whatever_is_heard_in_whatever_order_nothing_is_raised(
+    data: st.DataObject, observations: list[StepObservation]
+) -> None:
     shuffled = data.draw(st.permutations(observations))
-    find_origins([replace(each, order=order) for order, each in enumerate(shuffled)], 0, WatchLimits(saturates=True))
+    find_origins(
+        [replace(each, order=order) for order, each in enumerate(shuffled)],
+        0,
+        WatchLimits(saturates=True),
+    )
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,10 @@ def test_an_occasional_overflow_is_said_to_be_normal() -> None:
     event = Scaling(65536.0).end_step(0, 32768.0, True, "fc, backward")
     assert event is not None
     assert (event.skipped, event.in_a_row, event.alarm) == (True, 1, False)
-    assert event.text == (
-        "gradients overflowed in fc, backward, and the update was skipped; the loss scale went from 65536 to 32768; "
-        "this is normal now and then"
+    assert (
+        event.text
+        == "gradients overflowed in fc, backward, and the update was skipped; the loss scale went"
+        " from 65536 to 32768; this is normal now and then"
     )
 
 
@@ -71,8 +72,12 @@ def test_skipped_updates_without_a_scaler_are_counted() -> None:
     assert [event.alarm for event in events if event] == [False] * (MANY_IN_A_ROW - 1) + [True]
 
 
-def _train(tmp_path: Path, factors: list[float], init_scale: float = 2.0**20, **options: Any) -> tuple[Watch, list[torch.Tensor]]:
-    """A model whose gradient passes through float16, where ``scale * factor`` overflows from 65520 on."""
+def _train(
+    tmp_path: Path, factors: list[float], init_scale: float = 2.0**20, **options: Any
+) -> tuple[Watch, list[torch.Tensor]]:
+    """A model whose gradient passes through float16, where ``scale * factor`` overflows from 65520
+    on.
+    """
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=100)
@@ -93,7 +98,9 @@ def test_overflows_until_the_scale_fits_are_no_finding(tmp_path: Path) -> None:
     assert watch.findings == []
     assert watch.scales == [2.0**power for power in (19, 18, 17, 16, 15, 15, 15)]
     scaled = events(watch, ScaleChange)
-    assert [(event.step, event.skipped, event.in_a_row, event.alarm) for event in scaled] == [(n, True, n + 1, False) for n in range(5)]
+    assert [(event.step, event.skipped, event.in_a_row, event.alarm) for event in scaled] == [
+        (n, True, n + 1, False) for n in range(5)
+    ]
     assert torch.equal(weights[0], weights[4])
     assert not torch.equal(weights[4], weights[5])
 
@@ -101,7 +108,9 @@ def test_overflows_until_the_scale_fits_are_no_finding(tmp_path: Path) -> None:
 def test_a_step_that_was_skipped_is_not_called_finite_and_is_no_difference(tmp_path: Path) -> None:
     watch, _ = _train(tmp_path, [1.0] * 6)
     steps = events(watch, Step)
-    assert [(step.grad_norm == "inf", step.finite, step.skipped) for step in steps] == [(True, False, True)] * 5 + [(False, True, False)]
+    assert [(step.grad_norm == "inf", step.finite, step.skipped) for step in steps] == [
+        (True, False, True)
+    ] * 5 + [(False, True, False)]
     assert read(tmp_path).unexplained == []
 
 
@@ -132,7 +141,9 @@ def test_an_update_skipped_in_an_idle_step_is_not_told_of_the_next(tmp_path: Pat
 
 def test_a_scaler_that_is_switched_off_is_as_none(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
-    with ac.watch(model, scaler=torch.amp.GradScaler("cpu", enabled=False), out=tmp_path, quiet=True) as watch:
+    with ac.watch(
+        model, scaler=torch.amp.GradScaler("cpu", enabled=False), out=tmp_path, quiet=True
+    ) as watch:
         model(torch.ones(1, 2)).sum().backward()
         watch.step()
     assert watch.scales == []

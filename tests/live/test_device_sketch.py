@@ -58,7 +58,10 @@ def sketch_on_host(tensor: torch.Tensor) -> Float64:
     return found
 
 
-@pytest.mark.parametrize("count", [300, SKETCH_BLOCK - 1, SKETCH_BLOCK, SKETCH_BLOCK + 1, (TABLES + 1) * SKETCH_BLOCK + 7])
+@pytest.mark.parametrize(
+    "count",
+    [300, SKETCH_BLOCK - 1, SKETCH_BLOCK, SKETCH_BLOCK + 1, (TABLES + 1) * SKETCH_BLOCK + 7],
+)
 @pytest.mark.parametrize(("dtype", "summed_in"), KINDS)
 def test_it_is_that_of_the_host(dtype: str, summed_in: str, count: int) -> None:
     tensor = drawn(count, dtype)
@@ -68,9 +71,16 @@ def test_it_is_that_of_the_host(dtype: str, summed_in: str, count: int) -> None:
     assert found.sketch is not None
     assert np.linalg.norm(found.sketch - sketch_on_host(tensor)) <= off * l2
     statistics = found.statistics
-    assert (statistics.min, statistics.max, statistics.nan, statistics.inf) == (min(values), max(values), 0, 0)
+    assert (statistics.min, statistics.max, statistics.nan, statistics.inf) == (
+        min(values),
+        max(values),
+        0,
+        0,
+    )
     assert statistics.l2 == pytest.approx(l2, rel=off)
-    assert statistics.mean == pytest.approx(math.fsum(values) / count, abs=off * math.fsum(map(abs, values)) / count)
+    assert statistics.mean == pytest.approx(
+        math.fsum(values) / count, abs=off * math.fsum(map(abs, values)) / count
+    )
     assert statistics.rounding == (_ROUNDING if summed_in == "float32" else 0.0)
 
 
@@ -89,9 +99,16 @@ def test_nan_and_inf_are_counted_and_left_out(summed_in: str) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "summed_in", "factor"),
-    [("float64", "float64", 1e300), ("float64", "float64", 1e-300), ("bfloat16", "float32", 1e37), ("bfloat16", "float32", 1e-37)],
+    [
+        ("float64", "float64", 1e300),
+        ("float64", "float64", 1e-300),
+        ("bfloat16", "float32", 1e37),
+        ("bfloat16", "float32", 1e-37),
+    ],
 )
-def test_magnitudes_whose_squares_are_beyond_the_type_are_scaled(dtype: str, summed_in: str, factor: float) -> None:
+def test_magnitudes_whose_squares_are_beyond_the_type_are_scaled(
+    dtype: str, summed_in: str, factor: float
+) -> None:
     tensor = (torch.from_numpy(DRAW.standard_normal(5000)) * factor).to(getattr(torch, dtype))
     found = made(tensor, summed_in)
     assert found.sketch is not None
@@ -105,8 +122,15 @@ def test_zeros_have_a_sketch_of_zeros() -> None:
     assert not np.any(found.sketch)
 
 
-@given(blocks=st.integers(1, 5), rest=st.integers(0, SKETCH_BLOCK - 1), run=st.integers(1, 4), seed=st.integers(0, 99))
-def test_digest_and_sketch_are_those_of_the_content_however_it_lies_and_is_cut(blocks: int, rest: int, run: int, seed: int) -> None:
+@given(
+    blocks=st.integers(1, 5),
+    rest=st.integers(0, SKETCH_BLOCK - 1),
+    run=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+def test_digest_and_sketch_are_those_of_the_content_however_it_lies_and_is_cut(
+    blocks: int, rest: int, run: int, seed: int
+) -> None:
     count = blocks * SKETCH_BLOCK + rest
     tensor = torch.randn(2, count, generator=torch.Generator().manual_seed(seed)).t()[:, 1]
     whole, cut = made(tensor, "float64"), made(tensor.clone(), "float64", run * SKETCH_BLOCK)
@@ -119,7 +143,11 @@ def test_digest_and_sketch_are_those_of_the_content_however_it_lies_and_is_cut(b
 
 
 def test_only_half_types_are_added_up_in_float32_and_nothing_where_the_host_does_it() -> None:
-    assert [name for name in ("float64", "float32", "bfloat16", "float16", "int32") if can_sketch(drawn(1, name), "float32")] == [
+    assert [
+        name
+        for name in ("float64", "float32", "bfloat16", "float16", "int32")
+        if can_sketch(drawn(1, name), "float32")
+    ] == [
         "bfloat16",
         "float16",
     ]
@@ -130,7 +158,9 @@ def test_only_half_types_are_added_up_in_float32_and_nothing_where_the_host_does
 def test_for_a_bundle_of_sketches_no_values_of_large_tensors_are_copied_unless_their_bytes_are_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Cpu, "SKETCHES_IN", "float64")  # what does not lie in the host's memory as it is, a device would be asked for
+    monkeypatch.setattr(
+        Cpu, "SKETCHES_IN", "float64"
+    )  # what does not lie in the host's memory as it is, a device would be asked for
     writer = BundleWriter(tmp_path / "b", Manifest(complete=True), mode=Mode.SKETCH)
     tensor, small = torch.randn(600, 500).t(), torch.randn(500, 500).t()
     there = to_host(tensor, writer)
@@ -139,14 +169,20 @@ def test_for_a_bundle_of_sketches_no_values_of_large_tensors_are_copied_unless_t
     assert there.lease is not None
     assert len(there.lease.block) < 2400
     assert there.sketched().digest == made(tensor, "float64").digest
-    for kept in (to_host(tensor, writer, needed=True), to_host(small, writer), to_host(tensor.int(), writer)):
+    for kept in (
+        to_host(tensor, writer, needed=True),
+        to_host(small, writer),
+        to_host(tensor.int(), writer),
+    ):
         assert kept.array is not None
         assert kept.sketched is None
     there.lease.release()
     writer.close()
 
 
-def test_a_tensor_is_copied_where_the_device_cannot_make_a_sketch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_is_copied_where_the_device_cannot_make_a_sketch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def out_of_memory(*_: Any) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
@@ -168,8 +204,14 @@ def both(tmp_path: Path) -> ac.Comparison:
     raw = tensor.view(torch.int16).numpy().view(DTYPES["bfloat16"].storage)
     for name in ("golden", "candidate"):
         facts = {"mode": "sketch", "sketch": {"version": 1, "size": 256}}
-        writer = BundleWriter(tmp_path / name, Manifest(complete=True, capture=facts, model={"sources": {}}), mode=Mode.SKETCH)
-        record = item("fc", layout="strided", dtype="bfloat16", shape=tuple(tensor.shape), parent=None).record
+        writer = BundleWriter(
+            tmp_path / name,
+            Manifest(complete=True, capture=facts, model={"sources": {}}),
+            mode=Mode.SKETCH,
+        )
+        record = item(
+            "fc", layout="strided", dtype="bfloat16", shape=tuple(tensor.shape), parent=None
+        ).record
         if name == "golden":
             writer.add(record, raw)
         else:
@@ -202,7 +244,9 @@ def test_weights_and_data_of_a_training_are_digested_by_their_bytes_wherever_the
         model, x = nn.Linear(600, 500, bias=False), torch.randn(500, 600)
         model.weight = nn.Parameter(torch.randn(600, 500).t())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with ac.capture(model, tmp_path / "b", mode="sketch", optimizer=optimizer, overwrite=True) as session:
+        with ac.capture(
+            model, tmp_path / "b", mode="sketch", optimizer=optimizer, overwrite=True
+        ) as session:
             model(x.t().contiguous().t()).sum().backward()
             optimizer.step()
             session.step()
@@ -210,15 +254,23 @@ def test_weights_and_data_of_a_training_are_digested_by_their_bytes_wherever_the
             (step,) = bundle.manifest.series
             digests.append((step.batch, step.weights))
             norms.append(step.grad_norm)
-            made_there = {record.role.value for record in bundle.records() if str(record.digest).startswith("device:")}
+            made_there = {
+                record.role.value
+                for record in bundle.records()
+                if str(record.digest).startswith("device:")
+            }
     assert "param_grad" in made_there
     assert digests[0] == digests[1]
     assert norms[0] == pytest.approx(norms[1], rel=1e-14)
 
 
 @pytest.mark.parametrize(("dtype", "summed_in"), [("bfloat16", "float32"), ("float64", "float64")])
-def test_a_device_that_takes_subnormal_numbers_for_zero_sketches_the_largest_values(dtype: str, summed_in: str) -> None:
-    """A mask's smallest bfloat16 was multiplied by a scale that such a device rounds to zero, and then divided by it."""
+def test_a_device_that_takes_subnormal_numbers_for_zero_sketches_the_largest_values(
+    dtype: str, summed_in: str
+) -> None:
+    """A mask's smallest bfloat16 was multiplied by a scale that such a device rounds to zero, and
+    then divided by it.
+    """
     tensor = drawn(SKETCH_BLOCK, dtype)
     tensor[7] = torch.finfo(tensor.dtype).min
     if not torch.set_flush_denormal(True):

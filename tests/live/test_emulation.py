@@ -69,7 +69,10 @@ def test_rounds_to_nearest_even(value: float, precision: Precision) -> None:
 
 @pytest.mark.parametrize("precision", Precision)
 def test_keeps_special_values_layout_and_operand(precision: Precision) -> None:
-    bits = torch.tensor([0x7FFFFFFF, -1, 0x7F800001, 0x7F800000, -0x800000, 0, -(2**31), 1, 0x7F7FFFFF], dtype=torch.int32)
+    bits = torch.tensor(
+        [0x7FFFFFFF, -1, 0x7F800001, 0x7F800000, -0x800000, 0, -(2**31), 1, 0x7F7FFFFF],
+        dtype=torch.int32,
+    )
     special = bits.view(torch.float32)
     kept = special.clone()
     result = rounded_operands(special, precision)
@@ -85,7 +88,9 @@ def test_keeps_special_values_layout_and_operand(precision: Precision) -> None:
 def test_the_greatest_error_is_half_a_unit() -> None:
     values = 1 + torch.arange(2**23) * 2.0**-23
     for precision, bits in MANTISSA.items():
-        assert ((rounded_operands(values, precision) - values) / values).abs().max().item() == pytest.approx(2.0 ** -(bits + 1), rel=1e-2)
+        assert (
+            (rounded_operands(values, precision) - values) / values
+        ).abs().max().item() == pytest.approx(2.0 ** -(bits + 1), rel=1e-2)
 
 
 # Products: operands rounded, forward and backward
@@ -96,35 +101,89 @@ PRODUCTS: dict[str, tuple[Function, tuple[int, ...], tuple[int, ...]]] = {
     "mm of views": (lambda a, b: torch.mm(a.T, b[::2]), (7, 5), (14, 3)),
     "matmul": (torch.matmul, (2, 5, 7), (7, 3)),
     "bmm": (torch.bmm, (2, 5, 7), (2, 7, 3)),
-    "addmm": (lambda a, b: torch.addmm(torch.zeros(3, dtype=a.dtype), a, b, alpha=0.5), (5, 7), (7, 3)),
+    "addmm": (
+        lambda a, b: torch.addmm(torch.zeros(3, dtype=a.dtype), a, b, alpha=0.5),
+        (5, 7),
+        (7, 3),
+    ),
     "addmm_": (lambda a, b: torch.zeros(5, 3, dtype=a.dtype).addmm_(a, b), (5, 7), (7, 3)),
-    "baddbmm_": (lambda a, b: torch.zeros(2, 5, 3, dtype=a.dtype).baddbmm_(a, b), (2, 5, 7), (2, 7, 3)),
-    "addbmm": (lambda a, b: torch.addbmm(torch.zeros(5, 3, dtype=a.dtype), a, b), (2, 5, 7), (2, 7, 3)),
+    "baddbmm_": (
+        lambda a, b: torch.zeros(2, 5, 3, dtype=a.dtype).baddbmm_(a, b),
+        (2, 5, 7),
+        (2, 7, 3),
+    ),
+    "addbmm": (
+        lambda a, b: torch.addbmm(torch.zeros(5, 3, dtype=a.dtype), a, b),
+        (2, 5, 7),
+        (2, 7, 3),
+    ),
     "linear": (F.linear, (2, 5, 7), (3, 7)),
     "einsum": (lambda a, b: torch.einsum("bhik,bhjk->bhij", a, b), (2, 2, 5, 7), (2, 2, 3, 7)),
     "tensordot": (lambda a, b: torch.tensordot(a, b, 2), (5, 7, 2), (7, 2, 3)),
     "inner": (torch.inner, (5, 7), (3, 7)),
     "chain_matmul": (lambda a, b: torch.linalg.multi_dot([a, b]), (5, 7), (7, 3)),
-    "_grouped_mm": (lambda a, b: torch._grouped_mm(a, b) if a.dtype == torch.float32 else a @ b, (2, 16, 16), (2, 16, 16)),
+    "_grouped_mm": (
+        lambda a, b: torch._grouped_mm(a, b) if a.dtype == torch.float32 else a @ b,
+        (2, 16, 16),
+        (2, 16, 16),
+    ),
     "conv1d": (F.conv1d, (2, 4, 9), (6, 4, 3)),
     "conv2d": (lambda a, b: F.conv2d(a, b, stride=2, padding=1), (2, 4, 9, 9), (6, 4, 3, 3)),
-    "conv2d channels last": (lambda a, b: F.conv2d(a.to(memory_format=torch.channels_last), b), (2, 4, 9, 9), (6, 4, 3, 3)),
-    "conv2d grouped": (lambda a, b: F.conv2d(a, b, groups=2, dilation=2), (2, 4, 9, 9), (6, 2, 3, 3)),
-    "conv2d depthwise": (lambda a, b: F.conv2d(a, b, groups=4, padding="same"), (2, 4, 9, 9), (4, 1, 3, 3)),
+    "conv2d channels last": (
+        lambda a, b: F.conv2d(a.to(memory_format=torch.channels_last), b),
+        (2, 4, 9, 9),
+        (6, 4, 3, 3),
+    ),
+    "conv2d grouped": (
+        lambda a, b: F.conv2d(a, b, groups=2, dilation=2),
+        (2, 4, 9, 9),
+        (6, 2, 3, 3),
+    ),
+    "conv2d depthwise": (
+        lambda a, b: F.conv2d(a, b, groups=4, padding="same"),
+        (2, 4, 9, 9),
+        (4, 1, 3, 3),
+    ),
     "conv3d": (F.conv3d, (1, 2, 5, 5, 5), (3, 2, 3, 3, 3)),
     "conv_transpose1d": (F.conv_transpose1d, (2, 4, 9), (4, 6, 3)),
-    "conv_transpose2d": (lambda a, b: F.conv_transpose2d(a, b, stride=2, output_padding=1), (2, 4, 5, 5), (4, 6, 3, 3)),
+    "conv_transpose2d": (
+        lambda a, b: F.conv_transpose2d(a, b, stride=2, output_padding=1),
+        (2, 4, 5, 5),
+        (4, 6, 3, 3),
+    ),
     "conv_transpose3d": (F.conv_transpose3d, (1, 2, 4, 4, 4), (2, 3, 3, 3, 3)),
-    "conv_tbc": (lambda a, b: torch.conv_tbc(a, b, torch.zeros(6, dtype=a.dtype)), (9, 2, 4), (3, 4, 6)),
+    "conv_tbc": (
+        lambda a, b: torch.conv_tbc(a, b, torch.zeros(6, dtype=a.dtype)),
+        (9, 2, 4),
+        (3, 4, 6),
+    ),
     "_convolution": (
-        lambda a, b: torch._convolution(a, b, None, [1], [0], [1], False, [0], 1, False, False, True, True),
+        lambda a, b: torch._convolution(
+            a, b, None, [1], [0], [1], False, [0], 1, False, False, True, True
+        ),
         (2, 4, 9),
         (6, 4, 3),
     ),
-    "slow_conv2d": (lambda a, b: torch._C._nn.thnn_conv2d(a, b, (3, 3)), (2, 4, 9, 9), (6, 4, 3, 3)),
-    "slow_conv3d": (lambda a, b: torch._C._nn.slow_conv3d(a, b, (3, 3, 3)), (1, 2, 5, 5, 5), (3, 2, 3, 3, 3)),
-    "slow_conv_transpose2d": (lambda a, b: torch._C._nn.slow_conv_transpose2d(a, b, (3, 3)), (2, 4, 5, 5), (4, 6, 3, 3)),
-    "slow_conv_dilated2d": (lambda a, b: torch._C._nn.slow_conv_dilated2d(a, b, (3, 3), dilation=2), (2, 4, 9, 9), (6, 4, 3, 3)),
+    "slow_conv2d": (
+        lambda a, b: torch._C._nn.thnn_conv2d(a, b, (3, 3)),
+        (2, 4, 9, 9),
+        (6, 4, 3, 3),
+    ),
+    "slow_conv3d": (
+        lambda a, b: torch._C._nn.slow_conv3d(a, b, (3, 3, 3)),
+        (1, 2, 5, 5, 5),
+        (3, 2, 3, 3, 3),
+    ),
+    "slow_conv_transpose2d": (
+        lambda a, b: torch._C._nn.slow_conv_transpose2d(a, b, (3, 3)),
+        (2, 4, 5, 5),
+        (4, 6, 3, 3),
+    ),
+    "slow_conv_dilated2d": (
+        lambda a, b: torch._C._nn.slow_conv_dilated2d(a, b, (3, 3), dilation=2),
+        (2, 4, 9, 9),
+        (6, 4, 3, 3),
+    ),
 }
 
 
@@ -138,8 +197,13 @@ def relative(candidate: torch.Tensor, golden: torch.Tensor) -> float:
     return float((candidate.detach().double() - golden).norm() / golden.norm())
 
 
-def by_hand(function: Function, operands: list[torch.Tensor], grad: torch.Tensor, precision: Precision) -> list[torch.Tensor]:
-    exact = [rounded_operands(operand.detach(), precision).double().requires_grad_() for operand in operands]
+def by_hand(
+    function: Function, operands: list[torch.Tensor], grad: torch.Tensor, precision: Precision
+) -> list[torch.Tensor]:
+    exact = [
+        rounded_operands(operand.detach(), precision).double().requires_grad_()
+        for operand in operands
+    ]
     output = function(*exact)
     return [output, *torch.autograd.grad(output, exact, rounded_operands(grad, precision).double())]
 
@@ -157,7 +221,9 @@ def test_products(name: str, precision: Precision) -> None:
         results = [output, *torch.autograd.grad(output, operands, grad)]
         with torch.inference_mode():
             inferred = function(*operands)
-    for result, golden, other in zip(results, by_hand(function, operands, grad, precision), plain_results, strict=True):
+    for result, golden, other in zip(
+        results, by_hand(function, operands, grad, precision), plain_results, strict=True
+    ):
         assert relative(result, golden) < 1e-6
         assert relative(other, golden) > 2.0 ** -(MANTISSA[precision] + 4)
         assert result.stride() == other.stride()
@@ -168,14 +234,25 @@ def test_products(name: str, precision: Precision) -> None:
     assert torch.equal(after, plain)
 
 
-@pytest.mark.parametrize("function", [torch.mv, torch.matmul, lambda a, b: torch.addmv(torch.zeros(5), a, b)])
+@pytest.mark.parametrize(
+    "function", [torch.mv, torch.matmul, lambda a, b: torch.addmv(torch.zeros(5), a, b)]
+)
 def test_products_with_a_vector(function: Function) -> None:
     matrix, vector = two(((5, 7), (7,)))
     with emulated(BF16) as emulation:
         output = function(matrix, vector)
         grads = torch.autograd.grad(output, (matrix, vector), torch.ones(5) * 1.001)
-    assert relative(output, rounded_operands(matrix.detach(), BF16).double() @ rounded_operands(vector.detach(), BF16).double()) < 1e-6
-    assert torch.equal(grads[0], torch.outer(torch.ones(5) * 1.001, vector))  # which is no product of a matrix
+    assert (
+        relative(
+            output,
+            rounded_operands(matrix.detach(), BF16).double()
+            @ rounded_operands(vector.detach(), BF16).double(),
+        )
+        < 1e-6
+    )
+    assert torch.equal(
+        grads[0], torch.outer(torch.ones(5) * 1.001, vector)
+    )  # which is no product of a matrix
     assert relative(grads[1], rounded_operands(matrix.detach(), BF16).sum(0)) < 1e-6
     assert not emulation.untouched
 
@@ -195,7 +272,11 @@ def test_out_variants() -> None:
             assert torch.equal(torch.ops.aten.linear.out(a, b.T, out=torch.empty(5, 3)), golden)
         torch._addmm_activation(torch.zeros(3), a, b, out=out.zero_())
         assert torch.equal(out, golden.relu())
-        many = torch.ops.aten._foreach_mm([a, a], [b, b]) if hasattr(torch.ops.aten, "_foreach_mm") else [golden]
+        many = (
+            torch.ops.aten._foreach_mm([a, a], [b, b])
+            if hasattr(torch.ops.aten, "_foreach_mm")
+            else [golden]
+        )
     assert all(torch.equal(one, golden) for one in many)
     assert not emulation.untouched
 
@@ -208,11 +289,19 @@ def test_what_is_added_is_not_rounded() -> None:
         assert torch.equal(torch.addmm(added, zero, zero, beta=2), added * 2)
         assert torch.equal(torch.baddbmm(added[None], zero[None], zero[None]), added[None])
         assert torch.equal(F.linear(zero, zero, bias), added)
-        assert torch.equal(F.conv1d(torch.zeros(1, 1, 3), torch.zeros(2, 1, 3), bias)[0, :, 0], bias)
+        assert torch.equal(
+            F.conv1d(torch.zeros(1, 1, 3), torch.zeros(2, 1, 3), bias)[0, :, 0], bias
+        )
 
 
 @pytest.mark.parametrize(
-    "layer", [nn.Linear(6, 3), nn.Conv1d(4, 3, 3), nn.ConvTranspose1d(4, 3, 3), nn.Conv1d(4, 3, 3).requires_grad_(False)]
+    "layer",
+    [
+        nn.Linear(6, 3),
+        nn.Conv1d(4, 3, 3),
+        nn.ConvTranspose1d(4, 3, 3),
+        nn.Conv1d(4, 3, 3).requires_grad_(False),
+    ],
 )
 def test_gradients_of_a_bias_are_not_rounded(layer: nn.Module) -> None:
     layer.bias.requires_grad_()  # type: ignore[union-attr,operator]
@@ -236,9 +325,15 @@ def test_fp16_overflows_as_a_cast_does() -> None:
 
 
 def hand_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, precision: Precision, mask: Any, causal: bool
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    precision: Precision,
+    mask: Any,
+    causal: bool,
 ) -> torch.Tensor:
-    """In float64, with the operands of both products rounded, and gradients passing that unchanged."""
+    """In float64, with the operands of both products rounded, and gradients passing that
+    unchanged."""
 
     class Round(torch.autograd.Function):
         @staticmethod
@@ -263,7 +358,9 @@ def hand_attention(
     root = query.shape[-1] ** -0.25
     scores = RoundGrad.apply(Round.apply(query * root) @ Round.apply(key * root).mT)
     if causal:
-        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -math.inf)
+        scores = scores.masked_fill(
+            ~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -math.inf
+        )
     if mask is not None:
         scores = scores + mask
     return RoundGrad.apply(Round.apply(scores.softmax(-1)) @ Round.apply(value))  # type: ignore[no-any-return]
@@ -276,7 +373,11 @@ def test_attention(heads: int, masking: str, backend: SDPBackend | None) -> None
     torch.manual_seed(0)
     operands = [torch.randn(2, count, 24, 16, requires_grad=True) for count in (4, heads, heads)]
     mask = torch.randn(24, 24) if masking == "mask" else None
-    options: dict[str, Any] = {"attn_mask": mask, "is_causal": masking == "causal", "enable_gqa": heads == 2}
+    options: dict[str, Any] = {
+        "attn_mask": mask,
+        "is_causal": masking == "causal",
+        "enable_gqa": heads == 2,
+    }
     wide = [operand.detach().double().requires_grad_() for operand in operands]
     golden = hand_attention(*wide, BF16, mask, masking == "causal")  # type: ignore[call-arg,arg-type]
     grad = torch.randn(golden.shape)
@@ -315,9 +416,13 @@ def test_attention_with_no_key_to_look_at_and_a_backward_after_the_context() -> 
 def test_attention_with_a_negative_scale() -> None:
     torch.manual_seed(0)
     query = torch.randn(1, 2, 5, 8, requires_grad=True)
-    (golden,) = torch.autograd.grad(F.scaled_dot_product_attention(query, query, query, scale=-0.3).square().sum(), query)
+    (golden,) = torch.autograd.grad(
+        F.scaled_dot_product_attention(query, query, query, scale=-0.3).square().sum(), query
+    )
     with emulated(TF32):
-        (result,) = torch.autograd.grad(F.scaled_dot_product_attention(query, query, query, scale=-0.3).square().sum(), query)
+        (result,) = torch.autograd.grad(
+            F.scaled_dot_product_attention(query, query, query, scale=-0.3).square().sum(), query
+        )
     assert 1e-6 < relative(result, golden) < 2e-3
 
 
@@ -334,16 +439,36 @@ def test_attention_with_dropout() -> None:
 #: Modules, what they are given, and how many products their forward has.
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...], int]] = {
     "LSTM": (lambda: nn.LSTM(8, 8), ((5, 2, 8),), 6),
-    "LSTM both ways": (lambda: nn.LSTM(8, 8, 2, bidirectional=True, batch_first=True, proj_size=4), ((2, 5, 8),), 44),
+    "LSTM both ways": (
+        lambda: nn.LSTM(8, 8, 2, bidirectional=True, batch_first=True, proj_size=4),
+        ((2, 5, 8),),
+        44,
+    ),
     "GRU": (lambda: nn.GRU(8, 8), ((5, 2, 8),), 6),
     "RNN": (lambda: nn.RNN(8, 8), ((5, 2, 8),), 6),
     "LSTMCell": (lambda: nn.LSTMCell(8, 8), ((2, 8),), 2),
     "GRUCell": (lambda: nn.GRUCell(8, 8), ((2, 8),), 2),
     "Bilinear": (lambda: nn.Bilinear(8, 8, 3), ((2, 8), (2, 8)), 2),
-    "MultiheadAttention": (lambda: nn.MultiheadAttention(8, 2), ((5, 2, 8), (5, 2, 8), (5, 2, 8)), 4),
-    "TransformerEncoderLayer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), ((2, 5, 8),), 6),
-    "TransformerEncoder": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2), ((2, 5, 8),), 12),
-    "TransformerDecoderLayer": (lambda: nn.TransformerDecoderLayer(8, 2, 16), ((5, 2, 8), (4, 2, 8)), 10),
+    "MultiheadAttention": (
+        lambda: nn.MultiheadAttention(8, 2),
+        ((5, 2, 8), (5, 2, 8), (5, 2, 8)),
+        4,
+    ),
+    "TransformerEncoderLayer": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+        ((2, 5, 8),),
+        6,
+    ),
+    "TransformerEncoder": (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
+        ((2, 5, 8),),
+        12,
+    ),
+    "TransformerDecoderLayer": (
+        lambda: nn.TransformerDecoderLayer(8, 2, 16),
+        ((5, 2, 8), (4, 2, 8)),
+        10,
+    ),
 }
 
 
@@ -357,7 +482,9 @@ def test_modules(name: str, inference: bool) -> None:
     operands = [torch.randn(shape) for shape in shapes]
 
     def first(wide: bool = False) -> torch.Tensor:
-        output = (module.double() if wide else module)(*(operand.double() if wide else operand for operand in operands))
+        output = (module.double() if wide else module)(
+            *(operand.double() if wide else operand for operand in operands)
+        )
         return output[0] if isinstance(output, tuple) else output  # type: ignore[no-any-return]
 
     with emulated(BF16) as emulation, torch.inference_mode(inference):
@@ -368,8 +495,14 @@ def test_modules(name: str, inference: bool) -> None:
         golden = torch.autograd.grad(first().sum(), list(module.parameters()))
         with emulated(BF16) as emulation:
             results = torch.autograd.grad(first().sum(), list(module.parameters()))
-        assert sum(emulation.counts[each] for each in ("mm", "bmm", "addmm", "baddbmm")) >= 2 * products
-        assert all(torch.allclose(result, other, rtol=0.1, atol=0.1) for result, other in zip(results, golden, strict=True))
+        assert (
+            sum(emulation.counts[each] for each in ("mm", "bmm", "addmm", "baddbmm"))
+            >= 2 * products
+        )
+        assert all(
+            torch.allclose(result, other, rtol=0.1, atol=0.1)
+            for result, other in zip(results, golden, strict=True)
+        )
     assert 1e-4 < relative(output, first(wide=True)) < 2e-2
 
 
@@ -387,7 +520,12 @@ def test_lstm_of_a_packed_sequence() -> None:
 def test_cdist() -> None:
     a, b = (operand.detach() for operand in two(((30, 8), (30, 8))))
     with emulated(BF16) as emulation:
-        assert relative(torch.cdist(a, b), torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")) > 1e-4
+        assert (
+            relative(
+                torch.cdist(a, b), torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+            )
+            > 1e-4
+        )
         assert emulation.counts == {"mm": 1}
     assert not emulation.untouched
 
@@ -440,8 +578,12 @@ def test_products_that_are_left_alone_are_named() -> None:
         "dot of float32": lambda: x[0].dot(x[1]),
         "linalg_matrix_exp of float32": lambda: torch.linalg.matrix_exp(x),
         "convolution of float16": lambda: F.conv1d(x.half()[None], x.half()[:, :, None]),
-        "_scaled_dot_product_flash_attention_for_cpu of float64": lambda: F.scaled_dot_product_attention(*x.double().expand(3, 1, 1, 4, 4)),
-        "_sparse_mm of a sparse, nested or foreign tensor": lambda: torch.sparse.mm(x.to_sparse(), x),
+        "_scaled_dot_product_flash_attention_for_cpu of float64": lambda: (
+            F.scaled_dot_product_attention(*x.double().expand(3, 1, 1, 4, 4))
+        ),
+        "_sparse_mm of a sparse, nested or foreign tensor": lambda: torch.sparse.mm(
+            x.to_sparse(), x
+        ),
     }
     for name, function in plain.items():
         golden = function()
@@ -505,7 +647,11 @@ def test_checkpointing_recomputes_the_same() -> None:
         before = emulation.counts.total()
         for reentrant in (False, True):
             output = checkpoint(block, x, use_reentrant=reentrant)
-            (result,) = torch.autograd.grad(output.square().sum(), x) if not reentrant else (backward(output, x),)
+            (result,) = (
+                torch.autograd.grad(output.square().sum(), x)
+                if not reentrant
+                else (backward(output, x),)
+            )
             assert torch.equal(result, golden)
         assert emulation.counts.total() > 2 * before + 2
 
@@ -527,7 +673,12 @@ def test_a_backward_after_the_context_is_plain() -> None:
 def test_inside_torch_func() -> None:
     a, b = (operand.detach() for operand in two(((6, 5, 7), (6, 7, 3))))
     with emulated(BF16):
-        assert relative(torch.vmap(torch.mm)(a, b), rounded_operands(a, BF16) @ rounded_operands(b, BF16)) < 1e-6
+        assert (
+            relative(
+                torch.vmap(torch.mm)(a, b), rounded_operands(a, BF16) @ rounded_operands(b, BF16)
+            )
+            < 1e-6
+        )
         grad = torch.func.grad(lambda a: (a @ b).sum())(a)
     assert relative(grad, torch.ones(6, 5, 3) @ rounded_operands(b, BF16).mT) < 1e-6
 
@@ -575,7 +726,9 @@ def test_random_numbers_are_matched_in_either_order(outer: str, inference: bool)
     assert draws is not None
     assert draws.count == alone.count == 7
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(relative(result, other) < 1e-3 for result, other in zip(results, golden, strict=True))
+    assert all(
+        relative(result, other) < 1e-3 for result, other in zip(results, golden, strict=True)
+    )
     assert not torch.equal(results[-1], golden[-1])
 
 
@@ -602,7 +755,9 @@ def test_the_expected_error_of_each_layer_of_gpt2() -> None:
     def outputs() -> dict[str, torch.Tensor]:
         found: dict[str, torch.Tensor] = {}
         hooks = [
-            module.register_forward_hook(lambda _module, _args, output, name=name: found.__setitem__(name, output))
+            module.register_forward_hook(
+                lambda _module, _args, output, name=name: found.__setitem__(name, output)
+            )
             for name, module in model.named_modules()
             if name.endswith(("c_attn", "c_proj", "c_fc", "lm_head"))
         ]
@@ -621,7 +776,9 @@ def test_the_expected_error_of_each_layer_of_gpt2() -> None:
     model.double()
     golden = outputs()
     for name in golden:
-        errors = {precision: relative(captured[precision][name], golden[name]) for precision in Precision}
+        errors = {
+            precision: relative(captured[precision][name], golden[name]) for precision in Precision
+        }
         assert 2.0**-13.5 < errors[HF32] < 2.0**-10
         assert 1.7 < errors[TF32] / errors[HF32] < 2.3
         assert 6.5 < errors[BF16] / errors[TF32] < 9.5

@@ -17,7 +17,9 @@ from tests.recorded import Record
 
 def test_the_environment_is_complete(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["accucompare", "capture", "my case.py"])
-    environment = record(nn.Linear(2, 2), torch.ones(2), options={"case": "my case.py", "seed": 3}).manifest.environment
+    environment = record(
+        nn.Linear(2, 2), torch.ones(2), options={"case": "my case.py", "seed": 3}
+    ).manifest.environment
     assert environment["command"] == "accucompare capture 'my case.py'"
     assert environment["case"] == "my case.py"
     assert environment["device"]["type"] == "cpu"
@@ -42,10 +44,15 @@ def test_flags_are_recorded_as_they_were(record: Record) -> None:
     assert flags["float32_matmul_precision"] == "medium"
     assert flags["mkldnn.enabled"] is True
     assert flags.get("mkldnn.matmul.fp32_precision", "bf16") == "bf16"  # since torch 2.9
-    assert record(nn.ReLU(), torch.ones(2)).manifest.environment["flags"]["deterministic_algorithms"] is False
+    assert (
+        record(nn.ReLU(), torch.ones(2)).manifest.environment["flags"]["deterministic_algorithms"]
+        is False
+    )
 
 
-def test_the_git_commit_and_whether_it_was_modified(record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_git_commit_and_whether_it_was_modified(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert record(nn.ReLU(), torch.ones(2)).manifest.environment["git"] is None
@@ -68,20 +75,36 @@ def test_the_model_is_described(record: Record) -> None:
     assert described["training"] is True
     assert described["other_mode"] == ["1"]
     assert described["active_dropout"] == 1
-    assert described["modules"] == {"": "Sequential", "0": "Linear", "1": "BatchNorm1d", "2": "Dropout"}
+    assert described["modules"] == {
+        "": "Sequential",
+        "0": "Linear",
+        "1": "BatchNorm1d",
+        "2": "Dropout",
+    }
     assert described["dtypes"] == ["float32"]
     assert described["parameters"]["0.weight"]["shape"] == [2, 2]
     assert set(described["parameters"]["0.weight"]["digests"]) == {"float32", "float16", "bfloat16"}
-    assert list(described["buffers"]) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    assert list(described["buffers"]) == [
+        "1.running_mean",
+        "1.running_var",
+        "1.num_batches_tracked",
+    ]
 
 
 def test_dropout_in_eval_mode_or_with_no_probability_is_not_active(record: Record) -> None:
-    assert record(nn.Sequential(nn.Dropout(0.1)).eval(), torch.ones(1)).manifest.model["active_dropout"] == 0
+    assert (
+        record(nn.Sequential(nn.Dropout(0.1)).eval(), torch.ones(1)).manifest.model[
+            "active_dropout"
+        ]
+        == 0
+    )
     assert record(nn.Dropout(0.0), torch.ones(1)).manifest.model["active_dropout"] == 0
 
 
 def digests(manifest: Manifest) -> dict[str, str]:
-    return {name: entry["digests"]["float32"] for name, entry in manifest.model["parameters"].items()}
+    return {
+        name: entry["digests"]["float32"] for name, entry in manifest.model["parameters"].items()
+    }
 
 
 def test_a_changed_weight_changes_its_digest_and_no_other(record: Record) -> None:
@@ -102,6 +125,9 @@ def test_inputs_are_fingerprinted_by_step_and_place(tmp_path: Path) -> None:
             session.step()
     with ac.open_bundle(tmp_path / "out") as bundle:
         inputs = bundle.manifest.inputs
-        assert {step: sorted(places) for step, places in inputs.items()} == {"0": ["0", "input2"], "1": ["0", "input2"]}
+        assert {step: sorted(places) for step, places in inputs.items()} == {
+            "0": ["0", "input2"],
+            "1": ["0", "input2"],
+        }
         assert inputs["0"] == inputs["1"]
         assert inputs["0"]["0"]["digests"] != inputs["0"]["input2"]["digests"]

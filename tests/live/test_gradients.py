@@ -1,4 +1,6 @@
-"""Whose a gradient is: the operator, output or parameter that it belongs to, in the order of the backward."""
+"""Whose a gradient is: the operator, output or parameter that it belongs to, in the order of the
+backward.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from accucompare.live.autograd.gradients import GradientListener, Grads, OperatorOfGradient, Parameter
+from accucompare.live.autograd.gradients import (
+    GradientListener,
+    Grads,
+    OperatorOfGradient,
+    Parameter,
+)
 from accucompare.live.modules.hooks import Call, Listener
 from accucompare.live.modules.names import Modules, name_modules
 from accucompare.live.values.values import leaves
@@ -58,10 +65,14 @@ class Gradients(GradientListener[str]):
     def backward_began(self, outside: Any) -> None:
         self.lines.append(f"begins, outside: {[node.name() for node in outside]}")
 
-    def operator_gradient(self, call: str, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads) -> None:
+    def operator_gradient(
+        self, call: str, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads
+    ) -> None:
         self.lines.append(f"{call}: {operator.name} {operator.near}".rstrip())
 
-    def second_gradient(self, call: str, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads) -> None:
+    def second_gradient(
+        self, call: str, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads
+    ) -> None:
         self.lines.append(f"second, {call}: {operator.name}")
 
     def output_gradient(self, call: str, path: str, grad: torch.Tensor, from_outside: bool) -> None:
@@ -92,14 +103,23 @@ def _watched(model: nn.Module, backward: Any, *args: torch.Tensor) -> Gradients:
 
 
 def _model() -> nn.Module:
-    return Glue(lambda self, x: self.first(x).relu() @ self.second(x).exp().mT, first=nn.Linear(3, 3), second=nn.Linear(3, 3))
+    return Glue(
+        lambda self, x: self.first(x).relu() @ self.second(x).exp().mT,
+        first=nn.Linear(3, 3),
+        second=nn.Linear(3, 3),
+    )
 
 
 def test_each_operator_belongs_to_the_innermost_call_and_lies_between_its_children() -> None:
     lines = _watched(_model(), lambda output: output.sum().backward(), torch.ones(2, 3)).lines
     assert set(lines) == {
         "begins, outside: ['SumBackward0']",
-        *("output of , from outside", ": MmBackward0 after second", ": ExpBackward0 after second", ": ReluBackward0 after first"),
+        *(
+            "output of , from outside",
+            ": MmBackward0 after second",
+            ": ExpBackward0 after second",
+            ": ReluBackward0 after first",
+        ),
         *("output of second", "second: AddmmBackward0", "second.weight", "second.bias"),
         *("output of first", "first: AddmmBackward0", "first.weight", "first.bias", "ended"),
     }
@@ -132,7 +152,10 @@ def test_a_hook_on_a_parameter_is_told_apart_from_its_own_gradient() -> None:
     model.weight.register_hook(lambda grad: grad * 2)
     gradients = _watched(model, lambda output: output.sum().backward(), torch.ones(1, 3))
     assert "weight, hooked" in gradients.lines
-    assert (gradients.grads["weight"].tolist(), gradients.grads["weight, hooked"].tolist()) == ([[1.0] * 3], [[2.0] * 3])
+    assert (gradients.grads["weight"].tolist(), gradients.grads["weight, hooked"].tolist()) == (
+        [[1.0] * 3],
+        [[2.0] * 3],
+    )
 
 
 def test_a_second_backward_belongs_to_the_call_whose_gradient_it_goes_through() -> None:

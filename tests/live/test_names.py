@@ -22,7 +22,9 @@ def model() -> nn.Sequential:
 
 @pytest.fixture
 def process_group(tmp_path: Path) -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     yield
     torch.distributed.destroy_process_group()
 
@@ -48,7 +50,9 @@ def test_dtensor_outputs_are_recorded_whole(record: Record, process_group: None)
 
 
 @pytest.mark.filterwarnings("ignore:DTensor random operators")
-def test_random_numbers_of_a_dtensor_are_its_own_and_noted(record: Record, process_group: None) -> None:
+def test_random_numbers_of_a_dtensor_are_its_own_and_noted(
+    record: Record, process_group: None
+) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, distribute_tensor
 
@@ -85,7 +89,10 @@ def test_a_users_own_attribute_called_module_stays(record: Record) -> None:
 def test_names_with_any_character_are_kept_exactly(record: Record) -> None:
     names = ["=1+1", "层1", "a b", "a/b", "-x", "@SUM(A1)", "/x", "é" * 300, "a:b\\c*"]
     bundle = record(nn.Sequential(dict_of(names)), torch.ones(1))
-    assert [entry.name for entry in bundle.records() if entry.role.value == "output"] == [*names, ""]
+    assert [entry.name for entry in bundle.records() if entry.role.value == "output"] == [
+        *names,
+        "",
+    ]
     assert all(bundle.load(name).tolist() == [1] for name in names)
 
 

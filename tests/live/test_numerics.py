@@ -66,7 +66,10 @@ def test_an_operator_without_deterministic_algorithm_is_noted(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["hf32", "tf32"])
 def test_reduced_precision_is_refused_where_there_is_none(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"--{name}: cpu has no {name.upper()}; --emulate {name} shows the error to expect"):
+    with pytest.raises(
+        UsageError,
+        match=f"--{name}: cpu has no {name.upper()}; --emulate {name} shows the error to expect",
+    ):
         captured(nn.Linear(3, 3), tmp_path / "golden", **{name: True})
     assert not (tmp_path / "golden").exists()
 
@@ -79,16 +82,24 @@ def test_reduced_precision_may_be_forbidden_where_there_is_none(tmp_path: Path) 
 def test_emulation_beside_another_dtype_is_refused(cli: Run, tmp_path: Path) -> None:
     done = cli("capture", f"{ROOT}/fixtures/cnn.py", "--dtype", "float64", "--emulate", "bf16")
     assert done.returncode == 2
-    assert done.stderr == ("accucompare: --emulate bf16: rounds what goes into float32 products; with --dtype float64 there are none\n")
+    assert (
+        done.stderr
+        == "accucompare: --emulate bf16: rounds what goes into float32 products; with --dtype"
+        " float64 there are none\n"
+    )
 
 
 def test_emulation_is_only_for_the_cpu(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--emulate hf32: only on the CPU; cuda computes as it does"):
+    with pytest.raises(
+        UsageError, match="--emulate hf32: only on the CPU; cuda computes as it does"
+    ):
         Numerics(torch.device("cuda"), emulate="hf32")
 
 
 def test_a_precision_of_no_known_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="emulate must be one of hf32, tf32, bf16, fp16, but is 'fp8'"):
+    with pytest.raises(
+        UsageError, match="emulate must be one of hf32, tf32, bf16, fp16, but is 'fp8'"
+    ):
         captured(nn.Linear(3, 3), tmp_path / "golden", emulate="fp8")
 
 
@@ -105,19 +116,30 @@ def test_emulation_rounds_what_goes_into_products_and_nothing_else(tmp_path: Pat
     with ac.open_bundle(tmp_path / "bf16") as bundle:
         weight, bias = model[0].weight.detach(), model[0].bias.detach()
         product = nn.functional.linear(torch.ones(2, 3), weight.bfloat16().float(), bias)
-        torch.testing.assert_close(torch.from_numpy(bundle.load("0")), product, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(
-            torch.from_numpy(bundle.load("1")), nn.functional.gelu(torch.from_numpy(bundle.load("0"))), rtol=0, atol=0
+            torch.from_numpy(bundle.load("0")), product, rtol=1e-6, atol=1e-6
+        )
+        torch.testing.assert_close(
+            torch.from_numpy(bundle.load("1")),
+            nn.functional.gelu(torch.from_numpy(bundle.load("0"))),
+            rtol=0,
+            atol=0,
         )
     comparison = ac.diff(tmp_path / "golden", tmp_path / "bf16", limits=ac.Tolerance(rel_l2=1e-6))
-    assert any("emulated precision: golden none, candidate bf16" in finding.message for finding in comparison.preflight)
+    assert any(
+        "emulated precision: golden none, candidate bf16" in finding.message
+        for finding in comparison.preflight
+    )
 
 
 def test_dropout_agrees_with_and_without_emulation(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 3)).train()
     captured(model, tmp_path / "golden").close()
     captured(model, tmp_path / "hf32", emulate="hf32").close()
-    with ac.open_bundle(tmp_path / "golden") as golden, ac.open_bundle(tmp_path / "hf32") as emulated:
+    with (
+        ac.open_bundle(tmp_path / "golden") as golden,
+        ac.open_bundle(tmp_path / "hf32") as emulated,
+    ):
         assert (golden.load("0") == emulated.load("0")).all()
 
 
@@ -126,14 +148,20 @@ def test_dropout_agrees_with_and_without_emulation(tmp_path: Path) -> None:
 
 def talking(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
     cpu = devices.backend("cpu")
-    said = SimpleNamespace(**{name: getattr(cpu, name) for name in dir(cpu) if not name.startswith("_")})
+    said = SimpleNamespace(
+        **{name: getattr(cpu, name) for name in dir(cpu) if not name.startswith("_")}
+    )
     for name, function in functions.items():
         setattr(said, name, function)
     monkeypatch.setattr(devices, "backend", lambda _: said)
 
 
-def test_operators_that_fell_back_to_the_cpu_are_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    talking(monkeypatch, unsupported=lambda: ["aten::digamma", "aten::erfc", "aten::threshold_backward"])
+def test_operators_that_fell_back_to_the_cpu_are_noted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talking(
+        monkeypatch, unsupported=lambda: ["aten::digamma", "aten::erfc", "aten::threshold_backward"]
+    )
 
     class Digamma(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -151,7 +179,9 @@ def test_operators_that_fell_back_to_the_cpu_are_noted_once(tmp_path: Path, monk
     torch.erfc(torch.ones(1))  # nothing is caught any more
 
 
-def test_a_later_capture_on_a_device_that_has_the_operator_notes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_capture_on_a_device_that_has_the_operator_notes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Digamma(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.digamma(x)
@@ -163,20 +193,24 @@ def test_a_later_capture_on_a_device_that_has_the_operator_notes_nothing(tmp_pat
         assert bundle.manifest.notes == []
 
 
-def test_random_operators_that_a_device_lacks_draw_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_operators_that_a_device_lacks_draw_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Poisson(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.poisson(x * 5)
 
     program = (
-        "import sys, torch, accucompare as ac\n"
-        "from accucompare import devices\n"
-        "devices.backend('cpu').unsupported = lambda: ['aten::poisson'] if sys.argv[1] == 'lacks' else []\n"
-        "class Poisson(torch.nn.Module):\n    def forward(self, x):\n        return torch.poisson(x * 5)\n"
-        "with ac.capture(Poisson(), sys.argv[1]):\n    ones = torch.ones(50)\n    torch.manual_seed(len(sys.argv[1]))\n"
-        "    print(Poisson()(ones).sum().item())\n"
+        "import sys, torch, accucompare as ac\nfrom accucompare import"
+        " devices\ndevices.backend('cpu').unsupported = lambda: ['aten::poisson'] if sys.argv[1] =="
+        " 'lacks' else []\nclass Poisson(torch.nn.Module):\n    def forward(self, x):\n       "
+        " return torch.poisson(x * 5)\nwith ac.capture(Poisson(), sys.argv[1]):\n    ones ="
+        " torch.ones(50)\n    torch.manual_seed(len(sys.argv[1]))\n   "
+        " print(Poisson()(ones).sum().item())\n"
     )
-    done = [with_torch()(program, name, cwd=tmp_path, variables=os.environ) for name in ("has", "lacks")]
+    done = [
+        with_torch()(program, name, cwd=tmp_path, variables=os.environ) for name in ("has", "lacks")
+    ]
     assert done[0].returncode == 0, done[0].stderr
     assert done[0].stdout == done[1].stdout
 
@@ -212,7 +246,9 @@ def test_operators_on_functions_run_while_a_capture_lasts(tmp_path: Path) -> Non
         torch.testing.assert_close(torch.from_numpy(bundle.load("")), torch.ones(2, 3).sin())
 
 
-def test_a_step_in_which_the_device_overflowed_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_in_which_the_device_overflowed_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = iter([True, False, True])  # before the capture, after step 0, after step 1
     talking(monkeypatch, overflowed=lambda device: next(answers))
     model = nn.Linear(2, 2)
@@ -222,11 +258,14 @@ def test_a_step_in_which_the_device_overflowed_is_noted(tmp_path: Path, monkeypa
             session.step()
     with ac.open_bundle(tmp_path / "npu") as bundle:
         assert [note for note in bundle.manifest.notes if "overflow" in note] == [
-            "the device's overflow flag is up after step 1: it saturates at a type's largest value instead of giving Inf"
+            "the device's overflow flag is up after step 1: it saturates at a type's largest value"
+            " instead of giving Inf"
         ]
 
 
-def test_what_goes_wrong_on_the_device_is_told_in_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_on_the_device_is_told_in_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def synchronize(device: torch.device) -> None:
         raise RuntimeError("the aicore execution is abnormal")
 
@@ -239,11 +278,18 @@ def test_what_goes_wrong_on_the_device_is_told_in_its_step(tmp_path: Path, monke
         assert "aicore" in bundle.manifest.stopped["error"]
 
 
-def test_a_model_that_moves_while_it_is_captured_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_moves_while_it_is_captured_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     places = iter([torch.device("cpu"), *[torch.device("cuda")] * 9])
-    monkeypatch.setattr(sys.modules["accucompare.recorder.session.session"], "device_of", lambda _: next(places))
+    monkeypatch.setattr(
+        sys.modules["accucompare.recorder.session.session"], "device_of", lambda _: next(places)
+    )
     with captured(nn.Linear(3, 3), tmp_path / "golden") as bundle:
-        assert "the model was called on cuda, and was on cpu when the capture began: move it before" in bundle.manifest.notes
+        assert (
+            "the model was called on cuda, and was on cpu when the capture began: move it before"
+            in bundle.manifest.notes
+        )
 
 
 def test_a_capture_does_not_import_the_compiler(tmp_path: Path) -> None:
@@ -256,7 +302,13 @@ for deterministic in (False, True):
     print(torch.are_deterministic_algorithms_enabled(), "torch._inductor" in sys.modules, "torch._dynamo" in sys.modules)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout.split() == ["False"] * 6, done.stderr
 
 

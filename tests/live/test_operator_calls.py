@@ -26,7 +26,12 @@ def test_the_files_that_call_models_are_there() -> None:
 
 def test_what_called_a_model_is_no_source_line_of_its_operators(tmp_path: Path) -> None:
     (tmp_path / "case.py").write_text(CASE)
-    capture_case(str(tmp_path / "case.py"), tmp_path / "golden", DeviceName("cpu"), CaptureOptions(level="op", only="1"))
+    capture_case(
+        str(tmp_path / "case.py"),
+        tmp_path / "golden",
+        DeviceName("cpu"),
+        CaptureOptions(level="op", only="1"),
+    )
     with ac.open_bundle(tmp_path / "golden") as bundle:
         lines = {record.source_line for record in bundle.records() if record.role is Role.OP_OUTPUT}
     assert lines == {""}

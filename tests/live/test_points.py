@@ -42,7 +42,12 @@ def test_a_value_that_no_output_shows_is_found_there(tmp_path: Path) -> None:
         model(torch.ones(1, 2))
         watch.step()
     (found,) = watch.findings
-    assert (found.name, found.site, found.near, found.kinds) == ("0", Site.POINT, "after fc", ["NaN"])
+    assert (found.name, found.site, found.near, found.kinds) == (
+        "0",
+        Site.POINT,
+        "after fc",
+        ["NaN"],
+    )
     assert found.place == "0 (point, after fc)"
 
 
@@ -89,7 +94,9 @@ def test_it_waits_for_no_device(tmp_path: Path) -> None:
     assert counting.reads == []
 
 
-def test_of_two_models_that_are_watched_only_the_one_whose_point_it_is_is_told(tmp_path: Path) -> None:
+def test_of_two_models_that_are_watched_only_the_one_whose_point_it_is_is_told(
+    tmp_path: Path,
+) -> None:
     student, teacher = _with_a_point(), _with_a_point(spoilt=False)
     with (
         ac.watch(student, out=tmp_path / "student", on_finding="warn", quiet=True) as one,
@@ -104,14 +111,20 @@ def test_of_two_models_that_are_watched_only_the_one_whose_point_it_is_is_told(t
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_point_that_checkpointing_comes_by_again_is_told_once(reentrant: bool, tmp_path: Path) -> None:
+def test_a_point_that_checkpointing_comes_by_again_is_told_once(
+    reentrant: bool, tmp_path: Path
+) -> None:
     model: Any = Glue(
-        lambda self, x: checkpoint(self.inner, self.first(x), use_reentrant=reentrant), first=nn.Linear(2, 2), inner=_with_a_point()
+        lambda self, x: checkpoint(self.inner, self.first(x), use_reentrant=reentrant),
+        first=nn.Linear(2, 2),
+        inner=_with_a_point(),
     )
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
         model(torch.ones(1, 2)).sum().backward()
         watch.step()
-    assert [found.place for found in origins(watch) if found.site is Site.POINT] == ["inner (point, after fc)"]
+    assert [found.place for found in origins(watch) if found.site is Site.POINT] == [
+        "inner (point, after fc)"
+    ]
 
 
 def test_a_label_that_is_no_string_does_not_spoil_the_log(tmp_path: Path) -> None:

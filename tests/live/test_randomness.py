@@ -40,28 +40,39 @@ def lstm(dtype: torch.dtype) -> torch.Tensor:
     return output
 
 
-#: Each gives a tensor whose *decisions* (kept or dropped, which index, which value up to rounding) must not depend on the dtype.
+# : Each gives a tensor whose *decisions* (kept or dropped, which index, which value up to rounding)
+# must not depend on the dtype.
 OPERATIONS: dict[str, Callable[[torch.dtype], torch.Tensor]] = {
     "F.dropout": lambda dtype: F.dropout(torch.ones(500, dtype=dtype), 0.3),
     "F.dropout in place": lambda dtype: F.dropout(torch.ones(500, dtype=dtype), 0.3, inplace=True),
     "nn.Dropout": lambda dtype: nn.Dropout(0.3)(torch.ones(500, dtype=dtype)),
     "dropout2d": lambda dtype: F.dropout2d(torch.ones(20, 30, 2, 2, dtype=dtype), 0.3),
-    "alpha_dropout": lambda dtype: F.alpha_dropout(torch.ones(500, dtype=dtype), 0.3, training=True),
+    "alpha_dropout": lambda dtype: F.alpha_dropout(
+        torch.ones(500, dtype=dtype), 0.3, training=True
+    ),
     "native_dropout": lambda dtype: aten.native_dropout(torch.ones(500, dtype=dtype), 0.3, True)[0],
-    "sdpa": lambda dtype: F.scaled_dot_product_attention(*torch.ones(3, 2, 9, 9, dtype=dtype), dropout_p=0.5),
+    "sdpa": lambda dtype: F.scaled_dot_product_attention(
+        *torch.ones(3, 2, 9, 9, dtype=dtype), dropout_p=0.5
+    ),
     "lstm": lstm,
     "rand": lambda dtype: torch.rand(500, dtype=dtype),
     "rand_like": lambda dtype: torch.rand_like(torch.ones(500, dtype=dtype)),
     "uniform_": lambda dtype: torch.empty(500, dtype=dtype).uniform_(-2, 3),
     "randn": lambda dtype: torch.randn(500, dtype=dtype),
     "normal": lambda dtype: torch.normal(torch.ones(500, dtype=dtype), 0.5),
-    "normal of two tensors": lambda dtype: torch.normal(torch.ones(500, dtype=dtype), torch.ones(500, dtype=dtype)),
+    "normal of two tensors": lambda dtype: torch.normal(
+        torch.ones(500, dtype=dtype), torch.ones(500, dtype=dtype)
+    ),
     "bernoulli": lambda dtype: torch.bernoulli(torch.full((500,), 0.25, dtype=dtype)),
     "bernoulli p": lambda dtype: torch.bernoulli(torch.ones(500, dtype=dtype), 0.25),
     "bernoulli_": lambda dtype: torch.ones(500, dtype=dtype).bernoulli_(0.25),
-    "bernoulli_ of a tensor": lambda dtype: torch.ones(500, dtype=dtype).bernoulli_(torch.full((500,), 0.25)),
+    "bernoulli_ of a tensor": (
+        lambda dtype: torch.ones(500, dtype=dtype).bernoulli_(torch.full((500,), 0.25))
+    ),
     "multinomial": lambda dtype: torch.multinomial(torch.ones(100, dtype=dtype), 20),
-    "multinomial with replacement": lambda dtype: torch.multinomial(torch.ones(64, dtype=dtype), 50, replacement=True),
+    "multinomial with replacement": lambda dtype: torch.multinomial(
+        torch.ones(64, dtype=dtype), 50, replacement=True
+    ),
     "poisson": lambda dtype: torch.poisson(torch.full((500,), 2.0, dtype=dtype)),
     "exponential_": lambda dtype: torch.empty(500, dtype=dtype).exponential_(2.0),
     "init": lambda dtype: nn.init.xavier_uniform_(torch.empty(20, 20, dtype=dtype)),
@@ -71,7 +82,9 @@ OPERATIONS: dict[str, Callable[[torch.dtype], torch.Tensor]] = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_dtype_draws_the_same_numbers(name: str, dtype: torch.dtype) -> None:
-    single, other = (drawn(lambda kind=kind: OPERATIONS[name](kind)) for kind in (torch.float32, dtype))
+    single, other = (
+        drawn(lambda kind=kind: OPERATIONS[name](kind)) for kind in (torch.float32, dtype)
+    )
     torch.testing.assert_close(other.double(), single.double(), rtol=2e-2, atol=4e-2)
     if not single.is_floating_point():
         assert torch.equal(other, single)
@@ -95,7 +108,14 @@ def test_two_operations_draw_different_numbers(name: str) -> None:
         assert not torch.equal(OPERATIONS[name](torch.float32), OPERATIONS[name](torch.float32))
 
 
-@pytest.mark.parametrize("draw", [lambda: torch.randint(0, 1000, (50,)), lambda: torch.randperm(50), lambda: torch.rand(5, 3).t()])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.randint(0, 1000, (50,)),
+        lambda: torch.randperm(50),
+        lambda: torch.rand(5, 3).t(),
+    ],
+)
 def test_integers_and_permutations_come_from_the_seed(draw: Callable[[], torch.Tensor]) -> None:
     first = drawn(draw, 4)
     torch.manual_seed(99)
@@ -111,8 +131,11 @@ def test_the_kernel_that_devices_use_for_dropout_drops_what_the_cpus_drops() -> 
     torch.testing.assert_close(on_device, on_cpu)
 
 
-def test_a_device_whose_generator_gives_other_numbers_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two runs, between which the plain generator is in quite different states: as on two devices."""
+def test_a_device_whose_generator_gives_other_numbers_agrees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two runs, between which the plain generator is in quite different states: as on two
+    devices."""
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 4), nn.Dropout(0.2))
     x, results = torch.randn(3, 4), []
     for seed in (0, 1):
@@ -178,16 +201,32 @@ def test_nested_captures_each_draw_under_their_own_seed() -> None:
 
 
 def test_a_model_in_eval_mode_draws_nothing() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.RReLU(), nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)).eval()
+    model = nn.Sequential(
+        nn.Linear(4, 4),
+        nn.Dropout(0.5),
+        nn.RReLU(),
+        nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
+    ).eval()
     x = torch.randn(2, 3, 4)
     assert counted(lambda: model(x)) == 0
 
 
 def test_each_random_operation_is_counted_once() -> None:
-    assert counted(lambda: [F.dropout(torch.ones(3), 0.5), torch.rand(2), torch.randn(2), torch.randperm(4)]) == 4
+    assert (
+        counted(
+            lambda: [
+                F.dropout(torch.ones(3), 0.5),
+                torch.rand(2),
+                torch.randn(2),
+                torch.randperm(4),
+            ]
+        )
+        == 4
+    )
 
 
-# -- the numbers are right --------------------------------------------------------------------------------------------------------
+# -- the numbers are right
+# --------------------------------------------------------------------------------------------------------
 
 N = 20_000
 MOMENTS: dict[str, tuple[Callable[[], torch.Tensor], float, float]] = {
@@ -204,9 +243,17 @@ MOMENTS: dict[str, tuple[Callable[[], torch.Tensor], float, float]] = {
     "dropout": (lambda: F.dropout(torch.ones(N), 0.2), 1.0, 0.5),
     "native_dropout": (lambda: aten.native_dropout(torch.ones(N), 0.2, True)[0], 1.0, 0.5),
     "poisson": (lambda: torch.poisson(torch.full((N,), 4.0)), 4.0, 2.0),
-    "binomial": (lambda: torch.binomial(torch.full((N,), 10.0), torch.full((N,), 0.5)), 5.0, 2.5**0.5),
+    "binomial": (
+        lambda: torch.binomial(torch.full((N,), 10.0), torch.full((N,), 0.5)),
+        5.0,
+        2.5**0.5,
+    ),
     "gamma": (lambda: torch._standard_gamma(torch.full((N,), 4.0)), 4.0, 2.0),
-    "multinomial": (lambda: torch.multinomial(torch.tensor([1.0, 3.0]), N, replacement=True), 0.75, 0.4330),
+    "multinomial": (
+        lambda: torch.multinomial(torch.tensor([1.0, 3.0]), N, replacement=True),
+        0.75,
+        0.4330,
+    ),
     "randint": (lambda: torch.randint(0, 2, (N,)), 0.5, 0.5),
     "random_ from to": (lambda: torch.empty(N).random_(0, 2), 0.5, 0.5),
     "bfloat16 rand": (lambda: torch.rand(N, dtype=torch.bfloat16), 0.5, 1 / 12**0.5),
@@ -239,11 +286,18 @@ def test_dtype_shape_strides_and_device_are_the_plain_operations() -> None:
         assert (ours.dtype, ours.shape, ours.stride()) == (plain.dtype, plain.shape, plain.stride())
 
 
-# -- gradients --------------------------------------------------------------------------------------------------------------------
+# -- gradients
+# --------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dropout", [lambda x: F.dropout(x, 0.4), lambda x: aten.native_dropout(x, 0.4, True)[0]], ids=["cpu", "device"])
-def test_the_gradient_of_dropout_is_its_mask(dropout: Callable[[torch.Tensor], torch.Tensor]) -> None:
+@pytest.mark.parametrize(
+    "dropout",
+    [lambda x: F.dropout(x, 0.4), lambda x: aten.native_dropout(x, 0.4, True)[0]],
+    ids=["cpu", "device"],
+)
+def test_the_gradient_of_dropout_is_its_mask(
+    dropout: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     x = torch.ones(200, requires_grad=True)
     with matched_randomness(0):
         y = dropout(x)
@@ -255,7 +309,9 @@ def test_the_gradient_of_dropout_is_its_mask(dropout: Callable[[torch.Tensor], t
 def test_a_sample_that_can_be_differentiated_is() -> None:
     concentration = torch.full((4,), 2.0, dtype=torch.float64, requires_grad=True)
     with matched_randomness(0):
-        torch.distributions.Gamma(concentration, torch.ones(4, dtype=torch.float64)).rsample().sum().backward()
+        torch.distributions.Gamma(
+            concentration, torch.ones(4, dtype=torch.float64)
+        ).rsample().sum().backward()
     assert concentration.grad is not None
     assert (concentration.grad > 0).all()
 
@@ -286,18 +342,29 @@ def attention(dropout: float, **options: Any) -> tuple[torch.Tensor, list[torch.
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"is_causal": True}, {"attn_mask": torch.ones(5, 5).tril().bool()}, {"attn_mask": torch.randn(5, 5)}, {"scale": 0.3}],
+    [
+        {},
+        {"is_causal": True},
+        {"attn_mask": torch.ones(5, 5).tril().bool()},
+        {"attn_mask": torch.randn(5, 5)},
+        {"scale": 0.3},
+    ],
     ids=["plain", "causal", "bool mask", "float mask", "scale"],
 )
 def test_attention_with_little_dropout_is_nearly_attention_without(options: dict[str, Any]) -> None:
-    (ours, leaves), (plain, plain_leaves) = drawn(lambda: attention(1e-9, **options)), attention(0.0, **options)
+    (ours, leaves), (plain, plain_leaves) = (
+        drawn(lambda: attention(1e-9, **options)),
+        attention(0.0, **options),
+    )
     torch.testing.assert_close(ours, plain)
     ours.sum().backward()
     plain.sum().backward()
     torch.testing.assert_close([leaf.grad for leaf in leaves], [leaf.grad for leaf in plain_leaves])
 
 
-def test_attention_leaves_the_generator_as_a_devices_own_kernel_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_leaves_the_generator_as_a_devices_own_kernel_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plainly = randomness.without_dispatch
 
     def on_device(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -325,7 +392,9 @@ def test_attention_dropout_under_autocast_has_the_plain_dtype_and_values() -> No
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("outside", [False, True], ids=["one block", "two blocks"])
-def test_a_recomputed_dropout_has_the_mask_of_the_first_time(reentrant: bool, outside: bool) -> None:
+def test_a_recomputed_dropout_has_the_mask_of_the_first_time(
+    reentrant: bool, outside: bool
+) -> None:
     def block(x: torch.Tensor) -> torch.Tensor:
         return F.dropout(x * 2, 0.5)
 
@@ -369,7 +438,9 @@ def test_dropout_inside_vmap_and_grad_keeps_working() -> None:
     x = torch.ones(50)
     with matched_randomness(0):
         gradient = torch.func.grad(lambda x: F.dropout(x, 0.5).sum())(x)
-        batched = torch.func.vmap(lambda x: F.dropout(x, 0.5), randomness="different")(torch.ones(4, 50))
+        batched = torch.func.vmap(lambda x: F.dropout(x, 0.5), randomness="different")(
+            torch.ones(4, 50)
+        )
     assert set(gradient.tolist()) == {0.0, 2.0}
     assert set(batched.ravel().tolist()) == {0.0, 2.0}
     assert not torch.equal(batched[0], batched[1])
@@ -403,7 +474,9 @@ def test_a_fused_operation_that_cannot_be_matched_is_named(tmp_path: Any) -> Non
         assert bundle.manifest.environment["random"] == "drawn on the CPU"
 
 
-def test_a_torch_without_our_dispatch_key_still_captures_and_says_so(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_our_dispatch_key_still_captures_and_says_so(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import accucompare as ac
 
     monkeypatch.setattr(interception, "_KEY", "NoSuchKey")
@@ -413,7 +486,9 @@ def test_a_torch_without_our_dispatch_key_still_captures_and_says_so(tmp_path: A
     with ac.open_bundle(tmp_path / "out") as bundle:
         assert bundle.complete
         assert bundle.manifest.environment["random"] == "drawn on the device"
-        assert any("does not let random operations be matched" in note for note in bundle.manifest.notes)
+        assert any(
+            "does not let random operations be matched" in note for note in bundle.manifest.notes
+        )
 
 
 def test_draws_are_told_apart_by_identity() -> None:

@@ -44,7 +44,9 @@ HELPER = "__version__ = '1.5'\n\ndef twice(x):\n    return x * 2\n\ndef never(x)
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], ModuleType]:
     """Imports ``net.py``, whose forward calls a function of ``helper.py``."""
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "net_of_test.py").write_text(LIBRARY.format(helper="from helper_of_test import twice"))
+    (tmp_path / "net_of_test.py").write_text(
+        LIBRARY.format(helper="from helper_of_test import twice")
+    )
     (tmp_path / "helper_of_test.py").write_text(HELPER)
 
     def load() -> ModuleType:
@@ -64,7 +66,9 @@ def captured(model: nn.Module, out: Path, **options: Any) -> Manifest:
         return bundle.manifest
 
 
-def test_the_manifest_names_the_files_of_classes_and_of_functions_that_ran(library: Callable[[], ModuleType], tmp_path: Path) -> None:
+def test_the_manifest_names_the_files_of_classes_and_of_functions_that_ran(
+    library: Callable[[], ModuleType], tmp_path: Path
+) -> None:
     manifest = captured(library().Net(), tmp_path / "golden")
     sources = manifest.model["sources"]
     for name in ("net_of_test", "helper_of_test"):
@@ -92,7 +96,10 @@ def test_the_same_code_is_no_other_code(library: Callable[[], ModuleType], tmp_p
 
 def test_another_version_is_other_code_but_another_build_is_not() -> None:
     def made(version: str) -> Manifest:
-        return Manifest(model={"sources": {"lib.net": "0"}}, environment={"versions": {"lib": version, "unused": version}})
+        return Manifest(
+            model={"sources": {"lib.net": "0"}},
+            environment={"versions": {"lib": version, "unused": version}},
+        )
 
     assert other_code(made("2.7.0+cu126"), made("2.7.0+cpu")) == other_code(made("1"), made("1"))
     assert other_code(made("4.52.1"), made("4.51.3")).versions == (("lib", "4.52.1", "4.51.3"),)
@@ -102,33 +109,61 @@ def test_a_manifest_that_does_not_say_what_ran_proves_nothing() -> None:
     assert other_code(Manifest(), Manifest(model={"sources": {}})).unrecorded
 
 
-def test_numbers_that_modules_keep_are_recorded_and_compared(library: Callable[[], ModuleType], tmp_path: Path) -> None:
+def test_numbers_that_modules_keep_are_recorded_and_compared(
+    library: Callable[[], ModuleType], tmp_path: Path
+) -> None:
     net = library().Net()
     assert source_configuration({"": net}) == {"": {"eps": 1e-5, "mode": "tanh"}}
     golden = captured(net, tmp_path / "golden")
     net.eps = 1e-6
-    assert other_code(golden, captured(net, tmp_path / "other")).configured == (("", "eps", 1e-5, 1e-6),)
-    (finding,) = [each for each in ac.diff(tmp_path / "golden", tmp_path / "other").preflight if each.topic == "configuration"]
+    assert other_code(golden, captured(net, tmp_path / "other")).configured == (
+        ("", "eps", 1e-5, 1e-6),
+    )
+    (finding,) = [
+        each
+        for each in ac.diff(tmp_path / "golden", tmp_path / "other").preflight
+        if each.topic == "configuration"
+    ]
     assert finding.message == "(root).eps: golden 1e-05, candidate 1e-06"
 
 
-def test_a_configuration_that_differs_is_said_beside_the_culprit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """GELU by its approximation, whose error alone looks like noise of a lower precision; under another name, too."""
-    for name, fed, layer, approximate in (("golden", None, "act", "none"), ("tanh", tmp_path / "golden", "gelu", "tanh")):
+def test_a_configuration_that_differs_is_said_beside_the_culprit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """GELU by its approximation, whose error alone looks like noise of a lower precision; under
+    another name, too.
+    """
+    for name, fed, layer, approximate in (
+        ("golden", None, "act", "none"),
+        ("tanh", tmp_path / "golden", "gelu", "tanh"),
+    ):
         torch.manual_seed(0)
-        net = nn.Sequential(OrderedDict([("fc", nn.Linear(8, 64)), (layer, nn.GELU(approximate)), ("norm", nn.LayerNorm(64))]))
+        net = nn.Sequential(
+            OrderedDict(
+                [
+                    ("fc", nn.Linear(8, 64)),
+                    (layer, nn.GELU(approximate)),
+                    ("norm", nn.LayerNorm(64)),
+                ]
+            )
+        )
         with ac.capture(net, tmp_path / name, feed=fed, map="act=gelu" if fed else ()):
             net(torch.randn(4, 8))
     comparison = ac.diff(tmp_path / "golden", tmp_path / "tanh", map="act=gelu")
     (culprit,) = comparison.culprits
-    assert (culprit.place, culprit.configured) == ("act", (Option("approximate", "'none'", "'tanh'"),))
+    assert (culprit.place, culprit.configured) == (
+        "act",
+        (Option("approximate", "'none'", "'tanh'"),),
+    )
     told = "configured otherwise: approximate is 'none' in golden, 'tanh' in the candidate"
     print_comparison(comparison, [tmp_path / "x.xlsx"], quiet=False)
     assert told in capsys.readouterr().out
     summary = load_workbook(comparison.to_excel(tmp_path / "x.xlsx"))["Summary"]
     assert told in [cell.value for line in summary for cell in line]
     (found,) = json.loads(comparison.to_json(tmp_path / "x.json").read_text())["culprits"]
-    assert found["configured"] == [{"name": "approximate", "golden": "'none'", "candidate": "'tanh'"}]
+    assert found["configured"] == [
+        {"name": "approximate", "golden": "'none'", "candidate": "'tanh'"}
+    ]
 
 
 def test_what_another_module_is_configured_is_not_said_beside_the_culprit(tmp_path: Path) -> None:
@@ -177,7 +212,9 @@ def test_of_two_files_of_one_name_that_of_the_second_case_counts(tmp_path: Path)
         module.__file__ = str(tmp_path / folder / "twin.py")
         sys.modules["twin" if folder == "a" else f"twin of {tmp_path / folder}"] = module
     try:
-        assert digests_of(["twin", f"twin of {tmp_path / 'b'}"]) == {"twin": xxhash.xxh3_128_hexdigest(b"b")}
+        assert digests_of(["twin", f"twin of {tmp_path / 'b'}"]) == {
+            "twin": xxhash.xxh3_128_hexdigest(b"b")
+        }
     finally:
         del sys.modules["twin"], sys.modules[f"twin of {tmp_path / 'b'}"]
 
@@ -193,7 +230,9 @@ class Rotary(nn.Module):
         return self.fc(x) * self.inv_freq + self.seen
 
 
-def test_like_leaves_a_buffer_that_the_model_computes_its_own_and_it_is_compared(tmp_path: Path) -> None:
+def test_like_leaves_a_buffer_that_the_model_computes_its_own_and_it_is_compared(
+    tmp_path: Path,
+) -> None:
     captured(Rotary(500000.0), tmp_path / "golden", save_state=True)
     other = Rotary(10000.0)
     captured(other, tmp_path / "other", like=tmp_path / "golden", feed=tmp_path / "golden")
@@ -203,11 +242,16 @@ def test_like_leaves_a_buffer_that_the_model_computes_its_own_and_it_is_compared
         assert np.array_equal(bundle.load("", role="computed_buffer"), other.inv_freq.numpy())
     comparison = ac.diff(tmp_path / "golden", tmp_path / "other")
     ratio = 50.0**0.75 - 1  # of the last of the frequencies
-    assert comparison.conclusion == f"bug: the model computes another inv_freq: max rel diff {ratio:.3g}"
+    assert (
+        comparison.conclusion
+        == f"bug: the model computes another inv_freq: max rel diff {ratio:.3g}"
+    )
     assert comparison.culprits[0].place == "inv_freq (computed buffer)"
 
 
 def test_the_same_computed_buffer_is_no_finding(tmp_path: Path) -> None:
     captured(Rotary(500000.0), tmp_path / "golden", save_state=True)
     captured(Rotary(500000.0), tmp_path / "other", like=tmp_path / "golden")
-    assert ac.diff(tmp_path / "golden", tmp_path / "other").conclusion.startswith("identical; 2 of the case's own weights")
+    assert ac.diff(tmp_path / "golden", tmp_path / "other").conclusion.startswith(
+        "identical; 2 of the case's own weights"
+    )

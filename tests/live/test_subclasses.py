@@ -20,7 +20,9 @@ class Tagged(torch.Tensor):
     tag: str
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = super().__torch_function__(function, types, args, kwargs or {})
         tags = [each.tag for each in args if isinstance(each, Tagged) and hasattr(each, "tag")]
         if isinstance(result, Tagged) and tags:
@@ -35,7 +37,9 @@ def tagged(values: torch.Tensor, tag: str = "spacing 1 mm") -> Tagged:
 
 
 def feed(model: nn.Module, folder: Path, *inputs: torch.Tensor) -> tuple[Path, Any]:
-    """Golden of the first input, and a capture fed with it of the last; what the second run returns."""
+    """Golden of the first input, and a capture fed with it of the last; what the second run
+    returns.
+    """
     with torch.no_grad(), ac.capture(model, folder / "golden"):
         model(inputs[0])
     with ac.capture(model, folder / "fed", feed=folder / "golden", force=True):
@@ -67,11 +71,20 @@ def test_golden_may_be_of_another_class(tmp_path: Path) -> None:
     np.testing.assert_array_equal(output.as_subclass(torch.Tensor).detach(), net(golden).detach())
 
 
-def test_a_class_that_refuses_to_be_computed_with_is_fed_all_the_same(tmp_path: Path, opened: Opened) -> None:
+def test_a_class_that_refuses_to_be_computed_with_is_fed_all_the_same(
+    tmp_path: Path, opened: Opened
+) -> None:
     class Strict(Tagged):
         @classmethod
-        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if function in (torch.Tensor.copy_, torch.Tensor.eq, torch.Tensor.as_strided, torch.Tensor.narrow):
+        def __torch_function__(
+            cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if function in (
+                torch.Tensor.copy_,
+                torch.Tensor.eq,
+                torch.Tensor.as_strided,
+                torch.Tensor.narrow,
+            ):
                 raise TypeError("not with me")
             return super().__torch_function__(function, types, args, kwargs)
 

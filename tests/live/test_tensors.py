@@ -14,8 +14,23 @@ from accucompare.live.values.tensors import from_bits
 from tests.recorded import Glue, Record, places
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-FP8 = [torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e8m0fnu]
-INTS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
+FP8 = [
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e8m0fnu,
+]
+INTS = [
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+]
 
 
 def random_bits(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -30,10 +45,18 @@ def bits(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *FP8, *INTS, torch.complex128, torch.complex64, torch.complex32, torch.bool], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [*FLOATS, *FP8, *INTS, torch.complex128, torch.complex64, torch.complex32, torch.bool],
+    ids=str,
+)
 @pytest.mark.parametrize("shape", [(3, 8), (0, 2), ()], ids=["matrix", "empty", "scalar"])
-@pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:invalid value")  # NumPy warns of signalling NaN
-def test_every_dtype_is_kept_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...], record: Record) -> None:
+@pytest.mark.filterwarnings(
+    "ignore:ComplexHalf", "ignore:invalid value"
+)  # NumPy warns of signalling NaN
+def test_every_dtype_is_kept_bit_for_bit(
+    dtype: torch.dtype, shape: tuple[int, ...], record: Record
+) -> None:
     tensor = random_bits(dtype, 3, 8).reshape(-1)[: int(np.prod(shape))].reshape(shape)
     bundle = record(nn.Identity(), tensor)
     found = bundle.find("")
@@ -43,7 +66,9 @@ def test_every_dtype_is_kept_bit_for_bit(dtype: torch.dtype, shape: tuple[int, .
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, *FP8], ids=str)
-def test_types_that_numpy_lacks_are_loaded_as_their_exact_float32_values(dtype: torch.dtype, record: Record) -> None:
+def test_types_that_numpy_lacks_are_loaded_as_their_exact_float32_values(
+    dtype: torch.dtype, record: Record
+) -> None:
     tensor = random_bits(dtype, 64)
     loaded = record(nn.Identity(), tensor).load("")
     assert loaded.dtype == np.float32
@@ -67,11 +92,26 @@ BASE = torch.arange(24.0).reshape(2, 3, 4)
         torch.as_strided(torch.arange(6.0), (3, 3), (1, 1)),
         torch.randn(3, requires_grad=True),
     ],
-    ids=["transposed", "sliced", "selected", "expanded", "channels_last", "conj", "conj_imag", "neg", "overlapping", "requires_grad"],
+    ids=[
+        "transposed",
+        "sliced",
+        "selected",
+        "expanded",
+        "channels_last",
+        "conj",
+        "conj_imag",
+        "neg",
+        "overlapping",
+        "requires_grad",
+    ],
 )
-def test_every_way_of_holding_a_tensor_is_kept_by_value(tensor: torch.Tensor, record: Record) -> None:
+def test_every_way_of_holding_a_tensor_is_kept_by_value(
+    tensor: torch.Tensor, record: Record
+) -> None:
     bundle = record(nn.Identity(), tensor)
-    np.testing.assert_array_equal(bundle.load(""), tensor.detach().resolve_conj().resolve_neg().numpy())
+    np.testing.assert_array_equal(
+        bundle.load(""), tensor.detach().resolve_conj().resolve_neg().numpy()
+    )
 
 
 def test_a_non_contiguous_bfloat16_tensor(record: Record) -> None:
@@ -81,7 +121,9 @@ def test_a_non_contiguous_bfloat16_tensor(record: Record) -> None:
 
 def test_an_mkldnn_tensor_is_kept_by_value(record: Record) -> None:
     tensor = torch.randn(2, 3)
-    np.testing.assert_array_equal(record(nn.Identity(), tensor.to_mkldnn()).load(""), tensor.numpy())
+    np.testing.assert_array_equal(
+        record(nn.Identity(), tensor.to_mkldnn()).load(""), tensor.numpy()
+    )
 
 
 def sparse_csr() -> torch.Tensor:
@@ -99,7 +141,12 @@ LISTED = {
     "csr": (sparse_csr, Layout.SPARSE, (3, 3), "float32"),
     "meta": (lambda: torch.ones(2, 3, device="meta"), Layout.META, (2, 3), "float32"),
     "fake": (fake, Layout.META, (2, 3), "float32"),
-    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8), Layout.QUANTIZED, (2, 3), "qint8"),
+    "quantized": (
+        lambda: torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8),
+        Layout.QUANTIZED,
+        (2, 3),
+        "qint8",
+    ),
 }
 
 
@@ -114,7 +161,9 @@ def test_a_tensor_without_plain_data_is_listed(kind: str, record: Record) -> Non
     bundle = record(model, tensor)
     assert results[0] is tensor
     assert bundle.complete
-    assert [(entry.layout, entry.shape, entry.dtype, entry.member) for entry in bundle.records()] == [(layout, shape, dtype, None)] * 2
+    assert [
+        (entry.layout, entry.shape, entry.dtype, entry.member) for entry in bundle.records()
+    ] == [(layout, shape, dtype, None)] * 2
 
 
 def test_tensors_inside_vmap_are_listed_and_the_result_is_unharmed(record: Record) -> None:
@@ -126,7 +175,9 @@ def test_tensors_inside_vmap_are_listed_and_the_result_is_unharmed(record: Recor
     assert bundle.complete
 
 
-def test_tensors_inside_a_function_transform_are_recorded_or_listed_and_the_gradient_is_unharmed(record: Record) -> None:
+def test_tensors_inside_a_function_transform_are_recorded_or_listed_and_the_gradient_is_unharmed(
+    record: Record,
+) -> None:
     model, x = nn.Linear(3, 1), torch.randn(3)
 
     def forward(self: nn.Module, x: torch.Tensor) -> Any:
@@ -137,21 +188,29 @@ def test_tensors_inside_a_function_transform_are_recorded_or_listed_and_the_grad
     assert places(bundle, "fc") == ["fc#0 input 0", "fc#0 output"]
 
 
-def test_a_tensor_subclass_that_refuses_to_be_copied_is_listed_with_the_reason(record: Record) -> None:
+def test_a_tensor_subclass_that_refuses_to_be_copied_is_listed_with_the_reason(
+    record: Record,
+) -> None:
     class Stubborn(torch.Tensor):
         @classmethod
-        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             if function is torch.Tensor.detach:
                 raise RuntimeError("not mine")
             return super().__torch_function__(function, types, args, kwargs or {})
 
     bundle = record(nn.Identity(), torch.ones(2).as_subclass(Stubborn))
-    assert [(entry.layout, entry.detail) for entry in bundle.records()] == [(Layout.UNREADABLE, "RuntimeError: not mine")] * 2
+    assert [(entry.layout, entry.detail) for entry in bundle.records()] == [
+        (Layout.UNREADABLE, "RuntimeError: not mine")
+    ] * 2
 
 
 def test_a_dtype_that_bundles_do_not_know_is_listed(record: Record) -> None:
     bundle = record(nn.Identity(), torch.empty(2, dtype=torch.float4_e2m1fn_x2))
-    assert {(entry.layout, entry.dtype, entry.shape) for entry in bundle.records()} == {(Layout.UNREADABLE, "float4_e2m1fn_x2", (2,))}
+    assert {(entry.layout, entry.dtype, entry.shape) for entry in bundle.records()} == {
+        (Layout.UNREADABLE, "float4_e2m1fn_x2", (2,))
+    }
 
 
 def test_equal_tensors_share_a_member(record: Record) -> None:

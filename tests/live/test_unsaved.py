@@ -1,4 +1,6 @@
-"""While a model is captured or watched, the user's own copies, pickles and exports of it are those of a plain run."""
+"""While a model is captured or watched, the user's own copies, pickles and exports of it are those
+of a plain run.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,11 @@ def plain() -> nn.Module:
 @pytest.fixture(params=["capture", "watch"])
 def hooked(request: pytest.FixtureRequest, tmp_path: Path, plain: nn.Module) -> Iterator[nn.Module]:
     model = build()
-    run = ac.capture(model, tmp_path / "bundle") if request.param == "capture" else ac.watch(model, out=tmp_path / "log")
+    run = (
+        ac.capture(model, tmp_path / "bundle")
+        if request.param == "capture"
+        else ac.watch(model, out=tmp_path / "log")
+    )
     with run:
         model(torch.ones(2, 3)).sum().backward()
         yield model
@@ -61,7 +67,9 @@ def by_torch_save(model: nn.Module) -> nn.Module:
     stream = io.BytesIO()
     torch.save(model, stream)
     stream.seek(0)
-    with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.Dropout, Block, users_hook]):
+    with torch.serialization.safe_globals(
+        [nn.Sequential, nn.Linear, nn.Dropout, Block, users_hook]
+    ):
         return torch.load(stream)  # which refuses every class that is not named
 
 
@@ -81,11 +89,18 @@ COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 def hooks_of(model: nn.Module) -> list[Any]:
     tables = ("_forward_hooks", "_forward_pre_hooks")
-    return [hook for module in model.modules() for table in tables for hook in getattr(module, table).values()]
+    return [
+        hook
+        for module in model.modules()
+        for table in tables
+        for hook in getattr(module, table).values()
+    ]
 
 
 @pytest.mark.parametrize("way", COPIES)
-def test_a_copy_that_is_made_meanwhile_has_the_users_hooks_alone(hooked: nn.Module, plain: nn.Module, way: str) -> None:
+def test_a_copy_that_is_made_meanwhile_has_the_users_hooks_alone(
+    hooked: nn.Module, plain: nn.Module, way: str
+) -> None:
     made = COPIES[way](hooked)
     plain = COPIES[way](plain)
     assert hooks_of(made) == hooks_of(plain)
@@ -120,4 +135,6 @@ def test_a_shallow_copy_shares_the_children_and_has_no_hooks_of_its_own(hooked: 
 
 def test_a_model_is_exported_while_it_is_captured(hooked: nn.Module, plain: nn.Module) -> None:
     exported = torch.export.export(hooked.eval(), (torch.ones(2, 3),), strict=False)
-    torch.testing.assert_close(exported.module()(torch.ones(2, 3)), plain.eval()(torch.ones(2, 3)), rtol=0, atol=0)
+    torch.testing.assert_close(
+        exported.module()(torch.ones(2, 3)), plain.eval()(torch.ones(2, 3)), rtol=0, atol=0
+    )

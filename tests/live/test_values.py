@@ -27,7 +27,10 @@ class Color(enum.Enum):
         ({7: 1, "7": 2}, ["7", "['7']"]),
         ({"": 1, " ": 2}, ["['']", " "]),
         ({"['a']": 1, "a": 2}, ["[\"['a']\"]", "a"]),
-        ({(1, 2): 1, Color.RED: 2, True: 3, None: 4}, ["[(1, 2)]", "[<Color.RED: 1>]", "[True]", "[None]"]),
+        (
+            {(1, 2): 1, Color.RED: 2, True: 3, None: 4},
+            ["[(1, 2)]", "[<Color.RED: 1>]", "[True]", "[None]"],
+        ),
         ([[1], (2, [3])], ["0.0", "1.0", "1.1.0"]),
         (1, [""]),
         (None, []),
@@ -46,7 +49,10 @@ def test_two_keys_that_look_alike_get_numbered_records(record: Any) -> None:
 
     bundle = record(torch.nn.Identity(), {Key(): torch.zeros(1), Key(): torch.ones(1)})
     inputs = [entry for entry in bundle.records() if entry.role.value == "input"]
-    assert [(entry.path, bundle.values(entry).tolist()) for entry in inputs] == [("0.[key]", [0]), ("0.[key]#2", [1])]
+    assert [(entry.path, bundle.values(entry).tolist()) for entry in inputs] == [
+        ("0.[key]", [0]),
+        ("0.[key]#2", [1]),
+    ]
 
 
 def test_a_type_registered_with_pytree_is_taken_apart() -> None:
@@ -54,7 +60,9 @@ def test_a_type_registered_with_pytree_is_taken_apart() -> None:
         def __init__(self, *parts: Any) -> None:
             self.parts = parts
 
-    pytree.register_pytree_node(Box, lambda box: (list(box.parts), None), lambda parts, _: Box(*parts))
+    pytree.register_pytree_node(
+        Box, lambda box: (list(box.parts), None), lambda parts, _: Box(*parts)
+    )
     assert paths({"box": Box(1, [2])}) == ["box.0", "box.1.0"]
 
 
@@ -100,7 +108,9 @@ def test_pytree_nodes_are_built_anew_and_caches_are_not() -> None:
 
     try:
         for kind in (Point, Cache):
-            pytree.register_pytree_node(kind, lambda point: ([point.part], type(point)), lambda parts, made: made(*parts))
+            pytree.register_pytree_node(
+                kind, lambda point: ([point.part], type(point)), lambda parts, made: made(*parts)
+            )
         point, cache = Point(1), Cache(1)
         assert replaced(point, {"0": 2}).part == 2
         assert point.part == 1
@@ -114,5 +124,8 @@ def test_the_lists_and_mappings_that_were_built_anew_are_told() -> None:
     rebuilt: list[tuple[Any, Any]] = []
     value = {"a": [1], "b": (2,)}
     new = replaced(value, {"a.0": 3, "b.0": 4}, rebuilt)
-    assert [(old is value or old is value["a"], type(fresh)) for old, fresh in rebuilt] == [(True, list), (True, dict)]
+    assert [(old is value or old is value["a"], type(fresh)) for old, fresh in rebuilt] == [
+        (True, list),
+        (True, dict),
+    ]
     assert rebuilt[1][1] is new

@@ -1,4 +1,6 @@
-"""Every test of a module that imports ``both_kernels`` runs twice: with the compiled kernel, and with NumPy in its place."""
+"""Every test of a module that imports ``both_kernels`` runs twice: with the compiled kernel, and
+with NumPy in its place.
+"""
 
 from __future__ import annotations
 
@@ -15,5 +17,7 @@ def both_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
         if request.param == "numpy":
             patch.setattr(kernel, "_kernel", None)
         else:
-            assert kernel._kernel is not None, f"the compiled kernel is missing: {kernel.description()}"
+            assert kernel._kernel is not None, (
+                f"the compiled kernel is missing: {kernel.description()}"
+            )
         yield

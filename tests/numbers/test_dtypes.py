@@ -9,7 +9,9 @@ import torch
 
 from accucompare.numbers.dtypes import DTYPES, ROUNDS_TO, DType, Kind, round_to, widen
 
-NARROW = [dtype for dtype in DTYPES.values() if dtype.kind is Kind.FLOAT and dtype.storage.itemsize <= 2]
+NARROW = [
+    dtype for dtype in DTYPES.values() if dtype.kind is Kind.FLOAT and dtype.storage.itemsize <= 2
+]
 
 
 def every_bit_pattern(dtype: DType) -> np.ndarray:
@@ -24,23 +26,32 @@ def as_torch(raw: np.ndarray, dtype: DType) -> torch.Tensor:
 def same_bits_but_for_nan(one: np.ndarray, other: np.ndarray) -> bool:
     nan = np.isnan(one)
     bits = f"u{one.itemsize}"
-    return bool((nan == np.isnan(other)).all() and (one.view(bits)[~nan] == other.view(bits)[~nan]).all())
+    return bool(
+        (nan == np.isnan(other)).all() and (one.view(bits)[~nan] == other.view(bits)[~nan]).all()
+    )
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=lambda dtype: dtype.name)
 def test_every_bit_pattern_widens_to_the_value_it_has_in_torch(dtype: DType) -> None:
     raw = every_bit_pattern(dtype)
-    assert same_bits_but_for_nan(widen(raw, dtype).astype(np.float32), as_torch(raw, dtype).to(torch.float32).numpy())
+    assert same_bits_but_for_nan(
+        widen(raw, dtype).astype(np.float32), as_torch(raw, dtype).to(torch.float32).numpy()
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda dtype: dtype.name)
 def test_the_table_tells_what_torch_tells(dtype: DType) -> None:
     kind = getattr(torch, dtype.name)
     assert dtype.storage.itemsize == kind.itemsize
-    assert (dtype.kind is Kind.COMPLEX, dtype.kind is Kind.FLOAT) == (kind.is_complex, kind.is_floating_point)
+    assert (dtype.kind is Kind.COMPLEX, dtype.kind is Kind.FLOAT) == (
+        kind.is_complex,
+        kind.is_floating_point,
+    )
     if dtype.kind in (Kind.FLOAT, Kind.COMPLEX):
         assert dtype.largest == torch.finfo(kind).max
-        eps = ml_dtypes.finfo(dtype.ml_dtype).eps if dtype.ml_dtype else torch.finfo(kind).eps  # PyTorch's is wrong for float8_e5m2fnuz
+        eps = (
+            ml_dtypes.finfo(dtype.ml_dtype).eps if dtype.ml_dtype else torch.finfo(kind).eps
+        )  # PyTorch's is wrong for float8_e5m2fnuz
         assert 2 * dtype.rounding == eps
 
 
@@ -62,16 +73,28 @@ def test_complex32_is_a_pair_of_halves() -> None:
 
 
 def between(dtype: DType, wide: type) -> np.ndarray:
-    """Every finite value of a type, the midpoints between neighbours, what is just beside those, and what overflows."""
+    """Every finite value of a type, the midpoints between neighbours, what is just beside those,
+    and what overflows.
+    """
     values = widen(every_bit_pattern(dtype), dtype).astype(np.float64)
     values = np.unique(values[np.isfinite(values)])
     middles = (values[:-1] + values[1:]) / 2
-    edges = np.concatenate([values, middles, [dtype.largest * 1.01, -dtype.largest * 4, np.inf, -np.inf, np.nan]]).astype(wide)
-    return np.concatenate([edges, np.nextafter(edges, wide(np.inf)), np.nextafter(edges, wide(-np.inf))])
+    edges = np.concatenate(
+        [values, middles, [dtype.largest * 1.01, -dtype.largest * 4, np.inf, -np.inf, np.nan]]
+    ).astype(wide)
+    return np.concatenate(
+        [edges, np.nextafter(edges, wide(np.inf)), np.nextafter(edges, wide(-np.inf))]
+    )
 
 
 @pytest.mark.parametrize(
-    ("wide", "narrow"), [(wide, narrow) for wide, names in ROUNDS_TO.items() for narrow in names if narrow != "float32"]
+    ("wide", "narrow"),
+    [
+        (wide, narrow)
+        for wide, names in ROUNDS_TO.items()
+        for narrow in names
+        if narrow != "float32"
+    ],
 )
 def test_rounding_is_that_of_tensor_to(wide: str, narrow: str) -> None:
     with np.errstate(all="ignore"):
@@ -84,7 +107,9 @@ def test_rounding_is_that_of_tensor_to(wide: str, narrow: str) -> None:
 def test_rounding_float64_to_float32_is_that_of_tensor_to() -> None:
     rng = np.random.default_rng(0)
     values = rng.normal(size=20_000) * 10.0 ** rng.uniform(-50, 50, 20_000)
-    assert same_bits_but_for_nan(round_to(values, DTYPES["float32"]), torch.from_numpy(values).to(torch.float32).numpy())
+    assert same_bits_but_for_nan(
+        round_to(values, DTYPES["float32"]), torch.from_numpy(values).to(torch.float32).numpy()
+    )
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=lambda dtype: dtype.name)

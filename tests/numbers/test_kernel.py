@@ -1,4 +1,6 @@
-"""The compiled kernel's edges, and its results beside NumPy's; both are tested against exact arithmetic with their callers."""
+"""The compiled kernel's edges, and its results beside NumPy's; both are tested against exact
+arithmetic with their callers.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from accucompare.numbers.sums import CHUNK, as_reals
 from tests.compare.builder import in_blocks
 from tests.compare.reference import same
 
-FLOAT32, FLOAT64, BFLOAT16, INT32 = (DTYPES[name] for name in ("float32", "float64", "bfloat16", "int32"))
+FLOAT32, FLOAT64, BFLOAT16, INT32 = (
+    DTYPES[name] for name in ("float32", "float64", "bfloat16", "int32")
+)
 KNOWN = [dtype for dtype in DTYPES.values() if kernel.can_summarize(dtype)]
 
 
@@ -39,7 +43,9 @@ def measured(
     atol: float | None = None,
     rtol: float | None = None,
 ) -> tuple[kernel.Measured, list[list[float]]]:
-    measurement = kernel.Measurement(golden_dtype, candidate_dtype or golden_dtype, atol, rtol, golden.size)
+    measurement = kernel.Measurement(
+        golden_dtype, candidate_dtype or golden_dtype, atol, rtol, golden.size
+    )
     measurement.add(golden, candidate)
     return measurement.result(), measurement.chunk_sums()
 
@@ -53,7 +59,9 @@ def test_blocks_of_different_length_are_refused() -> None:
 def test_blocks_that_are_not_of_the_given_type_are_refused(wrong: str) -> None:
     right, other = np.zeros(8, "f4"), np.zeros(8, wrong)
     for golden, candidate in ((right, other), (other, right)):
-        with pytest.raises(ValueError, match="a block of float32 must be an array of float32, not "):
+        with pytest.raises(
+            ValueError, match="a block of float32 must be an array of float32, not "
+        ):
             measured(golden, candidate)
     with pytest.raises(ValueError, match="a block of float32 must be an array of float32, not "):
         kernel.summarize_block(other, FLOAT32)
@@ -113,22 +121,31 @@ def test_data_at_any_address_gives_the_same() -> None:
 def test_numpy_serves_where_the_kernel_is_switched_off() -> None:
     program = "from accucompare.numbers import kernel; print(kernel.description())"
     environment = {**os.environ, "ACCUCOMPARE_KERNEL": "numpy"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "NumPy (switched off by ACCUCOMPARE_KERNEL)\n"
 
 
 def test_a_kernel_that_does_not_exist_is_told() -> None:
     program = "from accucompare.numbers import kernel"
     environment = {**os.environ, "ACCUCOMPARE_KERNEL": "bogus"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stderr == "ACCUCOMPARE_KERNEL=bogus: numpy is its only value; the compiled kernel is used\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert (
+        done.stderr
+        == "ACCUCOMPARE_KERNEL=bogus: numpy is its only value; the compiled kernel is used\n"
+    )
 
 
 # The compiled form beside NumPy's
 
 
 def awkward_bits(dtype: DType) -> list[int]:
-    """Both zeros, the ends of the subnormals and of the normal numbers, 1 and its neighbours, infinities, NaN with payloads."""
+    """Both zeros, the ends of the subnormals and of the normal numbers, 1 and its neighbours,
+    infinities, NaN with payloads.
+    """
     width = 8 * dtype.storage.itemsize // (2 if dtype.kind is Kind.COMPLEX else 1)
     if dtype.kind is Kind.BOOL:
         return [0, 1]
@@ -156,12 +173,19 @@ def awkward_bits(dtype: DType) -> list[int]:
 
 @st.composite
 def blocks(draw: st.DrawFn) -> tuple[Array, Array, DType, DType]:
-    """Bits of any kind, golden and a candidate that is independent of it or close to it, over one or more strips and chunks."""
+    """Bits of any kind, golden and a candidate that is independent of it or close to it, over one
+    or more strips and chunks.
+    """
     ours = draw(st.sampled_from(KNOWN))
     theirs = draw(st.sampled_from([ours, *(dtype for dtype in KNOWN if dtype.kind is ours.kind)]))
     parts = 2 if ours.kind is Kind.COMPLEX else 1
-    length = draw(st.sampled_from([0, 1, 3, 7, 8, 9, 40, 511, 512, 513, 1031, CHUNK - 1, CHUNK, CHUNK + 9]))
-    seed, usual = draw(st.integers(0, 2**32)), draw(st.sampled_from(["any bits", "normal", "awkward"]))
+    length = draw(
+        st.sampled_from([0, 1, 3, 7, 8, 9, 40, 511, 512, 513, 1031, CHUNK - 1, CHUNK, CHUNK + 9])
+    )
+    seed, usual = (
+        draw(st.integers(0, 2**32)),
+        draw(st.sampled_from(["any bits", "normal", "awkward"])),
+    )
     rng = np.random.default_rng(seed)
 
     def side(dtype: DType) -> Array:
@@ -180,14 +204,20 @@ def blocks(draw: st.DrawFn) -> tuple[Array, Array, DType, DType]:
         return np.where(rng.random(len(bits)) < share, rng.choice(awkward, len(bits)), bits)
 
     golden, candidate = side(ours), side(theirs)
-    if ours is theirs and draw(st.booleans()):  # differences of a few last bits, here and there: sums cancel
-        nudge = rng.integers(0, 2 if ours.kind is Kind.BOOL else 4, len(golden)).astype(golden.dtype)
+    if ours is theirs and draw(
+        st.booleans()
+    ):  # differences of a few last bits, here and there: sums cancel
+        nudge = rng.integers(0, 2 if ours.kind is Kind.BOOL else 4, len(golden)).astype(
+            golden.dtype
+        )
         candidate = np.where(rng.random(len(golden)) < 0.5, golden ^ nudge, golden)
     return golden.view(ours.storage), candidate.view(theirs.storage), ours, theirs
 
 
 def test_the_largest_ratios_are_found_where_products_have_but_a_few_digits() -> None:
-    """A strip is searched only if a product with the largest ratio before it says so, which rounding must not hide."""
+    """A strip is searched only if a product with the largest ratio before it says so, which
+    rounding must not hide.
+    """
     golden, candidate = np.ones((2, 1000))
     golden[[0, 999]], candidate[[0, 999]] = np.array([38, 33]) * 5e-324, np.array([40, 35]) * 5e-324
     found, _ = measured(golden, candidate, FLOAT64, rtol=1.0)
@@ -199,13 +229,21 @@ U = 2.0**-53
 
 
 @given(blocks(), st.sampled_from([None, 0.0, 1e-3, 1e300]), st.sampled_from([None, 0.0, 1e-3]))
-def test_metrics_are_those_of_numpy(pair: tuple[Array, Array, DType, DType], atol: float | None, rtol: float | None) -> None:
-    """Exactly, but for what is made of sums, where each form has its order: up to the bound of any order, 2 n u (see below)."""
+def test_metrics_are_those_of_numpy(
+    pair: tuple[Array, Array, DType, DType], atol: float | None, rtol: float | None
+) -> None:
+    """Exactly, but for what is made of sums, where each form has its order: up to the bound of any
+    order, 2 n u (see below).
+    """
     golden, candidate, ours, theirs = pair
     sides = in_blocks(golden, CHUNK), in_blocks(candidate, CHUNK)
-    compiled = msgspec.structs.asdict(measure_pair(*sides, (ours, theirs), golden.shape, atol=atol, rtol=rtol))
+    compiled = msgspec.structs.asdict(
+        measure_pair(*sides, (ours, theirs), golden.shape, atol=atol, rtol=rtol)
+    )
     with patch.object(kernel, "_kernel", None):
-        numpy = msgspec.structs.asdict(measure_pair(*sides, (ours, theirs), golden.shape, atol=atol, rtol=rtol))
+        numpy = msgspec.structs.asdict(
+            measure_pair(*sides, (ours, theirs), golden.shape, atol=atol, rtol=rtol)
+        )
     slack = 8 * CHUNK * U
     for name in ("rel_l2", "rmse", "mean_abs"):
         assert same(compiled[name], numpy[name], rel=slack)
@@ -218,23 +256,37 @@ def test_metrics_are_those_of_numpy(pair: tuple[Array, Array, DType, DType], ato
 
 @given(blocks())
 def test_chunk_sums_are_those_of_numpy(pair: tuple[Array, Array, DType, DType]) -> None:
-    """Two sums of the same n terms, added in any two orders, differ by at most 2 (n - 1) u times the sum of their magnitudes (N.
-    Higham, Accuracy and Stability of Numerical Algorithms, 4.2); rounding each term, or not where NumPy fuses, adds a few u more."""
+    """Two sums of the same n terms, added in any two orders, differ by at most 2 (n - 1) u times
+    the sum of their magnitudes (N. Higham, Accuracy and Stability of Numerical Algorithms, 4.2);
+    rounding each term, or not where NumPy fuses, adds a few u more."""
     golden, candidate, ours, theirs = pair
     _, sums = measured(golden, candidate, ours, theirs)
     with np.errstate(all="ignore"):
-        a, b = (as_reals(widen(*side)).astype(np.float64) for side in ((golden, ours), (candidate, theirs)))
+        a, b = (
+            as_reals(widen(*side)).astype(np.float64)
+            for side in ((golden, ours), (candidate, theirs))
+        )
         finite = np.isfinite(a) & np.isfinite(b)
         a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
         d = b - a
-        expected = [(a, a), (b, b), (d, d), (d, a + b), (np.abs(d), np.ones_like(d)), (d, np.ones_like(d))]
+        expected = [
+            (a, a),
+            (b, b),
+            (d, d),
+            (d, a + b),
+            (np.abs(d), np.ones_like(d)),
+            (d, np.ones_like(d)),
+        ]
         for found, (left, right) in zip(sums[:6], expected, strict=True):
             assert len(found) == -(-len(a) // CHUNK)
             for k, total in enumerate(found):
                 x, y = left[k * CHUNK : (k + 1) * CHUNK], right[k * CHUNK : (k + 1) * CHUNK]
                 magnitude = float(np.abs(x * y).sum())
                 if magnitude < 1e308:  # the sum cannot overflow in any order
-                    assert abs(total - float(np.vecdot(x, y))) <= 2 * (len(x) + 3) * U * magnitude + len(x) * 5e-324
+                    assert (
+                        abs(total - float(np.vecdot(x, y)))
+                        <= 2 * (len(x) + 3) * U * magnitude + len(x) * 5e-324
+                    )
 
 
 @given(blocks())
@@ -252,13 +304,20 @@ def test_statistics_are_those_of_numpy(pair: tuple[Array, Array, DType, DType]) 
     assert all(type(compiled[name]) is type(numpy[name]) for name in ("min", "max"))
 
 
-def test_a_kernel_built_from_another_version_of_its_source_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_built_from_another_version_of_its_source_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its numbers would be taken for others."""
     monkeypatch.delenv("ACCUCOMPARE_KERNEL", raising=False)
-    monkeypatch.setattr(numbers, "_kernel", ModuleType("accucompare.numbers._kernel"), raising=False)
+    monkeypatch.setattr(
+        numbers, "_kernel", ModuleType("accucompare.numbers._kernel"), raising=False
+    )
     spec = importlib.util.spec_from_file_location("another_kernel", kernel.__file__)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.description() == "NumPy (the built one is of another version; install accucompare again)"
+    assert (
+        module.description()
+        == "NumPy (the built one is of another version; install accucompare again)"
+    )

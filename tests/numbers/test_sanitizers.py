@@ -1,4 +1,6 @@
-"""The compiled kernel reads nothing beyond its arrays and does nothing undefined: tried with GCC's sanitizers, and before a guard page."""
+"""The compiled kernel reads nothing beyond its arrays and does nothing undefined: tried with GCC's
+sanitizers, and before a guard page.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +21,44 @@ SOURCE = Path(kernel.__file__).with_name("_kernel.c")
 
 def sanitizer(gcc: str, name: str) -> str:
     """The path of a sanitizer's library, which GCC names alone where it does not have it."""
-    path = subprocess.run([gcc, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+    path = subprocess.run(
+        [gcc, f"-print-file-name={name}"], capture_output=True, text=True, check=True
+    ).stdout.strip()
     if not os.path.isabs(path):
         pytest.skip(f"{gcc} has no {name}")
     return path
 
 
 def build(gcc: str, source: Path, to: Path) -> None:
-    flags = ["-g", "-O0", "-shared", "-fPIC", "-ffp-contract=off", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    flags = [
+        "-g",
+        "-O0",
+        "-shared",
+        "-fPIC",
+        "-ffp-contract=off",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+    ]
     include = f"-I{sysconfig.get_paths()['include']}"
-    subprocess.run([gcc, *flags, "-DACCUCOMPARE_NO_CLONES", include, str(source), "-o", str(to)], check=True)
+    subprocess.run(
+        [gcc, *flags, "-DACCUCOMPARE_NO_CLONES", include, str(source), "-o", str(to)], check=True
+    )
 
 
 def run_sanitized(gcc: str, built: Path) -> subprocess.CompletedProcess[str]:
     libraries = " ".join(sanitizer(gcc, name) for name in ("libasan.so", "libubsan.so"))
-    environment = {**os.environ, "LD_PRELOAD": libraries, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
-    return subprocess.run([sys.executable, str(PROGRAM), str(built), "malloc"], env=environment, capture_output=True, text=True)
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": libraries,
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "PYTHONMALLOC": "malloc",
+    }
+    return subprocess.run(
+        [sys.executable, str(PROGRAM), str(built), "malloc"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -71,5 +95,9 @@ def test_the_sanitizers_do_find_a_planted_fault(gcc: str, tmp_path: Path) -> Non
 def test_the_build_in_use_stays_off_a_guard_page_after_its_arrays() -> None:
     if kernel._kernel is None:
         pytest.skip(kernel.description())
-    done = subprocess.run([sys.executable, str(PROGRAM), kernel._kernel.__file__, "guard"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), kernel._kernel.__file__, "guard"],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -31,10 +31,17 @@ def exactly(raw: np.ndarray, dtype: DType) -> Statistics:
 
 def check(raw: np.ndarray, dtype: DType) -> None:
     found, expected = summarize(raw, dtype), exactly(raw, dtype)
-    assert (found.min, found.max, found.nan, found.inf) == (expected.min, expected.max, expected.nan, expected.inf)
+    assert (found.min, found.max, found.nan, found.inf) == (
+        expected.min,
+        expected.max,
+        expected.nan,
+        expected.inf,
+    )
     magnitude = max(abs(found.min or 0), abs(found.max or 0))
     assert same(found.mean, expected.mean, floor=1e-14 * float(magnitude))
-    assert same(math.inf if found.l2 is None else found.l2, math.inf if expected.l2 is None else expected.l2)
+    assert same(
+        math.inf if found.l2 is None else found.l2, math.inf if expected.l2 is None else expected.l2
+    )
 
 
 def random_bits(dtype: DType, count: int, seed: int) -> np.ndarray:
@@ -51,7 +58,12 @@ def test_statistics_of_any_bit_patterns_agree_with_exact_sums(dtype: DType, coun
         check(random_bits(dtype, count, seed), dtype)
 
 
-@given(st.lists(st.floats() | st.sampled_from([5e-324, 1e-300, 1e300, 1.7e308, math.inf, math.nan]), max_size=15))
+@given(
+    st.lists(
+        st.floats() | st.sampled_from([5e-324, 1e-300, 1e300, 1.7e308, math.inf, math.nan]),
+        max_size=15,
+    )
+)
 def test_statistics_of_any_float64_values_agree_with_exact_sums(values: list[float]) -> None:
     check(np.array(values, np.float64), DTYPES["float64"])
 
@@ -74,7 +86,9 @@ def test_a_norm_beyond_float64_is_left_out_but_the_mean_is_there() -> None:
 
 def test_the_shape_does_not_matter() -> None:
     values = np.arange(24.0)
-    assert summarize(values.reshape(2, 3, 4), DTYPES["float64"]) == summarize(values, DTYPES["float64"])
+    assert summarize(values.reshape(2, 3, 4), DTYPES["float64"]) == summarize(
+        values, DTYPES["float64"]
+    )
 
 
 @settings(max_examples=30)

@@ -1,4 +1,5 @@
-"""Habits of models and of loops that train them, which a capture of the backward has to get right."""
+"""Habits of models and of loops that train them, which a capture of the backward has to get
+right."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ Loss = Callable[[Any], torch.Tensor]
 
 
 class Habit(nn.Module):
-    """Two linear layers, ``first`` and ``last``, what else it is given, and a forward of somebody's."""
+    """Two linear layers, ``first`` and ``last``, what else it is given, and a forward of
+    somebody's.
+    """
 
     def __init__(self, forward: Forward, **others: nn.Module | nn.Parameter) -> None:
         super().__init__()
@@ -62,7 +65,9 @@ def _loss_used_inside(model: Any, x: torch.Tensor) -> Any:
 
 
 def _queries(model: Any, x: torch.Tensor) -> Any:
-    return model.last(model.other(model.queries) + model.other(2 * model.queries) + model.first(x) + model.queries)
+    return model.last(
+        model.other(model.queries) + model.other(2 * model.queries) + model.first(x) + model.queries
+    )
 
 
 class _OfOneOnly(torch.autograd.Function):
@@ -91,7 +96,9 @@ class _Handed(torch.autograd.Function):
 
 
 class HandedOn(nn.Module):
-    """Works in place, and hands on what it has written through a function with a backward of its own."""
+    """Works in place, and hands on what it has written through a function with a backward of its
+    own.
+    """
 
     def __init__(self, factor: float = 1.0, detached: bool = False) -> None:
         super().__init__()
@@ -110,12 +117,23 @@ def _changed_in_place(model: Any, x: torch.Tensor) -> Any:
 
 #: Forwards, with what else the model has.
 HABITS: dict[str, Callable[[], Habit]] = {
-    "in place on a view": lambda: Habit(lambda m, x: m.last(m.relu(m.first(x).view(4, 2)).view(2, 4)), relu=_relu()),
-    "in place on a transposed view": lambda: Habit(lambda m, x: m.last(m.relu(m.first(x).t()).t()), relu=_relu()),
+    "in place on a view": lambda: Habit(
+        lambda m, x: m.last(m.relu(m.first(x).view(4, 2)).view(2, 4)), relu=_relu()
+    ),
+    "in place on a transposed view": lambda: Habit(
+        lambda m, x: m.last(m.relu(m.first(x).t()).t()), relu=_relu()
+    ),
     "in place on a part": lambda: Habit(_in_place_on_a_slice, relu=_relu()),
-    "in place, handed on by a function": lambda: Habit(lambda m, x: m.last(m.handed(m.first(x))), handed=HandedOn()),
-    "a parameter as an argument": lambda: Habit(_queries, other=nn.Linear(4, 4), queries=nn.Parameter(values(2, 4))),
-    "weight norm": lambda: Habit(lambda m, x: m.last(m.normed(m.first(x))), normed=parametrizations.weight_norm(nn.Linear(4, 4))),
+    "in place, handed on by a function": lambda: Habit(
+        lambda m, x: m.last(m.handed(m.first(x))), handed=HandedOn()
+    ),
+    "a parameter as an argument": lambda: Habit(
+        _queries, other=nn.Linear(4, 4), queries=nn.Parameter(values(2, 4))
+    ),
+    "weight norm": lambda: Habit(
+        lambda m, x: m.last(m.normed(m.first(x))),
+        normed=parametrizations.weight_norm(nn.Linear(4, 4)),
+    ),
     "a hook on an output": lambda: Habit(_hooked(lambda grad: 2 * grad)),
     "a hook that clips": lambda: Habit(_hooked(lambda grad: grad.clamp(-0.01, 0.01))),
     "a loss that is used inside": lambda: Habit(_loss_used_inside),
@@ -123,7 +141,9 @@ HABITS: dict[str, Callable[[], Habit]] = {
     "a function that gives no gradient": lambda: Habit(
         lambda m, x: m.last(_OfOneOnly.apply(m.first(x), m.other(x))), other=nn.Linear(4, 4)
     ),
-    "a frozen layer": lambda: Habit(lambda m, x: m.last(m.frozen(m.first(x))), frozen=nn.Linear(4, 4).requires_grad_(False)),
+    "a frozen layer": lambda: Habit(
+        lambda m, x: m.last(m.frozen(m.first(x))), frozen=nn.Linear(4, 4).requires_grad_(False)
+    ),
 }
 
 
@@ -135,16 +155,26 @@ def build(name: str) -> Habit:
 
 def loss_of(output: Any) -> torch.Tensor:
     """The sum of all losses of a tuple; of one output, its mean square."""
-    return sum(output) if isinstance(output, tuple) else functional.mse_loss(output, torch.zeros_like(output))  # type: ignore[return-value]
+    return (
+        sum(output)
+        if isinstance(output, tuple)
+        else functional.mse_loss(output, torch.zeros_like(output))
+    )  # type: ignore[return-value]
 
 
-def train(model: nn.Module, out: Path | None = None, backwards: int = 1, steps: int = 2, **options: Any) -> list[torch.Tensor]:
+def train(
+    model: nn.Module, out: Path | None = None, backwards: int = 1, steps: int = 2, **options: Any
+) -> list[torch.Tensor]:
     """Train a model by Adam, under capture where ``out`` is given; its weights afterwards.
 
     ``backwards``: through each graph.
     """
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    capture = contextlib.nullcontext() if out is None else ac.capture(model, out, overwrite=True, **{"backward": True, **options})
+    capture = (
+        contextlib.nullcontext()
+        if out is None
+        else ac.capture(model, out, overwrite=True, **{"backward": True, **options})
+    )
     with capture as session:
         for _ in range(steps):
             output = model(values(2, 4))

@@ -16,14 +16,20 @@ from tests.compare.builder import edit_manifest
 
 
 class Net(nn.Module):
-    """Dropout, batch norm, a buffer that it computes itself and changes, and a counter of its own."""
+    """Dropout, batch norm, a buffer that it computes itself and changes, and a counter of its
+    own."""
 
     calls = 0
 
     def __init__(self) -> None:
         super().__init__()
         self.size: int | None = None
-        self.first, self.norm, self.drop, self.last = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)
+        self.first, self.norm, self.drop, self.last = (
+            nn.Linear(6, 8),
+            nn.BatchNorm1d(8),
+            nn.Dropout(0.5),
+            nn.Linear(8, 3),
+        )
         self.register_buffer("mean", torch.zeros(8), persistent=False)
         self.register_buffer("table", torch.arange(8.0), persistent=False)
 
@@ -52,7 +58,12 @@ class Loop:
         model = Net().train()
         optimizer = torch.optim.AdamW(model.parameters(), lr)
         scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], gamma=0.5)
-        return cls(model, optimizer, scheduler, torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2))
+        return cls(
+            model,
+            optimizer,
+            scheduler,
+            torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2),
+        )
 
     @property
     def parts(self) -> dict[str, Any]:

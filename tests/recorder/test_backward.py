@@ -22,10 +22,15 @@ from tests.recorded import Opened
 from tests.recorder.trained import MODELS, build, train
 
 
-def gradients(bundle: Bundle, *roles: Role) -> dict[tuple[str, int, str, str], np.ndarray[Any, Any]]:
+def gradients(
+    bundle: Bundle, *roles: Role
+) -> dict[tuple[str, int, str, str], np.ndarray[Any, Any]]:
     """Recorded gradients by (name, call, role, path)."""
     chosen = [record for record in bundle.records() if record.role in (roles or GRADIENT_ROLES)]
-    return {(record.name, record.call, record.role.value, record.path): bundle.values(record) for record in chosen}
+    return {
+        (record.name, record.call, record.role.value, record.path): bundle.values(record)
+        for record in chosen
+    }
 
 
 def weights(model: nn.Module) -> list[torch.Tensor]:
@@ -33,27 +38,49 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_training_gives_the_same_bits_with_and_without_its_gradients_recorded(name: str, tmp_path: Path) -> None:
-    plain, losses = train(name, tmp_path / "forward", 3, backward=False, mode="stats")  # whose dropout draws the same numbers
+def test_training_gives_the_same_bits_with_and_without_its_gradients_recorded(
+    name: str, tmp_path: Path
+) -> None:
+    plain, losses = train(
+        name, tmp_path / "forward", 3, backward=False, mode="stats"
+    )  # whose dropout draws the same numbers
     recorded, others = train(name, tmp_path / "all", 3)
     assert losses == others
-    assert all(torch.equal(one, other) for one, other in zip(weights(plain), weights(recorded), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(weights(plain), weights(recorded), strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_fed_with_itself_has_every_gradient_and_none_is_off(name: str, tmp_path: Path) -> None:
+def test_a_model_fed_with_itself_has_every_gradient_and_none_is_off(
+    name: str, tmp_path: Path
+) -> None:
     train(name, tmp_path / "golden", 2)
     train(name, tmp_path / "fed", 2, feed=tmp_path / "golden")
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
-    rows = [row for row in comparison.rows if row.record is not None and row.record.role in GRADIENT_ROLES]
+    rows = [
+        row
+        for row in comparison.rows
+        if row.record is not None and row.record.role in GRADIENT_ROLES
+    ]
     assert len(rows) > 10
-    assert {row.reason for row in rows} <= {Reason.IDENTICAL, Reason.OK}  # a sum of uses may be added in another order
+    assert {row.reason for row in rows} <= {
+        Reason.IDENTICAL,
+        Reason.OK,
+    }  # a sum of uses may be added in another order
     assert comparison.passed
 
 
-def test_what_arrives_at_an_output_is_what_a_hook_on_it_sees(tmp_path: Path, opened: Opened) -> None:
+def test_what_arrives_at_an_output_is_what_a_hook_on_it_sees(
+    tmp_path: Path, opened: Opened
+) -> None:
     model, seen = build("tied"), []
-    model.block.register_forward_hook(lambda module, args, output: output.register_hook(lambda grad: seen.append(grad.clone())) and None)
+    model.block.register_forward_hook(
+        lambda module, args, output: (
+            output.register_hook(lambda grad: seen.append(grad.clone())) and None
+        )
+    )
     train("tied", tmp_path / "golden", model=model)
     found = gradients(opened(tmp_path / "golden"), Role.GRAD_OUTPUT)
     assert len(seen) == 3
@@ -61,38 +88,54 @@ def test_what_arrives_at_an_output_is_what_a_hook_on_it_sees(tmp_path: Path, ope
         assert np.array_equal(found["block", call, "grad_output", ""], grad.numpy())
 
 
-def test_what_a_call_adds_is_what_autograd_gives_for_that_call_alone(tmp_path: Path, opened: Opened) -> None:
+def test_what_a_call_adds_is_what_autograd_gives_for_that_call_alone(
+    tmp_path: Path, opened: Opened
+) -> None:
     train("recurrent", tmp_path / "golden", optimizer=None)
     bundle, model = opened(tmp_path / "golden"), build("recurrent")
     found = gradients(bundle)
     arrived = torch.from_numpy(bundle.load("out", role="input", path="0").copy()).requires_grad_()
     grad = torch.from_numpy(found["out", 0, "grad_output", ""].copy())
-    expected = torch.autograd.grad(model.out(arrived), [arrived, model.out.weight, model.out.bias], grad)
-    for (role, path), tensor in zip((("grad_input", "0"), ("call_grad", "weight"), ("call_grad", "bias")), expected, strict=True):
+    expected = torch.autograd.grad(
+        model.out(arrived), [arrived, model.out.weight, model.out.bias], grad
+    )
+    for (role, path), tensor in zip(
+        (("grad_input", "0"), ("call_grad", "weight"), ("call_grad", "bias")), expected, strict=True
+    ):
         assert np.array_equal(found["out", 0, role, path], tensor.numpy())
 
 
 @pytest.mark.parametrize("name", ["tied", "gpt2", "t5"])
-def test_what_calls_add_to_a_parameter_sums_up_to_its_gradient(name: str, tmp_path: Path, opened: Opened) -> None:
+def test_what_calls_add_to_a_parameter_sums_up_to_its_gradient(
+    name: str, tmp_path: Path, opened: Opened
+) -> None:
     model, _ = train(name, tmp_path / "golden", optimizer=None)
     names = {id(parameter): full for full, parameter in model.named_parameters()}
     sums: defaultdict[str, list[np.ndarray[Any, Any]]] = defaultdict(list)
-    for (module, _, _, path), grad in gradients(opened(tmp_path / "golden"), Role.CALL_GRAD).items():
-        sums[path[1:] if path.startswith("/") else f"{module}.{path}".lstrip(".")].append(grad.astype(np.float64))
+    for (module, _, _, path), grad in gradients(
+        opened(tmp_path / "golden"), Role.CALL_GRAD
+    ).items():
+        sums[path[1:] if path.startswith("/") else f"{module}.{path}".lstrip(".")].append(
+            grad.astype(np.float64)
+        )
     assert set(sums) == {names[id(each)] for each in model.parameters()}
     for full, parameter in model.named_parameters():
         assert parameter.grad is not None
         np.testing.assert_allclose(sum(sums[full]), parameter.grad.numpy(), rtol=1e-5, atol=1e-7)
 
 
-def test_a_tied_weight_has_a_gradient_of_each_module_that_used_it(tmp_path: Path, opened: Opened) -> None:
+def test_a_tied_weight_has_a_gradient_of_each_module_that_used_it(
+    tmp_path: Path, opened: Opened
+) -> None:
     train("tied", tmp_path / "golden", optimizer=None)
     found = gradients(opened(tmp_path / "golden"), Role.CALL_GRAD)
     assert ("embed", 0, "call_grad", "weight") in found
     assert ("head", 0, "call_grad", "/embed.weight") in found
 
 
-def test_the_gradient_of_an_output_that_its_own_call_uses_is_that_from_outside(tmp_path: Path, opened: Opened) -> None:
+def test_the_gradient_of_an_output_that_its_own_call_uses_is_that_from_outside(
+    tmp_path: Path, opened: Opened
+) -> None:
     class Inner(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -108,15 +151,21 @@ def test_the_gradient_of_an_output_that_its_own_call_uses_is_that_from_outside(t
         (penalty + (3 * y).sum()).backward()
     found = gradients(opened(tmp_path / "golden"), Role.GRAD_OUTPUT)
     assert found["", 0, "grad_output", "0"].tolist() == np.full((2, 4), 3.0).tolist()
-    np.testing.assert_allclose(found["linear", 0, "grad_output", ""], 3 + 2 * y.detach().numpy(), rtol=1e-6)
+    np.testing.assert_allclose(
+        found["linear", 0, "grad_output", ""], 3 + 2 * y.detach().numpy(), rtol=1e-6
+    )
 
 
 def test_backward_off_records_no_gradient(tmp_path: Path, opened: Opened) -> None:
     train("tied", tmp_path / "golden", backward=False)
-    assert not any(record.role in GRADIENT_ROLES for record in opened(tmp_path / "golden").records())
+    assert not any(
+        record.role in GRADIENT_ROLES for record in opened(tmp_path / "golden").records()
+    )
 
 
-def test_micro_batches_and_two_backwards_are_calls_of_one_step(tmp_path: Path, opened: Opened) -> None:
+def test_micro_batches_and_two_backwards_are_calls_of_one_step(
+    tmp_path: Path, opened: Opened
+) -> None:
     model = nn.Linear(2, 2)
     with ac.capture(model, tmp_path / "golden", backward=True):
         for _ in range(2):
@@ -124,8 +173,15 @@ def test_micro_batches_and_two_backwards_are_calls_of_one_step(tmp_path: Path, o
         y = model(torch.ones(1, 2)).sum()
         y.backward(retain_graph=True)
         y.backward()
-    counts = Counter((call, path) for _, call, role, path in gradients(opened(tmp_path / "golden")) if role == "call_grad")
-    assert counts == {(call, path): 1 for call in range(3) for path in ("weight", "bias")} | {(2, "weight#2"): 1, (2, "bias#2"): 1}
+    counts = Counter(
+        (call, path)
+        for _, call, role, path in gradients(opened(tmp_path / "golden"))
+        if role == "call_grad"
+    )
+    assert counts == {(call, path): 1 for call in range(3) for path in ("weight", "bias")} | {
+        (2, "weight#2"): 1,
+        (2, "bias#2"): 1,
+    }
 
 
 def test_a_checkpointed_layer_has_its_gradients_once(tmp_path: Path, opened: Opened) -> None:
@@ -143,18 +199,26 @@ def test_a_checkpointed_layer_has_its_gradients_once(tmp_path: Path, opened: Ope
     with ac.capture(model, tmp_path / "golden", backward=True):
         model(torch.ones(2, 4)).sum().backward()
     found = gradients(opened(tmp_path / "golden"))
-    assert Counter(name for name, _, role, _ in found if role == "call_grad") == {"inner.0": 2, "inner.2": 2}
+    assert Counter(name for name, _, role, _ in found if role == "call_grad") == {
+        "inner.0": 2,
+        "inner.2": 2,
+    }
     assert all("#" not in path for *_, path in found)
 
 
-def test_a_backward_that_raises_is_the_users_error_and_leaves_nothing_behind(tmp_path: Path, opened: Opened) -> None:
+def test_a_backward_that_raises_is_the_users_error_and_leaves_nothing_behind(
+    tmp_path: Path, opened: Opened
+) -> None:
     entrance = torch.autograd._engine_run_backward
 
     def fail(grad: torch.Tensor) -> torch.Tensor:
         raise ArithmeticError("no")
 
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    with pytest.raises(ArithmeticError, match="no"), ac.capture(model, tmp_path / "golden", backward=True):
+    with (
+        pytest.raises(ArithmeticError, match="no"),
+        ac.capture(model, tmp_path / "golden", backward=True),
+    ):
         changed(model(torch.ones(1, 2)), fail).sum().backward()
     assert torch.autograd._engine_run_backward is entrance
     bundle = opened(tmp_path / "golden")
@@ -162,7 +226,9 @@ def test_a_backward_that_raises_is_the_users_error_and_leaves_nothing_behind(tmp
     assert "ArithmeticError" in (bundle.manifest.stopped or {})["error"]
 
 
-def test_a_graph_that_outlives_the_capture_records_nothing_more(tmp_path: Path, opened: Opened) -> None:
+def test_a_graph_that_outlives_the_capture_records_nothing_more(
+    tmp_path: Path, opened: Opened
+) -> None:
     model = nn.Linear(2, 2)
     with ac.capture(model, tmp_path / "golden", backward=True):
         y = model(torch.ones(1, 2)).sum()
@@ -181,7 +247,10 @@ FAULTS = {
 
 @pytest.mark.parametrize("which", FAULTS)
 def test_a_fault_in_one_backward_is_named_by_a_fed_capture(which: str, tmp_path: Path) -> None:
-    fault, (golden, fed, baseline) = FAULTS[which], (tmp_path / name for name in ("golden", "fed", "baseline"))
+    fault, (golden, fed, baseline) = (
+        FAULTS[which],
+        (tmp_path / name for name in ("golden", "fed", "baseline")),
+    )
     train("tied", golden, 2)
     candidate = build("tied", torch.bfloat16)
     fault.plant(candidate)
@@ -189,11 +258,17 @@ def test_a_fault_in_one_backward_is_named_by_a_fed_capture(which: str, tmp_path:
     train("tied", baseline, 2, model=build("tied", torch.bfloat16), feed=golden)
     comparison = ac.diff(golden, fed, baseline=baseline)
     first = comparison.culprits[0]
-    assert (first.name, first.site, first.stage) == (fault.name, "glue" if fault.site == "glue" else "module", Stage.BACKWARD)
+    assert (first.name, first.site, first.stage) == (
+        fault.name,
+        "glue" if fault.site == "glue" else "module",
+        Stage.BACKWARD,
+    )
     assert comparison.conclusion.startswith("bug: the backward of ")
 
 
-def test_a_fault_in_a_backward_is_named_though_the_next_step_of_a_free_run_is_off_too(tmp_path: Path) -> None:
+def test_a_fault_in_a_backward_is_named_though_the_next_step_of_a_free_run_is_off_too(
+    tmp_path: Path,
+) -> None:
     """Its weights are other ones, then: that is no error of its forward."""
     golden, free, baseline = (tmp_path / name for name in ("golden", "free", "baseline"))
     candidate = build("tied")
@@ -202,14 +277,21 @@ def test_a_fault_in_a_backward_is_named_though_the_next_step_of_a_free_run_is_of
     train("tied", free, 2, model=candidate)
     train("tied", baseline, 2, model=build("tied", torch.float64))
     comparison = ac.diff(golden, free, baseline=baseline)
-    assert any(row.record is not None and row.record.step == 1 and row.reason is Reason.INTRODUCED for row in comparison.rows)
+    assert any(
+        row.record is not None and row.record.step == 1 and row.reason is Reason.INTRODUCED
+        for row in comparison.rows
+    )
     first = comparison.culprits[0]
     assert (first.stage, first.row.record and first.row.record.step) == (Stage.BACKWARD, 0)
 
 
 def test_a_wrong_loss_is_named_before_the_last_module_that_it_arrives_at(tmp_path: Path) -> None:
     golden, free, baseline = (tmp_path / name for name in ("golden", "free", "baseline"))
-    for out, factor, dtype in ((golden, 1.0, torch.float32), (free, 0.5, torch.float32), (baseline, 1.0, torch.float64)):
+    for out, factor, dtype in (
+        (golden, 1.0, torch.float32),
+        (free, 0.5, torch.float32),
+        (baseline, 1.0, torch.float64),
+    ):
         model = build("recurrent", dtype)
         with ac.capture(model, out, backward=True):
             ids = torch.randint(97, (2, 8), generator=torch.Generator().manual_seed(5))
@@ -257,7 +339,9 @@ def test_what_torch_func_differentiates_is_left_alone(tmp_path: Path, opened: Op
     assert opened(tmp_path / "golden").complete
 
 
-def test_a_capture_in_which_no_backward_runs_is_one_of_the_forward_alone(tmp_path: Path, opened: Opened) -> None:
+def test_a_capture_in_which_no_backward_runs_is_one_of_the_forward_alone(
+    tmp_path: Path, opened: Opened
+) -> None:
     model = nn.Linear(2, 2)
     with ac.capture(model, tmp_path / "golden"):
         model(torch.ones(1, 2))
@@ -274,7 +358,9 @@ def test_gradients_are_recorded_unless_that_is_refused(tmp_path: Path, opened: O
     assert len(gradients(opened(tmp_path / "golden"))) == 3
 
 
-def test_under_no_grad_hooks_look_for_nothing_of_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_no_grad_hooks_look_for_nothing_of_a_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from accucompare.live.autograd import spans
 
     def refuse(tensor: torch.Tensor) -> None:
@@ -287,19 +373,25 @@ def test_under_no_grad_hooks_look_for_nothing_of_a_graph(tmp_path: Path, monkeyp
         assert bundle.complete
 
 
-def test_a_loop_with_a_backward_that_is_fed_from_a_golden_without_one_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_loop_with_a_backward_that_is_fed_from_a_golden_without_one_says_what_is_missing(
+    tmp_path: Path,
+) -> None:
     model = nn.Linear(2, 2)
     with ac.capture(model, tmp_path / "golden"):
         model(torch.ones(1, 2))
     with (
-        pytest.raises(CaptureError, match="was captured without gradients, so that none are computed here"),
+        pytest.raises(
+            CaptureError, match="was captured without gradients, so that none are computed here"
+        ),
         ac.capture(model, tmp_path / "fed", feed=tmp_path / "golden"),
     ):
         model(torch.ones(1, 2)).sum().backward()
 
 
 def test_an_update_without_a_gradient_is_not_the_culprit(tmp_path: Path) -> None:
-    """The loss reaches no layer, so that no parameter has a gradient; what the optimizer makes of none is no error of its own."""
+    """The loss reaches no layer, so that no parameter has a gradient; what the optimizer makes of
+    none is no error of its own.
+    """
 
     def run(out: Path, reaches: bool, feed: Path | None = None) -> Path:
         torch.manual_seed(0)
@@ -314,13 +406,21 @@ def test_an_update_without_a_gradient_is_not_the_culprit(tmp_path: Path) -> None
     golden = run(tmp_path / "golden", reaches=True)
     comparison = ac.diff(golden, run(tmp_path / "fed", reaches=False, feed=golden))
     assert not comparison.passed
-    updates = [row for row in comparison.rows if row.record is not None and row.record.role is Role.PARAM_UPDATE]
+    updates = [
+        row
+        for row in comparison.rows
+        if row.record is not None and row.record.role is Role.PARAM_UPDATE
+    ]
     assert {row.reason for row in updates} == {Reason.INHERITED}
-    assert {culprit.row.record.role for culprit in comparison.culprits if culprit.row.record is not None} == {Role.LOSS, Role.GRAD_OUTPUT}
+    assert {
+        culprit.row.record.role for culprit in comparison.culprits if culprit.row.record is not None
+    } == {Role.LOSS, Role.GRAD_OUTPUT}
 
 
 class _Adds(nn.Module):
-    """As T5's attention: it returns the bias that it was given, and has used, beside what it computes."""
+    """As T5's attention: it returns the bias that it was given, and has used, beside what it
+    computes.
+    """
 
     def __init__(self, uses: bool) -> None:
         super().__init__()
@@ -355,7 +455,9 @@ class _Biased(nn.Module):
 
 
 @pytest.mark.parametrize("uses", [True, False])
-def test_a_value_that_nested_modules_pass_on_unchanged_has_its_gradient_at_each_of_them_also_when_fed(uses: bool, tmp_path: Path) -> None:
+def test_a_value_that_nested_modules_pass_on_unchanged_has_its_gradient_at_each_of_them_also_when_fed(
+    uses: bool, tmp_path: Path
+) -> None:
     def run(out: Path, feed: Path | None = None) -> Path:
         torch.manual_seed(0)
         model = _Biased(uses)
@@ -365,7 +467,11 @@ def test_a_value_that_nested_modules_pass_on_unchanged_has_its_gradient_at_each_
 
     golden = run(tmp_path / "golden")
     comparison = ac.diff(golden, run(tmp_path / "fed", golden))
-    passed_on = [row.record for row in comparison.rows if row.record is not None and row.place.endswith("inner grad_output.1")]
+    passed_on = [
+        row.record
+        for row in comparison.rows
+        if row.record is not None and row.place.endswith("inner grad_output.1")
+    ]
     assert len(passed_on) == 6
     assert not comparison.unmatched()
     assert comparison.passed

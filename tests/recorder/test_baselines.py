@@ -58,7 +58,9 @@ def golden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text(CASE)
 
-    def capture(name: str, out: str = "golden", dtype: FloatType | None = None, **options: Any) -> Path:
+    def capture(
+        name: str, out: str = "golden", dtype: FloatType | None = None, **options: Any
+    ) -> Path:
         return capture_case(f"model.py:{name}", out, CPU, CaptureOptions(**options), dtype=dtype)
 
     return capture
@@ -74,10 +76,14 @@ def test_a_brought_baseline_keeps_each_records_distance_from_golden(golden: Any)
         trusted = {record.key: record for record in ours.records()}
         for record in theirs.records():
             sides = (ours, trusted[record.key]), (theirs, record)
-            golden_values, values = (bundle.values(each).astype(np.float64) for bundle, each in sides)
+            golden_values, values = (
+                bundle.values(each).astype(np.float64) for bundle, each in sides
+            )
             error = found[record.key].error
             assert error is not None
-            expected = math.sqrt(math.fsum(((values - golden_values) ** 2).flat)) / math.sqrt(math.fsum((golden_values**2).flat))
+            expected = math.sqrt(math.fsum(((values - golden_values) ** 2).flat)) / math.sqrt(
+                math.fsum((golden_values**2).flat)
+            )
             assert error.rel_l2 == pytest.approx(expected, rel=1e-9)
             assert found[record.key].member is None
 
@@ -108,7 +114,9 @@ def test_overwriting_golden_removes_the_baselines_that_it_brought(golden: Any) -
     assert not (path / "baselines").exists()
 
 
-def test_modules_that_do_not_run_in_float64_run_in_float32_and_are_not_judged_by_it(golden: Any) -> None:
+def test_modules_that_do_not_run_in_float64_run_in_float32_and_are_not_judged_by_it(
+    golden: Any,
+) -> None:
     path = golden("case", save_state=True)
     baseline = golden("case", "baseline", feed=path, like=path, dtype=FloatType.FLOAT64)
     with open_bundle(baseline) as bundle:
@@ -124,10 +132,16 @@ def test_modules_that_do_not_run_in_float64_run_in_float32_and_are_not_judged_by
     assert comparison.answer.value == "identical"
 
 
-def test_a_module_that_runs_in_neither_type_is_the_error_that_it_was(golden: Any, tmp_path: Path) -> None:
+def test_a_module_that_runs_in_neither_type_is_the_error_that_it_was(
+    golden: Any, tmp_path: Path
+) -> None:
     path = golden("case", save_state=True)
-    (tmp_path / "model.py").write_text(CASE.replace("x.dtype == torch.float64", "torch.is_grad_enabled() is False"))
-    with pytest.raises(CaptureError, match="the model raised in 2, step 0: RuntimeError: no kernel for Double"):
+    (tmp_path / "model.py").write_text(
+        CASE.replace("x.dtype == torch.float64", "torch.is_grad_enabled() is False")
+    )
+    with pytest.raises(
+        CaptureError, match="the model raised in 2, step 0: RuntimeError: no kernel for Double"
+    ):
         golden("case", "baseline", feed=path, like=path, dtype=FloatType.FLOAT64, force=True)
 
 
@@ -144,21 +158,28 @@ def test_steps_that_a_fed_capture_does_not_run_are_told_and_are_no_failure(golde
     ]
 
 
-def test_an_optimizer_whose_code_differs_is_no_pass_where_no_update_was_compared(golden: Any) -> None:
+def test_an_optimizer_whose_code_differs_is_no_pass_where_no_update_was_compared(
+    golden: Any,
+) -> None:
     path = golden("training", save_state=True, backward=False)
     fed = golden("training", "fed", feed=path, like=path)
     assert str(ac.open_bundle(fed).manifest.options.optimizer).endswith(".Descent")
     edit_manifest(fed, lambda manifest: manifest["model"]["sources"].update(model="0" * 32))
     comparison = ac.diff(path, fed)
     assert not comparison.passed
-    assert comparison.conclusion == (
-        "not sure: what was compared agrees, but the optimizer's code differs (model differs from golden's), and no update was compared"
+    assert (
+        comparison.conclusion
+        == "not sure: what was compared agrees, but the optimizer's code differs (model differs"
+        " from golden's), and no update was compared"
     )
 
 
 @pytest.mark.parametrize("text", ["", "float32,float31", "model.py"])
 def test_a_precision_that_is_none_is_an_error_that_names_them(text: str) -> None:
-    with pytest.raises(UsageError, match="must be of float64, float32, bfloat16, float16, hf32, tf32, separated by commas"):
+    with pytest.raises(
+        UsageError,
+        match="must be of float64, float32, bfloat16, float16, hf32, tf32, separated by commas",
+    ):
         parse_precisions(text)
 
 
@@ -167,14 +188,26 @@ def test_precisions_are_read_once_each() -> None:
 
 
 @pytest.mark.parametrize("tensors", [False, True])
-def test_a_baseline_that_fails_leaves_golden_complete_and_says_so(golden: Any, tmp_path: Path, tensors: bool) -> None:
-    (tmp_path / "picky.py").write_text(CASE.replace("torch.float64", "torch.bfloat16").replace("Double", "BFloat16"))
+def test_a_baseline_that_fails_leaves_golden_complete_and_says_so(
+    golden: Any, tmp_path: Path, tensors: bool
+) -> None:
+    (tmp_path / "picky.py").write_text(
+        CASE.replace("torch.float64", "torch.bfloat16").replace("Double", "BFloat16")
+    )
     path = capture_case("picky.py", tmp_path / "picky", CPU)
     with pytest.raises(CaptureError) as caught:
         capture_baselines("picky.py", path, CPU, ("bfloat16",), tensors=tensors)
     first, second = str(caught.value).splitlines()
-    assert first == "baseline for bfloat16: picky.py: the model raised in 2, step 0: RuntimeError: no kernel for BFloat16"
-    assert second == f"{path} is complete, without this baseline; leave bfloat16 out of --with-baseline, or see --debug"
+    assert (
+        first
+        == "baseline for bfloat16: picky.py: the model raised in 2, step 0: RuntimeError: no kernel"
+        " for BFloat16"
+    )
+    assert (
+        second
+        == f"{path} is complete, without this baseline; leave bfloat16 out of --with-baseline, or"
+        " see --debug"
+    )
     with open_bundle(path) as bundle:
         assert bundle.complete
     assert not [file for file in (tmp_path / "picky" / "baselines").rglob("*") if file.is_file()]

@@ -1,4 +1,6 @@
-"""What something other than an update changes between two steps of training, on one side or on both."""
+"""What something other than an update changes between two steps of training, on one side or on
+both.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,12 @@ def _nothing(model: nn.Sequential, average: list[torch.Tensor], step: int) -> No
 
 
 def run(
-    out: Path, change: Change = _nothing, feed: Path | None = None, dtype: torch.dtype = torch.float32, after: bool = False, **options: Any
+    out: Path,
+    change: Change = _nothing,
+    feed: Path | None = None,
+    dtype: torch.dtype = torch.float32,
+    after: bool = False,
+    **options: Any,
 ) -> Path:
     """Two steps. ``after``: the change comes after the step has ended, and before the next."""
     torch.manual_seed(0)
@@ -81,15 +88,21 @@ def run(
 @pytest.mark.parametrize("fed", [True, False])
 @pytest.mark.parametrize("change", [_halve, _halve_unseen, _clamp, _average, _at_the_end])
 @pytest.mark.parametrize("side", ["golden", "candidate"])
-def test_what_the_loop_changes_on_one_side_alone_is_the_first_culprit(side: str, change: Change, fed: bool, tmp_path: Path) -> None:
+def test_what_the_loop_changes_on_one_side_alone_is_the_first_culprit(
+    side: str, change: Change, fed: bool, tmp_path: Path
+) -> None:
     golden = run(tmp_path / "golden", change if side == "golden" else _nothing)
-    candidate = run(tmp_path / "candidate", change if side == "candidate" else _nothing, golden if fed else None)
+    candidate = run(
+        tmp_path / "candidate", change if side == "candidate" else _nothing, golden if fed else None
+    )
     comparison = ac.diff(golden, candidate)
     assert str(comparison.conclusion).startswith("bug: ")
     assert comparison.culprits[0].stage is Stage.BETWEEN
     step = 1 if change is _at_the_end else 0
     if not fed or side == "candidate":
-        assert f"after the update of step {step} something else changed" in str(comparison.conclusion)
+        assert f"after the update of step {step} something else changed" in str(
+            comparison.conclusion
+        )
 
 
 def test_a_change_between_two_steps_is_told_as_such(tmp_path: Path) -> None:
@@ -102,11 +115,17 @@ def test_a_change_between_two_steps_is_told_as_such(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("change", [_halve, _clamp, _average, _in_and_out])
 @pytest.mark.parametrize("fed", [True, False])
-def test_what_the_loop_changes_alike_on_both_sides_is_no_difference(fed: bool, change: Change, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_what_the_loop_changes_alike_on_both_sides_is_no_difference(
+    fed: bool, change: Change, dtype: torch.dtype, tmp_path: Path
+) -> None:
     golden = run(tmp_path / "golden", change)
-    comparison = ac.diff(golden, run(tmp_path / "candidate", change, golden if fed else None, dtype))
+    comparison = ac.diff(
+        golden, run(tmp_path / "candidate", change, golden if fed else None, dtype)
+    )
     assert comparison.passed, comparison.conclusion
-    assert any(row.record is not None and row.record.role is Role.PARAM_CHANGED for row in comparison.rows)
+    assert any(
+        row.record is not None and row.record.role is Role.PARAM_CHANGED for row in comparison.rows
+    )
 
 
 def test_a_change_that_is_no_more_than_rounding_is_none_and_is_told(tmp_path: Path) -> None:
@@ -125,12 +144,18 @@ def test_two_sides_that_change_a_parameter_in_two_ways_differ(tmp_path: Path) ->
 def test_without_tensors_a_change_is_seen_too(tmp_path: Path) -> None:
     golden = run(tmp_path / "golden", mode="digest")
     comparison = ac.diff(golden, run(tmp_path / "candidate", _halve, mode="digest"))
-    assert comparison.culprits[0].place == "after the update of step 0 something else changed 1.weight"
+    assert (
+        comparison.culprits[0].place == "after the update of step 0 something else changed 1.weight"
+    )
 
 
 def test_updates_of_steps_that_are_not_recorded_are_no_change(tmp_path: Path) -> None:
-    comparison = ac.diff(run(tmp_path / "golden", steps=[1]), run(tmp_path / "candidate", steps=[1]))
-    assert not any(row.record is not None and row.record.role is Role.PARAM_CHANGED for row in comparison.rows)
+    comparison = ac.diff(
+        run(tmp_path / "golden", steps=[1]), run(tmp_path / "candidate", steps=[1])
+    )
+    assert not any(
+        row.record is not None and row.record.role is Role.PARAM_CHANGED for row in comparison.rows
+    )
     torch.manual_seed(0)
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -169,7 +194,12 @@ class _Two(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts = nn.ModuleDict({name: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)) for name in ("own", "other")})
+        self.parts = nn.ModuleDict(
+            {
+                name: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+                for name in ("own", "other")
+            }
+        )
         self.parts["other"].requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -181,14 +211,23 @@ Hand = Callable[[nn.ModuleDict, float], object]
 
 
 def run_by_hand(
-    out: Path, change: Hand, rates: tuple[float, ...], feed: Path | None = None, dtype: torch.dtype = torch.float32, again: bool = False
+    out: Path,
+    change: Hand,
+    rates: tuple[float, ...],
+    feed: Path | None = None,
+    dtype: torch.dtype = torch.float32,
+    again: bool = False,
 ) -> Path:
     """A step for each rate. ``again``: the model is called once more after the update."""
     torch.manual_seed(0)
     model = _Two().to(dtype)
-    optimizer = None if change is _by_hand else torch.optim.SGD(model.parts["own"].parameters(), 0.1)
+    optimizer = (
+        None if change is _by_hand else torch.optim.SGD(model.parts["own"].parameters(), 0.1)
+    )
     inputs = torch.randn(len(rates), 5, 8).to(dtype)
-    with ac.capture(model, out, feed=feed, overwrite=True, force=dtype is not torch.float32) as session:
+    with ac.capture(
+        model, out, feed=feed, overwrite=True, force=dtype is not torch.float32
+    ) as session:
         for batch, rate in zip(inputs, rates, strict=True):
             model(batch).square().mean().backward()
             if optimizer is not None:
@@ -214,7 +253,13 @@ def test_what_a_loop_makes_of_parameters_in_the_last_step_without_an_optimizer_i
 ) -> None:
     golden = run_by_hand(tmp_path / "golden", change, rates, again=again)
     for wrong in (0.25, 0.0):  # another rate, or nothing done
-        candidate = run_by_hand(tmp_path / "candidate", change, (*rates[:-1], wrong), golden if fed else None, again=again)
+        candidate = run_by_hand(
+            tmp_path / "candidate",
+            change,
+            (*rates[:-1], wrong),
+            golden if fed else None,
+            again=again,
+        )
         comparison = ac.diff(golden, candidate)
         assert comparison.culprits[0].stage is Stage.BETWEEN
         assert f"step {len(rates) - 1}" in comparison.culprits[0].place
@@ -224,26 +269,48 @@ def test_what_a_loop_makes_of_parameters_in_the_last_step_without_an_optimizer_i
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("change", _HANDS)
 @pytest.mark.parametrize("fed", [True, False])
-def test_what_a_loop_makes_of_them_alike_is_no_difference(fed: bool, change: Hand, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_what_a_loop_makes_of_them_alike_is_no_difference(
+    fed: bool, change: Hand, dtype: torch.dtype, tmp_path: Path
+) -> None:
     golden = run_by_hand(tmp_path / "golden", change, (0.01, 0.5, 0.001))
-    candidate = run_by_hand(tmp_path / "candidate", change, (0.01, 0.5, 0.001), golden if fed else None, dtype)
+    candidate = run_by_hand(
+        tmp_path / "candidate", change, (0.01, 0.5, 0.001), golden if fed else None, dtype
+    )
     comparison = ac.diff(golden, candidate)
     assert comparison.passed, comparison.conclusion
-    assert any(row.record is not None and row.record.role is Role.PARAM_CHANGED and row.golden and row.candidate for row in comparison.rows)
+    assert any(
+        row.record is not None
+        and row.record.role is Role.PARAM_CHANGED
+        and row.golden
+        and row.candidate
+        for row in comparison.rows
+    )
 
 
 @pytest.mark.parametrize("change", _HANDS)
-def test_a_fed_capture_goes_on_with_what_goldens_loop_has_made(change: Hand, tmp_path: Path) -> None:
+def test_a_fed_capture_goes_on_with_what_goldens_loop_has_made(
+    change: Hand, tmp_path: Path
+) -> None:
     golden = run_by_hand(tmp_path / "golden", change, (0.5, 0.5, 0.5))
-    comparison = ac.diff(golden, run_by_hand(tmp_path / "candidate", change, (0.25, 0.5, 0.5), golden))
-    failing = {row.record.step for row in comparison.rows if row.status is Status.FAIL and row.record is not None}
+    comparison = ac.diff(
+        golden, run_by_hand(tmp_path / "candidate", change, (0.25, 0.5, 0.5), golden)
+    )
+    failing = {
+        row.record.step
+        for row in comparison.rows
+        if row.status is Status.FAIL and row.record is not None
+    }
     assert failing == {0}
 
 
 @pytest.mark.parametrize("change", [_by_hand, _average_of])
-def test_a_half_type_is_no_reason_for_changes_that_are_not_made_at_all(change: Hand, tmp_path: Path) -> None:
+def test_a_half_type_is_no_reason_for_changes_that_are_not_made_at_all(
+    change: Hand, tmp_path: Path
+) -> None:
     golden = run_by_hand(tmp_path / "golden", change, (0.5,))
-    comparison = ac.diff(golden, run_by_hand(tmp_path / "candidate", change, (0.0,), dtype=torch.bfloat16))
+    comparison = ac.diff(
+        golden, run_by_hand(tmp_path / "candidate", change, (0.0,), dtype=torch.bfloat16)
+    )
     assert not comparison.passed
 
 
@@ -265,4 +332,7 @@ def test_a_change_after_any_step_is_seen(trained: bool, fed: bool, tmp_path: Pat
 
     golden = run_three(tmp_path / "golden", False)
     comparison = ac.diff(golden, run_three(tmp_path / "candidate", True, golden if fed else None))
-    assert comparison.culprits[0].place == f"between step 2 and 3 something else changed parts.{'own' if trained else 'other'}.0.weight"
+    assert (
+        comparison.culprits[0].place == "between step 2 and 3 something else changed"
+        f" parts.{'own' if trained else 'other'}.0.weight"
+    )

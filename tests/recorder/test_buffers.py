@@ -1,4 +1,6 @@
-"""What calls and steps write into buffers and arguments: recorded where it is written, and each error its writer's own."""
+"""What calls and steps write into buffers and arguments: recorded where it is written, and each
+error its writer's own.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,16 @@ class Uncounted(Norm):
     """The same without the counter beside them."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, True, self.momentum, self.eps)
+        return functional.batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            True,
+            self.momentum,
+            self.eps,
+        )
 
 
 class Fills(nn.Module):
@@ -126,13 +137,16 @@ class Caller(nn.Module):
 
 
 BUFFERS: dict[str, Callable[[float], nn.Module]] = {
-    kind.__name__.lower(): kind for kind in (Lerp, ByData, Cache, Assigned, Registered, Plain, Counter, Norm, Uncounted)
+    kind.__name__.lower(): kind
+    for kind in (Lerp, ByData, Cache, Assigned, Registered, Plain, Counter, Norm, Uncounted)
 }
 
 
 def net(kind: str, scale: float = 1.0) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 8), {**BUFFERS, "caller": Caller}[kind](scale), nn.Linear(8, 4))
+    return nn.Sequential(
+        nn.Linear(8, 8), {**BUFFERS, "caller": Caller}[kind](scale), nn.Linear(8, 4)
+    )
 
 
 def train(
@@ -145,7 +159,9 @@ def train(
     calls: int = 1,
     **options: Any,
 ) -> Path:
-    """Train with plain SGD. ``loop`` is called after each update, ``between`` when the step is over; ``calls`` micro-batches."""
+    """Train with plain SGD. ``loop`` is called after each update, ``between`` when the step is
+    over; ``calls`` micro-batches.
+    """
     dtype = next(model.parameters()).dtype
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with ac.capture(model, out, **options) as session:
@@ -164,27 +180,40 @@ def train(
 
 
 def failing(comparison: ac.Comparison) -> Iterator[Record]:
-    return (row.record for row in comparison.rows if row.status is Status.FAIL and row.record is not None)
+    return (
+        row.record
+        for row in comparison.rows
+        if row.status is Status.FAIL and row.record is not None
+    )
 
 
 @pytest.mark.parametrize("kind", BUFFERS)
-def test_a_wrong_write_into_a_buffer_is_its_modules_culprit_and_nothing_elses(kind: str, tmp_path: Path) -> None:
+def test_a_wrong_write_into_a_buffer_is_its_modules_culprit_and_nothing_elses(
+    kind: str, tmp_path: Path
+) -> None:
     golden = train(net(kind), tmp_path / "golden")
     for options in ({}, {"feed": golden, "force": True}):
-        comparison = ac.diff(golden, train(net(kind, 3.0), tmp_path / "candidate", overwrite=True, **options))
+        comparison = ac.diff(
+            golden, train(net(kind, 3.0), tmp_path / "candidate", overwrite=True, **options)
+        )
         assert not comparison.passed
         assert [culprit.name for culprit in comparison.culprits] == ["1"]
         assert {record.name for record in failing(comparison)} == {"1"}
         assert next(failing(comparison)).step == 0
         if options:  # each step began with golden's
-            assert {row.reason for row in comparison.rows if row.status is Status.FAIL} == {Reason.INTRODUCED}
+            assert {row.reason for row in comparison.rows if row.status is Status.FAIL} == {
+                Reason.INTRODUCED
+            }
 
 
 @pytest.mark.parametrize("kind", [*BUFFERS, "caller"])
 def test_the_same_writes_are_identical_and_rounded_ones_pass(kind: str, tmp_path: Path) -> None:
     golden = train(net(kind), tmp_path / "golden", calls=2)
     assert any(record.role in WRITTEN_ROLES for record in ac.open_bundle(golden).records())
-    assert ac.diff(golden, train(net(kind), tmp_path / "fed", calls=2, feed=golden)).answer is Answer.IDENTICAL
+    assert (
+        ac.diff(golden, train(net(kind), tmp_path / "fed", calls=2, feed=golden)).answer
+        is Answer.IDENTICAL
+    )
     rounded = train(net(kind).bfloat16(), tmp_path / "candidate", calls=2, feed=golden, force=True)
     assert ac.diff(golden, rounded).answer is Answer.ROUNDING
 
@@ -196,23 +225,38 @@ def test_a_wrong_write_into_an_argument_is_its_writers(kind: str, tmp_path: Path
     comparison = ac.diff(golden, train(net("caller", 3.0), tmp_path / "candidate", **fed))
     first = next(failing(comparison))
     assert (first.name, first.role, first.path) == ("1.fills", Role.ARGUMENT_UPDATE, "1")
-    assert comparison.culprits[0].place in ("1.fills (written into argument 1)", "1.fills (written into argument 2.mean)")
+    assert comparison.culprits[0].place in (
+        "1.fills (written into argument 1)",
+        "1.fills (written into argument 2.mean)",
+    )
     if fed:
-        wrong = {(record.name, record.path) for record in failing(comparison) if record.role is Role.ARGUMENT_UPDATE}
+        wrong = {
+            (record.name, record.path)
+            for record in failing(comparison)
+            if record.role is Role.ARGUMENT_UPDATE
+        }
         assert wrong == {("1.fills", "1"), ("1.fills", "2.mean")}
         assert not any(record.role in (Role.INPUT, Role.OUTPUT) for record in failing(comparison))
 
 
-def test_a_tensor_that_is_given_twice_or_returned_is_recorded_once(tmp_path: Path, opened: Opened) -> None:
+def test_a_tensor_that_is_given_twice_or_returned_is_recorded_once(
+    tmp_path: Path, opened: Opened
+) -> None:
     class Writes(nn.Module):
-        def forward(self, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        def forward(
+            self, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+        ) -> torch.Tensor:
             a.copy_(x)
             return out.copy_(x)
 
     model, both = Writes(), torch.zeros(2)
     with torch.no_grad(), ac.capture(model, tmp_path / "golden"):
         model(torch.ones(2), both, both, torch.zeros(2))
-    found = [record.path for record in opened(tmp_path / "golden").records() if record.role is Role.ARGUMENT_UPDATE]
+    found = [
+        record.path
+        for record in opened(tmp_path / "golden").records()
+        if record.role is Role.ARGUMENT_UPDATE
+    ]
     assert found == ["1"]
 
 
@@ -233,7 +277,9 @@ def test_a_write_that_is_missing_is_told_at_its_module(fed: bool, tmp_path: Path
     golden = train(net("lerp"), tmp_path / "golden")
     model = net("lerp")
     model[1].write = lambda x: None  # type: ignore[assignment, method-assign]
-    comparison = ac.diff(golden, train(model, tmp_path / "candidate", **({"feed": golden} if fed else {})))
+    comparison = ac.diff(
+        golden, train(model, tmp_path / "candidate", **({"feed": golden} if fed else {}))
+    )
     assert not comparison.passed
     assert comparison.culprits[0].place == "1.kept (buffer update)"
     assert "1.kept (buffer update)" in comparison.conclusion
@@ -241,7 +287,9 @@ def test_a_write_that_is_missing_is_told_at_its_module(fed: bool, tmp_path: Path
 
 @pytest.mark.parametrize("when", ["loop", "between"])
 @pytest.mark.parametrize("fed", [False, True])
-def test_what_a_loop_does_to_a_buffer_is_told_with_when_it_did(when: str, fed: bool, tmp_path: Path) -> None:
+def test_what_a_loop_does_to_a_buffer_is_told_with_when_it_did(
+    when: str, fed: bool, tmp_path: Path
+) -> None:
     def add(amount: float) -> dict[str, Any]:
         def act(model: nn.Module) -> None:
             with torch.no_grad():
@@ -251,16 +299,25 @@ def test_what_a_loop_does_to_a_buffer_is_told_with_when_it_did(when: str, fed: b
 
     golden = train(net("cache"), tmp_path / "golden", **add(0.1))
     feed = {"feed": golden} if fed else {}
-    assert ac.diff(golden, train(net("cache"), tmp_path / "same", **feed, **add(0.1))).answer is Answer.IDENTICAL
+    assert (
+        ac.diff(golden, train(net("cache"), tmp_path / "same", **feed, **add(0.1))).answer
+        is Answer.IDENTICAL
+    )
     comparison = ac.diff(golden, train(net("cache"), tmp_path / "candidate", **feed, **add(0.3)))
-    role, words = (Role.BUFFER_AFTER, "changed in the step") if when == "loop" else (Role.BUFFER_BEFORE, "changed between steps")
+    role, words = (
+        (Role.BUFFER_AFTER, "changed in the step")
+        if when == "loop"
+        else (Role.BUFFER_BEFORE, "changed between steps")
+    )
     first = next(failing(comparison))
     assert (first.role, first.name, first.step) == (role, "1", when == "between")
     assert words in comparison.culprits[0].place
 
 
 @pytest.mark.parametrize("fed", [False, True])
-def test_a_write_into_a_frozen_part_of_a_model_that_trains_is_seen_though_it_is_not_counted(fed: bool, tmp_path: Path) -> None:
+def test_a_write_into_a_frozen_part_of_a_model_that_trains_is_seen_though_it_is_not_counted(
+    fed: bool, tmp_path: Path
+) -> None:
     def frozen() -> nn.Module:
         model = net("norm")
         model[1].eval()
@@ -270,7 +327,9 @@ def test_a_write_into_a_frozen_part_of_a_model_that_trains_is_seen_though_it_is_
         model.get_submodule("1").get_buffer("running_var").data.mul_(2)
 
     golden = train(frozen(), tmp_path / "golden", steps=1)
-    candidate = train(frozen(), tmp_path / "candidate", steps=1, loop=unseen, **({"feed": golden} if fed else {}))
+    candidate = train(
+        frozen(), tmp_path / "candidate", steps=1, loop=unseen, **({"feed": golden} if fed else {})
+    )
     comparison = ac.diff(golden, candidate)
     assert [culprit.name for culprit in comparison.culprits] == ["1"]
     assert ac.diff(golden, train(frozen(), tmp_path / "same", steps=1)).answer is Answer.IDENTICAL
@@ -293,7 +352,9 @@ def test_a_half_type_hides_a_change_that_its_rounding_may_and_no_larger_one(
     assert ac.diff(golden, candidate, atol=0.3).passed is passed
 
 
-def test_a_parent_that_writes_into_its_childs_buffer_is_the_writer(tmp_path: Path, opened: Opened) -> None:
+def test_a_parent_that_writes_into_its_childs_buffer_is_the_writer(
+    tmp_path: Path, opened: Opened
+) -> None:
     class Parent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -306,16 +367,26 @@ def test_a_parent_that_writes_into_its_childs_buffer_is_the_writer(tmp_path: Pat
     model = nn.Sequential(Parent())
     with ac.capture(model, tmp_path / "golden"):
         model(torch.ones(2, 8))
-    found = [(record.name, record.path) for record in opened(tmp_path / "golden").records() if record.role is Role.BUFFER_UPDATE]
+    found = [
+        (record.name, record.path)
+        for record in opened(tmp_path / "golden").records()
+        if record.role is Role.BUFFER_UPDATE
+    ]
     assert found == [("0", "/0.child.kept"), ("0.child", "kept")]
 
 
-def test_a_buffer_of_two_modules_is_recorded_once_for_each_write(tmp_path: Path, opened: Opened) -> None:
+def test_a_buffer_of_two_modules_is_recorded_once_for_each_write(
+    tmp_path: Path, opened: Opened
+) -> None:
     model = nn.Sequential(Lerp(1.0), Lerp(1.0))
     model[1].kept = model[0].kept
     with ac.capture(model, tmp_path / "golden"):
         model(torch.ones(2, 8))
-    found = [(record.name, record.path) for record in opened(tmp_path / "golden").records() if record.role in WRITTEN_ROLES]
+    found = [
+        (record.name, record.path)
+        for record in opened(tmp_path / "golden").records()
+        if record.role in WRITTEN_ROLES
+    ]
     assert found == [("0", "kept"), ("1", "kept")]
 
 
@@ -325,8 +396,15 @@ def test_what_checkpointing_writes_again_is_the_steps(tmp_path: Path) -> None:
             return self[2](checkpoint(self[1], self[0](x), use_reentrant=False))
 
     golden = train(Checkpointed(*net("norm")), tmp_path / "golden")
-    assert [record.call for record in ac.open_bundle(golden).records() if record.role is Role.BUFFER_AFTER and record.step == 0] == [0] * 3
-    assert ac.diff(golden, train(Checkpointed(*net("norm")), tmp_path / "fed", feed=golden)).answer is Answer.IDENTICAL
+    assert [
+        record.call
+        for record in ac.open_bundle(golden).records()
+        if record.role is Role.BUFFER_AFTER and record.step == 0
+    ] == [0] * 3
+    assert (
+        ac.diff(golden, train(Checkpointed(*net("norm")), tmp_path / "fed", feed=golden)).answer
+        is Answer.IDENTICAL
+    )
     plain = ac.diff(golden, train(net("norm"), tmp_path / "plain", feed=golden, force=True))
     assert {record.role for record in failing(plain) if record.step == 0} == {Role.BUFFER_AFTER}
 
@@ -340,9 +418,18 @@ def test_a_step_that_is_not_recorded_makes_no_alarm_and_hides_none_after_it(tmp_
         return out
 
     golden = run(net("norm"), tmp_path / "golden")
-    comparison = ac.diff(golden, run(net("norm", 3.0), tmp_path / "candidate", feed=golden, force=True))
-    before = {row.reason for row in comparison.rows if row.record is not None and row.record.role is Role.BUFFER_BEFORE}
-    assert before == {Reason.NOT_COMPARABLE, Reason.IDENTICAL}  # what the steps between made of statistics, and of the counter
+    comparison = ac.diff(
+        golden, run(net("norm", 3.0), tmp_path / "candidate", feed=golden, force=True)
+    )
+    before = {
+        row.reason
+        for row in comparison.rows
+        if row.record is not None and row.record.role is Role.BUFFER_BEFORE
+    }
+    assert before == {
+        Reason.NOT_COMPARABLE,
+        Reason.IDENTICAL,
+    }  # what the steps between made of statistics, and of the counter
     assert {record.role for record in failing(comparison)} == {Role.BUFFER_UPDATE}
     assert comparison.culprits[0].name == "1"
 
@@ -350,11 +437,19 @@ def test_a_step_that_is_not_recorded_makes_no_alarm_and_hides_none_after_it(tmp_
 def test_a_statistic_that_is_zero_but_for_rounding_makes_no_alarm(tmp_path: Path) -> None:
     def model() -> nn.Module:
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 4))
+        return nn.Sequential(
+            nn.Linear(8, 8),
+            nn.BatchNorm1d(8),
+            nn.Linear(8, 8, bias=False),
+            nn.BatchNorm1d(8),
+            nn.Linear(8, 4),
+        )
 
     golden = train(model(), tmp_path / "golden", steps=1)
     rounded = model().double()
-    assert ac.diff(golden, train(rounded, tmp_path / "candidate", steps=1, feed=golden, force=True)).passed
+    assert ac.diff(
+        golden, train(rounded, tmp_path / "candidate", steps=1, feed=golden, force=True)
+    ).passed
 
 
 def test_an_older_golden_fails_nothing_and_the_verdict_says_so(tmp_path: Path) -> None:
@@ -365,14 +460,17 @@ def test_an_older_golden_fails_nothing_and_the_verdict_says_so(tmp_path: Path) -
     comparison = ac.diff(golden, train(net("lerp", 3.0), tmp_path / "candidate", steps=1))
     assert not comparison.failed
     assert (
-        "what calls write into buffers was not compared: golden was captured by a version that does not record it" in comparison.conclusion
+        "what calls write into buffers was not compared: golden was captured by a version that does"
+        " not record it" in comparison.conclusion
     )
 
 
 @pytest.mark.parametrize("mode", ["sketch", "stats", "digest"])
 def test_every_mode_tells_a_wrong_write(mode: str, tmp_path: Path) -> None:
     golden = train(net("lerp"), tmp_path / "golden", mode=mode)
-    assert ac.diff(golden, train(net("lerp"), tmp_path / "same", mode=mode)).answer is Answer.IDENTICAL
+    assert (
+        ac.diff(golden, train(net("lerp"), tmp_path / "same", mode=mode)).answer is Answer.IDENTICAL
+    )
     comparison = ac.diff(golden, train(net("lerp", 3.0), tmp_path / "candidate", mode=mode))
     assert next(failing(comparison)).role is Role.BUFFER_UPDATE
 
@@ -381,10 +479,16 @@ def test_only_the_layers_that_were_asked_for(tmp_path: Path, opened: Opened) -> 
     model = nn.Sequential(Lerp(1.0), Lerp(1.0))
     with ac.capture(model, tmp_path / "golden", only="1"):
         model(torch.ones(2, 8))
-    assert [record.name for record in opened(tmp_path / "golden").records() if record.role in WRITTEN_ROLES] == ["1"]
+    assert [
+        record.name
+        for record in opened(tmp_path / "golden").records()
+        if record.role in WRITTEN_ROLES
+    ] == ["1"]
 
 
-def test_where_nothing_is_written_no_call_reads_a_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_is_written_no_call_reads_a_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = net("norm").eval()
     read: list[Any] = []
     own = model[1].running_mean
@@ -402,4 +506,6 @@ def test_where_nothing_is_written_no_call_reads_a_buffer(tmp_path: Path, monkeyp
             model(torch.ones(4, 8))
         session.step()
     assert own.data_ptr() not in read
-    assert not any(record.role in WRITTEN_ROLES for record in ac.open_bundle(tmp_path / "golden").records())
+    assert not any(
+        record.role in WRITTEN_ROLES for record in ac.open_bundle(tmp_path / "golden").records()
+    )

@@ -1,4 +1,5 @@
-"""Running a case from beginning to end in this process: devices, dtypes, steps, loss and optimizer."""
+"""Running a case from beginning to end in this process: devices, dtypes, steps, loss and
+optimizer."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ from tests.conftest import ROOT
 from tests.recorded import Opened
 
 CPU = DeviceName("cpu")
-HEAD = "import random\nimport numpy as np\nimport torch\nfrom torch import nn\nfrom accucompare import Case\n"
+HEAD = (
+    "import random\nimport numpy as np\nimport torch\nfrom torch import nn\nfrom accucompare import"
+    " Case\n"
+)
 WriteCase = Callable[..., str]
 
 
@@ -38,20 +42,29 @@ def case(tmp_path: Path) -> WriteCase:
     return write
 
 
-def test_parameters_depend_on_the_seed_alone(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
+def test_parameters_depend_on_the_seed_alone(
+    case: WriteCase, tmp_path: Path, opened: Opened
+) -> None:
     target = case("Case(nn.Linear(2, 2), torch.randn(2))")
     outputs = []
     for number, seed in enumerate((1, 1, 2)):
         torch.manual_seed(1000 + number)
-        outputs.append(opened(capture_case(target, tmp_path / str(number), CPU, CaptureOptions(seed=seed))).load("").tolist())
+        outputs.append(
+            opened(capture_case(target, tmp_path / str(number), CPU, CaptureOptions(seed=seed)))
+            .load("")
+            .tolist()
+        )
     assert outputs[0] == outputs[1] != outputs[2]
 
 
-def test_python_and_numpy_random_numbers_depend_on_the_seed_too(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
+def test_python_and_numpy_random_numbers_depend_on_the_seed_too(
+    case: WriteCase, tmp_path: Path, opened: Opened
+) -> None:
     net = "class Net(nn.Module):\n    def forward(self, *args):\n        return args"
     target = case("Case(Net(), (random.random(), np.random.rand()))", net)
     bundles = [
-        opened(capture_case(target, tmp_path / str(number), CPU, CaptureOptions(seed=seed))) for number, seed in enumerate((1, 1, 2))
+        opened(capture_case(target, tmp_path / str(number), CPU, CaptureOptions(seed=seed)))
+        for number, seed in enumerate((1, 1, 2))
     ]
     for path in ("0", "1"):
         first, second, third = (bundle.load("", path=path).item() for bundle in bundles)
@@ -59,16 +72,24 @@ def test_python_and_numpy_random_numbers_depend_on_the_seed_too(case: WriteCase,
 
 
 @pytest.mark.parametrize("dtype", list(FloatType), ids=lambda dtype: dtype.value)
-def test_parameters_buffers_and_inputs_are_cast(dtype: FloatType, case: WriteCase, tmp_path: Path, opened: Opened) -> None:
-    target = case("Case(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).train(), torch.randn(4, 2))")
+def test_parameters_buffers_and_inputs_are_cast(
+    dtype: FloatType, case: WriteCase, tmp_path: Path, opened: Opened
+) -> None:
+    target = case(
+        "Case(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).train(), torch.randn(4, 2))"
+    )
     bundle = opened(capture_case(target, tmp_path / "out", CPU, dtype=dtype))
-    assert {entry.dtype for entry in bundle.records() if entry.path != "num_batches_tracked"} == {dtype.value}
+    assert {entry.dtype for entry in bundle.records() if entry.path != "num_batches_tracked"} == {
+        dtype.value
+    }
     assert bundle.manifest.model["dtypes"] == [dtype.value]
     assert bundle.manifest.model["buffers"]["1.running_mean"]["dtype"] == dtype.value
     assert bundle.manifest.model["buffers"]["1.num_batches_tracked"]["dtype"] == "int64"
 
 
-def test_integers_and_complex_numbers_are_not_cast(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
+def test_integers_and_complex_numbers_are_not_cast(
+    case: WriteCase, tmp_path: Path, opened: Opened
+) -> None:
     net = """
 class Net(nn.Module):
     def __init__(self):
@@ -85,26 +106,47 @@ class Net(nn.Module):
     assert bundle.load("")[0].tolist() == [0, 1]
 
 
-def test_without_a_dtype_everything_stays_as_it_is(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
-    bundle = opened(capture_case(case("Case(nn.Linear(2, 2).double(), torch.ones(2).double())"), tmp_path / "out", CPU))
+def test_without_a_dtype_everything_stays_as_it_is(
+    case: WriteCase, tmp_path: Path, opened: Opened
+) -> None:
+    bundle = opened(
+        capture_case(
+            case("Case(nn.Linear(2, 2).double(), torch.ones(2).double())"), tmp_path / "out", CPU
+        )
+    )
     assert bundle.find("").dtype == "float64"
 
 
-def test_inputs_are_used_again_when_there_are_fewer_than_steps(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
+def test_inputs_are_used_again_when_there_are_fewer_than_steps(
+    case: WriteCase, tmp_path: Path, opened: Opened
+) -> None:
     target = case("Case(nn.ReLU(inplace=True), [torch.tensor([-1.0]), torch.tensor([-2.0])])")
     bundle = opened(capture_case(target, tmp_path / "out", CPU, CaptureOptions(steps=3)))
-    assert [bundle.load("", role="input", step=step).tolist() for step in range(3)] == [[-1], [-2], [-1]]
+    assert [bundle.load("", role="input", step=step).tolist() for step in range(3)] == [
+        [-1],
+        [-2],
+        [-1],
+    ]
 
 
 def test_fewer_steps_than_inputs(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
     target = case("Case(nn.Identity(), [torch.ones(1)] * 3)")
-    assert len(opened(capture_case(target, tmp_path / "out", CPU, CaptureOptions(steps=2))).manifest.steps) == 2
+    assert (
+        len(
+            opened(
+                capture_case(target, tmp_path / "out", CPU, CaptureOptions(steps=2))
+            ).manifest.steps
+        )
+        == 2
+    )
 
 
 def test_progress_is_told_after_each_step(case: WriteCase, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     target = case("Case(nn.Identity(), [torch.ones(1)] * 2)")
-    capture_case(target, tmp_path / "out", CPU, progress=lambda done, total: told.append((done, total)))
+    capture_case(
+        target, tmp_path / "out", CPU, progress=lambda done, total: told.append((done, total))
+    )
     assert told == [(1, 2), (2, 2)]
 
 
@@ -115,16 +157,25 @@ class Net(nn.Linear):
         assert not torch.is_grad_enabled()
         return super().forward(x)
 """
-    assert capture_case(case("Case(Net(2, 2), torch.ones(2))", net), tmp_path / "out", CPU) == tmp_path / "out"
+    assert (
+        capture_case(case("Case(Net(2, 2), torch.ones(2))", net), tmp_path / "out", CPU)
+        == tmp_path / "out"
+    )
 
 
-def test_loss_and_optimizer_train_as_a_plain_loop_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps: parameters, buffers and momentum-free SGD agree bit for bit with the same loop without a capture."""
+def test_loss_and_optimizer_train_as_a_plain_loop_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps: parameters, buffers and momentum-free SGD agree bit for bit with the same loop
+    without a capture.
+    """
     target = f"{ROOT}/fixtures/cnn.py:training"
     torch.manual_seed(3)
     ours, _ = load_case(target)
     plain = copy.deepcopy(ours)
-    monkeypatch.setattr("accucompare.recorder.session.case_capture.load_case", lambda _: (ours, "training"))
+    monkeypatch.setattr(
+        "accucompare.recorder.session.case_capture.load_case", lambda _: (ours, "training")
+    )
     capture_case(target, tmp_path / "out", CPU, CaptureOptions(seed=3, steps=2))
     initial = copy.deepcopy(plain.model.state_dict())
     for _ in range(2):
@@ -149,14 +200,18 @@ def build():
 """
 
 
-def test_scheduler_and_scaler_are_stepped_as_a_plain_loop_does(case: WriteCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scheduler_and_scaler_are_stepped_as_a_plain_loop_does(
+    case: WriteCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = case("build()", SCALED)
     cases = []
     for _ in range(2):
         torch.manual_seed(3)
         cases.append(load_case(target)[0])
     ours, plain = cases
-    monkeypatch.setattr("accucompare.recorder.session.case_capture.load_case", lambda _: (ours, "training"))
+    monkeypatch.setattr(
+        "accucompare.recorder.session.case_capture.load_case", lambda _: (ours, "training")
+    )
     capture_case(target, tmp_path / "out", CPU, CaptureOptions(seed=3, steps=4))
     with ac.capture(plain.model, tmp_path / "plain", seed=3) as session:
         for step in range(4):
@@ -177,7 +232,9 @@ def test_scheduler_and_scaler_are_stepped_as_a_plain_loop_does(case: WriteCase, 
     assert ours.scheduler[0].get_last_lr() == [0.1 / 16]
 
 
-def test_a_case_starts_with_the_training_state_that_another_saved(case: WriteCase, tmp_path: Path) -> None:
+def test_a_case_starts_with_the_training_state_that_another_saved(
+    case: WriteCase, tmp_path: Path
+) -> None:
     """As one does whose code loads a checkpoint that the other machine lacks."""
     resumed = """
     loaded = build()
@@ -192,13 +249,25 @@ def test_a_case_starts_with_the_training_state_that_another_saved(case: WriteCas
     path.write_text(path.read_text() + f"def resumed():{resumed}    return loaded\n")
     options = CaptureOptions(save_state=True, backward=True)
     golden = capture_case(f"{target}:resumed", tmp_path / "golden", CPU, options)
-    capture_case(f"{target}:build", tmp_path / "fresh", CPU, CaptureOptions(like=golden, backward=True))
+    capture_case(
+        f"{target}:build", tmp_path / "fresh", CPU, CaptureOptions(like=golden, backward=True)
+    )
     assert ac.diff(golden, tmp_path / "fresh").answer.value == "identical"
 
 
-def test_a_model_that_raises_becomes_an_error_that_names_the_module_and_the_step(case: WriteCase, tmp_path: Path) -> None:
-    target = case("Case(nn.Sequential(nn.Identity(), nn.Linear(2, 2)), [torch.ones(2), torch.ones(3)])")
-    with pytest.raises(CaptureError, match=r"written.py: the model raised in 1, step 1: RuntimeError: .*\nWhat was recorded .* incomplete"):
+def test_a_model_that_raises_becomes_an_error_that_names_the_module_and_the_step(
+    case: WriteCase, tmp_path: Path
+) -> None:
+    target = case(
+        "Case(nn.Sequential(nn.Identity(), nn.Linear(2, 2)), [torch.ones(2), torch.ones(3)])"
+    )
+    with pytest.raises(
+        CaptureError,
+        match=(
+            r"written.py: the model raised in 1, step 1: RuntimeError: .*\nWhat was recorded .*"
+            r" incomplete"
+        ),
+    ):
         capture_case(target, tmp_path / "out", CPU)
     with ac.open_bundle(tmp_path / "out") as bundle:
         assert bundle.load("").tolist()
@@ -213,7 +282,9 @@ def test_a_model_that_raises_becomes_an_error_that_names_the_module_and_the_step
         ("Case(lambda x: x, torch.ones(1))", r"must be a torch\.nn\.Module, but is a function"),
     ],
 )
-def test_cases_that_cannot_be_run_are_refused(expression: str, message: str, case: WriteCase, tmp_path: Path) -> None:
+def test_cases_that_cannot_be_run_are_refused(
+    expression: str, message: str, case: WriteCase, tmp_path: Path
+) -> None:
     with pytest.raises(CaseError, match=message):
         capture_case(case(expression), tmp_path / "out", CPU)
     assert not (tmp_path / "out").exists()
@@ -222,24 +293,38 @@ def test_cases_that_cannot_be_run_are_refused(expression: str, message: str, cas
 @pytest.mark.parametrize("seed", [-1, 1 << 32])
 def test_a_seed_out_of_range_is_refused(seed: int, case: WriteCase, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must be between 0 and"):
-        capture_case(case("Case(nn.Linear(1, 1), torch.ones(1))"), tmp_path / "out", CPU, CaptureOptions(seed=seed))
+        capture_case(
+            case("Case(nn.Linear(1, 1), torch.ones(1))"),
+            tmp_path / "out",
+            CPU,
+            CaptureOptions(seed=seed),
+        )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("loss=lambda y: y", r"loss must return a tensor of one element, but returned a tensor of shape \[2, 2\]"),
+        (
+            "loss=lambda y: y",
+            r"loss must return a tensor of one element, but returned a tensor of shape \[2, 2\]",
+        ),
         ("loss=lambda y: 1.0", "loss must return a tensor of one element, but returned a float"),
         ("loss=lambda y: y.detach().sum()", "the case's loss has no gradient"),
         ("optimizer=object()", "has an optimizer but no loss"),
-        ("loss=lambda y: y.sum(), optimizer=3", "the case's optimizer must be an optimizer, or a list of them, but is a int"),
+        (
+            "loss=lambda y: y.sum(), optimizer=3",
+            "the case's optimizer must be an optimizer, or a list of them, but is a int",
+        ),
         ("loss=lambda y: y.sum(), scheduler=object()", "has a scheduler but no optimizer"),
         ("loss=lambda y: y.sum(), scaler=object()", "has a scaler but no optimizer"),
     ],
 )
-def test_a_loss_that_cannot_be_sent_backward_is_named_as_such(tmp_path: Path, options: str, message: str) -> None:
+def test_a_loss_that_cannot_be_sent_backward_is_named_as_such(
+    tmp_path: Path, options: str, message: str
+) -> None:
     (tmp_path / "net.py").write_text(
-        f"import torch\nfrom accucompare import Case\ndef case():\n    return Case(torch.nn.Linear(2, 2), torch.ones(2, 2), {options})\n"
+        "import torch\nfrom accucompare import Case\ndef case():\n    return"
+        f" Case(torch.nn.Linear(2, 2), torch.ones(2, 2), {options})\n"
     )
     with pytest.raises(CaseError, match=message):
         capture_case(f"{tmp_path}/net.py", tmp_path / "out", CPU)
@@ -254,7 +339,11 @@ def fail(grad):
 
 
 def test_a_backward_that_fails_is_not_run_a_second_time(case: WriteCase, tmp_path: Path) -> None:
-    target = case("Case(nn.Linear(2, 2), torch.ones(2, 2), loss=lambda y: (y.register_hook(fail), y.sum())[1])", FAILS)
+    target = case(
+        "Case(nn.Linear(2, 2), torch.ones(2, 2), loss=lambda y: (y.register_hook(fail),"
+        " y.sum())[1])",
+        FAILS,
+    )
     with pytest.raises(CaptureError, match="in a hook") as failure:
         capture_case(target, tmp_path / "out", CPU)
     assert Path(f"{target}.runs").read_text() == "x"
@@ -265,13 +354,18 @@ def test_a_backward_that_fails_is_not_run_a_second_time(case: WriteCase, tmp_pat
 def test_weights_buffers_and_inputs_are_rounded_and_keep_their_types(
     rounded: RoundedType, case: WriteCase, tmp_path: Path, opened: Opened
 ) -> None:
-    target = case("Case(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).eval(), torch.randn(4, 2))")
+    target = case(
+        "Case(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).eval(), torch.randn(4, 2))"
+    )
     plain = opened(capture_case(target, tmp_path / "plain", CPU))
     bundle = opened(capture_case(target, tmp_path / "rounded", CPU, round_weights=rounded))
     assert bundle.manifest.capture["round_weights"] == rounded.value
     assert plain.manifest.capture["round_weights"] is None
     for ours, theirs in (
-        (plain.manifest.model["parameters"]["0.weight"], bundle.manifest.model["parameters"]["0.weight"]),
+        (
+            plain.manifest.model["parameters"]["0.weight"],
+            bundle.manifest.model["parameters"]["0.weight"],
+        ),
         (plain.manifest.inputs["0"]["0"], bundle.manifest.inputs["0"]["0"]),
     ):
         assert theirs["dtype"] == "float32"
@@ -281,28 +375,67 @@ def test_weights_buffers_and_inputs_are_rounded_and_keep_their_types(
     assert values.equal(values.to(getattr(torch, rounded.value)).float())
 
 
-def test_rounded_weights_are_cast_afterwards(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
+def test_rounded_weights_are_cast_afterwards(
+    case: WriteCase, tmp_path: Path, opened: Opened
+) -> None:
     target = case("Case(nn.Linear(2, 3), torch.randn(4, 2))")
-    bundle = opened(capture_case(target, tmp_path / "out", CPU, round_weights=RoundedType.BFLOAT16, dtype=FloatType.FLOAT16))
+    bundle = opened(
+        capture_case(
+            target,
+            tmp_path / "out",
+            CPU,
+            round_weights=RoundedType.BFLOAT16,
+            dtype=FloatType.FLOAT16,
+        )
+    )
     assert bundle.manifest.capture["dtype"] == "float16"
     values = bundle.load("", role="input").astype(np.float32)
     assert torch.from_numpy(values).bfloat16().float().equal(torch.from_numpy(values))
 
 
-def test_rounding_is_taken_over_with_the_saved_state_and_cannot_be_another(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
+def test_rounding_is_taken_over_with_the_saved_state_and_cannot_be_another(
+    case: WriteCase, tmp_path: Path, opened: Opened
+) -> None:
     target = case("Case(nn.Linear(2, 3), torch.randn(4, 2))")
-    capture_case(target, tmp_path / "golden", CPU, CaptureOptions(save_state=True), round_weights=RoundedType.BFLOAT16)
-    bundle = opened(capture_case(target, tmp_path / "out", CPU, CaptureOptions(like=tmp_path / "golden")))
+    capture_case(
+        target,
+        tmp_path / "golden",
+        CPU,
+        CaptureOptions(save_state=True),
+        round_weights=RoundedType.BFLOAT16,
+    )
+    bundle = opened(
+        capture_case(target, tmp_path / "out", CPU, CaptureOptions(like=tmp_path / "golden"))
+    )
     assert bundle.manifest.capture["round_weights"] == "bfloat16"
     assert bundle.load("").tolist() == opened(tmp_path / "golden").load("").tolist()
-    with pytest.raises(UsageError, match="--round-weights float16: the weights are those of --like"):
-        capture_case(target, tmp_path / "other", CPU, CaptureOptions(like=tmp_path / "golden"), round_weights=RoundedType.FLOAT16)
+    with pytest.raises(
+        UsageError, match="--round-weights float16: the weights are those of --like"
+    ):
+        capture_case(
+            target,
+            tmp_path / "other",
+            CPU,
+            CaptureOptions(like=tmp_path / "golden"),
+            round_weights=RoundedType.FLOAT16,
+        )
 
 
-def test_a_repeated_capture_is_a_second_bundle_of_the_same_case(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
-    target = case("Case(nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5)).train(), torch.randn(4, 2))")
+def test_a_repeated_capture_is_a_second_bundle_of_the_same_case(
+    case: WriteCase, tmp_path: Path, opened: Opened
+) -> None:
+    target = case(
+        "Case(nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5)).train(), torch.randn(4, 2))"
+    )
     seen: list[tuple[int, int]] = []
-    capture_case(target, tmp_path / "out", CPU, CaptureOptions(seed=5), repeat=2, progress=lambda done, count: seen.append((done, count)))
+    capture_case(
+        target,
+        tmp_path / "out",
+        CPU,
+        CaptureOptions(seed=5),
+        repeat=2,
+        progress=lambda done, count: seen.append((done, count)),
+    )
     first, second = opened(tmp_path / "out"), opened(tmp_path / "out" / "repeat1")
     assert list(first.records()) == list(second.records())
     assert first.identity() == second.identity()
@@ -315,12 +448,18 @@ def test_overwriting_replaces_a_repeated_capture_too(case: WriteCase, tmp_path: 
     target = case("Case(nn.Linear(2, 3), torch.randn(4, 2))")
     capture_case(target, tmp_path / "out", CPU, repeat=3)
     capture_case(target, tmp_path / "out", CPU, CaptureOptions(overwrite=True), repeat=2)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["manifest.json", "rank0", "repeat1"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "manifest.json",
+        "rank0",
+        "repeat1",
+    ]
     capture_case(target, tmp_path / "out", CPU, CaptureOptions(overwrite=True))
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["manifest.json", "rank0"]
 
 
-def test_a_repetition_that_fails_leaves_the_first_bundle_complete(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
+def test_a_repetition_that_fails_leaves_the_first_bundle_complete(
+    case: WriteCase, tmp_path: Path, opened: Opened
+) -> None:
     net = """
 class Net(nn.Module):
     def forward(self, x):
@@ -336,7 +475,13 @@ class Net(nn.Module):
     assert not opened(tmp_path / "out" / "repeat1").complete
 
 
-def test_an_operator_of_torchs_own_modules_has_no_source_line(case: Callable[..., str], tmp_path: Path, opened: Opened) -> None:
+def test_an_operator_of_torchs_own_modules_has_no_source_line(
+    case: Callable[..., str], tmp_path: Path, opened: Opened
+) -> None:
     target = case("Case(nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2))")
-    bundle = opened(capture_case(target, tmp_path / "out", CPU, CaptureOptions(level="op", only=["*"])))
-    assert {record.source_line for record in bundle.records() if record.role is Role.OP_OUTPUT} == {""}
+    bundle = opened(
+        capture_case(target, tmp_path / "out", CPU, CaptureOptions(level="op", only=["*"]))
+    )
+    assert {record.source_line for record in bundle.records() if record.role is Role.OP_OUTPUT} == {
+        ""
+    }

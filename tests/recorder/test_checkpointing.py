@@ -24,7 +24,9 @@ REENTRANT = pytest.mark.parametrize("reentrant", [False, True], ids=["not reentr
 
 
 def build(reentrant: bool | None, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """A model with a part that is run twice, and calls one module twice; ``reentrant``: how it is checkpointed, ``None`` if it is not."""
+    """A model with a part that is run twice, and calls one module twice; ``reentrant``: how it is
+    checkpointed, ``None`` if it is not.
+    """
 
     def forward(model: Any, x: torch.Tensor) -> Any:
         hidden = model.first(x)
@@ -33,11 +35,19 @@ def build(reentrant: bool | None, dtype: torch.dtype = torch.float32) -> nn.Modu
             def part(hidden: torch.Tensor) -> torch.Tensor:
                 return torch.tanh(model.twice(hidden)) * model.inner(model.twice(hidden))  # type: ignore[no-any-return]
 
-            hidden = part(hidden) if reentrant is None else checkpoint(part, hidden, use_reentrant=reentrant)
+            hidden = (
+                part(hidden)
+                if reentrant is None
+                else checkpoint(part, hidden, use_reentrant=reentrant)
+            )
         return model.last(hidden)
 
     torch.manual_seed(0)
-    return Habit(forward, twice=nn.Linear(4, 4), inner=nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Tanh())).to(dtype)
+    return Habit(
+        forward,
+        twice=nn.Linear(4, 4),
+        inner=nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Tanh()),
+    ).to(dtype)
 
 
 def capture(model: nn.Module, out: Path, **options: Any) -> Path:
@@ -48,36 +58,56 @@ def capture(model: nn.Module, out: Path, **options: Any) -> Path:
 
 def gradients(bundle: Bundle) -> dict[tuple[str, int, str, str], np.ndarray[Any, Any]]:
     chosen = [record for record in bundle.records() if record.role in GRADIENT_ROLES]
-    return {(record.name, record.call, record.role.value, record.path): bundle.values(record) for record in chosen}
+    return {
+        (record.name, record.call, record.role.value, record.path): bundle.values(record)
+        for record in chosen
+    }
 
 
 def same(one: Bundle, other: Bundle) -> bool:
     ours, theirs = gradients(one), gradients(other)
-    return ours.keys() == theirs.keys() and all(np.array_equal(ours[key], theirs[key]) for key in ours)
+    return ours.keys() == theirs.keys() and all(
+        np.array_equal(ours[key], theirs[key]) for key in ours
+    )
 
 
 @REENTRANT
-def test_the_gradients_recorded_are_those_of_a_model_without_it(reentrant: bool, tmp_path: Path, opened: Opened) -> None:
-    plain, other = capture(build(None), tmp_path / "plain"), capture(build(reentrant), tmp_path / "other")
+def test_the_gradients_recorded_are_those_of_a_model_without_it(
+    reentrant: bool, tmp_path: Path, opened: Opened
+) -> None:
+    plain, other = (
+        capture(build(None), tmp_path / "plain"),
+        capture(build(reentrant), tmp_path / "other"),
+    )
     assert same(opened(plain), opened(other))
-    assert {record.parent for record in opened(other).records() if record.name == "inner"} == {("", 0)}
+    assert {record.parent for record in opened(other).records() if record.name == "inner"} == {
+        ("", 0)
+    }
 
 
 @REENTRANT
-def test_what_is_run_again_is_fed_as_it_was_the_first_time(reentrant: bool, tmp_path: Path, opened: Opened) -> None:
+def test_what_is_run_again_is_fed_as_it_was_the_first_time(
+    reentrant: bool, tmp_path: Path, opened: Opened
+) -> None:
     golden = capture(build(reentrant), tmp_path / "golden")
-    plain = capture(build(None, torch.bfloat16), tmp_path / "plain", feed=golden)  # whose forward differs from golden's
+    plain = capture(
+        build(None, torch.bfloat16), tmp_path / "plain", feed=golden
+    )  # whose forward differs from golden's
     other = capture(build(reentrant, torch.bfloat16), tmp_path / "other", feed=golden)
     assert same(opened(plain), opened(other))
     assert not opened(other).manifest.notes
 
 
 @REENTRANT
-def test_a_fault_in_the_backward_of_what_is_run_again_is_named(reentrant: bool, tmp_path: Path) -> None:
+def test_a_fault_in_the_backward_of_what_is_run_again_is_named(
+    reentrant: bool, tmp_path: Path
+) -> None:
     golden, faulty = capture(build(reentrant), tmp_path / "golden"), build(reentrant)
     of_input("inner.0", "x 1.01").plant(faulty)
     comparison = ac.diff(golden, capture(faulty, tmp_path / "fed", feed=golden))
-    assert {(culprit.name, culprit.stage) for culprit in comparison.culprits} == {("inner.0", Stage.BACKWARD)}
+    assert {(culprit.name, culprit.stage) for culprit in comparison.culprits} == {
+        ("inner.0", Stage.BACKWARD)
+    }
 
 
 def test_nothing_of_checkpointing_stays_changed(tmp_path: Path) -> None:
@@ -102,4 +132,8 @@ def test_checkpointing_by_other_code_is_told(tmp_path: Path, opened: Opened) -> 
 
     model = Habit(lambda m, x: m.last(Own.apply(m.first(x), m.other)), other=nn.Linear(4, 4))
     notes = opened(capture(model, tmp_path / "golden")).manifest.notes
-    assert [note for note in notes if note.startswith("modules were called in a backward, and not by torch.utils.checkpoint")]
+    assert [
+        note
+        for note in notes
+        if note.startswith("modules were called in a backward, and not by torch.utils.checkpoint")
+    ]

@@ -1,4 +1,6 @@
-"""Gradients that one side clips otherwise, or not at all, and losses that the loop computes otherwise, from capture to answer."""
+"""Gradients that one side clips otherwise, or not at all, and losses that the loop computes
+otherwise, from capture to answer.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,12 @@ def _by_hand(norm: float) -> Clip:
 
 
 CLIPS: dict[str, Callable[[float], Clip]] = {
-    "clip_grad_norm_": lambda norm: lambda model: nn.utils.clip_grad_norm_(model.parameters(), norm),
-    "clip_grad_value_": lambda norm: lambda model: nn.utils.clip_grad_value_(model.parameters(), norm / 5),
+    "clip_grad_norm_": lambda norm: (
+        lambda model: nn.utils.clip_grad_norm_(model.parameters(), norm)
+    ),
+    "clip_grad_value_": lambda norm: (
+        lambda model: nn.utils.clip_grad_value_(model.parameters(), norm / 5)
+    ),
     "by hand": _by_hand,
 }
 
@@ -45,7 +51,9 @@ def trained(
     hooked: bool = False,
     **options: Any,
 ) -> Path:
-    """Two steps of two micro-batches. ``hooked``: the optimizer clips, in a hook of its own, and not the loop."""
+    """Two steps of two micro-batches. ``hooked``: the optimizer clips, in a hook of its own, and
+    not the loop.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
@@ -59,7 +67,9 @@ def trained(
         for step in range(2):
             optimizer.zero_grad()
             for part in range(2):
-                loss(model(torch.sin(torch.arange(12.0).reshape(3, 4) + step + 2 * part)) * 10).backward()
+                loss(
+                    model(torch.sin(torch.arange(12.0).reshape(3, 4) + step + 2 * part)) * 10
+                ).backward()
             if not hooked:
                 clip(model)
             optimizer.step()
@@ -67,28 +77,44 @@ def trained(
     return out
 
 
-def compared(tmp_path: Path, golden: dict[str, Any], candidate: dict[str, Any], *, fed: bool = True) -> Comparison:
+def compared(
+    tmp_path: Path, golden: dict[str, Any], candidate: dict[str, Any], *, fed: bool = True
+) -> Comparison:
     first = trained(tmp_path / "golden", **golden)
-    return ac.diff(first, trained(tmp_path / "candidate", **candidate, **({"feed": first} if fed else {})))
+    return ac.diff(
+        first, trained(tmp_path / "candidate", **candidate, **({"feed": first} if fed else {}))
+    )
 
 
 @pytest.mark.parametrize("fed", [True, False], ids=["fed", "free"])
 @pytest.mark.parametrize("other", [None, 0.325], ids=["none", "x 1.3"])
 @pytest.mark.parametrize("how", CLIPS)
-def test_clipping_that_the_other_side_does_otherwise_is_named_in_its_step(tmp_path: Path, how: str, other: float | None, fed: bool) -> None:
+def test_clipping_that_the_other_side_does_otherwise_is_named_in_its_step(
+    tmp_path: Path, how: str, other: float | None, fed: bool
+) -> None:
     clip = CLIPS[how]
-    comparison = compared(tmp_path, {"clip": clip(0.25)}, {} if other is None else {"clip": clip(other)}, fed=fed)
+    comparison = compared(
+        tmp_path, {"clip": clip(0.25)}, {} if other is None else {"clip": clip(other)}, fed=fed
+    )
     assert comparison.answer is Answer.BUG
     assert ("clip" in comparison.conclusion, "step 0" in comparison.conclusion) == (True, True)
-    assert comparison.culprits[0].place in ("the clipping of the gradients", "all 4 gradients of parameters")
+    assert comparison.culprits[0].place in (
+        "the clipping of the gradients",
+        "all 4 gradients of parameters",
+    )
 
 
 @pytest.mark.parametrize("fed", [True, False], ids=["fed", "free"])
 @pytest.mark.parametrize("other", [None, 0.325], ids=["none", "x 1.3"])
 @pytest.mark.parametrize("how", CLIPS)
-def test_a_hook_of_the_optimizer_that_clips_otherwise_is_named(tmp_path: Path, how: str, other: float | None, fed: bool) -> None:
+def test_a_hook_of_the_optimizer_that_clips_otherwise_is_named(
+    tmp_path: Path, how: str, other: float | None, fed: bool
+) -> None:
     clip = CLIPS[how]
-    golden, candidate = {"clip": clip(0.25), "hooked": True}, {} if other is None else {"clip": clip(other), "hooked": True}
+    golden, candidate = (
+        {"clip": clip(0.25), "hooked": True},
+        {} if other is None else {"clip": clip(other), "hooked": True},
+    )
     comparison = compared(tmp_path, golden, candidate, fed=fed)
     assert comparison.answer is Answer.BUG
     assert ("clip" in comparison.conclusion, "step 0" in comparison.conclusion) == (True, True)
@@ -119,11 +145,18 @@ class WithParts(nn.Module):
 
     def forward(self, values: torch.Tensor) -> dict[str, Any]:
         loss = self.fc(values).square().mean()
-        return {"loss": loss + self.more[0], "parts": (loss * 0.5, float(loss.detach()) + self.more[1])}
+        return {
+            "loss": loss + self.more[0],
+            "parts": (loss * 0.5, float(loss.detach()) + self.more[1]),
+        }
 
 
-@pytest.mark.parametrize(("more", "passes"), [((0.0, 0.0), True), ((1e-2, 0.0), False), ((0.0, 1e-2), False)])
-def test_a_loss_that_the_model_returns_is_compared_with_its_parts(tmp_path: Path, more: tuple[float, float], passes: bool) -> None:
+@pytest.mark.parametrize(
+    ("more", "passes"), [((0.0, 0.0), True), ((1e-2, 0.0), False), ((0.0, 1e-2), False)]
+)
+def test_a_loss_that_the_model_returns_is_compared_with_its_parts(
+    tmp_path: Path, more: tuple[float, float], passes: bool
+) -> None:
     def once(out: Path, of_loss: float = 0.0, of_part: float = 0.0, **options: Any) -> Path:
         torch.manual_seed(0)
         model = WithParts(of_loss, of_part)

@@ -1,4 +1,6 @@
-"""A bundle is complete when its last byte is there: what a kill leaves at any moment, in every mode."""
+"""A bundle is complete when its last byte is there: what a kill leaves at any moment, in every
+mode.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def case():
 
 
 class Kills:
-    """Copies of what a kill would leave, on a disk so slow that the model has ended before the first step is written.
+    """Copies of what a kill would leave, on a disk so slow that the model has ended before the
+    first step is written.
 
     Attributes:
         made: where a test writes.
@@ -55,7 +58,9 @@ class Kills:
         self.made = folder / "made"
         self.left: list[Path] = []
         self._ended = threading.Event()
-        self._one = threading.Lock()  # while one rank's thread copies, no other's gives a file its name
+        self._one = (
+            threading.Lock()
+        )  # while one rank's thread copies, no other's gives a file its name
         self._folder = folder
         self._numbers = count()
 
@@ -92,8 +97,14 @@ class Kills:
         shutil.copytree(self.made, self.left[-1])
 
     def complete(self, bundle: str = "golden", steps: int = STEPS) -> list[int]:
-        """In which copies a bundle says that it is complete; of each it is checked that it is, and that no other passes for it."""
-        return [number for number, folder in enumerate(self.left) if _is_complete(folder / bundle, steps)]
+        """In which copies a bundle says that it is complete; of each it is checked that it is, and
+        that no other passes for it.
+        """
+        return [
+            number
+            for number, folder in enumerate(self.left)
+            if _is_complete(folder / bundle, steps)
+        ]
 
 
 def _is_complete(path: Path, steps: int) -> bool:
@@ -101,7 +112,10 @@ def _is_complete(path: Path, steps: int) -> bool:
         with ac.open_bundle(path) as bundle:
             if bundle.complete:
                 manifests = bundle.manifests.values()
-                assert all(len({entry.step for entry in (*each.steps, *each.series)}) == steps for each in manifests)
+                assert all(
+                    len({entry.step for entry in (*each.steps, *each.series)}) == steps
+                    for each in manifests
+                )
                 assert not verify(bundle).damage
         assert ac.diff(path, path).passed is bundle.complete
         return bundle.complete
@@ -137,7 +151,10 @@ def trained(out: Path, **options: Any) -> None:
 
 
 MODES: dict[str, Callable[[Path], None]] = {
-    **{mode: lambda out, mode=mode: capture(out, mode=mode) for mode in ("tensors", "sketch", "stats", "digest")},  # type: ignore[misc]
+    **{
+        mode: lambda out, mode=mode: capture(out, mode=mode)
+        for mode in ("tensors", "sketch", "stats", "digest")
+    },  # type: ignore[misc]
     "state": lambda out: capture(out, save_state=True),
     "of a number of steps": lambda out: capture(out, steps=STEPS),
     "training": trained,
@@ -168,7 +185,10 @@ def test_what_a_kill_leaves_of_an_overwriting_is_incomplete(kills: Kills) -> Non
 
 def test_several_ranks_are_complete_with_the_last_of_them(kills: Kills) -> None:
     record, array, _ = item("a", [1.0])
-    writers = [BundleWriter(kills.made / "golden", Manifest(ranks=2, model={"sources": {}}), rank) for rank in range(2)]
+    writers = [
+        BundleWriter(kills.made / "golden", Manifest(ranks=2, model={"sources": {}}), rank)
+        for rank in range(2)
+    ]
     for writer in writers:
         writer.add(record, array)
         writer.end_step(0)
@@ -186,8 +206,14 @@ def test_a_baseline_that_golden_brings_is_complete_with_its_last_step(kills: Kil
     kills.left.clear()
     capture_baselines(f"{kills.made}/case.py", golden, DeviceName("cpu"), ["bfloat16"])
     brought = [folder / "golden" / "baselines" / "bfloat16" for folder in kills.left]
-    steps = [[entry for _, entry in ac.open_bundle(path).steps()] for path in brought if (path / "manifest.json").exists()]
-    complete = [ac.open_bundle(path).complete for path in brought if (path / "manifest.json").exists()]
+    steps = [
+        [entry for _, entry in ac.open_bundle(path).steps()]
+        for path in brought
+        if (path / "manifest.json").exists()
+    ]
+    complete = [
+        ac.open_bundle(path).complete for path in brought if (path / "manifest.json").exists()
+    ]
     assert complete == [False] * (len(complete) - 1) + [True]
     assert len(steps[-1]) == STEPS
     assert kills.complete() == list(range(len(kills.left)))  # golden itself is
@@ -197,8 +223,12 @@ def test_a_baseline_of_an_incomplete_capture_is_refused(tmp_path: Path) -> None:
     (tmp_path / "case.py").write_text(CASE)
     _case(tmp_path / "golden", save_state=True)
     edit_manifest(tmp_path / "golden", lambda manifest: manifest.update(complete=False))
-    with pytest.raises(CaptureError, match="golden: is incomplete, so there is no baseline by it; capture it again"):
-        capture_baselines(f"{tmp_path}/case.py", tmp_path / "golden", DeviceName("cpu"), ["bfloat16"])
+    with pytest.raises(
+        CaptureError, match="golden: is incomplete, so there is no baseline by it; capture it again"
+    ):
+        capture_baselines(
+            f"{tmp_path}/case.py", tmp_path / "golden", DeviceName("cpu"), ["bfloat16"]
+        )
     assert not (tmp_path / "golden" / "baselines").exists()
 
 
@@ -213,7 +243,18 @@ def test_verify_diff_and_locate_of_what_a_kill_leaves_end_with_2(kills: Kills, c
         for sides in ((path, path), (path, whole), (whole, path)):
             assert cli("diff", *sides, "--report", "none").returncode in (1, 2)
         assert cli("diff", path, path, "--report", "none").returncode == 2
-    found = cli("locate", whole.parent / "case.py", "--device", "cpu", "--golden", half[-1], "--out", "found", "--report", "none")
+    found = cli(
+        "locate",
+        whole.parent / "case.py",
+        "--device",
+        "cpu",
+        "--golden",
+        half[-1],
+        "--out",
+        "found",
+        "--report",
+        "none",
+    )
     assert found.returncode == 2
     assert "golden is incomplete: stopped: it was killed, or is still running" in found.stdout
     assert cli("verify", whole).returncode == 0
@@ -253,33 +294,42 @@ def test_at_a_url_a_bundle_is_complete_when_the_last_upload_is_there(
             capture("memory://m/golden")
     copy()
     system.store.clear()
-    complete = [number for number, folder in enumerate(left) if _is_complete(folder / "golden", STEPS)]
+    complete = [
+        number for number, folder in enumerate(left) if _is_complete(folder / "golden", STEPS)
+    ]
     assert complete == ([len(left) - 1] if fails is None else [])
 
 
 @pytest.mark.parametrize("stop", ["SIGINT", "SIGTERM", "SIGKILL"])
-def test_a_signal_while_the_last_steps_are_written_leaves_an_incomplete_bundle(stop: str, forked: Run, tmp_path: Path, cli: Run) -> None:
+def test_a_signal_while_the_last_steps_are_written_leaves_an_incomplete_bundle(
+    stop: str, forked: Run, tmp_path: Path, cli: Run
+) -> None:
     (tmp_path / "slow_disk.py").write_text(
-        f"{CASE}\nimport os, signal, threading\n"
-        "from accucompare.bundle.writing.record_file import RecordFile\nfrom accucompare.bundle.writing.writer import BundleWriter\n"
-        "close, finish, ended, finished = BundleWriter.close, RecordFile.finish, threading.Event(), []\n"
-        "def closes(*given, **options):\n    ended.set()\n    close(*given, **options)\n"
-        "def finishes(file):\n    ended.wait(60)\n    finished.append(file)\n"
-        f"    if len(finished) == 3:\n        os.kill(os.getpid(), signal.{stop})\n        threading.Event().wait(60)\n"
-        "    return finish(file)\n"
-        "BundleWriter.close, RecordFile.finish = closes, finishes\n"
+        f"{CASE}\nimport os, signal, threading\nfrom accucompare.bundle.writing.record_file import"
+        " RecordFile\nfrom accucompare.bundle.writing.writer import BundleWriter\nclose, finish,"
+        " ended, finished = BundleWriter.close, RecordFile.finish, threading.Event(), []\ndef"
+        " closes(*given, **options):\n    ended.set()\n    close(*given, **options)\ndef"
+        " finishes(file):\n    ended.wait(60)\n    finished.append(file)\n    if len(finished) =="
+        f" 3:\n        os.kill(os.getpid(), signal.{stop})\n        threading.Event().wait(60)\n   "
+        " return finish(file)\nBundleWriter.close, RecordFile.finish = closes, finishes\n"
     )
     done = forked("capture", "slow_disk.py", "--device", "cpu", "--out", "golden", "-q")
     assert done.returncode == {"SIGINT": 130, "SIGTERM": 130, "SIGKILL": -9}[stop], done.stderr
     with ac.open_bundle(tmp_path / "golden") as bundle:
         assert not bundle.complete
         assert len(bundle.steps()) == STEPS - 1
-        told = None if stop == "SIGKILL" else {"error": "interrupted while the last steps were written"}
+        told = (
+            None
+            if stop == "SIGKILL"
+            else {"error": "interrupted while the last steps were written"}
+        )
         assert bundle.manifest.stopped == told
     assert cli("diff", "golden", "golden", "--report", "none").returncode == 2
 
 
-def test_a_full_disk_at_the_last_manifest_leaves_an_incomplete_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_at_the_last_manifest_leaves_an_incomplete_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = Manifest.write
 
     def full(manifest: Manifest, path: Path) -> None:
@@ -295,7 +345,9 @@ def test_a_full_disk_at_the_last_manifest_leaves_an_incomplete_bundle(tmp_path: 
         assert len(bundle.steps()) == STEPS
 
 
-def test_a_process_that_was_forked_from_a_capture_writes_nothing_into_its_bundle(tmp_path: Path) -> None:
+def test_a_process_that_was_forked_from_a_capture_writes_nothing_into_its_bundle(
+    tmp_path: Path,
+) -> None:
     model = nn.Linear(3, 4)
     with ac.capture(model, tmp_path / "golden") as session:
         model(torch.ones(5, 3))
@@ -326,43 +378,63 @@ def test_a_writer_gives_its_word_once(tmp_path: Path) -> None:
     assert Manifest.read(tmp_path / "b/manifest.json").stopped == {"error": "the model raised"}
 
 
-def test_an_error_that_leaves_the_context_of_a_writer_is_why_the_bundle_is_incomplete(tmp_path: Path) -> None:
+def test_an_error_that_leaves_the_context_of_a_writer_is_why_the_bundle_is_incomplete(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(RuntimeError), BundleWriter(tmp_path / "b", Manifest()):
         raise RuntimeError("no")
     assert Manifest.read(tmp_path / "b/manifest.json").stopped == {"error": "RuntimeError: no"}
 
 
-def test_what_the_capture_says_later_is_not_in_the_manifest_of_an_earlier_step(tmp_path: Path) -> None:
+def test_what_the_capture_says_later_is_not_in_the_manifest_of_an_earlier_step(
+    tmp_path: Path,
+) -> None:
     writer = BundleWriter(tmp_path / "b", Manifest(complete=True, notes=["one"]))
     published = writer.published
     writer.manifest.notes.append("two")
     writer.manifest.capture["seed"] = 1
     assert (published.complete, published.notes, published.capture) == (False, ["one"], {})
     writer.close()
-    assert (writer.published.complete, writer.published.notes, writer.published.capture) == (True, ["one", "two"], {"seed": 1})
+    assert (writer.published.complete, writer.published.notes, writer.published.capture) == (
+        True,
+        ["one", "two"],
+        {"seed": 1},
+    )
 
 
 @pytest.mark.parametrize(("steps", "made"), [(STEPS, 2), (2, 1), ("0,2", 1)])
 @pytest.mark.parametrize("mode", ["tensors", "stats", "digest"])
-def test_two_bundles_that_lack_the_same_steps_are_not_identical(steps: int | str, made: int, mode: str, tmp_path: Path) -> None:
+def test_two_bundles_that_lack_the_same_steps_are_not_identical(
+    steps: int | str, made: int, mode: str, tmp_path: Path
+) -> None:
     for name in ("golden", "npu"):
         capture(tmp_path / name, made, steps=steps, mode=mode)
     comparison = ac.diff(tmp_path / "golden", tmp_path / "npu")
     assert not comparison.passed
-    assert comparison.trouble == "what there is agrees, but the capture of golden and of the candidate did not run to its end"
+    assert (
+        comparison.trouble
+        == "what there is agrees, but the capture of golden and of the candidate did not run to"
+        " its end"
+    )
 
 
-def test_a_step_of_which_only_a_part_is_there_makes_the_bundle_incomplete(tmp_path: Path, opened: Opened) -> None:
+def test_a_step_of_which_only_a_part_is_there_makes_the_bundle_incomplete(
+    tmp_path: Path, opened: Opened
+) -> None:
     write(tmp_path / "b", [item("a", [1.0])])
     edit_manifest(tmp_path / "b", lambda manifest: manifest["steps"][0].update(partial=True))
     assert not opened(tmp_path / "b").complete
 
 
 @pytest.mark.parametrize("steps", [None, "0,2"])
-def test_a_capture_like_an_incomplete_bundle_runs_the_steps_that_that_set_out_to_record(steps: str | None, tmp_path: Path) -> None:
+def test_a_capture_like_an_incomplete_bundle_runs_the_steps_that_that_set_out_to_record(
+    steps: str | None, tmp_path: Path
+) -> None:
     golden = tmp_path / "golden"
     _case(golden, seed=0, save_state=True, steps=steps)
-    edit_manifest(golden, lambda manifest: manifest.update(steps=manifest["steps"][:-1], complete=False))
+    edit_manifest(
+        golden, lambda manifest: manifest.update(steps=manifest["steps"][:-1], complete=False)
+    )
     for name, feed, most in (("like", None, 3), ("fed", golden, 2)):
         _case(tmp_path / name, like=golden, feed=feed)
         with ac.open_bundle(tmp_path / name) as bundle:

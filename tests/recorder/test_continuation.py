@@ -1,4 +1,6 @@
-"""States that do not fit what starts from them, or are damaged: a clear message, and nothing is changed."""
+"""States that do not fit what starts from them, or are damaged: a clear message, and nothing is
+changed.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,21 @@ def fewer(loop: Loop) -> Any:
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        (sgd, r"--like: optimizer 0 is a torch\.optim\.sgd\.SGD here, but a torch\.optim\.adamw\.AdamW in "),
+        (
+            sgd,
+            (
+                r"--like: optimizer 0 is a torch\.optim\.sgd\.SGD here, but a"
+                r" torch\.optim\.adamw\.AdamW in "
+            ),
+        ),
         (two_groups, r"--like: optimizer 0 has 2 parameter group\(s\) here, but 1 in "),
-        (fewer, r"--like: optimizer 0: other parameter groups: 'first\.weight' is in group 0 in .* only"),
+        (
+            fewer,
+            (
+                r"--like: optimizer 0: other parameter groups: 'first\.weight' is in group 0 in .*"
+                r" only"
+            ),
+        ),
         (lambda loop: [sgd(loop), sgd(loop)], r"--like: there are 2 optimizers here, but 1 in "),
     ],
     ids=["class", "groups", "parameters", "number"],
@@ -49,24 +63,37 @@ def test_an_optimizer_that_does_not_fit_is_refused_and_nothing_is_changed(
 ) -> None:
     loop = Loop.new(seed=9)
     before = loop.model.first.weight.clone()
-    with pytest.raises(CaptureError, match=message), ac.capture(loop.model, tmp_path / "out", like=golden[0], optimizer=optimizer(loop)):
+    with (
+        pytest.raises(CaptureError, match=message),
+        ac.capture(loop.model, tmp_path / "out", like=golden[0], optimizer=optimizer(loop)),
+    ):
         pass
     assert torch.equal(loop.model.first.weight, before)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["optimizer", "scheduler", "scaler"])
-def test_something_else_in_place_of_an_optimizer_is_a_usage_error(name: str, tmp_path: Path) -> None:
+def test_something_else_in_place_of_an_optimizer_is_a_usage_error(
+    name: str, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match=rf"^{name} must be an? .*, but is a dict"):
         ac.capture(nn.Linear(1, 1), tmp_path / "out", **{name: {}})
     with pytest.raises(UsageError, match=rf"^{name} must be an? .*, but is the class SGD"):
         ac.capture(nn.Linear(1, 1), tmp_path / "out", **{name: torch.optim.SGD})
 
 
-def test_a_bundle_of_an_older_version_cannot_continue_a_training(golden: tuple[Path, Loop], tmp_path: Path) -> None:
+def test_a_bundle_of_an_older_version_cannot_continue_a_training(
+    golden: tuple[Path, Loop], tmp_path: Path
+) -> None:
     old = edited(golden[0], tmp_path / "old", lambda capture: capture.pop("training_state"))
     loop = Loop.new()
-    with pytest.raises(CaptureError, match="was written by an older accucompare, which saved weights and inputs, but not the state of the"):
+    with pytest.raises(
+        CaptureError,
+        match=(
+            "was written by an older accucompare, which saved weights and inputs, but not the state"
+            " of the"
+        ),
+    ):
         run(loop, tmp_path / "out", range(3, 6), like=old, **loop.parts)
     with ac.capture(loop.model, tmp_path / "forward", like=old):  # of weights alone it still can
         pass
@@ -76,11 +103,23 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
     "step": lambda state: state.update(step=-1),
     "step too large": lambda state: state.update(step=1 << 70),
     "options": lambda state: state["optimizers"][0].update(options=[1]),
-    "tensor": lambda state: state["optimizers"][0]["state"]["first.weight"]["dict"][1].__setitem__(1, {"tensor": "99"}),
-    "no state": lambda state: state["optimizers"][0]["state"].update({"first.weight": {"value": 3}}),
-    "unhashable": lambda state: state["schedulers"][0]["options"].update(last_epoch={"dict": [[[], {"value": 3}]]}),
+    "tensor": (
+        lambda state: state["optimizers"][0]["state"]["first.weight"]["dict"][1].__setitem__(
+            1, {"tensor": "99"}
+        )
+    ),
+    "no state": (
+        lambda state: state["optimizers"][0]["state"].update({"first.weight": {"value": 3}})
+    ),
+    "unhashable": (
+        lambda state: state["schedulers"][0]["options"].update(
+            last_epoch={"dict": [[[], {"value": 3}]]}
+        )
+    ),
     "random": lambda state: state["random"]["dict"][1][1]["list"].__setitem__(1, {"value": 7}),
-    "random devices": lambda state: state["random"]["dict"][0][1]["dict"][0].__setitem__(1, {"tensor": "1"}),
+    "random devices": (
+        lambda state: state["random"]["dict"][0][1]["dict"][0].__setitem__(1, {"tensor": "1"})
+    ),
     "draws": lambda state: state["draws"].update(numbers={"no hex": 1}),
     "draws' count": lambda state: state["draws"].update(count=1.5),
     "gradients": lambda state: state.update(gradients={"dict": [["first.weight", {"value": 1}]]}),
@@ -93,18 +132,26 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("damage", HOSTILE)
-def test_a_damaged_state_is_an_error_that_names_the_file(damage: str, golden: tuple[Path, Loop], tmp_path: Path) -> None:
-    path = edited(golden[0], tmp_path / "bad", lambda capture: HOSTILE[damage](capture["training_state"]))
+def test_a_damaged_state_is_an_error_that_names_the_file(
+    damage: str, golden: tuple[Path, Loop], tmp_path: Path
+) -> None:
+    path = edited(
+        golden[0], tmp_path / "bad", lambda capture: HOSTILE[damage](capture["training_state"])
+    )
     loop = Loop.new()
     with pytest.raises(BundleError, match=f"^{path}") as raised:
         run(loop, tmp_path / "out", range(3, 6), like=path, **loop.parts)
     assert len(str(raised.value)) < 600
 
 
-def test_a_flipped_bit_in_a_saved_moment_is_found_and_named(golden: tuple[Path, Loop], tmp_path: Path) -> None:
+def test_a_flipped_bit_in_a_saved_moment_is_found_and_named(
+    golden: tuple[Path, Loop], tmp_path: Path
+) -> None:
     shutil.copytree(golden[0], tmp_path / "bad")
     with ac.open_bundle(tmp_path / "bad") as bundle:
-        record = next(record for record in bundle.state() if record.name == "optimizer 0 first.weight 1")
+        record = next(
+            record for record in bundle.state() if record.name == "optimizer 0 first.weight 1"
+        )
         _, offset = bundle.locate(record)
     with (tmp_path / "bad/rank0/state.npz").open("r+b") as file:
         file.seek(offset)
@@ -112,21 +159,34 @@ def test_a_flipped_bit_in_a_saved_moment_is_found_and_named(golden: tuple[Path, 
         file.seek(offset)
         file.write(bytes([byte[0] ^ 1]))
     loop = Loop.new()
-    with pytest.raises(BundleError, match=r"rank0/state\.npz: optimizer 0 first\.weight 1 .* is corrupt"):
+    with pytest.raises(
+        BundleError, match=r"rank0/state\.npz: optimizer 0 first\.weight 1 .* is corrupt"
+    ):
         run(loop, tmp_path / "out", range(3, 6), like=tmp_path / "bad", **loop.parts)
 
 
 def test_steps_before_the_state_are_refused(golden: tuple[Path, Loop], tmp_path: Path) -> None:
     with (
-        pytest.raises(UsageError, match=r"--steps 2-4: the state of .* is that before step 3; choose steps from 3 on"),
+        pytest.raises(
+            UsageError,
+            match=r"--steps 2-4: the state of .* is that before step 3; choose steps from 3 on",
+        ),
         ac.capture(Loop.new().model, tmp_path / "out", like=golden[0], steps="2-4"),
     ):
         pass
 
 
-def test_a_golden_of_a_later_step_is_not_fed_to_the_weights_of_the_first(golden: tuple[Path, Loop], tmp_path: Path) -> None:
+def test_a_golden_of_a_later_step_is_not_fed_to_the_weights_of_the_first(
+    golden: tuple[Path, Loop], tmp_path: Path
+) -> None:
     with (
-        pytest.raises(UsageError, match=rf"begins with the weights of step 3, and the model has those of step 0: give --like {golden[0]}"),
+        pytest.raises(
+            UsageError,
+            match=(
+                r"begins with the weights of step 3, and the model has those of step 0: give"
+                rf" --like {golden[0]}"
+            ),
+        ),
         ac.capture(Loop.new().model, tmp_path / "out", feed=golden[0]),
     ):
         pass

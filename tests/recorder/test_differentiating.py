@@ -1,4 +1,6 @@
-"""Models that ask autograd for gradients in their own forward: force fields, physics-informed networks."""
+"""Models that ask autograd for gradients in their own forward: force fields, physics-informed
+networks.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def capture(model: nn.Module, out: Path, x: torch.Tensor, feed: Path | None = No
     return out
 
 
-@pytest.mark.parametrize("around", [contextlib.nullcontext, torch.enable_grad], ids=["gradients on", "turned on inside"])
+@pytest.mark.parametrize(
+    "around", [contextlib.nullcontext, torch.enable_grad], ids=["gradients on", "turned on inside"]
+)
 def test_a_force_field_fed_from_itself_gives_the_same_bits(around: Any, tmp_path: Path) -> None:
     model, x = Forces(around), torch.randn(4, 3)
     golden = capture(model, tmp_path / "golden", x.clone())
@@ -69,14 +73,20 @@ def test_a_second_derivative_with_respect_to_what_the_caller_gave_is_fed(tmp_pat
     golden = capture(model, tmp_path / "golden", x)
     comparison = ac.diff(golden, capture(model, tmp_path / "fed", x, golden))
     assert comparison.passed
-    assert {row.golden.path for row in comparison.rows if row.golden is not None and not row.golden.name} >= {"0", "1"}
+    assert {
+        row.golden.path for row in comparison.rows if row.golden is not None and not row.golden.name
+    } >= {"0", "1"}
 
 
 def test_gradients_are_those_at_goldens_values(tmp_path: Path, opened: Opened) -> None:
     model, x = Forces(), torch.randn(4, 3)
     golden = capture(model, tmp_path / "golden", x.clone())
-    fed = opened(capture(model, tmp_path / "fed", x + 1, golden))  # other positions arrive; golden's are handed on
-    np.testing.assert_array_equal(fed.load("", path="forces"), opened(golden).load("", path="forces"))
+    fed = opened(
+        capture(model, tmp_path / "fed", x + 1, golden)
+    )  # other positions arrive; golden's are handed on
+    np.testing.assert_array_equal(
+        fed.load("", path="forces"), opened(golden).load("", path="forces")
+    )
 
 
 def test_a_fault_in_a_force_field_is_found(tmp_path: Path) -> None:
@@ -109,9 +119,13 @@ def case():
 """
 
 
-@pytest.mark.parametrize("loss", ["", ", loss=lambda out: out['forces'].square().sum()"], ids=["no loss", "loss"])
+@pytest.mark.parametrize(
+    "loss", ["", ", loss=lambda out: out['forces'].square().sum()"], ids=["no loss", "loss"]
+)
 def test_a_case_of_a_force_field_is_captured_and_fed(loss: str, tmp_path: Path) -> None:
     (tmp_path / "forces.py").write_text(CASE.format(loss=loss))
     target = str(tmp_path / "forces.py")
     golden = capture_case(target, tmp_path / "golden", CPU)
-    assert ac.diff(golden, capture_case(target, tmp_path / "fed", CPU, CaptureOptions(feed=golden))).passed
+    assert ac.diff(
+        golden, capture_case(target, tmp_path / "fed", CPU, CaptureOptions(feed=golden))
+    ).passed

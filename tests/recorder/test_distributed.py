@@ -55,7 +55,8 @@ def spread(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def trained(kind: str, rank: int, out: str | None) -> list[Any]:
-    """What three steps of training give, and leave: with a capture, if it is told where to write."""
+    """What three steps of training give, and leave: with a capture, if it is told where to
+    write."""
     model, optimizer = spread(kind)
     losses = []
 
@@ -70,7 +71,9 @@ def trained(kind: str, rank: int, out: str | None) -> list[Any]:
         for _ in range(3):
             step()
     else:
-        with ac.capture(model, out, optimizer=optimizer, only=["0", "2"], save_state=True) as session:
+        with ac.capture(
+            model, out, optimizer=optimizer, only=["0", "2"], save_state=True
+        ) as session:
             for _ in range(3):
                 step()
                 session.step()
@@ -81,7 +84,9 @@ def trained(kind: str, rank: int, out: str | None) -> list[Any]:
 def work(rank: int, folder: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
     with ac.capture(model, f"{folder}/out") as session:
@@ -90,7 +95,9 @@ def work(rank: int, folder: str) -> None:
     try:
         with ac.capture(model, f"{folder}/out"):
             pass
-    except CaptureError as error:  # found by rank 0 alone, but told to both: neither waits for the other for ever
+    except (
+        CaptureError
+    ) as error:  # found by rank 0 alone, but told to both: neither waits for the other for ever
         Path(f"{folder}/refused{rank}").write_text(str(error))
     for kind in KINDS:
         plain, captured = (trained(kind, rank, out) for out in (None, f"{folder}/{kind}"))
@@ -115,43 +122,82 @@ def test_each_rank_is_written_and_read(folder: Path, opened: Opened) -> None:
     bundle = opened(folder / "out")
     assert bundle.complete
     assert bundle.manifest.ranks == 2
-    assert [bundle.load("", role="input", rank=rank).tolist() for rank in (0, 1)] == [[[0, 0]], [[1, 1]]]
+    assert [bundle.load("", role="input", rank=rank).tolist() for rank in (0, 1)] == [
+        [[0, 0]],
+        [[1, 1]],
+    ]
     assert {entry.name for entry in bundle.records()} == {"", "0", "1"}
-    assert all("already holds a bundle" in (folder / f"refused{rank}").read_text() for rank in (0, 1))
+    assert all(
+        "already holds a bundle" in (folder / f"refused{rank}").read_text() for rank in (0, 1)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_on_several_ranks_is_not_changed(kind: str, folder: Path) -> None:
-    assert [json.loads((folder / f"{kind}{rank}.json").read_text()) for rank in (0, 1)] == [True, True]
+    assert [json.loads((folder / f"{kind}{rank}.json").read_text()) for rank in (0, 1)] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_call_has_its_own_ranks_gradient_and_an_update_the_mean_of_all(kind: str, folder: Path, opened: Opened) -> None:
+def test_a_call_has_its_own_ranks_gradient_and_an_update_the_mean_of_all(
+    kind: str, folder: Path, opened: Opened
+) -> None:
     own: list[dict[str, np.ndarray[Any, Any]]] = []
     for rank in (0, 1):
         model = network()
         model(batch(rank)).square().mean().backward()
-        own.append({name: each.grad.numpy() for name, each in model.named_parameters() if each.grad is not None})
+        own.append(
+            {
+                name: each.grad.numpy()
+                for name, each in model.named_parameters()
+                if each.grad is not None
+            }
+        )
     bundle = opened(folder / kind)
     for rank in (0, 1):
         records = [record for record in bundle.records() if (record.rank, record.step) == (rank, 0)]
-        found = {role: {f"{each.name}.{each.path}": bundle.values(each) for each in records if each.role is role} for role in Role}
-        assert found[Role.CALL_GRAD].keys() == found[Role.PARAM_GRAD].keys() == found[Role.PARAM_UPDATE].keys() == own[0].keys()
+        found = {
+            role: {
+                f"{each.name}.{each.path}": bundle.values(each)
+                for each in records
+                if each.role is role
+            }
+            for role in Role
+        }
+        assert (
+            found[Role.CALL_GRAD].keys()
+            == found[Role.PARAM_GRAD].keys()
+            == found[Role.PARAM_UPDATE].keys()
+            == own[0].keys()
+        )
         for name in own[0]:
             assert np.array_equal(found[Role.CALL_GRAD][name], own[rank][name])
-            np.testing.assert_allclose(found[Role.PARAM_GRAD][name], (own[0][name] + own[1][name]) / 2, rtol=1e-6)
+            np.testing.assert_allclose(
+                found[Role.PARAM_GRAD][name], (own[0][name] + own[1][name]) / 2, rtol=1e-6
+            )
         series = bundle.manifests[rank].series[0]
         assert series.updates == 1
         mean = np.concatenate([(own[0][name] + own[1][name]).ravel() / 2 for name in own[0]])
         assert series.grad_norm == pytest.approx(np.linalg.norm(mean), rel=1e-6)
 
 
-def test_an_optimizer_that_steps_another_one_makes_one_update_with_the_others_state(folder: Path, opened: Opened) -> None:
-    """``ZeroRedundancyOptimizer``: each rank steps some of the parameters, and is given the others."""
+def test_an_optimizer_that_steps_another_one_makes_one_update_with_the_others_state(
+    folder: Path, opened: Opened
+) -> None:
+    """``ZeroRedundancyOptimizer``: each rank steps some of the parameters, and is given the
+    others."""
     bundle = opened(folder / "zero")
-    updates = [record for record in bundle.records() if record.role in (Role.PARAM_BEFORE, Role.PARAM_UPDATE) and record.step == 1]
+    updates = [
+        record
+        for record in bundle.records()
+        if record.role in (Role.PARAM_BEFORE, Role.PARAM_UPDATE) and record.step == 1
+    ]
     assert all(record.call == 0 and "#" not in record.path for record in updates)
     held = {
-        (record.name, record.path) for record in bundle.records() if record.role is Role.STATE_AFTER and record.path.endswith("exp_avg")
+        (record.name, record.path)
+        for record in bundle.records()
+        if record.role is Role.STATE_AFTER and record.path.endswith("exp_avg")
     }
     assert held == {(name, f"{own}.exp_avg") for name in ("0", "2") for own in ("weight", "bias")}

@@ -37,13 +37,28 @@ FeedInto = Callable[..., Bundle]
 
 @pytest.fixture
 def feed_into(tmp_path: Path, opened: Opened) -> FeedInto:
-    """``feed_into(candidate, x, of=model)`` captures golden of a model (of the candidate itself), feeds a candidate, and opens that."""
+    """``feed_into(candidate, x, of=model)`` captures golden of a model (of the candidate itself),
+    feeds a candidate, and opens that.
+    """
 
-    def run(candidate: nn.Module, *args: Any, of: nn.Module | None = None, golden_args: Any = None, **options: Any) -> Bundle:
+    def run(
+        candidate: nn.Module,
+        *args: Any,
+        of: nn.Module | None = None,
+        golden_args: Any = None,
+        **options: Any,
+    ) -> Bundle:
         of = copy.deepcopy(candidate) if of is None else of
         with ac.capture(of, tmp_path / "golden", overwrite=True), torch.no_grad():
             of(*copy.deepcopy(args if golden_args is None else golden_args))
-        with ac.capture(candidate, tmp_path / "fed", feed=tmp_path / "golden", overwrite=True, force=True, **options):
+        with ac.capture(
+            candidate,
+            tmp_path / "fed",
+            feed=tmp_path / "golden",
+            overwrite=True,
+            force=True,
+            **options,
+        ):
             candidate(*copy.deepcopy(args))
         return opened(tmp_path / "fed")
 
@@ -51,14 +66,22 @@ def feed_into(tmp_path: Path, opened: Opened) -> FeedInto:
 
 
 def different(golden: Bundle, fed: Bundle) -> list[str]:
-    """The records of either bundle that the other has not with the same bits, as ``name#call role path``."""
-    sides = [{record.key: (record.dtype, record.shape, record.digest) for record in bundle.records()} for bundle in (golden, fed)]
+    """The records of either bundle that the other has not with the same bits, as ``name#call role
+    path``.
+    """
+    sides = [
+        {record.key: (record.dtype, record.shape, record.digest) for record in bundle.records()}
+        for bundle in (golden, fed)
+    ]
     keys = [key for key in sides[0] | sides[1] if sides[0].get(key) != sides[1].get(key)]
     return [f"{key.name}#{key.call} {key.role.value} {key.path}".rstrip() for key in keys]
 
 
 def not_fed(bundle: Bundle) -> list[str]:
-    return [f"{value['name']} {value['role']} {value['path']}: {value['why']}" for value in bundle.manifest.capture["feed"]["not_fed"]]
+    return [
+        f"{value['name']} {value['role']} {value['path']}: {value['why']}"
+        for value in bundle.manifest.capture["feed"]["not_fed"]
+    ]
 
 
 class Scale(nn.Module):
@@ -79,10 +102,18 @@ def net(*factors: float) -> nn.Module:
 
 def _language(kind: str, **options: Any) -> Callable[[], tuple[nn.Module, dict[str, Any]]]:
     def build() -> tuple[nn.Module, dict[str, Any]]:
-        sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+        sizes = {
+            "vocab_size": 97,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        }
         config = getattr(transformers, f"{kind}Config")(**{**sizes, **options})
         mask = torch.tensor([[1] * 12, [0] * 4 + [1] * 8])
-        model = getattr(transformers, f"{kind}{'Model' if kind in ('Bert', 'DebertaV2') else 'ForCausalLM'}")(config).eval()
+        model = getattr(
+            transformers, f"{kind}{'Model' if kind in ('Bert', 'DebertaV2') else 'ForCausalLM'}"
+        )(config).eval()
         return model, {"input_ids": torch.randint(1, 97, (2, 12)), "attention_mask": mask}
 
     return build
@@ -91,7 +122,11 @@ def _language(kind: str, **options: Any) -> Callable[[], tuple[nn.Module, dict[s
 def _encoder_decoder(kind: str, **options: Any) -> Callable[[], tuple[nn.Module, dict[str, Any]]]:
     def build() -> tuple[nn.Module, dict[str, Any]]:
         config = getattr(transformers, f"{kind}Config")(vocab_size=97, d_model=32, **options)
-        heard = {"input_features": torch.randn(2, 8, 32)} if kind == "Whisper" else {"input_ids": torch.randint(1, 97, (2, 12))}
+        heard = (
+            {"input_features": torch.randn(2, 8, 32)}
+            if kind == "Whisper"
+            else {"input_ids": torch.randint(1, 97, (2, 12))}
+        )
         model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
         return model, {**heard, "decoder_input_ids": torch.randint(3, 97, (2, 5))}
 
@@ -99,7 +134,9 @@ def _encoder_decoder(kind: str, **options: Any) -> Callable[[], tuple[nn.Module,
 
 
 def _resnet() -> tuple[nn.Module, dict[str, Any]]:
-    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"
+    )
     return transformers.ResNetModel(config).train(), {"pixel_values": torch.randn(2, 3, 32, 32)}
 
 
@@ -127,7 +164,9 @@ class Attending(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Writes into what its caller keeps, and ignores what is returned; holds its values in another order than their shape's."""
+    """Writes into what its caller keeps, and ignores what is returned; holds its values in another
+    order than their shape's.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +185,9 @@ class InPlace(nn.Module):
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
     "llama": _language("Llama", num_key_value_heads=2),
-    "mixtral": _language("Mixtral", num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2),
+    "mixtral": _language(
+        "Mixtral", num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2
+    ),
     "qwen2_moe": _language(
         "Qwen2Moe",
         num_key_value_heads=2,
@@ -182,14 +223,24 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
 
 
 def as_type(dtype: torch.dtype, inputs: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.to(dtype) if value.is_floating_point() else value.clone() for name, value in inputs.items()}
+    return {
+        name: value.to(dtype) if value.is_floating_point() else value.clone()
+        for name, value in inputs.items()
+    }
 
 
 def capture_pair(
-    folder: Path, golden: nn.Module, candidate: nn.Module, inputs: dict[str, Any], around: Callable[[], Any] = torch.no_grad
+    folder: Path,
+    golden: nn.Module,
+    candidate: nn.Module,
+    inputs: dict[str, Any],
+    around: Callable[[], Any] = torch.no_grad,
 ) -> None:
     """Capture golden, and the candidate fed from it, into ``golden`` and ``fed``."""
-    for model, out, options in ((golden, "golden", {}), (candidate, "fed", {"feed": folder / "golden", "force": True})):
+    for model, out, options in (
+        (golden, "golden", {}),
+        (candidate, "fed", {"feed": folder / "golden", "force": True}),
+    ):
         with around(), ac.capture(model, folder / out, **options):
             model(**as_type(next(iter(model.parameters())).dtype, inputs))
 
@@ -199,7 +250,9 @@ def capture_pair(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", list(MODELS))
-def test_a_model_fed_from_itself_gives_the_same_bits_everywhere(name: str, dtype: torch.dtype, tmp_path: Path, opened: Opened) -> None:
+def test_a_model_fed_from_itself_gives_the_same_bits_everywhere(
+    name: str, dtype: torch.dtype, tmp_path: Path, opened: Opened
+) -> None:
     model, inputs = MODELS[name]()
     model = model.to(dtype)
     capture_pair(tmp_path, model, copy.deepcopy(model), inputs)
@@ -210,10 +263,18 @@ def test_a_model_fed_from_itself_gives_the_same_bits_everywhere(name: str, dtype
 
 
 @pytest.mark.parametrize("name", list(MODELS))
-def test_a_fault_in_one_module_is_seen_in_its_own_output_and_nowhere_else(name: str, tmp_path: Path, opened: Opened) -> None:
+def test_a_fault_in_one_module_is_seen_in_its_own_output_and_nowhere_else(
+    name: str, tmp_path: Path, opened: Opened
+) -> None:
     model, inputs = MODELS[name]()
-    called = [own for own, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None]
-    called = [own for own in called if not own.endswith("out_proj")]  # MultiheadAttention's is not called
+    called = [
+        own
+        for own, module in model.named_modules()
+        if next(module.parameters(recurse=False), None) is not None
+    ]
+    called = [
+        own for own in called if not own.endswith("out_proj")
+    ]  # MultiheadAttention's is not called
     faulty = copy.deepcopy(model)
     culprit = called[len(called) // 2]
     with torch.no_grad():
@@ -227,10 +288,14 @@ def test_a_fault_in_one_module_is_seen_in_its_own_output_and_nowhere_else(name: 
 
 
 @pytest.mark.parametrize(
-    "around", [torch.inference_mode, lambda: _both(torch.no_grad(), torch.autocast("cpu", torch.bfloat16))], ids=["inference", "autocast"]
+    "around",
+    [torch.inference_mode, lambda: _both(torch.no_grad(), torch.autocast("cpu", torch.bfloat16))],
+    ids=["inference", "autocast"],
 )
 @pytest.mark.parametrize("name", ["llama", "in place", "lstm"])
-def test_feeding_works_in_inference_mode_and_under_autocast(name: str, around: Any, tmp_path: Path, opened: Opened) -> None:
+def test_feeding_works_in_inference_mode_and_under_autocast(
+    name: str, around: Any, tmp_path: Path, opened: Opened
+) -> None:
     if name == "lstm" and around is not torch.inference_mode and not has_lstm_in_bfloat16():
         pytest.skip("this processor runs no LSTM in bfloat16")
     model, inputs = MODELS[name]()
@@ -244,12 +309,17 @@ def _both(*contexts: Any) -> Any:
         yield [stack.enter_context(context) for context in contexts]
 
 
-def test_outputs_show_the_error_of_the_module_and_inputs_that_of_the_glue_before(feed_into: FeedInto) -> None:
+def test_outputs_show_the_error_of_the_module_and_inputs_that_of_the_glue_before(
+    feed_into: FeedInto,
+) -> None:
     x = torch.tensor([1.0, 2.0])
     wrong = Glue(lambda self, x: self.b(self.a(x) + 1.5) + x, a=Scale(2.0), b=Scale(4.0))
     fed = feed_into(wrong, x, of=net(2.0, 3.0))
     assert fed.load("a").tolist() == [2.0, 4.0]
-    assert fed.load("b", role="input").tolist() == [3.5, 5.5]  # golden's a, and the candidate's own 1.5
+    assert fed.load("b", role="input").tolist() == [
+        3.5,
+        5.5,
+    ]  # golden's a, and the candidate's own 1.5
     assert fed.load("b").tolist() == [4 * 3.0, 4 * 5.0]  # of golden's input
     assert fed.load("").tolist() == [3 * 3.0 + 1, 3 * 5.0 + 2]  # golden's b, golden's x
 
@@ -265,20 +335,28 @@ def test_the_caller_is_given_goldens_outputs(tmp_path: Path) -> None:
     assert not candidate(x).equal(expected)  # and no hook is left
 
 
-def test_golden_in_bfloat16_feeds_float64_and_the_other_way_round(tmp_path: Path, opened: Opened) -> None:
+def test_golden_in_bfloat16_feeds_float64_and_the_other_way_round(
+    tmp_path: Path, opened: Opened
+) -> None:
     model, inputs = MODELS["llama"]()
     for golden, candidate in ((torch.bfloat16, torch.float64), (torch.float64, torch.bfloat16)):
         shutil.rmtree(tmp_path / "golden", ignore_errors=True)
         shutil.rmtree(tmp_path / "fed", ignore_errors=True)
-        capture_pair(tmp_path, copy.deepcopy(model).to(golden), copy.deepcopy(model).to(candidate), inputs)
+        capture_pair(
+            tmp_path, copy.deepcopy(model).to(golden), copy.deepcopy(model).to(candidate), inputs
+        )
         ours, theirs = opened(tmp_path / "golden"), opened(tmp_path / "fed")
         assert all(line.endswith(OPAQUE) for line in not_fed(theirs))
         for record in theirs.records():
             if record.dtype in ("float64", "bfloat16"):
                 assert record.dtype == str(candidate).removeprefix("torch.")
                 key = record.key
-                expected = ours.load(key.name, call=key.call, role=key.role, path=key.path).astype(float)
-                error = np.linalg.norm(theirs.values(record) - expected) / max(np.linalg.norm(expected), 1e-30)
+                expected = ours.load(key.name, call=key.call, role=key.role, path=key.path).astype(
+                    float
+                )
+                error = np.linalg.norm(theirs.values(record) - expected) / max(
+                    np.linalg.norm(expected), 1e-30
+                )
                 assert error < 0.02, key
 
 
@@ -290,13 +368,18 @@ def test_integers_and_booleans_are_fed(feed_into: FeedInto) -> None:
     def split(amount: int) -> Glue:
         return Glue(lambda self, x: (x.long() + amount, x > 1 + amount))
 
-    models = [Glue(forward, split=split(amount), join=Glue(lambda self, n, mask: n * mask)) for amount in (0, 1)]
+    models = [
+        Glue(forward, split=split(amount), join=Glue(lambda self, n, mask: n * mask))
+        for amount in (0, 1)
+    ]
     fed = feed_into(models[1], torch.tensor([1.0, 2.0]), of=models[0])
     assert fed.load("split", path="0").tolist() == [2, 3]
     assert fed.load("join").tolist() == [0, 2]
 
 
-def test_what_a_module_writes_into_its_input_its_caller_sees(feed_into: FeedInto, opened: Opened, tmp_path: Path) -> None:
+def test_what_a_module_writes_into_its_input_its_caller_sees(
+    feed_into: FeedInto, opened: Opened, tmp_path: Path
+) -> None:
     def write(self: Any, store: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         store[0].add_(x)
         return x + 1
@@ -314,8 +397,12 @@ def test_what_a_module_writes_into_its_input_its_caller_sees(feed_into: FeedInto
     assert fed.load("").tolist() == [5.0, -2.0]
 
 
-def test_what_a_module_adds_to_a_list_or_a_dict_its_caller_sees(feed_into: FeedInto, opened: Opened, tmp_path: Path) -> None:
-    def add(self: Any, seen: list[torch.Tensor], state: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+def test_what_a_module_adds_to_a_list_or_a_dict_its_caller_sees(
+    feed_into: FeedInto, opened: Opened, tmp_path: Path
+) -> None:
+    def add(
+        self: Any, seen: list[torch.Tensor], state: dict[str, torch.Tensor], x: torch.Tensor
+    ) -> torch.Tensor:
         seen.append(x * 2)
         state["last"] = x * 3
         return x + 1
@@ -334,7 +421,10 @@ def test_what_a_module_adds_to_a_list_or_a_dict_its_caller_sees(feed_into: FeedI
 
 def test_no_tensor_that_was_handed_out_is_handed_out_again(tmp_path: Path) -> None:
     given: list[torch.Tensor] = []
-    model = Glue(lambda self, x: self.a(self.a(x)) + self.a(x), a=Glue(lambda self, x: (given.append(x), x.add_(1))[1]))
+    model = Glue(
+        lambda self, x: self.a(self.a(x)) + self.a(x),
+        a=Glue(lambda self, x: (given.append(x), x.add_(1))[1]),
+    )
     with ac.capture(model, tmp_path / "golden"):
         model(torch.zeros(3))
     given.clear()
@@ -368,7 +458,10 @@ def test_a_mask_of_lowest_numbers_stays_finite_in_a_narrower_type(feed_into: Fee
         feed_into(copy.copy(model), torch.zeros(4, dtype=dtype), golden_args=(mask,))
         lowest = torch.finfo(dtype).min
         assert seen[-1].dtype == dtype
-        assert torch.equal(seen[-1].nan_to_num(nan=7.0, neginf=-1.0), torch.tensor([lowest, 0.0, -1.0, 7.0], dtype=dtype))
+        assert torch.equal(
+            seen[-1].nan_to_num(nan=7.0, neginf=-1.0),
+            torch.tensor([lowest, 0.0, -1.0, 7.0], dtype=dtype),
+        )
 
 
 @dataclass(frozen=True)
@@ -387,16 +480,47 @@ def test_nested_values_keep_their_structure_and_their_types(feed_into: FeedInto)
         output = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=x * self.factor)
         batch = transformers.BatchEncoding({"x": x * self.factor})
         y = x * self.factor
-        return {7: (y, None, "word", 3), "frozen": Frozen(y, "n"), "named": Named(y, [y]), "output": output}, batch, UserDict(a=y), y.max(0)
+        return (
+            {
+                7: (y, None, "word", 3),
+                "frozen": Frozen(y, "n"),
+                "named": Named(y, [y]),
+                "output": output,
+            },
+            batch,
+            UserDict(a=y),
+            y.max(0),
+        )
 
     def look(self: Any, value: Any, **more: Any) -> torch.Tensor:
         tables, batch, user, most = value
-        assert [type(part) for part in value] == [dict, transformers.BatchEncoding, UserDict, torch.return_types.max]
+        assert [type(part) for part in value] == [
+            dict,
+            transformers.BatchEncoding,
+            UserDict,
+            torch.return_types.max,
+        ]
         assert tables[7][1:] == (None, "word", 3)
         assert tables["frozen"].note == "n"
         assert isinstance(more["view"], MappingProxyType)
-        parts = [tables[7][0], tables["frozen"].hidden, tables["named"].left, tables["named"].right[0]]
-        return torch.stack([*parts, tables["output"].last_hidden_state, batch["x"], user["a"], more["view"]["x"]]) + most.values
+        parts = [
+            tables[7][0],
+            tables["frozen"].hidden,
+            tables["named"].left,
+            tables["named"].right[0],
+        ]
+        return (
+            torch.stack(
+                [
+                    *parts,
+                    tables["output"].last_hidden_state,
+                    batch["x"],
+                    user["a"],
+                    more["view"]["x"],
+                ]
+            )
+            + most.values
+        )
 
     def model(factor: float) -> nn.Module:
         nested = Glue(nest)
@@ -410,7 +534,10 @@ def test_nested_values_keep_their_structure_and_their_types(feed_into: FeedInto)
 
 
 def test_several_steps_are_fed_each_from_its_own(tmp_path: Path, opened: Opened) -> None:
-    for model, out, options in ((net(2.0, 3.0), "golden", {}), (net(2.0, 4.0), "fed", {"feed": tmp_path / "golden"})):
+    for model, out, options in (
+        (net(2.0, 3.0), "golden", {}),
+        (net(2.0, 4.0), "fed", {"feed": tmp_path / "golden"}),
+    ):
         with ac.capture(model, tmp_path / out, **options) as session:
             for step in range(3):
                 model(torch.full((2,), float(step)))
@@ -431,8 +558,12 @@ def test_a_compiled_model_is_fed(tmp_path: Path, opened: Opened) -> None:
     assert different(opened(tmp_path / "golden"), opened(tmp_path / "fed"))[0] == "b#0 output"
 
 
-def test_dropout_and_batch_norm_in_training_agree(feed_into: FeedInto, opened: Opened, tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Dropout(0.5)).train()
+def test_dropout_and_batch_norm_in_training_agree(
+    feed_into: FeedInto, opened: Opened, tmp_path: Path
+) -> None:
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Dropout(0.5)
+    ).train()
     fed = feed_into(model, torch.randn(8, 4))
     assert different(opened(tmp_path / "golden"), fed) == []
 
@@ -452,7 +583,8 @@ class Passing(nn.Module):
 
 
 def written(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The model of the tests: what ``m`` returns is written into, and what ``m`` was given is read."""
+    """The model of the tests: what ``m`` returns is written into, and what ``m`` was given is
+    read."""
     h = x * 2
     y = self.m(h)
     y = y if isinstance(y, torch.Tensor) else y[-1]
@@ -478,7 +610,12 @@ PASSING = {
 
 @pytest.mark.parametrize(
     ("name", "columns"),
-    [(name, columns) for name in PASSING for columns in (False, True) if not (columns and name in ("view", "flatten", "twice"))],
+    [
+        (name, columns)
+        for name in PASSING
+        for columns in (False, True)
+        if not (columns and name in ("view", "flatten", "twice"))
+    ],
 )
 def test_what_is_returned_stays_the_memory_of_what_was_given(
     name: str, columns: bool, feed_into: FeedInto, opened: Opened, tmp_path: Path
@@ -490,7 +627,9 @@ def test_what_is_returned_stays_the_memory_of_what_was_given(
 
 
 @pytest.mark.parametrize("around", [torch.inference_mode, torch.enable_grad])
-def test_so_it_does_in_inference_mode_and_with_gradients(around: Any, tmp_path: Path, opened: Opened) -> None:
+def test_so_it_does_in_inference_mode_and_with_gradients(
+    around: Any, tmp_path: Path, opened: Opened
+) -> None:
     model = Glue(written, m=nn.Identity(), l=nn.Linear(6, 2))
     for out, options in (("golden", {}), ("fed", {"feed": tmp_path / "golden"})):
         torch.manual_seed(0)
@@ -518,7 +657,9 @@ def test_the_callers_own_then_holds_goldens_values(feed_into: FeedInto) -> None:
 
 
 def test_what_a_module_only_hands_on_is_not_written_into(tmp_path: Path) -> None:
-    """It may be anything of the user's: a table that the model keeps, or a batch that is used again."""
+    """It may be anything of the user's: a table that the model keeps, or a batch that is used
+    again.
+    """
 
     class Kept(nn.Module):
         def __init__(self, table: torch.Tensor) -> None:
@@ -537,7 +678,9 @@ def test_what_a_module_only_hands_on_is_not_written_into(tmp_path: Path) -> None
     assert kept.tolist() == torch.full((4,), 1.001).tolist()
 
 
-def test_a_fault_that_returns_the_input_writes_into_nothing(feed_into: FeedInto, opened: Opened, tmp_path: Path) -> None:
+def test_a_fault_that_returns_the_input_writes_into_nothing(
+    feed_into: FeedInto, opened: Opened, tmp_path: Path
+) -> None:
     def residual(m: nn.Module) -> nn.Module:
         return Glue(lambda self, x: (h := x * 2) + self.m(h), m=m)
 
@@ -549,14 +692,18 @@ def test_a_fault_that_returns_the_input_writes_into_nothing(feed_into: FeedInto,
 def test_two_outputs_that_overlap_are_copies_where_golden_has_two(feed_into: FeedInto) -> None:
     def model(part: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
         parts = Glue(lambda self, x: (y := x.mul_(1), part(y)))
-        return Glue(lambda self, x: self.l(*self.m(x * 2)), m=parts, l=Glue(lambda self, a, b: a[0] + b))
+        return Glue(
+            lambda self, x: self.l(*self.m(x * 2)), m=parts, l=Glue(lambda self, a, b: a[0] + b)
+        )
 
     fed = feed_into(model(lambda x: x[0]), torch.tensor([1.0, 2.0]), of=model(lambda x: x[0] * 5))
     assert fed.load("l").tolist() == 12.0
     assert not_fed(fed) == ["m output 0: it shares memory with an input; a copy was passed on"]
 
 
-@pytest.mark.parametrize("layout", [lambda x: x.expand(3, 4), lambda x: x.unfold(0, 3, 1)], ids=["expanded", "unfolded"])
+@pytest.mark.parametrize(
+    "layout", [lambda x: x.expand(3, 4), lambda x: x.unfold(0, 3, 1)], ids=["expanded", "unfolded"]
+)
 def test_memory_that_cannot_be_written_into_is_copied(layout: Any, feed_into: FeedInto) -> None:
     def model(factor: float) -> nn.Module:
         return Glue(lambda self, x: self.l(self.m(layout(x * factor))), m=nn.Identity(), l=Scale())
@@ -585,10 +732,14 @@ def test_tensors_of_an_inference_mode_that_has_ended_are_copied(feed_into: FeedI
 
 def test_another_type_of_the_same_memory_is_copied(feed_into: FeedInto) -> None:
     model = Glue(lambda self, x: self.m(x * 2), m=Passing(lambda x: x.view(torch.int32)))
-    assert not_fed(feed_into(model, torch.ones(2))) == ["m output : it shares memory with an input; a copy was passed on"]
+    assert not_fed(feed_into(model, torch.ones(2))) == [
+        "m output : it shares memory with an input; a copy was passed on"
+    ]
 
 
-def test_neither_the_users_inputs_nor_the_state_of_the_model_are_written_into(tmp_path: Path, opened: Opened) -> None:
+def test_neither_the_users_inputs_nor_the_state_of_the_model_are_written_into(
+    tmp_path: Path, opened: Opened
+) -> None:
     class Learned(nn.Module):
         def __init__(self, value: float) -> None:
             super().__init__()
@@ -608,7 +759,10 @@ def test_neither_the_users_inputs_nor_the_state_of_the_model_are_written_into(tm
     assert given.tolist() == [1.0] * 3
     assert x.tolist() == [0.0] * 3
     assert candidate.position.tolist() == candidate.get_buffer("scale").tolist() == [2.0] * 3
-    assert {line.split(":")[0] for line in not_fed(opened(tmp_path / "fed"))} == {"m output ", " output 0"}
+    assert {line.split(":")[0] for line in not_fed(opened(tmp_path / "fed"))} == {
+        "m output ",
+        " output 0",
+    }
 
 
 class Small(IntEnum):
@@ -627,12 +781,17 @@ def scaled(number: Any, inside: bool) -> nn.Module:
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["glue", "module"])
-@pytest.mark.parametrize(("golden", "wrong"), [(0.5, 0.7), (3, -4), (True, False), (1 + 2j, 1j), (np.float64(0.5), np.float64(2.0))])
+@pytest.mark.parametrize(
+    ("golden", "wrong"),
+    [(0.5, 0.7), (3, -4), (True, False), (1 + 2j, 1j), (np.float64(0.5), np.float64(2.0))],
+)
 def test_numbers_are_fed_as_what_they_arrived(
     golden: Any, wrong: Any, inside: bool, feed_into: FeedInto, tmp_path: Path, opened: Opened
 ) -> None:
     fed = feed_into(scaled(wrong, inside), torch.ones(2), of=scaled(golden, inside))
-    assert different(opened(tmp_path / "golden"), fed) == ["made#0 output 1" if inside else "l#0 input number"]
+    assert different(opened(tmp_path / "golden"), fed) == [
+        "made#0 output 1" if inside else "l#0 input number"
+    ]
     assert not_fed(fed) == []
 
 
@@ -651,11 +810,16 @@ def test_numbers_are_fed_as_what_they_arrived(
         ("a", None, ""),
     ],
 )
-def test_numbers_and_strings_that_cannot_be_fed_are_listed(golden: Any, wrong: Any, why: str, feed_into: FeedInto) -> None:
+def test_numbers_and_strings_that_cannot_be_fed_are_listed(
+    golden: Any, wrong: Any, why: str, feed_into: FeedInto
+) -> None:
     def model(number: Any) -> nn.Module:
         return Glue(lambda self, x: self.l(x, number=number), l=Glue(lambda self, x, number: x * 2))
 
-    assert not_fed(feed_into(model(wrong), torch.ones(2), of=model(golden))) == [f"l input number: {why}"][: bool(why)]
+    assert (
+        not_fed(feed_into(model(wrong), torch.ones(2), of=model(golden)))
+        == [f"l input number: {why}"][: bool(why)]
+    )
 
 
 # --- what is passed on as it comes ---
@@ -672,7 +836,13 @@ def test_what_golden_lacks_is_passed_on_and_listed(feed_into: FeedInto) -> None:
         return self.odd(x[: self.length], x.to(self.dtype), Thing(), 1, "s", None)
 
     def model(times: int, length: int, dtype: torch.dtype) -> nn.Module:
-        made = Glue(forward, a=Scale(2.0), odd=Glue(lambda self, *parts: [part for part in parts if isinstance(part, torch.Tensor)]))
+        made = Glue(
+            forward,
+            a=Scale(2.0),
+            odd=Glue(
+                lambda self, *parts: [part for part in parts if isinstance(part, torch.Tensor)]
+            ),
+        )
         made.times, made.length, made.dtype = times, length, dtype  # type: ignore[assignment]
         return made
 
@@ -688,23 +858,39 @@ def test_what_golden_lacks_is_passed_on_and_listed(feed_into: FeedInto) -> None:
         " output 0: golden's shape is [2], this one's [3]",
         " output 1: golden's is float32, this one int64",
     ]
-    assert any("2 value(s) were not fed: golden has no such call (such as a input 0)" in note for note in fed.manifest.notes)
+    assert any(
+        "2 value(s) were not fed: golden has no such call (such as a input 0)" in note
+        for note in fed.manifest.notes
+    )
 
 
 def test_integers_that_do_not_fit_are_passed_on(feed_into: FeedInto) -> None:
     model = Glue(lambda self, n, x: x)
-    fed = feed_into(model, torch.tensor([1], dtype=torch.int32), torch.ones(1), golden_args=(torch.tensor([1 << 40]), torch.ones(1)))
+    fed = feed_into(
+        model,
+        torch.tensor([1], dtype=torch.int32),
+        torch.ones(1),
+        golden_args=(torch.tensor([1 << 40]), torch.ones(1)),
+    )
     assert not_fed(fed) == [" input 0: golden's int64 are too large for int32"]
 
 
-def test_sparse_tensors_and_subclasses_that_act_by_themselves_are_passed_on(feed_into: FeedInto) -> None:
+def test_sparse_tensors_and_subclasses_that_act_by_themselves_are_passed_on(
+    feed_into: FeedInto,
+) -> None:
     class Marked(torch.Tensor):
         @classmethod
         def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             raise TypeError("not with me")
 
-    model = Glue(lambda self, x: self.a(x.to_sparse(), x.as_subclass(Marked)), a=Glue(lambda self, *parts: None))
-    assert not_fed(feed_into(model, torch.eye(2))) == ["a input 0: it has no plain data (sparse)", "a input 1: it is a Marked"]
+    model = Glue(
+        lambda self, x: self.a(x.to_sparse(), x.as_subclass(Marked)),
+        a=Glue(lambda self, *parts: None),
+    )
+    assert not_fed(feed_into(model, torch.eye(2))) == [
+        "a input 0: it has no plain data (sparse)",
+        "a input 1: it is a Marked",
+    ]
 
 
 def test_a_golden_of_some_layers_feeds_those(tmp_path: Path, opened: Opened) -> None:
@@ -721,7 +907,10 @@ def test_a_golden_of_some_layers_feeds_those(tmp_path: Path, opened: Opened) -> 
 
 
 def test_what_is_not_selected_is_fed_all_the_same(tmp_path: Path, opened: Opened) -> None:
-    for model, out, options in ((net(2.0, 3.0), "golden", {}), (net(5.0, 3.0), "fed", {"feed": tmp_path / "golden", "only": "b"})):
+    for model, out, options in (
+        (net(2.0, 3.0), "golden", {}),
+        (net(5.0, 3.0), "fed", {"feed": tmp_path / "golden", "only": "b"}),
+    ):
         with ac.capture(model, tmp_path / out, **options):
             model(torch.ones(2))
     assert opened(tmp_path / "fed").load("b", role="input").tolist() == [3.0, 3.0]
@@ -730,7 +919,14 @@ def test_what_is_not_selected_is_fed_all_the_same(tmp_path: Path, opened: Opened
 # --- what is refused, and what stops a capture ---
 
 
-def refused(model: nn.Module, out: Path, feed: Path, match: str, error: type[AccucompareError] = UsageError, **options: Any) -> None:
+def refused(
+    model: nn.Module,
+    out: Path,
+    feed: Path,
+    match: str,
+    error: type[AccucompareError] = UsageError,
+    **options: Any,
+) -> None:
     before = sorted(out.parent.rglob("*"))
     with pytest.raises(error, match=match), ac.capture(model, out, feed=feed, **options):
         raise AssertionError("the capture began")
@@ -752,7 +948,9 @@ def saved(golden: Path) -> nn.Module:
     return model
 
 
-def test_a_golden_that_cannot_feed_is_refused_and_nothing_is_written(golden: Path, tmp_path: Path) -> None:
+def test_a_golden_that_cannot_feed_is_refused_and_nothing_is_written(
+    golden: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "fed"
     with ac.capture(saved(golden), tmp_path / "stats", mode="stats"):
         saved(golden)(torch.ones(1, 2))
@@ -767,7 +965,10 @@ def test_a_golden_that_cannot_feed_is_refused_and_nothing_is_written(golden: Pat
 
 def test_a_golden_of_another_model_is_refused(golden: Path, tmp_path: Path) -> None:
     refused(
-        Glue(lambda self, x: x, fc=nn.Linear(2, 2)), tmp_path / "fed", golden, "another model: no module has the same name.*'0' and 'fc'"
+        Glue(lambda self, x: x, fc=nn.Linear(2, 2)),
+        tmp_path / "fed",
+        golden,
+        "another model: no module has the same name.*'0' and 'fc'",
     )
     other = Glue(lambda self, x: x, **dict(saved(golden).named_children()))
     refused(other, tmp_path / "fed", golden, "another model, a Sequential; this one is a Glue")
@@ -776,7 +977,9 @@ def test_a_golden_of_another_model_is_refused(golden: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("name", "word"), [("0.bias", "parameter"), ("1.running_mean", "buffer")])
-def test_a_golden_of_other_weights_is_refused_unless_forced(name: str, word: str, golden: Path, tmp_path: Path) -> None:
+def test_a_golden_of_other_weights_is_refused_unless_forced(
+    name: str, word: str, golden: Path, tmp_path: Path
+) -> None:
     model = saved(golden)
     model.state_dict()[name][1] += 1
     refused(model, tmp_path / "fed", golden, f"other weights: {word} '{name}': it differs.*--force")
@@ -787,10 +990,14 @@ def test_a_golden_of_other_weights_is_refused_unless_forced(name: str, word: str
 def test_a_missing_weight_is_another_weight(golden: Path, tmp_path: Path) -> None:
     model = saved(golden)
     model[0].bias = None  # type: ignore[index]
-    refused(model, tmp_path / "fed", golden, "parameter '0.bias': golden has it, the model lacks it")
+    refused(
+        model, tmp_path / "fed", golden, "parameter '0.bias': golden has it, the model lacks it"
+    )
 
 
-def test_weights_that_agree_after_rounding_are_the_same(golden: Path, tmp_path: Path, opened: Opened) -> None:
+def test_weights_that_agree_after_rounding_are_the_same(
+    golden: Path, tmp_path: Path, opened: Opened
+) -> None:
     model = saved(golden).bfloat16()
     with ac.capture(model, tmp_path / "fed", feed=golden):
         model(torch.ones(1, 2, dtype=torch.bfloat16))
@@ -799,7 +1006,12 @@ def test_weights_that_agree_after_rounding_are_the_same(golden: Path, tmp_path: 
 
 def test_a_golden_of_several_ranks_is_refused(golden: Path, tmp_path: Path) -> None:
     edit_manifest(golden, lambda manifest: manifest.update(ranks=2))
-    refused(saved(golden), tmp_path / "fed", golden, r"captured by 2 rank\(s\) and lacks rank 1, but this capture has 1")
+    refused(
+        saved(golden),
+        tmp_path / "fed",
+        golden,
+        r"captured by 2 rank\(s\) and lacks rank 1, but this capture has 1",
+    )
 
 
 def test_a_damaged_record_stops_the_capture(golden: Path, tmp_path: Path, opened: Opened) -> None:
@@ -809,33 +1021,51 @@ def test_a_damaged_record_stops_the_capture(golden: Path, tmp_path: Path, opened
         file.seek(offset)
         file.write(b"\xff\xff")
     model = saved(golden)
-    with pytest.raises(RecordError, match=r"0 call 0 output .* is corrupt"), ac.capture(model, tmp_path / "fed", feed=golden):
+    with (
+        pytest.raises(RecordError, match=r"0 call 0 output .* is corrupt"),
+        ac.capture(model, tmp_path / "fed", feed=golden),
+    ):
         model(torch.ones(1, 2))
     assert not opened(tmp_path / "fed").complete
 
 
-def test_a_model_that_catches_the_error_does_not_get_away_with_it(golden: Path, tmp_path: Path, opened: Opened) -> None:
+def test_a_model_that_catches_the_error_does_not_get_away_with_it(
+    golden: Path, tmp_path: Path, opened: Opened
+) -> None:
     (golden / "rank0" / "step0.npz").write_bytes(b"")
     model = saved(golden)
-    with pytest.raises(AccucompareError, match=r"step0\.npz"), ac.capture(model, tmp_path / "fed", feed=golden):  # noqa: SIM117
+    with (  # noqa: SIM117
+        pytest.raises(AccucompareError, match=r"step0\.npz"),
+        ac.capture(model, tmp_path / "fed", feed=golden),
+    ):
         with contextlib.suppress(Exception):
             model(torch.ones(1, 2))
     assert not opened(tmp_path / "fed").complete
 
 
-def test_a_hook_of_the_users_that_replaces_an_output_is_refused(golden: Path, tmp_path: Path) -> None:
+def test_a_hook_of_the_users_that_replaces_an_output_is_refused(
+    golden: Path, tmp_path: Path
+) -> None:
     model = saved(golden)
     model[0].register_forward_hook(lambda module, args, output: output + 1)  # type: ignore[index]
-    with pytest.raises(CaptureError, match="hook on 0 replaces what the module returns"), ac.capture(model, tmp_path / "fed", feed=golden):
+    with (
+        pytest.raises(CaptureError, match="hook on 0 replaces what the module returns"),
+        ac.capture(model, tmp_path / "fed", feed=golden),
+    ):
         model(torch.ones(1, 2))
 
 
 def test_so_is_one_that_is_added_while_the_model_is_fed(golden: Path, tmp_path: Path) -> None:
     model = saved(golden)
     model[0].register_forward_pre_hook(  # type: ignore[index]
-        lambda module, args: module.register_forward_hook(lambda module, args, output: output + 1) and None
+        lambda module, args: (
+            module.register_forward_hook(lambda module, args, output: output + 1) and None
+        )
     )
-    with pytest.raises(CaptureError, match="hook on 0 replaces what the module returns"), ac.capture(model, tmp_path / "fed", feed=golden):
+    with (
+        pytest.raises(CaptureError, match="hook on 0 replaces what the module returns"),
+        ac.capture(model, tmp_path / "fed", feed=golden),
+    ):
         model(torch.ones(1, 2))
 
 
@@ -862,32 +1092,51 @@ def test_a_capture_that_fed_nothing_fails(golden: Path, tmp_path: Path) -> None:
 def test_a_case_with_an_optimizer_is_fed_every_step(tmp_path: Path, opened: Opened) -> None:
     target = f"{ROOT}/fixtures/llama.py:training"
     capture_case(target, tmp_path / "golden", CPU, CaptureOptions(seed=3, backward=True))
-    capture_case(target, tmp_path / "fed", CPU, CaptureOptions(feed=tmp_path / "golden", backward=True))
+    capture_case(
+        target, tmp_path / "fed", CPU, CaptureOptions(feed=tmp_path / "golden", backward=True)
+    )
     fed = opened(tmp_path / "fed")
     assert fed.manifest.capture["seed"] == 3
     assert len(fed.steps()) == 2
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
     assert comparison.passed
-    assert comparison.counts()[Reason.IDENTICAL] > 0.95 * len(comparison.rows)  # a sum may be added in another order
+    assert comparison.counts()[Reason.IDENTICAL] > 0.95 * len(
+        comparison.rows
+    )  # a sum may be added in another order
 
 
 @pytest.mark.parametrize("who", ["golden", "fed"])
-def test_without_a_backward_a_case_with_an_optimizer_is_fed_its_first_step_only(who: str, tmp_path: Path, opened: Opened) -> None:
+def test_without_a_backward_a_case_with_an_optimizer_is_fed_its_first_step_only(
+    who: str, tmp_path: Path, opened: Opened
+) -> None:
     target = f"{ROOT}/fixtures/llama.py:training"
     capture_case(target, tmp_path / "golden", CPU, CaptureOptions(backward=who != "golden"))
-    capture_case(target, tmp_path / "fed", CPU, CaptureOptions(feed=tmp_path / "golden", backward=who != "fed"))
+    capture_case(
+        target,
+        tmp_path / "fed",
+        CPU,
+        CaptureOptions(feed=tmp_path / "golden", backward=who != "fed"),
+    )
     fed = opened(tmp_path / "fed")
     assert len(fed.steps()) == 1
     assert any("only step 0 of 2 was run" in note for note in fed.manifest.notes)
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
     assert comparison.passed
-    assert "forward only: the case has a loss, of which no gradient was compared" in comparison.conclusion
+    assert (
+        "forward only: the case has a loss, of which no gradient was compared"
+        in comparison.conclusion
+    )
 
 
 def test_like_and_feed_go_together(tmp_path: Path, opened: Opened) -> None:
     target = f"{ROOT}/fixtures/llama.py"
     capture_case(target, tmp_path / "golden", CPU, CaptureOptions(seed=3, save_state=True))
-    capture_case(target, tmp_path / "fed", CPU, CaptureOptions(feed=tmp_path / "golden", like=tmp_path / "golden", seed=5))
+    capture_case(
+        target,
+        tmp_path / "fed",
+        CPU,
+        CaptureOptions(feed=tmp_path / "golden", like=tmp_path / "golden", seed=5),
+    )
     assert different(opened(tmp_path / "golden"), opened(tmp_path / "fed")) == []
 
 

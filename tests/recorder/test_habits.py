@@ -27,18 +27,26 @@ Found = dict[tuple[str, int, str, str], np.ndarray[Any, Any]]
 def gradients(bundle: Bundle) -> Found:
     """Recorded gradients by (name, call, role, path)."""
     chosen = [record for record in bundle.records() if record.role in GRADIENT_ROLES]
-    return {(record.name, record.call, record.role.value, record.path): bundle.values(record) for record in chosen}
+    return {
+        (record.name, record.call, record.role.value, record.path): bundle.values(record)
+        for record in chosen
+    }
 
 
 @pytest.mark.parametrize("backwards", [1, 2], ids=["one backward", "two backwards"])
 @pytest.mark.parametrize("name", HABITS)
-def test_fed_with_itself_every_row_agrees_and_every_gradient_is_fed(name: str, backwards: int, tmp_path: Path) -> None:
+def test_fed_with_itself_every_row_agrees_and_every_gradient_is_fed(
+    name: str, backwards: int, tmp_path: Path
+) -> None:
     plain = train(build(name), backwards=backwards)
     recorded = train(build(name), tmp_path / "golden", backwards)
     assert all(torch.equal(one, other) for one, other in zip(plain, recorded, strict=True))
     train(build(name), tmp_path / "fed", backwards, feed=tmp_path / "golden")
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
-    assert {row.reason for row in comparison.rows} <= {Reason.IDENTICAL, Reason.OK}  # a sum of uses may be added in another order
+    assert {row.reason for row in comparison.rows} <= {
+        Reason.IDENTICAL,
+        Reason.OK,
+    }  # a sum of uses may be added in another order
     assert not [note for note in comparison.candidate.manifest.notes if "not fed" in note]
 
 
@@ -49,12 +57,17 @@ def test_a_fault_beside_a_habit_is_named(name: str, tmp_path: Path) -> None:
     of_input("last", "x 1.01").plant(faulty)
     train(faulty, tmp_path / "fed", feed=tmp_path / "golden")
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
-    assert {(culprit.name, culprit.stage) for culprit in comparison.culprits} == {("last", Stage.BACKWARD)}
+    assert {(culprit.name, culprit.stage) for culprit in comparison.culprits} == {
+        ("last", Stage.BACKWARD)
+    }
 
 
 @pytest.mark.parametrize(
     ("wrong", "failing"),
-    [(HandedOn(factor=0.98), ("handed", "grad_input")), (HandedOn(detached=True), ("handed", "grad_output"))],
+    [
+        (HandedOn(factor=0.98), ("handed", "grad_input")),
+        (HandedOn(detached=True), ("handed", "grad_output")),
+    ],
     ids=["scaled", "detached"],
 )
 def test_the_backward_of_what_was_written_in_place_and_handed_on_is_judged(
@@ -67,10 +80,16 @@ def test_the_backward_of_what_was_written_in_place_and_handed_on_is_judged(
     train(faulty, tmp_path / "fed", steps=1, feed=tmp_path / "golden")
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
     assert not comparison.passed
-    assert failing in {(row.record.name, row.record.role.value) for row in comparison.rows if row.status is Status.FAIL and row.record}
+    assert failing in {
+        (row.record.name, row.record.role.value)
+        for row in comparison.rows
+        if row.status is Status.FAIL and row.record
+    }
 
 
-def test_a_backward_that_is_interrupted_leaves_what_was_recorded_and_the_next_is_recorded(tmp_path: Path, opened: Opened) -> None:
+def test_a_backward_that_is_interrupted_leaves_what_was_recorded_and_the_next_is_recorded(
+    tmp_path: Path, opened: Opened
+) -> None:
     def interrupt(grad: torch.Tensor) -> torch.Tensor:
         raise KeyboardInterrupt
 
@@ -86,26 +105,41 @@ def test_a_backward_that_is_interrupted_leaves_what_was_recorded_and_the_next_is
     assert ("first", 1, "call_grad", "weight") in found
 
 
-def test_what_a_module_that_works_in_place_adds_to_a_view_is_what_autograd_gives(tmp_path: Path, opened: Opened) -> None:
+def test_what_a_module_that_works_in_place_adds_to_a_view_is_what_autograd_gives(
+    tmp_path: Path, opened: Opened
+) -> None:
     model = build("in place on a part")
     train(model, tmp_path / "golden", steps=1)
     found = gradients(opened(tmp_path / "golden"))
     hidden = torch.from_numpy(opened(tmp_path / "golden").load("first").copy())
     whole = found["last", 0, "grad_input", "0"]
-    np.testing.assert_array_equal(found["relu", 0, "grad_input", "0"], np.where(hidden[:, :2] > 0, whole[:, :2], 0))
+    np.testing.assert_array_equal(
+        found["relu", 0, "grad_input", "0"], np.where(hidden[:, :2] > 0, whole[:, :2], 0)
+    )
 
 
-def test_a_hook_of_the_users_has_been_through_what_arrives_at_an_output(tmp_path: Path, opened: Opened) -> None:
+def test_a_hook_of_the_users_has_been_through_what_arrives_at_an_output(
+    tmp_path: Path, opened: Opened
+) -> None:
     train(build("a hook on an output"), tmp_path / "golden", steps=1)
     found = gradients(opened(tmp_path / "golden"))
-    np.testing.assert_array_equal(found["first", 0, "grad_output", ""], 2 * found["last", 0, "grad_input", "0"])
+    np.testing.assert_array_equal(
+        found["first", 0, "grad_output", ""], 2 * found["last", 0, "grad_input", "0"]
+    )
 
 
-def test_a_parameter_given_as_an_argument_has_its_gradient_in_the_call_that_gives_it(tmp_path: Path, opened: Opened) -> None:
+def test_a_parameter_given_as_an_argument_has_its_gradient_in_the_call_that_gives_it(
+    tmp_path: Path, opened: Opened
+) -> None:
     train(build("weight norm"), tmp_path / "golden", steps=1)
     found = gradients(opened(tmp_path / "golden"))
-    owners = {(name, path) for name, _, role, path in found if role == "call_grad" and "original" in path}
-    assert owners == {("normed.parametrizations.weight", "original0"), ("normed.parametrizations.weight", "original1")}
+    owners = {
+        (name, path) for name, _, role, path in found if role == "call_grad" and "original" in path
+    }
+    assert owners == {
+        ("normed.parametrizations.weight", "original0"),
+        ("normed.parametrizations.weight", "original1"),
+    }
     for index in "01":
         np.testing.assert_array_equal(
             found["normed.parametrizations.weight", 0, "call_grad", f"original{index}"],
@@ -113,18 +147,26 @@ def test_a_parameter_given_as_an_argument_has_its_gradient_in_the_call_that_give
         )
 
 
-def test_each_call_under_autocast_has_its_own_part_of_a_weight(tmp_path: Path, opened: Opened) -> None:
+def test_each_call_under_autocast_has_its_own_part_of_a_weight(
+    tmp_path: Path, opened: Opened
+) -> None:
     def once(out: Path, kept: bool) -> Found:
         torch.manual_seed(0)
         model = Habit(lambda m, x: m.last(m.first(m.first(x))))
         with ac.capture(model, out, backward=True):
-            with torch.autocast("cpu", torch.bfloat16, cache_enabled=kept):  # without it, each call makes a cast of its own
+            with torch.autocast(
+                "cpu", torch.bfloat16, cache_enabled=kept
+            ):  # without it, each call makes a cast of its own
                 loss = model(values(2, 4)).square().sum()
             loss.backward()
         return gradients(opened(out))
 
     found, expected = once(tmp_path / "kept", True), once(tmp_path / "apart", False)
-    assert {call for name, call, role, path in found if (name, role, path) == ("first", "call_grad", "weight")} == {0, 1}
+    assert {
+        call
+        for name, call, role, path in found
+        if (name, role, path) == ("first", "call_grad", "weight")
+    } == {0, 1}
     assert found.keys() == expected.keys()
     for key, grad in found.items():
         np.testing.assert_array_equal(grad, expected[key])
@@ -142,13 +184,20 @@ def test_a_fault_behind_an_output_that_its_call_uses_as_well_is_seen(tmp_path: P
     golden = once(tmp_path / "golden", 1.0)
     assert ac.diff(golden, once(tmp_path / "same", 1.0, feed=golden)).passed
     comparison = ac.diff(golden, once(tmp_path / "fed", 1.02, feed=golden))
-    assert {culprit.stage for culprit in comparison.culprits} == {Stage.LOSS}  # its value, and its backward
+    assert {culprit.stage for culprit in comparison.culprits} == {
+        Stage.LOSS
+    }  # its value, and its backward
 
 
-def test_of_a_step_with_calls_in_several_threads_no_gradient_is_recorded_and_that_is_told(tmp_path: Path, opened: Opened) -> None:
+def test_of_a_step_with_calls_in_several_threads_no_gradient_is_recorded_and_that_is_told(
+    tmp_path: Path, opened: Opened
+) -> None:
     def in_threads(model: Any, x: torch.Tensor) -> torch.Tensor:
         found: dict[int, torch.Tensor] = {}
-        threads = [threading.Thread(target=lambda each=each: found.update({each: model.first(x * each)})) for each in (1, 2)]
+        threads = [
+            threading.Thread(target=lambda each=each: found.update({each: model.first(x * each)}))
+            for each in (1, 2)
+        ]
         for thread in threads:
             thread.start()
             thread.join()
@@ -162,7 +211,9 @@ def test_of_a_step_with_calls_in_several_threads_no_gradient_is_recorded_and_tha
 
 
 def test_nothing_of_a_step_waits_for_the_collection_of_cycles(tmp_path: Path) -> None:
-    """Python looks for cycles seldom, and through all that there is: with many small layers that takes longer than the capture itself."""
+    """Python looks for cycles seldom, and through all that there is: with many small layers that
+    takes longer than the capture itself.
+    """
     model = build("a frozen layer")
     gc.collect()
     gc.disable()

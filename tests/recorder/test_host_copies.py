@@ -1,4 +1,6 @@
-"""What a hook copies, and when: nothing that the step has already, nothing that a device has not finished, nothing over the bound."""
+"""What a hook copies, and when: nothing that the step has already, nothing that a device has not
+finished, nothing over the bound.
+"""
 
 from __future__ import annotations
 
@@ -32,25 +34,34 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return plain(self, nbytes, allocate)
 
     monkeypatch.setattr(BundleWriter, "take", take)
-    monkeypatch.setattr("accucompare.live.values.tensors._SMALL", -1)  # none is too small for a block of memory
+    monkeypatch.setattr(
+        "accucompare.live.values.tensors._SMALL", -1
+    )  # none is too small for a block of memory
     return sizes
 
 
-# -- what the step has already ----------------------------------------------------------------------------------------------------
+# -- what the step has already
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_a_tensor_that_is_passed_on_is_copied_once(record: Record, taken: list[int]) -> None:
-    bundle = record(nn.Sequential(nn.Identity(), nn.Sequential(nn.Identity(), nn.Identity())), torch.randn(5))
+    bundle = record(
+        nn.Sequential(nn.Identity(), nn.Sequential(nn.Identity(), nn.Identity())), torch.randn(5)
+    )
     assert taken == [20]
     assert len(list(bundle.records())) == 10
 
 
-def test_equal_content_is_copied_once_whichever_tensor_holds_it(record: Record, taken: list[int]) -> None:
+def test_equal_content_is_copied_once_whichever_tensor_holds_it(
+    record: Record, taken: list[int]
+) -> None:
     record(Glue(lambda self, x: (x.clone(), x + 0)), torch.ones(5))
     assert taken == [20]
 
 
-def test_a_tensor_changed_behind_autograds_back_is_copied_again(record: Record, taken: list[int]) -> None:
+def test_a_tensor_changed_behind_autograds_back_is_copied_again(
+    record: Record, taken: list[int]
+) -> None:
     def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
         y = self.first(x)
         version = y._version
@@ -71,7 +82,9 @@ def test_each_step_copies_anew(tmp_path: Path, taken: list[int], opened: Opened)
             model(torch.ones(5))
             session.step()
     assert taken == [20, 20]
-    assert [opened(tmp_path / "out").load("", step=step).tolist() for step in range(2)] == [[1] * 5] * 2
+    assert [opened(tmp_path / "out").load("", step=step).tolist() for step in range(2)] == [
+        [1] * 5
+    ] * 2
 
 
 def test_types_stored_alike_share_a_member_but_not_statistics(record: Record) -> None:
@@ -84,7 +97,9 @@ def test_types_stored_alike_share_a_member_but_not_statistics(record: Record) ->
     assert (given_.statistics.max, found.statistics.max) == (0x4000, 2.0)
 
 
-def test_a_tensor_that_is_not_contiguous_shares_the_member_of_its_contiguous_copy(record: Record) -> None:
+def test_a_tensor_that_is_not_contiguous_shares_the_member_of_its_contiguous_copy(
+    record: Record,
+) -> None:
     x = torch.randn(3, 4)
     bundle = record(Glue(lambda self, x: (x.t(), x.t().contiguous())), x)
     assert bundle.find("", path="0").member == bundle.find("", path="1").member
@@ -95,7 +110,8 @@ def test_equal_inputs_each_have_a_fingerprint(record: Record) -> None:
     assert list(inputs) == ["0", "1"]
 
 
-# -- memory used again ------------------------------------------------------------------------------------------------------------
+# -- memory used again
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_block_used_again_holds_nothing_of_its_last_tensor(record: Record) -> None:
@@ -107,7 +123,9 @@ def test_a_block_used_again_holds_nothing_of_its_last_tensor(record: Record) -> 
         np.testing.assert_array_equal(bundle.load(str(number)), x.numpy())
 
 
-def test_memory_taken_in_inference_mode_is_used_again_outside_of_it(tmp_path: Path, opened: Opened) -> None:
+def test_memory_taken_in_inference_mode_is_used_again_outside_of_it(
+    tmp_path: Path, opened: Opened
+) -> None:
     model = Glue(lambda self, x: x.t())
     with ac.capture(model, tmp_path / "out", queue_bytes=64) as session:
         for mode in (torch.inference_mode, torch.no_grad):
@@ -118,7 +136,9 @@ def test_memory_taken_in_inference_mode_is_used_again_outside_of_it(tmp_path: Pa
     assert opened(tmp_path / "out").complete
 
 
-def test_what_waits_stays_within_the_bound_while_a_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_stays_within_the_bound_while_a_model_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, most = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))), []
     plain = BundleWriter.take
 
@@ -128,7 +148,9 @@ def test_what_waits_stays_within_the_bound_while_a_model_runs(tmp_path: Path, mo
         return lease
 
     monkeypatch.setattr(BundleWriter, "take", take)
-    monkeypatch.setattr("accucompare.live.values.tensors._SMALL", -1)  # none is too small for a block of memory
+    monkeypatch.setattr(
+        "accucompare.live.values.tensors._SMALL", -1
+    )  # none is too small for a block of memory
     with ac.capture(model, tmp_path / "out", queue_bytes=5000):
         model(torch.randn(8, 64))
     assert len(most) == 9
@@ -142,12 +164,15 @@ def test_a_large_tensor_is_copied_whole(record: Record, monkeypatch: pytest.Monk
         np.testing.assert_array_equal(record(nn.Identity(), x).load(""), x.numpy())
 
 
-# -- devices that copy beside the host --------------------------------------------------------------------------------------------
+# -- devices that copy beside the host
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def lazily(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Copies of tensors that are not contiguous are filled in when they are waited for, as a device's are; gives their sizes."""
+    """Copies of tensors that are not contiguous are filled in when they are waited for, as a
+    device's are; gives their sizes.
+    """
     begun: list[int] = []
 
     def copy_to_host(self: Cpu, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
@@ -173,7 +198,9 @@ def test_a_devices_tensor_is_read_when_its_copy_is_there(record: Record, lazily:
     assert bundle.manifest.inputs["0"]["0"]["digests"]["float32"] == bundle.find("1").digest
 
 
-def test_a_devices_parameters_and_state_are_read_when_their_copies_are_there(record: Record, lazily: list[int]) -> None:
+def test_a_devices_parameters_and_state_are_read_when_their_copies_are_there(
+    record: Record, lazily: list[int]
+) -> None:
     model = nn.Module()
     model.register_parameter("w", nn.Parameter(torch.arange(6.0).reshape(2, 3).t()))
     model.forward = lambda x: x  # type: ignore[method-assign]
@@ -183,17 +210,22 @@ def test_a_devices_parameters_and_state_are_read_when_their_copies_are_there(rec
     assert bundle.manifest.model["parameters"]["w"]["digests"]["float32"] == saved.digest
 
 
-def test_memory_of_a_copy_that_fails_is_given_back(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_a_copy_that_fails_is_given_back(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(self: Cpu, source: torch.Tensor, target: torch.Tensor) -> None:
         raise RuntimeError("device lost")
 
     monkeypatch.setattr(Cpu, "copy_to_host", fails)
-    bundle = record(Glue(lambda self, x: x.t()), torch.ones(2, 3), options={"queue_bytes": 24})  # the copy would wait for ever
+    bundle = record(
+        Glue(lambda self, x: x.t()), torch.ones(2, 3), options={"queue_bytes": 24}
+    )  # the copy would wait for ever
     assert bundle.find("").detail == "RuntimeError: device lost"
     assert bundle.load("", role="input").shape == (2, 3)
 
 
-# -- any model --------------------------------------------------------------------------------------------------------------------
+# -- any model
+# --------------------------------------------------------------------------------------------------------------------
 
 
 class Step(nn.Module):
@@ -225,8 +257,14 @@ def naively(model: nn.Module, run: Callable[[], Any]) -> list[tuple[str, str, to
     """What plain hooks see that clone everything."""
     seen: list[tuple[str, str, torch.Tensor]] = []
     for name, module in model.named_modules():
-        module.register_forward_pre_hook(lambda module, args, name=name: seen.append((name, "input", args[0].clone())) and None)
-        module.register_forward_hook(lambda module, args, output, name=name: seen.append((name, "output", output.clone())) and None)
+        module.register_forward_pre_hook(
+            lambda module, args, name=name: seen.append((name, "input", args[0].clone())) and None
+        )
+        module.register_forward_hook(
+            lambda module, args, output, name=name: (
+                seen.append((name, "output", output.clone())) and None
+            )
+        )
     run()
     return seen
 
@@ -235,20 +273,28 @@ KINDS = ["plain", "inplace", "strided", "data", "version", "after", "half", "bit
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4), min_size=1, max_size=4), st.sampled_from([1, 100, 1 << 20]))
+@given(
+    st.lists(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4), min_size=1, max_size=4),
+    st.sampled_from([1, 100, 1 << 20]),
+)
 @pytest.mark.parametrize("mode", ["tensors", "stats"])
 def test_any_model_is_recorded_as_plain_hooks_that_clone_everything_see_it(
     mode: str, tmp_path: Path, kinds: list[list[str]], queue_bytes: int
 ) -> None:
     model = nn.Sequential(*(nn.Sequential(*map(Step, inner)) for inner in kinds))
     x = torch.randn(3, 5)
-    with torch.no_grad(), ac.capture(model, tmp_path / "out", overwrite=True, queue_bytes=queue_bytes, mode=mode):
+    with (
+        torch.no_grad(),
+        ac.capture(model, tmp_path / "out", overwrite=True, queue_bytes=queue_bytes, mode=mode),
+    ):
         model(x.clone())
     with torch.no_grad():
         expected = naively(model, lambda: model(x.clone()))
     with ac.open_bundle(tmp_path / "out") as bundle, torch.no_grad():
         records = [entry for entry in bundle.records() if entry.role is not Role.ARGUMENT_UPDATE]
-        assert [(entry.name, entry.role) for entry in records] == [(name, role) for name, role, _ in expected]
+        assert [(entry.name, entry.role) for entry in records] == [
+            (name, role) for name, role, _ in expected
+        ]
         for entry, (_, _, tensor) in zip(records, expected, strict=True):
             assert (entry.shape, f"torch.{entry.dtype}") == (tensor.shape, str(tensor.dtype))
             assert entry.statistics is not None

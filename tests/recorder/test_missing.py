@@ -34,14 +34,18 @@ class _Net(nn.Module):
         b = b.detach() if self.fault == "branch" else b
         y = self.kernel(a + b)
         part = (a * b).mean()
-        return self.last(y.detach() if self.fault == "cut" else y), part.detach() if self.fault == "part" else part
+        return self.last(
+            y.detach() if self.fault == "cut" else y
+        ), part.detach() if self.fault == "part" else part
 
 
 def run(out: Path, fault: str = "", feed: Path | None = None) -> Path:
     torch.manual_seed(0)
     model = _Net(fault)
     model.encoder[0].weight.requires_grad_(fault != "frozen")  # type: ignore[union-attr, operator]
-    held = [each for name, each in model.named_parameters() if fault != "held" or name != "last.weight"]
+    held = [
+        each for name, each in model.named_parameters() if fault != "held" or name != "last.weight"
+    ]
     optimizer = torch.optim.AdamW(held, 1e-2)
     inputs = torch.randn(2, 6, 8)
     with ac.capture(model, out, feed=feed, overwrite=True) as session:
@@ -72,7 +76,9 @@ PLACES = {
 
 @pytest.mark.parametrize("fed", [True, False])
 @pytest.mark.parametrize("fault", PLACES)
-def test_what_the_candidate_lacks_is_named_where_it_begins(fault: str, fed: bool, tmp_path: Path) -> None:
+def test_what_the_candidate_lacks_is_named_where_it_begins(
+    fault: str, fed: bool, tmp_path: Path
+) -> None:
     golden = run(tmp_path / "golden")
     comparison = ac.diff(golden, run(tmp_path / "candidate", fault, golden if fed else None))
     assert str(comparison.conclusion).startswith(f"bug: {PLACES[fault]}")

@@ -19,7 +19,17 @@ from tests.recorded import Glue, Record
 
 
 def test_records_are_those_of_a_capture_of_tensors_without_the_members(record: Record) -> None:
-    model = Glue(lambda self, x: (self.fc(x), self.fc(x.clone()), x.t(), 3, "word", torch.eye(2).to_sparse()), fc=nn.Linear(3, 2))
+    model = Glue(
+        lambda self, x: (
+            self.fc(x),
+            self.fc(x.clone()),
+            x.t(),
+            3,
+            "word",
+            torch.eye(2).to_sparse(),
+        ),
+        fc=nn.Linear(3, 2),
+    )
     x = torch.randn(4, 3)
     kept, left = (record(model, x, options={"mode": mode}) for mode in ("tensors", "stats"))
     assert list(left.records()) == [replace(entry, member=None) for entry in kept.records()]
@@ -60,13 +70,17 @@ def test_the_command_line_captures_and_shows_statistics(cli: Run, tmp_path: Path
     listed = cli("show", "out")
     assert listed.returncode == 0
     assert len(listed.stdout.splitlines()) > 10
-    assert "strided" not in listed.stdout  # what stands in the place of statistics that are not there
+    assert (
+        "strided" not in listed.stdout
+    )  # what stands in the place of statistics that are not there
     shown = cli("show", "out", name)
     assert shown.returncode == 0
     assert "its values were not recorded (--mode stats)" in shown.stdout
 
 
-def test_nothing_is_copied_but_the_inputs_of_the_model(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_copied_but_the_inputs_of_the_model(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[int] = []
     take = HostMemory.take
 
@@ -75,6 +89,10 @@ def test_nothing_is_copied_but_the_inputs_of_the_model(record: Record, monkeypat
         return take(self, nbytes, *more)
 
     monkeypatch.setattr(HostMemory, "take", counted)
-    bundle = record(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)), torch.randn(4, 3), options={"mode": "stats"})
+    bundle = record(
+        nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)),
+        torch.randn(4, 3),
+        options={"mode": "stats"},
+    )
     assert taken == [4 * 3 * 4]
     assert len(list(bundle.records())) == 6

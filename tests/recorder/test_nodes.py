@@ -1,4 +1,6 @@
-"""The operator level of a backward: which gradients of its nodes are recorded and fed, and that the node with the fault is named."""
+"""The operator level of a backward: which gradients of its nodes are recorded and fed, and that the
+node with the fault is named.
+"""
 
 from __future__ import annotations
 
@@ -84,11 +86,15 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 8), Own(), nn.Linear(8, 4))
 
 
-def train(out: Path, model: nn.Module | None = None, steps: int = 1, **options: Any) -> tuple[nn.Module, list[float]]:
+def train(
+    out: Path, model: nn.Module | None = None, steps: int = 1, **options: Any
+) -> tuple[nn.Module, list[float]]:
     """Train the network, with the operators of its module ``1`` recorded unless said otherwise."""
     model = model or network()
     optimizer, losses = torch.optim.AdamW(model.parameters(), 1e-2), []
-    with ac.capture(model, out, optimizer=optimizer, **{"level": "op", "only": "1", **options}) as session:
+    with ac.capture(
+        model, out, optimizer=optimizer, **{"level": "op", "only": "1", **options}
+    ) as session:
         for step in range(steps):
             loss = model(torch.linspace(-1, 1, 48).reshape(6, 8) + step).square().mean()
             loss.backward()
@@ -101,7 +107,11 @@ def train(out: Path, model: nn.Module | None = None, steps: int = 1, **options: 
 
 def nodes(bundle: Bundle) -> dict[tuple[str, str], Record]:
     """The records of nodes, by role and path."""
-    return {(record.role.value, record.path): record for record in bundle.records() if record.role in NODE_ROLES}
+    return {
+        (record.role.value, record.path): record
+        for record in bundle.records()
+        if record.role in NODE_ROLES
+    }
 
 
 @pytest.fixture(scope="module")
@@ -118,19 +128,35 @@ def compared(golden: Path, out: Path, spoil: Any, feed: bool = True) -> Comparis
     return ac.diff(golden, out)
 
 
-def test_each_node_has_what_autograd_gives_it_and_gets_from_it(golden: Path, opened: Opened) -> None:
+def test_each_node_has_what_autograd_gives_it_and_gets_from_it(
+    golden: Path, opened: Opened
+) -> None:
     bundle = opened(golden)
     found = {key: bundle.values(record) for key, record in nodes(bundle).items()}
     assert [key for key in found if key[0] == "op_grad_output"] == [
-        ("op_grad_output", f"{node}#0") for node in ("ExpBackward0", "AddmmBackward0", "TanhBackward0")
+        ("op_grad_output", f"{node}#0")
+        for node in ("ExpBackward0", "AddmmBackward0", "TanhBackward0")
     ]
-    x, y = (torch.from_numpy(bundle.load(name, role=role).copy()).requires_grad_() for name, role in (("1", "input"), ("1.fc", "output")))
+    x, y = (
+        torch.from_numpy(bundle.load(name, role=role).copy()).requires_grad_()
+        for name, role in (("1", "input"), ("1.fc", "output"))
+    )
     weight = (torch.eye(8) * 0.7).requires_grad_()
     bent = torch.tanh(y)
     added = torch.addmm(x, bent, weight)
-    arrived = torch.from_numpy(next(bundle.values(each) for each in bundle.records() if (each.name, each.role) == ("1", Role.GRAD_OUTPUT)))
+    arrived = torch.from_numpy(
+        next(
+            bundle.values(each)
+            for each in bundle.records()
+            if (each.name, each.role) == ("1", Role.GRAD_OUTPUT)
+        )
+    )
     expected = torch.autograd.grad(added.exp(), [added, x, bent, weight, y], arrived)
-    paths = ("ExpBackward0#0", *(f"AddmmBackward0#0.{part}" for part in ("self", "mat1", "mat2")), "TanhBackward0#0")
+    paths = (
+        "ExpBackward0#0",
+        *(f"AddmmBackward0#0.{part}" for part in ("self", "mat1", "mat2")),
+        "TanhBackward0#0",
+    )
     for path, tensor in zip(paths, expected, strict=True):
         assert np.array_equal(found["op_grad_input", path], tensor.numpy())
     lines = {record.source_line.partition(":")[0] for record in nodes(bundle).values()}
@@ -140,7 +166,9 @@ def test_each_node_has_what_autograd_gives_it_and_gets_from_it(golden: Path, ope
 @pytest.mark.parametrize("feed", [True, False], ids=["fed", "free"])
 def test_golden_again_agrees_in_every_node(golden: Path, tmp_path: Path, feed: bool) -> None:
     comparison = compared(golden, tmp_path / "again", lambda value: value, feed)
-    rows = [row for row in comparison.rows if row.record is not None and row.record.role in NODE_ROLES]
+    rows = [
+        row for row in comparison.rows if row.record is not None and row.record.role in NODE_ROLES
+    ]
     assert len(rows) == 8
     assert {row.reason for row in comparison.rows} == {Reason.IDENTICAL}
 
@@ -149,7 +177,10 @@ def test_training_is_not_changed_and_nothing_is_left_on(tmp_path: Path) -> None:
     plain, losses = train(tmp_path / "plain", steps=4, level="module", backward=False)
     recorded, others = train(tmp_path / "ops", steps=4)
     assert losses == others
-    assert all(torch.equal(one, other) for one, other in zip(plain.parameters(), recorded.parameters(), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(plain.parameters(), recorded.parameters(), strict=True)
+    )
     assert not torch.is_anomaly_enabled()
     with torch.autograd.set_detect_anomaly(True):
         train(tmp_path / "noted")
@@ -165,21 +196,35 @@ def test_a_gradient_that_goes_wrong_between_two_nodes_is_named_by_the_node_that_
         return value
 
     comparison = compared(golden, tmp_path / "candidate", spoil, feed)
-    place = r"the backward of 1: what TanhBackward0 \(recorder/test_nodes\.py:\d+\) is given as gradient"
+    place = (
+        r"the backward of 1: what TanhBackward0 \(recorder/test_nodes\.py:\d+\) is given as"
+        r" gradient"
+    )
     assert re.fullmatch(place, comparison.culprits[0].place)
     if feed:
         assert len({culprit.place for culprit in comparison.culprits}) == 1
 
 
-def test_a_node_that_the_candidate_alone_runs_is_named_where_it_does_harm(golden: Path, tmp_path: Path) -> None:
-    comparison = compared(golden, tmp_path / "candidate", lambda value: changed(value, lambda grad: grad * 1.02))
-    place = r"the backward of 1: only the candidate runs _ChangedBackward \(planted/training_faults\.py:\d+\)"
+def test_a_node_that_the_candidate_alone_runs_is_named_where_it_does_harm(
+    golden: Path, tmp_path: Path
+) -> None:
+    comparison = compared(
+        golden, tmp_path / "candidate", lambda value: changed(value, lambda grad: grad * 1.02)
+    )
+    place = (
+        r"the backward of 1: only the candidate runs _ChangedBackward"
+        r" \(planted/training_faults\.py:\d+\)"
+    )
     assert [bool(re.fullmatch(place, culprit.place)) for culprit in comparison.culprits] == [True]
     (note,) = comparison.candidate.manifest.notes
-    assert note.endswith("golden's backward runs no such node here (such as 1 op_grad_output _ChangedBackward#0)")
+    assert note.endswith(
+        "golden's backward runs no such node here (such as 1 op_grad_output _ChangedBackward#0)"
+    )
 
 
-def test_nodes_of_two_backwards_and_of_a_checkpoint_are_recorded_once_for_each_backward(tmp_path: Path, opened: Opened) -> None:
+def test_nodes_of_two_backwards_and_of_a_checkpoint_are_recorded_once_for_each_backward(
+    tmp_path: Path, opened: Opened
+) -> None:
     class Twice(nn.Module):
         def forward(self, x: torch.Tensor) -> Any:
             return checkpoint(lambda y: y.sin().tanh(), x, use_reentrant=False).exp(), x.tanh()
@@ -190,7 +235,13 @@ def test_nodes_of_two_backwards_and_of_a_checkpoint_are_recorded_once_for_each_b
         second.sum().backward(retain_graph=True)
         (first + second).sum().backward()
     found = [path for role, path in nodes(opened(tmp_path / "out")) if role == "op_grad_output"]
-    assert found == ["TanhBackward0#0", "TanhBackward0#0#2", "ExpBackward0#0", "TanhBackward0#1", "SinBackward0#0"]
+    assert found == [
+        "TanhBackward0#0",
+        "TanhBackward0#0#2",
+        "ExpBackward0#0",
+        "TanhBackward0#1",
+        "SinBackward0#0",
+    ]
 
 
 def test_locate_goes_on_to_the_node_and_the_line_of_its_operator(cli: Run, tmp_path: Path) -> None:
@@ -201,4 +252,6 @@ def test_locate_goes_on_to_the_node_and_the_line_of_its_operator(cli: Run, tmp_p
     assert done.returncode == 1, done.stderr
     first, second = (line for line in done.stdout.splitlines() if "bug:" in line)
     assert "bug: the backward of 1 (glue, behind fc), excess" in first
-    assert re.search(rf"bug: the backward of 1: BendBackward \([^/]+/model\.py:{LINE}\), excess", second)
+    assert re.search(
+        rf"bug: the backward of 1: BendBackward \([^/]+/model\.py:{LINE}\), excess", second
+    )

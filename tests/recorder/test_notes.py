@@ -24,7 +24,9 @@ def notes(record: Record, model: nn.Module, *args: Any) -> list[str]:
 def test_a_lazy_module_that_has_no_weights_yet_is_noted(record: Record) -> None:
     model = nn.Sequential(nn.Linear(5, 5), nn.LazyLinear(3))
     (note,) = notes(record, model, torch.randn(2, 5))
-    assert note.startswith("1 lazy module(s) draw their weights in their first call, inside the capture")
+    assert note.startswith(
+        "1 lazy module(s) draw their weights in their first call, inside the capture"
+    )
     assert ": 1; call the model once before" in note
     assert notes(record, model, torch.randn(2, 5)) == []  # it has them now
 
@@ -38,7 +40,9 @@ def test_modules_that_are_made_in_the_forward_are_noted(record: Record) -> None:
 
     model = Glue(forward, first=nn.Linear(5, 5))
     (note,) = notes(record, model, torch.randn(2, 5))
-    assert note.startswith("1 module(s) were added to the model while it ran, so nothing of them is recorded")
+    assert note.startswith(
+        "1 module(s) were added to the model while it ran, so nothing of them is recorded"
+    )
     assert ": late; " in note
     assert notes(record, model, torch.randn(2, 5)) == []
 
@@ -46,14 +50,23 @@ def test_modules_that_are_made_in_the_forward_are_noted(record: Record) -> None:
 def test_a_compiled_helper_that_runs_eagerly_is_noted(record: Record) -> None:
     compiled = torch.compile(lambda x: torch.sin(x) + 1, backend="eager")
     model = Glue(lambda self, x: self.fc(compiled(x)), fc=nn.Linear(2, 2))
-    assert notes(record, model, torch.randn(2, 2)) == ["compiled code (torch.compile) was called in the forward; it ran eagerly"]
+    assert notes(record, model, torch.randn(2, 2)) == [
+        "compiled code (torch.compile) was called in the forward; it ran eagerly"
+    ]
 
 
-@pytest.mark.parametrize("decorate", [torch.compiler.disable, lambda function: function], ids=["disabled", "plain"])
+@pytest.mark.parametrize(
+    "decorate", [torch.compiler.disable, lambda function: function], ids=["disabled", "plain"]
+)
 def test_code_that_is_not_compiled_is_not(decorate: Any, record: Record) -> None:
     helper = decorate(lambda x: x + 1)
     torch.compile(helper)  # the compiler is there, and not called
-    assert notes(record, Glue(lambda self, x: self.fc(helper(x)), fc=nn.Linear(2, 2)), torch.randn(2, 2)) == []
+    assert (
+        notes(
+            record, Glue(lambda self, x: self.fc(helper(x)), fc=nn.Linear(2, 2)), torch.randn(2, 2)
+        )
+        == []
+    )
 
 
 def test_gradients_that_flat_parameters_hide_are_noted(tmp_path: Path, opened: Opened) -> None:
@@ -75,7 +88,9 @@ def test_gradients_that_flat_parameters_hide_are_noted(tmp_path: Path, opened: O
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["in the forward", "after it"])
-def test_a_hook_on_an_output_that_its_module_uses_is_noted(late: bool, tmp_path: Path, opened: Opened) -> None:
+def test_a_hook_on_an_output_that_its_module_uses_is_noted(
+    late: bool, tmp_path: Path, opened: Opened
+) -> None:
     def forward(self: Any, x: torch.Tensor) -> Any:
         y = self.linear(x)
         if not late:
@@ -93,27 +108,32 @@ def test_a_hook_on_an_output_that_its_module_uses_is_noted(late: bool, tmp_path:
 
 
 @pytest.mark.parametrize(("cut", "noted"), [(1, True), (2, False)], ids=["one memory", "apart"])
-def test_a_call_that_writes_into_one_of_two_arguments_of_one_memory_is_noted(cut: int, noted: bool, tmp_path: Path, opened: Opened) -> None:
+def test_a_call_that_writes_into_one_of_two_arguments_of_one_memory_is_noted(
+    cut: int, noted: bool, tmp_path: Path, opened: Opened
+) -> None:
     inner = Glue(lambda self, a, b: a.mul_(3.0) * b)
     model = Glue(lambda self, x: self.inner((y := x * 1.0)[: 4 - cut], y[cut:]), inner=inner)
     for out, feed in (("golden", None), ("fed", tmp_path / "golden")):
         with ac.capture(model, tmp_path / out, feed=feed):
             model(torch.ones(4, requires_grad=True)).sum().backward()
     expected = [
-        "1 value(s) were not fed: it is written into, and another argument shares elements with it: each got a copy (such as inner input 0)"
+        "1 value(s) were not fed: it is written into, and another argument shares elements with it:"
+        " each got a copy (such as inner input 0)"
     ]
     assert opened(tmp_path / "fed").manifest.notes == (expected if noted else [])
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
     assert comparison.trouble == (
-        "unverified: candidate, inner call 0 input 0 in step 0: it is written into, and another argument shares elements with it: "
-        "each got a copy"
+        "unverified: candidate, inner call 0 input 0 in step 0: it is written into, and another"
+        " argument shares elements with it: each got a copy"
         if noted
         else ""
     )
     assert comparison.passed is not noted
 
 
-def test_of_interleaved_parts_of_one_tensor_one_may_be_written_into(tmp_path: Path, opened: Opened) -> None:
+def test_of_interleaved_parts_of_one_tensor_one_may_be_written_into(
+    tmp_path: Path, opened: Opened
+) -> None:
     inner = Glue(lambda self, a, b: a.mul_(3.0) * b)
     model = Glue(lambda self, x: self.inner((y := x * 1.0)[:, :2], y[:, 2:]), inner=inner)
     for out, feed in (("golden", None), ("fed", tmp_path / "golden")):
@@ -123,7 +143,9 @@ def test_of_interleaved_parts_of_one_tensor_one_may_be_written_into(tmp_path: Pa
     assert ac.diff(tmp_path / "golden", tmp_path / "fed").passed
 
 
-def test_a_part_of_a_tensor_that_is_overwritten_and_not_used_has_the_gradient_zero_or_none(tmp_path: Path) -> None:
+def test_a_part_of_a_tensor_that_is_overwritten_and_not_used_has_the_gradient_zero_or_none(
+    tmp_path: Path,
+) -> None:
     inner = Glue(lambda self, a, b: (b.zero_(), a * 2)[1])
     model = Glue(lambda self, x: self.inner((y := x * 1.0)[:2], y[2:]), inner=inner)
     for out, feed in (("golden", None), ("fed", tmp_path / "golden")):
@@ -131,23 +153,32 @@ def test_a_part_of_a_tensor_that_is_overwritten_and_not_used_has_the_gradient_ze
             model(torch.ones(4, requires_grad=True)).sum().backward()
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
     (row,) = [row for row in comparison.rows if row.status is Status.NOT_COMPARED]
-    assert row.verdict.detail == "golden's is zero everywhere, and the candidate adds none, which is the same"
+    assert (
+        row.verdict.detail
+        == "golden's is zero everywhere, and the candidate adds none, which is the same"
+    )
     assert comparison.passed
 
 
-@pytest.mark.parametrize(("reaches", "noted"), [(False, True), (True, False)], ids=["detached", "one of two backwards"])
-def test_a_loss_that_reaches_no_layer_is_noted(reaches: bool, noted: bool, tmp_path: Path, opened: Opened) -> None:
+@pytest.mark.parametrize(
+    ("reaches", "noted"), [(False, True), (True, False)], ids=["detached", "one of two backwards"]
+)
+def test_a_loss_that_reaches_no_layer_is_noted(
+    reaches: bool, noted: bool, tmp_path: Path, opened: Opened
+) -> None:
     model, other = nn.Linear(2, 2), torch.ones(2, requires_grad=True)
     with ac.capture(model, tmp_path / "out"):
         y = model(torch.ones(1, 2))
         (y.detach() * other).sum().backward()
         if reaches:
             y.sum().backward()
-    notes = [note for note in opened(tmp_path / "out").manifest.notes if "went through a call" in note]
+    notes = [
+        note for note in opened(tmp_path / "out").manifest.notes if "went through a call" in note
+    ]
     assert notes == (
         [
-            "in 1 step(s) no backward went through a call of the model: the loss is of none of its outputs, or of detached ones; "
-            "those steps have no gradients of layers"
+            "in 1 step(s) no backward went through a call of the model: the loss is of none of its"
+            " outputs, or of detached ones; those steps have no gradients of layers"
         ]
         if noted
         else []
@@ -176,8 +207,12 @@ class Opaque(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("way", ["forward", "functions of plain tensors", "functions of its parts' weights"])
-def test_a_model_none_of_whose_parts_is_seen_is_told_and_operators_look_inside(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "way", ["forward", "functions of plain tensors", "functions of its parts' weights"]
+)
+def test_a_model_none_of_whose_parts_is_seen_is_told_and_operators_look_inside(
+    way: str, tmp_path: Path
+) -> None:
     with ac.capture(model := Opaque(way), tmp_path / "modules"):
         model(torch.ones(1, 3))
     (note,) = ac.open_bundle(tmp_path / "modules").manifest.notes
@@ -201,8 +236,12 @@ class Alone(nn.Module):
         return self.weight * x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
 
 
-@pytest.mark.parametrize("model", [Opaque("modules"), nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3)), Alone()])
-def test_a_model_whose_parts_are_seen_or_that_has_none_is_not_told_of(model: nn.Module, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "model", [Opaque("modules"), nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3)), Alone()]
+)
+def test_a_model_whose_parts_are_seen_or_that_has_none_is_not_told_of(
+    model: nn.Module, tmp_path: Path
+) -> None:
     with ac.capture(model, tmp_path / "b", only="(root)"):
         model(torch.ones(1, 3))
     bundle = ac.open_bundle(tmp_path / "b")

@@ -1,4 +1,6 @@
-"""Objects of classes of the user's own: a batch of graphs, a list of images; looked into for their tensors, and fed."""
+"""Objects of classes of the user's own: a batch of graphs, a list of images; looked into for their
+tensors, and fed.
+"""
 
 from __future__ import annotations
 
@@ -73,12 +75,16 @@ class Graphs:
 
 
 def images(seed: int = 0) -> Images:
-    return Images(torch.randn(2, 3, generator=torch.Generator().manual_seed(seed)), [(4, 5), (6, 7)])
+    return Images(
+        torch.randn(2, 3, generator=torch.Generator().manual_seed(seed)), [(4, 5), (6, 7)]
+    )
 
 
 def graphs(seed: int = 0) -> Graphs:
     generator = torch.Generator().manual_seed(seed)
-    return Graphs(x=torch.randn(4, 3, generator=generator), edge_index=torch.tensor([[0, 1], [1, 2]]))
+    return Graphs(
+        x=torch.randn(4, 3, generator=generator), edge_index=torch.tensor([[0, 1], [1, 2]])
+    )
 
 
 def test_the_tensors_and_numbers_of_an_object_are_recorded(record: Record) -> None:
@@ -110,9 +116,14 @@ def test_an_object_without_tensors_stays_opaque(record: Record) -> None:
     assert entry.layout.value == "opaque"
 
 
-@pytest.mark.parametrize("value", [torch.float32, torch.device("cpu"), torch.strided, torch.contiguous_format], ids=str)
+@pytest.mark.parametrize(
+    "value", [torch.float32, torch.device("cpu"), torch.strided, torch.contiguous_format], ids=str
+)
 def test_dtypes_and_devices_are_no_values(value: Any, record: Record) -> None:
-    assert places(record(Glue(lambda self, x, value: x), torch.ones(1), value)) == ["#0 input 0", "#0 output"]
+    assert places(record(Glue(lambda self, x, value: x), torch.ones(1), value)) == [
+        "#0 input 0",
+        "#0 output",
+    ]
 
 
 def fed(model: nn.Module, folder: Path, golden: Any, candidate: Any) -> Any:
@@ -122,9 +133,15 @@ def fed(model: nn.Module, folder: Path, golden: Any, candidate: Any) -> Any:
         return model(candidate)
 
 
-@pytest.mark.parametrize(("make", "name"), [(images, "tensors"), (graphs, "x")], ids=["images", "graphs"])
-def test_an_object_is_fed_by_its_parts(make: Any, name: str, tmp_path: Path, opened: Opened) -> None:
-    model = Glue(lambda self, batch: self.a(batch), a=Glue(lambda self, batch: getattr(batch, name) * 2))
+@pytest.mark.parametrize(
+    ("make", "name"), [(images, "tensors"), (graphs, "x")], ids=["images", "graphs"]
+)
+def test_an_object_is_fed_by_its_parts(
+    make: Any, name: str, tmp_path: Path, opened: Opened
+) -> None:
+    model = Glue(
+        lambda self, batch: self.a(batch), a=Glue(lambda self, batch: getattr(batch, name) * 2)
+    )
     batch = make(1)
     before = getattr(batch, name).clone()
     output = fed(model, tmp_path, make(0), batch)
@@ -133,8 +150,12 @@ def test_an_object_is_fed_by_its_parts(make: Any, name: str, tmp_path: Path, ope
     assert opened(tmp_path / "fed").manifest.capture["feed"]["not_fed"] == []
 
 
-@pytest.mark.parametrize(("make", "name"), [(images, "tensors"), (graphs, "x")], ids=["images", "graphs"])
-def test_what_a_module_sets_in_an_object_reaches_its_caller(make: Any, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "name"), [(images, "tensors"), (graphs, "x")], ids=["images", "graphs"]
+)
+def test_what_a_module_sets_in_an_object_reaches_its_caller(
+    make: Any, name: str, tmp_path: Path
+) -> None:
     class Doubles(nn.Module):
         def forward(self, batch: Any) -> None:
             setattr(batch, name, getattr(batch, name) * 2)

@@ -1,4 +1,6 @@
-"""Going on from a saved state with each optimizer and each scheduler of PyTorch: the same bits as without the interruption."""
+"""Going on from a saved state with each optimizer and each scheduler of PyTorch: the same bits as
+without the interruption.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,25 @@ from torch.optim import lr_scheduler
 import accucompare as ac
 from accucompare.bundle.format.saved_training import Component
 
-NAMES = "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop"  # some are in newer versions only
+# some are in newer versions only
+NAMES = "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop"
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
-    name: functools.partial(getattr(torch.optim, name), lr=0.05) for name in NAMES.split() if hasattr(torch.optim, name)
+    name: functools.partial(getattr(torch.optim, name), lr=0.05)
+    for name in NAMES.split()
+    if hasattr(torch.optim, name)
 }
-OPTIMIZERS["SGD with momentum"] = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True)
-OPTIMIZERS["AdamW, its lr a tensor"] = lambda parameters: torch.optim.AdamW(parameters, torch.tensor(0.05), capturable=False)
+OPTIMIZERS["SGD with momentum"] = functools.partial(
+    torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True
+)
+OPTIMIZERS["AdamW, its lr a tensor"] = lambda parameters: torch.optim.AdamW(
+    parameters, torch.tensor(0.05), capturable=False
+)
 OPTIMIZERS["AdamW, amsgrad"] = functools.partial(torch.optim.AdamW, lr=0.05, amsgrad=True)
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
-    "ChainedScheduler": lambda made: lr_scheduler.ChainedScheduler([lr_scheduler.StepLR(made, 1), lr_scheduler.ExponentialLR(made, 0.5)]),
+    "ChainedScheduler": lambda made: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.StepLR(made, 1), lr_scheduler.ExponentialLR(made, 0.5)]
+    ),
     "ConstantLR": lr_scheduler.ConstantLR,
     "CosineAnnealingLR": lambda made: lr_scheduler.CosineAnnealingLR(made, 5),
     "CosineAnnealingWarmRestarts": lambda made: lr_scheduler.CosineAnnealingWarmRestarts(made, 3),
@@ -37,17 +48,27 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "OneCycleLR": lambda made: lr_scheduler.OneCycleLR(made, 0.1, 9),
     "PolynomialLR": lr_scheduler.PolynomialLR,
     "ReduceLROnPlateau": lambda made: lr_scheduler.ReduceLROnPlateau(made, patience=0),
-    "SequentialLR": lambda made: lr_scheduler.SequentialLR(made, [lr_scheduler.LinearLR(made), lr_scheduler.StepLR(made, 1)], [2]),
+    "SequentialLR": lambda made: lr_scheduler.SequentialLR(
+        made, [lr_scheduler.LinearLR(made), lr_scheduler.StepLR(made, 1)], [2]
+    ),
 }
 
 
-def trained(out: Path, numbers: range, optimizer: Callable[[Any], Any], scheduler: Callable[[Any], Any], **options: Any) -> list[Any]:
+def trained(
+    out: Path,
+    numbers: range,
+    optimizer: Callable[[Any], Any],
+    scheduler: Callable[[Any], Any],
+    **options: Any,
+) -> list[Any]:
     """The weights and learning rates that a small training ends with."""
     torch.manual_seed(0)
     model = nn.Linear(3, 3, bias=False)
     update = optimizer(model.parameters())
     rates = scheduler(update)
-    with ac.capture(model, out, mode="stats", optimizer=update, scheduler=rates, **options) as session:
+    with ac.capture(
+        model, out, mode="stats", optimizer=update, scheduler=rates, **options
+    ) as session:
         for number in numbers:
 
             def closure(number: int = number) -> torch.Tensor:
@@ -58,19 +79,28 @@ def trained(out: Path, numbers: range, optimizer: Callable[[Any], Any], schedule
 
             closure()
             loss = update.step(closure)
-            rates.step(loss.item()) if isinstance(rates, lr_scheduler.ReduceLROnPlateau) else rates.step()
+            rates.step(loss.item()) if isinstance(
+                rates, lr_scheduler.ReduceLROnPlateau
+            ) else rates.step()
             session.step()
-    return [model.weight.tolist(), [float(group["lr"]) for group in update.param_groups], rates.state_dict()]
+    return [
+        model.weight.tolist(),
+        [float(group["lr"]) for group in update.param_groups],
+        rates.state_dict(),
+    ]
 
 
 #: Each of both, some twice.
 PAIRS = [
-    (list(OPTIMIZERS)[n % len(OPTIMIZERS)], list(SCHEDULERS)[n % len(SCHEDULERS)]) for n in range(max(len(OPTIMIZERS), len(SCHEDULERS)))
+    (list(OPTIMIZERS)[n % len(OPTIMIZERS)], list(SCHEDULERS)[n % len(SCHEDULERS)])
+    for n in range(max(len(OPTIMIZERS), len(SCHEDULERS)))
 ]
 
 
 @pytest.mark.parametrize(("optimizer", "scheduler"), PAIRS)
-def test_any_optimizer_and_scheduler_goes_on_with_the_same_bits(optimizer: str, scheduler: str, tmp_path: Path) -> None:
+def test_any_optimizer_and_scheduler_goes_on_with_the_same_bits(
+    optimizer: str, scheduler: str, tmp_path: Path
+) -> None:
     make = OPTIMIZERS[optimizer], SCHEDULERS[scheduler]
     whole = trained(tmp_path / "golden", range(5), *make, steps="3-4", save_state=True)
     assert trained(tmp_path / "out", range(3, 5), *make, like=tmp_path / "golden") == whole

@@ -21,7 +21,10 @@ from accucompare.watcher.watch_options import WatchOptions
     [
         ({"steps": 0}, "steps must be at least 1, but is 0"),
         ({"queue_bytes": 0}, "queue_bytes must be at least 1, but is 0"),
-        ({"mode": "some"}, "mode must be one of 'tensors', 'sketch', 'stats', 'digest', but is 'some'"),
+        (
+            {"mode": "some"},
+            "mode must be one of 'tensors', 'sketch', 'stats', 'digest', but is 'some'",
+        ),
         ({"level": "kernel"}, "level must be 'module' or 'op', but is 'kernel'"),
         ({"map": "a=b"}, "--map: renames the layers of the bundle that --like or --feed names"),
         ({"map": ["a"], "like": "golden"}, "--map 'a': must be OLD=NEW"),
@@ -39,13 +42,19 @@ def test_options_are_checked_again_when_one_is_replaced() -> None:
 
 
 def test_one_glob_is_a_list_of_one() -> None:
-    assert CaptureOptions(only="enc*", skip=["a", "b"]) == CaptureOptions(only=("enc*",), skip=("a", "b"))
+    assert CaptureOptions(only="enc*", skip=["a", "b"]) == CaptureOptions(
+        only=("enc*",), skip=("a", "b")
+    )
 
 
-@pytest.mark.parametrize(("call", "options"), [(ac.capture, CaptureOptions), (ac.watch, WatchOptions)])
+@pytest.mark.parametrize(
+    ("call", "options"), [(ac.capture, CaptureOptions), (ac.watch, WatchOptions)]
+)
 def test_an_option_has_one_default(call: Any, options: Any) -> None:
     parameters = signature(call).parameters
-    assert {each.name: parameters[each.name].default for each in fields(options)} == {each.name: each.default for each in fields(options)}
+    assert {each.name: parameters[each.name].default for each in fields(options)} == {
+        each.name: each.default for each in fields(options)
+    }
 
 
 def test_options_of_a_capture_need_no_torch() -> None:

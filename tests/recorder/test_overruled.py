@@ -29,13 +29,22 @@ def run(out: Path, fault: str = "", like: Path | None = None) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"), [("mode", "the mode of 1.1"), ("gradient", "the gradient of 0.bias"), ("optimizer", "the state of optimizer 0")]
+    ("fault", "told"),
+    [
+        ("mode", "the mode of 1.1"),
+        ("gradient", "the gradient of 0.bias"),
+        ("optimizer", "the state of optimizer 0"),
+    ],
 )
-def test_an_all_clear_tells_what_goldens_state_has_replaced(fault: str, told: str, tmp_path: Path) -> None:
+def test_an_all_clear_tells_what_goldens_state_has_replaced(
+    fault: str, told: str, tmp_path: Path
+) -> None:
     golden = run(tmp_path / "golden")
     comparison = ac.diff(golden, run(tmp_path / "candidate", fault, golden))
     assert comparison.passed
-    assert f"not golden's in the case, and replaced by golden's: {told}" in str(comparison.conclusion)
+    assert f"not golden's in the case, and replaced by golden's: {told}" in str(
+        comparison.conclusion
+    )
 
 
 def test_a_case_that_is_as_golden_left_it_has_nothing_replaced(tmp_path: Path) -> None:

@@ -24,7 +24,10 @@ from tests.recorder.habits import Habit, values
 
 def build() -> nn.Module:
     torch.manual_seed(0)
-    return Habit(lambda m, x: m.last(m.inner(m.first(x))), inner=nn.Sequential(nn.LayerNorm(4), nn.GELU(), nn.Softmax(-1)))
+    return Habit(
+        lambda m, x: m.last(m.inner(m.first(x))),
+        inner=nn.Sequential(nn.LayerNorm(4), nn.GELU(), nn.Softmax(-1)),
+    )
 
 
 def _here(act: Callable[[], Any]) -> Any:
@@ -32,7 +35,9 @@ def _here(act: Callable[[], Any]) -> Any:
 
 
 def _in_another_thread(act: Callable[[], Any]) -> Any:
-    """As on a GPU, where a backward runs in a thread of the device's, which numbers what it makes for itself."""
+    """As on a GPU, where a backward runs in a thread of the device's, which numbers what it makes
+    for itself.
+    """
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(act()))
     thread.start()
@@ -49,10 +54,15 @@ def penalised(model: nn.Module, run: Callable[[Callable[[], Any]], Any] = _here)
 
 def gradients(bundle: Bundle) -> dict[tuple[str, int, str, str], np.ndarray[Any, Any]]:
     chosen = [record for record in bundle.records() if record.role in GRADIENT_ROLES]
-    return {(record.name, record.call, record.role.value, record.path): bundle.values(record) for record in chosen}
+    return {
+        (record.name, record.call, record.role.value, record.path): bundle.values(record)
+        for record in chosen
+    }
 
 
-def trained(out: Path, run: Callable[[Callable[[], Any]], Any] = _here, **options: Any) -> nn.Module:
+def trained(
+    out: Path, run: Callable[[Callable[[], Any]], Any] = _here, **options: Any
+) -> nn.Module:
     model = build()
     with ac.capture(model, out, backward=True, **options):
         penalised(model, run)
@@ -69,7 +79,9 @@ def test_fed_with_itself_every_gradient_agrees(run: Any, tmp_path: Path) -> None
     assert not comparison.candidate.manifest.notes
 
 
-def test_gradients_are_the_same_where_the_backward_runs_in_a_thread_of_its_own(tmp_path: Path, opened: Opened) -> None:
+def test_gradients_are_the_same_where_the_backward_runs_in_a_thread_of_its_own(
+    tmp_path: Path, opened: Opened
+) -> None:
     trained(tmp_path / "here")
     trained(tmp_path / "there", _in_another_thread)
     here, there = gradients(opened(tmp_path / "here")), gradients(opened(tmp_path / "there"))
@@ -77,13 +89,17 @@ def test_gradients_are_the_same_where_the_backward_runs_in_a_thread_of_its_own(t
     assert all(np.array_equal(here[key], there[key]) for key in here)
 
 
-def test_what_calls_add_in_both_backwards_sums_up_to_what_autograd_gives(tmp_path: Path, opened: Opened) -> None:
+def test_what_calls_add_in_both_backwards_sums_up_to_what_autograd_gives(
+    tmp_path: Path, opened: Opened
+) -> None:
     model, plain = trained(tmp_path / "golden"), build()
     penalised(plain)
     sums: defaultdict[str, Any] = defaultdict(float)
     for record in opened(tmp_path / "golden").records():
         if record.role is Role.CALL_GRAD:
-            sums[f"{record.name}.{record.path.partition('#')[0]}"] += opened(tmp_path / "golden").values(record).astype(np.float64)
+            sums[f"{record.name}.{record.path.partition('#')[0]}"] += (
+                opened(tmp_path / "golden").values(record).astype(np.float64)
+            )
     for (name, parameter), other in zip(model.named_parameters(), plain.parameters(), strict=True):
         assert parameter.grad is not None
         assert other.grad is not None
@@ -98,4 +114,6 @@ def test_a_fault_is_named(tmp_path: Path) -> None:
     with ac.capture(faulty, tmp_path / "fed", backward=True, feed=tmp_path / "golden"):
         penalised(faulty)
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
-    assert {(culprit.name, culprit.stage) for culprit in comparison.culprits} == {("inner.0", Stage.BACKWARD)}
+    assert {(culprit.name, culprit.stage) for culprit in comparison.culprits} == {
+        ("inner.0", Stage.BACKWARD)
+    }

@@ -37,7 +37,9 @@ class Block(nn.Module):
         return self.act(self.up(x))
 
 
-def test_every_call_is_recorded_with_its_inputs_and_outputs_leaf_and_container(record: Record) -> None:
+def test_every_call_is_recorded_with_its_inputs_and_outputs_leaf_and_container(
+    record: Record,
+) -> None:
     bundle = record(nn.Sequential(Block(), nn.Linear(4, 2)), torch.ones(2, 3))
     assert places(bundle) == [
         "#0 input 0",
@@ -53,7 +55,9 @@ def test_every_call_is_recorded_with_its_inputs_and_outputs_leaf_and_container(r
     ]
 
 
-def test_records_carry_their_order_their_type_and_the_call_they_were_made_in(record: Record) -> None:
+def test_records_carry_their_order_their_type_and_the_call_they_were_made_in(
+    record: Record,
+) -> None:
     records = list(record(nn.Sequential(Block()), torch.ones(2, 3)).records())
     assert [entry.order for entry in records] == list(range(len(records)))
     assert {(entry.name, entry.type, entry.parent) for entry in records} == {
@@ -72,7 +76,9 @@ def test_values_are_those_of_the_run(record: Record) -> None:
 
 
 def test_keyword_arguments_are_recorded_under_their_names(record: Record) -> None:
-    bundle = record(Glue(lambda self, *, hidden, mask: hidden * mask), hidden=torch.ones(2), mask=torch.zeros(2))
+    bundle = record(
+        Glue(lambda self, *, hidden, mask: hidden * mask), hidden=torch.ones(2), mask=torch.zeros(2)
+    )
     assert places(bundle) == ["#0 input hidden", "#0 input mask", "#0 output"]
 
 
@@ -95,10 +101,14 @@ def test_nested_values_are_taken_apart(record: Record) -> None:
     from transformers.modeling_outputs import BaseModelOutput
 
     def forward(self: nn.Module, value: Any) -> Any:
-        return BaseModelOutput(last_hidden_state=value["f"].hidden, hidden_states=(value["p"].left, value["p"].right))
+        return BaseModelOutput(
+            last_hidden_state=value["f"].hidden, hidden_states=(value["p"].left, value["p"].right)
+        )
 
     t = torch.ones(1)
-    bundle = record(Glue(forward), {"f": Features(t, [t + 1, {"deep": t + 2}]), "p": Pair(t + 3, t + 4)})
+    bundle = record(
+        Glue(forward), {"f": Features(t, [t + 1, {"deep": t + 2}]), "p": Pair(t + 3, t + 4)}
+    )
     assert places(bundle) == [
         "#0 input 0.f.hidden",
         "#0 input 0.f.extra.0",
@@ -113,7 +123,11 @@ def test_nested_values_are_taken_apart(record: Record) -> None:
 
 
 def test_none_gives_no_record_and_a_module_may_return_it(record: Record) -> None:
-    bundle = record(Glue(lambda self, x, y: self.child(x), child=Glue(lambda self, x: None)), torch.ones(1), None)
+    bundle = record(
+        Glue(lambda self, x, y: self.child(x), child=Glue(lambda self, x: None)),
+        torch.ones(1),
+        None,
+    )
     assert places(bundle) == ["#0 input 0", "child#0 input 0"]
     assert bundle.complete
 
@@ -134,7 +148,10 @@ def test_strings_can_be_compared_and_opaque_objects_are_listed(record: Record) -
     class Cache:
         pass
 
-    same, other = (record(Glue(lambda self, word=word: (word, Cache(), {1, 2}, 10**30))) for word in ("left", "right"))
+    same, other = (
+        record(Glue(lambda self, word=word: (word, Cache(), {1, 2}, 10**30)))
+        for word in ("left", "right")
+    )
     first, cache, group, huge = same.records()
     assert (first.layout, first.detail) == (Layout.OPAQUE, "str 'left'")
     assert first.digest != next(iter(other.records())).digest
@@ -145,7 +162,10 @@ def test_strings_can_be_compared_and_opaque_objects_are_listed(record: Record) -
 
 
 def test_a_generator_is_listed_and_not_used_up(record: Record) -> None:
-    outer = Glue(lambda self: torch.stack(list(self.inner())), inner=Glue(lambda self: (torch.ones(1) * i for i in range(3))))
+    outer = Glue(
+        lambda self: torch.stack(list(self.inner())),
+        inner=Glue(lambda self: (torch.ones(1) * i for i in range(3))),
+    )
     bundle = record(outer)
     assert bundle.load("").tolist() == [[0], [1], [2]]
     assert next(entry for entry in bundle.records() if entry.name == "inner").detail == "generator"
@@ -186,7 +206,9 @@ def test_a_view_is_recorded_by_its_own_values(record: Record) -> None:
 
 
 def test_a_module_called_twice_is_numbered_in_forward_order(record: Record) -> None:
-    bundle = record(Glue(lambda self, x: self.norm(self.norm(x) * 3), norm=nn.Identity()), torch.ones(1))
+    bundle = record(
+        Glue(lambda self, x: self.norm(self.norm(x) * 3), norm=nn.Identity()), torch.ones(1)
+    )
     assert [bundle.load("norm", call=call).tolist() for call in (0, 1)] == [[1], [3]]
 
 
@@ -204,12 +226,19 @@ def test_a_module_that_only_holds_others_is_not_listed_as_never_called(record: R
             super().__init__()
             self.weight = nn.Parameter(torch.ones(1))
 
-    model = Glue(lambda self, x: self.blocks[0](x) * self.table.weight, blocks=nn.ModuleList([nn.ReLU(), nn.Tanh()]), table=Table())
+    model = Glue(
+        lambda self, x: self.blocks[0](x) * self.table.weight,
+        blocks=nn.ModuleList([nn.ReLU(), nn.Tanh()]),
+        table=Table(),
+    )
     assert record(model, torch.ones(1)).manifest.model["not_called"] == ["blocks.1", "table"]
 
 
 def test_a_module_never_called_is_listed(record: Record) -> None:
-    bundle = record(Glue(lambda self, x: self.used(x), used=nn.ReLU(), idle=nn.Sequential(nn.Tanh())), torch.ones(1))
+    bundle = record(
+        Glue(lambda self, x: self.used(x), used=nn.ReLU(), idle=nn.Sequential(nn.Tanh())),
+        torch.ones(1),
+    )
     assert bundle.manifest.model["not_called"] == ["idle", "idle.0"]
 
 
@@ -227,7 +256,9 @@ def fails(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
     raise ValueError("too hot")
 
 
-def test_an_exception_that_the_model_catches_leaves_the_parents_of_later_calls_right(record: Record) -> None:
+def test_an_exception_that_the_model_catches_leaves_the_parents_of_later_calls_right(
+    record: Record,
+) -> None:
     def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
         try:
             return self.bad(x)
@@ -256,7 +287,9 @@ def test_a_call_inside_an_exception_handler_is_recorded(record: Record) -> None:
     assert "child#0 output" in places(record(Glue(forward, child=nn.Identity()), torch.ones(1)))
 
 
-def test_a_loop_that_catches_the_models_exception_goes_on_with_outermost_calls(tmp_path: Path) -> None:
+def test_a_loop_that_catches_the_models_exception_goes_on_with_outermost_calls(
+    tmp_path: Path,
+) -> None:
     model = Glue(lambda self, x, bad: fails(self, x) if bad else x)
     with ac.capture(model, tmp_path / "out"):
         with pytest.raises(ValueError, match="too hot"):
@@ -282,7 +315,11 @@ def test_an_exception_in_our_hook_is_noted_and_never_changes_the_models_result(
         monkeypatch.setattr(module, broken, explode, raising=False)
     with ac.capture(model, tmp_path / "out"):
         result = model(x)
-    told = [record.name for record in caplog.records if "could not record 6 module call" in record.message]
+    told = [
+        record.name
+        for record in caplog.records
+        if "could not record 6 module call" in record.message
+    ]
     assert told == ["accucompare.recorder.session.running"]
     assert torch.equal(result, expected)
     bundle = ac.open_bundle(tmp_path / "out")
@@ -291,7 +328,9 @@ def test_an_exception_in_our_hook_is_noted_and_never_changes_the_models_result(
     assert "could not be recorded" in bundle.manifest.stopped["error"]
 
 
-def test_the_writers_failure_never_changes_the_models_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_writers_failure_never_changes_the_models_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, x = nn.Linear(2, 2), torch.randn(3, 2)
 
     def full(*_: Any) -> None:
@@ -299,7 +338,10 @@ def test_the_writers_failure_never_changes_the_models_result(tmp_path: Path, mon
 
     monkeypatch.setattr("accucompare.bundle.writing.archive_writer.ArchiveWriter.add", full)
     results = []
-    with pytest.raises(ac.AccucompareError, match="No space left"), ac.capture(model, tmp_path / "out") as session:  # noqa: PT012
+    with (  # noqa: PT012
+        pytest.raises(ac.AccucompareError, match="No space left"),
+        ac.capture(model, tmp_path / "out") as session,
+    ):
         results += [model(x), model(x)]
         session.step()
     assert torch.equal(results[0], model(x))
@@ -307,7 +349,9 @@ def test_the_writers_failure_never_changes_the_models_result(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_the_recomputation_of_a_checkpoint_is_not_recorded_again(reentrant: bool, tmp_path: Path) -> None:
+def test_the_recomputation_of_a_checkpoint_is_not_recorded_again(
+    reentrant: bool, tmp_path: Path
+) -> None:
     block = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
     model = Glue(lambda self, x: checkpoint(self.block, x, use_reentrant=reentrant), block=block)
     calls: list[str] = []
@@ -315,7 +359,10 @@ def test_the_recomputation_of_a_checkpoint_is_not_recorded_again(reentrant: bool
     with ac.capture(model, tmp_path / "out", backward=False):
         model(torch.randn(3, 2, requires_grad=True)).sum().backward()
     assert calls == ["ran", "ran"]  # it did run again
-    assert places(ac.open_bundle(tmp_path / "out"), "block.0") == ["block.0#0 input 0", "block.0#0 output"]
+    assert places(ac.open_bundle(tmp_path / "out"), "block.0") == [
+        "block.0#0 input 0",
+        "block.0#0 output",
+    ]
 
 
 def test_a_forward_after_a_backward_is_recorded(tmp_path: Path) -> None:
@@ -323,7 +370,12 @@ def test_a_forward_after_a_backward_is_recorded(tmp_path: Path) -> None:
     with ac.capture(model, tmp_path / "out", backward=False):
         model(torch.ones(2)).sum().backward()
         model(torch.ones(2))
-    assert places(ac.open_bundle(tmp_path / "out")) == ["#0 input 0", "#0 output", "#1 input 0", "#1 output"]
+    assert places(ac.open_bundle(tmp_path / "out")) == [
+        "#0 input 0",
+        "#0 output",
+        "#1 input 0",
+        "#1 output",
+    ]
 
 
 def test_inference_mode(record: Record) -> None:
@@ -375,7 +427,12 @@ def test_lstm_attention_and_transformer_layers(record: Record) -> None:
     x = torch.randn(2, 5, 8)
     expected = model(x)
     bundle = record(model, x)
-    assert places(bundle, "lstm") == ["lstm#0 input 0", "lstm#0 output 0", "lstm#0 output 1.0", "lstm#0 output 1.1"]
+    assert places(bundle, "lstm") == [
+        "lstm#0 input 0",
+        "lstm#0 output 0",
+        "lstm#0 output 1.0",
+        "lstm#0 output 1.1",
+    ]
     assert places(bundle, "attention")[-2:] == ["attention#0 output 0", "attention#0 output 1"]
     assert "layer.linear1#0 output" in places(bundle)
     assert any("TransformerEncoderLayer" in note for note in bundle.manifest.notes)
@@ -427,7 +484,10 @@ def test_two_threads_record_without_mixing_up_their_calls(tmp_path: Path, opened
             thread.join()
     bundle = opened(tmp_path / "out")
     assert bundle.complete
-    calls = {float(bundle.load("", call=call, role="input")[0, 0]): bundle.load("", call=call) for call in (0, 1)}
+    calls = {
+        float(bundle.load("", call=call, role="input")[0, 0]): bundle.load("", call=call)
+        for call in (0, 1)
+    }
     for number, result in results.items():
         np.testing.assert_array_equal(calls[number], result.detach().numpy())
     assert {entry.parent[0] for entry in bundle.records() if entry.name == "0.up"} == {"0"}
@@ -490,9 +550,14 @@ def test_only_what_a_step_begins_with_counts_as_its_inputs(tmp_path: Path) -> No
     model = Glue(lambda self, x: x, first=nn.Linear(2, 2), second=nn.Linear(2, 2))
     with ac.capture(model, tmp_path / "out") as session:
         for _ in range(2):
-            model.second(model.first(torch.ones(1, 2)))  # the second is given what the first computed
+            model.second(
+                model.first(torch.ones(1, 2))
+            )  # the second is given what the first computed
             session.step()
-    assert {step: list(inputs) for step, inputs in ac.open_bundle(tmp_path / "out").manifest.inputs.items()} == {
+    assert {
+        step: list(inputs)
+        for step, inputs in ac.open_bundle(tmp_path / "out").manifest.inputs.items()
+    } == {
         "0": ["first.0"],
         "1": ["first.0"],
     }

@@ -1,4 +1,6 @@
-"""Scripted and traced modules: what goes in and comes out is recorded, what happens inside is not seen."""
+"""Scripted and traced modules: what goes in and comes out is recorded, what happens inside is not
+seen.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ made = pytest.mark.parametrize("make", MADE.values(), ids=MADE)
 
 
 @made
-def test_a_scripted_model_is_recorded_from_outside(make: Callable[[nn.Module], Any], record: Record) -> None:
+def test_a_scripted_model_is_recorded_from_outside(
+    make: Callable[[nn.Module], Any], record: Record
+) -> None:
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4)
     bundle = record(make(copy.deepcopy(model)), x)
     assert bundle.complete
@@ -45,14 +49,28 @@ def test_a_scripted_model_is_recorded_from_outside(make: Callable[[nn.Module], A
 
 
 @made
-def test_a_fault_in_a_scripted_part_of_a_model_is_found(make: Callable[[nn.Module], Any], tmp_path: Path) -> None:
+def test_a_fault_in_a_scripted_part_of_a_model_is_found(
+    make: Callable[[nn.Module], Any], tmp_path: Path
+) -> None:
     part, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4)
     faulty = copy.deepcopy(part)
     with torch.no_grad():
         faulty[0].weight.mul_(1.1)
-    for each, out, feed in ((part, "golden", None), (part, "same", "golden"), (faulty, "faulty", "golden")):
-        model = Glue(lambda self, x: self.last(self.part(self.first(x))), first=nn.Tanh(), part=make(each), last=nn.Softmax(-1))
-        with torch.no_grad(), ac.capture(model, tmp_path / out, feed=feed and tmp_path / feed, force=bool(feed)):
+    for each, out, feed in (
+        (part, "golden", None),
+        (part, "same", "golden"),
+        (faulty, "faulty", "golden"),
+    ):
+        model = Glue(
+            lambda self, x: self.last(self.part(self.first(x))),
+            first=nn.Tanh(),
+            part=make(each),
+            last=nn.Softmax(-1),
+        )
+        with (
+            torch.no_grad(),
+            ac.capture(model, tmp_path / out, feed=feed and tmp_path / feed, force=bool(feed)),
+        ):
             model(x)
     assert ac.diff(tmp_path / "golden", tmp_path / "same").passed
     comparison = ac.diff(tmp_path / "golden", tmp_path / "faulty")

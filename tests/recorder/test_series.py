@@ -39,14 +39,21 @@ def linear() -> nn.Linear:
 @pytest.mark.parametrize("name", ["tied", "recurrent"])
 def test_a_step_has_its_loss_norm_and_learning_rate(name: str, tmp_path: Path) -> None:
     norms: list[float] = []
-    _, losses = train(name, tmp_path / "golden", 2, before_update=lambda model: norms.append(norm_of(p.grad for p in model.parameters())))
+    _, losses = train(
+        name,
+        tmp_path / "golden",
+        2,
+        before_update=lambda model: norms.append(norm_of(p.grad for p in model.parameters())),
+    )
     found = series(tmp_path / "golden")
     assert [entry.step for entry in found] == [0, 1]
     assert [entry.losses for entry in found] == [(loss,) for loss in losses]
     assert [entry.grad_norm for entry in found] == pytest.approx(norms, rel=1e-12)
     assert [entry.lr for entry in found] == [{"AdamW.0": 1e-3}] * 2
     assert [entry.updates for entry in found] == [1, 1]
-    assert [(entry.clipped_norm, entry.loss_scale, entry.skipped) for entry in found] == [(None, None, False)] * 2
+    assert [(entry.clipped_norm, entry.loss_scale, entry.skipped) for entry in found] == [
+        (None, None, False)
+    ] * 2
 
 
 def test_a_capture_without_a_backward_has_no_series(tmp_path: Path) -> None:
@@ -99,7 +106,11 @@ def test_norms_before_and_after_clipping(how: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(nn.utils, "clip_grads_with_norm_"), reason="from torch 2.6 on")
 def test_a_norm_that_is_only_looked_at_clips_nothing(tmp_path: Path) -> None:
-    train("recurrent", tmp_path / "golden", before_update=lambda m: nn.utils.get_total_norm([p.grad for p in m.parameters()]))  # type: ignore
+    train(
+        "recurrent",
+        tmp_path / "golden",
+        before_update=lambda m: nn.utils.get_total_norm([p.grad for p in m.parameters()]),
+    )  # type: ignore
     (entry,) = series(tmp_path / "golden")
     assert entry.clipped_norm is None
 
@@ -133,7 +144,10 @@ def test_a_skipped_step_says_so_and_counts_no_update(fused: bool, tmp_path: Path
             optimizer.zero_grad()
             session.step()
     found = series(tmp_path / "golden")
-    assert [(entry.updates, entry.skipped, entry.loss_scale) for entry in found] == [(0, True, 1024.0), (1, False, 512.0)]
+    assert [(entry.updates, entry.skipped, entry.loss_scale) for entry in found] == [
+        (0, True, 1024.0),
+        (1, False, 512.0),
+    ]
     assert found[0].lr == {"AdamW.0": 0.1}
 
 
@@ -155,7 +169,11 @@ def test_a_scaler_of_another_class_is_told(tmp_path: Path) -> None:
         scaler.scale(loss).backward()
         scaler.step(optimizer)
     (entry,) = series(tmp_path / "golden")
-    assert (entry.losses, entry.loss_scale, entry.skipped) == ((pytest.approx(loss.item()),), 8.0, True)
+    assert (entry.losses, entry.loss_scale, entry.skipped) == (
+        (pytest.approx(loss.item()),),
+        8.0,
+        True,
+    )
     assert "__wrapped__" not in vars(Scaler.scale)
 
 
@@ -177,7 +195,9 @@ def test_micro_batches_have_each_its_loss_and_one_norm(tmp_path: Path) -> None:
 
 def test_two_optimizers_of_one_class_are_told_apart(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    optimizers = [torch.optim.SGD(part.parameters(), lr) for part, lr in zip(model, (0.1, 0.2), strict=True)]
+    optimizers = [
+        torch.optim.SGD(part.parameters(), lr) for part, lr in zip(model, (0.1, 0.2), strict=True)
+    ]
     with ac.capture(model, tmp_path / "golden", backward=True):
         model(X).sum().backward()
         expected = norm_of(p.grad for p in model.parameters())
@@ -249,10 +269,15 @@ def test_training_gives_the_same_bits_with_a_series(name: str, tmp_path: Path) -
     def clip(model: nn.Module) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
 
-    plain, losses = train(name, tmp_path / "forward", 3, backward=False, mode="stats", before_update=clip)  # whose dropout draws the same
+    plain, losses = train(
+        name, tmp_path / "forward", 3, backward=False, mode="stats", before_update=clip
+    )  # whose dropout draws the same
     with_series, others = train(name, tmp_path / "series", 3, roles="series", before_update=clip)
     assert losses == others
-    assert all(torch.equal(one, other) for one, other in zip(plain.parameters(), with_series.parameters(), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(plain.parameters(), with_series.parameters(), strict=True)
+    )
 
 
 def test_a_series_of_many_steps_is_a_few_kilobytes(tmp_path: Path) -> None:
@@ -272,7 +297,9 @@ def test_a_series_of_many_steps_is_a_few_kilobytes(tmp_path: Path) -> None:
 def test_an_optimizer_that_holds_no_parameter_of_the_model_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(UsageError, match=r"the SGD holds no parameter of the model"),
-        ac.capture(linear(), tmp_path / "golden", optimizer=torch.optim.SGD(linear().parameters(), 0.1)),
+        ac.capture(
+            linear(), tmp_path / "golden", optimizer=torch.optim.SGD(linear().parameters(), 0.1)
+        ),
     ):
         pass
     assert not (tmp_path / "golden").exists()
@@ -280,7 +307,14 @@ def test_an_optimizer_that_holds_no_parameter_of_the_model_is_refused(tmp_path: 
 
 @pytest.mark.parametrize(
     "damage",
-    [[{"step": -1}], [{"step": 0, "losses": "1"}], [{"step": 1}, {"step": 0}], [{"step": 0}, {"step": 0}], {"step": 0}, [{}]],
+    [
+        [{"step": -1}],
+        [{"step": 0, "losses": "1"}],
+        [{"step": 1}, {"step": 0}],
+        [{"step": 0}, {"step": 0}],
+        {"step": 0},
+        [{}],
+    ],
 )
 def test_a_damaged_series_is_a_damaged_bundle(damage: Any, tmp_path: Path) -> None:
     train("recurrent", tmp_path / "golden", 1, roles="series")

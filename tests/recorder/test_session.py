@@ -1,4 +1,5 @@
-"""A capture's options, its steps and its end; and that it leaves everything as a plain run would."""
+"""A capture's options, its steps and its end; and that it leaves everything as a plain run
+would."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def fails(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
     raise ValueError("too hot")
 
 
-# -- steps and options ------------------------------------------------------------------------------------------------------------
+# -- steps and options
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_each_step_numbers_its_calls_anew(tmp_path: Path, opened: Opened) -> None:
@@ -42,7 +44,11 @@ def test_each_step_numbers_its_calls_anew(tmp_path: Path, opened: Opened) -> Non
             session.step()
     bundle = opened(tmp_path / "out")
     assert [bundle.load("", step=step).tolist() for step in range(3)] == [[1], [2], [3]]
-    assert [(entry.step, entry.records, entry.partial) for entry in bundle.manifest.steps] == [(0, 2, False), (1, 2, False), (2, 2, False)]
+    assert [(entry.step, entry.records, entry.partial) for entry in bundle.manifest.steps] == [
+        (0, 2, False),
+        (1, 2, False),
+        (2, 2, False),
+    ]
 
 
 def test_a_finished_step_is_readable_while_the_capture_goes_on(tmp_path: Path) -> None:
@@ -98,7 +104,13 @@ def test_recording_stops_after_the_given_number_of_steps(tmp_path: Path, opened:
 
 def test_only_records_the_layers_that_match_and_the_outermost_inputs(record: Record) -> None:
     bundle = record(net(), torch.randn(3, 4), options={"only": ["0", "3"]})
-    assert places(bundle) == ["#0 input 0", "0#0 input 0", "0#0 output", "3#0 input 0", "3#0 output"]
+    assert places(bundle) == [
+        "#0 input 0",
+        "0#0 input 0",
+        "0#0 output",
+        "3#0 input 0",
+        "3#0 output",
+    ]
     assert bundle.manifest.capture["only"] == ["0", "3"]
 
 
@@ -108,11 +120,16 @@ def test_skip_leaves_layers_out(record: Record) -> None:
 
 
 def test_the_empty_glob_is_the_root(record: Record) -> None:
-    assert places(record(net(), torch.randn(3, 4), options={"only": ""})) == ["#0 input 0", "#0 output"]
+    assert places(record(net(), torch.randn(3, 4), options={"only": ""})) == [
+        "#0 input 0",
+        "#0 output",
+    ]
 
 
 @pytest.mark.parametrize("options", [{"only": "encoder.*"}, {"skip": ["*"]}])
-def test_a_selection_that_leaves_nothing_is_an_error_that_names_layers(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_selection_that_leaves_nothing_is_an_error_that_names_layers(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
     with (
         pytest.raises(UsageError, match=r"leaves no module to record; the model has 0, 1, 2"),
         ac.capture(net(), tmp_path / "o", **options),
@@ -131,34 +148,49 @@ def test_parents_of_records_stay_true_when_layers_between_are_left_out(record: R
     [
         ({"steps": 0}, "steps must be at least 1"),
         ({"queue_bytes": 0}, "queue_bytes must be at least 1"),
-        ({"mode": "all"}, "mode must be one of 'tensors', 'sketch', 'stats', 'digest', but is 'all'"),
+        (
+            {"mode": "all"},
+            "mode must be one of 'tensors', 'sketch', 'stats', 'digest', but is 'all'",
+        ),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_options_that_make_no_sense_are_refused(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match=message), ac.capture(net(), tmp_path / "out", **options):
         pass
 
 
 def test_something_that_is_no_module_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"model must be a torch\.nn.Module, but is a function"), ac.capture(net, tmp_path / "out"):  # type: ignore[arg-type]
+    with (
+        pytest.raises(UsageError, match=r"model must be a torch\.nn.Module, but is a function"),
+        ac.capture(net, tmp_path / "out"),
+    ):  # type: ignore[arg-type]
         pass
 
 
 def test_a_queue_of_one_byte_still_works(record: Record) -> None:
     model, x = net().eval(), torch.randn(3, 4)
-    np.testing.assert_array_equal(record(model, x, options={"queue_bytes": 1}).load(""), model(x).detach().numpy())
+    np.testing.assert_array_equal(
+        record(model, x, options={"queue_bytes": 1}).load(""), model(x).detach().numpy()
+    )
 
 
 def test_an_earlier_bundle_is_kept_unless_overwriting(tmp_path: Path, opened: Opened) -> None:
     for _ in range(2):
         with ac.capture(nn.Identity(), tmp_path / "out", overwrite=True) as session:
             session.step()
-    with pytest.raises(CaptureError, match="already holds a bundle; overwrite it"), ac.capture(nn.Identity(), tmp_path / "out"):
+    with (
+        pytest.raises(CaptureError, match="already holds a bundle; overwrite it"),
+        ac.capture(nn.Identity(), tmp_path / "out"),
+    ):
         pass
     assert opened(tmp_path / "out").complete
 
 
-def test_a_second_capture_into_a_directory_is_refused_while_the_first_goes_on(tmp_path: Path, opened: Opened) -> None:
+def test_a_second_capture_into_a_directory_is_refused_while_the_first_goes_on(
+    tmp_path: Path, opened: Opened
+) -> None:
     model = nn.Identity()
     with ac.capture(model, tmp_path / "out"):
         model(torch.ones(1))
@@ -180,33 +212,56 @@ def test_overwriting_leaves_nothing_of_the_earlier_bundle(tmp_path: Path, opened
             for _ in range(steps):
                 model(torch.ones(1))
                 session.step()
-    assert sorted(path.name for path in (tmp_path / "out" / "rank0").iterdir()) == ["step0.jsonl", "step0.npz"]
+    assert sorted(path.name for path in (tmp_path / "out" / "rank0").iterdir()) == [
+        "step0.jsonl",
+        "step0.npz",
+    ]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_directory_that_is_no_bundle_is_never_touched(overwrite: bool, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(CaptureError, match="holds no bundle, so it is not touched"), ac.capture(net(), tmp_path, overwrite=overwrite):
+    with (
+        pytest.raises(CaptureError, match="holds no bundle, so it is not touched"),
+        ac.capture(net(), tmp_path, overwrite=overwrite),
+    ):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-# -- exceptions -------------------------------------------------------------------------------------------------------------------
+# -- exceptions
+# -------------------------------------------------------------------------------------------------------------------
 
 
-def test_an_exception_in_the_model_keeps_the_bundle_names_the_module_and_is_raised_unchanged(tmp_path: Path, opened: Opened) -> None:
-    model = nn.Sequential(nn.Identity(), Glue(lambda self, x: self.inner(x), inner=Glue(fails)), nn.Identity())
-    with pytest.raises(ValueError, match=r"^too hot$") as raised, ac.capture(model, tmp_path / "out") as session:  # noqa: PT012
+def test_an_exception_in_the_model_keeps_the_bundle_names_the_module_and_is_raised_unchanged(
+    tmp_path: Path, opened: Opened
+) -> None:
+    model = nn.Sequential(
+        nn.Identity(), Glue(lambda self, x: self.inner(x), inner=Glue(fails)), nn.Identity()
+    )
+    with (  # noqa: PT012
+        pytest.raises(ValueError, match=r"^too hot$") as raised,
+        ac.capture(model, tmp_path / "out") as session,
+    ):
         model[0](torch.ones(1))
         session.step()
         model(torch.ones(1))
     assert raised.value.__cause__ is None
     bundle = opened(tmp_path / "out")
     assert not bundle.complete
-    assert bundle.manifest.stopped == {"step": 1, "module": "1.inner", "error": "ValueError: too hot"}
-    assert [(entry.step, entry.partial) for entry in bundle.manifest.steps] == [(0, False), (1, True)]
+    assert bundle.manifest.stopped == {
+        "step": 1,
+        "module": "1.inner",
+        "error": "ValueError: too hot",
+    }
+    assert [(entry.step, entry.partial) for entry in bundle.manifest.steps] == [
+        (0, False),
+        (1, True),
+    ]
     assert bundle.load("0", step=1).tolist() == [1]
-    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
+    assert all(
+        not module._forward_hooks and not module._forward_pre_hooks for module in model.modules()
+    )
 
 
 def test_an_exception_between_calls_blames_no_module(tmp_path: Path, opened: Opened) -> None:
@@ -214,10 +269,16 @@ def test_an_exception_between_calls_blames_no_module(tmp_path: Path, opened: Ope
     with pytest.raises(KeyError), ac.capture(model, tmp_path / "out"):  # noqa: PT012
         model(torch.ones(1))
         raise KeyError("loader")
-    assert opened(tmp_path / "out").manifest.stopped == {"step": 0, "module": None, "error": "KeyError: 'loader'"}
+    assert opened(tmp_path / "out").manifest.stopped == {
+        "step": 0,
+        "module": None,
+        "error": "KeyError: 'loader'",
+    }
 
 
-def test_an_exception_that_the_model_caught_is_not_blamed_for_a_later_one(tmp_path: Path, opened: Opened) -> None:
+def test_an_exception_that_the_model_caught_is_not_blamed_for_a_later_one(
+    tmp_path: Path, opened: Opened
+) -> None:
     def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
         try:
             return self.child(x)
@@ -231,18 +292,26 @@ def test_an_exception_that_the_model_caught_is_not_blamed_for_a_later_one(tmp_pa
     assert opened(tmp_path / "out").manifest.stopped["module"] is None
 
 
-def test_an_interrupt_inside_the_model_keeps_the_bundle_and_names_the_module(tmp_path: Path, opened: Opened) -> None:
+def test_an_interrupt_inside_the_model_keeps_the_bundle_and_names_the_module(
+    tmp_path: Path, opened: Opened
+) -> None:
     def interrupted(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
         raise KeyboardInterrupt
 
     model = nn.Sequential(nn.Identity(), Glue(interrupted))
     with pytest.raises(KeyboardInterrupt), ac.capture(model, tmp_path / "out"):
         model(torch.ones(1))
-    assert opened(tmp_path / "out").manifest.stopped == {"step": 0, "module": "1", "error": "interrupted"}
+    assert opened(tmp_path / "out").manifest.stopped == {
+        "step": 0,
+        "module": "1",
+        "error": "interrupted",
+    }
     assert not model[0]._forward_hooks
 
 
-def test_the_models_exception_matters_more_than_our_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_models_exception_matters_more_than_our_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("accucompare.recorder.recording.making.to_host", lambda *_: 1 / 0)
     model = nn.Sequential(nn.Identity(), Glue(fails))
     with warnings.catch_warnings(), pytest.raises(ValueError, match="too hot"):  # noqa: PT012
@@ -251,7 +320,9 @@ def test_the_models_exception_matters_more_than_our_warning(tmp_path: Path, monk
             model(torch.ones(1))
 
 
-def test_an_exception_while_the_capture_is_set_up_leaves_no_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_while_the_capture_is_set_up_leaves_no_hooks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = net()
     installed: list[nn.Module] = []
     register = nn.Module.register_forward_hook
@@ -265,11 +336,14 @@ def test_an_exception_while_the_capture_is_set_up_leaves_no_hooks(tmp_path: Path
     monkeypatch.setattr(nn.Module, "register_forward_hook", third_time_unlucky)
     with pytest.raises(RuntimeError, match="no more hooks"), ac.capture(model, tmp_path / "out"):
         pass
-    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
+    assert all(
+        not module._forward_hooks and not module._forward_pre_hooks for module in model.modules()
+    )
     assert not included_keys()
 
 
-# -- as a plain run would leave it ------------------------------------------------------------------------------------------------
+# -- as a plain run would leave it
+# ------------------------------------------------------------------------------------------------
 
 
 def included_keys() -> bool:
@@ -290,7 +364,10 @@ def random_states() -> list[Any]:
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
     "batch norm": lambda: (net(), torch.randn(5, 4)),
-    "spectral norm": lambda: (nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)), torch.randn(2, 4)),
+    "spectral norm": lambda: (
+        nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)),
+        torch.randn(2, 4),
+    ),
     "frozen": lambda: (net().requires_grad_(False).append(nn.Linear(2, 2)), torch.randn(5, 4)),
     "eval": lambda: (net().eval(), torch.randn(5, 4)),
     "checkpoint": lambda: (
@@ -301,7 +378,9 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_outputs_gradients_buffers_and_modes_equal_a_plain_runs_bit_for_bit(kind: str, tmp_path: Path) -> None:
+def test_outputs_gradients_buffers_and_modes_equal_a_plain_runs_bit_for_bit(
+    kind: str, tmp_path: Path
+) -> None:
     model, x = MODELS[kind]()
     plain = copy.deepcopy(model)
     modes = [module.training for module in model.modules()]
@@ -321,15 +400,33 @@ def test_outputs_gradients_buffers_and_modes_equal_a_plain_runs_bit_for_bit(kind
 
 RANDOM_MODELS: dict[str, Callable[[], nn.Module]] = {
     "nothing random": net,
-    "dropout": lambda: nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Dropout1d(0.5), nn.AlphaDropout(0.1)),
+    "dropout": lambda: nn.Sequential(
+        nn.Linear(4, 6), nn.Dropout(0.5), nn.Dropout1d(0.5), nn.AlphaDropout(0.1)
+    ),
     "attention dropout": lambda: Glue(
-        lambda self, x: nn.functional.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.3) * self.w(x), w=nn.Linear(4, 1)
+        lambda self, x: (
+            nn.functional.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.3)
+            * self.w(x)
+        ),
+        w=nn.Linear(4, 1),
     ),
     "drawing": lambda: Glue(
-        lambda self, x: self.w(x) + torch.rand(1) + torch.randn(7).sum() + torch.randint(3, (1,)) + torch.randperm(5)[0], w=nn.Linear(4, 1)
+        lambda self, x: (
+            self.w(x)
+            + torch.rand(1)
+            + torch.randn(7).sum()
+            + torch.randint(3, (1,))
+            + torch.randperm(5)[0]
+        ),
+        w=nn.Linear(4, 1),
     ),
     "sampling": lambda: Glue(
-        lambda self, x: self.w(x) + torch.multinomial(torch.ones(9), 3)[0] + torch.poisson(torch.ones(2))[0] + torch.normal(torch.ones(1)),
+        lambda self, x: (
+            self.w(x)
+            + torch.multinomial(torch.ones(9), 3)[0]
+            + torch.poisson(torch.ones(2))[0]
+            + torch.normal(torch.ones(1))
+        ),
         w=nn.Linear(4, 1),
     ),
     "lstm": lambda: Glue(lambda self, x: self.lstm(x[None])[0], lstm=nn.LSTM(4, 4, 2, dropout=0.5)),
@@ -339,7 +436,9 @@ RANDOM_MODELS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("fails_inside", [False, True], ids=["runs", "raises"])
 @pytest.mark.parametrize("kind", RANDOM_MODELS)
-def test_the_global_random_states_are_left_as_a_plain_run_leaves_them(kind: str, fails_inside: bool, tmp_path: Path) -> None:
+def test_the_global_random_states_are_left_as_a_plain_run_leaves_them(
+    kind: str, fails_inside: bool, tmp_path: Path
+) -> None:
     model = nn.Sequential(RANDOM_MODELS[kind](), Glue(fails) if fails_inside else nn.Identity())
     x = torch.randn(6, 4)
     after = []
@@ -363,7 +462,9 @@ def test_user_hooks_are_still_there_in_order(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     order: list[int] = []
     for number in range(3):
-        model.register_forward_hook(lambda *_, number=number: order.append(number), prepend=number == 2)
+        model.register_forward_hook(
+            lambda *_, number=number: order.append(number), prepend=number == 2
+        )
     before = list(model._forward_hooks.items())
     with ac.capture(model, tmp_path / "out"):
         model(torch.ones(2))
@@ -423,12 +524,16 @@ def test_two_captures_of_one_model_may_be_nested(tmp_path: Path, opened: Opened)
     assert places(outer, "0") == ["0#0 input 0", "0#0 output", "0#1 input 0", "0#1 output"]
 
 
-def test_hooks_of_a_finished_capture_copy_nothing_even_on_a_shallow_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_of_a_finished_capture_copy_nothing_even_on_a_shallow_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = nn.Sequential(nn.Identity())
     with ac.capture(model, tmp_path / "out"):
         replica = model._replicate_for_data_parallel()
         replica._forward_hooks = replica._forward_hooks.copy()
     copied: list[Any] = []
-    monkeypatch.setattr("accucompare.recorder.recording.making.to_host", lambda *arguments: copied.append(arguments))
+    monkeypatch.setattr(
+        "accucompare.recorder.recording.making.to_host", lambda *arguments: copied.append(arguments)
+    )
     replica(torch.ones(1))
     assert copied == []

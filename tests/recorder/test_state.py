@@ -1,4 +1,5 @@
-"""Starting from a bundle captured with its state: same weights, inputs, seed, selection and mode."""
+"""Starting from a bundle captured with its state: same weights, inputs, seed, selection and
+mode."""
 
 from __future__ import annotations
 
@@ -53,30 +54,48 @@ def nothing_but_code():
 @pytest.fixture
 def golden(tmp_path: Path) -> Path:
     (tmp_path / "net.py").write_text(CASE)
-    return capture_case(f"{tmp_path}/net.py", tmp_path / "golden", CPU, CaptureOptions(seed=11, save_state=True, skip=["norm"]))
+    return capture_case(
+        f"{tmp_path}/net.py",
+        tmp_path / "golden",
+        CPU,
+        CaptureOptions(seed=11, save_state=True, skip=["norm"]),
+    )
 
 
 def test_weights_that_golden_replaced_are_named(golden: Path, tmp_path: Path) -> None:
     """Else an all-clear would say nothing of a model whose own weights are wrong."""
     capture_case(f"{tmp_path}/net.py", tmp_path / "same", CPU, CaptureOptions(like=golden))
-    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "other", CPU, CaptureOptions(like=golden))
+    capture_case(
+        f"{tmp_path}/net.py:nothing_but_code", tmp_path / "other", CPU, CaptureOptions(like=golden)
+    )
     same, other = (ac.diff(golden, tmp_path / name) for name in ("same", "other"))
     assert same.answer.value == "identical"
-    assert other.conclusion.startswith("identical; 1 of the case's own weights were not golden's, and were replaced by them (embed.weight)")
+    assert other.conclusion.startswith(
+        "identical; 1 of the case's own weights were not golden's, and were replaced by them"
+        " (embed.weight)"
+    )
     assert "candidate: --like: 1 of the model's weights held other values before: embed.weight" in [
         finding.message for finding in other.preflight
     ]
 
 
-def test_a_case_that_has_only_the_models_code_repeats_the_golden_run(golden: Path, tmp_path: Path) -> None:
-    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, CaptureOptions(like=golden))
+def test_a_case_that_has_only_the_models_code_repeats_the_golden_run(
+    golden: Path, tmp_path: Path
+) -> None:
+    capture_case(
+        f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, CaptureOptions(like=golden)
+    )
     comparison = ac.diff(golden, tmp_path / "again")
     assert set(comparison.counts()) == {"identical"}
     assert comparison.passed
 
 
-def test_seed_selection_and_mode_are_taken_over_and_noted(golden: Path, tmp_path: Path, opened: Opened) -> None:
-    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, CaptureOptions(like=golden))
+def test_seed_selection_and_mode_are_taken_over_and_noted(
+    golden: Path, tmp_path: Path, opened: Opened
+) -> None:
+    capture_case(
+        f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, CaptureOptions(like=golden)
+    )
     manifest = opened(tmp_path / "again").manifest
     assert manifest.capture["seed"] == 11
     assert manifest.capture["skip"] == ["norm"]
@@ -85,13 +104,30 @@ def test_seed_selection_and_mode_are_taken_over_and_noted(golden: Path, tmp_path
 
 
 def test_a_seed_and_a_selection_given_win(golden: Path, tmp_path: Path, opened: Opened) -> None:
-    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, CaptureOptions(like=golden, seed=12, only=["head"]))
+    capture_case(
+        f"{tmp_path}/net.py:nothing_but_code",
+        tmp_path / "again",
+        CPU,
+        CaptureOptions(like=golden, seed=12, only=["head"]),
+    )
     manifest = opened(tmp_path / "again").manifest
-    assert (manifest.capture["seed"], manifest.capture["only"], manifest.capture["skip"]) == (12, ["head"], [])
+    assert (manifest.capture["seed"], manifest.capture["only"], manifest.capture["skip"]) == (
+        12,
+        ["head"],
+        [],
+    )
 
 
-def test_the_state_can_be_taken_over_in_another_dtype(golden: Path, tmp_path: Path, opened: Opened) -> None:
-    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "bf16", CPU, CaptureOptions(like=golden), dtype=FloatType.BFLOAT16)
+def test_the_state_can_be_taken_over_in_another_dtype(
+    golden: Path, tmp_path: Path, opened: Opened
+) -> None:
+    capture_case(
+        f"{tmp_path}/net.py:nothing_but_code",
+        tmp_path / "bf16",
+        CPU,
+        CaptureOptions(like=golden),
+        dtype=FloatType.BFLOAT16,
+    )
     first, second = opened(golden).manifest.model, opened(tmp_path / "bf16").manifest.model
     for kind in ("parameters", "buffers"):
         for name, entry in first[kind].items():
@@ -112,8 +148,12 @@ def test_a_modules_own_mode_is_taken_over(tmp_path: Path) -> None:
         assert [module.training for module in other.modules()] == [True, True, False, True]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64], ids=str)
-def test_weights_of_any_dtype_buffers_and_tied_weights_come_back(dtype: torch.dtype, tmp_path: Path, opened: Opened) -> None:
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64], ids=str
+)
+def test_weights_of_any_dtype_buffers_and_tied_weights_come_back(
+    dtype: torch.dtype, tmp_path: Path, opened: Opened
+) -> None:
     def build() -> nn.Module:
         model = nn.Module()
         model.weight = nn.Parameter(torch.randn(3, 2, dtype=dtype))
@@ -154,7 +194,8 @@ def test_wrapped_and_unwrapped_models_share_their_state(tmp_path: Path) -> None:
     assert torch.equal(first[0].weight, second[0].weight)
 
 
-# -- what does not fit ------------------------------------------------------------------------------------------------------------
+# -- what does not fit
+# ------------------------------------------------------------------------------------------------------------
 
 
 def saved(model: nn.Module, path: Path) -> Path:
@@ -173,20 +214,32 @@ def module(**children: nn.Module) -> nn.Module:
         (
             lambda: module(encoder=nn.Linear(2, 2, bias=False)),
             lambda: module(encoder1=nn.Linear(2, 2, bias=False)),
-            r"golden has a parameter that the model lacks: 'encoder\.weight' \(1 in all; the nearest is 'encoder1\.weight'\)",
+            (
+                r"golden has a parameter that the model lacks: 'encoder\.weight' \(1 in all; the"
+                r" nearest is 'encoder1\.weight'\)"
+            ),
         ),
         (
             lambda: module(a=nn.Linear(2, 2, bias=False)),
             lambda: module(a=nn.Linear(2, 2)),
             r"the model has a parameter that .*golden lacks: 'a\.bias' \(1 in all\)",
         ),
-        (lambda: module(a=nn.Linear(2, 2)), lambda: module(a=nn.Linear(2, 3)), r"'a\.(weight|bias)' is \[3.*\] in the model but \[2"),
+        (
+            lambda: module(a=nn.Linear(2, 2)),
+            lambda: module(a=nn.Linear(2, 3)),
+            r"'a\.(weight|bias)' is \[3.*\] in the model but \[2",
+        ),
     ],
     ids=["renamed", "more", "shape"],
 )
-def test_a_model_that_does_not_fit_is_refused_with_the_nearest_name(golden: Any, other: Any, message: str, tmp_path: Path) -> None:
+def test_a_model_that_does_not_fit_is_refused_with_the_nearest_name(
+    golden: Any, other: Any, message: str, tmp_path: Path
+) -> None:
     path = saved(golden(), tmp_path / "golden")
-    with pytest.raises(CaptureError, match=message), ac.capture(other(), tmp_path / "out", like=path):
+    with (
+        pytest.raises(CaptureError, match=message),
+        ac.capture(other(), tmp_path / "out", like=path),
+    ):
         pass
     assert not (tmp_path / "out").exists()
 
@@ -222,14 +275,20 @@ def test_a_bundle_without_state_says_how_to_make_one(tmp_path: Path) -> None:
 
 
 def test_a_bundle_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="none"), ac.capture(nn.Linear(1, 1), tmp_path / "out", like=tmp_path / "none"):
+    with (
+        pytest.raises(BundleError, match="none"),
+        ac.capture(nn.Linear(1, 1), tmp_path / "out", like=tmp_path / "none"),
+    ):
         pass
 
 
 def test_inputs_that_cannot_be_saved_are_named(tmp_path: Path) -> None:
     inputs = [((torch.ones(1), {"mask": {1, 2}}), {})]
     message = r"--save-state: inputs of step 0, 0, 1, 'mask': cannot save a set"
-    with pytest.raises(CaptureError, match=message), ac.capture(nn.Linear(1, 1), tmp_path / "out", save_state=True, inputs=inputs):
+    with (
+        pytest.raises(CaptureError, match=message),
+        ac.capture(nn.Linear(1, 1), tmp_path / "out", save_state=True, inputs=inputs),
+    ):
         pass
     with ac.open_bundle(tmp_path / "out") as bundle:
         assert not bundle.complete
@@ -237,26 +296,51 @@ def test_inputs_that_cannot_be_saved_are_named(tmp_path: Path) -> None:
 
 def test_weights_that_cannot_be_saved_are_named(tmp_path: Path) -> None:
     model = nn.Linear(1, 1, device="meta")
-    with pytest.raises(CaptureError, match=r"--save-state: param 'weight' is meta"), ac.capture(model, tmp_path / "out", save_state=True):
+    with (
+        pytest.raises(CaptureError, match=r"--save-state: param 'weight' is meta"),
+        ac.capture(model, tmp_path / "out", save_state=True),
+    ):
         pass
 
 
-def test_a_damaged_structure_of_inputs_is_an_error_without_traceback(golden: Path, tmp_path: Path) -> None:
+def test_a_damaged_structure_of_inputs_is_an_error_without_traceback(
+    golden: Path, tmp_path: Path
+) -> None:
     edit_manifest(golden, lambda manifest: manifest["capture"].update(inputs=[{"tensor": "77"}]))
     with pytest.raises(CaptureError, match=r"the inputs saved in .* are damaged"):
-        capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, CaptureOptions(like=golden))
+        capture_case(
+            f"{tmp_path}/net.py:nothing_but_code",
+            tmp_path / "again",
+            CPU,
+            CaptureOptions(like=golden),
+        )
 
 
-def test_a_bundle_may_not_replace_the_one_it_starts_from(golden: Path, tmp_path: Path, opened: Opened) -> None:
-    with pytest.raises(UsageError, match="cannot be both what the capture starts from and what it writes"):
-        capture_case(f"{tmp_path}/net.py:nothing_but_code", golden, CPU, CaptureOptions(like=golden, overwrite=True))
-    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, CaptureOptions(like=golden))
+def test_a_bundle_may_not_replace_the_one_it_starts_from(
+    golden: Path, tmp_path: Path, opened: Opened
+) -> None:
+    with pytest.raises(
+        UsageError, match="cannot be both what the capture starts from and what it writes"
+    ):
+        capture_case(
+            f"{tmp_path}/net.py:nothing_but_code",
+            golden,
+            CPU,
+            CaptureOptions(like=golden, overwrite=True),
+        )
+    capture_case(
+        f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, CaptureOptions(like=golden)
+    )
     assert ac.diff(golden, tmp_path / "again").passed
 
 
-def test_as_many_steps_are_run_as_the_bundle_has_that_it_starts_from(tmp_path: Path, golden: Path, opened: Opened) -> None:
+def test_as_many_steps_are_run_as_the_bundle_has_that_it_starts_from(
+    tmp_path: Path, golden: Path, opened: Opened
+) -> None:
     target = f"{tmp_path}/net.py:nothing_but_code"
-    capture_case(target, tmp_path / "long", CPU, CaptureOptions(like=golden, save_state=True, steps=5))
+    capture_case(
+        target, tmp_path / "long", CPU, CaptureOptions(like=golden, save_state=True, steps=5)
+    )
     capture_case(target, tmp_path / "again", CPU, CaptureOptions(like=tmp_path / "long"))
     assert len(opened(tmp_path / "again").steps()) == 5
 
@@ -264,7 +348,12 @@ def test_as_many_steps_are_run_as_the_bundle_has_that_it_starts_from(tmp_path: P
 def test_a_value_taken_apart_is_put_together_again() -> None:
     x = torch.randn(2)
     tensors: list[torch.Tensor] = []
-    value = {"a": (x, [None, True, 1.5, "word"]), "again": x, "size": torch.Size([2, 3]), "dtype": torch.float8_e4m3fn}
+    value = {
+        "a": (x, [None, True, 1.5, "word"]),
+        "again": x,
+        "size": torch.Size([2, 3]),
+        "dtype": torch.float8_e4m3fn,
+    }
     structure = json.loads(json.dumps(take_apart(value, tensors, "value")))
     assert tensors == [x]
     assert put_together(structure, lambda number: tensors[int(number)]) == {**value, "size": (2, 3)}

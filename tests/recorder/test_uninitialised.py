@@ -43,14 +43,27 @@ class Outer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         x = self.fc(x)
-        return self.into(x, torch.empty_like(x).fill_(float(next(_found)) ** 9))  # what happens to lie there
+        return self.into(
+            x, torch.empty_like(x).fill_(float(next(_found)) ** 9)
+        )  # what happens to lie there
 
 
 @pytest.mark.parametrize("repeat", [1, 2])
-def test_it_is_no_culprit_for_golden_is_captured_twice_where_it_is_not_reproduced(repeat: int, tmp_path: Path) -> None:
+def test_it_is_no_culprit_for_golden_is_captured_twice_where_it_is_not_reproduced(
+    repeat: int, tmp_path: Path
+) -> None:
     (tmp_path / "into.py").write_text(CASE)
-    comparison = ac.locate(tmp_path / "into.py", "cpu", out=tmp_path / "locate", options=ac.LocateOptions(repeat=repeat))
-    row = next(row for row in comparison.rows if row.golden is not None and (row.golden.name, row.golden.path) == ("into", "1"))
+    comparison = ac.locate(
+        tmp_path / "into.py",
+        "cpu",
+        out=tmp_path / "locate",
+        options=ac.LocateOptions(repeat=repeat),
+    )
+    row = next(
+        row
+        for row in comparison.rows
+        if row.golden is not None and (row.golden.name, row.golden.path) == ("into", "1")
+    )
     assert row.verdict.reason is Reason.NOT_DETERMINISTIC
     assert not comparison.culprits
     assert not comparison.passed
@@ -74,11 +87,20 @@ class Behind(nn.Module):
 
 
 @pytest.mark.parametrize(("scale", "expected"), [(1.0, Answer.NOT_SURE), (1.5, Answer.BUG)])
-def test_a_fault_behind_what_golden_does_not_hold_steady_is_a_bug(scale: float, expected: Answer, tmp_path: Path) -> None:
-    """Golden's own captures differ from there on, and the candidate was given what the first one had."""
+def test_a_fault_behind_what_golden_does_not_hold_steady_is_a_bug(
+    scale: float, expected: Answer, tmp_path: Path
+) -> None:
+    """Golden's own captures differ from there on, and the candidate was given what the first one
+    had.
+    """
     x = torch.linspace(-1, 1, 512).view(64, 8)
     golden = tmp_path / "golden"
-    for out, fault in ((golden, scale), (golden / "repeat1", scale), (tmp_path / "candidate", scale), (tmp_path / "baseline", 1.0)):
+    for out, fault in (
+        (golden, scale),
+        (golden / "repeat1", scale),
+        (tmp_path / "candidate", scale),
+        (tmp_path / "baseline", 1.0),
+    ):
         torch.manual_seed(0)
         half = out.parent == tmp_path and out != golden
         model = Behind(fault).to(torch.bfloat16)

@@ -25,11 +25,19 @@ from tests.recorder.trained import build, train
 
 def updates(bundle: Bundle, step: int = 0) -> dict[tuple[str, str, str], Any]:
     """Values of a step's update by (name, role, path)."""
-    chosen = [record for record in bundle.records() if record.role in UPDATE_ROLES and record.step == step]
-    return {(record.name, record.role.value, record.path): bundle.values(record) for record in chosen if record.member is not None}
+    chosen = [
+        record for record in bundle.records() if record.role in UPDATE_ROLES and record.step == step
+    ]
+    return {
+        (record.name, record.role.value, record.path): bundle.values(record)
+        for record in chosen
+        if record.member is not None
+    }
 
 
-def test_an_update_is_recorded_with_what_it_was_given_and_what_it_made(tmp_path: Path, opened: Opened) -> None:
+def test_an_update_is_recorded_with_what_it_was_given_and_what_it_made(
+    tmp_path: Path, opened: Opened
+) -> None:
     kept: dict[str, torch.Tensor] = {}
     model = build("tied")
 
@@ -49,7 +57,9 @@ def test_an_update_is_recorded_with_what_it_was_given_and_what_it_made(tmp_path:
     state = optimizers[0].state[model.get_submodule("block").weight]  # type: ignore[index]
     assert np.array_equal(found["block", "param_before", "weight"], kept["before"].numpy())
     assert np.array_equal(found["block", "param_grad", "weight"], kept["grad"].numpy())
-    assert np.array_equal(found["block", "param_update", "weight"], (after - kept["before"]).numpy())
+    assert np.array_equal(
+        found["block", "param_update", "weight"], (after - kept["before"]).numpy()
+    )
     for name in ("exp_avg", "exp_avg_sq", "step"):
         assert np.array_equal(found["block", "state_after", f"weight.{name}"], state[name].numpy())
     assert found["", "state_before", "AdamW.0.lr"] == 1e-3
@@ -61,10 +71,18 @@ def test_a_gradient_is_recorded_before_it_is_clipped(tmp_path: Path, opened: Ope
     train(
         "recurrent",
         tmp_path / "golden",
-        before_update=lambda model: norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.01))),
+        before_update=lambda model: norms.append(
+            float(nn.utils.clip_grad_norm_(model.parameters(), 0.01))
+        ),
     )
-    grads = [value for (_, role, _), value in updates(opened(tmp_path / "golden")).items() if role == "param_grad"]
-    assert np.sqrt(sum(np.square(grad.astype(np.float64)).sum() for grad in grads)) == pytest.approx(norms[0], rel=1e-5)
+    grads = [
+        value
+        for (_, role, _), value in updates(opened(tmp_path / "golden")).items()
+        if role == "param_grad"
+    ]
+    assert np.sqrt(
+        sum(np.square(grad.astype(np.float64)).sum() for grad in grads)
+    ) == pytest.approx(norms[0], rel=1e-5)
     assert norms[0] > 0.02
 
 
@@ -96,9 +114,15 @@ def test_a_trainable_parameter_without_a_gradient_is_recorded_as_such(tmp_path: 
 def test_parameters_in_no_optimizer_are_told(tmp_path: Path, opened: Opened) -> None:
     model = build("recurrent")
     train(
-        "recurrent", tmp_path / "golden", model=model, optimizer=lambda model: torch.optim.SGD(model.get_submodule("out").parameters(), 0.1)
+        "recurrent",
+        tmp_path / "golden",
+        model=model,
+        optimizer=lambda model: torch.optim.SGD(model.get_submodule("out").parameters(), 0.1),
     )
-    assert any("trainable parameter(s) are in no optimizer that stepped" in note for note in opened(tmp_path / "golden").manifest.notes)
+    assert any(
+        "trainable parameter(s) are in no optimizer that stepped" in note
+        for note in opened(tmp_path / "golden").manifest.notes
+    )
 
 
 def test_hooks_of_updates_and_of_clipping_are_taken_off(tmp_path: Path) -> None:
@@ -119,11 +143,17 @@ def test_two_models_with_two_optimizers_are_told_apart(tmp_path: Path, opened: O
         other(one(torch.ones(1, 2))).sum().backward()
         for optimizer in optimizers:
             optimizer.step()
-    assert {name for name, role, _ in updates(opened(tmp_path / "golden")) if role == "param_update"} == {""}
-    assert len([key for key in updates(opened(tmp_path / "golden")) if key[1] == "param_update"]) == 2
+    assert {
+        name for name, role, _ in updates(opened(tmp_path / "golden")) if role == "param_update"
+    } == {""}
+    assert (
+        len([key for key in updates(opened(tmp_path / "golden")) if key[1] == "param_update"]) == 2
+    )
 
 
-@pytest.mark.parametrize("kind", [kind for kind in UPDATE_FAULTS if kind != "biases decayed"])  # here all are
+@pytest.mark.parametrize(
+    "kind", [kind for kind in UPDATE_FAULTS if kind != "biases decayed"]
+)  # here all are
 def test_a_fault_of_the_update_is_named_by_a_fed_capture(kind: str, tmp_path: Path) -> None:
     golden, fed, baseline = (tmp_path / name for name in ("golden", "fed", "baseline"))
     train("tied", golden, 2)
@@ -135,14 +165,20 @@ def test_a_fault_of_the_update_is_named_by_a_fed_capture(kind: str, tmp_path: Pa
     assert {culprit.stage for culprit in comparison.culprits} == {Stage.UPDATE}
 
 
-def test_a_wrong_learning_rate_is_said_as_such_and_not_as_many_wrong_updates(tmp_path: Path) -> None:
+def test_a_wrong_learning_rate_is_said_as_such_and_not_as_many_wrong_updates(
+    tmp_path: Path,
+) -> None:
     train("tied", tmp_path / "golden", 2)
     other = lambda model: torch.optim.AdamW(model.parameters(), lr=2e-3)  # noqa: E731
     train("tied", tmp_path / "fed", 2, feed=tmp_path / "golden", optimizer=other)
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
     assert comparison.culprits[0].place == "what the update is given of AdamW.0.lr"
     assert {culprit.stage for culprit in comparison.culprits} == {Stage.UPDATE}
-    assert not [each for each in comparison.culprits if each.row.record and each.row.record.role is Role.PARAM_UPDATE]
+    assert not [
+        each
+        for each in comparison.culprits
+        if each.row.record and each.row.record.role is Role.PARAM_UPDATE
+    ]
 
 
 @pytest.mark.parametrize("way", ["foreach", "fused"])
@@ -160,13 +196,20 @@ def test_each_step_of_a_fed_capture_starts_from_goldens_weights(tmp_path: Path) 
     with wrong_update("beta1 0.8 for 0.9"):
         train("tied", tmp_path / "fed", 3, feed=tmp_path / "golden")
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
-    failed = {row.record.role for row in comparison.rows if row.record is not None and row.status is Status.FAIL}
+    failed = {
+        row.record.role
+        for row in comparison.rows
+        if row.record is not None and row.status is Status.FAIL
+    }
     assert failed <= {Role.STATE_BEFORE, Role.STATE_AFTER, Role.PARAM_UPDATE}
 
 
 @pytest.mark.parametrize("clipped", [False, True])
-def test_an_update_is_given_goldens_gradients_whatever_arrives(clipped: bool, tmp_path: Path) -> None:
-    """Gradients that were halved fail; what the update makes of golden's in their place does not."""
+def test_an_update_is_given_goldens_gradients_whatever_arrives(
+    clipped: bool, tmp_path: Path
+) -> None:
+    """Gradients that were halved fail; what the update makes of golden's in their place does
+    not."""
 
     def clip(model: nn.Module) -> None:
         if clipped:
@@ -181,16 +224,25 @@ def test_an_update_is_given_goldens_gradients_whatever_arrives(clipped: bool, tm
     train("tied", tmp_path / "golden", 2, before_update=clip)
     train("tied", tmp_path / "fed", 2, before_update=halve, feed=tmp_path / "golden")
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
-    by_role = {role: [row for row in comparison.rows if row.record is not None and row.record.role is role] for role in UPDATE_ROLES}
+    by_role = {
+        role: [row for row in comparison.rows if row.record is not None and row.record.role is role]
+        for role in UPDATE_ROLES
+    }
     assert {row.reason for row in by_role[Role.PARAM_GRAD]} == {Reason.INTRODUCED}
-    assert {row.reason for role in UPDATE_ROLES if role is not Role.PARAM_GRAD for row in by_role[role]} == {Reason.IDENTICAL}
+    assert {
+        row.reason for role in UPDATE_ROLES if role is not Role.PARAM_GRAD for row in by_role[role]
+    } == {Reason.IDENTICAL}
 
 
 def test_free_running_updates_of_other_gradients_are_not_judged(tmp_path: Path) -> None:
     train("tied", tmp_path / "golden", 1)
     train("tied", tmp_path / "candidate", 1, model=build("tied", torch.bfloat16))
     comparison = ac.diff(tmp_path / "golden", tmp_path / "candidate")
-    made = [row for row in comparison.rows if row.record is not None and row.record.role is Role.PARAM_UPDATE]
+    made = [
+        row
+        for row in comparison.rows
+        if row.record is not None and row.record.role is Role.PARAM_UPDATE
+    ]
     assert {row.status for row in made} <= {Status.PASS, Status.NOT_COMPARED}
     assert comparison.passed
 
@@ -214,7 +266,10 @@ def test_a_closure_computes_its_gradients_in_the_update(tmp_path: Path, opened: 
 def test_a_step_that_is_skipped_has_no_update(tmp_path: Path, opened: Opened) -> None:
     model, scaler = nn.Linear(2, 2), torch.amp.GradScaler("cpu")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with ac.capture(model, tmp_path / "golden", backward=True), contextlib.suppress(ZeroDivisionError):
+    with (
+        ac.capture(model, tmp_path / "golden", backward=True),
+        contextlib.suppress(ZeroDivisionError),
+    ):
         scaler.scale(model(torch.full((1, 2), float("inf"))).sum()).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -227,7 +282,10 @@ def test_a_scaled_gradient_is_recorded_unscaled(tmp_path: Path, opened: Opened) 
     with ac.capture(model, tmp_path / "golden", backward=True):
         scaler.scale(model(torch.ones(1, 2)).sum()).backward()
         scaler.step(optimizer)
-    assert updates(opened(tmp_path / "golden"))["", "param_grad", "weight"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert updates(opened(tmp_path / "golden"))["", "param_grad", "weight"].tolist() == [
+        [1.0, 1.0],
+        [1.0, 1.0],
+    ]
 
 
 def test_a_fused_update_that_unscales_its_gradients_is_given_goldens(tmp_path: Path) -> None:
@@ -245,11 +303,17 @@ def test_a_fused_update_that_unscales_its_gradients_is_given_goldens(tmp_path: P
     once(tmp_path / "golden", 1.0)
     once(tmp_path / "fed", 0.5, feed=tmp_path / "golden")
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
-    failed = {row.record.role for row in comparison.rows if row.record is not None and row.status is Status.FAIL}
+    failed = {
+        row.record.role
+        for row in comparison.rows
+        if row.record is not None and row.status is Status.FAIL
+    }
     assert failed == {Role.PARAM_GRAD}
 
 
-def test_a_fed_update_that_computes_its_own_gradients_is_not_judged_by_goldens(tmp_path: Path) -> None:
+def test_a_fed_update_that_computes_its_own_gradients_is_not_judged_by_goldens(
+    tmp_path: Path,
+) -> None:
     def once(out: Path, factor: float, **options: Any) -> None:
         torch.manual_seed(0)
         model = nn.Linear(4, 4)
@@ -270,13 +334,23 @@ def test_a_fed_update_that_computes_its_own_gradients_is_not_judged_by_goldens(t
     once(tmp_path / "golden", 1.0)
     once(tmp_path / "fed", 0.5, feed=tmp_path / "golden")
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
-    made = [row for row in comparison.rows if row.record is not None and row.record.role is Role.PARAM_UPDATE]
+    made = [
+        row
+        for row in comparison.rows
+        if row.record is not None and row.record.role is Role.PARAM_UPDATE
+    ]
     assert {row.reason for row in made} == {Reason.NOT_COMPARABLE}
-    assert {culprit.row.record.role for culprit in comparison.culprits if culprit.row.record} == {Role.PARAM_GRAD}
+    assert {culprit.row.record.role for culprit in comparison.culprits if culprit.row.record} == {
+        Role.PARAM_GRAD
+    }
 
 
-def test_a_gradient_that_is_kept_in_main_grad_is_recorded_from_there(tmp_path: Path, opened: Opened) -> None:
-    """As Megatron does it: ``grad`` is None when the update begins, and the optimizer holds copies of the parameters."""
+def test_a_gradient_that_is_kept_in_main_grad_is_recorded_from_there(
+    tmp_path: Path, opened: Opened
+) -> None:
+    """As Megatron does it: ``grad`` is None when the update begins, and the optimizer holds copies
+    of the parameters.
+    """
     model = nn.Linear(2, 2)
     copies = [parameter.detach().clone() for parameter in model.parameters()]
     optimizer = torch.optim.SGD(copies, 0.1)
@@ -292,11 +366,16 @@ def test_a_gradient_that_is_kept_in_main_grad_is_recorded_from_there(tmp_path: P
     found = {record.path: record for record in bundle.records() if record.role is Role.PARAM_GRAD}
     assert bundle.values(found["weight"]).tolist() == [[2.0, 2.0], [2.0, 2.0]]
     assert {record.detail for record in found.values()} == {"main_grad"}
-    assert any("holds no parameter of the model (SGD); its updates are not recorded" in note for note in bundle.manifest.notes)
+    assert any(
+        "holds no parameter of the model (SGD); its updates are not recorded" in note
+        for note in bundle.manifest.notes
+    )
     assert bundle.manifest.series[0].grad_norm == pytest.approx(np.sqrt(4 * 4 + 2 * 4))
 
 
-def test_main_grad_is_used_where_the_optimizer_holds_the_parameters_themselves(tmp_path: Path, opened: Opened) -> None:
+def test_main_grad_is_used_where_the_optimizer_holds_the_parameters_themselves(
+    tmp_path: Path, opened: Opened
+) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with ac.capture(model, tmp_path / "golden", backward=True):
@@ -307,7 +386,9 @@ def test_main_grad_is_used_where_the_optimizer_holds_the_parameters_themselves(t
     assert found["", "param_grad", "weight"].tolist() == [[3.0, 3.0], [3.0, 3.0]]
 
 
-def test_a_trainable_parameter_in_no_optimizer_has_a_record_all_the_same(tmp_path: Path, opened: Opened) -> None:
+def test_a_trainable_parameter_in_no_optimizer_has_a_record_all_the_same(
+    tmp_path: Path, opened: Opened
+) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].requires_grad_(False)
     optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
@@ -316,10 +397,16 @@ def test_a_trainable_parameter_in_no_optimizer_has_a_record_all_the_same(tmp_pat
         model[2].bias.grad = None
         optimizer.step()
     bundle = opened(tmp_path / "golden")
-    found = {(record.name, record.path): record for record in bundle.records() if record.role is Role.PARAM_GRAD}
+    found = {
+        (record.name, record.path): record
+        for record in bundle.records()
+        if record.role is Role.PARAM_GRAD
+    }
     assert set(found) == {(name, path) for name in ("0", "2") for path in ("weight", "bias")}
     assert np.array_equal(bundle.values(found["2", "weight"]), model[2].weight.grad.numpy())  # type: ignore[union-attr]
-    assert {found["2", path].detail for path in ("weight", "bias")} == {"in no optimizer that stepped"}
+    assert {found["2", path].detail for path in ("weight", "bias")} == {
+        "in no optimizer that stepped"
+    }
 
 
 def test_a_sparse_gradient_is_listed_and_counts_in_the_norm(tmp_path: Path, opened: Opened) -> None:
@@ -335,12 +422,16 @@ def test_a_sparse_gradient_is_listed_and_counts_in_the_norm(tmp_path: Path, open
     assert any(record.role is Role.PARAM_UPDATE and record.member for record in bundle.records())
 
 
-def test_two_optimizers_of_a_gan_record_each_their_own_update(tmp_path: Path, opened: Opened) -> None:
+def test_two_optimizers_of_a_gan_record_each_their_own_update(
+    tmp_path: Path, opened: Opened
+) -> None:
     torch.manual_seed(0)
     model = nn.ModuleDict({"generator": nn.Linear(2, 2), "critic": nn.Linear(2, 1)})
     optimizers = {name: torch.optim.SGD(part.parameters(), 0.1) for name, part in model.items()}
     grads: dict[str, torch.Tensor] = {}
-    with ac.capture(model, tmp_path / "golden", backward=True, optimizer=optimizers.values()) as session:
+    with ac.capture(
+        model, tmp_path / "golden", backward=True, optimizer=optimizers.values()
+    ) as session:
         for _ in range(2):
             for name, sign in (("critic", -1.0), ("generator", 1.0)):
                 model.zero_grad()
@@ -350,13 +441,20 @@ def test_two_optimizers_of_a_gan_record_each_their_own_update(tmp_path: Path, op
             session.step()
     bundle = opened(tmp_path / "golden")
     for step in (0, 1):
-        chosen = [record for record in bundle.records() if record.step == step and record.role is Role.PARAM_GRAD]
+        chosen = [
+            record
+            for record in bundle.records()
+            if record.step == step and record.role is Role.PARAM_GRAD
+        ]
         assert sorted((record.name, record.call, record.path) for record in chosen) == [
             *(("critic", 0, path) for path in ("bias", "weight")),
             *(("generator", 1, path) for path in ("bias", "weight")),
         ]
     found = updates(bundle, 1)
-    assert all(np.array_equal(found[name, "param_grad", "weight"], grad.numpy()) for name, grad in grads.items())
+    assert all(
+        np.array_equal(found[name, "param_grad", "weight"], grad.numpy())
+        for name, grad in grads.items()
+    )
     assert [entry.updates for entry in bundle.manifest.series] == [2, 2]
 
 
@@ -376,11 +474,15 @@ def test_a_capture_inside_a_capture_records_the_same_and_leaves_nothing(tmp_path
     assert torch.amp.GradScaler.step is step
 
 
-def test_captures_that_end_in_the_order_they_began_draw_right_and_leave_nothing(tmp_path: Path) -> None:
+def test_captures_that_end_in_the_order_they_began_draw_right_and_leave_nothing(
+    tmp_path: Path,
+) -> None:
     from torch.nn.utils import clip_grad
 
     group = clip_grad._group_tensors_by_device_and_dtype
-    captures = [ac.capture(nn.Linear(2, 2), tmp_path / str(number), backward=True) for number in range(2)]
+    captures = [
+        ac.capture(nn.Linear(2, 2), tmp_path / str(number), backward=True) for number in range(2)
+    ]
     for capture in captures:
         capture.__enter__()
     captures[0].__exit__(None, None, None)
@@ -389,7 +491,9 @@ def test_captures_that_end_in_the_order_they_began_draw_right_and_leave_nothing(
     with ac.capture(nn.Linear(2, 2), tmp_path / "alone"):
         assert torch.equal(nn.functional.dropout(torch.ones(64)), drawn)
     assert clip_grad._group_tensors_by_device_and_dtype is group
-    assert not torch._C._dispatch_tls_is_dispatch_key_included(torch._C._parse_dispatch_key(dispatch._KEY))
+    assert not torch._C._dispatch_tls_is_dispatch_key_included(
+        torch._C._parse_dispatch_key(dispatch._KEY)
+    )
 
 
 def test_no_gradient_is_held_longer_than_plain_training_holds_it(tmp_path: Path) -> None:
@@ -403,14 +507,20 @@ def test_no_gradient_is_held_longer_than_plain_training_holds_it(tmp_path: Path)
         del out
         assert gradients[0]() is None  # what passes through the graph
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        gradients += [weakref.ref(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+        gradients += [
+            weakref.ref(parameter.grad)
+            for parameter in model.parameters()
+            if parameter.grad is not None
+        ]
         optimizer.step()
         optimizer.zero_grad()
         assert len(gradients) == 5
         assert all(gradient() is None for gradient in gradients)  # those of the parameters
 
 
-def test_an_update_has_the_same_digests_and_statistics_with_and_without_its_tensors(tmp_path: Path, opened: Opened) -> None:
+def test_an_update_has_the_same_digests_and_statistics_with_and_without_its_tensors(
+    tmp_path: Path, opened: Opened
+) -> None:
     def once(out: Path, mode: str) -> dict[Any, Any]:
         torch.manual_seed(0)
         model = nn.Linear(1024, 1024)  # so large that two threads share it
@@ -448,15 +558,28 @@ def test_a_fed_model_has_goldens_weights_wherever_the_updates_are(tmp_path: Path
         return out
 
     golden = trained(tmp_path / "golden")
-    assert {row.reason for row in ac.diff(golden, trained(tmp_path / "same", feed=golden)).rows} == {Reason.IDENTICAL}
+    assert {
+        row.reason for row in ac.diff(golden, trained(tmp_path / "same", feed=golden)).rows
+    } == {Reason.IDENTICAL}
     comparison = ac.diff(golden, trained(tmp_path / "fed", feed=golden, lr=0.2))
-    failed = [row.record for row in comparison.rows if row.status is Status.FAIL and row.record is not None]
-    known = {record.role for record in failed if record.step < 4}  # what golden's last update made, it has not recorded
-    assert known == {Role.STATE_BEFORE, Role.PARAM_UPDATE}  # the learning rate, and what is made of it
+    failed = [
+        row.record
+        for row in comparison.rows
+        if row.status is Status.FAIL and row.record is not None
+    ]
+    known = {
+        record.role for record in failed if record.step < 4
+    }  # what golden's last update made, it has not recorded
+    assert known == {
+        Role.STATE_BEFORE,
+        Role.PARAM_UPDATE,
+    }  # the learning rate, and what is made of it
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
-def test_an_update_without_an_optimizer_of_torchs_is_noted(by_hand: bool, tmp_path: Path, opened: Opened) -> None:
+def test_an_update_without_an_optimizer_of_torchs_is_noted(
+    by_hand: bool, tmp_path: Path, opened: Opened
+) -> None:
     model = nn.Linear(2, 2)
     with ac.capture(model, tmp_path / "golden") as session:
         for _ in range(2):
@@ -465,26 +588,43 @@ def test_an_update_without_an_optimizer_of_torchs_is_noted(by_hand: bool, tmp_pa
                 for parameter in model.parameters() if by_hand else ():
                     parameter -= 0.1 * parameter.grad
             session.step()
-    noted = [note for note in opened(tmp_path / "golden").manifest.notes if "without a step of a torch.optim optimizer" in note]
+    noted = [
+        note
+        for note in opened(tmp_path / "golden").manifest.notes
+        if "without a step of a torch.optim optimizer" in note
+    ]
     assert len(noted) == by_hand
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_updates_are_right_where_there_is_room_for_few_at_a_time(dtype: torch.dtype, tmp_path: Path, opened: Opened) -> None:
+def test_updates_are_right_where_there_is_room_for_few_at_a_time(
+    dtype: torch.dtype, tmp_path: Path, opened: Opened
+) -> None:
     """Their memory is used again as soon as one is written."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(6))).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     expected = []
-    with ac.capture(model, tmp_path / "out", roles="update", queue_bytes=40_000, optimizer=optimizer) as session:
+    with ac.capture(
+        model, tmp_path / "out", roles="update", queue_bytes=40_000, optimizer=optimizer
+    ) as session:
         for _ in range(3):
             model(torch.ones(2, 64, dtype=dtype)).square().sum().backward()
             before = [each.detach().clone() for each in model.parameters()]
             optimizer.step()
-            expected.append([(each.detach().float() - old.float()).numpy() for each, old in zip(model.parameters(), before, strict=True)])
+            expected.append(
+                [
+                    (each.detach().float() - old.float()).numpy()
+                    for each, old in zip(model.parameters(), before, strict=True)
+                ]
+            )
             session.step()
     bundle = opened(tmp_path / "out")
-    found = {(each.step, each.name): bundle.values(each) for each in bundle.records() if each.role is Role.PARAM_UPDATE}
+    found = {
+        (each.step, each.name): bundle.values(each)
+        for each in bundle.records()
+        if each.role is Role.PARAM_UPDATE
+    }
     assert len(found) == 18
     for (step, name), update in found.items():
         assert np.array_equal(update, expected[step][int(name)])

@@ -15,7 +15,13 @@ from torch.nn import functional
 import accucompare as ac
 
 Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
-_HEADS: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 48, "vocab_size": 97}
+_HEADS: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "vocab_size": 97,
+}
 _SPECIAL: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 1}
 
 
@@ -24,7 +30,9 @@ def _images(ids: torch.Tensor) -> torch.Tensor:
 
 
 class Tied(nn.Module):
-    """One weight in two modules, one block called three times, a parameter of the root's, keyword arguments, nested outputs."""
+    """One weight in two modules, one block called three times, a parameter of the root's, keyword
+    arguments, nested outputs.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +53,11 @@ class Tied(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.lstm, self.out = nn.Embedding(97, 16), nn.LSTM(16, 16, 2, batch_first=True), nn.Linear(16, 97)
+        self.embed, self.lstm, self.out = (
+            nn.Embedding(97, 16),
+            nn.LSTM(16, 16, 2, batch_first=True),
+            nn.Linear(16, 97),
+        )
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.out(self.lstm(self.embed(ids))[0])
@@ -54,7 +66,10 @@ class Recurrent(nn.Module):
 
 def _tied_loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     out = model(ids, share=0.5)
-    return functional.cross_entropy(out["logits"].flatten(0, 1), ids.flatten()) + out["middle"][1].pow(2).mean() * 0.1
+    return (
+        functional.cross_entropy(out["logits"].flatten(0, 1), ids.flatten())
+        + out["middle"][1].pow(2).mean() * 0.1
+    )
 
 
 def _own_loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
@@ -86,12 +101,23 @@ def _gpt2() -> nn.Module:
 
 
 def _t5() -> nn.Module:
-    sizes = {"num_layers": 2, "d_model": 32, "d_kv": 16, "num_heads": 2, "d_ff": 48, "vocab_size": 97}
-    return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+    sizes = {
+        "num_layers": 2,
+        "d_model": 32,
+        "d_kv": 16,
+        "num_heads": 2,
+        "d_ff": 48,
+        "vocab_size": 97,
+    }
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(**sizes, decoder_start_token_id=0)
+    )
 
 
 def _mixtral() -> nn.Module:
-    config = transformers.MixtralConfig(**_HEADS, num_key_value_heads=1, num_local_experts=4, output_router_logits=True)
+    config = transformers.MixtralConfig(
+        **_HEADS, num_key_value_heads=1, num_local_experts=4, output_router_logits=True
+    )
     return transformers.MixtralForCausalLM(config)
 
 
@@ -127,7 +153,9 @@ def train(
     chosen: Any = None,
     **options: Any,
 ) -> tuple[nn.Module, list[float]]:
-    """Train a model, under capture where ``out`` is given; the model and its losses. ``chosen``: the steps that are recorded."""
+    """Train a model, under capture where ``out`` is given; the model and its losses. ``chosen``:
+    the steps that are recorded.
+    """
     model = build(name) if model is None else model
     update = None if optimizer is None else optimizer(model)
     drawn, losses = torch.Generator().manual_seed(5), []

@@ -35,7 +35,15 @@ class Browser:
     def close(self) -> None:
         self.driver.quit()
 
-    def open(self, page: Path, anchor: str = "", *, dark: bool = False, width: int = 1280, height: int = 1400) -> None:
+    def open(
+        self,
+        page: Path,
+        anchor: str = "",
+        *,
+        dark: bool = False,
+        width: int = 1280,
+        height: int = 1400,
+    ) -> None:
         """Open a page, and wait until its tables are there."""
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
@@ -43,7 +51,10 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         self.driver.get("about:blank")  # or another anchor of the same page would not load it anew
         self.driver.get(page.as_uri() + (f"#{anchor}" if anchor else ""))
-        self.until("return document.documentElement.dataset.ready || !document.getElementById('trouble').hidden")
+        self.until(
+            "return document.documentElement.dataset.ready ||"
+            " !document.getElementById('trouble').hidden"
+        )
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
@@ -59,7 +70,13 @@ class Browser:
         return str(self.run("return document.querySelector(arguments[0]).innerText", selector))
 
     def texts(self, selector: str) -> list[str]:
-        return list(self.run("return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)", selector))
+        return list(
+            self.run(
+                "return [...document.querySelectorAll(arguments[0])].map((each) =>"
+                " each.textContent)",
+                selector,
+            )
+        )
 
     def click(self, selector: str, text: str = "") -> None:
         """Click on the first element that has this text, if one is given."""
@@ -69,16 +86,26 @@ class Browser:
 
     def type(self, selector: str, text: str) -> None:
         """Put a text into a field, as if it was typed."""
-        script = "const field = document.querySelector(arguments[0]); field.value = arguments[1]; field.dispatchEvent(new Event('input'))"
+        script = (
+            "const field = document.querySelector(arguments[0]); field.value = arguments[1];"
+            " field.dispatchEvent(new Event('input'))"
+        )
         self.run(script, selector, text)
 
     def press(self, selector: str, key: str) -> None:
-        script = "document.querySelector(arguments[0]).dispatchEvent(new KeyboardEvent('keydown', { key: arguments[1], bubbles: true }))"
+        script = (
+            "document.querySelector(arguments[0]).dispatchEvent(new KeyboardEvent('keydown', { key:"
+            " arguments[1], bubbles: true }))"
+        )
         self.run(script, selector, key)
 
     def errors(self) -> list[str]:
         """The errors in the browser's console since the last call."""
-        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+        return [
+            entry["message"]
+            for entry in self.driver.get_log("browser")
+            if entry["level"] == "SEVERE"
+        ]
 
     def column(self, title: str, place: str = "#rows") -> list[str]:
         """The texts of a column of a table, of the rows that are in the document."""

@@ -61,24 +61,64 @@ NASTY = {
 
 def record(name: str, role: Role = Role.OUTPUT, dtype: str = "float32") -> Record:
     statistics = Statistics(min=-1.0, max=2.0, mean=0.5, l2=3.0, nan=0, inf=0)
-    return Record(0, 0, name, 0, role, "", 1, "Linear", None, (2, 3), dtype, Layout.STRIDED, "m", "d", statistics)
+    return Record(
+        0,
+        0,
+        name,
+        0,
+        role,
+        "",
+        1,
+        "Linear",
+        None,
+        (2, 3),
+        dtype,
+        Layout.STRIDED,
+        "m",
+        "d",
+        statistics,
+    )
 
 
-def pair(name: str, error: float = 1e-6, reason: Reason | None = None, role: Role = Role.OUTPUT, **measured: Any) -> Row:
+def pair(
+    name: str,
+    error: float = 1e-6,
+    reason: Reason | None = None,
+    role: Role = Role.OUTPUT,
+    **measured: Any,
+) -> Row:
     """A row with this relative L2 error, judged by the limit above unless a reason is given."""
     reason = reason or (Reason.OK if error <= LIMIT else Reason.INTRODUCED)
     verdict = Verdict(
-        reason, f"rel_l2 {LIMIT:g}", "default for float32", (SmallestLimit("rel_l2", error),), error / LIMIT, rel_l2_limit=LIMIT
+        reason,
+        f"rel_l2 {LIMIT:g}",
+        "default for float32",
+        (SmallestLimit("rel_l2", error),),
+        error / LIMIT,
+        rel_l2_limit=LIMIT,
     )
-    return Row(record(name, role), record(name, role), verdict, Metrics(6, 6, error, max_abs=error, **measured), module=name)
+    return Row(
+        record(name, role),
+        record(name, role),
+        verdict,
+        Metrics(6, 6, error, max_abs=error, **measured),
+        module=name,
+    )
 
 
 def missing(name: str, nearest: str = "") -> Row:
     return Row(record(name), None, Verdict(Reason.MISSING), nearest=nearest, module=name)
 
 
-def comparison(*rows: Row, golden: Manifest | None = None, candidate: Manifest | None = None, **more: Any) -> Comparison:
-    return Comparison(Side(Path("golden"), golden or Manifest()), Side(Path("npu"), candidate or Manifest()), list(rows), **more)
+def comparison(
+    *rows: Row, golden: Manifest | None = None, candidate: Manifest | None = None, **more: Any
+) -> Comparison:
+    return Comparison(
+        Side(Path("golden"), golden or Manifest()),
+        Side(Path("npu"), candidate or Manifest()),
+        list(rows),
+        **more,
+    )
 
 
 def every_reason() -> list[Row]:
@@ -91,7 +131,10 @@ def every_reason() -> list[Row]:
         pair("inherited", 1e-2, Reason.INHERITED),
         pair("glue", 1e-2, Reason.GLUE),
         pair("inputs differ", 1e-2, Reason.INPUTS_DIFFER),
-        replace(pair("non-finite", math.nan, Reason.NON_FINITE), verdict=Verdict(Reason.NON_FINITE, used=math.inf)),
+        replace(
+            pair("non-finite", math.nan, Reason.NON_FINITE),
+            verdict=Verdict(Reason.NON_FINITE, used=math.inf),
+        ),
         replace(pair("shape"), verdict=Verdict(Reason.SHAPE), metrics=None),
         replace(pair("dtype"), verdict=Verdict(Reason.DTYPE), metrics=None),
         missing("missing", "extra"),
@@ -119,7 +162,10 @@ def values(sheet: Any, title: str) -> list[Any]:
 
 
 def summary_lines(workbook: Any) -> list[list[Any]]:
-    return [[value for value in line if value is not None] for line in workbook["Summary"].iter_rows(values_only=True)]
+    return [
+        [value for value in line if value is not None]
+        for line in workbook["Summary"].iter_rows(values_only=True)
+    ]
 
 
 def target(workbook: Any, link: Any) -> Any:
@@ -129,7 +175,13 @@ def target(workbook: Any, link: Any) -> Any:
 
 
 def test_sheets_are_in_the_order_a_reader_needs_them(tmp_path: Path) -> None:
-    assert opened(tmp_path, comparison(pair("a"))).sheetnames == ["Summary", "Layers", "Divergence", "Unmatched", "Environment"]
+    assert opened(tmp_path, comparison(pair("a"))).sheetnames == [
+        "Summary",
+        "Layers",
+        "Divergence",
+        "Unmatched",
+        "Environment",
+    ]
 
 
 def test_returns_the_path_and_creates_its_directories(tmp_path: Path) -> None:
@@ -160,7 +212,11 @@ def test_numbers_are_to_the_right_and_text_keeps_clear_of_them(tmp_path: Path) -
     for sheet in (workbook["Layers"], workbook["Unmatched"]):
         number, text = column(sheet, "#")[0], column(sheet, "layer")[0]
         assert (number.alignment.horizontal, number.number_format) == ("right", "#,##0")
-        assert (text.alignment.horizontal, text.alignment.indent, text.number_format) == ("left", 1, "@")
+        assert (text.alignment.horizontal, text.alignment.indent, text.number_format) == (
+            "left",
+            1,
+            "@",
+        )
         assert number.font.name == text.font.name == "Calibri"
     assert column(workbook["Layers"], "relative L2")[0].alignment.horizontal == "right"
 
@@ -194,29 +250,59 @@ def test_header_and_names_are_frozen_and_filtered(tmp_path: Path) -> None:
     assert sheet.auto_filter.ref == f"A1:{sheet.cell(1, len(COLUMNS)).column_letter}3"
 
 
-def test_the_twelve_columns_that_matter_come_first_and_the_others_are_folded(tmp_path: Path) -> None:
+def test_the_twelve_columns_that_matter_come_first_and_the_others_are_folded(
+    tmp_path: Path,
+) -> None:
     sheet = opened(tmp_path, comparison(pair("a"), pair("b", 1e-2)))["Layers"]
     levels = {cell.value: sheet.column_dimensions[cell.column_letter] for cell in sheet[1]}
     assert [title for title, dimension in levels.items() if not dimension.outlineLevel] == [
-        *("#", "layer", "type", "call", "role", "path", "reason", "relative L2", "excess", "x limit", "max abs diff", "detail")
+        *(
+            "#",
+            "layer",
+            "type",
+            "call",
+            "role",
+            "path",
+            "reason",
+            "relative L2",
+            "excess",
+            "x limit",
+            "max abs diff",
+            "detail",
+        )
     ]
     assert all(dimension.hidden for dimension in levels.values() if dimension.outlineLevel)
     assert {dimension.outlineLevel for dimension in levels.values()} == {0, 1, 2}
-    assert sheet.sheet_properties.outlinePr.summaryRight is False  # so that the button to unfold is above what is seen
-    assert [title for title, dimension in levels.items() if dimension.collapsed][:3] == ["#", "detail", "golden shape"]
+    assert (
+        sheet.sheet_properties.outlinePr.summaryRight is False
+    )  # so that the button to unfold is above what is seen
+    assert [title for title, dimension in levels.items() if dimension.collapsed][:3] == [
+        "#",
+        "detail",
+        "golden shape",
+    ]
 
 
 def test_excel_is_told_that_columns_are_folded(tmp_path: Path) -> None:
     path = write_excel(comparison(pair("a")), tmp_path / "r.xlsx")
     with zipfile.ZipFile(path) as archive:
-        assert b'outlineLevelCol="2"' in archive.read("xl/worksheets/sheet2.xml")  # or it draws no buttons
+        assert b'outlineLevelCol="2"' in archive.read(
+            "xl/worksheets/sheet2.xml"
+        )  # or it draws no buttons
 
 
 def test_steps_and_ranks_are_seen_where_there_are_several(tmp_path: Path) -> None:
     def seen(*steps: int) -> list[str]:
-        rows = [replace(pair("a"), golden=msgspec.structs.replace(record("a"), step=step)) for step in steps]
+        rows = [
+            replace(pair("a"), golden=msgspec.structs.replace(record("a"), step=step))
+            for step in steps
+        ]
         sheet = opened(tmp_path, comparison(*rows))["Layers"]
-        return [cell.value for cell in sheet[1] if not sheet.column_dimensions[cell.column_letter].hidden][:2]
+        return [
+            cell.value
+            for cell in sheet[1]
+            if not sheet.column_dimensions[cell.column_letter].hidden
+        ][:2]
 
     assert seen(0, 0) == ["#", "layer"]
     assert seen(0, 1) == ["#", "step"]
@@ -224,7 +310,11 @@ def test_steps_and_ranks_are_seen_where_there_are_several(tmp_path: Path) -> Non
 
 def test_a_folded_column_holds_its_values(tmp_path: Path) -> None:
     sheet = opened(tmp_path, comparison(pair("a", rmse=0.25)))["Layers"]
-    assert (values(sheet, "RMSE"), values(sheet, "step"), values(sheet, "candidate shape")) == ([0.25], [0], ["same"])
+    assert (values(sheet, "RMSE"), values(sheet, "step"), values(sheet, "candidate shape")) == (
+        [0.25],
+        [0],
+        ["same"],
+    )
 
 
 def test_rows_are_grouped_by_depth_with_the_summary_above(tmp_path: Path) -> None:
@@ -236,7 +326,9 @@ def test_rows_are_grouped_by_depth_with_the_summary_above(tmp_path: Path) -> Non
 
 
 class ExcelValue:
-    """A cell's value as a formula compares it: text is greater than any number, nothing is 0 or empty."""
+    """A cell's value as a formula compares it: text is greater than any number, nothing is 0 or
+    empty.
+    """
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -257,14 +349,25 @@ FUNCTIONS = {
 
 def fills(sheet: Any) -> list[str]:
     """The fill that the first rule that holds gives each row; ``""`` where none does."""
-    rules = sorted((rule for area in sheet.conditional_formatting for rule in area.rules), key=lambda rule: rule.priority)
+    rules = sorted(
+        (rule for area in sheet.conditional_formatting for rule in area.rules),
+        key=lambda rule: rule.priority,
+    )
     colors = []
     for line in range(2, sheet.max_row + 1):
         hit = ""
         for rule in rules:
             if rule.type == "expression" and not hit:
                 formula = re.sub(r"\$([A-Z]+)2", r"cell('\1')", rule.formula[0].replace("=", "=="))
-                if eval(formula, {**FUNCTIONS, "cell": lambda letter, line=line: ExcelValue(sheet[f"{letter}{line}"].value)}):
+                if eval(
+                    formula,
+                    {
+                        **FUNCTIONS,
+                        "cell": lambda letter, line=line: ExcelValue(
+                            sheet[f"{letter}{line}"].value
+                        ),
+                    },
+                ):
                     hit = rule.dxf.fill.bgColor.rgb
         colors.append(hit)
     return colors
@@ -272,7 +375,14 @@ def fills(sheet: Any) -> list[str]:
 
 def test_rows_are_coloured_by_what_they_mean(tmp_path: Path) -> None:
     sheet = opened(tmp_path, comparison(*every_reason()))["Layers"]
-    white, amber, red, dark, grey, grey_amber = "", "FFFFEB9C", "FFFFC7CE", "FF3A3A3A", "FFE2E2E2", "FFE9E1C8"
+    white, amber, red, dark, grey, grey_amber = (
+        "",
+        "FFFFEB9C",
+        "FFFFC7CE",
+        "FF3A3A3A",
+        "FFE2E2E2",
+        "FFE9E1C8",
+    )
     assert dict(zip(values(sheet, "layer"), fills(sheet), strict=True)) == {
         "identical": white, "ok": white, "near": amber,
         "introduced": red, "inherited": red, "glue": red, "inputs differ": red, "shape": red, "dtype": red,
@@ -299,7 +409,9 @@ def test_text_in_a_number_column_is_not_near_the_limit(tmp_path: Path) -> None:
 
 def test_relative_l2_has_a_colour_scale_and_multiples_of_the_limit_a_bar(tmp_path: Path) -> None:
     sheet = opened(tmp_path, comparison(pair("a")))["Layers"]
-    kinds = {str(area.sqref): rule.type for area in sheet.conditional_formatting for rule in area.rules}
+    kinds = {
+        str(area.sqref): rule.type for area in sheet.conditional_formatting for rule in area.rules
+    }
     assert kinds[column(sheet, "relative L2")[0].coordinate] == "colorScale"
     assert kinds[column(sheet, "x limit")[0].coordinate] == "dataBar"
 
@@ -328,7 +440,9 @@ def test_layer_name_is_text_and_exact_on_every_sheet(tmp_path: Path, name: str) 
         ("a_x0041_", "a_x005F_x0041_"),  # which Excel shows as a_x0041_
     ],
 )
-def test_characters_that_a_cell_cannot_hold_are_escaped(tmp_path: Path, name: str, shown: str) -> None:
+def test_characters_that_a_cell_cannot_hold_are_escaped(
+    tmp_path: Path, name: str, shown: str
+) -> None:
     workbook = opened(tmp_path, comparison(pair(name, 1e-2)))
     assert values(workbook["Layers"], "layer") == [shown]
     assert any(shown in line for line in summary_lines(workbook))
@@ -350,14 +464,18 @@ def test_tolerances_notes_and_findings_are_never_formulas(tmp_path: Path) -> Non
     manifest = Manifest(environment={"=key": "=1+1"}, notes=["=note"])
     finding = PreflightFinding("=topic", "=HYPERLINK(1)")
     compared = comparison(pair("a"), golden=manifest, preflight=[finding], damage=["=damage"])
-    cells = [cell for sheet in opened(tmp_path, compared) for line in sheet.iter_rows() for cell in line]
+    cells = [
+        cell for sheet in opened(tmp_path, compared) for line in sheet.iter_rows() for cell in line
+    ]
     assert {"=topic", "=HYPERLINK(1)", "=damage", "=note", "=1+1"} <= {cell.value for cell in cells}
     assert not [cell.coordinate for cell in cells if cell.data_type == "f"]
 
 
 def test_paths_of_bundles_may_hold_anything(tmp_path: Path) -> None:
     compared = dataclasses.replace(
-        comparison(pair("a")), golden=Side(Path("gol\x07den\udc80"), Manifest()), candidate=Side(Path("=npu"), Manifest())
+        comparison(pair("a")),
+        golden=Side(Path("gol\x07den\udc80"), Manifest()),
+        candidate=Side(Path("=npu"), Manifest()),
     )
     lines = summary_lines(opened(tmp_path, compared))
     assert ["golden", r"gol\x07den\udc80"] in lines
@@ -390,7 +508,9 @@ def test_counts_by_reason_add_up_to_the_rows(tmp_path: Path) -> None:
     lines = summary_lines(opened(tmp_path, comparison(*rows, left_out=3)))
     words = {reason.value for reason in MEANING}
     counts = {line[0]: line[1] for line in lines if len(line) == 3 and line[0] in words}
-    assert {line[2] for line in lines if len(line) == 3 and line[0] in words} == set(MEANING.values())
+    assert {line[2] for line in lines if len(line) == 3 and line[0] in words} == set(
+        MEANING.values()
+    )
     assert counts["ok"] == 3
     assert sum(counts.values()) == len(rows)
     assert ["total", len(rows), "every record of either bundle, in one row"] in lines
@@ -404,22 +524,46 @@ def test_links_lead_to_their_rows(tmp_path: Path) -> None:
     assert len(links) == 11  # the first divergence and the ten worst
     assert links[0].value == "block.9"
     assert [cell.value for cell in links[1:]] == [f"block.{number}" for number in range(11, 1, -1)]
-    assert [target(workbook, cell.hyperlink).value for cell in links] == [cell.value for cell in links]
+    assert [target(workbook, cell.hyperlink).value for cell in links] == [
+        cell.value for cell in links
+    ]
 
 
-def test_furthest_from_golden_is_what_fails_and_then_the_others_by_the_error_that_they_show(tmp_path: Path) -> None:
+def test_furthest_from_golden_is_what_fails_and_then_the_others_by_the_error_that_they_show(
+    tmp_path: Path,
+) -> None:
     far = pair("far", 1e-2)
-    far = replace(far, verdict=msgspec.structs.replace(far.verdict, reason=Reason.OK, used=0.1))  # by a limit of its own
+    far = replace(
+        far, verdict=msgspec.structs.replace(far.verdict, reason=Reason.OK, used=0.1)
+    )  # by a limit of its own
     lines = summary_lines(
-        opened(tmp_path, comparison(pair("near", 1e-12), pair("off", 1e-3), far, pair("nan", math.nan, Reason.NON_FINITE)))
+        opened(
+            tmp_path,
+            comparison(
+                pair("near", 1e-12),
+                pair("off", 1e-3),
+                far,
+                pair("nan", math.nan, Reason.NON_FINITE),
+            ),
+        )
     )
-    start = lines.index(["Furthest from golden, by relative L2 error: what fails, and then the others"])
+    start = lines.index(
+        ["Furthest from golden, by relative L2 error: what fails, and then the others"]
+    )
     assert [line[0] for line in lines[start + 2 : start + 6]] == ["nan", "off", "far", "near"]
 
 
-def test_summary_says_when_and_by_which_command_and_versions_each_side_was_made(tmp_path: Path) -> None:
-    environment = {"created": "2026-01-02T03:04:05+00:00", "command": "accucompare capture x.py", "versions": {"torch": "2.5.1"}}
-    lines = summary_lines(opened(tmp_path, comparison(pair("a"), golden=Manifest(environment=environment))))
+def test_summary_says_when_and_by_which_command_and_versions_each_side_was_made(
+    tmp_path: Path,
+) -> None:
+    environment = {
+        "created": "2026-01-02T03:04:05+00:00",
+        "command": "accucompare capture x.py",
+        "versions": {"torch": "2.5.1"},
+    }
+    lines = summary_lines(
+        opened(tmp_path, comparison(pair("a"), golden=Manifest(environment=environment)))
+    )
     start = lines.index(["entry", "golden", "candidate"])
     assert lines[start + 1 : start + 4] == [
         ["date", "2026-01-02T03:04:05+00:00", "—"],
@@ -431,23 +575,46 @@ def test_summary_says_when_and_by_which_command_and_versions_each_side_was_made(
 
 
 def test_no_entry_of_the_summary_is_there_twice(tmp_path: Path) -> None:
-    manifest = Manifest(steps=[StepEntry(0, 5, "")], capture={"steps": None, "dtype": "bfloat16"}, model={"dtypes": ["bfloat16"]})
-    lines = summary_lines(opened(tmp_path, comparison(pair("a"), golden=manifest, candidate=manifest)))
+    manifest = Manifest(
+        steps=[StepEntry(0, 5, "")],
+        capture={"steps": None, "dtype": "bfloat16"},
+        model={"dtypes": ["bfloat16"]},
+    )
+    lines = summary_lines(
+        opened(tmp_path, comparison(pair("a"), golden=manifest, candidate=manifest))
+    )
     entries = [line[0] for line in lines[lines.index(["entry", "golden", "candidate"]) + 1 : -1]]
-    assert entries == ["dtypes of parameters", "cast to (--dtype)", "complete", "ranks", "steps", "records"]
+    assert entries == [
+        "dtypes of parameters",
+        "cast to (--dtype)",
+        "complete",
+        "ranks",
+        "steps",
+        "records",
+    ]
 
 
 def test_findings_and_damage_are_listed(tmp_path: Path) -> None:
-    compared = comparison(pair("a"), preflight=[PreflightFinding("seed", "seed: golden 0, candidate 1")], damage=["step0: bit flip"])
+    compared = comparison(
+        pair("a"),
+        preflight=[PreflightFinding("seed", "seed: golden 0, candidate 1")],
+        damage=["step0: bit flip"],
+    )
     lines = summary_lines(opened(tmp_path, compared))
     assert ["seed", "seed: golden 0, candidate 1"] in lines
     assert ["step0: bit flip"] in lines
 
 
 def test_captures_stand_side_by_side_and_differences_are_marked(tmp_path: Path) -> None:
-    golden = Manifest(environment={"device": {"type": "cpu"}, "versions": {"torch": "2.5.1"}}, capture={"seed": 0})
-    candidate = Manifest(environment={"device": {"type": "npu"}, "versions": {"torch": "2.5.1"}}, capture={"seed": 0})
-    lines = summary_lines(opened(tmp_path, comparison(pair("a"), golden=golden, candidate=candidate)))
+    golden = Manifest(
+        environment={"device": {"type": "cpu"}, "versions": {"torch": "2.5.1"}}, capture={"seed": 0}
+    )
+    candidate = Manifest(
+        environment={"device": {"type": "npu"}, "versions": {"torch": "2.5.1"}}, capture={"seed": 0}
+    )
+    lines = summary_lines(
+        opened(tmp_path, comparison(pair("a"), golden=golden, candidate=candidate))
+    )
     assert ["device.type", "cpu", "npu", "differs"] in lines
     assert ["versions.torch", "2.5.1", "2.5.1"] in lines
     assert ["seed", "0", "0"] in lines
@@ -456,14 +623,22 @@ def test_captures_stand_side_by_side_and_differences_are_marked(tmp_path: Path) 
 # Environment
 
 
-def environment_lines(directory: Path, golden: Manifest, candidate: Manifest) -> dict[str, tuple[Any, ...]]:
-    sheet = opened(directory, comparison(pair("a"), golden=golden, candidate=candidate))["Environment"]
+def environment_lines(
+    directory: Path, golden: Manifest, candidate: Manifest
+) -> dict[str, tuple[Any, ...]]:
+    sheet = opened(directory, comparison(pair("a"), golden=golden, candidate=candidate))[
+        "Environment"
+    ]
     return {line[0]: line[1:] for line in sheet.iter_rows(min_row=4, values_only=True)}
 
 
 def test_environment_lists_nested_entries_of_both_sides(tmp_path: Path) -> None:
-    golden = Manifest(steps=[StepEntry(0, 5, ""), StepEntry(1, 6, "")], environment={"flags": {"tf32": False}})
-    candidate = Manifest(steps=[StepEntry(0, 5, "")], environment={"flags": {"tf32": True, "hf32": True}})
+    golden = Manifest(
+        steps=[StepEntry(0, 5, ""), StepEntry(1, 6, "")], environment={"flags": {"tf32": False}}
+    )
+    candidate = Manifest(
+        steps=[StepEntry(0, 5, "")], environment={"flags": {"tf32": True, "hf32": True}}
+    )
     lines = environment_lines(tmp_path, golden, candidate)
     assert lines["environment.flags.tf32"] == ("no", "yes", "differs")
     assert lines["environment.flags.hf32"] == ("—", "yes", "differs")
@@ -478,17 +653,26 @@ def test_entries_of_one_side_stand_beside_their_like(tmp_path: Path) -> None:
 
 
 def test_tables_of_parameters_are_shown_as_numbers(tmp_path: Path) -> None:
-    entries = [{f"p{number}": {"dtype": "float32", "shape": [side * number]} for number in range(1, 5001)} for side in (1, 2)]
+    entries = [
+        {f"p{number}": {"dtype": "float32", "shape": [side * number]} for number in range(1, 5001)}
+        for side in (1, 2)
+    ]
     golden = Manifest(model={"parameters": entries[0], "not_called": ["a", "b"]})
     candidate = Manifest(model={"parameters": entries[1], "not_called": []})
     lines = environment_lines(tmp_path, golden, candidate)
-    assert lines["model.parameters"] == ("5,000 entries", "5,000 entries (contents differ)", "differs")
+    assert lines["model.parameters"] == (
+        "5,000 entries",
+        "5,000 entries (contents differ)",
+        "differs",
+    )
     assert lines["model.not_called"] == ("a, b", "none", "differs")
     assert len(lines) < 20
 
 
 def test_time_and_command_are_never_marked(tmp_path: Path) -> None:
-    golden, candidate = (Manifest(environment={"created": str(day), "command": str(day)}) for day in (1, 2))
+    golden, candidate = (
+        Manifest(environment={"created": str(day), "command": str(day)}) for day in (1, 2)
+    )
     lines = environment_lines(tmp_path, golden, candidate)
     assert lines["environment.created"] == ("1", "2", None)
 
@@ -523,7 +707,11 @@ def test_chart_is_logarithmic_with_error_and_tolerance(tmp_path: Path) -> None:
     assert not chart.x_axis.delete
     assert not chart.y_axis.delete
     assert len(chart.series) == 3  # error, tolerance, and a mark on what is over it
-    assert [series.tx.strRef.f for series in chart.series] == ["'Divergence'!C34", "'Divergence'!D34", "'Divergence'!E34"]
+    assert [series.tx.strRef.f for series in chart.series] == [
+        "'Divergence'!C34",
+        "'Divergence'!D34",
+        "'Divergence'!E34",
+    ]
     assert chart.series[0].val.numRef.f == "'Divergence'!$C$35:$C$36"
 
 
@@ -552,7 +740,9 @@ def test_limit_on_something_else_is_converted_by_how_much_of_it_was_used(tmp_pat
         ("a_very_long_part_without_a_dot", "a_very_long_…without_a_dot"),
     ],
 )
-def test_labels_keep_the_blocks_number_and_the_last_part_of_a_name(tmp_path: Path, name: str, shown: str) -> None:
+def test_labels_keep_the_blocks_number_and_the_last_part_of_a_name(
+    tmp_path: Path, name: str, shown: str
+) -> None:
     assert chart_data(opened(tmp_path, comparison(pair(name))))["under the axis"] == [shown]
 
 
@@ -567,7 +757,9 @@ def test_zero_and_infinite_errors_are_drawn_at_the_ends_and_it_says_so(tmp_path:
     assert f"drawn at {high[0]:.0e}" in caption
 
 
-def test_long_chart_is_thinned_but_keeps_its_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_chart_is_thinned_but_keeps_its_peaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sheets, "MAX_POINTS", 10)
     rows = [pair(f"l{number}", 1e-2 if number == 57 else 1e-6) for number in range(100)]
     workbook = opened(tmp_path, comparison(*rows))
@@ -586,7 +778,9 @@ def test_without_outputs_there_is_no_chart(tmp_path: Path) -> None:
 # Many rows
 
 
-def test_rows_beyond_a_sheet_go_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_beyond_a_sheet_go_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sheets, "LINES_PER_SHEET", 20)
     rows = [pair(f"l{number}", 1e-2 if number >= 38 else 1e-6) for number in range(40)]
     workbook = opened(tmp_path, comparison(*rows, *map(missing, "abcdefghijklmnopqrst")))
@@ -601,22 +795,35 @@ def test_rows_beyond_a_sheet_go_to_the_next(tmp_path: Path, monkeypatch: pytest.
         "Unmatched 2",
         "Environment",
     ]
-    assert [name for page in ("Layers", "Layers 2", "Layers 3") for name in values(workbook[page], "layer")] == [
+    assert [
+        name
+        for page in ("Layers", "Layers 2", "Layers 3")
+        for name in values(workbook[page], "layer")
+    ] == [
         *(f"l{number}" for number in range(40)),
         *"abcdefghijklmnopq",
     ]
-    links = [cell for sheet in ("Summary", "Divergence") for line in workbook[sheet].iter_rows() for cell in line if cell.hyperlink]
-    assert [target(workbook, cell.hyperlink).value for cell in links] == [cell.value for cell in links]
+    links = [
+        cell
+        for sheet in ("Summary", "Divergence")
+        for line in workbook[sheet].iter_rows()
+        for cell in line
+        if cell.hyperlink
+    ]
+    assert [target(workbook, cell.hyperlink).value for cell in links] == [
+        cell.value for cell in links
+    ]
     assert "'Layers 3'!D2" in [cell.hyperlink.location for cell in links]
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     code = (
-        "import resource, sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from test_excel import *;"
-        "rows = [pair(f'block.{n}.fc') for n in range(5_000)]; compared = comparison(*rows);"
-        "write_excel(comparison(*rows[:1500]), Path(sys.argv[2]));"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; write_excel(compared, Path(sys.argv[2]));"
-        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)"
+        "import resource, sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from"
+        " test_excel import *;rows = [pair(f'block.{n}.fc') for n in range(5_000)]; compared ="
+        " comparison(*rows);write_excel(comparison(*rows[:1500]), Path(sys.argv[2]));before ="
+        " resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; write_excel(compared,"
+        " Path(sys.argv[2]));print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) //"
+        " 1024)"
     )
     arguments = [sys.executable, "-c", code, str(Path(__file__).parent), str(tmp_path / "r.xlsx")]
     grown = int(subprocess.run(arguments, check=True, capture_output=True, text=True).stdout)
@@ -628,8 +835,26 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
 
 #: The order that the format prescribes for what a sheet holds.
 ORDER = [
-    *("sheetPr", "dimension", "sheetViews", "sheetFormatPr", "cols", "sheetData", "sheetProtection", "autoFilter", "mergeCells"),
-    *("conditionalFormatting", "dataValidations", "hyperlinks", "printOptions", "pageMargins", "pageSetup", "headerFooter"),
+    *(
+        "sheetPr",
+        "dimension",
+        "sheetViews",
+        "sheetFormatPr",
+        "cols",
+        "sheetData",
+        "sheetProtection",
+        "autoFilter",
+        "mergeCells",
+    ),
+    *(
+        "conditionalFormatting",
+        "dataValidations",
+        "hyperlinks",
+        "printOptions",
+        "pageMargins",
+        "pageSetup",
+        "headerFooter",
+    ),
     *("rowBreaks", "colBreaks", "ignoredErrors", "drawing"),
 ]
 
@@ -657,12 +882,18 @@ def test_every_conditional_format_has_a_style_and_its_own_priority(tmp_path: Pat
     assert len(set(priorities)) == len(rules)
 
 
-def test_names_defined_for_filters_and_titles_are_unique_on_each_sheet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_defined_for_filters_and_titles_are_unique_on_each_sheet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sheets, "LINES_PER_SHEET", 20)
     path = write_excel(comparison(*map(pair, "abcdefghijklmnopqrstuvwxyz")), tmp_path / "r.xlsx")
     with zipfile.ZipFile(path) as archive:
         root = ElementTree.fromstring(archive.read("xl/workbook.xml"))
-    names = [(each.get("name"), each.get("localSheetId")) for each in root.iter() if each.tag.endswith("}definedName")]
+    names = [
+        (each.get("name"), each.get("localSheetId"))
+        for each in root.iter()
+        if each.tag.endswith("}definedName")
+    ]
     assert names
     assert len(set(names)) == len(names)
 
@@ -675,14 +906,22 @@ def test_sheets_without_many_rows_need_no_zip64(tmp_path: Path) -> None:
 
 def test_it_is_the_same_without_lxml(tmp_path: Path) -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from test_excel import *;"
-        "write_excel(comparison(*every_reason()), Path(sys.argv[2]))"
+        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from test_excel"
+        " import *;write_excel(comparison(*every_reason()), Path(sys.argv[2]))"
     )
     path = tmp_path / "r.xlsx"
     environment = {**os.environ, "OPENPYXL_LXML": "False"}
-    subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent), str(path)], check=True, env=environment)
-    for ours, theirs in zip(opened(tmp_path, comparison(*every_reason())), load_workbook(path), strict=True):
-        assert [line for line in ours.values if "report made" not in line] == [line for line in theirs.values if "report made" not in line]
+    subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent), str(path)],
+        check=True,
+        env=environment,
+    )
+    for ours, theirs in zip(
+        opened(tmp_path, comparison(*every_reason())), load_workbook(path), strict=True
+    ):
+        assert [line for line in ours.values if "report made" not in line] == [
+            line for line in theirs.values if "report made" not in line
+        ]
 
 
 def test_no_temporary_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -696,7 +935,16 @@ def libreoffice(suffix: str, *paths: Path) -> list[Path]:
     """What LibreOffice makes of some workbooks of one folder."""
     folder = paths[0].parent
     profile = f"-env:UserInstallation={(folder / 'profile').as_uri()}"
-    command = ["soffice", profile, "--headless", "--convert-to", suffix, "--outdir", folder / "converted", *paths]
+    command = [
+        "soffice",
+        profile,
+        "--headless",
+        "--convert-to",
+        suffix,
+        "--outdir",
+        folder / "converted",
+        *paths,
+    ]
     subprocess.run(command, check=True, capture_output=True)
     return [folder / "converted" / f"{path.stem}.{suffix}" for path in paths]
 
@@ -706,14 +954,28 @@ def libreoffice(suffix: str, *paths: Path) -> list[Path]:
 def test_libreoffice_opens_it_and_finds_no_formula(tmp_path: Path) -> None:
     rows = [*every_reason(), *(pair(name, 1e-2) for name in NASTY.values())]
     path = write_excel(comparison(*rows), tmp_path / "r.xlsx")
-    culprit = Culprit("fc", 0, "module", "", pair("fc", 31.0), 31.0, Reason.INTRODUCED, words=("in channel 3",))
-    with_culprits = write_excel(comparison(culprit.row, culprits=[culprit]), tmp_path / "culprits.xlsx")
+    culprit = Culprit(
+        "fc", 0, "module", "", pair("fc", 31.0), 31.0, Reason.INTRODUCED, words=("in channel 3",)
+    )
+    with_culprits = write_excel(
+        comparison(culprit.row, culprits=[culprit]), tmp_path / "culprits.xlsx"
+    )
     workbook: Any = load_workbook(*libreoffice("xlsx", path))
     assert workbook.sheetnames == ["Summary", "Layers", "Divergence", "Unmatched", "Environment"]
-    assert [str(name) for name in values(workbook["Layers"], "layer")] == [row.module for row in rows]
-    assert not [cell for sheet in workbook for line in sheet.iter_rows() for cell in line if cell.data_type == "f"]
+    assert [str(name) for name in values(workbook["Layers"], "layer")] == [
+        row.module for row in rows
+    ]
+    assert not [
+        cell
+        for sheet in workbook
+        for line in sheet.iter_rows()
+        for cell in line
+        if cell.data_type == "f"
+    ]
     assert workbook["Divergence"]._charts
-    assert all(page.read_bytes().startswith(b"%PDF") for page in libreoffice("pdf", path, with_culprits))
+    assert all(
+        page.read_bytes().startswith(b"%PDF") for page in libreoffice("pdf", path, with_culprits)
+    )
 
 
 # Trouble
@@ -742,7 +1004,10 @@ def without_privileges() -> Iterator[None]:
 
 def test_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "reports").mkdir()
-    assert refused(tmp_path / "reports") == f"{tmp_path / 'reports'}: is a directory; name a file in it"
+    assert (
+        refused(tmp_path / "reports")
+        == f"{tmp_path / 'reports'}: is a directory; name a file in it"
+    )
 
 
 @pytest.mark.parametrize("name", ["report.csv", "report", "report.xls"])
@@ -754,13 +1019,17 @@ def test_other_suffix_is_refused_with_a_name_to_use(tmp_path: Path, name: str) -
 @pytest.mark.parametrize("name", ["-", "/dev/stdout"])
 def test_a_terminal_is_refused_and_nothing_is_written_to_it(name: str) -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from test_excel import *\n"
-        "try: write_excel(comparison(pair('a')), Path(sys.argv[2]))\n"
-        "except ReportError as error: print(error)"
+        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from test_excel"
+        " import *\ntry: write_excel(comparison(pair('a')), Path(sys.argv[2]))\nexcept ReportError"
+        " as error: print(error)"
     )
     ours, theirs = os.openpty()
     try:
-        subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent), name], check=True, stdout=theirs)
+        subprocess.run(
+            [sys.executable, "-c", code, str(Path(__file__).parent), name],
+            check=True,
+            stdout=theirs,
+        )
         written = os.read(ours, 10_000)
     finally:
         os.close(ours)
@@ -786,7 +1055,9 @@ def test_name_too_long_for_the_disk_is_refused(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
-def test_report_open_elsewhere_is_kept_and_nothing_is_left_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_open_elsewhere_is_kept_and_nothing_is_left_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def locked(source: object, destination: object) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -820,8 +1091,13 @@ def test_full_disk_leaves_the_old_report_and_no_half_of_the_new_one(tmp_path: Pa
 
 
 def test_importing_the_report_imports_openpyxl_but_not_pandas_or_torch() -> None:
-    code = "import sys, accucompare.report.excel.workbook; print(*[m for m in ('openpyxl', 'pandas', 'torch') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split() == ["openpyxl"]
+    code = (
+        "import sys, accucompare.report.excel.workbook; print(*[m for m in ('openpyxl', 'pandas',"
+        " 'torch') if m in sys.modules])"
+    )
+    assert subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split() == ["openpyxl"]
 
 
 @pytest.mark.parametrize("value", [1.7976931348623157e308, 5e-324, 0.1 + 0.2, -1 / 3])
@@ -832,7 +1108,9 @@ def test_a_number_is_read_back_as_it_was(tmp_path: Path, value: float) -> None:
 
 
 def test_a_look_is_put_into_a_workbook_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """openpyxl hashes and compares every part of a style for each cell, which took longer than all the rest of a report."""
+    """openpyxl hashes and compares every part of a style for each cell, which took longer than all
+    the rest of a report.
+    """
     workbook = Workbook(write_only=True)
     sheet = workbook.create_sheet()
     first = styled(sheet, "a", HEADER)

@@ -1,7 +1,7 @@
 """The exports: what Model Explorer and Perfetto are given of a comparison.
 
-That the viewers open such files was seen once (docs/export.md); here stands what their code goes by.
-"""
+That the viewers open such files was seen once (docs/export.md); here stands what their code goes
+by."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def values(error: float = 0.0, seed: int = 0) -> np.ndarray:
 
 
 def model(bug: float = 0.0, step: int = 0, rank: int = 0) -> list[Item]:
-    """A root of a block with two layers, and a head; the gradient of the head; and a layer of a hostile name."""
+    """A root of a block with two layers, and a head; the gradient of the head; and a layer of a
+    hostile name.
+    """
     where: JSON = {"step": step, "rank": rank}
     return [
         item("", values(), role="input", path="0", parent=None, type="Net", **where),
@@ -48,20 +50,40 @@ def model(bug: float = 0.0, step: int = 0, rank: int = 0) -> list[Item]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two steps on two ranks, with a bug in one layer of one of them; golden alone has one layer, and one is not finite."""
+    """Two steps on two ranks, with a bug in one layer of one of them; golden alone has one layer,
+    and one is not finite.
+    """
     here = tmp_path_factory.mktemp("exports")
     places = [(step, rank) for rank in range(2) for step in range(2)]
     golden = [each for step, rank in places for each in model(step=step, rank=rank)]
-    candidate = [each for step, rank in places for each in model(0.1 if (step, rank) == (1, 0) else 0.0, step, rank)]
+    candidate = [
+        each
+        for step, rank in places
+        for each in model(0.1 if (step, rank) == (1, 0) else 0.0, step, rank)
+    ]
     golden += [item("only", values()), item("nan", values())]
     candidate += [item("nan", values() * np.nan)]
-    sides = (write(here / name, items, steps=2, ranks=2) for name, items in (("golden", golden), ("npu", candidate)))
+    sides = (
+        write(here / name, items, steps=2, ranks=2)
+        for name, items in (("golden", golden), ("npu", candidate))
+    )
     ac.diff(*sides).to_json(here / "x.json")
     return here
 
 
 def export(folder: Path, viewer: str, *more: str, name: str = "x.json") -> Result:
-    return CliRunner().invoke(cli, ["export", str(folder / name), "--to", viewer, "--out", str(folder / f"{viewer}.json"), *more])
+    return CliRunner().invoke(
+        cli,
+        [
+            "export",
+            str(folder / name),
+            "--to",
+            viewer,
+            "--out",
+            str(folder / f"{viewer}.json"),
+            *more,
+        ],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +91,10 @@ def graphs(folder: Path) -> dict[str, dict[str, JSON]]:
     """Each graph's nodes by namespace and label."""
     assert export(folder, "model-explorer").exit_code == 0
     found = json.loads((folder / "model-explorer.json").read_text())
-    return {graph["id"]: {f"{node['namespace']}|{node['label']}": node for node in graph["nodes"]} for graph in found["graphs"]}
+    return {
+        graph["id"]: {f"{node['namespace']}|{node['label']}": node for node in graph["nodes"]}
+        for graph in found["graphs"]
+    }
 
 
 @pytest.fixture(scope="module")
@@ -80,21 +105,45 @@ def trace(folder: Path) -> list[JSON]:
 
 
 def test_a_step_of_a_rank_is_a_graph_for_each_direction(graphs: dict[str, dict[str, JSON]]) -> None:
-    assert list(graphs) == [f"rank {r}, step {s}, {stage}" for r in (0, 1) for s in (0, 1) for stage in ("forward", "backward")]
+    assert list(graphs) == [
+        f"rank {r}, step {s}, {stage}"
+        for r in (0, 1)
+        for s in (0, 1)
+        for stage in ("forward", "backward")
+    ]
 
 
-def test_modules_are_groups_and_edges_lead_from_what_made_a_value(graphs: dict[str, dict[str, JSON]]) -> None:
+def test_modules_are_groups_and_edges_lead_from_what_made_a_value(
+    graphs: dict[str, dict[str, JSON]],
+) -> None:
     nodes = graphs["rank 1, step 0, forward"]
-    assert list(nodes)[:7] == ["|into (root)", "block|into block", "block|fc", "block|act", "block|out of block", "|head", f"|{LABEL}"]
-    sources = {place: [edge["sourceNodeId"] for edge in node["incomingEdges"]] for place, node in nodes.items()}
+    assert list(nodes)[:7] == [
+        "|into (root)",
+        "block|into block",
+        "block|fc",
+        "block|act",
+        "block|out of block",
+        "|head",
+        f"|{LABEL}",
+    ]
+    sources = {
+        place: [edge["sourceNodeId"] for edge in node["incomingEdges"]]
+        for place, node in nodes.items()
+    }
     assert sources["block|fc"] == [nodes["block|into block"]["id"]]
     assert sources["block|act"] == [nodes["block|fc"]["id"]]
     assert sources["|head"] == [nodes["block|out of block"]["id"]]
-    assert sources["|out of (root)"] == [nodes["|head"]["id"]]  # not what ran before it: the same tensor, by its digest
-    assert sources["block|out of block"] == [nodes["block|act"]["id"]]  # no one made it: what ran before
+    assert sources["|out of (root)"] == [
+        nodes["|head"]["id"]
+    ]  # not what ran before it: the same tensor, by its digest
+    assert sources["block|out of block"] == [
+        nodes["block|act"]["id"]
+    ]  # no one made it: what ran before
 
 
-def test_edges_and_node_data_name_nodes_that_are_there(graphs: dict[str, dict[str, JSON]], folder: Path) -> None:
+def test_edges_and_node_data_name_nodes_that_are_there(
+    graphs: dict[str, dict[str, JSON]], folder: Path
+) -> None:
     for suffix in ("limit", "rel-l2"):
         data = json.loads((folder / f"model-explorer-{suffix}.json").read_text())
         assert list(data) == list(graphs)
@@ -102,28 +151,40 @@ def test_edges_and_node_data_name_nodes_that_are_there(graphs: dict[str, dict[st
             ids = [node["id"] for node in nodes.values()]
             assert len(set(ids)) == len(ids)
             assert set(data[title]["results"]) <= set(ids)
-            assert {edge["sourceNodeId"] for node in nodes.values() for edge in node["incomingEdges"]} <= set(ids)
+            assert {
+                edge["sourceNodeId"] for node in nodes.values() for edge in node["incomingEdges"]
+            } <= set(ids)
 
 
-def test_failing_layers_stand_out_and_where_the_error_is_made_most(graphs: dict[str, dict[str, JSON]], folder: Path) -> None:
+def test_failing_layers_stand_out_and_where_the_error_is_made_most(
+    graphs: dict[str, dict[str, JSON]], folder: Path
+) -> None:
     right, wrong = graphs["rank 1, step 1, forward"], graphs["rank 0, step 1, forward"]
     colors = {place: node["style"]["backgroundColor"] for place, node in wrong.items()}
     assert right["block|fc"]["style"]["backgroundColor"] == colors["block|into block"] == "#E2F0D9"
     assert colors["block|fc"] == "#EF7B7B"
     assert colors["|head"] == "#FFC7CE"
-    results = json.loads((folder / "model-explorer-rel-l2.json").read_text())["rank 0, step 1, forward"]["results"]
+    results = json.loads((folder / "model-explorer-rel-l2.json").read_text())[
+        "rank 0, step 1, forward"
+    ]["results"]
     assert results[wrong["block|fc"]["id"]] == {"value": -1.0, "bgColor": "#EF7B7B"}
     assert results[wrong["block|into block"]["id"]] == {"value": -20.0}  # log10 of 0, as documented
 
 
-def test_a_layer_of_one_side_is_shown_in_words_and_nan_as_an_error_without_bound(graphs: dict[str, dict[str, JSON]], folder: Path) -> None:
-    results = json.loads((folder / "model-explorer-limit.json").read_text())["rank 0, step 0, forward"]["results"]
+def test_a_layer_of_one_side_is_shown_in_words_and_nan_as_an_error_without_bound(
+    graphs: dict[str, dict[str, JSON]], folder: Path
+) -> None:
+    results = json.loads((folder / "model-explorer-limit.json").read_text())[
+        "rank 0, step 0, forward"
+    ]["results"]
     nodes = graphs["rank 0, step 0, forward"]
     assert results[nodes["|only"]["id"]]["value"] == "one-sided"
     assert results[nodes["|nan"]["id"]]["value"] == 20.0
 
 
-def test_a_hostile_name_is_one_printable_part_of_a_namespace(graphs: dict[str, dict[str, JSON]], trace: list[JSON], folder: Path) -> None:
+def test_a_hostile_name_is_one_printable_part_of_a_namespace(
+    graphs: dict[str, dict[str, JSON]], trace: list[JSON], folder: Path
+) -> None:
     text = (folder / "model-explorer.json").read_text() + (folder / "perfetto.json").read_text()
     assert "\\u001b" not in text
     assert "\\u202e" not in text.replace("\\\\u202e", "")
@@ -132,7 +193,9 @@ def test_a_hostile_name_is_one_printable_part_of_a_namespace(graphs: dict[str, d
 
 def test_both_sides_are_tracks_of_slices_that_nest(trace: list[JSON]) -> None:
     slices = [event for event in trace if event["ph"] == "X"]
-    titles = {event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"}
+    titles = {
+        event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"
+    }
     assert [title.split(":")[0] for title in titles.values()] == ["golden", "candidate"] * 4
     assert set(titles) == {event["tid"] for event in slices}
     for track in titles:
@@ -143,15 +206,28 @@ def test_both_sides_are_tracks_of_slices_that_nest(trace: list[JSON]) -> None:
             assert not stack or event["ts"] + event["dur"] < stack[-1]["ts"] + stack[-1]["dur"]
             event["depth"] = len(stack)
             stack.append(event)
-    depths = {event["name"]: event["depth"] for event in reversed(slices) if event["tid"] == min(titles)}  # the forward's
-    assert [depths[name] for name in ("forward", "(root)", "block", "fc", "head")] == [0, 1, 2, 3, 2]
+    depths = {
+        event["name"]: event["depth"] for event in reversed(slices) if event["tid"] == min(titles)
+    }  # the forward's
+    assert [depths[name] for name in ("forward", "(root)", "block", "fc", "head")] == [
+        0,
+        1,
+        2,
+        3,
+        2,
+    ]
     assert {event["dur"] for event in slices if event["name"] in ("fc", "act", "head")} == {1000}
 
 
 def test_an_arrow_joins_each_pair_and_what_one_side_lacks_is_a_gap(trace: list[JSON]) -> None:
-    begins, ends = ({event["id"]: event for event in trace if event["ph"] == kind} for kind in ("s", "f"))
+    begins, ends = (
+        {event["id"]: event for event in trace if event["ph"] == kind} for kind in ("s", "f")
+    )
     assert begins.keys() == ends.keys()
-    assert all(ends[number]["tid"] == begins[number]["tid"] + 1 and ends[number]["bp"] == "e" for number in begins)
+    assert all(
+        ends[number]["tid"] == begins[number]["tid"] + 1 and ends[number]["bp"] == "e"
+        for number in begins
+    )
     assert [event["tid"] % 10 for event in trace if event["name"].startswith("only")] == [1]
 
 
@@ -165,15 +241,23 @@ def test_a_failing_slice_says_why_and_how_far(trace: list[JSON]) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'{"golden":"g","candidate":"c","conclusion":"","rows":[]}', "compares no call of any layer"),
+        (
+            b'{"golden":"g","candidate":"c","conclusion":"","rows":[]}',
+            "compares no call of any layer",
+        ),
         (b"{", "is not a comparison of this version"),
         (b'{"rows": []}', "is not a comparison of this version"),
         (b"[" * 100_000, "is not a comparison of this version"),
-        (b'{"golden":"g","candidate":"c","conclusion":"","rows":[{"name":"a"}]}', "`accucompare diff GOLDEN CANDIDATE --json bad.json`"),
+        (
+            b'{"golden":"g","candidate":"c","conclusion":"","rows":[{"name":"a"}]}',
+            "`accucompare diff GOLDEN CANDIDATE --json bad.json`",
+        ),
     ],
     ids=["empty", "truncated", "other", "deep", "old"],
 )
-def test_a_file_that_is_none_of_ours_is_refused_with_the_command_to_type(content: bytes, said: str, tmp_path: Path) -> None:
+def test_a_file_that_is_none_of_ours_is_refused_with_the_command_to_type(
+    content: bytes, said: str, tmp_path: Path
+) -> None:
     (tmp_path / "bad.json").write_bytes(content)
     done = export(tmp_path, "perfetto", name="bad.json")
     assert said in str(done.exception)
@@ -182,7 +266,9 @@ def test_a_file_that_is_none_of_ours_is_refused_with_the_command_to_type(content
 
 def test_a_parquet_file_is_not_proposed_to_be_overwritten(tmp_path: Path) -> None:
     (tmp_path / "npu.parquet").write_bytes(b"PAR1\xc0")
-    assert "`accucompare diff GOLDEN CANDIDATE --json npu.json`" in str(export(tmp_path, "perfetto", name="npu.parquet").exception)
+    assert "`accucompare diff GOLDEN CANDIDATE --json npu.json`" in str(
+        export(tmp_path, "perfetto", name="npu.parquet").exception
+    )
 
 
 @pytest.mark.parametrize("viewer", ["model-explorer", "perfetto"])
@@ -195,18 +281,27 @@ def test_calls_inside_each_other_do_no_harm(viewer: str, folder: Path, tmp_path:
 
 
 def test_a_name_that_is_half_a_surrogate_is_shown(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text((folder / "x.json").read_text().replace('"block.fc"', r'"block.f\udc80"'))
+    (tmp_path / "x.json").write_text(
+        (folder / "x.json").read_text().replace('"block.fc"', r'"block.f\udc80"')
+    )
     assert export(tmp_path, "perfetto").exit_code == 0
     assert r"f\\udc80" in (tmp_path / "perfetto.json").read_text()
 
 
 def test_it_loads_neither_torch_nor_what_writes_workbooks(folder: Path) -> None:
-    blocked = "import sys; sys.modules.update(torch=None, pandas=None, openpyxl=None); from accucompare.cli import main; main(sys.argv[1:])"
+    blocked = (
+        "import sys; sys.modules.update(torch=None, pandas=None, openpyxl=None); from"
+        " accucompare.cli import main; main(sys.argv[1:])"
+    )
     arguments = ["export", "x.json", "--to", "model-explorer", "--out", "blocked.json", "--quiet"]
-    done = subprocess.run([sys.executable, "-c", blocked, *arguments], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", blocked, *arguments], cwd=folder, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_comparison_itself_is_not_overwritten(folder: Path) -> None:
-    done = CliRunner().invoke(cli, ["export", str(folder / "x.json"), "--to", "perfetto", "--out", str(folder / "x.json")])
+    done = CliRunner().invoke(
+        cli, ["export", str(folder / "x.json"), "--to", "perfetto", "--out", str(folder / "x.json")]
+    )
     assert "is the same file as COMPARISON" in str(done.exception)

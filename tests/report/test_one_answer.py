@@ -16,7 +16,12 @@ import accucompare as ac
 from tests.conftest import Run
 
 
-def train(out: Path, fault: Callable[[nn.Sequential, Any], object] | None = None, feed: Path | None = None, mode: str = "tensors") -> Path:
+def train(
+    out: Path,
+    fault: Callable[[nn.Sequential, Any], object] | None = None,
+    feed: Path | None = None,
+    mode: str = "tensors",
+) -> Path:
     """Two steps. ``fault`` is called with model and optimizer after each update."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
@@ -61,12 +66,32 @@ def test_every_report_gives_the_answer_of_the_exit_code(
     golden = train(tmp_path / "golden", mode=mode)
     train(tmp_path / "candidate", fault, golden if kind == "fed" else None, mode)
     limits = ["--atol", "10"] if kind == "given" else []
-    done = cli("diff", "golden", "candidate", *limits, "--json", "out.json", "--report", "out.xlsx", COLUMNS="500")
+    done = cli(
+        "diff",
+        "golden",
+        "candidate",
+        *limits,
+        "--json",
+        "out.json",
+        "--report",
+        "out.xlsx",
+        COLUMNS="500",
+    )
     written = json.loads((tmp_path / "out.json").read_text())
-    assert done.returncode == written["exit_code"] == ac.diff(golden, tmp_path / "candidate", atol=10 if limits else None).exit_code
+    assert (
+        done.returncode
+        == written["exit_code"]
+        == ac.diff(golden, tmp_path / "candidate", atol=10 if limits else None).exit_code
+    )
     assert written["conclusion"] in done.stdout
     assert written["verdict"] in done.stdout
-    cells = [str(cell) for row in openpyxl.load_workbook(tmp_path / "out.xlsx")["Summary"].iter_rows(values_only=True) for cell in row]
+    cells = [
+        str(cell)
+        for row in openpyxl.load_workbook(tmp_path / "out.xlsx")["Summary"].iter_rows(
+            values_only=True
+        )
+        for cell in row
+    ]
     assert any(written["conclusion"] in cell for cell in cells)
     assert any(written["verdict"] in cell for cell in cells)
     if fault not in (None, cleared) and not limits:

@@ -1,4 +1,6 @@
-"""The page, in a real browser: what is seen, filtered, sorted, followed; hostile names; 100,000 rows; no error in the console."""
+"""The page, in a real browser: what is seen, filtered, sorted, followed; hostile names; 100,000
+rows; no error in the console.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,12 @@ from tests.report.browser import Browser
 from tests.report.test_columns import comparison as of_rows
 from tests.report.test_columns import record
 
-EVIL = ("</script><script>document.title='taken'</script>", "<img src=x onerror=\"document.title='taken'\">", "a\u202eb\x1b[2J", *NASTY)
+EVIL = (
+    "</script><script>document.title='taken'</script>",
+    "<img src=x onerror=\"document.title='taken'\">",
+    "a\u202eb\x1b[2J",
+    *NASTY,
+)
 
 
 @pytest.fixture(scope="session")
@@ -85,16 +92,35 @@ def steps_and_ranks(folder: Path) -> Path:
 def hostile(folder: Path) -> Comparison:
     rng = np.random.default_rng(0)
     values = rng.normal(size=(8, 8)).astype(np.float32)
-    off = [item(name, values * (1 + (at == 2) * 1e-2), type=EVIL[0], path=EVIL[1]) for at, name in enumerate(EVIL)]
-    golden = write(folder / "hostile", [item(name, values, type=EVIL[0], path=EVIL[1]) for name in EVIL], environment={"note": EVIL[0]})
+    off = [
+        item(name, values * (1 + (at == 2) * 1e-2), type=EVIL[0], path=EVIL[1])
+        for at, name in enumerate(EVIL)
+    ]
+    golden = write(
+        folder / "hostile",
+        [item(name, values, type=EVIL[0], path=EVIL[1]) for name in EVIL],
+        environment={"note": EVIL[0]},
+    )
     return ac.diff(golden, write(folder / "hostile-npu", off, environment={"note": EVIL[1]}))
 
 
 def log(folder: Path) -> Path:
     """A log with everything in it, and the numbers of three parameters in four steps."""
     names = ("a.weight", "a.bias", "b.weight")
-    setup = TrainingSetup(0, [ParameterFacts(name, (4,), "float32", "Linear", True) for name in names], every=1)
-    vitals = [Vitals(n, layers={"grad": [0.1, None, "nan"], "weight": [1.0, 2.0, 3.0], "update": [1e-3, 0.0, 1e-2]}) for n in range(4)]
+    setup = TrainingSetup(
+        0, [ParameterFacts(name, (4,), "float32", "Linear", True) for name in names], every=1
+    )
+    vitals = [
+        Vitals(
+            n,
+            layers={
+                "grad": [0.1, None, "nan"],
+                "weight": [1.0, 2.0, 3.0],
+                "update": [1e-3, 0.0, 1e-2],
+            },
+        )
+        for n in range(4)
+    ]
     *events, last = training(0, 1)
     write_log(folder / "rank0.jsonl", *events[:1], setup, *events[1:], *vitals, last)
     return folder
@@ -110,7 +136,9 @@ def log_page(folder: Path) -> Path:
 
 def test_a_page_is_one_file_that_runs_our_own_script_alone(page: Path) -> None:
     text = page.read_text()
-    script, style = (re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in ("script", "style"))
+    script, style = (
+        re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in ("script", "style")
+    )
     assert script
     assert style
     policy = re.search('Content-Security-Policy" content="(.*?)"', text)
@@ -143,7 +171,9 @@ def test_numbers_are_kept_to_the_digits_that_are_shown(count: int, digits: float
 
 
 def test_the_page_shows_the_last_digit_that_the_number_has(browser: Browser, folder: Path) -> None:
-    """Of a number that is kept in a few bytes; ``format`` stands for the workbook, and for every other report."""
+    """Of a number that is kept in a few bytes; ``format`` stands for the workbook, and for every
+    other report.
+    """
     rng = np.random.default_rng(0)
     errors = [*(10.0 ** rng.uniform(-9, 2, 300)), 9.9949e-3, 9.995e-3, 1.0]
     excesses = [*(rng.uniform(100, 999, 300)), 166.4949, 79.3151, 0.5]
@@ -154,8 +184,9 @@ def test_the_page_shows_the_last_digit_that_the_number_has(browser: Browser, fol
     ]
     browser.open(of_rows(*rows).to_html(folder / "digits.html"))
     told = browser.run(
-        "return unpack().then(({ head: { tables: { rows } } }) => ['relative L2', 'x limit'].map((title) => rows.column(title)).map("
-        "(column) => Array.from({ length: rows.rows }, (_, row) => shown(column, column.value(row)))))"
+        "return unpack().then(({ head: { tables: { rows } } }) => ['relative L2', 'x"
+        " limit'].map((title) => rows.column(title)).map((column) => Array.from({ length: rows.rows"
+        " }, (_, row) => shown(column, column.value(row)))))"
     )
     assert told == [[f"{error:.2e}" for error in errors], [f"{excess:.2f}" for excess in excesses]]
 
@@ -171,8 +202,13 @@ def test_what_is_no_number_is_told_from_nan_and_infinities() -> None:
 def test_the_sentence_and_the_culprits_come_first(browser: Browser, page: Path) -> None:
     browser.open(page)
     assert browser.text(".verdict") == "FAIL"
-    assert browser.text("h1").startswith("different: b.fc, x limit 98.7 is the first over tolerance")
-    assert browser.text(".meaning") == "4 of 20 rows fail, the first at b.fc output. 1 could not be compared."
+    assert browser.text("h1").startswith(
+        "different: b.fc, x limit 98.7 is the first over tolerance"
+    )
+    assert (
+        browser.text(".meaning")
+        == "4 of 20 rows fail, the first at b.fc output. 1 could not be compared."
+    )
     assert browser.texts(".culprits .place") == ["b.fc", "shape", "kind", "nan"]
     assert "train mode: golden off, candidate on" in browser.text(".preflight")
 
@@ -184,14 +220,21 @@ def test_a_culprit_leads_to_its_row(browser: Browser, page: Path) -> None:
     assert browser.text("#details h3") == "b.fc output"
 
 
-def test_the_chart_names_the_layer_below_the_pointer_and_a_click_leads_to_its_row(browser: Browser, page: Path) -> None:
+def test_the_chart_names_the_layer_below_the_pointer_and_a_click_leads_to_its_row(
+    browser: Browser, page: Path
+) -> None:
     browser.open(page)
     point_at = """const over = document.querySelector("#divergence .u-over"); const box = over.getBoundingClientRect();
     const at = { clientX: box.left + box.width * 3 / 8, clientY: box.top + 20, bubbles: true };
     for (const type of arguments[0]) over.dispatchEvent(new MouseEvent(type, at));"""
     browser.run(point_at, ["mouseenter", "mousemove"])
     browser.until("return !document.querySelector('#divergence .tip').hidden")
-    assert browser.text("#divergence .tip").splitlines() == ["b.fc output", "relative L2 9.87e-03", "limit 1.00e-04", "introduced"]
+    assert browser.text("#divergence .tip").splitlines() == [
+        "b.fc output",
+        "relative L2 9.87e-03",
+        "limit 1.00e-04",
+        "introduced",
+    ]
     browser.run(point_at, ["mousedown", "mouseup", "click"])
     assert browser.text("#details h3") == "b.fc output"
 
@@ -199,16 +242,23 @@ def test_the_chart_names_the_layer_below_the_pointer_and_a_click_leads_to_its_ro
 # The table
 
 
-def test_every_reason_and_every_row_are_in_the_table(browser: Browser, page: Path, every_reason: Comparison) -> None:
+def test_every_reason_and_every_row_are_in_the_table(
+    browser: Browser, page: Path, every_reason: Comparison
+) -> None:
     browser.open(page)
     assert browser.column("reason") == [row.reason.value for row in every_reason.rows]
     assert browser.text("#rows .count") == "20 rows"
 
 
-def test_cells_say_what_the_data_frame_holds(browser: Browser, page: Path, every_reason: Comparison) -> None:
+def test_cells_say_what_the_data_frame_holds(
+    browser: Browser, page: Path, every_reason: Comparison
+) -> None:
     frame = to_dataframe(every_reason)
     browser.open(page)
-    measured = ["" if math.isnan(each) else "0" if not each else f"{each:.2e}" for each in frame["relative L2"]]
+    measured = [
+        "" if math.isnan(each) else "0" if not each else f"{each:.2e}"
+        for each in frame["relative L2"]
+    ]
     assert browser.column("relative L2") == measured
     assert browser.column("layer") == list(frame["layer"])
 
@@ -220,17 +270,23 @@ def test_a_filter_leaves_the_rows_that_hold_its_text(browser: Browser, page: Pat
     assert browser.text("#rows .count") == "2 of 20 rows"
 
 
-def test_a_filter_can_be_a_regular_expression_and_a_wrong_one_is_marked(browser: Browser, page: Path) -> None:
+def test_a_filter_can_be_a_regular_expression_and_a_wrong_one_is_marked(
+    browser: Browser, page: Path
+) -> None:
     browser.open(page)
     browser.run("document.querySelector('#rows label[title*=regular] input').click()")
     browser.type("#rows input[type=search]", r"^[ab]\.norm$")
     assert browser.column("layer") == ["a.norm"] * 2 + ["b.norm"] * 2
     browser.type("#rows input[type=search]", "(")
-    assert browser.run("return document.querySelector('#rows input[type=search]').matches(':invalid')")
+    assert browser.run(
+        "return document.querySelector('#rows input[type=search]').matches(':invalid')"
+    )
     assert browser.text("#rows .nothing").startswith("The filter is no regular expression: ")
 
 
-def test_a_click_on_a_title_sorts_and_the_third_one_restores_the_order(browser: Browser, page: Path) -> None:
+def test_a_click_on_a_title_sorts_and_the_third_one_restores_the_order(
+    browser: Browser, page: Path
+) -> None:
     browser.open(page)
     usual = browser.column("#")
     browser.click("#rows .header button", "relative L2")
@@ -245,7 +301,16 @@ def test_a_click_on_a_title_sorts_and_the_third_one_restores_the_order(browser: 
 def test_boxes_choose_status_and_role(browser: Browser, page: Path) -> None:
     browser.open(page)
     browser.run("document.querySelector('[data-of=status] input[value=pass]').click()")
-    reasons = ["introduced", "shape", "dtype", "non-finite", "one-sided", "one-sided", "not comparable", "not called"]
+    reasons = [
+        "introduced",
+        "shape",
+        "dtype",
+        "non-finite",
+        "one-sided",
+        "one-sided",
+        "not comparable",
+        "not called",
+    ]
     assert browser.column("reason") == reasons
     browser.run("document.querySelector('[data-of=role] input[value=output]').click()")
     assert browser.column("layer") == ["idle"]
@@ -253,11 +318,16 @@ def test_boxes_choose_status_and_role(browser: Browser, page: Path) -> None:
 
 def test_columns_can_be_shown(browser: Browser, page: Path) -> None:
     browser.open(page)
-    browser.run("[...document.querySelectorAll('#rows .choices label')].find((each) => each.textContent.trim() === 'golden L2').click()")
+    browser.run(
+        "[...document.querySelectorAll('#rows .choices label')].find((each) =>"
+        " each.textContent.trim() === 'golden L2').click()"
+    )
     assert len(browser.column("golden L2")) == 20
 
 
-def test_keys_walk_through_the_table_and_escape_closes_the_details(browser: Browser, page: Path) -> None:
+def test_keys_walk_through_the_table_and_escape_closes_the_details(
+    browser: Browser, page: Path
+) -> None:
     browser.open(page)
     for key in ("ArrowDown", "ArrowDown", "End", "ArrowUp"):
         browser.press("#rows .scroller", key)
@@ -280,10 +350,24 @@ def test_details_show_both_sides(browser: Browser, page: Path, every_reason: Com
 def test_nan_infinities_and_zeros_survive(browser: Browser, folder: Path) -> None:
     sizes = [math.nan, math.inf, 0.0, 1.5e-300, 1.79e308, 2.5e-7]
     rows = [
-        Row(record(f"m{n}"), record(f"m{n}"), Verdict(Reason.OK), Metrics(max_abs=size), module=f"m{n}") for n, size in enumerate(sizes)
+        Row(
+            record(f"m{n}"),
+            record(f"m{n}"),
+            Verdict(Reason.OK),
+            Metrics(max_abs=size),
+            module=f"m{n}",
+        )
+        for n, size in enumerate(sizes)
     ]
     browser.open(of_rows(*rows).to_html(folder / "numbers.html"))
-    assert browser.column("max abs diff") == ["NaN", "inf", "0", "1.50e-300", "1.79e+308", "2.50e-07"]
+    assert browser.column("max abs diff") == [
+        "NaN",
+        "inf",
+        "0",
+        "1.50e-300",
+        "1.79e+308",
+        "2.50e-07",
+    ]
     browser.click("#rows .header button", "max abs diff")
     assert browser.column("layer") == ["m0", "m1", "m4", "m5", "m3", "m2"]
 
@@ -291,7 +375,9 @@ def test_nan_infinities_and_zeros_survive(browser: Browser, folder: Path) -> Non
 # The tree, switches, links
 
 
-def test_the_tree_is_open_at_the_first_divergence_and_marks_it(browser: Browser, page: Path) -> None:
+def test_the_tree_is_open_at_the_first_divergence_and_marks_it(
+    browser: Browser, page: Path
+) -> None:
     browser.open(page)
     labels = browser.texts("#tree .label")
     assert labels[:5] == ["(root)", "a", "b", "fc", "norm"]
@@ -299,7 +385,9 @@ def test_the_tree_is_open_at_the_first_divergence_and_marks_it(browser: Browser,
 
 
 @pytest.mark.parametrize("role", [Role.INPUT, Role.GRAD_OUTPUT])
-def test_what_glue_made_fails_in_the_module_whose_code_it_is(browser: Browser, folder: Path, role: Role) -> None:
+def test_what_glue_made_fails_in_the_module_whose_code_it_is(
+    browser: Browser, folder: Path, role: Role
+) -> None:
     given = replace(record("net.attn.list.proj"), role=role, parent=("net.attn", 0))
     rows = [Row(given, given, Verdict(Reason.GLUE), Metrics(rel_l2=0.1), module=given.name)]
     browser.open(of_rows(*rows).to_html(folder / f"glue-{role.value}.html"))
@@ -325,9 +413,16 @@ def test_arrow_keys_fold_and_unfold_modules(browser: Browser, page: Path) -> Non
 
 
 def test_parts_of_a_step_are_apart_in_chart_and_tree(browser: Browser, folder: Path) -> None:
-    parts = (("fc", Role.OUTPUT, 1e-6), ("fc", Role.GRAD_INPUT, 1e-5), ("fc", Role.PARAM_UPDATE, 1e-4))
+    parts = (
+        ("fc", Role.OUTPUT, 1e-6),
+        ("fc", Role.GRAD_INPUT, 1e-5),
+        ("fc", Role.PARAM_UPDATE, 1e-4),
+    )
     sides = [(replace(record(name), role=role), error) for name, role, error in parts]
-    rows = [Row(side, side, Verdict(Reason.OK), Metrics(rel_l2=error), module="fc") for side, error in sides]
+    rows = [
+        Row(side, side, Verdict(Reason.OK), Metrics(rel_l2=error), module="fc")
+        for side, error in sides
+    ]
     browser.open(of_rows(*rows).to_html(folder / "parts-of-a-step.html"))
     shown = {}
     for phase in browser.texts("#phases button"):
@@ -339,7 +434,10 @@ def test_parts_of_a_step_are_apart_in_chart_and_tree(browser: Browser, folder: P
 
 def test_switches_choose_the_step_and_the_rank(browser: Browser, steps_and_ranks: Path) -> None:
     browser.open(steps_and_ranks)
-    change = "const box = document.getElementById(arguments[0]); box.value = arguments[1]; box.dispatchEvent(new Event('change'))"
+    change = (
+        "const box = document.getElementById(arguments[0]); box.value = arguments[1];"
+        " box.dispatchEvent(new Event('change'))"
+    )
     browser.run(change, "switch-step", "1")
     assert set(browser.column("step")) == {"1"}
     browser.run(change, "switch-rank", "0")
@@ -348,11 +446,15 @@ def test_switches_choose_the_step_and_the_rank(browser: Browser, steps_and_ranks
     assert browser.texts("#tree .fails") == []
 
 
-def test_a_link_leads_to_its_row_with_every_name(browser: Browser, hostile: Comparison, folder: Path) -> None:
+def test_a_link_leads_to_its_row_with_every_name(
+    browser: Browser, hostile: Comparison, folder: Path
+) -> None:
     page = hostile.to_html(folder / "links.html")
     for number in (0, 2, len(EVIL) - 1):
         browser.open(page, anchor(hostile.rows[number]))
-        assert browser.run("return document.querySelector('.line.current').dataset.row") == str(number)
+        assert browser.run("return document.querySelector('.line.current').dataset.row") == str(
+            number
+        )
 
 
 def test_a_link_of_a_layer_alone_leads_to_the_row_that_fails(browser: Browser, page: Path) -> None:
@@ -360,12 +462,16 @@ def test_a_link_of_a_layer_alone_leads_to_the_row_that_fails(browser: Browser, p
     assert browser.text("#details h3") == "b.fc output"
 
 
-def test_the_address_follows_the_chosen_row(browser: Browser, page: Path, every_reason: Comparison) -> None:
+def test_the_address_follows_the_chosen_row(
+    browser: Browser, page: Path, every_reason: Comparison
+) -> None:
     browser.open(page)
     browser.press("#rows .scroller", "End")
     browser.until("return location.hash !== ''")
     browser.open(page, browser.run("return location.hash").removeprefix("#"))
-    assert browser.run("return document.querySelector('.line.current').dataset.row") == str(len(every_reason.rows) - 1)
+    assert browser.run("return document.querySelector('.line.current').dataset.row") == str(
+        len(every_reason.rows) - 1
+    )
 
 
 def test_a_link_to_what_is_not_there_is_passed_over(browser: Browser, page: Path) -> None:
@@ -384,13 +490,17 @@ def test_dark_and_light_follow_the_system(browser: Browser, page: Path) -> None:
     assert colors == ["rgb(244, 246, 248)", "rgb(16, 21, 27)"]
 
 
-def test_a_narrow_screen_is_not_scrolled_sideways(browser: Browser, page: Path, log_page: Path) -> None:
+def test_a_narrow_screen_is_not_scrolled_sideways(
+    browser: Browser, page: Path, log_page: Path
+) -> None:
     for each in (page, log_page):
         browser.open(each, width=390, height=844)
         assert browser.run("return document.documentElement.scrollWidth") <= 390
 
 
-def test_printing_puts_rows_into_the_document_that_were_not_in_view(browser: Browser, steps_and_ranks: Path) -> None:
+def test_printing_puts_rows_into_the_document_that_were_not_in_view(
+    browser: Browser, steps_and_ranks: Path
+) -> None:
     browser.open(steps_and_ranks, height=500)
     assert len(browser.column("#")) < 48
     browser.run("dispatchEvent(new Event('beforeprint'))")
@@ -400,7 +510,9 @@ def test_printing_puts_rows_into_the_document_that_were_not_in_view(browser: Bro
 # Hostile names
 
 
-def test_names_are_shown_as_text_whatever_is_in_them(browser: Browser, hostile: Comparison, folder: Path) -> None:
+def test_names_are_shown_as_text_whatever_is_in_them(
+    browser: Browser, hostile: Comparison, folder: Path
+) -> None:
     browser.open(hostile.to_html(folder / "hostile.html"))
     assert browser.column("layer") == [printable(name) for name in EVIL]
     assert set(browser.column("type")) == {EVIL[0]}
@@ -411,7 +523,14 @@ def test_names_are_shown_as_text_whatever_is_in_them(browser: Browser, hostile: 
 
 def test_names_in_a_log_are_shown_as_text_too(browser: Browser, folder: Path) -> None:
     findings = [found(name, step=0, order=order) for order, name in enumerate(EVIL)]
-    path = write_log(folder / "evil" / "rank0.jsonl", start(model=EVIL[0]), *findings, frames(*EVIL), step(0, finite=False), end(1))
+    path = write_log(
+        folder / "evil" / "rank0.jsonl",
+        start(model=EVIL[0]),
+        *findings,
+        frames(*EVIL),
+        step(0, finite=False),
+        end(1),
+    )
     browser.open(write_log_page(read(path), folder / "evil.html"))
     assert browser.column("place", "#findings") == [printable(name) for name in EVIL]
     assert browser.run("return document.querySelectorAll('img').length") == 0
@@ -421,37 +540,54 @@ def test_names_in_a_log_are_shown_as_text_too(browser: Browser, folder: Path) ->
 # Training, logs
 
 
-def test_a_training_comparison_shows_histories_and_where_the_runs_part(browser: Browser, folder: Path) -> None:
+def test_a_training_comparison_shows_histories_and_where_the_runs_part(
+    browser: Browser, folder: Path
+) -> None:
     candidate = changed(changed(steps(), 12, grad_norm=4.0), 15, lr={"AdamW.0": 2e-3})
-    compared = ac.diff(run(folder / "parts", steps()), run(folder / "parts-npu", candidate), accept="mindformers")
+    compared = ac.diff(
+        run(folder / "parts", steps()), run(folder / "parts-npu", candidate), accept="mindformers"
+    )
     browser.open(compared.to_html(folder / "parts.html"))
     assert "The runs part at step 12 in the gradients" in browser.text("#section-training")
     titles = [title.removesuffix(" (logarithmic)") for title in browser.texts("#charts figcaption")]
-    assert titles == ["loss", "gradient norm", "relative difference of the gradient norm", "learning rate"]
+    assert titles == [
+        "loss",
+        "gradient norm",
+        "relative difference of the gradient norm",
+        "learning rate",
+    ]
     browser.run("document.getElementById('steps-box').open = true")
     browser.until("return document.querySelectorAll('#steps .line').length > 1")
     assert browser.column("candidate norm", "#steps")[11:13] == ["3", "4"]
 
 
-def test_a_log_shows_the_answer_findings_frames_and_histories(browser: Browser, log_page: Path) -> None:
+def test_a_log_shows_the_answer_findings_frames_and_histories(
+    browser: Browser, log_page: Path
+) -> None:
     browser.open(log_page)
     assert browser.text(".verdict") == "NOT FINITE"
     assert "transformer.h.3.attn (glue, before c_proj)" in browser.text("h1")
     assert browser.column("begins here", "#findings") == ["origin"] + ["passed on"] * 9
     assert browser.column("grad_norm", "#steps")[-1] == "NaN"
     assert len(browser.column("module", "#frames")) > 4
-    assert [title.removesuffix(" (logarithmic)") for title in browser.texts("#charts figcaption")] == [
+    assert [
+        title.removesuffix(" (logarithmic)") for title in browser.texts("#charts figcaption")
+    ] == [
         "loss",
         "gradient norm",
         "loss scale",
     ]
     assert browser.column("result", "#checklist")
     links, sections = browser.texts("nav a"), browser.texts("main h2")
-    assert all(heading.startswith(link) for link, heading in zip(links, sections, strict=True))  # as they stand on the page
+    assert all(
+        heading.startswith(link) for link, heading in zip(links, sections, strict=True)
+    )  # as they stand on the page
     assert sections[-1] == "Environment"  # of one rank, nothing differs
 
 
-def test_the_page_of_the_checklist_begins_with_it_and_with_what_is_worst(browser: Browser, folder: Path) -> None:
+def test_the_page_of_the_checklist_begins_with_it_and_with_what_is_worst(
+    browser: Browser, folder: Path
+) -> None:
     ranks = read(log(folder / "checked"))
     health = judge_log(ranks)
     browser.open(write_health_page(ranks, health, folder / "health.html"))
@@ -462,11 +598,26 @@ def test_the_page_of_the_checklist_begins_with_it_and_with_what_is_worst(browser
     assert results[0] == health.status.value
 
 
-def test_histories_have_the_loss_and_the_learning_rate_that_were_seen(browser: Browser, folder: Path) -> None:
-    vitals = [Vitals(number, loss=2.0 - number, lr={"AdamW.0": 1e-3, "AdamW.1": 1e-2}) for number in range(3)]
-    path = write_log(folder / "seen" / "rank0.jsonl", start(), *vitals, *(step(number, grad_norm=1.0) for number in range(3)), end(3))
+def test_histories_have_the_loss_and_the_learning_rate_that_were_seen(
+    browser: Browser, folder: Path
+) -> None:
+    vitals = [
+        Vitals(number, loss=2.0 - number, lr={"AdamW.0": 1e-3, "AdamW.1": 1e-2})
+        for number in range(3)
+    ]
+    path = write_log(
+        folder / "seen" / "rank0.jsonl",
+        start(),
+        *vitals,
+        *(step(number, grad_norm=1.0) for number in range(3)),
+        end(3),
+    )
     browser.open(write_log_page(read(path), folder / "seen.html"))
-    assert browser.texts("#charts figcaption") == ["loss", "gradient norm (logarithmic)", "learning rate"]
+    assert browser.texts("#charts figcaption") == [
+        "loss",
+        "gradient norm (logarithmic)",
+        "learning rate",
+    ]
     assert browser.column("loss", "#steps") == ["2.00000e+00", "1.00000e+00", "0"]
     assert set(browser.column("learning rate", "#steps")) == {"1.00e-03"}
 
@@ -483,13 +634,19 @@ def test_heat_maps_show_each_parameter_in_each_step(browser: Browser, log_page: 
     assert not_finite == [198, 40, 40, 255]
 
 
-def test_a_click_on_a_heat_map_shows_the_curves_of_that_parameter(browser: Browser, log_page: Path) -> None:
+def test_a_click_on_a_heat_map_shows_the_curves_of_that_parameter(
+    browser: Browser, log_page: Path
+) -> None:
     browser.open(log_page)
     names = browser.texts("#curves figcaption b")
-    browser.run("""const canvas = document.querySelector("#heats canvas"); const box = canvas.getBoundingClientRect();
-    canvas.dispatchEvent(new MouseEvent("click", { clientX: box.left + 5, clientY: box.top + 14 + 14 + 5, bubbles: true }));""")
+    browser.run(
+        """const canvas = document.querySelector("#heats canvas"); const box = canvas.getBoundingClientRect();
+    canvas.dispatchEvent(new MouseEvent("click", { clientX: box.left + 5, clientY: box.top + 14 + 14 + 5, bubbles: true }));"""
+    )
     names += browser.texts("#curves figcaption b")
-    assert names == [fact.name for fact in read(log_page.parent / "watch").ranks[0].setups[0].parameters[:2]]
+    assert names == [
+        fact.name for fact in read(log_page.parent / "watch").ranks[0].setups[0].parameters[:2]
+    ]
     assert browser.texts("#curves .legend span") == [measure.title for measure in MEASURES]
     assert len(browser.texts("#curves figure")) == 1
 
@@ -503,14 +660,19 @@ DRAWN = """const drawn = []; const ctx = { measureText: (text) => ({ width: 6 * 
 @pytest.mark.parametrize(
     "script",
     [
-        "HeatMap.prototype.numbers.call({ about: { steps: [...Array(60).keys()] }, left: 200, cell: 9 }, ctx);",
+        (
+            "HeatMap.prototype.numbers.call({ about: { steps: [...Array(60).keys()] }, left: 200,"
+            " cell: 9 }, ctx);"
+        ),
         """const marks = [...Array(60).keys()].map((step) => ({ at: step, color: "muted", title: `step ${step}` }));
         const valToPos = (at) => 9 * at;
         LineChart.prototype.marks.call({ options: { marks } }, { ctx, valToPos, bbox: { left: 0, width: 540, top: 0, height: 9 } });""",
     ],
     ids=["above a heat map", "in a chart"],
 )
-def test_the_numbers_of_many_steps_do_not_overlap(browser: Browser, log_page: Path, script: str) -> None:
+def test_the_numbers_of_many_steps_do_not_overlap(
+    browser: Browser, log_page: Path, script: str
+) -> None:
     browser.open(log_page)
     drawn = browser.run(f"{DRAWN} {script} return drawn;")
     assert drawn[0][0].endswith("0")
@@ -521,9 +683,14 @@ def test_the_numbers_of_many_steps_do_not_overlap(browser: Browser, log_page: Pa
 # 100,000 rows
 
 
-def test_a_hundred_thousand_rows_are_filtered_with_few_of_them_in_the_document(browser: Browser, folder: Path) -> None:
+def test_a_hundred_thousand_rows_are_filtered_with_few_of_them_in_the_document(
+    browser: Browser, folder: Path
+) -> None:
     names = [f"layers.{number // 10}.fc{number % 10}" for number in range(1000)]
-    some = [Row(record(name), record(name), Verdict(Reason.OK), Metrics(rel_l2=1e-6), module=name) for name in names]
+    some = [
+        Row(record(name), record(name), Verdict(Reason.OK), Metrics(rel_l2=1e-6), module=name)
+        for name in names
+    ]
     path = of_rows(*some * 100).to_html(folder / "large.html")
     assert path.stat().st_size < 8e6
     browser.open(path)
@@ -572,7 +739,9 @@ def test_report_none_writes_none(cli: Cli, two: Path) -> None:
         (["x.html", "./x.html"], "is the same file as --report x.html"),
     ],
 )
-def test_a_report_that_cannot_be_is_refused_before_any_work(cli: Cli, two: Path, given: list[str], said: str) -> None:
+def test_a_report_that_cannot_be_is_refused_before_any_work(
+    cli: Cli, two: Path, given: list[str], said: str
+) -> None:
     done = cli("diff", "golden", "npu", *(word for path in given for word in ("--report", path)))
     assert done.returncode == 2
     assert said in done.stderr
@@ -588,20 +757,36 @@ def test_a_log_is_written_as_a_page(cli: Cli, tmp_path: Path, command: str) -> N
 
 def test_a_page_loads_no_library_that_it_does_not_need(process: Cli, two: Path) -> None:
     (two / "sitecustomize.py").write_text(
-        "import atexit, json, sys\n"
-        "heavy = ('torch', 'openpyxl', 'pandas', 'jinja2')\n"
-        "atexit.register(lambda: open('loaded.json', 'w').write(json.dumps([each for each in heavy if each in sys.modules])))\n"
+        "import atexit, json, sys\nheavy = ('torch', 'openpyxl', 'pandas',"
+        " 'jinja2')\natexit.register(lambda: open('loaded.json', 'w').write(json.dumps([each for"
+        " each in heavy if each in sys.modules])))\n"
     )
-    process("diff", "golden", "npu", "--report", "x.html", PYTHONPATH=f"{two}:{Path(ac.__file__).parent.parent}")
+    process(
+        "diff",
+        "golden",
+        "npu",
+        "--report",
+        "x.html",
+        PYTHONPATH=f"{two}:{Path(ac.__file__).parent.parent}",
+    )
     assert json.loads((two / "loaded.json").read_text()) == ["jinja2"]
-    process("diff", "golden", "npu", "--report", "none", PYTHONPATH=f"{two}:{Path(ac.__file__).parent.parent}")
+    process(
+        "diff",
+        "golden",
+        "npu",
+        "--report",
+        "none",
+        PYTHONPATH=f"{two}:{Path(ac.__file__).parent.parent}",
+    )
     assert json.loads((two / "loaded.json").read_text()) == []
 
 
 # Very many rows
 
 
-def test_a_page_of_very_many_rows_holds_few_and_sums_up_all(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_very_many_rows_holds_few_and_sums_up_all(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(overview, "MOST_ROWS", 150)
     monkeypatch.setattr(sheets, "MAX_POINTS", 10)
     found = many(ranks=6, steps=2, layers=60)

@@ -16,25 +16,42 @@ from tests.compare.builder import Item, item, write
 
 @pytest.mark.parametrize(
     ("steps", "ranks", "place"),
-    [(1, 1, "fc output"), (2, 1, "fc output (step 1)"), (1, 2, "fc output (rank 1)"), (2, 2, "fc output (step 1, rank 1)")],
+    [
+        (1, 1, "fc output"),
+        (2, 1, "fc output (step 1)"),
+        (1, 2, "fc output (rank 1)"),
+        (2, 2, "fc output (step 1, rank 1)"),
+    ],
 )
 def test_verdict_and_json_say_in_which_step_and_rank_of_several(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: int, ranks: int, place: str
 ) -> None:
-    sides = [[item("fc", [1.0], step=step, rank=rank) for rank in range(ranks) for step in range(steps)] for _ in range(2)]
+    sides = [
+        [item("fc", [1.0], step=step, rank=rank) for rank in range(ranks) for step in range(steps)]
+        for _ in range(2)
+    ]
     sides[1][-1] = item("fc", [2.0], step=steps - 1, rank=ranks - 1)
-    golden, candidate = (write(tmp_path / name, items, ranks=ranks) for name, items in zip(("golden", "npu"), sides, strict=True))
+    golden, candidate = (
+        write(tmp_path / name, items, ranks=ranks)
+        for name, items in zip(("golden", "npu"), sides, strict=True)
+    )
     comparison = ac.diff(golden, candidate)
     print_comparison(comparison, [Path("x.xlsx")], quiet=True)
-    named = place.replace(" output", f" in step {steps - 1}" if steps > 1 else "").partition(" (")[0]
+    named = place.replace(" output", f" in step {steps - 1}" if steps > 1 else "").partition(" (")[
+        0
+    ]
     verdict = capsys.readouterr().out
     assert f"{named}, x limit" in verdict
     assert verdict.endswith(" rows fail\n")
-    assert json.loads(comparison.to_json(tmp_path / "x.json").read_text())["first_divergence"] == place
+    assert (
+        json.loads(comparison.to_json(tmp_path / "x.json").read_text())["first_divergence"] == place
+    )
 
 
 def write_both(tmp_path: Path, golden: list[Item], candidate: list[Item]) -> ac.Comparison:
-    return ac.diff(*(write(tmp_path / name, items) for name, items in (("golden", golden), ("npu", candidate))))
+    return ac.diff(
+        *(write(tmp_path / name, items) for name, items in (("golden", golden), ("npu", candidate)))
+    )
 
 
 X = item("", [1.0, 2.0], role="input", parent=None)
@@ -49,11 +66,27 @@ NAN = "golden has 0 NaN, the candidate 1; the first at [1]; begins here"
     [
         ([X, A, B], [X, A, item("b", [1.0, 4.0 + 1e-9])], "b output: relative L2 2.43e-10"),
         ([X, A, B], [X, A, item("b", [1.0, 40.0])], "b output: relative L2 8.73e+00"),
-        ([X, A, B], [X, A, item("b", [[1.0, 4.0]])], "b output: golden is [2], the candidate [1, 2]"),
-        ([X, A, item("b", [0.0])], [X, A, item("b", [-0.0])], "b output: other bits of equal value"),
-        ([X, A, item("b", [1, 2, 3])], [X, A, item("b", [1, 2, 4])], "b output: 1 of 3 values different"),
+        (
+            [X, A, B],
+            [X, A, item("b", [[1.0, 4.0]])],
+            "b output: golden is [2], the candidate [1, 2]",
+        ),
+        (
+            [X, A, item("b", [0.0])],
+            [X, A, item("b", [-0.0])],
+            "b output: other bits of equal value",
+        ),
+        (
+            [X, A, item("b", [1, 2, 3])],
+            [X, A, item("b", [1, 2, 4])],
+            "b output: 1 of 3 values different",
+        ),
         ([X, A, B], [X, A, item("b", [1.0, float("nan")])], f"b output: {NAN}"),
-        ([X, SPARSE, A, B], [X, SPARSE, A, item("b", [1.0, 5.0])], "b output: relative L2 2.43e-01"),
+        (
+            [X, SPARSE, A, B],
+            [X, SPARSE, A, item("b", [1.0, 5.0])],
+            "b output: relative L2 2.43e-01",
+        ),
         ([X, A, B], [X, A], ""),  # one side only is no other bits
         ([X, A, B], [X, A, B], ""),
         ([X, A, B], [X, item("a", [1.0, 3.5]), B], ""),  # nothing that was computed comes before it
@@ -61,19 +94,35 @@ NAN = "golden has 0 NaN, the candidate 1; the first at [1]; begins here"
     ],
 )
 def test_it_is_said_how_far_two_captures_are_bit_for_bit_identical(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: list[Item], candidate: list[Item], told: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    golden: list[Item],
+    candidate: list[Item],
+    told: str,
 ) -> None:
     comparison = write_both(tmp_path, golden, candidate)
     print_comparison(comparison, [Path("x.xlsx")], quiet=False)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("bit for bit identical")]
+    lines = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("bit for bit identical")
+    ]
     assert lines == ([f"bit for bit identical until {told}"] if told else [])
     place = json.loads(comparison.to_json(tmp_path / "x.json").read_text())["identical_until"]
     assert place == (told.partition(":")[0] or None)
-    cells = [cell for line in load_workbook(comparison.to_excel(tmp_path / "x.xlsx"))["Summary"] for cell in line]
-    assert [cell.value for cell in cells if str(cell.value).startswith("bit for bit identical until")] == lines
+    cells = [
+        cell
+        for line in load_workbook(comparison.to_excel(tmp_path / "x.xlsx"))["Summary"]
+        for cell in line
+    ]
+    assert [
+        cell.value for cell in cells if str(cell.value).startswith("bit for bit identical until")
+    ] == lines
 
 
-def test_the_first_row_with_other_bits_is_told_though_it_is_within_tolerance(tmp_path: Path) -> None:
+def test_the_first_row_with_other_bits_is_told_though_it_is_within_tolerance(
+    tmp_path: Path,
+) -> None:
     comparison = write_both(tmp_path, [X, A, B, Y], [X, A, item("b", [1.0, 4.0 + 1e-15]), Y])
     assert comparison.passed
     assert comparison.identical_until is comparison.rows[2]
@@ -103,7 +152,11 @@ NAN, INF = float("nan"), float("inf")
     ],
 )
 def test_values_that_are_not_finite_on_both_sides_are_counted_and_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: list[list[float]], candidate: list[list[float]], rows: int
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    golden: list[list[float]],
+    candidate: list[list[float]],
+    rows: int,
 ) -> None:
     paths = [
         write(tmp_path / name, [item(f"fc{number}", value) for number, value in enumerate(values)])
@@ -112,9 +165,15 @@ def test_values_that_are_not_finite_on_both_sides_are_counted_and_told(
     comparison = ac.diff(*paths)
     assert comparison.nonfinite_on_both == rows
     print_comparison(comparison, [Path("x.xlsx")], quiet=False)
-    told = {0: "", 1: "1 row holds NaN or Inf on both sides\n", 2: "2 rows hold NaN or Inf on both sides\n"}[rows]
+    told = {
+        0: "",
+        1: "1 row holds NaN or Inf on both sides\n",
+        2: "2 rows hold NaN or Inf on both sides\n",
+    }[rows]
     assert told in capsys.readouterr().out
-    assert json.loads(comparison.to_json(tmp_path / "x.json").read_text())["nonfinite_on_both"] == rows
+    assert (
+        json.loads(comparison.to_json(tmp_path / "x.json").read_text())["nonfinite_on_both"] == rows
+    )
     assert (f"{rows} hold" in meaning(comparison)) == (rows > 0)
 
 
@@ -129,7 +188,12 @@ def test_values_that_are_not_finite_on_both_sides_are_counted_and_told(
 )
 @pytest.mark.parametrize("value", [1.0, 2.0])
 def test_an_incomplete_side_is_told_whatever_the_verdict(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], quiet: bool, complete: tuple[bool, bool], told: str, value: float
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    quiet: bool,
+    complete: tuple[bool, bool],
+    told: str,
+    value: float,
 ) -> None:
     golden = write(tmp_path / "golden", [item("fc", [1.0])], complete=complete[0])
     candidate = write(tmp_path / "npu", [item("fc", [value])], complete=complete[1])

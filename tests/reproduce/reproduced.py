@@ -1,4 +1,5 @@
-"""Modules that the tests of the reproducer plant a value in that is not finite, and the hooks that take a call's snapshot.
+"""Modules that the tests of the reproducer plant a value in that is not finite, and the hooks that
+take a call's snapshot.
 
 The hooks are written here once more, without the watch, as an independent reference.
 """
@@ -70,9 +71,23 @@ class Tied(nn.Module):
 class ManyTypes(nn.Module):
     """Takes tensors of every kind, nested, and writes down what it was given."""
 
-    def forward(self, given: dict[str, Any], *more: Any, option: str, scale: float) -> dict[str, Any]:
-        total = sum((tensor.to(torch.complex64).abs().sum() for _, tensor in leaves((given, more)) if isinstance(tensor, torch.Tensor)), 0)
-        return {"same": more[0] is more[1], "total": total * scale, "strides": torch.tensor(given["turned"].stride()), "word": option}
+    def forward(
+        self, given: dict[str, Any], *more: Any, option: str, scale: float
+    ) -> dict[str, Any]:
+        total = sum(
+            (
+                tensor.to(torch.complex64).abs().sum()
+                for _, tensor in leaves((given, more))
+                if isinstance(tensor, torch.Tensor)
+            ),
+            0,
+        )
+        return {
+            "same": more[0] is more[1],
+            "total": total * scale,
+            "strides": torch.tensor(given["turned"].stride()),
+            "word": option,
+        }
 
 
 class Root(nn.Module):
@@ -124,27 +139,55 @@ def take(model: nn.Module, name: str, *args: Any, backward: bool = False, **kwar
         copies: dict[int, torch.Tensor] = {}
 
         def copied(tensor: torch.Tensor) -> torch.Tensor:
-            return copies.setdefault(id(tensor), tensor.detach().clone().requires_grad_(tensor.requires_grad))
+            return copies.setdefault(
+                id(tensor), tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            )
 
         args, kwargs = pytree.tree_map_only(torch.Tensor, copied, (args, kwargs))
         buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         random = RandomState({"cpu": torch.get_rng_state()})
-        snapshot = Snapshot(module, name, 0, args, kwargs, random, autocast_now(), buffers, {}, torch.is_grad_enabled())
+        snapshot = Snapshot(
+            module,
+            name,
+            0,
+            args,
+            kwargs,
+            random,
+            autocast_now(),
+            buffers,
+            {},
+            torch.is_grad_enabled(),
+        )
         taken.append(Taken(snapshot, {}, {}))
 
     def after(_: nn.Module, args: Any, output: Any) -> None:
         for path, part in leaves(output):
-            taken[0].outputs[path] = part.detach().clone() if isinstance(part, torch.Tensor) else part
+            taken[0].outputs[path] = (
+                part.detach().clone() if isinstance(part, torch.Tensor) else part
+            )
             if backward and isinstance(part, torch.Tensor) and part.requires_grad:
-                part.register_hook(lambda grad, path=path: taken[0].snapshot.grads.__setitem__(path, grad.clone()))
+                part.register_hook(
+                    lambda grad, path=path: taken[0].snapshot.grads.__setitem__(path, grad.clone())
+                )
 
-    hooks = [module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)]
+    hooks = [
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after),
+    ]
     output = model(*args, **kwargs)
     for hook in hooks:
         hook.remove()
     if backward:
-        sum(part.float().sum() for _, part in leaves(output) if isinstance(part, torch.Tensor) and part.requires_grad).backward()
-        taken[0].gradients = {name: each.grad.clone() for name, each in module.named_parameters() if each.grad is not None}
+        sum(
+            part.float().sum()
+            for _, part in leaves(output)
+            if isinstance(part, torch.Tensor) and part.requires_grad
+        ).backward()
+        taken[0].gradients = {
+            name: each.grad.clone()
+            for name, each in module.named_parameters()
+            if each.grad is not None
+        }
     return taken[0]
 
 
@@ -189,7 +232,11 @@ class Answer(NamedTuple):
 def run_here(script: Path, *arguments: str) -> Answer:
     """What the script answers, run in this process, which has imported torch already."""
     said, warned = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said), contextlib.redirect_stderr(warned):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(warned),
+    ):
         patch.setattr(sys, "argv", [str(script), *arguments])
         patch.setattr(sys, "path", [*sys.path])
         with pytest.raises(SystemExit) as ended:

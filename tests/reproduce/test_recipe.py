@@ -1,4 +1,6 @@
-"""Writing down how a module is made: every recipe is run here, and what it makes is compared with the module."""
+"""Writing down how a module is made: every recipe is run here, and what it makes is compared with
+the module.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,10 @@ def made(module: nn.Module) -> nn.Module:
 
 
 def shapes(module: nn.Module) -> dict[str, tuple[Any, ...]]:
-    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    tensors = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
     return {name: tuple(tensor.shape) for name, tensor in tensors}
 
 
@@ -125,21 +130,39 @@ def shapes(module: nn.Module) -> dict[str, tuple[Any, ...]]:
     [
         (nn.Linear(2, 3, bias=False), "nn.Linear(2, 3, bias=False)"),
         (nn.Conv2d(3, 4, (3, 1), stride=2, groups=1), "nn.Conv2d(3, 4, (3, 1), stride=(2, 2))"),
-        (nn.ConvTranspose1d(2, 3, 2, output_padding=1, stride=2), "nn.ConvTranspose1d(2, 3, (2,), stride=(2,), output_padding=(1,))"),
+        (
+            nn.ConvTranspose1d(2, 3, 2, output_padding=1, stride=2),
+            "nn.ConvTranspose1d(2, 3, (2,), stride=(2,), output_padding=(1,))",
+        ),
         (nn.GRU(2, 3), "nn.GRU(2, 3)"),
         (nn.RNN(2, 3, nonlinearity="relu"), "nn.RNN(2, 3, nonlinearity='relu')"),
         (nn.Embedding(3, 2, max_norm=1.0), "nn.Embedding(3, 2, max_norm=1.0)"),
-        (nn.BatchNorm2d(3, track_running_stats=False), "nn.BatchNorm2d(3, track_running_stats=False)"),
+        (
+            nn.BatchNorm2d(3, track_running_stats=False),
+            "nn.BatchNorm2d(3, track_running_stats=False)",
+        ),
         (nn.GELU("tanh"), "nn.GELU(approximate='tanh')"),
-        (nn.MultiheadAttention(8, 2, bias=False, add_bias_kv=True), "nn.MultiheadAttention(8, 2, bias=False, add_bias_kv=True)"),
-        (nn.TransformerDecoderLayer(8, 2, norm_first=True, bias=False), "nn.TransformerDecoderLayer(8, 2, norm_first=True, bias=False)"),
+        (
+            nn.MultiheadAttention(8, 2, bias=False, add_bias_kv=True),
+            "nn.MultiheadAttention(8, 2, bias=False, add_bias_kv=True)",
+        ),
+        (
+            nn.TransformerDecoderLayer(8, 2, norm_first=True, bias=False),
+            "nn.TransformerDecoderLayer(8, 2, norm_first=True, bias=False)",
+        ),
         (nn.Sequential(nn.ReLU(), nn.Sequential()), "nn.Sequential(nn.ReLU(), nn.Sequential())"),
         (nn.ModuleList([nn.Tanh()]), "nn.ModuleList([nn.Tanh()])"),
         (nn.DataParallel(nn.Linear(2, 3)), "nn.Linear(2, 3)"),
         (torch.compile(nn.ReLU()), None),
-        (nn.Sequential(collections.OrderedDict(a=nn.Linear(1, 2))), "assemble(nn.Sequential, {'a': nn.Linear(1, 2)})"),
+        (
+            nn.Sequential(collections.OrderedDict(a=nn.Linear(1, 2))),
+            "assemble(nn.Sequential, {'a': nn.Linear(1, 2)})",
+        ),
         (nn.ModuleDict({"a b": nn.Tanh()}), "assemble(nn.ModuleDict, {'a b': nn.Tanh()})"),
-        (nn.ParameterList([torch.ones(2)]), "assemble(nn.ParameterList, {'_size': 1, '0': parameter(2)})"),
+        (
+            nn.ParameterList([torch.ones(2)]),
+            "assemble(nn.ParameterList, {'_size': 1, '0': parameter(2)})",
+        ),
         (nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2), None),
         (nn.utils.parametrizations.orthogonal(nn.Linear(3, 3)), None),
         (KeepsPrivately(3, more=True), "KeepsPrivately(3, more=True)"),
@@ -152,7 +175,11 @@ def shapes(module: nn.Module) -> dict[str, tuple[Any, ...]]:
 )
 def test_a_recipe_makes_a_module_like_the_live_one(module: nn.Module, text: str | None) -> None:
     again = made(module)
-    live = module.module if isinstance(module, nn.DataParallel) else getattr(module, "_orig_mod", module)
+    live = (
+        module.module
+        if isinstance(module, nn.DataParallel)
+        else getattr(module, "_orig_mod", module)
+    )
     assert repr(again) == repr(live)
     assert shapes(again) == shapes(live)
     if text is not None:
@@ -224,9 +251,19 @@ def test_a_constructor_that_raises_gives_way_to_the_parts() -> None:
 
 def test_neither_random_numbers_nor_logging_are_touched() -> None:
     module = Draws()
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), logging.root.manager.disable
+    before = (
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+        logging.root.manager.disable,
+    )
     recipe(module)
-    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), logging.root.manager.disable) == before
+    assert (
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+        logging.root.manager.disable,
+    ) == before
 
 
 def odd_ones() -> Iterator[Any]:
@@ -236,13 +273,18 @@ def odd_ones() -> Iterator[Any]:
     yield Local(), "is defined inside a function, so that it cannot be imported"
     yield nn.Sequential(nn.ReLU(), Local()), "is defined inside a function"
     yield Keeps(lambda x: x), "<lambda> is defined inside a function"
-    yield Keeps(object()), "its attribute 'value' is a builtins.object, which cannot be written down"
+    yield (
+        Keeps(object()),
+        "its attribute 'value' is a builtins.object, which cannot be written down",
+    )
     yield Keeps([torch.ones(2)]), "its attribute 'value' is a torch.Tensor"
     yield torch.jit.trace(nn.Linear(1, 1), torch.ones(1)), "scripted or traced"
 
 
 @pytest.mark.parametrize(("module", "message"), list(odd_ones()), ids=str)
-def test_what_cannot_be_written_down_is_an_error_that_says_why(module: nn.Module, message: str) -> None:
+def test_what_cannot_be_written_down_is_an_error_that_says_why(
+    module: nn.Module, message: str
+) -> None:
     with pytest.raises(CannotRebuildError, match=message):
         recipe(module)
 
@@ -254,10 +296,14 @@ def test_a_class_that_its_module_no_longer_has_is_an_error(monkeypatch: pytest.M
         recipe(module)
 
 
-def test_two_classes_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_classes_of_one_name_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("one_of_two", "two_of_two"):
-        (tmp_path / f"{name}.py").write_text(f"from torch import nn\nclass Block(nn.Module):\n    name = {name!r}\n")
+        (tmp_path / f"{name}.py").write_text(
+            f"from torch import nn\nclass Block(nn.Module):\n    name = {name!r}\n"
+        )
     import one_of_two  # type: ignore[import-not-found]
     import two_of_two  # type: ignore[import-not-found]
 

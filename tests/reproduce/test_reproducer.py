@@ -1,4 +1,6 @@
-"""What a reproducer's script answers, of a value that shows again or does not, and of everything that may be wrong with it."""
+"""What a reproducer's script answers, of a value that shows again or does not, and of everything
+that may be wrong with it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ def test_all_finite_exits_0(finite: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["tpu"], "must be cpu, cuda"), (["cpu", "7"], "takes one device at most"), (["cuda:77"], "cuda")],
+    [
+        (["tpu"], "must be cpu, cuda"),
+        (["cpu", "7"], "takes one device at most"),
+        (["cuda:77"], "cuda"),
+    ],
 )
 def test_a_wrong_device_exits_2(arguments: list[str], message: str, finite: Path) -> None:
     ran = run_here(finite, *arguments)
@@ -42,7 +48,10 @@ def test_a_wrong_device_exits_2(arguments: list[str], message: str, finite: Path
 
 
 def test_a_device_that_is_not_here_gives_way_to_the_cpu(finite: Path) -> None:
-    edit_manifest(finite.with_suffix(""), lambda manifest: manifest["capture"]["reproducer"].update(device="npu:3"))
+    edit_manifest(
+        finite.with_suffix(""),
+        lambda manifest: manifest["capture"]["reproducer"].update(device="npu:3"),
+    )
     ran = run_here(finite)
     assert ran.returncode == 0, ran.stderr
     assert "it was found on npu:3, which is not here; this is the CPU" in ran.stdout
@@ -52,7 +61,9 @@ def test_without_its_package_it_exits_2(finite: Path, tmp_path: Path) -> None:
     (tmp_path / "empty" / "accucompare").mkdir(parents=True)
     (tmp_path / "empty" / "accucompare" / "__init__.py").write_text("raise ImportError('not here')")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "empty")}
-    ran = subprocess.run([sys.executable, finite], cwd="/", env=environment, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, finite], cwd="/", env=environment, capture_output=True, text=True
+    )
     assert ran.returncode == 2
     assert "this needs torch and accucompare: not here" in ran.stderr
 
@@ -90,7 +101,9 @@ def _no_inputs(stem: Path) -> None:
         (_no_inputs, "inputs are malformed"),
     ],
 )
-def test_a_damaged_bundle_exits_2(damage: Callable[[Path], None], message: str, finite: Path) -> None:
+def test_a_damaged_bundle_exits_2(
+    damage: Callable[[Path], None], message: str, finite: Path
+) -> None:
     damage(finite.with_suffix(""))
     ran = run_here(finite)
     assert ran.returncode == 2
@@ -109,7 +122,9 @@ def test_a_damaged_bundle_exits_2(damage: Callable[[Path], None], message: str, 
         ("1 / 0", "cannot be built here: ZeroDivisionError"),
     ],
 )
-def test_a_module_that_does_not_fit_exits_2(made: str, message: str, finite: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_that_does_not_fit_exits_2(
+    made: str, message: str, finite: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code = Reproducer.open(finite).main(lambda: eval(made, {"nn": nn}), [])
     assert code == 2
     assert message in capsys.readouterr().err
@@ -118,14 +133,18 @@ def test_a_module_that_does_not_fit_exits_2(made: str, message: str, finite: Pat
 def test_a_module_that_raises_exits_2(finite: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def build() -> nn.Module:
         module = nn.Linear(2, 1)
-        module.register_forward_pre_hook(lambda module, args: (_ for _ in ()).throw(RuntimeError("no luck")))
+        module.register_forward_pre_hook(
+            lambda module, args: (_ for _ in ()).throw(RuntimeError("no luck"))
+        )
         return module
 
     assert Reproducer.open(finite).main(build, []) == 2
     assert "the module raised RuntimeError: no luck" in capsys.readouterr().err
 
 
-def test_a_gradient_without_a_graph_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gradient_without_a_graph_exits_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     taken = take(nn.Linear(2, 1), "", torch.ones(2), backward=True)
     taken.snapshot.module.requires_grad_(False)
     script, _ = save(taken, tmp_path / "r")
@@ -159,11 +178,18 @@ def test_a_bad_weight_that_was_not_used_still_shows(tmp_path: Path) -> None:
 def test_saturation_is_shown_only_where_it_was_found(tmp_path: Path) -> None:
     taken = take(nn.Identity(), "", torch.full((2,), 65504.0).half())
     (tmp_path / "a").mkdir()
-    assert Reproducer.open(save(taken, tmp_path / "r", kinds=["saturated"])[0]).main(nn.Identity, []) == 1
-    assert Reproducer.open(save(taken, tmp_path / "r", kinds=["+Inf"])[0]).main(nn.Identity, []) == 0
+    assert (
+        Reproducer.open(save(taken, tmp_path / "r", kinds=["saturated"])[0]).main(nn.Identity, [])
+        == 1
+    )
+    assert (
+        Reproducer.open(save(taken, tmp_path / "r", kinds=["+Inf"])[0]).main(nn.Identity, []) == 0
+    )
 
 
-def test_without_the_outputs_gradient_the_script_does_not_say_that_all_is_well(tmp_path: Path) -> None:
+def test_without_the_outputs_gradient_the_script_does_not_say_that_all_is_well(
+    tmp_path: Path,
+) -> None:
     taken = take(nn.Linear(2, 1), "", torch.ones(2), backward=True)
     taken.snapshot.grads = {"": taken.snapshot.grads[""].to_sparse()}
     script, finding = save(taken, tmp_path / "r")
@@ -180,7 +206,9 @@ def test_a_bad_gradient_from_the_loss_is_shown(tmp_path: Path) -> None:
 
 
 def test_a_bad_input_of_the_model_is_shown(tmp_path: Path) -> None:
-    ran = run_here(save(take(nn.Identity(), "", torch.tensor([INF])), tmp_path / "r", site=Site.INPUT)[0])
+    ran = run_here(
+        save(take(nn.Identity(), "", torch.tensor([INF])), tmp_path / "r", site=Site.INPUT)[0]
+    )
     assert ran.returncode == 1
     assert "It shows again: 1 +Inf of 1 values in the input 0" in ran.stdout
 

@@ -1,4 +1,6 @@
-"""The reproducer: one module call, saved and run again from the written script, in a process of its own."""
+"""The reproducer: one module call, saved and run again from the written script, in a process of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ PLANTED: dict[str, tuple[Planted, str]] = {}
 
 
 def planted(text: str) -> Callable[[Planted], Planted]:
-    """Adds a test case: a call whose output or gradient is not finite, and how its script makes the module."""
+    """Adds a test case: a call whose output or gradient is not finite, and how its script makes the
+    module.
+    """
 
     def add(make: Planted) -> Planted:
         PLANTED[make.__name__] = make, text
@@ -80,7 +84,11 @@ def embedding_with_a_nan_weight() -> Taken:
 def convolution_in_channels_last() -> Taken:
     model = nn.Conv2d(3, 4, 3, padding=1).to(memory_format=torch.channels_last).bfloat16()
     nn.init.ones_(model.weight)  # terms of one sign overflow in whatever order they are summed
-    return take(model, "", torch.full((2, 3, 5, 5), 3e38, dtype=torch.bfloat16).to(memory_format=torch.channels_last))
+    return take(
+        model,
+        "",
+        torch.full((2, 3, 5, 5), 3e38, dtype=torch.bfloat16).to(memory_format=torch.channels_last),
+    )
 
 
 @planted("nn.LSTM(3, 4, num_layers=2, dropout=0.5, bidirectional=True)")
@@ -98,14 +106,20 @@ def attention_with_a_masked_row() -> Taken:
 
 @planted("dim_feedforward=16,")
 def encoder_layer_with_dropout() -> Taken:
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu"), 2)
+    model = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu"), 2
+    )
     poisoned(model.layers[1].linear2.weight, INF)
     return take(model, "layers.1", torch.randn(2, 3, 8))
 
 
-@planted("nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(), nn.BatchNorm1d(6), nn.ReLU())")
+@planted(
+    "nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(), nn.BatchNorm1d(6), nn.ReLU())"
+)
 def batch_norm_in_both_modes() -> Taken:
-    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.BatchNorm1d(6), nn.ReLU())
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.BatchNorm1d(6), nn.ReLU()
+    )
     model(torch.randn(5, 4))
     model[3].eval()
     model[3].running_var.fill_(INF)
@@ -160,7 +174,11 @@ def inputs_of_every_type() -> Taken:
         "double": torch.randn((), dtype=torch.float64),
         "complex": torch.randn(2, dtype=torch.complex64),
         "bool": torch.tensor([True, False]),
-        "int": [torch.arange(3, dtype=torch.int8), torch.tensor(7), (torch.zeros(0, 3), None, True, 3, -INF)],
+        "int": [
+            torch.arange(3, dtype=torch.int8),
+            torch.tensor(7),
+            (torch.zeros(0, 3), None, True, 3, -INF),
+        ],
         "expanded": torch.randn(1, 3).expand(4, 3),
         "turned": torch.randn(2, 3).t(),
     }
@@ -176,12 +194,19 @@ def autocast_to_bfloat16() -> Taken:
 
 @planted("Root()")
 def gradient_of_a_root_at_zero() -> Taken:
-    return take(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), Root()), "2", torch.zeros(1, 2), backward=True)
+    return take(
+        nn.Sequential(nn.Linear(2, 2), nn.ReLU(), Root()), "2", torch.zeros(1, 2), backward=True
+    )
 
 
 @planted("InPlace()")
 def written_into_in_place() -> Taken:
-    return take(nn.Sequential(nn.Identity(), InPlace()), "1", torch.ones(3).requires_grad_() * 1, backward=True)
+    return take(
+        nn.Sequential(nn.Identity(), InPlace()),
+        "1",
+        torch.ones(3).requires_grad_() * 1,
+        backward=True,
+    )
 
 
 @planted("return nn.MultiheadAttention(8, 2, dropout=0.5)")
@@ -199,7 +224,15 @@ def norm_backward() -> Taken:
 def gpt2() -> Any:
     transformers = pytest.importorskip("transformers")
     return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=31, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+        transformers.GPT2Config(
+            vocab_size=31,
+            n_positions=16,
+            n_embd=16,
+            n_layer=2,
+            n_head=2,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
     ).train()
 
 
@@ -214,21 +247,46 @@ def gpt2_block() -> Taken:
 def gpt2_block_backward() -> Taken:
     model = gpt2()
     poisoned(model.transformer.h[1].ln_1.weight, INF)
-    return take(model, "transformer.h.1", input_ids=torch.randint(0, 31, (2, 5)), use_cache=False, backward=True)
+    return take(
+        model,
+        "transformer.h.1",
+        input_ids=torch.randint(0, 31, (2, 5)),
+        use_cache=False,
+        backward=True,
+    )
 
 
 @planted("BertLayer(")
 def bert_layer() -> Taken:
     transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(vocab_size=31, hidden_size=16, num_attention_heads=2, num_hidden_layers=2, intermediate_size=32)
+    config = transformers.BertConfig(
+        vocab_size=31,
+        hidden_size=16,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        intermediate_size=32,
+    )
     model = transformers.BertModel(config, add_pooling_layer=False).to(torch.bfloat16)
     poisoned(model.encoder.layer[1].attention.self.key.bias)
-    return take(model, "encoder.layer.1", input_ids=torch.randint(0, 31, (2, 5)), attention_mask=torch.tensor([[1] * 5, [1, 1, 1, 0, 0]]))
+    return take(
+        model,
+        "encoder.layer.1",
+        input_ids=torch.randint(0, 31, (2, 5)),
+        attention_mask=torch.tensor([[1] * 5, [1, 1, 1, 0, 0]]),
+    )
 
 
 def t5() -> Any:
     transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 31, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
+    sizes = {
+        "vocab_size": 31,
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 32,
+        "num_layers": 2,
+        "num_heads": 2,
+        "decoder_start_token_id": 0,
+    }
     return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes))
 
 
@@ -243,7 +301,14 @@ def t5_block() -> Taken:
 def t5_decoder_block_backward() -> Taken:
     model, ids = t5(), torch.randint(1, 31, (2, 5))
     poisoned(model.decoder.block[1].layer[2].DenseReluDense.wo.weight, INF)
-    return take(model, "decoder.block.1", input_ids=ids, decoder_input_ids=ids, use_cache=False, backward=True)
+    return take(
+        model,
+        "decoder.block.1",
+        input_ids=ids,
+        decoder_input_ids=ids,
+        use_cache=False,
+        backward=True,
+    )
 
 
 _RUN_ALL = """
@@ -277,7 +342,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, T
 @pytest.fixture(scope="module")
 def answers(written: dict[str, tuple[Path, Taken]]) -> dict[str, tuple[int, str]]:
     """Exit code and text of every script, run in another process than that which wrote them."""
-    ran = with_torch()(_RUN_ALL, *(script for script, _ in written.values()), cwd=Path("/"), variables=os.environ)
+    ran = with_torch()(
+        _RUN_ALL, *(script for script, _ in written.values()), cwd=Path("/"), variables=os.environ
+    )
     assert ran.returncode == 0, ran.stderr
     table = json.loads(ran.stdout)
     return {name: tuple(table[str(script)]) for name, (script, _) in written.items()}
@@ -291,7 +358,9 @@ def test_the_script_shows_the_value_again(name: str, answers: dict[str, tuple[in
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_the_script_says_how_the_module_is_made(name: str, written: dict[str, tuple[Path, Taken]]) -> None:
+def test_the_script_says_how_the_module_is_made(
+    name: str, written: dict[str, tuple[Path, Taken]]
+) -> None:
     text = written[name][0].read_text()
     assert PLANTED[name][1] in text
     assert "MISSING" not in text
@@ -299,13 +368,20 @@ def test_the_script_says_how_the_module_is_made(name: str, written: dict[str, tu
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", PLANTED)
-def test_the_module_gives_what_it_gave_to_the_last_bit(name: str, written: dict[str, tuple[Path, Taken]]) -> None:
+def test_the_module_gives_what_it_gave_to_the_last_bit(
+    name: str, written: dict[str, tuple[Path, Taken]]
+) -> None:
     script, taken = written[name]
     outcome = rerun(script)
     for _, path, value in outcome.outputs:
         assert_same(value, taken.outputs[path])
-    gradients = {path: value for what, path, value in outcome.gradients if what == "parameter's gradient"}
-    if name not in ("gpt2_block_backward", "t5_decoder_block_backward"):  # their blocks' parameters have no other use
+    gradients = {
+        path: value for what, path, value in outcome.gradients if what == "parameter's gradient"
+    }
+    if name not in (
+        "gpt2_block_backward",
+        "t5_decoder_block_backward",
+    ):  # their blocks' parameters have no other use
         assert gradients.keys() == taken.gradients.keys()
     for path, value in gradients.items():
         assert_same(value, taken.gradients[path])
@@ -318,11 +394,14 @@ def assert_same(value: Any, expected: Any) -> None:
         assert value == expected
 
 
-# -- what is restored ---------------------------------------------------------------------------------------------------------------
+# -- what is restored
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_one_tensor_given_twice_stays_one(written: dict[str, tuple[Path, Taken]]) -> None:
-    assert {path: value for _, path, value in rerun(written["inputs_of_every_type"][0]).outputs}["same"] is True
+    assert {path: value for _, path, value in rerun(written["inputs_of_every_type"][0]).outputs}[
+        "same"
+    ] is True
 
 
 def test_tied_weights_and_shared_modules_stay_so(written: dict[str, tuple[Path, Taken]]) -> None:
@@ -358,8 +437,12 @@ def test_modes_frozen_parameters_and_tensor_attributes_come_back(tmp_path: Path)
         other = nn.Sequential(Unkept(2, torch.relu), nn.Dropout(0.1))
         other[0].table = torch.zeros(2)
         reproducer.restore(other)
-    assert [module.training for module in other.modules()] == [module.training for module in model.modules()]
-    assert [each.requires_grad for each in other.parameters()] == [each.requires_grad for each in model.parameters()]
+    assert [module.training for module in other.modules()] == [
+        module.training for module in model.modules()
+    ]
+    assert [each.requires_grad for each in other.parameters()] == [
+        each.requires_grad for each in model.parameters()
+    ]
     assert other[0].table.tolist() == [INF, INF]
 
 
@@ -368,7 +451,11 @@ def test_buffers_are_those_before_the_call(tmp_path: Path) -> None:
     script, _ = save(take(model, "", torch.ones(3, 2) * 5), tmp_path / "r")
     assert model.running_mean.tolist() == [0.5, 0.5]
     with ac.open_bundle(tmp_path / "r") as bundle:
-        saved = {record.name: bundle.values(record).tolist() for record in bundle.state() if record.role is Role.BUFFER}
+        saved = {
+            record.name: bundle.values(record).tolist()
+            for record in bundle.state()
+            if record.role is Role.BUFFER
+        }
     assert saved["running_mean"] == [0.0, 0.0]
     assert run_here(script).returncode == 0
 
@@ -382,10 +469,13 @@ def test_autocast_is_put_back_as_it_was(enabled: bool) -> None:
     assert table["cpu"]["enabled"] is enabled
 
 
-# -- what is written ----------------------------------------------------------------------------------------------------------------
+# -- what is written
+# ----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_bundle_is_one_that_show_lists_and_opens(written: dict[str, tuple[Path, Taken]]) -> None:
+def test_the_bundle_is_one_that_show_lists_and_opens(
+    written: dict[str, tuple[Path, Taken]],
+) -> None:
     from click.testing import CliRunner
 
     from accucompare.cli import cli
@@ -399,7 +489,9 @@ def test_the_bundle_is_one_that_show_lists_and_opens(written: dict[str, tuple[Pa
         assert {record.role for record in bundle.state()} == {Role.PARAM, Role.CASE_INPUT}
 
 
-def test_the_script_is_short_and_says_what_was_found(written: dict[str, tuple[Path, Taken]]) -> None:
+def test_the_script_is_short_and_says_what_was_found(
+    written: dict[str, tuple[Path, Taken]],
+) -> None:
     text = written["linear_overflow_in_float16"][0].read_text()
     assert text.startswith('"""NaN in 1, a Linear, in step 7; made inside.\n')
     code = [line for line in text.partition('"""\n\nimport')[2].splitlines() if line.strip()]
@@ -407,7 +499,9 @@ def test_the_script_is_short_and_says_what_was_found(written: dict[str, tuple[Pa
 
 
 def test_words_that_would_end_the_docstring_do_not(tmp_path: Path) -> None:
-    script, _ = save(take(nn.Linear(1, 1), "", torch.tensor([NAN])), tmp_path / "r", line='a\\b"""c.py:3')
+    script, _ = save(
+        take(nn.Linear(1, 1), "", torch.tensor([NAN])), tmp_path / "r", line='a\\b"""c.py:3'
+    )
     assert run_here(script).returncode == 1
 
 
@@ -421,21 +515,30 @@ def test_a_second_finding_of_that_name_replaces_the_first(tmp_path: Path) -> Non
 
 def test_a_module_of_a_case_is_taken_from_it(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
-        "import torch\nfrom torch import nn\nfrom accucompare import Case\n"
-        "def case():\n    f = lambda: nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Linear(2, 2)))\n    return Case(f())\n"
+        "import torch\nfrom torch import nn\nfrom accucompare import Case\ndef case():\n    f ="
+        " lambda: nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Linear(2, 2)))\n   "
+        " return Case(f())\n"
     )
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Linear(2, 2)))
     poisoned(model[1][1].weight)
-    script, _ = save(take(model, "1", torch.ones(2)), tmp_path / "r", case=f"{tmp_path}/net.py:case")
+    script, _ = save(
+        take(model, "1", torch.ones(2)), tmp_path / "r", case=f"{tmp_path}/net.py:case"
+    )
     assert run_here(script).returncode == 1
     assert "module_of_case(str(HERE / 'net.py') + ':case', '1')" in script.read_text()
-    (tmp_path / "net.py").write_text((tmp_path / "net.py").read_text().replace("nn.Linear(2, 2), nn.Seq", "nn.Seq"))
+    (tmp_path / "net.py").write_text(
+        (tmp_path / "net.py").read_text().replace("nn.Linear(2, 2), nn.Seq", "nn.Seq")
+    )
     ran = run_here(script)
     assert ran.returncode == 2
-    assert "net.py:case: its model has no module '1' (any more)" in ran.stderr or "build() made a" in ran.stderr
+    assert (
+        "net.py:case: its model has no module '1' (any more)" in ran.stderr
+        or "build() made a" in ran.stderr
+    )
 
 
-# -- where classes come from ----------------------------------------------------------------------------------------------------------
+# -- where classes come from
+# ----------------------------------------------------------------------------------------------------------
 
 _TRAINING = """
 import sys, torch
@@ -459,7 +562,9 @@ def main():
 
 @pytest.mark.parametrize("as_module", [False, True], ids=["python train.py", "python -m"])
 def test_a_class_of_a_guarded_script_is_imported_from_it(as_module: bool, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(_TRAINING.format(root=str(ROOT)) + 'if __name__ == "__main__":\n    main()\n')
+    (tmp_path / "train.py").write_text(
+        _TRAINING.format(root=str(ROOT)) + 'if __name__ == "__main__":\n    main()\n'
+    )
     how = (MODULE, "train") if as_module else (SCRIPT, tmp_path / "train.py")
     assert with_torch()(*how, tmp_path / "r", cwd=tmp_path, variables=os.environ).returncode == 0
     ran = run(tmp_path / "r.py")
@@ -468,17 +573,25 @@ def test_a_class_of_a_guarded_script_is_imported_from_it(as_module: bool, tmp_pa
 
 def test_a_class_of_an_unguarded_script_is_missing(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_TRAINING.format(root=str(ROOT)) + "main()\n")
-    assert with_torch()(SCRIPT, tmp_path / "train.py", tmp_path / "r", cwd=tmp_path, variables=os.environ).returncode == 0
+    assert (
+        with_torch()(
+            SCRIPT, tmp_path / "train.py", tmp_path / "r", cwd=tmp_path, variables=os.environ
+        ).returncode
+        == 0
+    )
     ran = run(tmp_path / "r.py")
     assert ran.returncode == 2
     assert "importing it would run the training again" in ran.stderr
     assert "a __main__.Block" in ran.stderr
 
 
-def test_a_class_of_a_file_beside_the_training_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_of_a_file_beside_the_training_is_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "project" / "layers_of_mine").mkdir(parents=True)
     (tmp_path / "project" / "layers_of_mine" / "__init__.py").write_text(
-        "from torch import nn\nclass Log(nn.Module):\n    class Inner(nn.Module):\n        def forward(self, x): return x.log()\n"
+        "from torch import nn\nclass Log(nn.Module):\n    class Inner(nn.Module):\n        def"
+        " forward(self, x): return x.log()\n"
     )
     monkeypatch.syspath_prepend(tmp_path / "project")
     import layers_of_mine  # type: ignore[import-not-found]
@@ -492,7 +605,8 @@ def test_a_class_of_a_file_beside_the_training_is_found_from_anywhere(tmp_path: 
     assert "the module cannot be built here" in ran.stderr
 
 
-# -- what cannot be rebuilt or saved ------------------------------------------------------------------------------------------------
+# -- what cannot be rebuilt or saved
+# ------------------------------------------------------------------------------------------------
 
 
 def local_module(**attributes: Any) -> nn.Module:
@@ -507,9 +621,15 @@ def test_a_module_that_cannot_be_rebuilt_is_said_to_be_missing(tmp_path: Path) -
     script, finding = save(take(local_module(), "", torch.tensor([INF, -INF])), tmp_path / "r")
     ran = run_here(script)
     assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
-    for text in (ran.stderr, script.read_text().replace("\n    # ", " "), *finding.reproducer_notes):
+    for text in (
+        ran.stderr,
+        script.read_text().replace("\n    # ", " "),
+        *finding.reproducer_notes,
+    ):
         assert "local_module.<locals>.Local is defined inside a function" in text
-    script.write_text(script.read_text().replace("module = ...", "from torch import nn; module = nn.Linear(2, 1)"))
+    script.write_text(
+        script.read_text().replace("module = ...", "from torch import nn; module = nn.Linear(2, 1)")
+    )
     assert run_here(script).returncode == 1
 
 
@@ -521,7 +641,9 @@ def test_a_module_that_cannot_be_rebuilt_is_said_to_be_missing(tmp_path: Path) -
         ([torch.ones(1)], "its attribute 'thing' is a torch.Tensor"),
     ],
 )
-def test_an_attribute_that_cannot_be_written_down_is_named(attribute: Any, reason: str, tmp_path: Path) -> None:
+def test_an_attribute_that_cannot_be_written_down_is_named(
+    attribute: Any, reason: str, tmp_path: Path
+) -> None:
     model = nn.Linear(2, 1)
     model.thing = attribute
     _, finding = save(take(model, "", torch.ones(2)), tmp_path / "r")
@@ -541,7 +663,9 @@ def test_a_value_set_after_construction_is_not_lost(tmp_path: Path) -> None:
 def test_a_scripted_module_is_missing(tmp_path: Path) -> None:
     traced = torch.jit.trace(nn.Linear(2, 1), torch.ones(2))
     finding = found(Taken(Snapshot(traced, "", 0, (torch.ones(2),), {}), {}, {}))
-    script, _ = save_reproducer(tmp_path / "r", finding, Snapshot(traced, "", 0, (torch.ones(2),), {}), None)
+    script, _ = save_reproducer(
+        tmp_path / "r", finding, Snapshot(traced, "", 0, (torch.ones(2),), {}), None
+    )
     assert "scripted or traced" in script.read_text()
 
 
@@ -558,8 +682,9 @@ def test_an_object_among_the_inputs_is_named_and_can_be_put_in(tmp_path: Path) -
     script.write_text(
         script.read_text().replace(
             "module = ...",
-            "from torch import nn\n    class Local(nn.Linear):\n        def forward(self, x, cache=None):\n"
-            "            return super().forward(x) * (1 if cache is None else cache)\n    module = Local(2, 1)",
+            "from torch import nn\n    class Local(nn.Linear):\n        def forward(self, x,"
+            " cache=None):\n            return super().forward(x) * (1 if cache is None else"
+            " cache)\n    module = Local(2, 1)",
         )
     )
     assert any(note.startswith("cache could not be saved (") for note in finding.reproducer_notes)
@@ -572,11 +697,18 @@ def test_an_object_among_the_inputs_is_named_and_can_be_put_in(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "value",
-    [torch.ones(2, device="meta"), torch.ones(2).to_sparse(), print, torch.nn.utils.rnn.pack_sequence([torch.ones(2, 1)])],
+    [
+        torch.ones(2, device="meta"),
+        torch.ones(2).to_sparse(),
+        print,
+        torch.nn.utils.rnn.pack_sequence([torch.ones(2, 1)]),
+    ],
     ids=["meta", "sparse", "function", "packed"],
 )
 def test_whatever_cannot_be_saved_is_noted_and_never_raises(value: Any, tmp_path: Path) -> None:
-    snapshot = Snapshot(nn.Linear(2, 1), "fc", 0, (torch.ones(2), [value, {"x": value}]), {"more": value})
+    snapshot = Snapshot(
+        nn.Linear(2, 1), "fc", 0, (torch.ones(2), [value, {"x": value}]), {"more": value}
+    )
     finding = found(Taken(snapshot, {}, {}))
     script, notes = save_reproducer(tmp_path / "r", finding, snapshot, None)
     assert len(notes) == 3
@@ -590,18 +722,27 @@ def test_a_parameter_without_memory_is_noted_and_the_script_says_so(tmp_path: Pa
     taken = take(model, "", torch.ones(2))
     model.weight.untyped_storage().resize_(0)
     script, finding = save(taken, tmp_path / "r")
-    assert "weight could not be saved (a tensor whose memory was given back, as FSDP does between calls)" in finding.reproducer_notes[0]
+    assert (
+        "weight could not be saved (a tensor whose memory was given back, as FSDP does between"
+        " calls)" in finding.reproducer_notes[0]
+    )
     ran = run_here(script)
     assert ran.returncode == 2
-    assert "'weight' of the module could not be saved (a tensor whose memory was given back" in ran.stderr
+    assert (
+        "'weight' of the module could not be saved (a tensor whose memory was given back"
+        in ran.stderr
+    )
 
 
-# -- a disk that is full ------------------------------------------------------------------------------------------------------------
+# -- a disk that is full
+# ------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def limited(size: int) -> Iterator[None]:
-    """No file may become larger meanwhile, as on a full disk; afterwards pytest writes its own log again."""
+    """No file may become larger meanwhile, as on a full disk; afterwards pytest writes its own log
+    again.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -613,7 +754,12 @@ def limited(size: int) -> Iterator[None]:
 @pytest.mark.parametrize("size", [0, 300, 2000, 6000])
 def test_a_full_disk_is_a_capture_error_and_leaves_nothing(size: int, tmp_path: Path) -> None:
     taken = take(nn.Linear(60, 60), "", torch.ones(60))
-    with limited(size), pytest.raises(CaptureError, match=r"r: the reproducer cannot be written \(File too large\)"):
+    with (
+        limited(size),
+        pytest.raises(
+            CaptureError, match=r"r: the reproducer cannot be written \(File too large\)"
+        ),
+    ):
         save(taken, tmp_path / "r")
     assert list(tmp_path.iterdir()) == []
 
@@ -632,7 +778,9 @@ def test_an_input_that_raises_when_it_is_looked_at_is_a_capture_error(tmp_path: 
     inside_itself.append(inside_itself)
     finding = found(Taken(Snapshot(nn.Identity(), "", 0, (inside_itself,), {}), {}, {}))
     with pytest.raises(CaptureError, match="RecursionError"):
-        save_reproducer(tmp_path / "r", finding, Snapshot(nn.Identity(), "", 0, (inside_itself,), {}), None)
+        save_reproducer(
+            tmp_path / "r", finding, Snapshot(nn.Identity(), "", 0, (inside_itself,), {}), None
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -656,18 +804,23 @@ def test_a_directory_of_another_kind_is_not_touched(tmp_path: Path) -> None:
 
 def test_saving_changes_neither_random_numbers_nor_the_module(tmp_path: Path) -> None:
     taken = take(Unkept(3, torch.tanh), "", torch.ones(3))
-    state, before = torch.get_rng_state(), {name: each.clone() for name, each in taken.snapshot.module.state_dict().items()}
+    state, before = (
+        torch.get_rng_state(),
+        {name: each.clone() for name, each in taken.snapshot.module.state_dict().items()},
+    )
     save(taken, tmp_path / "r")
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(value, before[name]) for name, value in taken.snapshot.module.state_dict().items())
+    assert all(
+        torch.equal(value, before[name])
+        for name, value in taken.snapshot.module.state_dict().items()
+    )
 
 
 def test_an_example_reads_well(written: dict[str, tuple[Path, Taken]]) -> None:
     text = written["module_that_keeps_no_arguments"][0].read_text()
     assert (
         textwrap.indent(
-            textwrap.dedent(
-                """\
+            textwrap.dedent("""\
                 return assemble(
                     Unkept,
                     {
@@ -679,8 +832,7 @@ def test_an_example_reads_well(written: dict[str, tuple[Path, Taken]]) -> None:
                         'second': nn.Linear(8, 4, bias=False),
                     },
                 )
-                """
-            ),
+                """),
             "    ",
         )
         in text

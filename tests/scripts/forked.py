@@ -1,4 +1,6 @@
-"""Runs scripts as a command does that captures them, in processes forked from one that has imported what they import."""
+"""Runs scripts as a command does that captures them, in processes forked from one that has imported
+what they import.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,15 @@ _ON_ACCELERATE = ("transformers.trainer", "trl")
 @cache
 def with_libraries() -> Callable[..., subprocess.CompletedProcess[str]]:
     """The ``run`` of a process that has imported those that are installed."""
-    modules = [name for name, there in LIBRARIES.items() if there and (name not in _ON_ACCELERATE or LIBRARIES["accelerate"])]
-    return Forkserver({**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, (*MODULES, *modules)).run
+    modules = [
+        name
+        for name, there in LIBRARIES.items()
+        if there and (name not in _ON_ACCELERATE or LIBRARIES["accelerate"])
+    ]
+    return Forkserver(
+        {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        (*MODULES, *modules),
+    ).run
 
 
 @dataclass(frozen=True)
@@ -67,11 +76,18 @@ class Ran:
     bundle: Path
 
 
-def run(folder: Path, script: str | Path, *arguments: str, plan: dict[str, Any] | None = None, server: Server = with_torch) -> Ran:
+def run(
+    folder: Path,
+    script: str | Path,
+    *arguments: str,
+    plan: dict[str, Any] | None = None,
+    server: Server = with_torch,
+) -> Ran:
     """Run a script: a path, or its text.
 
     Args:
-        folder: where to run it, and to write the bundle ``golden``, or what ``plan`` has as ``out``.
+        folder: where to run it, and to write the bundle ``golden``, or what ``plan`` has as
+            ``out``.
         plan: of ``Plan``; without one it is run plainly.
         server: gives what forks.
     """

@@ -1,4 +1,5 @@
-"""Scripts that let a library run the loop: each is run once plainly and twice captured, unedited."""
+"""Scripts that let a library run the loop: each is run once plainly and twice captured,
+unedited."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from tests.scripts.forked import LIBRARIES, UNEDITED, Ran, run, with_libraries
 
 @dataclass(frozen=True)
 class Script:
-    """A script of ``unedited/``: what it needs, what is found in it, and how often the model is called in a step."""
+    """A script of ``unedited/``: what it needs, what is found in it, and how often the model is
+    called in a step.
+    """
 
     file: str
     needs: str
@@ -47,13 +50,18 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
     def ran(out: str) -> Ran:
         plan = {"out": str(folder / out), "steps": "0,2"} if out else None
-        return run(folder, UNEDITED / script.file, str(folder / "output"), plan=plan, server=with_libraries)
+        return run(
+            folder, UNEDITED / script.file, str(folder / "output"), plan=plan, server=with_libraries
+        )
 
     return Runs(script, ran(""), ran("golden"), ran("again"))
 
 
 def test_it_prints_and_computes_what_it_does_without(runs: Runs) -> None:
-    plain, captured = ((each.out.splitlines()[-1] if runs.script.timed else each.out) for each in (runs.plain, runs.captured))
+    plain, captured = (
+        (each.out.splitlines()[-1] if runs.script.timed else each.out)
+        for each in (runs.plain, runs.captured)
+    )
     assert captured == plain
     assert runs.captured.err == runs.plain.err
     assert (runs.captured.code, runs.captured.seen[0].error) == (0, None)
@@ -62,11 +70,17 @@ def test_it_prints_and_computes_what_it_does_without(runs: Runs) -> None:
 def test_the_trained_model_is_captured_and_no_other(runs: Runs) -> None:
     (seen,) = runs.captured.seen
     assert [model.name for model in seen.models if model.chosen] == [runs.script.model]
-    assert not [model.name for model in seen.models if model.trained_by and not (model.chosen or model.part)]
+    assert not [
+        model.name for model in seen.models if model.trained_by and not (model.chosen or model.part)
+    ]
     assert seen.recorded == [0, 2]
     with ac.open_bundle(runs.captured.bundle) as bundle:
         assert bundle.complete
-        of_model = {record.call for record in bundle.records() if record.name == "" and record.role.value == "output" and not record.step}
+        of_model = {
+            record.call
+            for record in bundle.records()
+            if record.name == "" and record.role.value == "output" and not record.step
+        }
         assert len(of_model) == runs.script.calls
         assert any(record.role.value == "param_update" for record in bundle.records())
 

@@ -1,4 +1,6 @@
-"""What a process of a script does: the model is found, its steps are recorded, and nothing of the script changes."""
+"""What a process of a script does: the model is found, its steps are recorded, and nothing of the
+script changes.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,18 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    return run(tmp_path_factory.mktemp("captured"), UNEDITED / "loop.py", "--lr", "1", plan={"steps": "0,2-3"})
+    return run(
+        tmp_path_factory.mktemp("captured"),
+        UNEDITED / "loop.py",
+        "--lr",
+        "1",
+        plan={"steps": "0,2-3"},
+    )
 
 
-def test_a_captured_script_prints_and_computes_what_it_does_without(plain: Ran, captured: Ran) -> None:
+def test_a_captured_script_prints_and_computes_what_it_does_without(
+    plain: Ran, captured: Ran
+) -> None:
     assert (captured.out, captured.err, captured.code) == (plain.out, plain.err, 0)
 
 
@@ -130,7 +140,10 @@ for _ in range(2):
     one.step()
 """
     )
-    default, chosen = run(tmp_path, script, plan={}), run(tmp_path, script, plan={"model": "Linear", "out": str(tmp_path / "critic")})
+    default, chosen = (
+        run(tmp_path, script, plan={}),
+        run(tmp_path, script, plan={"model": "Linear", "out": str(tmp_path / "critic")}),
+    )
     assert recorded(default) == {0: ["", "0", "1"] * 2}
     assert recorded(chosen) == {0: [""]}
 
@@ -150,7 +163,9 @@ optimizer.step()
     assert recorded(ran) == {0: ["Net", "Net.0", "Net.1", "Linear"]}
 
 
-def test_a_model_whose_optimizer_trains_a_tensor_beside_it_is_observed_as_it_is_called(tmp_path: Path) -> None:
+def test_a_model_whose_optimizer_trains_a_tensor_beside_it_is_observed_as_it_is_called(
+    tmp_path: Path,
+) -> None:
     ran = run(
         tmp_path,
         BEGINNING
@@ -186,9 +201,11 @@ optimizer.step()
 
 
 def test_a_process_that_is_forked_before_any_model_is_called_is_captured(tmp_path: Path) -> None:
-    script = BEGINNING + (
-        "import multiprocessing\ndef work():\n    net = Net()\n    train(net, torch.optim.SGD(net.parameters(), 0.1), 2)\n"
-        "process = multiprocessing.get_context('fork').Process(target=work)\nprocess.start()\nprocess.join()"
+    script = (
+        BEGINNING + "import multiprocessing\ndef work():\n    net = Net()\n    train(net,"
+        " torch.optim.SGD(net.parameters(), 0.1), 2)\n"
+        "process ="
+        " multiprocessing.get_context('fork').Process(target=work)\nprocess.start()\nprocess.join()"
     )
     ran = run(tmp_path, script, plan={"steps": "0,1"})
     assert list(recorded(ran)) == [0, 1]
@@ -196,9 +213,11 @@ def test_a_process_that_is_forked_before_any_model_is_called_is_captured(tmp_pat
 
 
 def test_a_process_that_is_forked_later_leaves_the_bundle_alone(tmp_path: Path) -> None:
-    script = BEGINNING + (
-        "import os\nnet = Net()\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\ntrain(net, optimizer)\n"
-        "if not os.fork():\n    train(net, optimizer)\n    os._exit(0)\nos.wait()\ntrain(net, optimizer)"
+    script = (
+        BEGINNING
+        + "import os\nnet = Net()\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\ntrain(net,"
+        " optimizer)\nif not os.fork():\n    train(net, optimizer)\n   "
+        " os._exit(0)\nos.wait()\ntrain(net, optimizer)"
     )
     ran = run(tmp_path, script, plan={"steps": "2"})
     assert recorded(ran) == {0: ["", "0", "1"], 1: ["", "0", "1"]}
@@ -206,34 +225,60 @@ def test_a_process_that_is_forked_later_leaves_the_bundle_alone(tmp_path: Path) 
 
 
 def test_an_error_of_the_model_is_printed_as_without_a_capture(tmp_path: Path) -> None:
-    script = BEGINNING + "net = Net()\ntrain(net, torch.optim.SGD(net.parameters(), 0.1))\nnn.Linear(3, 3)(x)\nNet()(x[:, :2])"
+    script = (
+        BEGINNING + "net = Net()\ntrain(net, torch.optim.SGD(net.parameters(), 0.1))\nnn.Linear(3,"
+        " 3)(x)\nNet()(x[:, :2])"
+    )
     plain, captured = run(tmp_path, script), run(tmp_path, script, plan={"steps": "5-5"})
     assert "mat1 and mat2" in plain.err
     assert captured.err == plain.err
 
 
-def test_a_script_that_leaves_by_os_exit_keeps_its_finished_steps_and_its_code(tmp_path: Path) -> None:
-    script = BEGINNING + "import os\nnet = Net()\ntrain(net, torch.optim.SGD(net.parameters(), 0.1), 3)\nnet(x)\nos._exit(5)"
+def test_a_script_that_leaves_by_os_exit_keeps_its_finished_steps_and_its_code(
+    tmp_path: Path,
+) -> None:
+    script = (
+        BEGINNING + "import os\nnet = Net()\ntrain(net, torch.optim.SGD(net.parameters(), 0.1),"
+        " 3)\nnet(x)\nos._exit(5)"
+    )
     ran = run(tmp_path, script, plan={"steps": "2-3"})
     assert (ran.code, list(recorded(ran))) == (5, [2, 3])
 
 
 @pytest.mark.parametrize("end", ["sys.exit(0)", "sys.exit()", "os._exit(0)"])
 @pytest.mark.parametrize("optimizer", [True, False], ids=["trained", "called"])
-def test_a_script_that_ends_inside_of_a_forward_leaves_an_incomplete_bundle(tmp_path: Path, end: str, optimizer: bool) -> None:
-    script = BEGINNING + (
-        f"import os, sys\ndef leave(x):\n    if len(seen) == 2:\n        {end}\n    return x.tanh()\nnet, seen = Net(), []\n"
-        "net[1].forward = leave\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
-        f"for step in range(5):\n    {'train(net, optimizer)' if optimizer else 'net(x)'}\n    seen.append(step)"
+def test_a_script_that_ends_inside_of_a_forward_leaves_an_incomplete_bundle(
+    tmp_path: Path, end: str, optimizer: bool
+) -> None:
+    script = (
+        BEGINNING
+        + f"import os, sys\ndef leave(x):\n    if len(seen) == 2:\n        {end}\n    return"
+        " x.tanh()\nnet, seen = Net(), []\nnet[1].forward = leave\noptimizer ="
+        " torch.optim.SGD(net.parameters(), 0.1)\nfor step in range(5):\n   "
+        f" {'train(net, optimizer)' if optimizer else 'net(x)'}\n    seen.append(step)"
     )
     ran = run(
-        tmp_path, script if optimizer else script.replace("optimizer = torch.optim.SGD(net.parameters(), 0.1)", ""), plan={"steps": "3"}
+        tmp_path,
+        (
+            script
+            if optimizer
+            else script.replace("optimizer = torch.optim.SGD(net.parameters(), 0.1)", "")
+        ),
+        plan={"steps": "3"},
     )
     assert ran.code == 0
     with ac.open_bundle(ran.bundle) as bundle:
         assert not bundle.complete
-        assert [(entry.step, entry.partial) for _, entry in bundle.steps()] == [(0, False), (1, False), (2, True)]
-        assert bundle.manifest.stopped == {"step": 2, "module": "1", "error": "the process ended inside of the forward"}
+        assert [(entry.step, entry.partial) for _, entry in bundle.steps()] == [
+            (0, False),
+            (1, False),
+            (2, True),
+        ]
+        assert bundle.manifest.stopped == {
+            "step": 2,
+            "module": "1",
+            "error": "the process ended inside of the forward",
+        }
 
 
 @pytest.mark.parametrize(
@@ -249,16 +294,24 @@ def test_a_script_that_ends_inside_of_a_forward_leaves_an_incomplete_bundle(tmp_
 def test_a_script_that_ends_before_a_step_that_was_asked_for_leaves_an_incomplete_bundle(
     tmp_path: Path, steps: str, stopped: str | None
 ) -> None:
-    ran = run(tmp_path, BEGINNING + "net = Net()\ntrain(net, torch.optim.SGD(net.parameters(), 0.1), 3)", plan={"steps": steps})
+    ran = run(
+        tmp_path,
+        BEGINNING + "net = Net()\ntrain(net, torch.optim.SGD(net.parameters(), 0.1), 3)",
+        plan={"steps": steps},
+    )
     with ac.open_bundle(ran.bundle) as bundle:
-        assert (bundle.complete, bundle.manifest.stopped) == (stopped is None, stopped and {"error": stopped})
+        assert (bundle.complete, bundle.manifest.stopped) == (
+            stopped is None,
+            stopped and {"error": stopped},
+        )
 
 
 def test_ctrl_c_in_the_middle_keeps_the_finished_steps(tmp_path: Path) -> None:
-    script = BEGINNING + (
-        "import os, signal\nnet = Net()\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
-        "net[1].register_forward_hook(lambda *call: os.kill(os.getpid(), signal.SIGINT) if len(seen) == 2 else None)\nseen = []\n"
-        "for step in range(5):\n    train(net, optimizer)\n    seen.append(step)"
+    script = (
+        BEGINNING + "import os, signal\nnet = Net()\noptimizer = torch.optim.SGD(net.parameters(),"
+        " 0.1)\nnet[1].register_forward_hook(lambda *call: os.kill(os.getpid(), signal.SIGINT) if"
+        " len(seen) == 2 else None)\nseen = []\nfor step in range(5):\n    train(net,"
+        " optimizer)\n    seen.append(step)"
     )
     ran = run(tmp_path, script, plan={"steps": "5"})
     assert "KeyboardInterrupt" in ran.err
@@ -295,12 +348,24 @@ for _ in range(3):
 """
     ran = run(tmp_path, BEGINNING + by_hand, plan={"steps": "0,2"})
     with ac.open_bundle(ran.bundle) as bundle:
-        backward = {(record.step, record.name) for record in bundle.records() if record.role.value == "grad_output"}
-    assert (ran.seen[0].steps, backward) == (3, {(step, name) for step in (0, 2) for name in ("", "0", "1")})
+        backward = {
+            (record.step, record.name)
+            for record in bundle.records()
+            if record.role.value == "grad_output"
+        }
+    assert (ran.seen[0].steps, backward) == (
+        3,
+        {(step, name) for step in (0, 2) for name in ("", "0", "1")},
+    )
 
 
 def test_what_ran_before_its_optimizer_was_made_is_dropped(tmp_path: Path) -> None:
-    ran = run(tmp_path, BEGINNING + "net = Net()\nnet(x[:1])\ntrain(net, torch.optim.SGD(net.parameters(), 0.1), 2)", plan={})
+    ran = run(
+        tmp_path,
+        BEGINNING
+        + "net = Net()\nnet(x[:1])\ntrain(net, torch.optim.SGD(net.parameters(), 0.1), 2)",
+        plan={},
+    )
     assert recorded(ran) == {0: ["", "0", "1"]}
     with ac.open_bundle(ran.bundle) as bundle:
         assert bundle.load("", role="input").shape == (2, 3)
@@ -311,25 +376,32 @@ def test_what_ran_before_its_optimizer_was_made_is_dropped(tmp_path: Path) -> No
     ("training", "calls"),
     [
         pytest.param("train(net, sgd, 2, calls=2)", 2, id="accumulation"),
-        pytest.param("for _ in range(2):\n    net(x).sum().backward()\n    sgd.step()\n    adam.step()", 1, id="two optimizers"),
         pytest.param(
-            "lbfgs = torch.optim.LBFGS(net.parameters(), max_iter=2)\ndel sgd, adam\n"
-            "def closure():\n    lbfgs.zero_grad()\n    loss = net(x).square().sum()\n    loss.backward()\n    return loss\n"
-            "for _ in range(2):\n    lbfgs.step(closure)",
+            "for _ in range(2):\n    net(x).sum().backward()\n    sgd.step()\n    adam.step()",
+            1,
+            id="two optimizers",
+        ),
+        pytest.param(
+            "lbfgs = torch.optim.LBFGS(net.parameters(), max_iter=2)\ndel sgd, adam\ndef"
+            " closure():\n    lbfgs.zero_grad()\n    loss = net(x).square().sum()\n   "
+            " loss.backward()\n    return loss\nfor _ in range(2):\n    lbfgs.step(closure)",
             2,
             id="closure",
         ),
         pytest.param(
-            "scaler = torch.amp.GradScaler('cpu', init_scale=2.0**127)\ndel adam\n"
-            "for _ in range(2):\n    sgd.zero_grad()\n    scaler.scale(net(x).sum() * 1e9).backward()\n"
-            "    scaler.step(sgd)\n    scaler.update()",
+            "scaler = torch.amp.GradScaler('cpu', init_scale=2.0**127)\ndel adam\nfor _ in"
+            " range(2):\n    sgd.zero_grad()\n    scaler.scale(net(x).sum() * 1e9).backward()\n   "
+            " scaler.step(sgd)\n    scaler.update()",
             1,
             id="skipped by a scaler",
         ),
     ],
 )
 def test_a_step_ends_with_its_update(tmp_path: Path, training: str, calls: int) -> None:
-    made = "net = Net()\nsgd = torch.optim.SGD(net[0].parameters(), 0.1)\nadam = torch.optim.Adam(net[0].parameters())\n"
+    made = (
+        "net = Net()\nsgd = torch.optim.SGD(net[0].parameters(), 0.1)\nadam ="
+        " torch.optim.Adam(net[0].parameters())\n"
+    )
     if "adam" not in training:
         made += "del adam\n"
     ran = run(tmp_path, BEGINNING + made + training, plan={"steps": "0,1"})
@@ -337,7 +409,12 @@ def test_a_step_ends_with_its_update(tmp_path: Path, training: str, calls: int) 
 
 
 def test_a_script_that_raises_leaves_a_bundle_that_says_where(tmp_path: Path) -> None:
-    ran = run(tmp_path, BEGINNING + "net = Net()\ntrain(net, torch.optim.SGD(net.parameters(), 0.1))\nnet(x[:, :2])", plan={"steps": "2"})
+    ran = run(
+        tmp_path,
+        BEGINNING
+        + "net = Net()\ntrain(net, torch.optim.SGD(net.parameters(), 0.1))\nnet(x[:, :2])",
+        plan={"steps": "2"},
+    )
     assert ran.code == 1
     assert "RuntimeError" in ran.err
     with ac.open_bundle(ran.bundle) as bundle:
@@ -346,7 +423,9 @@ def test_a_script_that_raises_leaves_a_bundle_that_says_where(tmp_path: Path) ->
         assert (bundle.manifest.stopped["step"], bundle.manifest.stopped["module"]) == (1, "0")
 
 
-def test_a_failure_of_ours_reaches_the_handshake_and_not_the_script(plain: Ran, tmp_path: Path) -> None:
+def test_a_failure_of_ours_reaches_the_handshake_and_not_the_script(
+    plain: Ran, tmp_path: Path
+) -> None:
     ran = run(tmp_path, UNEDITED / "loop.py", "--lr", "1", plan={"options": {"only": ["nothing"]}})
     assert (ran.out, ran.err, ran.code) == (plain.out, plain.err, 0)
     assert ran.seen[0].error is not None
@@ -397,10 +476,12 @@ train(net, optimizer, 5)
 
 def test_seeds_and_flags_are_set_only_if_that_is_asked(tmp_path: Path) -> None:
     script = (
-        "import random, numpy, torch\n"
-        "print(random.random(), numpy.random.rand(), torch.rand(1), torch.are_deterministic_algorithms_enabled())"
+        "import random, numpy, torch\nprint(random.random(), numpy.random.rand(), torch.rand(1),"
+        " torch.are_deterministic_algorithms_enabled())"
     )
-    first, second = (run(tmp_path, script, plan={"seed": 3, "deterministic": True}) for _ in range(2))
+    first, second = (
+        run(tmp_path, script, plan={"seed": 3, "deterministic": True}) for _ in range(2)
+    )
     assert first.out == second.out
     assert "True" in first.out
     assert "False" in run(tmp_path, script, plan={}).out
@@ -408,10 +489,16 @@ def test_seeds_and_flags_are_set_only_if_that_is_asked(tmp_path: Path) -> None:
 
 def test_a_watch_finds_what_a_script_computes_and_lets_it_go_on(tmp_path: Path) -> None:
     script = (
-        BEGINNING + "net = Net()\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\ntrain(net, optimizer)\n"
+        BEGINNING
+        + "net = Net()\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\ntrain(net, optimizer)\n"
         "x = x * float('inf')\ntrain(net, optimizer)\nprint('done')"
     )
-    plan = {"action": Action.WATCH, "out": str(tmp_path / "watch"), "steps": None, "options": {"on_finding": "snapshot"}}
+    plan = {
+        "action": Action.WATCH,
+        "out": str(tmp_path / "watch"),
+        "steps": None,
+        "options": {"on_finding": "snapshot"},
+    }
     ran, plain = run(tmp_path, script, plan=plan), run(tmp_path, script)
     assert (ran.out, ran.err, ran.code) == (plain.out, plain.err, 0)
     assert read(tmp_path / "watch").findings
@@ -432,9 +519,17 @@ class Other(Net): pass
 """
 
 
-def watched_scales(tmp_path: Path, training: str, **options: str) -> tuple[list[float | None], list[int]]:
+def watched_scales(
+    tmp_path: Path, training: str, **options: str
+) -> tuple[list[float | None], list[int]]:
     """The scale of each step's line in the log, and the steps that were skipped."""
-    plan = {"action": Action.WATCH, "out": str(tmp_path / "watch"), "steps": None, "options": {"on_finding": "warn"}, **options}
+    plan = {
+        "action": Action.WATCH,
+        "out": str(tmp_path / "watch"),
+        "steps": None,
+        "options": {"on_finding": "warn"},
+        **options,
+    }
     run(tmp_path, BEGINNING + SCALED + training, plan=plan)
     log = read(tmp_path / "watch").ranks[0]
     return [each.scale for each in log.steps], [each.step for each in log.scaled if each.skipped]
@@ -449,37 +544,64 @@ def test_a_training_is_not_judged_by_the_scaler_of_another(tmp_path: Path, befor
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_training_is_judged_by_the_scaler_that_steps_its_optimizer(tmp_path: Path, late: bool) -> None:
-    training = "own, other = (torch.amp.GradScaler('cpu', init_scale=each) for each in (4.0, 8.0))\n"
+def test_a_training_is_judged_by_the_scaler_that_steps_its_optimizer(
+    tmp_path: Path, late: bool
+) -> None:
+    training = (
+        "own, other = (torch.amp.GradScaler('cpu', init_scale=each) for each in (4.0, 8.0))\n"
+    )
     if late:
-        training = "first = torch.amp.GradScaler('cpu', init_scale=8.0)\nscaled(*made(Net()), first)\n"
+        training = (
+            "first = torch.amp.GradScaler('cpu', init_scale=8.0)\nscaled(*made(Net()), first)\n"
+        )
         training += "own = torch.amp.GradScaler('cpu', init_scale=4.0)\n"
-    scales, skipped = watched_scales(tmp_path, training + "scaled(*made(Other()), own)", model="Other")
+    scales, skipped = watched_scales(
+        tmp_path, training + "scaled(*made(Other()), own)", model="Other"
+    )
     assert (scales, skipped) == ([4.0] * 4, [])
 
 
 def test_an_update_that_a_scaler_skips_is_of_the_step_that_overflowed(tmp_path: Path) -> None:
-    scales, skipped = watched_scales(tmp_path, "scaled(*made(Net()), torch.amp.GradScaler('cpu', init_scale=2.0**18))")
+    scales, skipped = watched_scales(
+        tmp_path, "scaled(*made(Net()), torch.amp.GradScaler('cpu', init_scale=2.0**18))"
+    )
     assert skipped == list(range(len(skipped)))
     assert 0 < len(skipped) < 4
     assert scales[0] == 2.0**17
 
 
-def test_a_step_whose_scale_is_never_updated_ends_when_the_model_is_called_again(tmp_path: Path) -> None:
+def test_a_step_whose_scale_is_never_updated_ends_when_the_model_is_called_again(
+    tmp_path: Path,
+) -> None:
     training = "scaler = torch.amp.GradScaler('cpu', init_scale=4.0)\n"
-    training += "net, sgd = made(Net())\nfor _ in range(3):\n    sgd.zero_grad()\n    scaler.scale(net(x).sum()).backward()\n"
-    scales, _ = watched_scales(tmp_path, training + "    scaler.step(sgd)\n    scaler._per_optimizer_states.clear()")
+    training += (
+        "net, sgd = made(Net())\nfor _ in range(3):\n    sgd.zero_grad()\n   "
+        " scaler.scale(net(x).sum()).backward()\n"
+    )
+    scales, _ = watched_scales(
+        tmp_path, training + "    scaler.step(sgd)\n    scaler._per_optimizer_states.clear()"
+    )
     assert scales == [4.0] * 3
 
 
 def test_a_step_that_a_finding_has_ended_was_watched(tmp_path: Path) -> None:
-    script = BEGINNING + "net = Net()\nx = x * float('inf')\ntrain(net, torch.optim.SGD(net.parameters(), 0.1))"
-    plan = {"action": Action.WATCH, "out": str(tmp_path / "watch"), "steps": None, "options": {"on_finding": "raise"}}
+    script = (
+        BEGINNING
+        + "net = Net()\nx = x * float('inf')\ntrain(net, torch.optim.SGD(net.parameters(), 0.1))"
+    )
+    plan = {
+        "action": Action.WATCH,
+        "out": str(tmp_path / "watch"),
+        "steps": None,
+        "options": {"on_finding": "raise"},
+    }
     assert run(tmp_path, script, plan=plan).seen[0].recorded == [0]
 
 
 @pytest.mark.parametrize("action", [Action.WATCH, Action.CAPTURE])
-def test_an_evaluation_takes_the_fused_path_that_hooks_would_keep_it_from(tmp_path: Path, action: Action) -> None:
+def test_an_evaluation_takes_the_fused_path_that_hooks_would_keep_it_from(
+    tmp_path: Path, action: Action
+) -> None:
     script = """
         import torch
         from torch import nn
@@ -503,13 +625,17 @@ def test_an_evaluation_takes_the_fused_path_that_hooks_would_keep_it_from(tmp_pa
 
 def test_what_is_seen_is_listed_with_its_trainers_and_steps(tmp_path: Path) -> None:
     ran = run(tmp_path, UNEDITED / "loop.py", plan={"action": Action.LIST})
-    assert [(model.name, model.trained_by, model.steps, model.calls) for model in ran.seen[0].models] == [
+    assert [
+        (model.name, model.trained_by, model.steps, model.calls) for model in ran.seen[0].models
+    ] == [
         ("Net", ["AdamW"], 5, 10),
         ("CrossEntropyLoss", [], 0, 5),
     ]
 
 
-def test_a_compiled_model_is_compiled_as_without_a_capture_outside_the_window(tmp_path: Path) -> None:
+def test_a_compiled_model_is_compiled_as_without_a_capture_outside_the_window(
+    tmp_path: Path,
+) -> None:
     script = (
         BEGINNING
         + """
@@ -536,28 +662,46 @@ for step in range(4):
 
 
 def test_a_second_run_is_fed_with_the_first(captured: Ran, tmp_path: Path) -> None:
-    changed = (UNEDITED / "loop.py").read_text().replace("return self.head(self.inner(x))", "return self.head(self.inner(x) * 1.01)")
-    ran = run(tmp_path, changed, plan={"steps": "1", "options": {"feed": str(captured.bundle)}, "out": str(tmp_path / "fed")})
+    changed = (
+        (UNEDITED / "loop.py")
+        .read_text()
+        .replace("return self.head(self.inner(x))", "return self.head(self.inner(x) * 1.01)")
+    )
+    ran = run(
+        tmp_path,
+        changed,
+        plan={
+            "steps": "1",
+            "options": {"feed": str(captured.bundle)},
+            "out": str(tmp_path / "fed"),
+        },
+    )
     assert ran.seen[0].error is None
     comparison = ac.diff(captured.bundle, ran.bundle)
     assert [(culprit.name, culprit.site) for culprit in comparison.culprits[:1]] == [("", "glue")]
 
 
-#: What calls a part of a model before there is an optimizer: a parametrization, and a module that looks for a shape, while it is made; and
-#: the script itself.
+# : What calls a part of a model before there is an optimizer: a parametrization, and a module that
+# looks for a shape, while it is made; and : the script itself.
 EARLY = {
     "parametrization": "model = Around(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)))",
-    "dummy forward": "class Shaped(Around):\n"
-    "    def __init__(self):\n"
-    "        super().__init__(nn.Sequential(nn.Linear(3, 4), nn.Flatten()))\n"
-    "        self.head = nn.Linear(self.inner(x).shape[1], 3)\n"
-    "model = Shaped()",
-    "a part called apart": "model = Around(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))\nmodel.inner(x)",
+    "dummy forward": (
+        "class Shaped(Around):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(nn.Sequential(nn.Linear(3, 4), nn.Flatten()))\n"
+        "        self.head = nn.Linear(self.inner(x).shape[1], 3)\n"
+        "model = Shaped()"
+    ),
+    "a part called apart": (
+        "model = Around(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))\nmodel.inner(x)"
+    ),
 }
 
 
 @pytest.mark.parametrize("early", EARLY)
-def test_what_is_called_before_the_training_does_not_keep_a_second_run_from_being_fed(tmp_path: Path, early: str) -> None:
+def test_what_is_called_before_the_training_does_not_keep_a_second_run_from_being_fed(
+    tmp_path: Path, early: str
+) -> None:
     script = (
         BEGINNING
         + """
@@ -572,15 +716,25 @@ class Around(nn.Module):
         + "\ntrain(model, torch.optim.SGD(model.parameters(), 0.1))\n"
     )
     golden = run(tmp_path, script, plan={"seed": 0})
-    fed = run(tmp_path, script, plan={"seed": 0, "options": {"feed": str(golden.bundle)}, "out": str(tmp_path / "fed")})
+    fed = run(
+        tmp_path,
+        script,
+        plan={"seed": 0, "options": {"feed": str(golden.bundle)}, "out": str(tmp_path / "fed")},
+    )
     assert fed.seen[0].error is None
     assert others(golden.seen) == []
     assert ac.diff(golden.bundle, fed.bundle).answer.value == "identical"
 
 
-def test_golden_of_another_model_is_refused_where_no_other_is_called(captured: Ran, tmp_path: Path) -> None:
+def test_golden_of_another_model_is_refused_where_no_other_is_called(
+    captured: Ran, tmp_path: Path
+) -> None:
     script = BEGINNING + "nn.Bilinear(3, 3, 3)(x, x)\nnn.Sequential(Net())(x)\n"
-    ran = run(tmp_path, script, plan={"options": {"feed": str(captured.bundle)}, "out": str(tmp_path / "fed")})
+    ran = run(
+        tmp_path,
+        script,
+        plan={"options": {"feed": str(captured.bundle)}, "out": str(tmp_path / "fed")},
+    )
     assert "is of another model" in (ran.seen[0].error or "")
     assert not any(model.chosen for model in ran.seen[0].models)
 
@@ -601,15 +755,20 @@ model(x, x)
 print(first > 1, Counting.looks - first)
 """
     )
-    ran = run(tmp_path, script, plan={"options": {"feed": str(captured.bundle)}, "out": str(tmp_path / "fed")})
+    ran = run(
+        tmp_path,
+        script,
+        plan={"options": {"feed": str(captured.bundle)}, "out": str(tmp_path / "fed")},
+    )
     assert ran.out == "True 1\n", "once to know whether it is trained, and not again to record it"
     assert "is of another model" in (ran.seen[0].error or "")
 
 
 def test_a_saved_state_is_that_before_the_first_recorded_step(tmp_path: Path) -> None:
     script = (
-        BEGINNING + "net = Net()\noptimizer = torch.optim.SGD(net.parameters(), 1.0)\n"
-        "train(net, optimizer, 2)\ntorch.save(net[0].weight.detach(), 'before')\ntrain(net, optimizer)\n"
+        BEGINNING
+        + "net = Net()\noptimizer = torch.optim.SGD(net.parameters(), 1.0)\ntrain(net, optimizer,"
+        " 2)\ntorch.save(net[0].weight.detach(), 'before')\ntrain(net, optimizer)\n"
     )
     ran = run(tmp_path, script, plan={"steps": "2-2", "options": {"save_state": True}})
     with ac.open_bundle(ran.bundle) as bundle:

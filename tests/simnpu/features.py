@@ -1,4 +1,5 @@
-"""Run by test_simnpu in a process that has the simulated NPU: what PyTorch does with a device, one function each.
+"""Run by test_simnpu in a process that has the simulated NPU: what PyTorch does with a device, one
+function each.
 
 Prints what failed, as a table of names and errors.
 """
@@ -49,7 +50,16 @@ def copies() -> None:
 
 
 def dtypes() -> None:
-    for dtype in (torch.int8, torch.int64, torch.bool, torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.float8_e4m3fn):
+    for dtype in (
+        torch.int8,
+        torch.int64,
+        torch.bool,
+        torch.float16,
+        torch.bfloat16,
+        torch.float64,
+        torch.complex64,
+        torch.float8_e4m3fn,
+    ):
         values = torch.ones(3).to(dtype)
         assert torch.equal(values.npu().cpu().view(torch.uint8), values.view(torch.uint8)), dtype
     assert torch.ones(2).npu().double().dtype == torch.float32  # as torch_npu has it
@@ -92,7 +102,9 @@ def optimizers() -> None:
             stepped = []
             for device in ("cpu", "npu"):
                 trained = copy.deepcopy(model).to(device)
-                optimizer = make(trained.parameters(), lr=0.01, **(options if device == "npu" else {}))
+                optimizer = make(
+                    trained.parameters(), lr=0.01, **(options if device == "npu" else {})
+                )
                 for _ in range(2):
                     optimizer.zero_grad()
                     trained(torch.arange(8.0, device=device).view(2, 4)).pow(2).mean().backward()
@@ -159,15 +171,24 @@ def attention() -> None:
     keep = torch.rand(5, 5) > 0.3
     keep.fill_diagonal_(True)
     for options in ({}, {"is_causal": True}, {"attn_mask": keep}, {"attn_mask": torch.randn(5, 5)}):
-        moved = {name: option.npu() if isinstance(option, torch.Tensor) else option for name, option in options.items()}
+        moved = {
+            name: option.npu() if isinstance(option, torch.Tensor) else option
+            for name, option in options.items()
+        }
         golden = F.scaled_dot_product_attention(query, key, value, **options)
         candidate = F.scaled_dot_product_attention(query.npu(), key.npu(), value.npu(), **moved)
         assert torch.allclose(golden, candidate.cpu(), atol=1e-6), options
-    F.scaled_dot_product_attention(query.npu(), key[:, :2].npu(), value[:, :2].npu(), enable_gqa=True)
+    F.scaled_dot_product_attention(
+        query.npu(), key[:, :2].npu(), value[:, :2].npu(), enable_gqa=True
+    )
 
 
 def streams_and_memory() -> None:
-    stream, start, end = torch.npu.Stream(), torch.npu.Event(enable_timing=True), torch.npu.Event(enable_timing=True)
+    stream, start, end = (
+        torch.npu.Stream(),
+        torch.npu.Event(enable_timing=True),
+        torch.npu.Event(enable_timing=True),
+    )
     start.record()
     with torch.npu.stream(stream):
         values = torch.ones(1 << 18, device="npu") * 2
@@ -187,7 +208,11 @@ def streams_and_memory() -> None:
 def threads() -> None:
     sums = []
     workers = [
-        threading.Thread(target=lambda: sums.append(torch.ones(4, 4, device="npu").mm(torch.ones(4, 4, device="npu")).sum().item()))
+        threading.Thread(
+            target=lambda: sums.append(
+                torch.ones(4, 4, device="npu").mm(torch.ones(4, 4, device="npu")).sum().item()
+            )
+        )
         for _ in range(4)
     ]
     for worker in workers:
@@ -207,7 +232,9 @@ def names() -> None:
 
 
 def transforms() -> None:
-    assert torch.func.grad(lambda values: (values**2).sum())(torch.ones(3, device="npu")).tolist() == [2, 2, 2]
+    assert torch.func.grad(lambda values: (values**2).sum())(
+        torch.ones(3, device="npu")
+    ).tolist() == [2, 2, 2]
     assert torch.vmap(torch.sum)(torch.ones(3, 2, device="npu")).tolist() == [2, 2, 2]
     torch.compile(nn.Linear(4, 4).to("npu"), backend="eager")(torch.randn(2, 4, device="npu"))
 

@@ -1,4 +1,6 @@
-"""The simulated NPU: the real torch_npu works on it as on a device, agrees with the CPU, and each switch does what it says."""
+"""The simulated NPU: the real torch_npu works on it as on a device, agrees with the CPU, and each
+switch does what it says.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,30 @@ OUTPUTS, GRADIENTS = 2e-6, 5e-6  # relative L2; another order of summation makes
 LAUNCHER = (sys.executable, str(ROOT / "fixtures" / "simnpu"))
 
 
-def forked(code: str, base: dict[str, str] | None = None, **switches: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with a simulated NPU, in a process that finds torch imported; torch_npu too, unless a switch is for its import."""
+def forked(
+    code: str, base: dict[str, str] | None = None, **switches: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with a simulated NPU, in a process that finds torch imported; torch_npu too,
+    unless a switch is for its import.
+    """
     made = environment({**os.environ, **(base or {})}, **switches)
     asked_at_import = bool({"fallback", "devices"} & switches.keys())
-    done = with_torch()(AUTOLOAD + code, cwd=ROOT, variables=made) if asked_at_import else simulated_npu()(code, cwd=ROOT, variables=made)
+    done = (
+        with_torch()(AUTOLOAD + code, cwd=ROOT, variables=made)
+        if asked_at_import
+        else simulated_npu()(code, cwd=ROOT, variables=made)
+    )
     assert done.returncode == 0, done.stderr
     return done
 
 
 def printed(code: str, base: dict[str, str] | None = None, **switches: str) -> Any:
     """What some code leaves in ``found``, and standard error."""
-    code = "import json, torch\nfrom torch import nn\ntorch.manual_seed(0)\n" + textwrap.dedent(code) + "\nprint(json.dumps(found))"
+    code = (
+        "import json, torch\nfrom torch import nn\ntorch.manual_seed(0)\n"
+        + textwrap.dedent(code)
+        + "\nprint(json.dumps(found))"
+    )
     done = forked(code, base, **switches)
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
@@ -47,11 +61,18 @@ def test_models_agree_with_the_cpu() -> None:
         assert output < OUTPUTS, name
         assert gradient < GRADIENTS, name
     assert found["cnn"][:2] == [0, 0]
-    assert {name: count for name, (*_, count) in found.items() if count < 5} == {"embedding": 4, "lstm": 1, "gru": 1}
+    assert {name: count for name, (*_, count) in found.items() if count < 5} == {
+        "embedding": 4,
+        "lstm": 1,
+        "gru": 1,
+    }
 
 
 def test_what_pytorch_does_with_a_device() -> None:
-    assert json.loads(forked((ROOT / "tests/simnpu/features.py").read_text()).stdout.splitlines()[-1]) == {}
+    assert (
+        json.loads(forked((ROOT / "tests/simnpu/features.py").read_text()).stdout.splitlines()[-1])
+        == {}
+    )
 
 
 def test_hf32_where_the_real_flags_allow_it() -> None:
@@ -122,12 +143,21 @@ def test_accumulation_faults_and_fallbacks() -> None:
     assert found["warnings"] == []  # torch_npu does not ask Python
     assert found["device"] == "npu"
     cautions = [line for line in stderr.splitlines() if "CAUTION: The operator 'aten::" in line]
-    assert ["aten::tanh" in cautions[0], "aten::linalg_eig" in cautions[1], len(cautions)] == [True, True, 2]
+    assert ["aten::tanh" in cautions[0], "aten::linalg_eig" in cautions[1], len(cautions)] == [
+        True,
+        True,
+        2,
+    ]
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("nan", ["nan", "2.0", "3.0"]), ("channel", ["2.0", "2.0", "3.0"])])
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("nan", ["nan", "2.0", "3.0"]), ("channel", ["2.0", "2.0", "3.0"])]
+)
 def test_kinds_of_fault(kind: str, expected: list[str]) -> None:
-    found, _ = printed("found = [str(value) for value in torch.tensor([1, 2, 3.0]).npu().abs().tolist()]", fault=f"aten::abs={kind}")
+    found, _ = printed(
+        "found = [str(value) for value in torch.tensor([1, 2, 3.0]).npu().abs().tolist()]",
+        fault=f"aten::abs={kind}",
+    )
     assert found == expected
 
 
@@ -147,11 +177,16 @@ def test_saturation(switches: dict[str, Any]) -> None:
         """,
         **switches,
     )
-    assert found == [[65504, -65504, 2], [0, 0, 0], float("-inf")]  # what a mask is filled with stays
+    assert found == [
+        [65504, -65504, 2],
+        [0, 0, 0],
+        float("-inf"),
+    ]  # what a mask is filled with stays
 
 
 def test_the_overflow_flag_is_up_until_it_is_cleared() -> None:
-    """Put up by what is computed, forward, backward or in a cast, and not by a mask that is moved."""
+    """Put up by what is computed, forward, backward or in a cast, and not by a mask that is
+    moved."""
     found, _ = printed(
         """
         def flag(overflow):
@@ -176,7 +211,9 @@ def test_the_overflow_flag_is_up_until_it_is_cleared() -> None:
 
 
 def test_autograds_thread_is_left_asleep_at_exit() -> None:
-    """Torch wakes it while static objects are destroyed, and does not wait for it; a debugger that stops it there shows that."""
+    """Torch wakes it while static objects are destroyed, and does not wait for it; a debugger that
+    stops it there shows that.
+    """
     code = """
         import os
         torch.zeros(2).npu().requires_grad_().sqrt().sum().backward()
@@ -186,11 +223,14 @@ def test_autograds_thread_is_left_asleep_at_exit() -> None:
     assert printed(code)[0] == [True, "0"]
 
 
-def test_a_kernel_dump_out_of_order_is_an_error_where_torch_npu_asks_for_one(tmp_path: Path) -> None:
-    """torch_npu's functions of one name: those of ``npu.utils`` raise what CANN says, those of ``torch.npu`` do not."""
+def test_a_kernel_dump_out_of_order_is_an_error_where_torch_npu_asks_for_one(
+    tmp_path: Path,
+) -> None:
+    """torch_npu's functions of one name: those of ``npu.utils`` raise what CANN says, those of
+    ``torch.npu`` do not.
+    """
     (tmp_path / "dump.json").write_text("{}")
-    found, _ = printed(
-        f"""
+    found, _ = printed(f"""
         import ctypes, torch_npu.npu.utils as utils
         runtime = ctypes.CDLL("libascendcl.so")
         runtime.simnpu_dump_calls.restype = ctypes.c_char_p
@@ -207,8 +247,7 @@ def test_a_kernel_dump_out_of_order_is_an_error_where_torch_npu_asks_for_one(tmp
 
         torch.npu.init()
         found = [codes(utils), codes(torch.npu), runtime.simnpu_dump_calls().decode().replace("synchronize\\n", "")]
-        """
-    )
+        """)
     assert found[:2] == [[100045, 100045, 0, 100002, 0, 0], [0] * 6]
     assert found[2] == f"init\nset {tmp_path}/dump.json\nfinalize\n" * 2
 
@@ -264,13 +303,18 @@ def test_memory_and_number_of_devices() -> None:
         devices="2",
     )
     assert [found["count"], found["device"], found["info"]] == [2, "npu:1", 100000000]
-    assert found["error"].startswith("NPU out of memory. Tried to allocate 1.00 GiB (NPU 0; 95.37 MiB total capacity;")
+    assert found["error"].startswith(
+        "NPU out of memory. Tried to allocate 1.00 GiB (NPU 0; 95.37 MiB total capacity;"
+    )
 
 
 @pytest.mark.parametrize(
-    ("switches", "available", "code"), [({"devices": "0"}, [False, 0], "107001"), ({"busy": "1"}, [True, 1], "507033")]
+    ("switches", "available", "code"),
+    [({"devices": "0"}, [False, 0], "107001"), ({"busy": "1"}, [True, 1], "507033")],
 )
-def test_a_device_that_cannot_be_opened(switches: dict[str, str], available: list[Any], code: str) -> None:
+def test_a_device_that_cannot_be_opened(
+    switches: dict[str, str], available: list[Any], code: str
+) -> None:
     found, _ = printed(
         """
         found = [torch.npu.is_available(), torch.npu.device_count()]
@@ -287,18 +331,40 @@ def test_a_device_that_cannot_be_opened(switches: dict[str, str], available: lis
 
 def test_the_launcher(tmp_path: Path) -> None:
     def launch(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*LAUNCHER, *arguments], env=os.environ | variables, capture_output=True, text=True)
+        return subprocess.run(
+            [*LAUNCHER, *arguments], env=os.environ | variables, capture_output=True, text=True
+        )
 
     (tmp_path / "sitecustomize.py").write_text("print('mine')")
-    show = "import os; print({name: value for name, value in os.environ.items() if 'SIMNPU' in name}); raise SystemExit(3)"
-    done = launch("--hf32", "--busy", "--devices", "2", "--", sys.executable, "-c", show, PYTHONPATH=str(tmp_path))
+    show = (
+        "import os; print({name: value for name, value in os.environ.items() if 'SIMNPU' in name});"
+        " raise SystemExit(3)"
+    )
+    done = launch(
+        "--hf32",
+        "--busy",
+        "--devices",
+        "2",
+        "--",
+        sys.executable,
+        "-c",
+        show,
+        PYTHONPATH=str(tmp_path),
+    )
     assert done.returncode == 3
-    assert done.stdout == "mine\n" * 2 + "{'SIMNPU_NUMERICS': 'hf32', 'SIMNPU_DEVICES': '2', 'SIMNPU_BUSY': '1'}\n"
+    assert (
+        done.stdout
+        == "mine\n" * 2 + "{'SIMNPU_NUMERICS': 'hf32', 'SIMNPU_DEVICES': '2', 'SIMNPU_BUSY': '1'}\n"
+    )
 
     for arguments, variables, message in (
         (["--numerics", "hf23", "--", "true"], {}, "SIMNPU_NUMERICS=hf23: "),
         (["--fault", "aten::x=big", "--", "true"], {}, "SIMNPU_FAULT=aten::x=big: "),
-        (["--", "true"], {"SIMNPU_TORCH_NPU": str(tmp_path)}, f"torch_npu for this Python is not in {tmp_path}; pip install "),
+        (
+            ["--", "true"],
+            {"SIMNPU_TORCH_NPU": str(tmp_path)},
+            f"torch_npu for this Python is not in {tmp_path}; pip install ",
+        ),
         (["--", "no-such-command"], {}, "no-such-command: No such file"),
     ):
         done = launch(*arguments, **variables)
@@ -308,8 +374,16 @@ def test_the_launcher(tmp_path: Path) -> None:
 
 def test_two_builds_at_once(tmp_path: Path) -> None:
     """Whoever is second takes the first one's."""
-    code = "import sys; from pathlib import Path; from fixtures.simnpu import stubs; stubs._CACHE = Path(sys.argv[1]); print(stubs.build())"
-    builds = [subprocess.Popen([sys.executable, "-c", code, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    code = (
+        "import sys; from pathlib import Path; from fixtures.simnpu import stubs; stubs._CACHE ="
+        " Path(sys.argv[1]); print(stubs.build())"
+    )
+    builds = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(4)
+    ]
     homes = {build.communicate()[0].strip() for build in builds}
     assert len(homes) == 1
     assert [str(path) for path in tmp_path.iterdir()] == list(homes)

@@ -52,22 +52,36 @@ def test_models_that_agree_pass() -> None:
 
 
 def test_the_first_line_names_the_culprit_and_counts_the_rows() -> None:
-    assert message(broken(), model(), inputs=X).splitlines()[0] == "Layers are not close! First: 2; 6 of 12 rows fail"
+    assert (
+        message(broken(), model(), inputs=X).splitlines()[0]
+        == "Layers are not close! First: 2; 6 of 12 rows fail"
+    )
 
 
 def test_the_limits_that_it_says_would_pass_do_pass_and_a_little_less_does_not() -> None:
     asked: dict[str, float]
-    for asked in ({}, {"rel_l2": 1e-5}, {"atol": 1e-6, "rtol": 1e-9}, {"rtol": 1e-6}, {"atol": 1e-6, "cosine": 0.9999999}):
+    for asked in (
+        {},
+        {"rel_l2": 1e-5},
+        {"atol": 1e-6, "rtol": 1e-9},
+        {"rtol": 1e-6},
+        {"atol": 1e-6, "cosine": 0.9999999},
+    ):
         found = limits_in(message(broken(), model(), inputs=X, **asked))
         ac.assert_layers_close(broken(), model(), inputs=X, **found)
-        tighter = {name: 1 - (1 - value) * 0.9 if name == "cosine" else value * 0.97 for name, value in found.items()}
+        tighter = {
+            name: 1 - (1 - value) * 0.9 if name == "cosine" else value * 0.97
+            for name, value in found.items()
+        }
         message(broken(), model(), inputs=X, **tighter)
 
 
 def test_one_limit_for_all_rows_would_pass_where_a_table_by_dtype_judged(tmp_path: Path) -> None:
     half = lambda error: item("half", DRAW * (1 + error), "bfloat16")  # noqa: E731
     golden = write(tmp_path / "golden", [item("fine", DRAW), half(0.0)])
-    npu = write(tmp_path / "npu", [item("fine", DRAW * np.float32(1.0003)), half(0.03)])  # within bfloat16's limit, over what fine needs
+    npu = write(
+        tmp_path / "npu", [item("fine", DRAW * np.float32(1.0003)), half(0.03)]
+    )  # within bfloat16's limit, over what fine needs
     found = limits_in(message(npu, golden))
     assert 0.02 < found["rel_l2"] < 0.04
     ac.assert_layers_close(npu, golden, **found)
@@ -75,14 +89,21 @@ def test_one_limit_for_all_rows_would_pass_where_a_table_by_dtype_judged(tmp_pat
 
 def test_where_golden_is_zero_an_absolute_limit_would_pass(tmp_path: Path) -> None:
     golden = write(tmp_path / "golden", [item("zero", DRAW * 0), item("fc", DRAW)])
-    npu = write(tmp_path / "npu", [item("zero", DRAW * np.float32(1e-3)), item("fc", DRAW * np.float32(1.001))])
+    npu = write(
+        tmp_path / "npu",
+        [item("zero", DRAW * np.float32(1e-3)), item("fc", DRAW * np.float32(1.001))],
+    )
     found = limits_in(message(npu, golden))
     assert list(found) == ["atol"]
     ac.assert_layers_close(npu, golden, **found)
 
 
-@pytest.mark.parametrize(("mode", "how"), [("stats", "by statistics alone"), ("sketch", "by sketches")])
-def test_of_bundles_without_values_what_they_tell_would_pass(mode: str, how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mode", "how"), [("stats", "by statistics alone"), ("sketch", "by sketches")]
+)
+def test_of_bundles_without_values_what_they_tell_would_pass(
+    mode: str, how: str, tmp_path: Path
+) -> None:
     own, many = model(), X.repeat(50, 1)  # more values than a sketch has
     with ac.capture(own, tmp_path / "golden", mode=mode):
         own(many)
@@ -100,9 +121,13 @@ def test_of_bundles_without_values_what_they_tell_would_pass(mode: str, how: str
         ([item("ids", np.arange(5))], [item("ids", np.arange(5)[::-1])], "introduced"),
     ],
 )
-def test_what_no_tolerance_would_pass_is_said(golden: list[Item], candidate: list[Item], reason: str, tmp_path: Path) -> None:
+def test_what_no_tolerance_would_pass_is_said(
+    golden: list[Item], candidate: list[Item], reason: str, tmp_path: Path
+) -> None:
     text = message(write(tmp_path / "npu", candidate), write(tmp_path / "golden", golden))
-    assert re.search(rf"^No tolerance would pass (fc|gone|ids) output \({reason}\)$", text, re.MULTILINE)
+    assert re.search(
+        rf"^No tolerance would pass (fc|gone|ids) output \({reason}\)$", text, re.MULTILINE
+    )
 
 
 def test_every_culprit_is_listed(tmp_path: Path) -> None:
@@ -110,24 +135,40 @@ def test_every_culprit_is_listed(tmp_path: Path) -> None:
     golden = [item(name, DRAW + number) for number, name in enumerate(names)]
     npu = [item(name, (DRAW + number) * np.float32(1.1)) for number, name in enumerate(names)]
     text = message(write(tmp_path / "npu", npu), write(tmp_path / "golden", golden))
-    assert {name for name in names if re.search(rf"^  \d\. {re.escape(name)}: module, introduced", text, re.MULTILINE)} == set(names)
+    assert {
+        name
+        for name in names
+        if re.search(rf"^  \d\. {re.escape(name)}: module, introduced", text, re.MULTILINE)
+    } == set(names)
 
 
 def test_nothing_compared_is_a_failure(tmp_path: Path) -> None:
     empty = write(tmp_path / "empty", [])
-    assert message(empty, empty).startswith("Layers could not be shown to be close! nothing could be compared")
-    ours, theirs = write(tmp_path / "ours", [item("a", DRAW)]), write(tmp_path / "theirs", [item("zzz", DRAW + 1)])
+    assert message(empty, empty).startswith(
+        "Layers could not be shown to be close! nothing could be compared"
+    )
+    ours, theirs = (
+        write(tmp_path / "ours", [item("a", DRAW)]),
+        write(tmp_path / "theirs", [item("zzz", DRAW + 1)]),
+    )
     assert message(theirs, ours, map=()).startswith("Layers could not be shown to be close!")
 
 
-def test_a_capture_that_did_not_end_is_a_failure_although_what_there_is_agrees(tmp_path: Path) -> None:
-    golden, npu = write(tmp_path / "golden", [item("a", DRAW)]), write(tmp_path / "npu", [item("a", DRAW)], complete=False)
+def test_a_capture_that_did_not_end_is_a_failure_although_what_there_is_agrees(
+    tmp_path: Path,
+) -> None:
+    golden, npu = (
+        write(tmp_path / "golden", [item("a", DRAW)]),
+        write(tmp_path / "npu", [item("a", DRAW)], complete=False),
+    )
     assert "the capture of the candidate did not run to its end" in message(npu, golden)
 
 
 def test_a_baseline_judges_by_what_rounding_does() -> None:
     half = ac.Case(model().bfloat16(), X.bfloat16())
-    ac.assert_layers_close(half, model(), inputs=X, baseline=ac.Case(model().bfloat16(), X.bfloat16()))
+    ac.assert_layers_close(
+        half, model(), inputs=X, baseline=ac.Case(model().bfloat16(), X.bfloat16())
+    )
     faulty = ac.Case(broken(1.2).bfloat16(), X.bfloat16())
     assert "excess" in message(faulty, model(), inputs=X, baseline=half)
 
@@ -138,7 +179,14 @@ def test_each_kind_of_side_is_taken(tmp_path: Path) -> None:
         own(X)
         ended.step()
     with ac.open_bundle(tmp_path / "one") as opened:
-        for candidate in (str(tmp_path / "one"), tmp_path / "one", opened, ended, model(), ac.Case(model(), X)):
+        for candidate in (
+            str(tmp_path / "one"),
+            tmp_path / "one",
+            opened,
+            ended,
+            model(),
+            ac.Case(model(), X),
+        ):
             ac.assert_layers_close(candidate, opened, inputs=X)
             assert "First: 2;" in message(broken(), candidate, inputs=X)
 
@@ -159,7 +207,12 @@ def test_gradients_and_updates_of_a_case_are_compared() -> None:
                 return Scaled.apply(x)  # type: ignore[no-any-return,no-untyped-call]
 
         net = nn.Sequential(model()[0], Wrong(), model()[2])
-        return ac.Case(net, X, loss=lambda y: y.square().sum(), optimizer=torch.optim.SGD(net.parameters(), 0.1))
+        return ac.Case(
+            net,
+            X,
+            loss=lambda y: y.square().sum(),
+            optimizer=torch.optim.SGD(net.parameters(), 0.1),
+        )
 
     ac.assert_layers_close(training(0), training(0))
     assert "the backward of 1" in message(training(3), training(0))
@@ -172,7 +225,13 @@ def test_a_model_without_inputs_is_refused(side: Any) -> None:
 
 
 def test_what_is_no_side_is_refused() -> None:
-    with pytest.raises(UsageError, match="candidate must be a model, a Case, a bundle or the session of a capture, but is a Tensor"):
+    with pytest.raises(
+        UsageError,
+        match=(
+            "candidate must be a model, a Case, a bundle or the session of a capture, but is a"
+            " Tensor"
+        ),
+    ):
         ac.assert_layers_close(torch.zeros(2), model(), inputs=X)  # type: ignore[arg-type]
 
 
@@ -188,7 +247,9 @@ def test_the_models_the_inputs_and_the_random_numbers_are_left_as_they_were() ->
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-@pytest.mark.parametrize(("name", "begins"), [("layers.xlsx", b"pk"), ("layers.html", b"<!doctype html>")])
+@pytest.mark.parametrize(
+    ("name", "begins"), [("layers.xlsx", b"pk"), ("layers.html", b"<!doctype html>")]
+)
 def test_a_failure_writes_the_report_and_names_it(name: str, begins: bytes, tmp_path: Path) -> None:
     report = tmp_path / "reports" / name
     assert message(broken(), model(), inputs=X, report=report).endswith(f"\nReport: {report}")
@@ -210,14 +271,23 @@ def test_a_report_of_no_known_kind_is_refused_before_anything_runs() -> None:
 def test_nan_on_both_sides_fails_unless_it_is_meant(tmp_path: Path) -> None:
     values = DRAW.copy()
     values[2, 3] = np.nan
-    sides = [write(tmp_path / name, [item("fc", values), item("out", DRAW)]) for name in ("candidate", "golden")]
-    assert "NaN on both sides, of which nothing can be compared! First: fc output; 1 of 2 rows" in message(*sides)
+    sides = [
+        write(tmp_path / name, [item("fc", values), item("out", DRAW)])
+        for name in ("candidate", "golden")
+    ]
+    assert (
+        "NaN on both sides, of which nothing can be compared! First: fc output; 1 of 2 rows"
+        in message(*sides)
+    )
     ac.assert_layers_close(*sides, equal_nan=True)
 
 
 def test_hostile_names_are_shown_as_text(tmp_path: Path) -> None:
     name = "a\x1b[31m\u202eb\nReport: /tmp/evil"
-    sides = (write(tmp_path / side, [item(name, values)]) for side, values in (("npu", DRAW * 2), ("golden", DRAW)))
+    sides = (
+        write(tmp_path / side, [item(name, values)])
+        for side, values in (("npu", DRAW * 2), ("golden", DRAW))
+    )
     text = message(*sides)
     assert "a\\x1b[31m\\u202eb\\nReport: /tmp/evil" in text
     assert not re.search("[\x1b\u202e]|^Report", text, re.MULTILINE)
@@ -225,5 +295,8 @@ def test_hostile_names_are_shown_as_text(tmp_path: Path) -> None:
 
 def test_bundles_are_compared_without_torch(tmp_path: Path) -> None:
     golden = write(tmp_path / "golden", [item("fc", DRAW)])
-    program = "import sys, accucompare as ac; ac.assert_layers_close(sys.argv[1], sys.argv[1]); sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys, accucompare as ac; ac.assert_layers_close(sys.argv[1], sys.argv[1]);"
+        " sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program, golden], check=False).returncode == 0

@@ -77,7 +77,8 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):  # type: ig
 
     def run(*arguments: str, factor: float = 1.0) -> pytest.RunResult:
         monkeypatch.setenv("FACTOR", str(factor))
-        # two plugins of one name may not be registered: where the package is installed with its entry point, that is the one
+        # two plugins of one name may not be registered: where the package is installed with its
+        # entry point, that is the one
         return pytester.runpytest_inprocess(*arguments, *([] if installed() else PLUGIN))
 
     return run
@@ -86,14 +87,23 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):  # type: ig
 def installed() -> bool:
     from importlib.metadata import entry_points
 
-    return any(point.value == "accucompare.testing.plugin" for point in entry_points(group="pytest11"))
+    return any(
+        point.value == "accucompare.testing.plugin" for point in entry_points(group="pytest11")
+    )
 
 
-def test_a_bundle_is_written_only_when_asked_and_then_a_planted_regression_fails(run, pytester: pytest.Pytester) -> None:  # type: ignore[no-untyped-def]
+def test_a_bundle_is_written_only_when_asked_and_then_a_planted_regression_fails(
+    run, pytester: pytest.Pytester
+) -> None:  # type: ignore[no-untyped-def]
     kept = pytester.path / "test_net" / "test_net"
     first = run()
     first.assert_outcomes(failed=1)
-    first.stdout.fnmatch_lines(["*There is nothing to compare with yet: *test_net/test_net is missing*pytest --accucompare-update*"])
+    first.stdout.fnmatch_lines(
+        [
+            "*There is nothing to compare with yet: *test_net/test_net is missing*pytest"
+            " --accucompare-update*"
+        ]
+    )
     assert not kept.exists()
 
     written = run("--accucompare-update")
@@ -104,7 +114,12 @@ def test_a_bundle_is_written_only_when_asked_and_then_a_planted_regression_fails
     run().assert_outcomes(passed=1)
     failed = run(factor=1.1)
     failed.assert_outcomes(failed=1)
-    failed.stdout.fnmatch_lines(["E  *AssertionError: Layers are not close! First: 2; 2 of 8 rows fail", "E  *Report: *test_net.xlsx"])
+    failed.stdout.fnmatch_lines(
+        [
+            "E  *AssertionError: Layers are not close! First: 2; 2 of 8 rows fail",
+            "E  *Report: *test_net.xlsx",
+        ]
+    )
     (report,) = re.findall(r"^E  +Report: (.*xlsx)", failed.stdout.str(), re.MULTILINE)
     assert Path(report).is_file()
 
@@ -131,7 +146,9 @@ def test_reports_go_where_they_are_asked_to(how: str, run, pytester: pytest.Pyte
     assert (pytester.path / "out" / "test_net" / "test_net.xlsx").is_file()
 
 
-def test_every_test_and_every_check_has_a_bundle_of_its_own_and_xdist_says_which_were_written(run, pytester: pytest.Pytester) -> None:  # type: ignore[no-untyped-def]
+def test_every_test_and_every_check_has_a_bundle_of_its_own_and_xdist_says_which_were_written(
+    run, pytester: pytest.Pytester
+) -> None:  # type: ignore[no-untyped-def]
     pytester.makepyfile(test_net=TESTS + TWO_CHECKS)
     written = run("--accucompare-update", "-n", "1")
     written.assert_outcomes(passed=5)
@@ -147,31 +164,53 @@ def test_two_checks_of_one_name_are_refused(run, pytester: pytest.Pytester) -> N
     pytester.makepyfile(test_net=TESTS + "        layers_regression.check(model(), X)\n")
     done = run("--accucompare-update")
     done.assert_outcomes(failed=1)
-    done.stdout.fnmatch_lines(["*UsageError: layers_regression: test_net checks twice; give the second check a name: *"])
+    done.stdout.fnmatch_lines(
+        ["*UsageError: layers_regression: test_net checks twice; give the second check a name: *"]
+    )
 
 
 @pytest.mark.parametrize(
     ("test", "name", "expected"),
-    [("test_net", "", "test_net"), ("TestNet::test_net", "", "TestNet.test_net"), ("test_net", "late", "test_net.late")],
+    [
+        ("test_net", "", "test_net"),
+        ("TestNet::test_net", "", "TestNet.test_net"),
+        ("test_net", "late", "test_net.late"),
+    ],
 )
 def test_a_bundle_is_called_as_its_test(test: str, name: str, expected: str) -> None:
     assert bundle_name(test, name) == expected
 
 
 def test_names_that_are_no_files_are_made_safe_and_stay_apart() -> None:
-    hostile = ["test[../../etc]", "test[a/b]", "test[a:b]", "test[层]", "test[\x1b\u202e]", "..", "x" * 300, "x" * 301, "test[a\nb]"]
+    hostile = [
+        "test[../../etc]",
+        "test[a/b]",
+        "test[a:b]",
+        "test[层]",
+        "test[\x1b\u202e]",
+        "..",
+        "x" * 300,
+        "x" * 301,
+        "test[a\nb]",
+    ]
     made = [bundle_name(each) for each in hostile]
     assert len(set(made)) == len(hostile)
     assert all(re.fullmatch(r"[\w.-]{1,90}", each, re.ASCII) and each.strip(".") for each in made)
 
 
 def test_a_strangers_project_needs_three_lines(tmp_path: Path) -> None:
-    """In a process of its own, with warnings as errors, and the plugin found as pip installs it: by its entry point."""
+    """In a process of its own, with warnings as errors, and the plugin found as pip installs it: by
+    its entry point.
+    """
     info = tmp_path / "site" / "stranger_accucompare-1.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger-accucompare\nVersion: 1\n")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: stranger-accucompare\nVersion: 1\n"
+    )
     if not installed():
-        (info / "entry_points.txt").write_text("[pytest11]\naccucompare = accucompare.testing.plugin\n")
+        (info / "entry_points.txt").write_text(
+            "[pytest11]\naccucompare = accucompare.testing.plugin\n"
+        )
     project = tmp_path / "project"
     project.mkdir()
     (project / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
@@ -181,7 +220,14 @@ def test_a_strangers_project_needs_three_lines(tmp_path: Path) -> None:
 
     def pytest_there(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pytest", "-q", *arguments]
-        return subprocess.run(command, cwd=project, env={**variables, **more}, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command,
+            cwd=project,
+            env={**variables, **more},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     written = pytest_there("--accucompare-update")
     assert written.returncode == 0, written.stdout + written.stderr
@@ -192,11 +238,19 @@ def test_a_strangers_project_needs_three_lines(tmp_path: Path) -> None:
 
 def test_the_plugin_imports_nothing_that_a_run_of_pytest_does_not_have() -> None:
     program = (
-        "import sys, pytest; before = set(sys.modules); import accucompare.testing.plugin; "
-        "print(*sorted(name for name in set(sys.modules) - before if not name.startswith('accucompare')))"
-        "; print(*sorted(name for name in sys.modules if name.startswith('accucompare')))"
+        "import sys, pytest; before = set(sys.modules); import accucompare.testing.plugin;"
+        " print(*sorted(name for name in set(sys.modules) - before if not"
+        " name.startswith('accucompare'))); print(*sorted(name for name in sys.modules if"
+        " name.startswith('accucompare')))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     others, own = done.stdout.splitlines()
     assert not {"torch", "numpy", "pandas", "rich", "click"} & set(others.split())
-    assert own.split() == ["accucompare", "accucompare.testing", "accucompare.testing.plugin", "accucompare.version"]
+    assert own.split() == [
+        "accucompare",
+        "accucompare.testing",
+        "accucompare.testing.plugin",
+        "accucompare.version",
+    ]

@@ -1,4 +1,6 @@
-"""A watch in two processes, as torchrun starts them: what goes wrong on one rank is named by that rank, and nothing waits for it."""
+"""A watch in two processes, as torchrun starts them: what goes wrong on one rank is named by that
+rank, and nothing waits for it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ import pytest
 
 import accucompare as ac
 from accucompare.findings.analysis.analysis import read
-from accucompare.findings.log.events import Alert, Cause, Direction, End, Finding, Site, Step, WatchStart
+from accucompare.findings.log.events import (
+    Alert,
+    Cause,
+    Direction,
+    End,
+    Finding,
+    Site,
+    Step,
+    WatchStart,
+)
 from accucompare.findings.log.log import read_log
 from tests.conftest import ROOT
 from tests.forkserver import with_torch
@@ -43,11 +54,17 @@ class Ranks:
 
     def of(self, check: str, rank: int, kind: type[Any]) -> list[Any]:
         """The events of one kind in a rank's log."""
-        return [event for event in read_log(self.folder / check / f"rank{rank}.jsonl")[-1] if isinstance(event, kind)]
+        return [
+            event
+            for event in read_log(self.folder / check / f"rank{rank}.jsonl")[-1]
+            if isinstance(event, kind)
+        ]
 
     def origins(self, check: str, rank: int, step: int = 1) -> list[Finding]:
         """In the step in which something goes wrong, if not in another one."""
-        return [found for found in self.of(check, rank, Finding) if found.origin and found.step == step]
+        return [
+            found for found in self.of(check, rank, Finding) if found.origin and found.step == step
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +88,8 @@ def locked_for_all(folder: Path) -> Iterator[None]:
         yield
 
 
-#: Runs a script as two ranks, forked from a process that has imported torch, which torchrun's would each import.
+# : Runs a script as two ranks, forked from a process that has imported torch, which torchrun's
+# would each import.
 RANKS = """
 import os, runpy, sys, traceback
 del sys.argv[0]
@@ -89,19 +107,32 @@ for rank in range(2):
 
 
 def _run(folder: Path) -> str:
-    return with_torch()(RANKS, ROOT / "tests" / "watcher" / "two_ranks.py", folder, cwd=folder, variables=os.environ).stderr
+    return with_torch()(
+        RANKS, ROOT / "tests" / "watcher" / "two_ranks.py", folder, cwd=folder, variables=os.environ
+    ).stderr
 
 
-@pytest.mark.parametrize("check", ["alone", "ddp", "ddp-accumulated", *(f"{name}-gradient" for name in SHARDED)])
+@pytest.mark.parametrize(
+    "check", ["alone", "ddp", "ddp-accumulated", *(f"{name}-gradient" for name in SHARDED)]
+)
 def test_a_gradient_of_one_rank_is_named_by_that_rank_only(ranks: Ranks, check: str) -> None:
     ranks.seen(check, 0)
     (found,) = ranks.origins(check, 1)
-    assert (found.name, found.direction, found.operator) == ("second", Direction.BACKWARD, "SpoiltBackward")
-    assert found.parameters == ["_flat_param" if check.startswith("fsdp1_flat") else "second.weight"]
+    assert (found.name, found.direction, found.operator) == (
+        "second",
+        Direction.BACKWARD,
+        "SpoiltBackward",
+    )
+    assert found.parameters == [
+        "_flat_param" if check.startswith("fsdp1_flat") else "second.weight"
+    ]
     assert ranks.origins(check, 0) == []
 
 
-@pytest.mark.parametrize("check", ["ddp", "ddp-accumulated", "ddp-input", "ddp-forward", "fsdp2-gradient", "fsdp2-forward"])
+@pytest.mark.parametrize(
+    "check",
+    ["ddp", "ddp-accumulated", "ddp-input", "ddp-forward", "fsdp2-gradient", "fsdp2-forward"],
+)
 def test_the_other_rank_warns_of_what_it_was_given_by_the_sum(ranks: Ranks, check: str) -> None:
     ranks.seen(check, 0)
     (warned,) = ranks.of(check, 0, Alert)
@@ -129,7 +160,9 @@ def test_an_input_of_one_rank(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("check", ["ddp-forward", "ddp-unused"])
-def test_a_forward_is_run_again_under_ddp_and_the_other_rank_notices_nothing(ranks: Ranks, check: str) -> None:
+def test_a_forward_is_run_again_under_ddp_and_the_other_rank_notices_nothing(
+    ranks: Ranks, check: str
+) -> None:
     (found,) = ranks.origins(check, 1)
     assert (found.name, found.operator, found.notes) == ("second", "aten.log.default", [])
     assert found.line.startswith("two_ranks.py:")
@@ -158,21 +191,27 @@ def test_what_goes_wrong_does_so_in_the_same_way_when_watched(ranks: Ranks) -> N
     assert [check for check, each in seen.items() if not each.get("same", True)] == []
 
 
-@pytest.mark.parametrize("check", ["ddp-raised", "ddp-clipped", "ddp-unused-agreed", "fsdp2-agreed"])
+@pytest.mark.parametrize(
+    "check", ["ddp-raised", "ddp-clipped", "ddp-unused-agreed", "fsdp2-agreed"]
+)
 def test_no_rank_updates_with_what_another_one_has_found(ranks: Ranks, check: str) -> None:
     seen = [ranks.seen(check, rank) for rank in (0, 1)]
     assert [each["finite"] for each in seen] == [True, True]
     assert [each["step"] for each in seen] == [1, 1]
     assert "another rank has found it, and its log names where" in seen[0]["raised"]
     assert "in second" in seen[1]["raised"]
-    assert [(found.site, found.origin) for found in ranks.of(check, 0, Finding)] == [(Site.RANK, False)]
+    assert [(found.site, found.origin) for found in ranks.of(check, 0, Finding)] == [
+        (Site.RANK, False)
+    ]
     first = read(ranks.folder / check).first
     assert first is not None
     assert (first[0].start.rank, first[1].name) == (1, "second")
 
 
 @pytest.mark.parametrize("check", ["megatron", "plain"])
-def test_what_does_not_talk_to_other_ranks_is_run_again_whatever_it_is_wrapped_in(ranks: Ranks, check: str) -> None:
+def test_what_does_not_talk_to_other_ranks_is_run_again_whatever_it_is_wrapped_in(
+    ranks: Ranks, check: str
+) -> None:
     (found,) = ranks.origins(check, 1)
     assert (found.name, found.line.partition(":")[0], found.notes) == ("second", "two_ranks.py", [])
     assert (ranks.folder / check / found.reproducer).is_file()
@@ -192,11 +231,16 @@ def test_of_what_talks_to_other_ranks_this_ranks_part_is_saved(ranks: Ranks, che
 
 def test_a_rank_that_stops_with_another_saves_its_part_of_the_call_too(ranks: Ranks) -> None:
     (found,) = ranks.of("talks-forward", 0, Finding)
-    assert (found.site, (ranks.folder / "talks-forward" / found.reproducer).is_file()) == (Site.RANK, True)
+    assert (found.site, (ranks.folder / "talks-forward" / found.reproducer).is_file()) == (
+        Site.RANK,
+        True,
+    )
     assert "every rank is needed" in found.reproducer_notes[0]
 
 
-def test_a_rank_that_is_given_a_nan_inside_a_module_does_not_say_that_it_was_made_there(ranks: Ranks) -> None:
+def test_a_rank_that_is_given_a_nan_inside_a_module_does_not_say_that_it_was_made_there(
+    ranks: Ranks,
+) -> None:
     for rank in (0, 1):
         (found,) = ranks.origins("tensor-parallel", rank, step=0)
         assert (found.name, found.cause) == ("1", Cause.RANKS)

@@ -15,7 +15,9 @@ from accucompare.findings.log.events import Alert
 from tests.watcher.watched import Glue, events
 
 
-def _warnings(model: nn.Module, *inputs: Any, out: Path, backward: bool = False, **options: Any) -> list[Alert]:
+def _warnings(
+    model: nn.Module, *inputs: Any, out: Path, backward: bool = False, **options: Any
+) -> list[Alert]:
     with ac.watch(model, out=out, **{"quiet": True, "on_finding": "warn", **options}) as watch:
         for given in inputs:
             output = model(given)
@@ -66,7 +68,9 @@ def test_each_module_is_warned_of_once_for_each_kind(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Identity(), nn.Sequential(nn.Identity()))
     x = torch.tensor([60000.0], dtype=torch.float16)
     found = _warnings(model, x, x, x, out=tmp_path)
-    assert [(event.kind, event.name, event.step) for event in found] == [("near the limit", name, 0) for name in ("0", "1.0", "1", "")]
+    assert [(event.kind, event.name, event.step) for event in found] == [
+        ("near the limit", name, 0) for name in ("0", "1.0", "1", "")
+    ]
 
 
 def test_a_module_that_is_allowed_to_is_not_warned_of(tmp_path: Path) -> None:
@@ -83,13 +87,17 @@ def _sinking(dtype: torch.dtype, values: list[float]) -> nn.Module:
 
 def test_underflow_is_told_with_its_share(tmp_path: Path) -> None:
     x = torch.ones(4, dtype=torch.float16, requires_grad=True)
-    found = _warnings(_sinking(torch.float16, [1.0, 0.0, 1e-7, 1e-6]), x, out=tmp_path, backward=True)
+    found = _warnings(
+        _sinking(torch.float16, [1.0, 0.0, 1e-7, 1e-6]), x, out=tmp_path, backward=True
+    )
     assert [(event.kind, event.value) for event in found] == [("underflow", 0.75)]
     assert "50% of gradients are subnormal in float16, and 25% are zero" in found[0].text
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_too_small_for_eight_bits_of_exponent_are_lost_to_nobody(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_gradients_too_small_for_eight_bits_of_exponent_are_lost_to_nobody(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
     x = torch.ones(4, dtype=dtype, requires_grad=True)
     assert not _warnings(_sinking(dtype, [1.0, 0.0, 1e-39, 1e-39]), x, out=tmp_path, backward=True)
 
@@ -106,19 +114,27 @@ def test_gradients_under_a_loss_scale_may_be_large_and_small(tmp_path: Path) -> 
 
 def test_underflow_in_many_modules_is_told_once_with_their_number(tmp_path: Path) -> None:
     x = torch.ones(4, dtype=torch.float16, requires_grad=True)
-    model = nn.Sequential(*(_times(1.0) for _ in range(9)), *_sinking(torch.float16, [1.0, 0.0, 1e-7, 1e-6]))
+    model = nn.Sequential(
+        *(_times(1.0) for _ in range(9)), *_sinking(torch.float16, [1.0, 0.0, 1e-7, 1e-6])
+    )
     (event,) = _warnings(model, x, out=tmp_path, backward=True)
-    assert event.text.endswith("and 25% are zero; in 10 more modules, too, 10% or more are subnormal")
+    assert event.text.endswith(
+        "and 25% are zero; in 10 more modules, too, 10% or more are subnormal"
+    )
 
 
 def test_zeros_alone_are_no_underflow(tmp_path: Path) -> None:
-    assert not _warnings(nn.Sequential(nn.ReLU()), -torch.ones(4, dtype=torch.float16), out=tmp_path)
+    assert not _warnings(
+        nn.Sequential(nn.ReLU()), -torch.ones(4, dtype=torch.float16), out=tmp_path
+    )
 
 
 def test_gradients_that_underflow_are_warned_of(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4).half(), Glue(lambda self, x: x.float() * 1e-7))
     found = _warnings(model, torch.ones(2, 4, dtype=torch.float16), out=tmp_path, backward=True)
-    assert any(event.kind == "underflow" and "of gradients are subnormal" in event.text for event in found)
+    assert any(
+        event.kind == "underflow" and "of gradients are subnormal" in event.text for event in found
+    )
 
 
 def test_one_column_that_is_subnormal_is_not_taken_for_all(tmp_path: Path) -> None:
@@ -130,10 +146,22 @@ def test_one_column_that_is_subnormal_is_not_taken_for_all(tmp_path: Path) -> No
 
 def test_warnings_go_to_logging_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="accucompare.watch"):
-        _warnings(nn.Sequential(nn.Identity()), torch.tensor([60000.0], dtype=torch.float16), out=tmp_path, quiet=False)
-    assert "step 0: 0 (Identity): values up to 6e+04 come near the limit of float16" in caplog.messages[0]
+        _warnings(
+            nn.Sequential(nn.Identity()),
+            torch.tensor([60000.0], dtype=torch.float16),
+            out=tmp_path,
+            quiet=False,
+        )
+    assert (
+        "step 0: 0 (Identity): values up to 6e+04 come near the limit of float16"
+        in caplog.messages[0]
+    )
 
 
-def test_a_quiet_watch_warns_in_its_log_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert _warnings(nn.Sequential(nn.Identity()), torch.tensor([60000.0], dtype=torch.float16), out=tmp_path)
+def test_a_quiet_watch_warns_in_its_log_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert _warnings(
+        nn.Sequential(nn.Identity()), torch.tensor([60000.0], dtype=torch.float16), out=tmp_path
+    )
     assert caplog.messages == []

@@ -33,7 +33,25 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "one row": lambda x: x[0],
     "none": lambda x: x[:0],
 }
-SPECIAL = [0.0, -0.0, 1.0, -1.0, NAN, INF, -INF, 65504.0, 65520.0, 6e-8, -6e-8, 1e-40, 1e-310, 448.0, 57344.0, 3.4e38, -1e38]
+SPECIAL = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    NAN,
+    INF,
+    -INF,
+    65504.0,
+    65520.0,
+    6e-8,
+    -6e-8,
+    1e-40,
+    1e-310,
+    448.0,
+    57344.0,
+    3.4e38,
+    -1e38,
+]
 
 
 def _values(x: torch.Tensor) -> Any:
@@ -52,9 +70,13 @@ def _same(one: float, other: float) -> bool:
     view=st.sampled_from(list(VIEWS)),
     data=st.data(),
 )
-def test_extrema_and_counts_are_those_of_numpy(dtype: torch.dtype, shape: tuple[int, ...], view: str, data: st.DataObject) -> None:
+def test_extrema_and_counts_are_those_of_numpy(
+    dtype: torch.dtype, shape: tuple[int, ...], view: str, data: st.DataObject
+) -> None:
     size = math.prod(shape)
-    drawn = data.draw(st.lists(st.sampled_from(SPECIAL) | st.floats(-1e4, 1e4), min_size=size, max_size=size))
+    drawn = data.draw(
+        st.lists(st.sampled_from(SPECIAL) | st.floats(-1e4, 1e4), min_size=size, max_size=size)
+    )
     x = VIEWS[view](torch.tensor(drawn, dtype=torch.float64).reshape(shape).to(dtype))
     extrema = look_now(x)
     right = _values(x)
@@ -88,7 +110,9 @@ def _looked(x: torch.Tensor, **what: bool) -> Extrema:
     return extrema
 
 
-@pytest.mark.parametrize("shape", [(4096, 64), (64, 64, 64), (4096, 4096), (8, 100_003), (3, 4096, 128)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(4096, 64), (64, 64, 64), (4096, 4096), (8, 100_003), (3, 4096, 128)], ids=str
+)
 @pytest.mark.parametrize("column", [0, 1, -1])
 def test_the_sample_is_spread_over_rows_and_columns(shape: tuple[int, ...], column: int) -> None:
     x = torch.ones(shape, dtype=torch.bfloat16)
@@ -104,7 +128,16 @@ def test_an_expanded_tensor_is_not_written_out() -> None:
 
 @pytest.mark.parametrize(
     "x",
-    [torch.arange(3), torch.tensor([True]), torch.empty(0), torch.ones(2, device="meta"), "text", 3, None, 2j],
+    [
+        torch.arange(3),
+        torch.tensor([True]),
+        torch.empty(0),
+        torch.ones(2, device="meta"),
+        "text",
+        3,
+        None,
+        2j,
+    ],
     ids=lambda x: str(x).replace("\n", ""),
 )
 def test_what_cannot_be_other_than_finite_is_not_looked_at(x: Any) -> None:
@@ -216,7 +249,9 @@ def test_more_is_read_than_one_row_of_numbers_holds() -> None:
     tensors = [torch.full((2,), float(number)) for number in range(5000)]
     looked = [meter.look(tensor) for tensor in tensors]
     meter.read()
-    assert [each.low for each in looked if each is not None] == [float(number) for number in range(5000)]
+    assert [each.low for each in looked if each is not None] == [
+        float(number) for number in range(5000)
+    ]
 
 
 def test_until_it_is_read_no_tensor_is_kept_for_each_that_was_looked_at() -> None:
@@ -233,7 +268,12 @@ def test_looking_changes_nothing() -> None:
     version, bits = x._version, x.detach().view(torch.int32).tolist()
     state = torch.get_rng_state()
     look_now(x)
-    assert (x._version, x.detach().view(torch.int32).tolist(), x.grad_fn, x.grad) == (version, bits, None, None)
+    assert (x._version, x.detach().view(torch.int32).tolist(), x.grad_fn, x.grad) == (
+        version,
+        bits,
+        None,
+        None,
+    )
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -249,7 +289,10 @@ def test_a_negated_view_is_looked_at() -> None:
     assert (extrema.low, extrema.high) == (-4.0, -2.0)
 
 
-@given(dtype=st.sampled_from(FLOATS + COMPLEX), values=st.lists(st.floats(-400, 400, width=16), min_size=1, max_size=20))
+@given(
+    dtype=st.sampled_from(FLOATS + COMPLEX),
+    values=st.lists(st.floats(-400, 400, width=16), min_size=1, max_size=20),
+)
 def test_norms_are_those_of_float64(dtype: torch.dtype, values: list[float]) -> None:
     x = torch.tensor(values, dtype=torch.float64).to(dtype)
     right = _values(x)
@@ -267,7 +310,9 @@ def test_the_norm_of_what_is_not_finite_is_not(dtype: torch.dtype, bad: float) -
 
 
 def test_the_norm_of_half_types_does_not_overflow() -> None:
-    assert norm_now(torch.full((10_000,), 60000.0, dtype=torch.float16)) == pytest.approx(6e6, rel=1e-5)
+    assert norm_now(torch.full((10_000,), 60000.0, dtype=torch.float16)) == pytest.approx(
+        6e6, rel=1e-5
+    )
 
 
 def test_the_norm_of_nothing_is_0() -> None:

@@ -1,4 +1,6 @@
-"""Custom backwards against finite differences: a wrong one is named, a right one passes, and what cannot be checked says why."""
+"""Custom backwards against finite differences: a wrong one is named, a right one passes, and what
+cannot be checked says why.
+"""
 
 from __future__ import annotations
 
@@ -125,24 +127,37 @@ def cubes(tmp_path: Path) -> Path:
 
 
 def told(found: GradientCheck) -> dict[str, tuple[CheckStatus, tuple[str, ...]]]:
-    return {f"{each.name} {number}": (each.outcome.status, each.modules) for number, each in enumerate(found.functions)}
+    return {
+        f"{each.name} {number}": (each.outcome.status, each.modules)
+        for number, each in enumerate(found.functions)
+    }
 
 
-def test_every_function_that_the_forward_and_the_loss_apply_is_checked_with_the_modules_that_do(cubes: Path) -> None:
+def test_every_function_that_the_forward_and_the_loss_apply_is_checked_with_the_modules_that_do(
+    cubes: Path,
+) -> None:
     found = check_gradients(str(cubes))
     assert told(found) == {
         "SwiGLU 0": (CheckStatus.PASS, ("0",)),
         "Double 1": (CheckStatus.PASS, ("1",)),
-        "SwiGLU 2": (CheckStatus.PASS, ("2.0",)),  # inside of the checkpoint, it is given what has no gradient yet
+        "SwiGLU 2": (
+            CheckStatus.PASS,
+            ("2.0",),
+        ),  # inside of the checkpoint, it is given what has no gradient yet
         "gradchecked_cube 3": (CheckStatus.PASS, ("3",)),
         "Mean 4": (CheckStatus.PASS, ("",)),
     }
     assert found.status is CheckStatus.PASS
 
 
-def test_functions_kept_under_a_name_derived_or_made_anew_in_each_call_are_found(cubes: Path) -> None:
+def test_functions_kept_under_a_name_derived_or_made_anew_in_each_call_are_found(
+    cubes: Path,
+) -> None:
     found = check_gradients(f"{cubes}:kept_and_made")
-    assert told(found) == {"Derived 0": (CheckStatus.PASS, ("1",)), "Made 1": (CheckStatus.FAIL, ("2", "3"))}
+    assert told(found) == {
+        "Derived 0": (CheckStatus.PASS, ("1",)),
+        "Made 1": (CheckStatus.FAIL, ("2", "3")),
+    }
     assert [each.calls for each in found.functions] == [1, 2]
 
 
@@ -153,7 +168,10 @@ def test_a_factor_in_a_large_module_fails_with_the_argument_and_the_factor(
     monkeypatch.setenv("FACTOR", factor)
     found = check_gradients(f"{cubes}:wrong")
     (fails,) = found.of(CheckStatus.FAIL)
-    assert fails.outcome.measured == f"the gradient of argument 1 (up) is {factor} times the derivative"
+    assert (
+        fails.outcome.measured
+        == f"the gradient of argument 1 (up) is {factor} times the derivative"
+    )
     assert fails.modules == ("2.0",)
 
 
@@ -167,11 +185,17 @@ def test_a_custom_operator_is_checked_as_a_function_is(cubes: Path) -> None:
     [
         ("case", 0, "PASS  4 custom Functions in 5 forms of calls: 5 PASS"),
         ("wrong_operator", 1, "FAIL  4 custom Functions in 5 forms of calls: 4 PASS, 1 FAIL"),
-        ("plain", 2, "NOT LOOKED AT  the first forward and the loss apply no custom autograd Function"),
+        (
+            "plain",
+            2,
+            "NOT LOOKED AT  the first forward and the loss apply no custom autograd Function",
+        ),
         ("jumps", 2, "NOT LOOKED AT  2 custom Functions: 1 PASS, 1 NOT LOOKED AT"),
     ],
 )
-def test_the_exit_code_is_0_only_where_all_that_was_found_was_checked(cli: Run, cubes: Path, case: str, code: int, words: str) -> None:
+def test_the_exit_code_is_0_only_where_all_that_was_found_was_checked(
+    cli: Run, cubes: Path, case: str, code: int, words: str
+) -> None:
     done = cli("gradcheck", f"{cubes}:{case}")
     assert (done.returncode, done.stdout.startswith(words)) == (code, True), done.stdout
 
@@ -198,7 +222,9 @@ Forward, Backward = Callable[..., Any], Callable[..., Any]
 
 
 def check(forward: Forward, backward: Backward, *given: Any) -> CheckOutcome:
-    function = type("Made", (Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+    function = type(
+        "Made", (Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    )
     return check_function(AppliedFunction(function, given, {}))
 
 
@@ -212,11 +238,17 @@ def saved(function: Callable[..., torch.Tensor]) -> Forward:
     return forward
 
 
-def random_numbers(*shape: int, asked: bool = True, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)), dtype=dtype).requires_grad_(asked)
+def random_numbers(
+    *shape: int, asked: bool = True, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(len(shape)), dtype=dtype
+    ).requires_grad_(asked)
 
 
-def product(part: Callable[[torch.Tensor], torch.Tensor] = lambda grad: grad) -> tuple[Forward, Backward]:
+def product(
+    part: Callable[[torch.Tensor], torch.Tensor] = lambda grad: grad,
+) -> tuple[Forward, Backward]:
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         a, b = ctx.saved_tensors
         return part(grad * b), grad * a
@@ -225,7 +257,9 @@ def product(part: Callable[[torch.Tensor], torch.Tensor] = lambda grad: grad) ->
 
 
 def elementwise(factor: float = 1.0) -> tuple[Forward, Backward]:
-    return saved(torch.tanh), lambda ctx, grad: factor * grad * (1 - ctx.saved_tensors[0].tanh() ** 2)
+    return saved(
+        torch.tanh
+    ), lambda ctx, grad: factor * grad * (1 - ctx.saved_tensors[0].tanh() ** 2)
 
 
 def normalised(factor: float = 1.0) -> tuple[Forward, Backward]:
@@ -280,7 +314,12 @@ def largest(factor: float = 1.0) -> tuple[Forward, Backward]:
         ctx.mark_non_differentiable(places)
         return values, places
 
-    return forward, lambda ctx, grad, _: factor * torch.zeros_like(ctx.saved_tensors[0]).scatter(-1, ctx.saved_tensors[1], grad)
+    return (
+        forward,
+        lambda ctx, grad, _: (
+            factor * torch.zeros_like(ctx.saved_tensors[0]).scatter(-1, ctx.saved_tensors[1], grad)
+        ),
+    )
 
 
 def two_outputs(factor: float = 1.0) -> tuple[Forward, Backward]:
@@ -307,7 +346,10 @@ def dropped(factor: float = 1.0) -> tuple[Forward, Backward]:
 
 
 def rows(sums: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Forward, Backward]:
-    return saved(torch.mul), lambda ctx, grad: (grad * ctx.saved_tensors[1], sums(grad * ctx.saved_tensors[0]))
+    return saved(torch.mul), lambda ctx, grad: (
+        grad * ctx.saved_tensors[1],
+        sums(grad * ctx.saved_tensors[0]),
+    )
 
 
 def cross_entropy(factor: float = 1.0) -> tuple[Forward, Backward]:
@@ -330,23 +372,44 @@ MASK = torch.zeros(16, 16).masked_fill(torch.ones(16, 16).triu(1).bool(), -torch
 HALF = torch.bfloat16
 
 SOUND: dict[str, tuple[tuple[Forward, Backward], tuple[Any, ...]]] = {
-    "kink": ((saved(torch.relu), lambda ctx, grad: grad * (ctx.saved_tensors[0] > 0)), (random_numbers(64, 256),)),
+    "kink": (
+        (saved(torch.relu), lambda ctx, grad: grad * (ctx.saved_tensors[0] > 0)),
+        (random_numbers(64, 256),),
+    ),
     "float32 inside": (normalised(), (random_numbers(4, 8, 64), random_numbers(64))),
     "float32 only": (in_float32_only(), (random_numbers(64, 64),)),
     "bfloat16 given": (elementwise(), (random_numbers(64, 64, dtype=HALF),)),
     "mask of -inf": (softmax(), (random_numbers(2, 4, 16, 16), MASK)),
-    "mask of the smallest number": (softmax(), (random_numbers(2, 4, 16, 16), MASK.clamp(min=torch.finfo(torch.float32).min))),
+    "mask of the smallest number": (
+        softmax(),
+        (random_numbers(2, 4, 16, 16), MASK.clamp(min=torch.finfo(torch.float32).min)),
+    ),
     "in place": (into_what_it_is_given(), (random_numbers(8, 9),)),
     "top-k": (largest(), (random_numbers(32, 64),)),
     "two outputs": (two_outputs(), (random_numbers(5, 6), random_numbers(5, 6))),
     "random": (dropped(), (random_numbers(32, 32),)),
     "broadcast": (rows(lambda grad: grad.sum(0)), (random_numbers(8, 16), random_numbers(16))),
-    "broadcast that autograd sums": (rows(lambda grad: grad), (random_numbers(8, 16), random_numbers(16))),
+    "broadcast that autograd sums": (
+        rows(lambda grad: grad),
+        (random_numbers(8, 16), random_numbers(16)),
+    ),
     "integers": (cross_entropy(), (random_numbers(64, 100), torch.arange(64))),
-    "complex": (conjugated(True), (random_numbers(8, 16, dtype=torch.complex64), random_numbers(8, 16, dtype=torch.complex64))),
+    "complex": (
+        conjugated(True),
+        (
+            random_numbers(8, 16, dtype=torch.complex64),
+            random_numbers(8, 16, dtype=torch.complex64),
+        ),
+    ),
     "one number": (elementwise(), (torch.tensor(0.5, requires_grad=True),)),
-    "positive": ((saved(torch.log), lambda ctx, grad: grad / ctx.saved_tensors[0]), ((8 * random_numbers(32, 64)).softmax(-1).detach(),)),
-    "without effect": ((lambda ctx, x, y: 2 * x, lambda ctx, grad: (2 * grad, 0 * grad)), (random_numbers(4, 5), random_numbers(4, 5))),
+    "positive": (
+        (saved(torch.log), lambda ctx, grad: grad / ctx.saved_tensors[0]),
+        ((8 * random_numbers(32, 64)).softmax(-1).detach(),),
+    ),
+    "without effect": (
+        (lambda ctx, x, y: 2 * x, lambda ctx, grad: (2 * grad, 0 * grad)),
+        (random_numbers(4, 5), random_numbers(4, 5)),
+    ),
     "none asked for": (softmax(), (random_numbers(2, 16, 16, asked=False), MASK)),
 }
 
@@ -428,17 +491,31 @@ UNFIT: dict[str, tuple[tuple[Forward, Backward], tuple[Any, ...], str]] = {
 def test_what_finite_differences_cannot_tell_is_not_looked_at_and_says_why(name: str) -> None:
     (forward, backward), given, words = UNFIT[name]
     outcome = check(forward, backward, *given)
-    assert (outcome.status, words in outcome.measured) == (CheckStatus.NOT_LOOKED_AT, True), outcome.measured
+    assert (outcome.status, words in outcome.measured) == (
+        CheckStatus.NOT_LOOKED_AT,
+        True,
+    ), outcome.measured
 
 
 def test_a_call_that_takes_too_long_is_not_looked_at() -> None:
-    function = type("Slow", (Function,), dict(zip(("forward", "backward"), map(staticmethod, elementwise()), strict=True)))
+    function = type(
+        "Slow",
+        (Function,),
+        dict(zip(("forward", "backward"), map(staticmethod, elementwise()), strict=True)),
+    )
     outcome = check_function(AppliedFunction(function, (random_numbers(64, 64),), {}), seconds=1e-9)
-    assert (outcome.status, "give a case with smaller inputs" in outcome.measured) == (CheckStatus.NOT_LOOKED_AT, True)
+    assert (outcome.status, "give a case with smaller inputs" in outcome.measured) == (
+        CheckStatus.NOT_LOOKED_AT,
+        True,
+    )
 
 
 def test_a_kink_at_the_recorded_inputs_is_no_wrong_backward() -> None:
-    outcome = check(saved(torch.relu), lambda ctx, grad: grad * (ctx.saved_tensors[0] > 0), torch.zeros(9, 9, requires_grad=True))
+    outcome = check(
+        saved(torch.relu),
+        lambda ctx, grad: grad * (ctx.saved_tensors[0] > 0),
+        torch.zeros(9, 9, requires_grad=True),
+    )
     assert outcome.status is CheckStatus.WARN
 
 
@@ -448,4 +525,7 @@ def test_a_backward_that_raises_where_one_gradient_is_asked_for_is_told() -> Non
         return grad * ctx.saved_tensors[1], grad * ctx.saved_tensors[0]
 
     outcome = check(saved(torch.mul), backward, *TWO)
-    assert (outcome.status, "the backward raises AssertionError" in outcome.measured) == (CheckStatus.PASS, True)
+    assert (outcome.status, "the backward raises AssertionError" in outcome.measured) == (
+        CheckStatus.PASS,
+        True,
+    )

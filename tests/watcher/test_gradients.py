@@ -28,20 +28,31 @@ def _norm(model: nn.Module) -> float:
     """The norm of all gradients, in float64."""
     grads = (parameter.grad for parameter in model.parameters())
     dense = [grad.to_dense() if grad.is_sparse else grad for grad in grads if grad is not None]
-    parts = [part for grad in dense for part in ([grad.real, grad.imag] if grad.is_complex() else [grad])]
+    parts = [
+        part for grad in dense for part in ([grad.real, grad.imag] if grad.is_complex() else [grad])
+    ]
     return math.sqrt(sum(float(part.to(torch.float64).square().sum()) for part in parts))
 
 
 MODELS: dict[str, tuple[Any, Any]] = {
-    "two layers": (lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), lambda: torch.randn(4, 8)),
-    "float16": (lambda: nn.Linear(300, 300, bias=False).half(), lambda: torch.full((1, 300), 100.0).half()),
+    "two layers": (
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)),
+        lambda: torch.randn(4, 8),
+    ),
+    "float16": (
+        lambda: nn.Linear(300, 300, bias=False).half(),
+        lambda: torch.full((1, 300), 100.0).half(),
+    ),
     "bfloat16": (lambda: nn.Linear(8, 8).bfloat16(), lambda: torch.randn(4, 8).bfloat16()),
     "float64": (lambda: nn.Linear(8, 8).double(), lambda: torch.randn(4, 8).double()),
     "complex": (
         lambda: Glue(lambda self, x: self.fc(x).abs(), fc=nn.Linear(4, 4, dtype=torch.complex64)),
         lambda: torch.randn(2, 4) * (1 + 2j),
     ),
-    "sparse, the same row more than once": (lambda: nn.Embedding(5, 3, sparse=True), lambda: torch.tensor([1, 1, 1, 2])),
+    "sparse, the same row more than once": (
+        lambda: nn.Embedding(5, 3, sparse=True),
+        lambda: torch.tensor([1, 1, 1, 2]),
+    ),
     "a tied weight": (
         lambda: _tied(),
         lambda: torch.tensor([[1, 2]]),
@@ -67,7 +78,9 @@ def test_the_norm_is_that_of_all_gradients(name: str, tmp_path: Path) -> None:
         model(given()).float().sum().backward()
         assert not watch.overflowed
         watch.step()
-    assert watch.grad_norms == [pytest.approx(_norm(model), rel=1e-4 if name == "float16" else 1e-5)]
+    assert watch.grad_norms == [
+        pytest.approx(_norm(model), rel=1e-4 if name == "float16" else 1e-5)
+    ]
     assert watch.findings == []
 
 
@@ -141,18 +154,27 @@ def test_the_parameters_that_carry_most_are_named_largest_first(tmp_path: Path) 
         model(torch.randn(3, 4)).square().sum().backward()
         watch.step()
     (step,) = events(watch, Step)
-    right = sorted(((f"{index}.weight", float(layer.weight.grad.norm())) for index, layer in enumerate(model)), key=lambda pair: -pair[1])
+    right = sorted(
+        ((f"{index}.weight", float(layer.weight.grad.norm())) for index, layer in enumerate(model)),
+        key=lambda pair: -pair[1],
+    )
     assert [name for name, _ in step.largest] == [name for name, _ in right[:5]]
-    assert [norm for _, norm in step.largest] == pytest.approx([norm for _, norm in right[:5]], rel=1e-5)
+    assert [norm for _, norm in step.largest] == pytest.approx(
+        [norm for _, norm in right[:5]], rel=1e-5
+    )
 
 
 def test_every_parameter_whose_gradient_is_not_finite_is_named(tmp_path: Path) -> None:
-    model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Glue(lambda self, x: (x - x).sqrt()), nn.Linear(4, 4))
+    model: Any = nn.Sequential(
+        nn.Linear(4, 4), nn.Linear(4, 4), Glue(lambda self, x: (x - x).sqrt()), nn.Linear(4, 4)
+    )
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
         model(torch.randn(3, 4)).sum().backward()
         watch.step()
     (found,) = origins(watch)
-    bad = {name for name, parameter in model.named_parameters() if not parameter.grad.isfinite().all()}
+    bad = {
+        name for name, parameter in model.named_parameters() if not parameter.grad.isfinite().all()
+    }
     assert (found.place, found.operator) == ("2, backward", "SqrtBackward0")
     assert set(found.parameters) == bad == {"0.weight", "0.bias", "1.weight", "1.bias"}
     assert [name.partition(".")[0] for name in found.parameters] == ["1", "1", "0", "0"]
@@ -168,7 +190,9 @@ def test_a_gradient_that_comes_from_the_loss_is_said_to(tmp_path: Path) -> None:
     assert (found.site, found.direction) == (Site.LOSS, Direction.BACKWARD)
 
 
-def test_a_gradient_that_is_masked_before_it_reaches_a_parameter_is_no_finding(tmp_path: Path) -> None:
+def test_a_gradient_that_is_masked_before_it_reaches_a_parameter_is_no_finding(
+    tmp_path: Path,
+) -> None:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         y = self.fc(x)
         masked = _Masked.apply(y)
@@ -209,8 +233,12 @@ def test_a_normal_overflow_under_a_loss_scaler_is_no_finding(tmp_path: Path) -> 
     assert bool(model.weight.isfinite().all())
 
 
-def test_a_normal_overflow_under_a_loss_scaler_with_a_fused_optimizer_is_no_finding(tmp_path: Path) -> None:
-    watch, _ = _overflowing(tmp_path, lambda parameters, lr: torch.optim.SGD(parameters, lr, fused=True), steps=3)
+def test_a_normal_overflow_under_a_loss_scaler_with_a_fused_optimizer_is_no_finding(
+    tmp_path: Path,
+) -> None:
+    watch, _ = _overflowing(
+        tmp_path, lambda parameters, lr: torch.optim.SGD(parameters, lr, fused=True), steps=3
+    )
     assert watch.findings == []
 
 
@@ -248,8 +276,16 @@ def _loss_of(tmp_path: Path, loss: Any, steps: int = 1, bad: int = 0, **options:
     ("loss", "operator", "hint"),
     [
         (lambda output, scale: (output * scale).log().sum(), "LogBackward0", "log of 0"),
-        (lambda output, scale: output.sum() / torch.full((), scale), "DivBackward0", "the sum of a mask"),
-        (lambda output, scale: (output * scale).norm(dim=0).sqrt().sum(), "SqrtBackward0", "a root or a norm at 0"),
+        (
+            lambda output, scale: output.sum() / torch.full((), scale),
+            "DivBackward0",
+            "the sum of a mask",
+        ),
+        (
+            lambda output, scale: (output * scale).norm(dim=0).sqrt().sum(),
+            "SqrtBackward0",
+            "a root or a norm at 0",
+        ),
     ],
     ids=["log", "division", "root"],
 )
@@ -264,7 +300,9 @@ def test_the_operator_of_a_loss_outside_of_the_model_is_named_with_its_line(
     assert not torch.is_anomaly_enabled()
 
 
-def test_a_loss_that_is_computed_otherwise_later_has_its_line_from_the_step_after(tmp_path: Path) -> None:
+def test_a_loss_that_is_computed_otherwise_later_has_its_line_from_the_step_after(
+    tmp_path: Path,
+) -> None:
     steps = []
 
     def loss(output: Any, scale: float) -> Any:
@@ -274,16 +312,28 @@ def test_a_loss_that_is_computed_otherwise_later_has_its_line_from_the_step_afte
         return (output * scale).log().sum()
 
     found, said = _loss_of(tmp_path, loss, steps=5, bad=4)
-    assert (found.operator, found.line) == ("LogBackward0", f"test_gradients.py:{loss.__code__.co_firstlineno + 4}")
+    assert (found.operator, found.line) == (
+        "LogBackward0",
+        f"test_gradients.py:{loss.__code__.co_firstlineno + 4}",
+    )
     assert "not known" not in said
 
 
 def test_where_the_line_of_a_loss_is_not_known_the_answer_says_why(tmp_path: Path) -> None:
-    found, said = _loss_of(tmp_path, lambda output, scale: output.square().mean() if scale else output.mul(0).log().sum(), steps=4, bad=3)
+    found, said = _loss_of(
+        tmp_path,
+        lambda output, scale: output.square().mean() if scale else output.mul(0).log().sum(),
+        steps=4,
+        bad=3,
+    )
     assert (found.operator, found.line) == ("LogBackward0", "")
     assert "LogBackward0 (at a line that is not known: the loss was computed otherwise" in said
     found, said = _loss_of(
-        tmp_path / "op", lambda output, scale: output.mul(scale).log().sum() if not scale else output.sum(), 3, 2, level="op"
+        tmp_path / "op",
+        lambda output, scale: output.mul(scale).log().sum() if not scale else output.sum(),
+        3,
+        2,
+        level="op",
     )
     assert found.line
     assert "not known" not in said
@@ -318,7 +368,10 @@ def test_lines_of_a_loss_are_noted_in_its_first_step_only(tmp_path: Path) -> Non
 
 def test_a_users_own_anomaly_mode_is_left_as_it_is(tmp_path: Path) -> None:
     model: Any = nn.Linear(2, 2)
-    with ac.watch(model, out=tmp_path, quiet=True) as watch, torch.autograd.set_detect_anomaly(True):
+    with (
+        ac.watch(model, out=tmp_path, quiet=True) as watch,
+        torch.autograd.set_detect_anomaly(True),
+    ):
         model(torch.ones(1, 2)).sum().backward()
         watch.step()
         assert torch.is_anomaly_check_nan_enabled()
@@ -333,7 +386,10 @@ def test_a_users_own_anomaly_mode_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_a_watch_leaves_autograds_entrance_as_it_was(tmp_path: Path) -> None:
     before = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-    one, other = ac.watch(nn.Linear(2, 2), out=tmp_path / "one", quiet=True), ac.watch(nn.Linear(2, 2), out=tmp_path / "two", quiet=True)
+    one, other = (
+        ac.watch(nn.Linear(2, 2), out=tmp_path / "one", quiet=True),
+        ac.watch(nn.Linear(2, 2), out=tmp_path / "two", quiet=True),
+    )
     one.__enter__()
     other.__enter__()
     one.__exit__(None, None, None)
@@ -402,7 +458,9 @@ def test_a_hook_of_the_users_on_a_parameter_is_named(when: str, tmp_path: Path) 
     assert "a hook of your own" in answer(found, watch._start)
 
 
-def test_a_gradient_that_a_hook_makes_finite_again_is_no_finding_of_the_hooks(tmp_path: Path) -> None:
+def test_a_gradient_that_a_hook_makes_finite_again_is_no_finding_of_the_hooks(
+    tmp_path: Path,
+) -> None:
     model: Any = nn.Linear(2, 2)
     model.weight.register_hook(lambda grad: grad * 1.0)
     with ac.watch(model, out=tmp_path, quiet=True) as watch:

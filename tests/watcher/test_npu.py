@@ -1,4 +1,6 @@
-"""A watch on a simulated NPU: on one that saturates and keeps an overflow flag, and on one that gives Inf and NaN."""
+"""A watch on a simulated NPU: on one that saturates and keeps an overflow flag, and on one that
+gives Inf and NaN.
+"""
 
 from __future__ import annotations
 
@@ -90,12 +92,21 @@ class Machine:
     soc: str
 
     def run(self, program: str, *arguments: str | Path) -> CompletedProcess[str]:
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1", "COLUMNS": "100"}
-        return simulated_npu()(program, *arguments, cwd=self.folder, variables=environment(variables, soc=self.soc))
+        variables = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
+            "COLUMNS": "100",
+        }
+        return simulated_npu()(
+            program, *arguments, cwd=self.folder, variables=environment(variables, soc=self.soc)
+        )
 
     def found(self, code: str, *arguments: str) -> Any:
         """What some code leaves in ``found``."""
-        done = self.run(f"{textwrap.dedent(code)}\nimport json\nprint(json.dumps(found))", *arguments)
+        done = self.run(
+            f"{textwrap.dedent(code)}\nimport json\nprint(json.dumps(found))", *arguments
+        )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
@@ -117,7 +128,17 @@ def ordinary(tmp_path: Path) -> Machine:
 
 
 def watching(case: str, out: str, *options: str) -> list[str]:
-    return ["watch", f"case.py:{case}", "--device", "npu", "--dtype", "float16", "--out", out, *options]
+    return [
+        "watch",
+        f"case.py:{case}",
+        "--device",
+        "npu",
+        "--dtype",
+        "float16",
+        "--out",
+        out,
+        *options,
+    ]
 
 
 def events(machine: Machine, out: str) -> list[Event]:
@@ -139,10 +160,18 @@ def flags(log: list[Event]) -> list[bool | None]:
     return [event.overflowed for event in log if isinstance(event, Step)]
 
 
-def test_the_largest_number_is_an_overflow_where_it_takes_the_place_of_inf(saturating: Machine) -> None:
+def test_the_largest_number_is_an_overflow_where_it_takes_the_place_of_inf(
+    saturating: Machine,
+) -> None:
     code, printed, log = watch(saturating, "case", "saturated")
     found = origins(log)[0]
-    assert (code, found.name, found.step, found.kinds, found.operator) == (1, "inner", 1, ["saturated"], "aten.mul.Tensor")
+    assert (code, found.name, found.step, found.kinds, found.operator) == (
+        1,
+        "inner",
+        1,
+        ["saturated"],
+        "aten.mul.Tensor",
+    )
     assert found.line == "case.py:8"
     assert "saturated in inner (Cube), forward, step 1\n" in printed
     assert isinstance(log[0], WatchStart)
@@ -152,7 +181,9 @@ def test_the_largest_number_is_an_overflow_where_it_takes_the_place_of_inf(satur
 
 
 def test_the_flag_is_cleared_and_read_for_each_step(saturating: Machine) -> None:
-    """What overflowed before the watch is not its first step's, and what overflows in one step is not the next one's."""
+    """What overflowed before the watch is not its first step's, and what overflows in one step is
+    not the next one's.
+    """
     found = saturating.found(
         COUNTING
         + """
@@ -195,9 +226,10 @@ def test_the_flag_of_each_module_names_the_one_that_overflows(saturating: Machin
 
 
 def test_a_loop_skips_what_overflowed(saturating: Machine) -> None:
-    """As a loss scaler would: gradients that overflow because the loss was scaled too much are no finding, if nothing is updated."""
-    found = saturating.found(
-        """
+    """As a loss scaler would: gradients that overflow because the loss was scaled too much are no
+    finding, if nothing is updated.
+    """
+    found = saturating.found("""
         import accucompare as ac, torch
         from case import clean
         torch.manual_seed(0)
@@ -214,8 +246,7 @@ def test_a_loop_skips_what_overflowed(saturating: Machine) -> None:
                 optimizer.zero_grad()
                 watch.step()
         found.append(len(watch.findings))
-        """
-    )
+        """)
     assert found == [True, True, False, False, 0]
 
 
@@ -234,9 +265,10 @@ found = [code, [call for call in runtime.simnpu_dump_calls().decode().splitlines
     assert calls == ["init", f"set {saturating.folder}/dump/acl_dump.json", "finalize"]
 
 
-def test_each_rank_dumps_into_its_own_directory_until_its_first_step_ends(saturating: Machine) -> None:
-    found = saturating.found(
-        """
+def test_each_rank_dumps_into_its_own_directory_until_its_first_step_ends(
+    saturating: Machine,
+) -> None:
+    found = saturating.found("""
         import accucompare as ac, torch
         from accucompare.devices import npu
         from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -257,17 +289,23 @@ def test_each_rank_dumps_into_its_own_directory_until_its_first_step_ends(satura
         finally:
             torch.distributed.destroy_process_group()
         found = made
-        """
-    )
+        """)
     config = str(saturating.folder / "dumps" / "rank1" / "acl_dump.json")
     assert found == [["init_dump"], ["set_dump", config], ["finalize_dump"], 0, 1]
 
 
 def test_inf_is_found_and_no_flag_is_asked_for(ordinary: Machine) -> None:
-    code, counts = ordinary.found(f"{COUNTING}{COMMAND}found = [code, counts]", *watching("case", "infinite"))
+    code, counts = ordinary.found(
+        f"{COUNTING}{COMMAND}found = [code, counts]", *watching("case", "infinite")
+    )
     log = events(ordinary, "infinite")
     found = origins(log)[0]
-    assert (code, found.name, found.kinds, found.operator) == (1, "inner", ["+Inf", "-Inf"], "aten.mul.Tensor")
+    assert (code, found.name, found.kinds, found.operator) == (
+        1,
+        "inner",
+        ["+Inf", "-Inf"],
+        "aten.mul.Tensor",
+    )
     assert found.line == "case.py:8"
     assert len(found.parameters) == 4
     assert flags(log) == [None, None]
@@ -283,9 +321,9 @@ def test_asking_for_a_flag_where_there_is_none_is_told(ordinary: Machine) -> Non
 
 
 def test_no_tensor_is_waited_for_alone(ordinary: Machine) -> None:
-    """As many reads of the device in a step of eight layers as in one of two, forward and backward."""
-    found = ordinary.found(
-        """
+    """As many reads of the device in a step of eight layers as in one of two, forward and
+    backward."""
+    found = ordinary.found("""
         import accucompare as ac, torch
         from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -316,8 +354,7 @@ def test_no_tensor_is_waited_for_alone(ordinary: Machine) -> None:
             return counts
 
         found = [waits(2), waits(8)]
-        """
-    )
+        """)
     few, many = found
     assert few == many
     assert few[0] == 0
@@ -327,6 +364,9 @@ def test_no_tensor_is_waited_for_alone(ordinary: Machine) -> None:
 def test_the_report_of_a_watch_on_an_npu(ordinary: Machine) -> None:
     watch(ordinary, "case", "reported")
     done = ordinary.run(CLI, "overflow", "reported")
-    assert (done.returncode, done.stdout.splitlines()[2]) == (1, "+Inf and -Inf in inner (Cube), forward, step 1")
+    assert (done.returncode, done.stdout.splitlines()[2]) == (
+        1,
+        "+Inf and -Inf in inner (Cube), forward, step 1",
+    )
     assert (ordinary.folder / "reports" / "reported-overflow.xlsx").is_file()
     assert read(ordinary.folder / "reported").first is not None

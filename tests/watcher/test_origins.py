@@ -14,7 +14,19 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from accucompare.findings.log.events import Direction, Site
-from benchmarks.origins_trial import ALARM, BESIDE, RIGHT, SILENT, WRONG, ask_hugging_face, differences, findings, later, plant, quiet
+from benchmarks.origins_trial import (
+    ALARM,
+    BESIDE,
+    RIGHT,
+    SILENT,
+    WRONG,
+    ask_hugging_face,
+    differences,
+    findings,
+    later,
+    plant,
+    quiet,
+)
 from planted.origins_catalogue import ORIGINS
 
 _OF_T5 = (
@@ -22,21 +34,41 @@ _OF_T5 = (
     *("gradients of two branches overflow in their sum", "−Inf mask by keyword", "dropout"),
 )
 
-_OF_BOTH = [name for name, origin in ORIGINS.items() if not (origin.skipped("gpt2", "float32") or origin.skipped("cnn", "float32"))]
+_OF_BOTH = [
+    name
+    for name, origin in ORIGINS.items()
+    if not (origin.skipped("gpt2", "float32") or origin.skipped("cnn", "float32"))
+]
 
-#: Everything in float32, in turns on one of two small models; else what a model or a type does in a way of its own. All of them on all
-#: models is what ``make bench-origins`` runs.
+# : Everything in float32, in turns on one of two small models; else what a model or a type does in
+# a way of its own. All of them on all : models is what ``make bench-origins`` runs.
 _SAMPLE: dict[tuple[str, str], tuple[str, ...]] = {
     ("gpt2", "float32"): tuple(name for name in ORIGINS if name not in _OF_BOTH[1::2]),
     ("cnn", "float32"): tuple(name for name in ORIGINS if name not in _OF_BOTH[0::2]),
     ("t5", "float32"): _OF_T5,
-    ("gpt2", "float16"): ("overflow in a matmul", "gradient overflows where it is cast", "loss scale too large", "dropout"),
-    ("gpt2", "bfloat16"): ("a gradient just below the largest number", "numbers just below the largest"),
+    ("gpt2", "float16"): (
+        "overflow in a matmul",
+        "gradient overflows where it is cast",
+        "loss scale too large",
+        "dropout",
+    ),
+    ("gpt2", "bfloat16"): (
+        "a gradient just below the largest number",
+        "numbers just below the largest",
+    ),
     ("t5", "float16"): ("exploding residual", "mask of the smallest number, padding on the left"),
     ("t5", "bfloat16"): ("0/0 in a norm", "gradient of a norm at 0", "−Inf mask by position"),
-    ("cnn", "bfloat16"): ("second call of a shared module overflows", "gradients of two calls overflow in their sum", "NaN buffer"),
+    ("cnn", "bfloat16"): (
+        "second call of a shared module overflows",
+        "gradients of two calls overflow in their sum",
+        "NaN buffer",
+    ),
     ("minilm", "float32"): ("sparse gradients", "NaN weights that are not used"),
-    ("minilm", "bfloat16"): ("a row that is masked altogether", "−Inf mask made by the parent", "nothing planted"),
+    ("minilm", "bfloat16"): (
+        "a row that is masked altogether",
+        "−Inf mask made by the parent",
+        "nothing planted",
+    ),
 }
 
 
@@ -67,18 +99,27 @@ def test_what_is_legal_is_left_alone(model: str, dtype: str, name: str) -> None:
 
 @pytest.mark.parametrize("model", ["gpt2", "cnn"])
 @pytest.mark.parametrize(
-    "name", ["dropout", "two batches in a step", "log in place, of what came in", "gradient of a root at 0, checkpointed"]
+    "name",
+    [
+        "dropout",
+        "two batches in a step",
+        "log in place, of what came in",
+        "gradient of a root at 0, checkpointed",
+    ],
 )
 def test_a_watched_step_computes_what_the_plain_step_does(model: str, name: str) -> None:
     results = []
     for watched in (False, True):
         subject, _ = plant(model, "float32", name)
         if model == "cnn":
-            subject.model.train()  # batch norm counts its batches, and a step that is run again must not be counted
+            # batch norm counts its batches, and a step that is run again must not be counted
+            subject.model.train()
         with quiet():
             findings(subject) if watched else subject.step()
         gradients = {own: parameter.grad for own, parameter in subject.model.named_parameters()}
-        results.append({**gradients, **subject.model.state_dict(), "generator": torch.get_rng_state()})
+        results.append(
+            {**gradients, **subject.model.state_dict(), "generator": torch.get_rng_state()}
+        )
     plain, seen = results
     assert plain.keys() == seen.keys()
     for own, tensor in plain.items():
@@ -86,7 +127,10 @@ def test_a_watched_step_computes_what_the_plain_step_does(model: str, name: str)
 
 
 _PLANTED = [
-    (model, name) for model in ("gpt2", "cnn") for name, origin in ORIGINS.items() if not (origin.legal or origin.skipped(model, "float32"))
+    (model, name)
+    for model in ("gpt2", "cnn")
+    for name, origin in ORIGINS.items()
+    if not (origin.legal or origin.skipped(model, "float32"))
 ]
 
 
@@ -97,7 +141,9 @@ def test_what_is_right_to_say_is_what_hooks_of_the_plainest_kind_see(model: str,
     ended = _watch_outputs(subject.model)
     with quiet(), torch.compiler.set_stance("force_eager"):  # else the hooks would be compiled, too
         output = subject.step()
-    bad = [own for own, parameter in subject.model.named_parameters() if not _is_finite(parameter.grad)]
+    bad = [
+        own for own, parameter in subject.model.named_parameters() if not _is_finite(parameter.grad)
+    ]
     spoilt = [own for own, tensor in subject.model.state_dict().items() if not _is_finite(tensor)]
     first = next((place for place, finite in ended if not finite), None)
     if right.direction is Direction.BACKWARD:
@@ -110,8 +156,12 @@ def test_what_is_right_to_say_is_what_hooks_of_the_plainest_kind_see(model: str,
     elif right.site is Site.INPUT:
         assert not _is_finite((subject.args, subject.kwargs))
     elif right.site is Site.GLUE:
-        children = {f"{right.name}.{near.split()[1]}" for near in right.near if near.startswith("before")}
-        assert first in {(right.name, right.call)} | {(child, call) for child in children for call in (0, 1)}
+        children = {
+            f"{right.name}.{near.split()[1]}" for near in right.near if near.startswith("before")
+        }
+        assert first in {(right.name, right.call)} | {
+            (child, call) for child in children for call in (0, 1)
+        }
     else:
         assert first == (right.name, right.call)
         assert any(own.startswith(right.name) for own in spoilt) is (right.site is Site.WEIGHTS)
@@ -140,7 +190,11 @@ def _is_finite(value: Any) -> bool:
         value = dict(value)  # a ModelOutput, too
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = vars(value)
-    return all(bool(leaf.detach().isfinite().all()) for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    return all(
+        bool(leaf.detach().isfinite().all())
+        for leaf in pytree.tree_leaves(value)
+        if isinstance(leaf, torch.Tensor)
+    )
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,9 @@ def _spoilt_once(part: nn.Module, by: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def _trained(model: nn.Module, inputs: Callable[[int], Any]) -> Subject:
-    """Trained by a loop that leaves out updates by what is not finite, so that later steps say something."""
+    """Trained by a loop that leaves out updates by what is not finite, so that later steps say
+    something.
+    """
     subject = trained(model, inputs)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
 
@@ -50,7 +52,10 @@ def _trained(model: nn.Module, inputs: Callable[[int], Any]) -> Subject:
         output = model(*inputs(number))
         loss = output.square().mean()
         loss.backward()
-        grads = [None if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()]
+        grads = [
+            None if parameter.grad is None else parameter.grad.clone()
+            for parameter in model.parameters()
+        ]
         if all(grad is None or bool(grad.isfinite().all()) for grad in grads):
             optimizer.step()
         optimizer.zero_grad()
@@ -75,15 +80,24 @@ class _Draws(nn.Module):
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[int], Any]]]] = {
-    "dropout": lambda: (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)), lambda number: (torch.randn(3, 4),)),
+    "dropout": lambda: (
+        nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)),
+        lambda number: (torch.randn(3, 4),),
+    ),
     "batch norm": lambda: (Net(), lambda number: (torch.randn(4, 3, 24, 24),)),
-    "random numbers of three kinds": lambda: (nn.Sequential(nn.Linear(4, 4), _Draws()), lambda number: (torch.randn(3, 4),)),
+    "random numbers of three kinds": lambda: (
+        nn.Sequential(nn.Linear(4, 4), _Draws()),
+        lambda number: (torch.randn(3, 4),),
+    ),
     "in place on its input": lambda: (
         Glue(lambda self, x: self.fc(x.add_(1)), fc=nn.Linear(4, 4)),
         lambda number: (torch.randn(3, 4),),
     ),
     "checkpoint": lambda: (
-        Glue(lambda self, x: checkpoint(self.inner, x, use_reentrant=False), inner=nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))),
+        Glue(
+            lambda self, x: checkpoint(self.inner, x, use_reentrant=False),
+            inner=nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)),
+        ),
         lambda number: (torch.randn(3, 4),),
     ),
     "checkpoint, reentrant": lambda: (
@@ -94,15 +108,23 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[int], Any]]]] = {
         ),
         lambda number: (torch.randn(3, 4),),
     ),
-    "spectral norm": lambda: (torch.nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), lambda number: (torch.randn(3, 4),)),
-    "lstm": lambda: (Glue(lambda self, x: self.rnn(x)[0], rnn=nn.LSTM(4, 4, 2, dropout=0.5)), lambda number: (torch.randn(3, 2, 4),)),
+    "spectral norm": lambda: (
+        torch.nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)),
+        lambda number: (torch.randn(3, 4),),
+    ),
+    "lstm": lambda: (
+        Glue(lambda self, x: self.rnn(x)[0], rnn=nn.LSTM(4, 4, 2, dropout=0.5)),
+        lambda number: (torch.randn(3, 2, 4),),
+    ),
 }
 
 
 @pytest.mark.parametrize("on_finding", ["warn", "snapshot"])
 @pytest.mark.parametrize("by", [_log_of_zero, _root_of_zero])
 @pytest.mark.parametrize("name", MODELS)
-def test_steps_after_a_finding_are_what_they_would_have_been(name: str, by: Any, on_finding: str, tmp_path: Path) -> None:
+def test_steps_after_a_finding_are_what_they_would_have_been(
+    name: str, by: Any, on_finding: str, tmp_path: Path
+) -> None:
     def make() -> Subject:
         part, inputs = MODELS[name]()
         return _trained(_spoilt_once(part, by), inputs)
@@ -115,9 +137,13 @@ def test_steps_after_a_finding_are_what_they_would_have_been(name: str, by: Any,
     assert bool(found.reproducer) is (on_finding == "snapshot")
 
 
-@pytest.mark.parametrize("options", [{"frames": 0}, {"level": "op"}, {"trace_steps": [1, 2]}, {"near": 100.0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"frames": 0}, {"level": "op"}, {"trace_steps": [1, 2]}, {"near": 100.0}], ids=str
+)
 @pytest.mark.parametrize("by", [_log_of_zero, _root_of_zero])
-def test_steps_after_a_finding_are_the_same_however_closely_it_is_watched(by: Any, options: dict[str, Any], tmp_path: Path) -> None:
+def test_steps_after_a_finding_are_the_same_however_closely_it_is_watched(
+    by: Any, options: dict[str, Any], tmp_path: Path
+) -> None:
     def make() -> Subject:
         part, inputs = MODELS["dropout"]()
         return _trained(_spoilt_once(part, by), inputs)
@@ -126,7 +152,9 @@ def test_steps_after_a_finding_are_the_same_however_closely_it_is_watched(by: An
 
 
 def test_gradients_that_were_accumulated_before_are_left_as_they_are(tmp_path: Path) -> None:
-    model: Any = Glue(lambda self, x: _log_of_zero(self.fc(x)) if x.max() > 1 else self.fc(x), fc=nn.Linear(2, 2))
+    model: Any = Glue(
+        lambda self, x: _log_of_zero(self.fc(x)) if x.max() > 1 else self.fc(x), fc=nn.Linear(2, 2)
+    )
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
         model(torch.ones(1, 2)).sum().backward()
         grad = model.fc.weight.grad
@@ -141,7 +169,9 @@ def test_gradients_that_were_accumulated_before_are_left_as_they_are(tmp_path: P
 def test_hooks_on_gradients_are_not_called_again(tmp_path: Path) -> None:
     called = []
     model: Any = Glue(lambda self, x: _root_of_zero(self.fc(x)), fc=nn.Linear(2, 2))
-    model.fc.weight.register_post_accumulate_grad_hook(lambda parameter: called.append("accumulated"))
+    model.fc.weight.register_post_accumulate_grad_hook(
+        lambda parameter: called.append("accumulated")
+    )
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
         model(torch.ones(1, 2)).sum().backward()
         watch.step()
@@ -151,7 +181,12 @@ def test_hooks_on_gradients_are_not_called_again(tmp_path: Path) -> None:
 
 def _remembering(remember: Callable[[Any, torch.Tensor], torch.Tensor]) -> Any:
     model: Any = Glue(lambda self, x: remember(self, self.fc(x)) * NAN, fc=nn.Linear(2, 2))
-    model.total, model.history, model.generator, model.count = torch.zeros(()), [], torch.Generator().manual_seed(1), 0
+    model.total, model.history, model.generator, model.count = (
+        torch.zeros(()),
+        [],
+        torch.Generator().manual_seed(1),
+        0,
+    )
     return model
 
 
@@ -212,19 +247,31 @@ def test_a_generator_of_the_models_own_is_put_back(tmp_path: Path) -> None:
     assert torch.equal(model.generator.get_state(), alone.get_state())
 
 
-@pytest.mark.parametrize("calls", [pytest.param(2, id="two calls"), pytest.param(6, id="more calls than are remembered")])
-def test_of_several_forwards_the_one_whose_gradient_is_nan_is_run_again(calls: int, tmp_path: Path) -> None:
-    model: Any = nn.Sequential(nn.Linear(2, 2, bias=False), Glue(lambda self, x: x.square().sum(-1).sqrt()))
+@pytest.mark.parametrize(
+    "calls", [pytest.param(2, id="two calls"), pytest.param(6, id="more calls than are remembered")]
+)
+def test_of_several_forwards_the_one_whose_gradient_is_nan_is_run_again(
+    calls: int, tmp_path: Path
+) -> None:
+    model: Any = nn.Sequential(
+        nn.Linear(2, 2, bias=False), Glue(lambda self, x: x.square().sum(-1).sqrt())
+    )
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
         loss = sum(model(torch.full((2, 2), float(number))).sum() for number in range(calls))
         loss.backward()
         watch.step()
     found = origins(watch)[0]
-    assert (found.place, found.operator, found.line.partition(":")[0]) == ("1, backward", "SqrtBackward0", "test_second_run.py")
+    assert (found.place, found.operator, found.line.partition(":")[0]) == (
+        "1, backward",
+        "SqrtBackward0",
+        "test_second_run.py",
+    )
 
 
 def test_more_forwards_than_are_remembered_name_the_one_that_made_it(tmp_path: Path) -> None:
-    model: Any = nn.Sequential(nn.Linear(2, 2), Glue(lambda self, x: (x * 0 + (5 if self.last else 0)).log() * 0))
+    model: Any = nn.Sequential(
+        nn.Linear(2, 2), Glue(lambda self, x: (x * 0 + (5 if self.last else 0)).log() * 0)
+    )
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
         for number in range(7):
             model[1].last = number != 5
@@ -261,10 +308,16 @@ def test_after_the_update_a_step_is_not_run_again(tmp_path: Path) -> None:
         with torch.no_grad():  # an update that is no torch.optim.Optimizer's
             model.fc.weight.mul_(2)
         watch.step()
-    assert any("the parameters have been written into since" in note for found in origins(watch) for note in found.notes)
+    assert any(
+        "the parameters have been written into since" in note
+        for found in origins(watch)
+        for note in found.notes
+    )
 
 
-def test_a_nan_that_the_model_is_given_and_one_of_its_weights_are_told_apart(tmp_path: Path) -> None:
+def test_a_nan_that_the_model_is_given_and_one_of_its_weights_are_told_apart(
+    tmp_path: Path,
+) -> None:
     model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     with torch.no_grad():
         model[1].bias[0] = NAN
@@ -273,7 +326,10 @@ def test_a_nan_that_the_model_is_given_and_one_of_its_weights_are_told_apart(tmp
         watch.step()
         model(torch.full((1, 2), NAN))
         watch.step()
-    assert [(found.step, found.site) for found in origins(watch)] == [(0, Site.WEIGHTS), (1, Site.INPUT)]
+    assert [(found.step, found.site) for found in origins(watch)] == [
+        (0, Site.WEIGHTS),
+        (1, Site.INPUT),
+    ]
     assert [seen.path for seen in origins(watch)[0].weights] == ["bias"]
 
 
@@ -290,7 +346,10 @@ def test_a_planted_nan_in_a_watch_under_autocast_changes_nothing(tmp_path: Path)
         subject.step = step
         return subject
 
-    assert origins(assert_same(make, tmp_path, steps=4, on_finding="warn"))[0].operator == "aten.log.default"
+    assert (
+        origins(assert_same(make, tmp_path, steps=4, on_finding="warn"))[0].operator
+        == "aten.log.default"
+    )
 
 
 def test_inference_goes_on_as_it_would_have(tmp_path: Path) -> None:
@@ -310,23 +369,42 @@ def test_inference_goes_on_as_it_would_have(tmp_path: Path) -> None:
     assert origins(watch)[0].operator == "aten.log.default"
 
 
-def test_what_modules_keep_in_containers_and_generators_of_any_kind_is_put_back(tmp_path: Path) -> None:
+def test_what_modules_keep_in_containers_and_generators_of_any_kind_is_put_back(
+    tmp_path: Path,
+) -> None:
     def use(self: Any, x: torch.Tensor) -> torch.Tensor:
         self.nested["calls"][0].append(1)
         self.array[0] += 1
-        self.drawn += [self.numpy.random(), self.python.random(), float(torch.rand((), generator=self.torch[0]))]
+        self.drawn += [
+            self.numpy.random(),
+            self.python.random(),
+            float(torch.rand((), generator=self.torch[0])),
+        ]
         return self.fc(x).mul(0).log()
 
     model: Any = Glue(use, fc=nn.Linear(2, 2))
     model.nested, model.array, model.drawn = {"calls": [[]]}, np.zeros(1), []
-    model.numpy, model.python, model.torch = np.random.default_rng(1), random.Random(1), [torch.Generator().manual_seed(1)]
-    alone = copy.deepcopy({name: vars(model)[name] for name in ("nested", "array", "drawn", "numpy", "python")})
+    model.numpy, model.python, model.torch = (
+        np.random.default_rng(1),
+        random.Random(1),
+        [torch.Generator().manual_seed(1)],
+    )
+    alone = copy.deepcopy(
+        {name: vars(model)[name] for name in ("nested", "array", "drawn", "numpy", "python")}
+    )
     with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
         model(torch.ones(1, 2))
         watch.step()
-    drawn = [alone["numpy"].random(), alone["python"].random(), float(torch.rand((), generator=torch.Generator().manual_seed(1)))]
+    drawn = [
+        alone["numpy"].random(),
+        alone["python"].random(),
+        float(torch.rand((), generator=torch.Generator().manual_seed(1))),
+    ]
     assert (model.nested, model.array.tolist(), model.drawn) == ({"calls": [[1]]}, [1.0], drawn)
-    assert (model.numpy.random(), model.python.random()) == (alone["numpy"].random(), alone["python"].random())
+    assert (model.numpy.random(), model.python.random()) == (
+        alone["numpy"].random(),
+        alone["python"].random(),
+    )
     assert origins(watch)[0].operator == "aten.log.default"
 
 
@@ -342,11 +420,22 @@ class _Answer(nn.Module):
         for layer in self.layers:
             states.append(layer(states[-1]))
         logits = self.head(states[-1])
-        return {"loss": logits.float().square().sum(), "logits": logits, "hidden_states": tuple(states)}
+        return {
+            "loss": logits.float().square().sum(),
+            "logits": logits,
+            "hidden_states": tuple(states),
+        }
 
 
-def test_an_output_that_the_loss_is_computed_of_has_the_gradient_that_it_had(tmp_path: Path) -> None:
-    model: Any = _Answer(nn.Linear(2, 2), nn.Linear(2, 2), Glue(lambda self, x: (x * 0).abs().sqrt() + x), nn.Linear(2, 2))
+def test_an_output_that_the_loss_is_computed_of_has_the_gradient_that_it_had(
+    tmp_path: Path,
+) -> None:
+    model: Any = _Answer(
+        nn.Linear(2, 2),
+        nn.Linear(2, 2),
+        Glue(lambda self, x: (x * 0).abs().sqrt() + x),
+        nn.Linear(2, 2),
+    )
     arrived: list[torch.Tensor] = []
     with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
         output = model(torch.ones(1, 2))
@@ -360,19 +449,33 @@ def test_an_output_that_the_loss_is_computed_of_has_the_gradient_that_it_had(tmp
         assert np.array_equal(bundle.values(record), arrived[0].numpy())
 
 
-def test_gradients_near_the_limit_are_not_doubled_into_an_overflow_elsewhere(tmp_path: Path) -> None:
-    model: Any = _Answer(*(Glue(lambda self, x, by=by: x * self.scale * by) for by in (1.0, 4.0, 2.0)))
+def test_gradients_near_the_limit_are_not_doubled_into_an_overflow_elsewhere(
+    tmp_path: Path,
+) -> None:
+    model: Any = _Answer(
+        *(Glue(lambda self, x, by=by: x * self.scale * by) for by in (1.0, 4.0, 2.0))
+    )
     for layer in (model.head, *model.layers):
         layer.scale = nn.Parameter(torch.ones((), dtype=torch.float16))
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
-        (model(torch.full((1, 1), 0.1, dtype=torch.float16, requires_grad=True))["loss"] * 12500.0).backward()  # 20000 of the logits
+        (
+            model(torch.full((1, 1), 0.1, dtype=torch.float16, requires_grad=True))["loss"]
+            * 12500.0
+        ).backward()  # 20000 of the logits
         watch.step()
     (found,) = origins(watch)
     assert (found.place, found.notes) == ("layers.0, backward", [])
 
 
-def test_gradients_that_come_in_by_a_loss_too_long_to_follow_go_into_the_second_run_too(tmp_path: Path) -> None:
-    model: Any = _Answer(nn.Linear(2, 2), nn.Linear(2, 2), Glue(lambda self, x: (x * 0).abs().sqrt() + x), nn.Linear(2, 2))
+def test_gradients_that_come_in_by_a_loss_too_long_to_follow_go_into_the_second_run_too(
+    tmp_path: Path,
+) -> None:
+    model: Any = _Answer(
+        nn.Linear(2, 2),
+        nn.Linear(2, 2),
+        Glue(lambda self, x: (x * 0).abs().sqrt() + x),
+        nn.Linear(2, 2),
+    )
 
     def losses(output: Any) -> list[torch.Tensor]:
         other = output["hidden_states"][3]
@@ -392,7 +495,9 @@ def test_gradients_that_come_in_by_a_loss_too_long_to_follow_go_into_the_second_
 
 
 class _Remembered(torch.autograd.Function):
-    """Twice a tensor; ``gone`` says later whether the memory of the gradient that it was given is free again."""
+    """Twice a tensor; ``gone`` says later whether the memory of the gradient that it was given is
+    free again.
+    """
 
     gone: Callable[[], bool]
 
@@ -407,7 +512,9 @@ class _Remembered(torch.autograd.Function):
 
 
 def test_a_gradient_that_comes_about_inside_the_model_is_not_kept(tmp_path: Path) -> None:
-    """Of a model that gives its loss and its logits: these are the largest tensors of a step, and plain training frees their gradient."""
+    """Of a model that gives its loss and its logits: these are the largest tensors of a step, and
+    plain training frees their gradient.
+    """
     model = _Answer(Glue(lambda self, x: _Remembered.apply(x)), nn.Linear(2, 2))  # type: ignore[no-untyped-call]
     with ac.watch(model, out=tmp_path, quiet=True) as watch:
         model(torch.ones(1, 2))["loss"].backward()
@@ -415,7 +522,9 @@ def test_a_gradient_that_comes_about_inside_the_model_is_not_kept(tmp_path: Path
         watch.step()
 
 
-def test_outputs_of_a_reproduced_module_that_depend_on_each_other_have_the_gradients_that_they_had(tmp_path: Path) -> None:
+def test_outputs_of_a_reproduced_module_that_depend_on_each_other_have_the_gradients_that_they_had(
+    tmp_path: Path,
+) -> None:
     def forward(self: Any, x: torch.Tensor) -> Any:
         y = self.fc(x) * torch.tensor([3e4, 1.0], dtype=torch.float16)
         return y, y * 1.0
@@ -429,12 +538,16 @@ def test_outputs_of_a_reproduced_module_that_depend_on_each_other_have_the_gradi
     rerun = Reproducer.open(tmp_path / found.reproducer)
     with rerun.bundle:
         outcome = rerun.run(rerun.restore(inner))
-    assert sorted(float(row[2].max()) for row in outcome.inputs if row[0] == "output's gradient") == pytest.approx([1.2, 2.4], rel=1e-3)
+    assert sorted(
+        float(row[2].max()) for row in outcome.inputs if row[0] == "output's gradient"
+    ) == pytest.approx([1.2, 2.4], rel=1e-3)
     (bias,) = [row[2].tolist() for row in outcome.gradients if row[1] == "fc.bias"]
     assert bias == pytest.approx([INF, 2.4], rel=1e-3)
 
 
-def _found_once(model: nn.Module, tmp_path: Path, call: Callable[[], Any] | None = None, **options: Any) -> tuple[Finding, str]:
+def _found_once(
+    model: nn.Module, tmp_path: Path, call: Callable[[], Any] | None = None, **options: Any
+) -> tuple[Finding, str]:
     """The one origin that a call shows, and the answer to it."""
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True, **options) as watch:
         call() if call is not None else model(torch.ones(1, 2))
@@ -444,8 +557,12 @@ def _found_once(model: nn.Module, tmp_path: Path, call: Callable[[], Any] | None
 
 
 @pytest.mark.parametrize("frames", [0, 21])
-def test_a_parameter_that_a_module_with_children_uses_itself_is_one_of_its_inputs(frames: int, tmp_path: Path) -> None:
-    model: Any = nn.Sequential(Glue(lambda self, x: self.fc(x) * self.scale, fc=nn.Linear(2, 2)), nn.ReLU())
+def test_a_parameter_that_a_module_with_children_uses_itself_is_one_of_its_inputs(
+    frames: int, tmp_path: Path
+) -> None:
+    model: Any = nn.Sequential(
+        Glue(lambda self, x: self.fc(x) * self.scale, fc=nn.Linear(2, 2)), nn.ReLU()
+    )
     model[0].scale = nn.Parameter(torch.tensor([1.0, NAN]))
     found, said = _found_once(model, tmp_path, frames=frames)
     assert (found.place, [seen.path for seen in found.weights]) == ("0 (weights)", ["scale"])
@@ -453,7 +570,11 @@ def test_a_parameter_that_a_module_with_children_uses_itself_is_one_of_its_input
 
 
 def test_a_parameter_of_a_child_that_is_not_called_is_one_of_its_inputs(tmp_path: Path) -> None:
-    model: Any = Glue(lambda self, x: self.first(x) @ self.other.weight, first=nn.Linear(2, 2), other=nn.Linear(2, 2))
+    model: Any = Glue(
+        lambda self, x: self.first(x) @ self.other.weight,
+        first=nn.Linear(2, 2),
+        other=nn.Linear(2, 2),
+    )
     nn.init.constant_(model.other.weight, NAN)
     assert _found_once(model, tmp_path)[0].place == "(root) (weights)"
 
@@ -465,29 +586,50 @@ def test_a_bad_parameter_that_had_no_part_in_it_is_not_blamed(tmp_path: Path) ->
     assert (found.place, found.operator) == ("(root) (glue, after fc)", "aten.div.Tensor")
 
 
-def test_weights_of_functional_call_are_looked_at_and_the_models_own_are_not_blamed(tmp_path: Path) -> None:
+def test_weights_of_functional_call_are_looked_at_and_the_models_own_are_not_blamed(
+    tmp_path: Path,
+) -> None:
     model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     weights["1.weight"][0, 0] = NAN
-    found, _ = _found_once(model, tmp_path, lambda: torch.func.functional_call(model, weights, (torch.ones(1, 2),)))
+    found, _ = _found_once(
+        model, tmp_path, lambda: torch.func.functional_call(model, weights, (torch.ones(1, 2),))
+    )
     assert (found.place, [seen.path for seen in found.weights]) == ("1 (weights)", ["weight"])
-    assert found.notes[0].startswith("the step was not run again: its parameters were others than when the watch began")
+    assert found.notes[0].startswith(
+        "the step was not run again: its parameters were others than when the watch began"
+    )
 
 
-def test_weights_of_functional_call_that_were_not_looked_at_are_not_called_finite(tmp_path: Path) -> None:
+def test_weights_of_functional_call_that_were_not_looked_at_are_not_called_finite(
+    tmp_path: Path,
+) -> None:
     model: Any = nn.Linear(2, 2)
     weights = {"weight": torch.full((2, 2), NAN), "bias": torch.zeros(2)}
-    found, said = _found_once(model, tmp_path, lambda: torch.func.functional_call(model, weights, (torch.ones(1, 2),)), frames=0)
+    found, said = _found_once(
+        model,
+        tmp_path,
+        lambda: torch.func.functional_call(model, weights, (torch.ones(1, 2),)),
+        frames=0,
+    )
     assert (found.site, found.unseen) == (Site.MODULE, ["weights"])
     assert "not looked at: weights" in said
 
 
-def test_a_tensor_that_is_neither_an_input_nor_a_weight_is_not_called_finite(tmp_path: Path) -> None:
+def test_a_tensor_that_is_neither_an_input_nor_a_weight_is_not_called_finite(
+    tmp_path: Path,
+) -> None:
     model: Any = Glue(lambda self, x: self.fc(x) * self.table, fc=nn.Linear(2, 2))
     model.table = torch.tensor([1.0, NAN])
     found, said = _found_once(model, tmp_path)
-    assert (found.operator, found.unseen) == ("aten.mul.Tensor", ["other of aten.mul.Tensor, which is neither an input nor a weight"])
-    assert "what was looked at of what went in was finite; not looked at: other of aten.mul.Tensor" in said
+    assert (found.operator, found.unseen) == (
+        "aten.mul.Tensor",
+        ["other of aten.mul.Tensor, which is neither an input nor a weight"],
+    )
+    assert (
+        "what was looked at of what went in was finite; not looked at: other of aten.mul.Tensor"
+        in said
+    )
 
 
 def _zero_weight_norm() -> nn.Module:
@@ -505,9 +647,14 @@ def _negative_variance() -> nn.Module:
 
 @pytest.mark.parametrize(
     ("make", "right", "wrong"),
-    [(_negative_variance, "its running variance is negative", "equal values"), (_zero_weight_norm, "one is all zeros", "eps")],
+    [
+        (_negative_variance, "its running variance is negative", "equal values"),
+        (_zero_weight_norm, "one is all zeros", "eps"),
+    ],
 )
-def test_hints_go_by_what_went_in(make: Callable[[], nn.Module], right: str, wrong: str, tmp_path: Path) -> None:
+def test_hints_go_by_what_went_in(
+    make: Callable[[], nn.Module], right: str, wrong: str, tmp_path: Path
+) -> None:
     _, said = _found_once(nn.Sequential(nn.Linear(2, 2), make()), tmp_path)
     assert right in said
     assert wrong not in said
@@ -516,7 +663,9 @@ def test_hints_go_by_what_went_in(make: Callable[[], nn.Module], right: str, wro
 # reproducers
 
 
-def _reproduced(model: nn.Module, tmp_path: Path, backward: bool = True, calls: int = 1) -> tuple[Finding, Path]:
+def _reproduced(
+    model: nn.Module, tmp_path: Path, backward: bool = True, calls: int = 1
+) -> tuple[Finding, Path]:
     with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
         for _ in range(calls):
             output = model(torch.ones(2, 2))
@@ -570,7 +719,9 @@ class _First(nn.Module):
         return x * (NAN if self.calls == 1 else 1.0)
 
 
-def test_a_module_that_counts_its_calls_is_reproduced_with_the_count_that_it_had(tmp_path: Path) -> None:
+def test_a_module_that_counts_its_calls_is_reproduced_with_the_count_that_it_had(
+    tmp_path: Path,
+) -> None:
     model = nn.Sequential(nn.Linear(2, 2), _First())
     _, script = _reproduced(model, tmp_path)
     assert run_here(script).returncode == 1
@@ -601,11 +752,19 @@ class _Twice(nn.Module):
     [
         (_hooked, "none, for a hook on the module made it, and not the module itself"),
         (_Twice, "none, for one call does not show a sum over several"),
-        (lambda: _once_only(), "it did not show when the step was run again: the model or its device may not be deterministic"),
+        (
+            lambda: _once_only(),
+            (
+                "it did not show when the step was run again: the model or its device may not be"
+                " deterministic"
+            ),
+        ),
     ],
     ids=["a hook", "a sum over calls", "a NaN that does not come again"],
 )
-def test_no_reproducer_is_written_that_cannot_show_it(make: Callable[[], nn.Module], note: str, tmp_path: Path) -> None:
+def test_no_reproducer_is_written_that_cannot_show_it(
+    make: Callable[[], nn.Module], note: str, tmp_path: Path
+) -> None:
     found, _ = _reproduced(make(), tmp_path)
     assert (found.reproducer, note in [*found.notes, *found.reproducer_notes]) == ("", True)
 
@@ -615,18 +774,20 @@ def _once_only() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2), Glue(lambda self, x: x / next(state, 1.0)))
 
 
-def test_a_reproducer_names_no_directory_and_can_be_moved_with_what_it_imports(tmp_path: Path) -> None:
+def test_a_reproducer_names_no_directory_and_can_be_moved_with_what_it_imports(
+    tmp_path: Path,
+) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "net_to_move.py").write_text(
-        "import torch\nfrom torch import nn\nclass Log(nn.Module):\n    def forward(self, x):\n        return (-x.abs() - 1).log()\n"
+        "import torch\nfrom torch import nn\nclass Log(nn.Module):\n    def forward(self, x):\n    "
+        "    return (-x.abs() - 1).log()\n"
     )
     code = (
-        "import torch, accucompare as ac, net_to_move\n"
-        "with ac.watch(torch.nn.Sequential(net_to_move.Log()), out='watch', on_finding='snapshot', quiet=True) as watch:\n"
-        "    watch_me = watch._explainer._modules.named['']\n"
-        "    watch_me(torch.ones(1, 2))\n"
-        "    watch.step()\n"
+        "import torch, accucompare as ac, net_to_move\nwith"
+        " ac.watch(torch.nn.Sequential(net_to_move.Log()), out='watch', on_finding='snapshot',"
+        " quiet=True) as watch:\n    watch_me = watch._explainer._modules.named['']\n   "
+        " watch_me(torch.ones(1, 2))\n    watch.step()\n"
     )
     assert with_torch()(code, cwd=project, variables=os.environ).returncode == 0
     (script,) = (project / "watch").glob("*.py")
@@ -640,21 +801,31 @@ def _steep(x: torch.Tensor) -> torch.Tensor:
     return (x * 1e-9) * 1e9 * 2
 
 
-def test_a_gradient_that_a_hook_on_the_output_has_changed_is_the_one_of_the_second_run(tmp_path: Path) -> None:
+def test_a_gradient_that_a_hook_on_the_output_has_changed_is_the_one_of_the_second_run(
+    tmp_path: Path,
+) -> None:
     model: Any = Glue(lambda self, x: _steep(self.fc(x)), fc=nn.Linear(4, 4))
     with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
         output = model(torch.randn(3, 4))
         output.register_hook(lambda grad: grad * 0.5)
         (output * 1e30).sum().backward()
         watch.step()
-    (found, *_) = origins(watch)
-    assert (found.place, found.operator, found.notes) == ("(root) (glue, after fc), backward", "MulBackward0", [])
+    found, *_ = origins(watch)
+    assert (found.place, found.operator, found.notes) == (
+        "(root) (glue, after fc), backward",
+        "MulBackward0",
+        [],
+    )
     reproducer = Reproducer.open(tmp_path / found.reproducer)
     outcome = reproducer.run(reproducer.restore(model))
-    assert [float(grad.max()) for what, _, grad in outcome.inputs if what == "output's gradient"] == [pytest.approx(0.5e30)]
+    assert [
+        float(grad.max()) for what, _, grad in outcome.inputs if what == "output's gradient"
+    ] == [pytest.approx(0.5e30)]
 
 
-def test_a_second_run_without_a_hook_on_a_tensor_inside_is_said_to_differ_and_the_step_is_believed(tmp_path: Path) -> None:
+def test_a_second_run_without_a_hook_on_a_tensor_inside_is_said_to_differ_and_the_step_is_believed(
+    tmp_path: Path,
+) -> None:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         self.hidden = self.steep(self.fc(x))
         return self.hidden * 1.0
@@ -665,26 +836,34 @@ def test_a_second_run_without_a_hook_on_a_tensor_inside_is_said_to_differ_and_th
         model.hidden.register_hook(lambda grad: grad * 0.5)
         (output * 1e30).sum().backward()
         watch.step()
-    (found, *_) = origins(watch)
+    found, *_ = origins(watch)
     assert (found.place, found.operator) == ("steep, backward", "MulBackward0")
     assert found.notes == [
-        "the second run differs, and the step is believed: the largest gradient in steep (MulBackward0) was 1e+30 in the step and "
-        "2e+30 in the second run, where hooks on tensors of the step are missing"
+        "the second run differs, and the step is believed: the largest gradient in steep"
+        " (MulBackward0) was 1e+30 in the step and 2e+30 in the second run, where hooks on tensors"
+        " of the step are missing"
     ]
 
 
-def test_a_gradient_that_only_the_second_run_lets_overflow_is_no_operator_of_the_finding(tmp_path: Path) -> None:
+def test_a_gradient_that_only_the_second_run_lets_overflow_is_no_operator_of_the_finding(
+    tmp_path: Path,
+) -> None:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         self.hidden = self.steep(self.root(self.fc(x)))
         return self.hidden * 1.0
 
-    model: Any = Glue(forward, fc=nn.Linear(4, 4), root=Glue(lambda self, x: (x - x).sqrt() + x), steep=Glue(lambda self, x: _steep(x)))
+    model: Any = Glue(
+        forward,
+        fc=nn.Linear(4, 4),
+        root=Glue(lambda self, x: (x - x).sqrt() + x),
+        steep=Glue(lambda self, x: _steep(x)),
+    )
     with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
         output = model(torch.randn(3, 4))
         model.hidden.register_hook(lambda grad: grad * 1e-20)
         (output * 1e30).sum().backward()
         watch.step()
-    (found, *_) = origins(watch)
+    found, *_ = origins(watch)
     assert (found.place, found.reproducer) == ("root, backward", "")
     assert "differs" in found.notes[0]
 

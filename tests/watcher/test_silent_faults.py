@@ -1,4 +1,6 @@
-"""Faults that say nothing are seen by the check that is for them, in real trainings; what looks like one and is sound is left alone."""
+"""Faults that say nothing are seen by the check that is for them, in real trainings; what looks
+like one and is sound is left alone.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,15 @@ def outcome(build: Build, check: str, out: Path) -> CheckOutcome:
     torch.manual_seed(0)
     program = build()
     try:
-        with ac.watch(program.model, program.optimizer, out=out, on_finding="warn", frames=0, quiet=True, checks_every=3) as watch:
+        with ac.watch(
+            program.model,
+            program.optimizer,
+            out=out,
+            on_finding="warn",
+            frames=0,
+            quiet=True,
+            checks_every=3,
+        ) as watch:
             for step in range(STEPS):
                 program.step(step)
                 watch.step()
@@ -54,7 +64,9 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def adam(*models: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([parameter for model in models for parameter in model.parameters()], 1e-3)
+    return torch.optim.AdamW(
+        [parameter for model in models for parameter in model.parameters()], 1e-3
+    )
 
 
 def trained(
@@ -107,9 +119,15 @@ def of_softmax(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 TWICE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "softmax": of_softmax,
-    "softmax, transposed twice": lambda output, labels: functional.cross_entropy(output.T.softmax(0).T, labels),
-    "softmax, in a module, smoothed": lambda output, labels: nn.CrossEntropyLoss(label_smoothing=0.1)(nn.Softmax(-1)(output), labels),
-    "softmax, in float64": lambda output, labels: functional.cross_entropy(output.softmax(-1).double(), labels),
+    "softmax, transposed twice": lambda output, labels: functional.cross_entropy(
+        output.T.softmax(0).T, labels
+    ),
+    "softmax, in a module, smoothed": lambda output, labels: nn.CrossEntropyLoss(
+        label_smoothing=0.1
+    )(nn.Softmax(-1)(output), labels),
+    "softmax, in float64": lambda output, labels: functional.cross_entropy(
+        output.softmax(-1).double(), labels
+    ),
     "softmax, with probabilities for targets": lambda output, labels: functional.cross_entropy(
         output.softmax(-1), functional.one_hot(labels, CLASSES).float()
     ),
@@ -119,32 +137,50 @@ TWICE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sigmoid before a sigmoid": lambda output, labels: functional.binary_cross_entropy_with_logits(
         output.sigmoid(), functional.one_hot(labels, CLASSES).float()
     ),
-    "probabilities for logarithms": lambda output, labels: functional.nll_loss(output.softmax(-1), labels),
+    "probabilities for logarithms": lambda output, labels: functional.nll_loss(
+        output.softmax(-1), labels
+    ),
     "logits for logarithms": functional.nll_loss,
 }
 for name, given in TWICE.items():
     FAULTS.append((name, "loss-input", lambda given=given: trained(given)))
 
 ONCE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "logits between 0 and 1": lambda output, labels: functional.cross_entropy(output.clamp(0, 1), labels),
+    "logits between 0 and 1": lambda output, labels: functional.cross_entropy(
+        output.clamp(0, 1), labels
+    ),
     "distillation": lambda output, labels: (
-        functional.kl_div((output / 2).log_softmax(-1), torch.randn(BATCH, CLASSES).softmax(-1), reduction="batchmean")
+        functional.kl_div(
+            (output / 2).log_softmax(-1),
+            torch.randn(BATCH, CLASSES).softmax(-1),
+            reduction="batchmean",
+        )
         + functional.cross_entropy(output, torch.randn(BATCH, CLASSES).softmax(-1))
     ),
     "a softcap": lambda output, labels: functional.cross_entropy(30 * (output / 30).tanh(), labels),
-    "log_softmax and nll_loss": lambda output, labels: functional.nll_loss(output.log_softmax(-1), labels),
-    "a logarithm and nll_loss": lambda output, labels: functional.nll_loss((output.softmax(-1) + 1e-8).log(), labels),
+    "log_softmax and nll_loss": lambda output, labels: functional.nll_loss(
+        output.log_softmax(-1), labels
+    ),
+    "a logarithm and nll_loss": lambda output, labels: functional.nll_loss(
+        (output.softmax(-1) + 1e-8).log(), labels
+    ),
     "sigmoid and binary_cross_entropy": lambda output, labels: (
-        functional.binary_cross_entropy(output.sigmoid(), functional.one_hot(labels, CLASSES).float())
+        functional.binary_cross_entropy(
+            output.sigmoid(), functional.one_hot(labels, CLASSES).float()
+        )
         + 0 * functional.cross_entropy(output, labels)
     ),
-    "gates before the last product": lambda output, labels: functional.cross_entropy(output.sigmoid() * output, labels),
+    "gates before the last product": lambda output, labels: functional.cross_entropy(
+        output.sigmoid() * output, labels
+    ),
 }
 for name, given in ONCE.items():
     SOUND.append((name, "loss-input", lambda given=given: trained(given)))
 
 
-def in_autocast(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def in_autocast(
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     def computed(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             return loss(output.bfloat16(), target)
@@ -155,26 +191,42 @@ def in_autocast(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> C
 APART: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "mse_loss": functional.mse_loss,
     "smooth_l1_loss": functional.smooth_l1_loss,
-    "huber_loss, summed": lambda output, target: functional.huber_loss(output, target, reduction="sum"),
+    "huber_loss, summed": lambda output, target: functional.huber_loss(
+        output, target, reduction="sum"
+    ),
     "l1_loss": functional.l1_loss,
-    "mse_loss of (B,) and (B, 1)": lambda output, target: functional.mse_loss(output.squeeze(-1), target[:, None]),
+    "mse_loss of (B,) and (B, 1)": lambda output, target: functional.mse_loss(
+        output.squeeze(-1), target[:, None]
+    ),
     "mse_loss in autocast": in_autocast(functional.mse_loss),
     "l1_loss in autocast": in_autocast(functional.l1_loss),
-    "mse_loss in half": lambda output, target: functional.mse_loss(output.bfloat16(), target.bfloat16()),
+    "mse_loss in half": lambda output, target: functional.mse_loss(
+        output.bfloat16(), target.bfloat16()
+    ),
     "by hand": lambda output, target: (output - target).pow(2).mean(),
     "by hand, the target first": lambda output, target: (target - output).abs().mean(),
-    "by hand, (B,) and (B, 1)": lambda output, target: (output.squeeze(-1) - target[:, None]).square().sum().sqrt(),
+    "by hand, (B,) and (B, 1)": lambda output, target: (
+        (output.squeeze(-1) - target[:, None]).square().sum().sqrt()
+    ),
 }
 for name, given in APART.items():
     FAULTS.append((name, "loss-shape", lambda given=given: one_output(given)))
 
 TOGETHER: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "one shape": lambda output, target: functional.mse_loss(output.squeeze(-1), target),
-    "one shape in autocast": in_autocast(lambda output, target: functional.mse_loss(output.squeeze(-1), target)),
+    "one shape in autocast": in_autocast(
+        lambda output, target: functional.mse_loss(output.squeeze(-1), target)
+    ),
     "two numbers": lambda output, target: functional.mse_loss(output.mean(), target.mean()),
-    "one target for all": lambda output, target: functional.mse_loss(output, torch.tensor([1.0]).expand(1)),
-    "quantiles": lambda output, target: (torch.cat([output, output + 1, output + 2], 1) - target[:, None]).abs().mean(),
-    "each prediction with each target, as asked": lambda output, target: (output.squeeze(-1)[:, None] - target[None]).abs().mean(),
+    "one target for all": lambda output, target: functional.mse_loss(
+        output, torch.tensor([1.0]).expand(1)
+    ),
+    "quantiles": lambda output, target: (
+        (torch.cat([output, output + 1, output + 2], 1) - target[:, None]).abs().mean()
+    ),
+    "each prediction with each target, as asked": lambda output, target: (
+        (output.squeeze(-1)[:, None] - target[None]).abs().mean()
+    ),
     "each prediction with each other": lambda output, target: (
         (output - output.T).relu().mean() + functional.mse_loss(output, target[:, None])
     ),
@@ -202,7 +254,13 @@ def all_labels_are_one_class() -> Program:
 
 @fault("one-class")
 def all_labels_of_a_binary_cross_entropy_are_one() -> Program:
-    return trained(lambda output, labels: functional.binary_cross_entropy_with_logits(output[:, 0], torch.ones(32)), net(1), of_one_class)
+    return trained(
+        lambda output, labels: functional.binary_cross_entropy_with_logits(
+            output[:, 0], torch.ones(32)
+        ),
+        net(1),
+        of_one_class,
+    )
 
 
 @fault("one-class")
@@ -213,7 +271,10 @@ def a_cross_entropy_over_one_output() -> Program:
 @sound("one-class")
 def ten_batches_of_one_class_at_first() -> Program:
     numbers = iter(range(STEPS))
-    return trained(functional.cross_entropy, data=lambda: of_one_class() if next(numbers) < 10 else of_all_classes())
+    return trained(
+        functional.cross_entropy,
+        data=lambda: of_one_class() if next(numbers) < 10 else of_all_classes(),
+    )
 
 
 @sound("one-class")
@@ -225,7 +286,9 @@ def a_rare_class_that_has_not_come_yet() -> Program:
 def two_domains_told_apart_by_one_classifier() -> Program:
     def loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         here, there = torch.zeros(16, dtype=torch.long), torch.ones(16, dtype=torch.long)
-        return functional.cross_entropy(output[:16], here) + functional.cross_entropy(output[16:], there)
+        return functional.cross_entropy(output[:16], here) + functional.cross_entropy(
+            output[16:], there
+        )
 
     return trained(loss, data=of_all_classes)
 
@@ -238,7 +301,9 @@ def a_discriminator_with_a_backward_for_each_side() -> Program:
     def step(number: int) -> None:
         optimizer.zero_grad()
         for side in (torch.ones(32), torch.zeros(32)):
-            functional.binary_cross_entropy_with_logits(model(torch.randn(32, 6))[:, 0], side).backward()
+            functional.binary_cross_entropy_with_logits(
+                model(torch.randn(32, 6))[:, 0], side
+            ).backward()
         optimizer.step()
 
     return Program(model, optimizer, step)
@@ -248,7 +313,16 @@ def a_discriminator_with_a_backward_for_each_side() -> Program:
 def contrastive_learning_whose_first_one_is_right() -> Program:
     def loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         output = functional.normalize(output)
-        logits = torch.cat([(output * output.roll(1, 0).detach()).sum(1, keepdim=True), output @ torch.randn(CLASSES, 9)], 1) / 0.1
+        logits = (
+            torch.cat(
+                [
+                    (output * output.roll(1, 0).detach()).sum(1, keepdim=True),
+                    output @ torch.randn(CLASSES, 9),
+                ],
+                1,
+            )
+            / 0.1
+        )
         return functional.cross_entropy(logits, torch.zeros(32, dtype=torch.long))
 
     return trained(loss, data=of_all_classes)
@@ -295,7 +369,11 @@ def padding_is_learnt() -> Program:
 
 @fault("padding-in-loss")
 def padding_is_learnt_with_classes_in_the_middle() -> Program:
-    return trained(lambda output, labels: functional.cross_entropy(output.transpose(1, 2), labels), Words(), texts)
+    return trained(
+        lambda output, labels: functional.cross_entropy(output.transpose(1, 2), labels),
+        Words(),
+        texts,
+    )
 
 
 @sound("padding-in-loss")
@@ -305,7 +383,13 @@ def padding_is_ignored() -> Program:
 
 @sound("padding-in-loss")
 def padding_is_masked_afterwards() -> Program:
-    return trained(lambda output, labels: (flat(output, labels, reduction="none") * (labels.flatten() != 0)).mean(), Words(), texts)
+    return trained(
+        lambda output, labels: (
+            flat(output, labels, reduction="none") * (labels.flatten() != 0)
+        ).mean(),
+        Words(),
+        texts,
+    )
 
 
 @sound("padding-in-loss")
@@ -327,7 +411,9 @@ def what_ends_a_text_is_padding_too() -> Program:
 
 @sound("padding-in-loss")
 def tags_of_words() -> Program:
-    return trained(flat, Words(CLASSES), lambda: (texts()[0], torch.randint(0, CLASSES, (BATCH, 9)) // 3))
+    return trained(
+        flat, Words(CLASSES), lambda: (texts()[0], torch.randint(0, CLASSES, (BATCH, 9)) // 3)
+    )
 
 
 # steps that an error ends
@@ -339,28 +425,48 @@ def in_step(step: int, found: int, labels: torch.Tensor, label: int) -> torch.Te
 
 @fault("labels-range")
 def a_label_that_is_no_class_ends_the_run() -> Program:
-    return ends(lambda output, labels, step: functional.cross_entropy(output, in_step(step, 20, labels, CLASSES)))
+    return ends(
+        lambda output, labels, step: functional.cross_entropy(
+            output, in_step(step, 20, labels, CLASSES)
+        )
+    )
 
 
 @fault("labels-range")
 def a_label_below_zero_ends_the_run() -> Program:
-    return ends(lambda output, labels, step: nn.NLLLoss()(output.log_softmax(-1), in_step(step, 0, labels, -1)))
+    return ends(
+        lambda output, labels, step: nn.NLLLoss()(
+            output.log_softmax(-1), in_step(step, 0, labels, -1)
+        )
+    )
 
 
 @fault("labels-range")
 def an_id_beyond_the_embedding_ends_the_run() -> Program:
     numbers = iter(range(STEPS))
-    return trained(flat, Words(padding=None), lambda: (texts()[0] + (4 if next(numbers) == 7 else 0), texts()[1]))
+    return trained(
+        flat,
+        Words(padding=None),
+        lambda: (texts()[0] + (4 if next(numbers) == 7 else 0), texts()[1]),
+    )
 
 
 @sound("labels-range")
 def ignored_labels() -> Program:
-    return ends(lambda output, labels, step: functional.cross_entropy(output, in_step(step, step, labels, -100)))
+    return ends(
+        lambda output, labels, step: functional.cross_entropy(
+            output, in_step(step, step, labels, -100)
+        )
+    )
 
 
 @sound("labels-range")
 def another_error_ends_the_run() -> Program:
-    return ends(lambda output, labels, step: functional.cross_entropy(output[: 4 if step == 9 else BATCH], labels))
+    return ends(
+        lambda output, labels, step: functional.cross_entropy(
+            output[: 4 if step == 9 else BATCH], labels
+        )
+    )
 
 
 @fault("ended")
@@ -390,12 +496,18 @@ def nothing_ends_the_run() -> Program:
 
 @fault("without-gradient")
 def a_loss_is_made_anew_of_its_number() -> Program:
-    return trained(lambda output, labels: torch.tensor(functional.cross_entropy(output, labels).item(), requires_grad=True))
+    return trained(
+        lambda output, labels: torch.tensor(
+            functional.cross_entropy(output, labels).item(), requires_grad=True
+        )
+    )
 
 
 @fault("update-skipped")
 def a_detached_loss_moves_no_weight() -> Program:
-    return trained(lambda output, labels: functional.cross_entropy(output, labels).detach().requires_grad_())
+    return trained(
+        lambda output, labels: functional.cross_entropy(output, labels).detach().requires_grad_()
+    )
 
 
 @fault("update-skipped")
@@ -523,7 +635,9 @@ def an_optimizer_made_anew_in_each_epoch() -> Program:
 
 @sound("state-restored")
 def another_optimizer_for_the_second_half() -> Program:
-    return changed(torch.optim.AdamW, lambda parameters: torch.optim.SGD(parameters, 1e-2, momentum=0.9))
+    return changed(
+        torch.optim.AdamW, lambda parameters: torch.optim.SGD(parameters, 1e-2, momentum=0.9)
+    )
 
 
 @sound("state-restored")
@@ -611,7 +725,9 @@ def training_against_an_attack() -> Program:
         inputs.requires_grad_()
         functional.cross_entropy(model(inputs), labels).backward()
         optimizer.zero_grad()
-        functional.cross_entropy(model((inputs + 0.1 * inputs.grad.sign()).detach()), labels).backward()
+        functional.cross_entropy(
+            model((inputs + 0.1 * inputs.grad.sign()).detach()), labels
+        ).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -699,7 +815,12 @@ def gradients_are_clipped_behind_the_update() -> Program:
 @fault("clip-share")
 def values_are_clipped_behind_the_update() -> Program:
     program = clipping(None, None)
-    return program._replace(step=lambda number: (program.step(number), nn.utils.clip_grad_value_(program.model.parameters(), 0.1)))
+    return program._replace(
+        step=lambda number: (
+            program.step(number),
+            nn.utils.clip_grad_value_(program.model.parameters(), 0.1),
+        )
+    )
 
 
 @sound("clip-share")
@@ -744,7 +865,9 @@ def images(scaled: bool) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def convolutional(*first: nn.Module) -> nn.Sequential:
-    return nn.Sequential(*first, nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, CLASSES))
+    return nn.Sequential(
+        *first, nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, CLASSES)
+    )
 
 
 class Scaled(nn.Module):
@@ -775,11 +898,15 @@ def bytes_are_scaled_by_the_model() -> Program:
 
 @sound("input-range")
 def bytes_are_scaled_by_a_norm() -> Program:
-    return trained(functional.cross_entropy, convolutional(nn.BatchNorm2d(1)), lambda: images(False))
+    return trained(
+        functional.cross_entropy, convolutional(nn.BatchNorm2d(1)), lambda: images(False)
+    )
 
 
 def rounded(scale: float, to: torch.dtype, model: nn.Module | None = None) -> Program:
-    program = trained(lambda output, labels: functional.cross_entropy(output.float(), labels), model)
+    program = trained(
+        lambda output, labels: functional.cross_entropy(output.float(), labels), model
+    )
 
     def step(number: int) -> None:
         inputs, labels = batch()
@@ -818,33 +945,49 @@ def a_model_in_bfloat16() -> Program:
 
 @fault("dropout")
 def the_share_that_is_kept_is_given_to_dropout() -> Program:
-    return trained(functional.cross_entropy, nn.Sequential(net(16), nn.Dropout(0.95), nn.Linear(16, CLASSES)))
+    return trained(
+        functional.cross_entropy, nn.Sequential(net(16), nn.Dropout(0.95), nn.Linear(16, CLASSES))
+    )
 
 
 @sound("dropout")
 def strong_dropout() -> Program:
-    return trained(functional.cross_entropy, nn.Sequential(net(16), nn.Dropout(0.9), nn.Linear(16, CLASSES)))
+    return trained(
+        functional.cross_entropy, nn.Sequential(net(16), nn.Dropout(0.9), nn.Linear(16, CLASSES))
+    )
 
 
 def scripted_loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy(output, labels) + functional.nll_loss(output.log_softmax(-1), labels)
+    return functional.cross_entropy(output, labels) + functional.nll_loss(
+        output.log_softmax(-1), labels
+    )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_loss_can_be_scripted_inside_of_a_watch_and_is_not_ours_behind_it(tmp_path: Path) -> None:
     before = torch._C._nn.cross_entropy_loss
-    known = [each for each in torch.jit._builtins._get_builtin_table().values() if each == "aten::cross_entropy_loss"]
+    known = [
+        each
+        for each in torch.jit._builtins._get_builtin_table().values()
+        if each == "aten::cross_entropy_loss"
+    ]
     program = trained(lambda output, labels: torch.jit.script(scripted_loss)(output, labels))
     with ac.watch(program.model, program.optimizer, out=tmp_path, frames=0, quiet=True):
         program.step(0)
         assert torch._C._nn.cross_entropy_loss is not before
     assert torch._C._nn.cross_entropy_loss is before
-    assert [each for each in torch.jit._builtins._get_builtin_table().values() if each == "aten::cross_entropy_loss"] == known
+    assert [
+        each
+        for each in torch.jit._builtins._get_builtin_table().values()
+        if each == "aten::cross_entropy_loss"
+    ] == known
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size", "ignore:Detected call of `lr_scheduler")
 @pytest.mark.parametrize(
-    ("check", "build"), [(check, build) for _, check, build in FAULTS], ids=[f"{check}: {name}" for name, check, _ in FAULTS]
+    ("check", "build"),
+    [(check, build) for _, check, build in FAULTS],
+    ids=[f"{check}: {name}" for name, check, _ in FAULTS],
 )
 def test_a_silent_fault_is_seen(check: str, build: Build, tmp_path: Path) -> None:
     found = outcome(build, check, tmp_path)
@@ -853,8 +996,12 @@ def test_a_silent_fault_is_seen(check: str, build: Build, tmp_path: Path) -> Non
 
 @pytest.mark.filterwarnings("ignore:Using a target size", "ignore:Detected call of `lr_scheduler")
 @pytest.mark.parametrize(
-    ("check", "build"), [(check, build) for _, check, build in SOUND], ids=[f"{check}: {name}" for name, check, _ in SOUND]
+    ("check", "build"),
+    [(check, build) for _, check, build in SOUND],
+    ids=[f"{check}: {name}" for name, check, _ in SOUND],
 )
-def test_what_looks_like_a_silent_fault_and_is_sound_is_left_alone(check: str, build: Build, tmp_path: Path) -> None:
+def test_what_looks_like_a_silent_fault_and_is_sound_is_left_alone(
+    check: str, build: Build, tmp_path: Path
+) -> None:
     found = outcome(build, check, tmp_path)
     assert found.status in (CheckStatus.PASS, CheckStatus.NOT_LOOKED_AT), found

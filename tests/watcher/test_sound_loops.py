@@ -1,4 +1,6 @@
-"""The beginnings of sound trainings that look like faults to whom judges by what is usual: the checklist says nothing of them."""
+"""The beginnings of sound trainings that look like faults to whom judges by what is usual: the
+checklist says nothing of them.
+"""
 
 from __future__ import annotations
 
@@ -52,4 +54,7 @@ STEPS = 45
 def test_a_sound_training_is_left_alone(name: str, tmp_path: Path) -> None:
     watch_loop(name, tmp_path, STEPS)
     health = judge_log(read(tmp_path))
-    assert {each.check.id: each.outcome.measured for each in health.of(CheckStatus.WARN, CheckStatus.FAIL)} == {}
+    assert {
+        each.check.id: each.outcome.measured
+        for each in health.of(CheckStatus.WARN, CheckStatus.FAIL)
+    } == {}

@@ -1,4 +1,6 @@
-"""What a watch writes for the checklist: real faults in real trainings are seen, a sound one is left alone."""
+"""What a watch writes for the checklist: real faults in real trainings are seen, a sound one is
+left alone.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.norm, self.act = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU()
-        self.drop, self.spare = nn.Dropout(0.2), nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+        self.drop, self.spare = (
+            nn.Dropout(0.2),
+            nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)]),
+        )
         self.head = nn.Linear(16, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -71,11 +76,20 @@ class Loop:
             watch.step()
 
 
-def watched(out: Path, spoil: Callable[[Loop], None] = lambda loop: None, **options: Any) -> tuple[Analysis, Health]:
+def watched(
+    out: Path, spoil: Callable[[Loop], None] = lambda loop: None, **options: Any
+) -> tuple[Analysis, Health]:
     torch.manual_seed(0)
     loop = Loop()
     spoil(loop)
-    given = {"scheduler": loop.scheduler, "scaler": loop.scaler, "on_finding": "warn", "frames": 0, "quiet": True, "checks_every": 4}
+    given = {
+        "scheduler": loop.scheduler,
+        "scaler": loop.scaler,
+        "on_finding": "warn",
+        "frames": 0,
+        "quiet": True,
+        "checks_every": 4,
+    }
     with ac.watch(loop.model, loop.optimizer, out=out, **{**given, **options}) as watch:
         loop.run(watch)
     ranks = read(out)
@@ -99,7 +113,9 @@ def zero_grad_is_forgotten(loop: Loop) -> None:
 
 @fault("in-no-optimizer")
 def the_head_is_in_no_optimizer(loop: Loop) -> None:
-    loop.optimizer.param_groups[0]["params"] = [each for name, each in loop.model.named_parameters() if not name.startswith("head")]
+    loop.optimizer.param_groups[0]["params"] = [
+        each for name, each in loop.model.named_parameters() if not name.startswith("head")
+    ]
 
 
 @fault("without-gradient")
@@ -124,12 +140,16 @@ def evaluation_is_not_left(loop: Loop) -> None:
 
 @fault("evaluation-mode")
 def an_evaluation_runs_in_training(loop: Loop) -> None:
-    loop.before = torch.no_grad()(lambda step: loop.model(torch.randn(4, 6)) if step in (6, 12) else None)
+    loop.before = torch.no_grad()(
+        lambda step: loop.model(torch.randn(4, 6)) if step in (6, 12) else None
+    )
 
 
 @fault("drawn-behind")
 def a_module_draws_with_python(loop: Loop) -> None:
-    loop.model.drop.register_forward_pre_hook(lambda module, args: (args[0] * (1 + random.random()),))
+    loop.model.drop.register_forward_pre_hook(
+        lambda module, args: (args[0] * (1 + random.random()),)
+    )
 
 
 @fault("loss-type")
@@ -139,7 +159,9 @@ def the_loss_is_computed_in_bfloat16(loop: Loop) -> None:
 
 @fault("labels-ignored")
 def all_labels_are_ignored(loop: Loop) -> None:
-    loop.loss = lambda output, labels: functional.cross_entropy(output, torch.full_like(labels, -100), reduction="sum")
+    loop.loss = lambda output, labels: functional.cross_entropy(
+        output, torch.full_like(labels, -100), reduction="sum"
+    )
 
 
 @fault("schedule-steps")
@@ -154,7 +176,9 @@ def the_scheduler_is_stepped_first(loop: Loop) -> None:
 
 @fault("schedule-applied")
 def the_scheduler_is_of_another_optimizer(loop: Loop) -> None:
-    loop.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(torch.optim.AdamW(loop.model.parameters(), 1e-3), 50)
+    loop.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(
+        torch.optim.AdamW(loop.model.parameters(), 1e-3), 50
+    )
 
 
 @fault("gradients-grow")
@@ -183,7 +207,9 @@ def a_layer_is_frozen_with_its_gradient(loop: Loop) -> None:
 @fault("buffers")
 def a_running_variance_leaves_its_range(loop: Loop) -> None:
     loop.steps, calls = 40, iter(range(40))
-    loop.model.up.register_forward_hook(lambda module, args, output: output * 1e4 if next(calls) >= 32 else output)
+    loop.model.up.register_forward_hook(
+        lambda module, args, output: output * 1e4 if next(calls) >= 32 else output
+    )
 
 
 @fault("update-skipped")
@@ -204,7 +230,9 @@ class Timed(Net):
         self.time = Time()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) + self.time(torch.arange(0, 800, 100, device=x.device).to(torch.bfloat16))
+        return super().forward(x) + self.time(
+            torch.arange(0, 800, 100, device=x.device).to(torch.bfloat16)
+        )
 
 
 class Time(nn.Module):
@@ -235,7 +263,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Analysis, Health]:
 
 
 def test_a_sound_training_is_left_alone(sound: tuple[Analysis, Health]) -> None:
-    assert [(each.check.id, each.outcome.measured) for each in sound[1].of(CheckStatus.WARN, CheckStatus.FAIL)] == []
+    assert [
+        (each.check.id, each.outcome.measured)
+        for each in sound[1].of(CheckStatus.WARN, CheckStatus.FAIL)
+    ] == []
     assert not [warning for warning in sound[0].warnings if "not looked at" in warning.text]
 
 
@@ -260,7 +291,9 @@ def test_what_is_written_is_what_was_there(tmp_path: Path) -> None:
     fifth = run.vitals[4]
     added = weights[5] - weights[4]
     assert fifth.layers["weight"][at] == pytest.approx(weights[4].norm().item(), rel=1e-6)
-    assert fifth.layers["update"][at] == pytest.approx((added.norm() / weights[4].norm()).item(), rel=1e-5)
+    assert fifth.layers["update"][at] == pytest.approx(
+        (added.norm() / weights[4].norm()).item(), rel=1e-5
+    )
     assert [each.loss for each in run.vitals] == pytest.approx([loss.item() for loss in losses])
     assert fifth.lr["AdamW.0"] == pytest.approx(1e-3 * (1 + math.cos(math.pi * 4 / 50)) / 2)
 
@@ -290,7 +323,9 @@ def test_labels_that_count_are_told_apart_whatever_the_default_type(tmp_path: Pa
     torch.set_default_dtype(torch.bfloat16)
     try:
         with ac.watch(model, out=tmp_path, frames=0, on_finding="warn", quiet=True) as watch:
-            functional.cross_entropy(model(torch.randn(4, 6, dtype=torch.float32)), labels).backward()
+            functional.cross_entropy(
+                model(torch.randn(4, 6, dtype=torch.float32)), labels
+            ).backward()
             watch.step()
     finally:
         torch.set_default_dtype(torch.float32)
@@ -318,26 +353,38 @@ def test_a_loader_of_a_stream_is_not_asked_for_its_length(tmp_path: Path) -> Non
                 model(x).sum().backward()
                 watch.step()
     found = [each.loaded for each in read(tmp_path).ranks[0].vitals]
-    assert [(each.number, each.begun, each.batches) for each in found if each is not None] == [(0, 1, 0)] * 3 + [(0, 2, 0)] * 3
+    assert [(each.number, each.begun, each.batches) for each in found if each is not None] == [
+        (0, 1, 0)
+    ] * 3 + [(0, 2, 0)] * 3
 
 
 def test_what_shows_nothing_is_left_out(tmp_path: Path) -> None:
-    """One number is its own extrema, scores that are no log-probabilities have no entropy, and no label is no reason to give up."""
+    """One number is its own extrema, scores that are no log-probabilities have no entropy, and no
+    label is no reason to give up.
+    """
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
 
     def loss_of(step: int, hidden: torch.Tensor) -> torch.Tensor:
         if step == 0:
             return functional.nll_loss(hidden, torch.tensor([1]))
-        return functional.cross_entropy(hidden[:0], torch.empty(0, dtype=torch.long)).nan_to_num() + hidden.sum()
+        return (
+            functional.cross_entropy(hidden[:0], torch.empty(0, dtype=torch.long)).nan_to_num()
+            + hidden.sum()
+        )
 
-    with ac.watch(model, out=tmp_path, frames=0, checks_every=1, on_finding="warn", quiet=True) as watch:
+    with ac.watch(
+        model, out=tmp_path, frames=0, checks_every=1, on_finding="warn", quiet=True
+    ) as watch:
         for step in range(2):
             output = model(torch.ones(1, 3))
             (loss_of(step, model[0](torch.ones(1, 3))) + output.sum()).backward()
             watch.step()
     run = read(tmp_path).ranks[0]
     assert [list(each.outputs) for each in run.vitals] == [["0"], ["0"]]
-    assert [None if each.targets is None else each.targets.entropy for each in run.vitals] == [None, None]
+    assert [None if each.targets is None else each.targets.entropy for each in run.vitals] == [
+        None,
+        None,
+    ]
     assert all(each.loss is not None for each in run.vitals)
     assert not [warning for warning in run.warnings if "not looked at" in warning.text]
 
@@ -351,13 +398,17 @@ def test_the_generators_that_the_data_draws_from_are_noted(tmp_path: Path) -> No
     random.seed(1)
     run, health = watched(tmp_path, draw)
     assert [each.drawn_between for each in run.vitals] == [[], ["python"], ["python"]]
-    assert {each.check.id: each.status for each in health.results}["seeded-others"] is CheckStatus.WARN
+    assert {each.check.id: each.status for each in health.results}[
+        "seeded-others"
+    ] is CheckStatus.WARN
 
 
 def test_without_the_checklist_nothing_is_written_for_it(tmp_path: Path) -> None:
     run, health = watched(tmp_path, checks_every=0)
     assert (run.vitals, run.setups) == ([], [])
-    assert {each.check.id: each.status for each in health.results}["zero-grad"] is CheckStatus.NOT_LOOKED_AT
+    assert {each.check.id: each.status for each in health.results}[
+        "zero-grad"
+    ] is CheckStatus.NOT_LOOKED_AT
 
 
 def test_two_runs_of_one_seed_are_compared(tmp_path: Path) -> None:
@@ -366,4 +417,6 @@ def test_two_runs_of_one_seed_are_compared(tmp_path: Path) -> None:
 
     watched(tmp_path, short)
     _, health = watched(tmp_path, short)
-    assert {each.check.id: each.status for each in health.results}["same-first-step"] is CheckStatus.PASS
+    assert {each.check.id: each.status for each in health.results}[
+        "same-first-step"
+    ] is CheckStatus.PASS

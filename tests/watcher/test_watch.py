@@ -1,4 +1,6 @@
-"""A watch from beginning to end: it changes nothing, it says what it cannot do, and it leaves nothing behind."""
+"""A watch from beginning to end: it changes nothing, it says what it cannot do, and it leaves
+nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,16 @@ from accucompare.errors import NonFiniteError, UsageError, WatchEndedError
 from accucompare.findings.analysis.analysis import read
 from accucompare.findings.log.events import Alert, End, Finding, Frames, Step, WatchStart
 from fixtures.cnn import Net
-from tests.watcher.watched import Counting, Glue, Subject, assert_same, events, origins, run, trained
+from tests.watcher.watched import (
+    Counting,
+    Glue,
+    Subject,
+    assert_same,
+    events,
+    origins,
+    run,
+    trained,
+)
 
 NAN, INF = float("nan"), float("inf")
 
@@ -47,9 +58,15 @@ def subject(make: Callable[[], Subject]) -> Callable[[], Subject]:
 def gpt2_with_dropout() -> Subject:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=50, n_positions=16))
+    model = GPT2LMHeadModel(
+        GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=50, n_positions=16)
+    )
     ids = torch.randint(0, 50, (3, 2, 8))
-    return trained(model, lambda number: {"input_ids": ids[number], "labels": ids[number], "use_cache": False}, lambda output: output.loss)
+    return trained(
+        model,
+        lambda number: {"input_ids": ids[number], "labels": ids[number], "use_cache": False},
+        lambda output: output.loss,
+    )
 
 
 @subject
@@ -69,7 +86,11 @@ def cnn_with_batch_norm() -> Subject:
 @subject
 def lstm_with_dropout() -> Subject:
     model: Any = nn.LSTM(3, 4, num_layers=2, dropout=0.5)
-    return trained(model, lambda number: (torch.randn(5, 2, 3),), lambda output: output[0].square().mean() + output[1][1].mean())
+    return trained(
+        model,
+        lambda number: (torch.randn(5, 2, 3),),
+        lambda output: output[0].square().mean() + output[1][1].mean(),
+    )
 
 
 @subject
@@ -93,8 +114,17 @@ def a_shared_module() -> Subject:
 
 @subject
 def views_as_outputs() -> Subject:
-    model: Any = nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (2, 3)), Glue(lambda self, x: x.transpose(1, 2)[:, :2]), nn.Flatten())
-    return trained(model, lambda number: (torch.randn(2, 4),), lambda output: output.unbind(0)[0].square().sum())
+    model: Any = nn.Sequential(
+        nn.Linear(4, 6),
+        nn.Unflatten(1, (2, 3)),
+        Glue(lambda self, x: x.transpose(1, 2)[:, :2]),
+        nn.Flatten(),
+    )
+    return trained(
+        model,
+        lambda number: (torch.randn(2, 4),),
+        lambda output: output.unbind(0)[0].square().sum(),
+    )
 
 
 @subject
@@ -114,8 +144,13 @@ def gradient_inside() -> Subject:
 
 @subject
 def complex_numbers() -> Subject:
-    model: Any = Glue(lambda self, x: self.fc(torch.fft.fft(x)).conj() * 2j, fc=nn.Linear(4, 4, dtype=torch.complex64))
-    return trained(model, lambda number: (torch.randn(2, 4),), lambda output: output.abs().square().sum())
+    model: Any = Glue(
+        lambda self, x: self.fc(torch.fft.fft(x)).conj() * 2j,
+        fc=nn.Linear(4, 4, dtype=torch.complex64),
+    )
+    return trained(
+        model, lambda number: (torch.randn(2, 4),), lambda output: output.abs().square().sum()
+    )
 
 
 @subject
@@ -137,19 +172,27 @@ def sparse_gradients() -> Subject:
 @subject
 def float8_between() -> Subject:
     model: Any = Glue(
-        lambda self, x: self.cast(self.fc(x)).float() + self.fc(x), fc=nn.Linear(4, 4), cast=Glue(lambda self, x: x.to(torch.float8_e4m3fn))
+        lambda self, x: self.cast(self.fc(x)).float() + self.fc(x),
+        fc=nn.Linear(4, 4),
+        cast=Glue(lambda self, x: x.to(torch.float8_e4m3fn)),
     )
     return trained(model, lambda number: (torch.randn(2, 4),))
 
 
 @subject
 def empty_tensors() -> Subject:
-    return trained(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), lambda number: (torch.randn(0, 4),), lambda output: output.sum())
+    return trained(
+        nn.Sequential(nn.Linear(4, 3), nn.ReLU()),
+        lambda number: (torch.randn(0, 4),),
+        lambda output: output.sum(),
+    )
 
 
 @subject
 def weight_norm_parametrization() -> Subject:
-    model: Any = nn.Sequential(weight_norm(nn.Linear(4, 4)), torch.nn.utils.parametrizations.spectral_norm(nn.Linear(4, 2)))
+    model: Any = nn.Sequential(
+        weight_norm(nn.Linear(4, 4)), torch.nn.utils.parametrizations.spectral_norm(nn.Linear(4, 2))
+    )
     return trained(model, lambda number: (torch.randn(2, 4),))
 
 
@@ -177,12 +220,18 @@ class _Cubed(torch.autograd.Function):
 
 @subject
 def a_function_of_ones_own() -> Subject:
-    return trained(Glue(lambda self, x: _Cubed.apply(self.fc(x)), fc=nn.Linear(4, 4)), lambda number: (torch.randn(2, 4),))
+    return trained(
+        Glue(lambda self, x: _Cubed.apply(self.fc(x)), fc=nn.Linear(4, 4)),
+        lambda number: (torch.randn(2, 4),),
+    )
 
 
 def _checkpointed(reentrant: bool) -> Subject:
     inner = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Tanh())
-    model: Any = Glue(lambda self, x: self.last(checkpoint(self.inner, self.first(x), use_reentrant=reentrant)), inner=inner)
+    model: Any = Glue(
+        lambda self, x: self.last(checkpoint(self.inner, self.first(x), use_reentrant=reentrant)),
+        inner=inner,
+    )
     model.first, model.last = nn.Linear(4, 4), nn.Linear(4, 4)
     return trained(model, lambda number: (torch.randn(2, 4),))
 
@@ -199,7 +248,10 @@ def checkpointed_reentrantly() -> Subject:
 
 @subject
 def compiled() -> Subject:
-    plain = trained(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)), lambda number: (torch.randn(2, 4),))
+    plain = trained(
+        nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)),
+        lambda number: (torch.randn(2, 4),),
+    )
     model: Any = torch.compile(plain.model, backend="eager")
     return trained(model, lambda number: (torch.randn(2, 4),))
 
@@ -207,7 +259,9 @@ def compiled() -> Subject:
 @subject
 def autocast() -> Subject:
     model: Any = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    cast: Any = Glue(lambda self, x: torch.autocast("cpu", torch.bfloat16)(self.inner)(x).float(), inner=model)
+    cast: Any = Glue(
+        lambda self, x: torch.autocast("cpu", torch.bfloat16)(self.inner)(x).float(), inner=model
+    )
     return trained(cast, lambda number: (torch.randn(2, 4),))
 
 
@@ -217,9 +271,22 @@ def test_training_is_the_same_with_a_watch_and_without(name: str, tmp_path: Path
     assert watch.findings == []
 
 
-@pytest.mark.parametrize("options", [{"frames": 0}, {"level": "op"}, {"every": 2}, {"trace_steps": [1]}], ids=str)
-@pytest.mark.parametrize("name", ["gpt2_with_dropout", "cnn_with_batch_norm", "lstm_with_dropout", "checkpointed", "sparse_gradients"])
-def test_training_is_the_same_however_closely_it_is_watched(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options", [{"frames": 0}, {"level": "op"}, {"every": 2}, {"trace_steps": [1]}], ids=str
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2_with_dropout",
+        "cnn_with_batch_norm",
+        "lstm_with_dropout",
+        "checkpointed",
+        "sparse_gradients",
+    ],
+)
+def test_training_is_the_same_however_closely_it_is_watched(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
     assert assert_same(SUBJECTS[name], tmp_path, **options).findings == []
 
 
@@ -285,7 +352,9 @@ def test_several_backwards_through_one_graph_are_the_same(tmp_path: Path) -> Non
 
 def test_gradients_accumulated_over_many_forwards_are_the_same(tmp_path: Path) -> None:
     def make() -> Subject:
-        model: Any = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+        model: Any = nn.Sequential(
+            nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)
+        )
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
         def step(number: int) -> Any:
@@ -302,7 +371,10 @@ def test_gradients_accumulated_over_many_forwards_are_the_same(tmp_path: Path) -
 def test_two_optimizers_of_one_model_update_the_same(tmp_path: Path) -> None:
     def make() -> Subject:
         model: Any = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-        optimizers = [torch.optim.SGD(model[0].parameters(), 0.1), torch.optim.Adam(model[1].parameters())]
+        optimizers = [
+            torch.optim.SGD(model[0].parameters(), 0.1),
+            torch.optim.Adam(model[1].parameters()),
+        ]
 
         def step(number: int) -> Any:
             model(torch.randn(5, 3)).square().mean().backward()
@@ -337,7 +409,10 @@ def test_lbfgs_which_runs_the_model_inside_its_update_is_the_same(tmp_path: Path
 
 def test_gradients_of_each_sample_by_function_transforms_are_the_same(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-    parameters, x = {name: parameter.detach() for name, parameter in model.named_parameters()}, torch.randn(5, 3)
+    parameters, x = (
+        {name: parameter.detach() for name, parameter in model.named_parameters()},
+        torch.randn(5, 3),
+    )
 
     def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         return torch.func.functional_call(model, parameters, (x,)).sum()
@@ -369,18 +444,26 @@ def test_calls_under_vmap_are_looked_at_forward_and_backward(tmp_path: Path) -> 
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
         torch.func.vmap(model)(torch.ones(3, 2)).sum().backward()
         watch.step()
-    assert [(found.place, found.operator) for found in origins(watch)] == [("1, backward", "SqrtBackward0")]
+    assert [(found.place, found.operator) for found in origins(watch)] == [
+        ("1, backward", "SqrtBackward0")
+    ]
     assert events(watch, Step)[0].unseen == {}
 
 
-def test_gradients_that_a_function_transform_takes_are_said_not_to_have_been_seen(tmp_path: Path) -> None:
+def test_gradients_that_a_function_transform_takes_are_said_not_to_have_been_seen(
+    tmp_path: Path,
+) -> None:
     model: Any = nn.Linear(2, 1)
     with ac.watch(model, out=tmp_path, quiet=True) as watch:
         torch.func.vmap(torch.func.grad(lambda x: model(x).sum()))(torch.ones(3, 2))
         watch.step()
     assert watch.findings == []
     said = read(tmp_path).trouble
-    assert said == "nothing was found, but not all was seen: the gradients that a function transform takes, of (root)"
+    assert (
+        said
+        == "nothing was found, but not all was seen: the gradients that a function transform takes,"
+        " of (root)"
+    )
 
 
 def test_a_transform_inside_the_model_hides_nothing(tmp_path: Path) -> None:
@@ -407,7 +490,9 @@ def test_a_backward_that_raised_and_is_tried_again_is_heard(tmp_path: Path) -> N
     assert len(watch.grad_norms) == 1
 
 
-def test_a_copy_or_a_pickle_made_meanwhile_has_no_hooks_and_works_on_after_the_watch(tmp_path: Path) -> None:
+def test_a_copy_or_a_pickle_made_meanwhile_has_no_hooks_and_works_on_after_the_watch(
+    tmp_path: Path,
+) -> None:
     model: Any = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     x = torch.randn(3, 2)
     with ac.watch(model, out=tmp_path, quiet=True) as watch, warnings.catch_warnings():
@@ -415,7 +500,11 @@ def test_a_copy_or_a_pickle_made_meanwhile_has_no_hooks_and_works_on_after_the_w
         saved = io.BytesIO()
         torch.save(model, saved)
         saved.seek(0)
-        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(saved, weights_only=False)]
+        copies = [
+            copy.deepcopy(model),
+            pickle.loads(pickle.dumps(model)),
+            torch.load(saved, weights_only=False),
+        ]
         for each in copies:
             each(torch.full((1, 2), NAN)).sum().backward()
         watch.step()
@@ -436,7 +525,9 @@ def test_an_output_can_be_saved_without_a_warning(tmp_path: Path) -> None:
 def _gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=50, n_positions=16))
+    return GPT2LMHeadModel(
+        GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=50, n_positions=16)
+    )
 
 
 def test_no_number_is_brought_to_the_host_during_forward_and_backward(tmp_path: Path) -> None:
@@ -455,7 +546,9 @@ def test_nothing_of_a_step_is_kept_after_it(tmp_path: Path) -> None:
     outputs: list[weakref.ref[torch.Tensor]] = []
     model: Any = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     for module in model:
-        module.register_forward_hook(lambda module, args, output: outputs.append(weakref.ref(output)))
+        module.register_forward_hook(
+            lambda module, args, output: outputs.append(weakref.ref(output))
+        )
     gc.collect()
     gc.disable()
     try:
@@ -520,7 +613,13 @@ def test_idle_steps_have_no_hooks(tmp_path: Path) -> None:
     hooked = []
     with ac.watch(model, out=tmp_path, every=3, quiet=True) as watch:
         for _ in range(7):
-            hooked.append(bool(model[0]._forward_hooks or model[0]._forward_pre_hooks or model[0].weight._backward_hooks))
+            hooked.append(
+                bool(
+                    model[0]._forward_hooks
+                    or model[0]._forward_pre_hooks
+                    or model[0].weight._backward_hooks
+                )
+            )
             model(torch.ones(1, 2)).sum().backward()
             watch.step()
     assert hooked == [True, False, False, True, False, False, True]
@@ -533,17 +632,28 @@ def test_idle_steps_have_no_hooks(tmp_path: Path) -> None:
 
 def _hooks(model: nn.Module) -> int:
     parameters = sum(len(parameter._backward_hooks or ()) for parameter in model.parameters())
-    return parameters + sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+    return parameters + sum(
+        len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "reason"),
-    [(ValueError("no data"), "ValueError: no data"), (KeyboardInterrupt(), "interrupted"), (SystemExit(1), "SystemExit: 1")],
+    [
+        (ValueError("no data"), "ValueError: no data"),
+        (KeyboardInterrupt(), "interrupted"),
+        (SystemExit(1), "SystemExit: 1"),
+    ],
     ids=["error", "ctrl-c", "exit"],
 )
-def test_whatever_ends_the_loop_hooks_are_removed_and_the_log_says_why(error: BaseException, reason: str, tmp_path: Path) -> None:
+def test_whatever_ends_the_loop_hooks_are_removed_and_the_log_says_why(
+    error: BaseException, reason: str, tmp_path: Path
+) -> None:
     model: Any = nn.Sequential(nn.Linear(2, 2))
-    with pytest.raises(type(error)) as raised, ac.watch(model, out=tmp_path, quiet=True) as watch:  # noqa: PT012
+    with (  # noqa: PT012
+        pytest.raises(type(error)) as raised,
+        ac.watch(model, out=tmp_path, quiet=True) as watch,
+    ):
         model(torch.ones(1, 2)).sum().backward()
         raise error
     assert raised.value is error
@@ -567,12 +677,17 @@ def test_an_error_in_the_model_comes_through_as_it_is_and_the_watch_goes_on(tmp_
             model[0].weight.fill_(NAN)
         model(torch.zeros(1, 2))
         watch.step()
-    assert [(found.place, found.site.value) for found in origins(watch)] == [("0 call 1 (weights)", "weights")]
+    assert [(found.place, found.site.value) for found in origins(watch)] == [
+        ("0 call 1 (weights)", "weights")
+    ]
 
 
 def test_what_was_found_before_an_error_in_the_loop_is_in_the_log(tmp_path: Path) -> None:
     model: Any = Glue(lambda self, x: self.fc(x) / 0, fc=nn.Linear(2, 2))
-    with pytest.raises(ZeroDivisionError), ac.watch(model, out=tmp_path, quiet=True) as watch:  # noqa: PT012
+    with (  # noqa: PT012
+        pytest.raises(ZeroDivisionError),
+        ac.watch(model, out=tmp_path, quiet=True) as watch,
+    ):
         model(torch.ones(1, 2))
         raise ZeroDivisionError
     assert [found.place for found in events(watch, Finding)] == ["(root) (glue, after fc)"]
@@ -626,7 +741,10 @@ def test_a_finding_is_raised_before_parameters_change(tmp_path: Path) -> None:
     model: Any = Glue(lambda self, x: (self.fc(x) - self.fc(x)).sqrt(), fc=nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     before = model.fc.weight.detach().clone()
-    with pytest.raises(NonFiniteError) as raised, ac.watch(model, optimizer, out=tmp_path, quiet=True):  # noqa: PT012
+    with (  # noqa: PT012
+        pytest.raises(NonFiniteError) as raised,
+        ac.watch(model, optimizer, out=tmp_path, quiet=True),
+    ):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     assert torch.equal(model.fc.weight, before)
@@ -667,7 +785,9 @@ def test_runs_are_added_to_a_log(tmp_path: Path) -> None:
 
 
 def test_the_last_frames_before_a_finding_are_in_the_log_in_execution_order(tmp_path: Path) -> None:
-    model: Any = nn.Sequential(*(nn.Linear(2, 2) for _ in range(6)), Glue(lambda self, x: x / 0), nn.ReLU())
+    model: Any = nn.Sequential(
+        *(nn.Linear(2, 2) for _ in range(6)), Glue(lambda self, x: x / 0), nn.ReLU()
+    )
     with ac.watch(model, out=tmp_path, frames=3, on_finding="warn", quiet=True) as watch:
         model(torch.ones(1, 2))
         watch.step()
@@ -687,7 +807,11 @@ def test_all_frames_of_a_traced_step_are_in_the_log(tmp_path: Path) -> None:
             model(torch.ones(1, 2))
             watch.step()
     (traced,) = events(watch, Frames)
-    assert (traced.step, traced.traced, [frame.name for frame in traced.frames]) == (1, True, ["0", "1", ""])
+    assert (traced.step, traced.traced, [frame.name for frame in traced.frames]) == (
+        1,
+        True,
+        ["0", "1", ""],
+    )
 
 
 def test_a_module_that_may_give_nan_is_left_alone(tmp_path: Path) -> None:
@@ -738,7 +862,9 @@ def test_two_watches_on_one_model_are_refused(tmp_path: Path) -> None:
     with ac.watch(model, out=tmp_path / "one", quiet=True):
         for second in (model, model[0], nn.Sequential(model[0])):
             with (
-                pytest.raises(UsageError, match="is being watched already; end the other watch first"),
+                pytest.raises(
+                    UsageError, match="is being watched already; end the other watch first"
+                ),
                 ac.watch(second, out=tmp_path / "two"),
             ):
                 pass
@@ -763,7 +889,10 @@ def test_watches_of_two_models_need_directories_of_their_own(tmp_path: Path) -> 
 def test_a_watch_inside_a_capture_is_refused(tmp_path: Path) -> None:
     model: Any = nn.Linear(2, 2)
     with ac.capture(model, tmp_path / "golden"):
-        with pytest.raises(UsageError, match="is being captured: watch it in a run of its own"), ac.watch(model, out=tmp_path):
+        with (
+            pytest.raises(UsageError, match="is being captured: watch it in a run of its own"),
+            ac.watch(model, out=tmp_path),
+        ):
             pass
         model(torch.ones(1, 2))
     assert _hooks(model) == 0
@@ -773,10 +902,16 @@ def test_a_capture_inside_a_watch_records_what_it_would_without(tmp_path: Path) 
     model, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.randn(3, 2)
     with ac.capture(model, tmp_path / "plain"):
         model(x)
-    with ac.watch(model, out=tmp_path / "watch", quiet=True) as watch, ac.capture(model, tmp_path / "watched"):
+    with (
+        ac.watch(model, out=tmp_path / "watch", quiet=True) as watch,
+        ac.capture(model, tmp_path / "watched"),
+    ):
         model(x)
         watch.step()
-    with ac.open_bundle(tmp_path / "plain") as plain, ac.open_bundle(tmp_path / "watched") as watched:
+    with (
+        ac.open_bundle(tmp_path / "plain") as plain,
+        ac.open_bundle(tmp_path / "watched") as watched,
+    ):
         assert [(record.name, record.role, record.digest) for record in plain.records()] == [
             (record.name, record.role, record.digest) for record in watched.records()
         ]
@@ -797,25 +932,39 @@ def test_a_capture_inside_a_watch_records_what_it_would_without(tmp_path: Path) 
         ({"trace_steps": 3}, "trace_steps must hold numbers of steps, but is 3"),
         ({"trace_steps": "13"}, "trace_steps must hold numbers of steps, but is '13'"),
         ({"allow": 5}, "allow must hold globs of names, but is 5"),
-        ({"optimizer": 5}, r"optimizer must be a torch.optim.Optimizer, or a list of them, but is a int"),
+        (
+            {"optimizer": 5},
+            r"optimizer must be a torch.optim.Optimizer, or a list of them, but is a int",
+        ),
         ({"scaler": 5}, r"scaler must be a torch.amp.GradScaler, but is a int"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_an_option_that_makes_no_sense_is_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=message), ac.watch(nn.Linear(2, 2), out=tmp_path / "new", **options):
+def test_an_option_that_makes_no_sense_is_named(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with (
+        pytest.raises(UsageError, match=message),
+        ac.watch(nn.Linear(2, 2), out=tmp_path / "new", **options),
+    ):
         pass
     assert not (tmp_path / "new").exists()
 
 
 def test_what_is_no_module_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"model must be a torch.nn.Module, but is a function"), ac.watch(lambda x: x, out=tmp_path):  # type: ignore[arg-type]
+    with (
+        pytest.raises(UsageError, match=r"model must be a torch.nn.Module, but is a function"),
+        ac.watch(lambda x: x, out=tmp_path),
+    ):  # type: ignore[arg-type]
         pass
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="the log of the watch cannot be written"), ac.watch(nn.Linear(2, 2), out=tmp_path / "file"):
+    with (
+        pytest.raises(UsageError, match="the log of the watch cannot be written"),
+        ac.watch(nn.Linear(2, 2), out=tmp_path / "file"),
+    ):
         pass
     model: Any = nn.Linear(2, 2)
     with ac.watch(model, out=tmp_path / "other", quiet=True):
@@ -829,13 +978,17 @@ def test_a_loop_without_a_backward_is_told_of_it(tmp_path: Path) -> None:
         model(torch.ones(1, 2))
         watch.step()
     assert [event.text for event in events(watch, Alert)] == [
-        "no backward reached the model, so that no gradient was looked at; is it inside the watch, and the loss not detached?"
+        "no backward reached the model, so that no gradient was looked at; is it inside the watch,"
+        " and the loss not detached?"
     ]
 
 
 def test_several_optimizers_may_be_given(tmp_path: Path) -> None:
     model: Any = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    optimizers = [torch.optim.SGD(model[0].parameters(), 0.1), torch.optim.Adam(model[1].parameters())]
+    optimizers = [
+        torch.optim.SGD(model[0].parameters(), 0.1),
+        torch.optim.Adam(model[1].parameters()),
+    ]
     with ac.watch(model, optimizers, out=tmp_path, quiet=True) as watch:
         model(torch.ones(1, 3)).sum().backward()
         for optimizer in optimizers:
@@ -843,7 +996,10 @@ def test_several_optimizers_may_be_given(tmp_path: Path) -> None:
         watch.step()
     assert events(watch, Alert) == []
     other = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
-    with pytest.raises(UsageError, match="optimizer updates no parameter"), ac.watch(model, [*optimizers, other], out=tmp_path, quiet=True):
+    with (
+        pytest.raises(UsageError, match="optimizer updates no parameter"),
+        ac.watch(model, [*optimizers, other], out=tmp_path, quiet=True),
+    ):
         pass
 
 
@@ -857,30 +1013,45 @@ def test_the_model_itself_is_allowed_by_the_name_that_is_printed(tmp_path: Path)
 
 def test_an_optimizer_of_another_model_is_told(tmp_path: Path) -> None:
     other = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
-    with pytest.raises(UsageError, match="optimizer"), ac.watch(nn.Linear(2, 2), other, out=tmp_path, quiet=True):
+    with (
+        pytest.raises(UsageError, match="optimizer"),
+        ac.watch(nn.Linear(2, 2), other, out=tmp_path, quiet=True),
+    ):
         pass
 
 
-def test_a_full_disk_does_not_hide_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_does_not_hide_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*arguments: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     model: Any = nn.Sequential(nn.Linear(2, 2), Glue(lambda self, x: x / 0))
-    with pytest.raises(NonFiniteError, match=r"Inf.* in 1 ") as raised, ac.watch(model, out=tmp_path, quiet=True):  # noqa: PT012
+    with (  # noqa: PT012
+        pytest.raises(NonFiniteError, match=r"Inf.* in 1 ") as raised,
+        ac.watch(model, out=tmp_path, quiet=True),
+    ):
         model(torch.ones(1, 2))
         monkeypatch.setattr(os, "replace", full)
     assert "No space left on device" in str(raised.value)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
-def test_a_log_on_a_full_disk_ends_with_a_warning_and_the_watch_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_on_a_full_disk_ends_with_a_warning_and_the_watch_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model: Any = nn.Sequential(nn.Linear(2, 2), Glue(lambda self, x: x / 0))
-    with pytest.raises(NonFiniteError), ac.watch(model, out=tmp_path, on_finding="raise", quiet=True) as watch:  # noqa: PT012
+    with (  # noqa: PT012
+        pytest.raises(NonFiniteError),
+        ac.watch(model, out=tmp_path, on_finding="raise", quiet=True) as watch,
+    ):
         watch._log._file.close()
         watch._log._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
         model(torch.ones(1, 2))
         watch.step()
-    assert "the log of the watch ends here (No space left on device); free some space" in caplog.text
+    assert (
+        "the log of the watch ends here (No space left on device); free some space" in caplog.text
+    )
 
 
 def test_a_scripted_module_is_passed_over(tmp_path: Path) -> None:
@@ -905,10 +1076,14 @@ def test_a_model_can_be_traced_meanwhile(tmp_path: Path) -> None:
     assert torch.equal(traced(x), model(x))
 
 
-def test_a_loss_of_the_loops_own_that_is_nan_is_told_though_every_gradient_is_finite(tmp_path: Path) -> None:
+def test_a_loss_of_the_loops_own_that_is_nan_is_told_though_every_gradient_is_finite(
+    tmp_path: Path,
+) -> None:
     model: Any = nn.Linear(2, 3)
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
-        loss = nn.functional.cross_entropy(model(torch.ones(1, 2)), torch.tensor([-100]))  # all labels ignored
+        loss = nn.functional.cross_entropy(
+            model(torch.ones(1, 2)), torch.tensor([-100])
+        )  # all labels ignored
         loss.backward()
         watch.step(loss)
     (found,) = origins(watch)
@@ -917,7 +1092,9 @@ def test_a_loss_of_the_loops_own_that_is_nan_is_told_though_every_gradient_is_fi
 
 
 @pytest.mark.parametrize("bad", [False, True])
-def test_an_evaluation_after_training_is_no_step_and_is_looked_at(tmp_path: Path, bad: bool) -> None:
+def test_an_evaluation_after_training_is_no_step_and_is_looked_at(
+    tmp_path: Path, bad: bool
+) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with ac.watch(model, optimizer, out=tmp_path, quiet=True, on_finding="warn") as watch:
@@ -932,12 +1109,17 @@ def test_an_evaluation_after_training_is_no_step_and_is_looked_at(tmp_path: Path
 
 
 def test_a_message_with_codes_of_colour_is_logged_without_them(tmp_path: Path) -> None:
-    with contextlib.suppress(ValueError), ac.watch(nn.Linear(2, 2), out=tmp_path, quiet=True) as watch:
+    with (
+        contextlib.suppress(ValueError),
+        ac.watch(nn.Linear(2, 2), out=tmp_path, quiet=True) as watch,
+    ):
         raise ValueError("\x1b[1mno\x1b[0m such file")
     assert events(watch, End)[0].reason == "ValueError: no such file"
 
 
-def test_steps_in_which_a_copy_of_the_model_is_called_are_not_counted_as_watched(tmp_path: Path) -> None:
+def test_steps_in_which_a_copy_of_the_model_is_called_are_not_counted_as_watched(
+    tmp_path: Path,
+) -> None:
     model: Any = nn.Linear(2, 2)
     with ac.watch(model, out=tmp_path, quiet=True) as watch:
         copy.deepcopy(model)(torch.ones(1, 2))
@@ -956,16 +1138,23 @@ def test_a_loop_that_forgets_to_end_its_steps_is_told_so(tmp_path: Path) -> None
     assert ["step()" in warned.text for warned in events(watch, Alert)] == [True]
 
 
-def test_a_finding_told_before_the_first_update_does_not_say_that_there_was_no_backward(tmp_path: Path) -> None:
+def test_a_finding_told_before_the_first_update_does_not_say_that_there_was_no_backward(
+    tmp_path: Path,
+) -> None:
     model: Any = nn.Sequential(nn.Linear(2, 2), Glue(lambda self, x: (x * 0).log()))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with pytest.raises(ac.NonFiniteError), ac.watch(model, optimizer, out=tmp_path, quiet=True) as watch:  # noqa: PT012
+    with (  # noqa: PT012
+        pytest.raises(ac.NonFiniteError),
+        ac.watch(model, optimizer, out=tmp_path, quiet=True) as watch,
+    ):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     assert events(watch, Alert) == []
 
 
-def test_a_point_outside_of_the_model_is_not_looked_for_by_running_the_model_again(tmp_path: Path) -> None:
+def test_a_point_outside_of_the_model_is_not_looked_for_by_running_the_model_again(
+    tmp_path: Path,
+) -> None:
     model: Any = nn.Linear(2, 2)
     with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
         ac.check_finite(model(torch.ones(1, 2)).sum() * float("inf"), "the loss")
@@ -981,11 +1170,15 @@ def test_the_place_of_a_nan_in_the_data_is_told(tmp_path: Path) -> None:
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
         model(x)
         watch.step()
-    assert origins(watch)[0].notes == ["input 0: the first at index [2, 1]; in 1 of 4 along its first axis"]
+    assert origins(watch)[0].notes == [
+        "input 0: the first at index [2, 1]; in 1 of 4 along its first axis"
+    ]
 
 
 def test_what_a_parent_makes_before_a_child_is_its_own_in_the_backward_too(tmp_path: Path) -> None:
-    model: Any = Glue(lambda self, x: self.b((self.a(x) * 0).sqrt()), a=nn.Linear(2, 2), b=nn.Linear(2, 2))
+    model: Any = Glue(
+        lambda self, x: self.b((self.a(x) * 0).sqrt()), a=nn.Linear(2, 2), b=nn.Linear(2, 2)
+    )
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
         model(torch.ones(1, 2)).sum().backward()
         watch.step()
@@ -1003,7 +1196,11 @@ def test_an_overflow_beside_a_legal_mask_is_told(tmp_path: Path) -> None:
         model(torch.ones(2, 2), torch.tensor([[0.0, -float("inf")], [0.0, 0.0]]))
         watch.step()
     (found,) = origins(watch)
-    assert (found.place, found.kinds, found.operator) == ("(root) (glue, after fc)", ["+Inf"], "aten.mul.Tensor")
+    assert (found.place, found.kinds, found.operator) == (
+        "(root) (glue, after fc)",
+        ["+Inf"],
+        "aten.mul.Tensor",
+    )
 
 
 def test_a_closure_of_the_optimizers_is_checked_before_the_update(tmp_path: Path) -> None:
@@ -1022,7 +1219,9 @@ def test_a_closure_of_the_optimizers_is_checked_before_the_update(tmp_path: Path
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
-def test_an_update_with_a_closure_after_the_loop_asked_for_overflow_is_not_called_skipped(tmp_path: Path) -> None:
+def test_an_update_with_a_closure_after_the_loop_asked_for_overflow_is_not_called_skipped(
+    tmp_path: Path,
+) -> None:
     model: Any = Glue(lambda self, x: (self.fc(x) * 0).sqrt(), fc=nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
@@ -1031,7 +1230,10 @@ def test_an_update_with_a_closure_after_the_loop_asked_for_overflow_is_not_calle
         loss.backward()
         return loss
 
-    with ac.watch(model, optimizer, out=tmp_path, on_finding="warn", quiet=True) as watch, warnings.catch_warnings():
+    with (
+        ac.watch(model, optimizer, out=tmp_path, on_finding="warn", quiet=True) as watch,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         assert not watch.overflowed
         optimizer.step(closure)
@@ -1040,7 +1242,9 @@ def test_an_update_with_a_closure_after_the_loop_asked_for_overflow_is_not_calle
 
 
 def test_a_mask_that_a_module_keeps_is_not_taken_for_a_bad_weight(tmp_path: Path) -> None:
-    model: Any = Glue(lambda self, x: (-self.fc(x).abs() - 1).log() + self.mask.exp(), fc=nn.Linear(2, 2))
+    model: Any = Glue(
+        lambda self, x: (-self.fc(x).abs() - 1).log() + self.mask.exp(), fc=nn.Linear(2, 2)
+    )
     model.register_buffer("mask", torch.tensor([0.0, -float("inf")]))
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
         model(torch.ones(1, 2))
@@ -1050,14 +1254,18 @@ def test_a_mask_that_a_module_keeps_is_not_taken_for_a_bad_weight(tmp_path: Path
 
 
 def test_a_bound_of_inf_in_the_code_hides_no_overflow(tmp_path: Path) -> None:
-    model: Any = Glue(lambda self, x, high: (self.fc(x).abs() + 1).clamp(max=high) * 1e38 * 10, fc=nn.Linear(2, 2))
+    model: Any = Glue(
+        lambda self, x, high: (self.fc(x).abs() + 1).clamp(max=high) * 1e38 * 10, fc=nn.Linear(2, 2)
+    )
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
         model(torch.ones(1, 2), high=float("inf"))
         watch.step()
     assert [found.place for found in origins(watch)] == ["(root) (glue, after fc)"]
 
 
-def test_gradients_whose_squares_overflow_and_that_are_clipped_are_no_finding(tmp_path: Path) -> None:
+def test_gradients_whose_squares_overflow_and_that_are_clipped_are_no_finding(
+    tmp_path: Path,
+) -> None:
     model: Any = nn.Linear(2, 2)
     with ac.watch(model, out=tmp_path, quiet=True) as watch:
         (model(torch.ones(1, 2)).sum() * 1e20).backward()
@@ -1074,7 +1282,9 @@ def _clip_by_a_norm_of_zero(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("closure", [False, True])
-def test_gradients_that_turn_nan_after_the_backward_are_told_before_the_update(closure: bool, tmp_path: Path) -> None:
+def test_gradients_that_turn_nan_after_the_backward_are_told_before_the_update(
+    closure: bool, tmp_path: Path
+) -> None:
     model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -1083,7 +1293,10 @@ def test_gradients_that_turn_nan_after_the_backward_are_told_before_the_update(c
         (model(torch.ones(1, 2)) * 0).sum().backward()
         _clip_by_a_norm_of_zero(model)
 
-    with pytest.raises(NonFiniteError) as raised, ac.watch(model, optimizer, out=tmp_path, quiet=True) as watch:  # noqa: PT012
+    with (  # noqa: PT012
+        pytest.raises(NonFiniteError) as raised,
+        ac.watch(model, optimizer, out=tmp_path, quiet=True) as watch,
+    ):
         if closure:
             optimizer.step(backward)  # type: ignore[arg-type]
         else:
@@ -1113,11 +1326,20 @@ def _spoil(optimizer: torch.optim.Optimizer) -> None:
 
 
 @pytest.mark.parametrize("on_finding", ["warn", "raise"])
-def test_parameters_that_turn_nan_in_the_last_update_are_told_at_the_end(on_finding: str, tmp_path: Path) -> None:
+def test_parameters_that_turn_nan_in_the_last_update_are_told_at_the_end(
+    on_finding: str, tmp_path: Path
+) -> None:
     model: Any = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    raises = pytest.raises(NonFiniteError, match="made by the last update") if on_finding == "raise" else contextlib.nullcontext()
-    with raises, ac.watch(model, optimizer, out=tmp_path, on_finding=on_finding, quiet=True) as watch:
+    raises = (
+        pytest.raises(NonFiniteError, match="made by the last update")
+        if on_finding == "raise"
+        else contextlib.nullcontext()
+    )
+    with (
+        raises,
+        ac.watch(model, optimizer, out=tmp_path, on_finding=on_finding, quiet=True) as watch,
+    ):
         for step in range(3):
             model(torch.ones(1, 2)).sum().backward()
             if step == 2:
@@ -1126,11 +1348,17 @@ def test_parameters_that_turn_nan_in_the_last_update_are_told_at_the_end(on_find
             optimizer.zero_grad()
             watch.step()
     (found,) = origins(watch)
-    assert (found.place, found.step, [seen.path for seen in found.weights]) == ("(root) (weights after the update)", 2, ["weight", "bias"])
+    assert (found.place, found.step, [seen.path for seen in found.weights]) == (
+        "(root) (weights after the update)",
+        2,
+        ["weight", "bias"],
+    )
     assert events(watch, End)[0].reason == ("a finding" if on_finding == "raise" else "finished")
 
 
-def test_parameters_that_are_not_finite_from_the_start_and_unused_are_no_update_of_the_watchs(tmp_path: Path) -> None:
+def test_parameters_that_are_not_finite_from_the_start_and_unused_are_no_update_of_the_watchs(
+    tmp_path: Path,
+) -> None:
     model: Any = Glue(lambda self, x: self.fc(x), fc=nn.Linear(2, 2))
     model.mask = nn.Parameter(torch.tensor(-INF), requires_grad=False)
     with ac.watch(model, out=tmp_path, quiet=True) as watch:
@@ -1150,8 +1378,12 @@ class _Masked(nn.Module):
 
 MASKED: dict[str, Callable[[], nn.Module]] = {
     "masked_fill": lambda: Glue(lambda self, x: _filled(x)),
-    "masked_fill after a child": lambda: Glue(lambda self, x: _filled(self.fc(x)), fc=nn.Linear(2, 2)),
-    "where": lambda: Glue(lambda self, x: torch.where(torch.tensor([False, True]), torch.tensor(-INF), x)),
+    "masked_fill after a child": lambda: Glue(
+        lambda self, x: _filled(self.fc(x)), fc=nn.Linear(2, 2)
+    ),
+    "where": lambda: Glue(
+        lambda self, x: torch.where(torch.tensor([False, True]), torch.tensor(-INF), x)
+    ),
     "the maximum of what is masked": lambda: Glue(lambda self, x: _filled(x).unsqueeze(1).amax(1)),
     "the lowest number added twice": lambda: nn.Sequential(_Masked(), _Masked()),
 }
@@ -1159,7 +1391,9 @@ MASKED: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("level", ["module", "op"])
 @pytest.mark.parametrize("name", MASKED)
-def test_an_output_that_is_filled_with_minus_inf_is_legal(name: str, level: str, tmp_path: Path) -> None:
+def test_an_output_that_is_filled_with_minus_inf_is_legal(
+    name: str, level: str, tmp_path: Path
+) -> None:
     dtype = torch.float16 if "lowest" in name else torch.float32
     model = nn.Sequential(MASKED[name](), nn.Softmax(-1)).to(dtype)
     with ac.watch(model, out=tmp_path, level=level, quiet=True) as watch:
@@ -1192,7 +1426,9 @@ def test_what_is_filled_with_minus_inf_is_told_where_it_does_harm(tmp_path: Path
             watch.step()
         model(torch.ones(1, 2))
         watch.step()
-    assert [(found.step, found.place, found.kinds) for found in origins(watch)] == [(2, "1", ["NaN"])]
+    assert [(found.step, found.place, found.kinds) for found in origins(watch)] == [
+        (2, "1", ["NaN"])
+    ]
 
 
 def test_a_minus_inf_that_was_computed_is_told(tmp_path: Path) -> None:
@@ -1200,13 +1436,19 @@ def test_a_minus_inf_that_was_computed_is_told(tmp_path: Path) -> None:
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
         model(torch.tensor([[1.0, 1.0]]))
         watch.step()
-    assert [(found.place, found.operator) for found in origins(watch)] == [("0", "aten.log.default")]
+    assert [(found.place, found.operator) for found in origins(watch)] == [
+        ("0", "aten.log.default")
+    ]
 
 
-def test_compiled_code_is_compiled_again_after_two_watches_that_end_in_the_order_in_which_they_began(tmp_path: Path) -> None:
+def test_compiled_code_is_compiled_again_after_two_watches_that_end_in_the_order_in_which_they_began(
+    tmp_path: Path,
+) -> None:
     import torch._dynamo.testing
 
-    one, other = (ac.watch(nn.Linear(2, 2), out=tmp_path / name, quiet=True) for name in ("one", "two"))
+    one, other = (
+        ac.watch(nn.Linear(2, 2), out=tmp_path / name, quiet=True) for name in ("one", "two")
+    )
     one.__enter__()
     other.__enter__()
     one.__exit__(None, None, None)

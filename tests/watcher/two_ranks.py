@@ -1,7 +1,8 @@
-"""What test_distributed.py lets two processes do: ``two_ranks.py OUT``, with the variables that torchrun sets.
+"""What test_distributed.py lets two processes do: ``two_ranks.py OUT``, with the variables that
+torchrun sets.
 
-Each check leaves its logs in ``OUT/<check>/``, and what each rank saw in ``OUT/<check>-<rank>.json``. At last rank 1 ends with an error.
-"""
+Each check leaves its logs in ``OUT/<check>/``, and what each rank saw in
+``OUT/<check>-<rank>.json``. At last rank 1 ends with an error."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ class Spoilt(torch.autograd.Function):
 
 
 class Talks(torch.autograd.Function):
-    """Passes on what it is given, and asks the other rank in the ``forward``, or in the ``backward`` alone."""
+    """Passes on what it is given, and asks the other rank in the ``forward``, or in the
+    ``backward`` alone.
+    """
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, when: str) -> torch.Tensor:
@@ -70,7 +73,8 @@ class Talks(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """A linear layer that goes wrong when told to: in the ``gradient`` of its weight, ``forward``, or in an output that nobody uses.
+    """A linear layer that goes wrong when told to: in the ``gradient`` of its weight, ``forward``,
+    or in an output that nobody uses.
 
     It ``talks`` to the other rank in the forward or the backward, if told so.
     """
@@ -106,8 +110,17 @@ def net() -> Net:
     return Net()
 
 
-def train(model: nn.Module, watch: Watch | None, spoil: str, accumulate: bool = False, steps: int = 3, clip: bool = False) -> None:
-    """Steps of SGD, each rank with data of its own; in the middle one, something goes wrong on rank 1."""
+def train(
+    model: nn.Module,
+    watch: Watch | None,
+    spoil: str,
+    accumulate: bool = False,
+    steps: int = 3,
+    clip: bool = False,
+) -> None:
+    """Steps of SGD, each rank with data of its own; in the middle one, something goes wrong on rank
+    1.
+    """
     rank = dist.get_rank()
     layer = [module for module in model.modules() if isinstance(module, Layer)][-1]
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -136,8 +149,12 @@ def parameters(model: nn.Module) -> list[torch.Tensor]:
     return [(each.to_local() if isinstance(each, DTensor) else each).clone() for each in found]
 
 
-def trained(name: str, wrap: Callable[[Net], nn.Module], spoil: str = "", **how: Any) -> dict[str, Any]:
-    """Train with a watch and without, and say what the watch found, and whether the parameters are the same."""
+def trained(
+    name: str, wrap: Callable[[Net], nn.Module], spoil: str = "", **how: Any
+) -> dict[str, Any]:
+    """Train with a watch and without, and say what the watch found, and whether the parameters are
+    the same.
+    """
     plain, model = wrap(net()), wrap(net())
     try:
         train(plain, None, spoil, **how)
@@ -146,7 +163,9 @@ def trained(name: str, wrap: Callable[[Net], nn.Module], spoil: str = "", **how:
     with ac.watch(model, out=OUT / name, on_finding="snapshot", quiet=True) as watch:
         train(model, watch, spoil, **how)
     pairs = zip(parameters(plain), parameters(model), strict=True)
-    return {"same": all(torch.equal(one.nan_to_num(7), other.nan_to_num(7)) for one, other in pairs)}
+    return {
+        "same": all(torch.equal(one.nan_to_num(7), other.nan_to_num(7)) for one, other in pairs)
+    }
 
 
 def fsdp2(model: Net) -> nn.Module:
@@ -159,7 +178,9 @@ def fsdp2(model: Net) -> nn.Module:
 def fsdp1(model: Net) -> nn.Module:
     """Each layer sharded by itself, as it is usually done, under the parameters' own names."""
     policy = ModuleWrapPolicy({Layer})
-    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), auto_wrap_policy=policy, use_orig_params=True)
+    return FullyShardedDataParallel(
+        model, device_id=torch.device("cpu"), auto_wrap_policy=policy, use_orig_params=True
+    )
 
 
 def fsdp1_flat(model: Net) -> nn.Module:
@@ -178,7 +199,9 @@ def with_megatron(model: Net) -> nn.Module:
     return DistributedDataParallel(model)
 
 
-def raised(name: str, wrap: Callable[[Net], nn.Module], spoil: str, clip: bool = False, **options: Any) -> dict[str, Any]:
+def raised(
+    name: str, wrap: Callable[[Net], nn.Module], spoil: str, clip: bool = False, **options: Any
+) -> dict[str, Any]:
     """What each rank raises, and whether it has updated with it."""
     model = wrap(net())
     seen: dict[str, Any] = {}
@@ -228,7 +251,9 @@ def places() -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("pp", "tp"))
     found = {"none": coordinates("places", net()), "mesh": coordinates("places", net(), mesh=mesh)}
     sharded = net()
-    sharded.first.weight = nn.Parameter(distribute_tensor(sharded.first.weight.detach(), init_device_mesh("cpu", (2,)), [Shard(0)]))
+    sharded.first.weight = nn.Parameter(
+        distribute_tensor(sharded.first.weight.detach(), init_device_mesh("cpu", (2,)), [Shard(0)])
+    )
     found["dtensor"] = coordinates("places", sharded)
     megatron: Any = types.ModuleType("megatron.core.parallel_state")
     megatron.get_tensor_model_parallel_rank = lambda: rank
@@ -251,7 +276,12 @@ def case() -> ac.Case:
     torch.manual_seed(0)
     model = DistributedDataParallel(Net())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return ac.Case(model, [torch.randn(3, 4)] * 2, loss=lambda output: output.pow(2).mean(), optimizer=optimizer)
+    return ac.Case(
+        model,
+        [torch.randn(3, 4)] * 2,
+        loss=lambda output: output.pow(2).mean(),
+        optimizer=optimizer,
+    )
 
 
 def command_line(name: str) -> dict[str, Any]:
@@ -276,9 +306,13 @@ CHECKS: dict[str, Callable[[str], dict[str, Any]]] = {
     "ddp-input": lambda name: trained(name, DistributedDataParallel, "input"),
     "ddp-forward": lambda name: trained(name, DistributedDataParallel, "forward"),
     "ddp-unused": lambda name: trained(name, DistributedDataParallel, "unused"),
-    "ddp-accumulated": lambda name: trained(name, DistributedDataParallel, "gradient", accumulate=True),
+    "ddp-accumulated": lambda name: trained(
+        name, DistributedDataParallel, "gradient", accumulate=True
+    ),
     **{
-        f"{wrap.__name__}-{spoil or 'clean'}": lambda name, wrap=wrap, spoil=spoil: trained(name, wrap, spoil)
+        f"{wrap.__name__}-{spoil or 'clean'}": lambda name, wrap=wrap, spoil=spoil: trained(
+            name, wrap, spoil
+        )
         for wrap in (fsdp2, fsdp1, fsdp1_flat)
         for spoil in ("", "gradient", "forward")
     },
@@ -289,7 +323,9 @@ CHECKS: dict[str, Callable[[str], dict[str, Any]]] = {
     "megatron": lambda name: raised(name, with_megatron, "gradient"),
     "plain": lambda name: raised(name, copy.deepcopy, "forward"),
     **{
-        f"talks-{when}": lambda name, when=when: raised(name, functools.partial(talking, when), "gradient")
+        f"talks-{when}": lambda name, when=when: raised(
+            name, functools.partial(talking, when), "gradient"
+        )
         for when in ("forward", "backward")
     },
     "tensor-parallel": tensor_parallel,
@@ -302,7 +338,9 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     rank, ranks = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
-    dist.init_process_group("gloo", f"file://{OUT}/store", datetime.timedelta(minutes=30), world_size=ranks, rank=rank)
+    dist.init_process_group(
+        "gloo", f"file://{OUT}/store", datetime.timedelta(minutes=30), world_size=ranks, rank=rank
+    )
     for name, check in CHECKS.items():
         (OUT / f"{name}-{dist.get_rank()}.json").write_text(json.dumps(check(name)))
         dist.barrier()

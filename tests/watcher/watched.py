@@ -27,7 +27,8 @@ class Subject:
 
     Attributes:
         model: in train mode.
-        step: of a step's number: runs the forward, the backward and the update, and gives whatever shall be compared.
+        step: of a step's number: runs the forward, the backward and the update, and gives whatever
+            shall be compared.
         optimizer: that the watch is told of.
     """
 
@@ -36,8 +37,14 @@ class Subject:
     optimizer: Any = None
 
 
-def trained(model: nn.Module, inputs: Callable[[int], Any], loss: Callable[[Any], torch.Tensor] | None = None) -> Subject:
-    """A model trained by SGD with momentum; ``inputs`` are positional arguments, or keyword arguments, of a step."""
+def trained(
+    model: nn.Module,
+    inputs: Callable[[int], Any],
+    loss: Callable[[Any], torch.Tensor] | None = None,
+) -> Subject:
+    """A model trained by SGD with momentum; ``inputs`` are positional arguments, or keyword
+    arguments, of a step.
+    """
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
 
     def step(number: int) -> Any:
@@ -53,7 +60,9 @@ def trained(model: nn.Module, inputs: Callable[[int], Any], loss: Callable[[Any]
     return Subject(model.train(), step, optimizer)
 
 
-def run(make: Callable[[], Subject], out: Path | None = None, steps: int = 3, **options: Any) -> tuple[dict[str, Any], Watch | None]:
+def run(
+    make: Callable[[], Subject], out: Path | None = None, steps: int = 3, **options: Any
+) -> tuple[dict[str, Any], Watch | None]:
     """Train, watched if ``out`` is given.
 
     Returns:
@@ -63,15 +72,27 @@ def run(make: Callable[[], Subject], out: Path | None = None, steps: int = 3, **
     random.seed(7)
     np.random.seed(7)
     subject = make()
-    watching = ac.watch(subject.model, subject.optimizer, out=out, quiet=True, **options) if out else contextlib.nullcontext()
+    watching = (
+        ac.watch(subject.model, subject.optimizer, out=out, quiet=True, **options)
+        if out
+        else contextlib.nullcontext()
+    )
     came: dict[str, Any] = {}
     with watching as watch:
         for number in range(steps):
             came[f"step {number}"] = subject.step(number)
             if watch is not None:
                 watch.step()
-    came |= {"state": copied(dict(subject.model.state_dict())), "torch": torch.get_rng_state(), "python": random.getstate()}
-    came["numpy"] = [copied(torch.as_tensor(part.astype(np.int64))) for part in np.random.get_state() if isinstance(part, np.ndarray)]
+    came |= {
+        "state": copied(dict(subject.model.state_dict())),
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+    }
+    came["numpy"] = [
+        copied(torch.as_tensor(part.astype(np.int64)))
+        for part in np.random.get_state()
+        if isinstance(part, np.ndarray)
+    ]
     return came, watch
 
 
@@ -88,13 +109,19 @@ def assert_same(make: Callable[[], Subject], out: Path, steps: int = 3, **option
 def copied(value: Any) -> Any:
     """A value with copies of its tensors; objects that hold tensors become lists."""
     value = dict(value) if isinstance(value, dict) else value
-    return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value)
+    return pytree.tree_map(
+        lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value
+    )
 
 
 def differing(one: Any, other: Any) -> list[str]:
     """Paths of what is not the same, bit for bit."""
     left, right = dict(_parts(one)), dict(_parts(other))
-    return [path for path in {**left, **right} if path not in left or path not in right or not _same(left[path], right[path])]
+    return [
+        path
+        for path in {**left, **right}
+        if path not in left or path not in right or not _same(left[path], right[path])
+    ]
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
@@ -105,18 +132,37 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 def _same(one: Any, other: Any) -> bool:
     if not isinstance(one, torch.Tensor):
         return bool(one == other)
-    return one.dtype == other.dtype and one.shape == other.shape and one.layout == other.layout and _bits(one) == _bits(other)
+    return (
+        one.dtype == other.dtype
+        and one.shape == other.shape
+        and one.layout == other.layout
+        and _bits(one) == _bits(other)
+    )
 
 
 def _bits(tensor: torch.Tensor) -> bytes:
     if tensor.layout is torch.sparse_coo:
         return _bits(tensor._indices()) + _bits(tensor._values())
-    return tensor.resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return (
+        tensor.resolve_conj()
+        .resolve_neg()
+        .contiguous()
+        .flatten()
+        .view(torch.uint8)
+        .numpy()
+        .tobytes()
+        if tensor.numel()
+        else b""
+    )
 
 
 def events(watch: Watch, kind: type[Event] | None = None) -> list[Any]:
     """The events of the log's last run; of one kind, if it is named."""
-    return [event for event in read_log(watch.path / "rank0.jsonl")[-1] if kind is None or isinstance(event, kind)]
+    return [
+        event
+        for event in read_log(watch.path / "rank0.jsonl")[-1]
+        if kind is None or isinstance(event, kind)
+    ]
 
 
 def origins(watch: Watch) -> list[Finding]:
@@ -133,6 +179,11 @@ class Counting(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[
         super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if op.name() in ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero"):
+        if op.name() in (
+            "aten::_local_scalar_dense",
+            "aten::is_nonzero",
+            "aten::equal",
+            "aten::nonzero",
+        ):
             self.reads.append(op.name())
         return op(*args, **(kwargs or {}))

@@ -40,7 +40,14 @@ from accucompare.bundle.format.records import (
     display_name,
     same_line,
 )
-from accucompare.bundle.format.saved_training import Component, Missing, SavedDraws, SavedObject, Started, TrainingState
+from accucompare.bundle.format.saved_training import (
+    Component,
+    Missing,
+    SavedDraws,
+    SavedObject,
+    Started,
+    TrainingState,
+)
 from accucompare.bundle.format.zip_records import (
     COUNT_IN_ZIP64,
     END,

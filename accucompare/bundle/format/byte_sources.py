@@ -1,4 +1,6 @@
-"""Where an archive's bytes come from: a file of this machine, or one in object storage, read in windows that a bundle's threads share."""
+"""Where an archive's bytes come from: a file of this machine, or one in object storage, read in
+windows that a bundle's threads share.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,33 @@ from accucompare.errors import BundleError
 from accucompare.places import Place, ServerAnswer, Url, wait
 from accucompare.storage_errors import NoAnswerError
 
-#: How many files stay open that nobody reads: a bundle has one a step and rank, and a process may open 256 (macOS) to 1,024.
+# : How many files stay open that nobody reads: a bundle has one a step and rank, and a process may
+# open 256 (macOS) to 1,024.
 OPEN_FILES = 48
 #: Bytes that are asked for at once.
 WINDOW = 8 << 20
-#: How many windows a bundle keeps, and how many are asked for before they are needed; each thread keeps one more, the one that it reads.
+# : How many windows a bundle keeps, and how many are asked for before they are needed; each thread
+# keeps one more, the one that it reads.
 HELD, AHEAD = 8, 2
 #: How many small files are asked for before they are opened.
 _EXPECTED = 16
 #: What of a description changes when an object is replaced, in the words of several libraries.
-_STAMPS = ("size", "ETag", "etag", "LastModified", "Last-Modified", "mtime", "updated", "created", "Content-MD5")
+_STAMPS = (
+    "size",
+    "ETag",
+    "etag",
+    "LastModified",
+    "Last-Modified",
+    "mtime",
+    "updated",
+    "created",
+    "Content-MD5",
+)
 
 
 class Source(Protocol):
-    """Bytes that are read at any place, by any number of threads at once. OSError if they cannot be.
+    """Bytes that are read at any place, by any number of threads at once. OSError if they cannot
+    be.
 
     Attributes:
         size: in bytes.
@@ -53,8 +68,12 @@ class Source(Protocol):
 class _Descriptor:
     """A file that is open while it is read, and until ``OPEN_FILES`` others were read after it."""
 
-    _idle: ClassVar[OrderedDict[_Descriptor, None]] = OrderedDict()  # open, and not being read; the one that was read last is last
-    _lock: ClassVar[threading.RLock] = threading.RLock()  # a collection of garbage may close one inside
+    _idle: ClassVar[OrderedDict[_Descriptor, None]] = (
+        OrderedDict()
+    )  # open, and not being read; the one that was read last is last
+    _lock: ClassVar[threading.RLock] = (
+        threading.RLock()
+    )  # a collection of garbage may close one inside
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,7 +84,9 @@ class _Descriptor:
         self.rest()
 
     def wake(self) -> int:
-        """Open it, if it is not, and let nobody close it until ``rest``. OSError if it is gone, or another file is in its place."""
+        """Open it, if it is not, and let nobody close it until ``rest``. OSError if it is gone, or
+        another file is in its place.
+        """
         with self._lock:
             if self._number is None:
                 number = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -123,7 +144,11 @@ class LocalFile:
         try:
             number = self._descriptor.wake()
             try:
-                return not _stamp(os.fstat(number)) == _stamp(os.stat(self._descriptor.path)) == self._descriptor.stamp
+                return (
+                    not _stamp(os.fstat(number))
+                    == _stamp(os.stat(self._descriptor.path))
+                    == self._descriptor.stamp
+                )
             finally:
                 self._descriptor.rest()
         except OSError:
@@ -141,8 +166,8 @@ def _stamp(status: os.stat_result) -> tuple[int, ...]:
 class Windows:
     """What was read last of a bundle's objects, and what will be needed next.
 
-    Threads measure neighbouring tensors, so they need the same windows: each is asked for once, which fsspec's own caches do not see to.
-    """
+    Threads measure neighbouring tensors, so they need the same windows: each is asked for once,
+    which fsspec's own caches do not see to."""
 
     def __init__(self) -> None:
         self._asked: OrderedDict[tuple[Url, int], Future[bytes]] = OrderedDict()
@@ -150,7 +175,9 @@ class Windows:
         self._lock = threading.Lock()
         self._own = _OwnWindow()
         self._stop = threading.Event()
-        self._gone: NoAnswerError | None = None  # the storage does not answer: what is left is not waited for one by one
+        self._gone: NoAnswerError | None = (
+            None  # the storage does not answer: what is left is not waited for one by one
+        )
 
     def give_up(self) -> None:
         """End every read that waits, in whatever thread, as after Ctrl-C; later ones begin anew."""
@@ -260,7 +287,10 @@ def _extent(number: int, size: int) -> int:
 
 def _of_wrong_length(found: int, wanted: int, url: Url) -> str:
     if found > wanted and url.read_only:
-        return "its server sends whole files only, and no ranges of them; copy the bundle to a directory"
+        return (
+            "its server sends whole files only, and no ranges of them; copy the bundle to a"
+            " directory"
+        )
     return f"{found} bytes came where {wanted} were asked for; was it replaced while it was read?"
 
 
@@ -272,7 +302,11 @@ class RemoteFile:
         self._windows = windows
         described = windows.description(url)
         if not isinstance(described.get("size"), int) or described.get("partial") is False:
-            raise OSError(errno.ENOTSUP, "its server does not say how long it is, or sends no ranges; copy the bundle", str(url))
+            raise OSError(
+                errno.ENOTSUP,
+                "its server does not say how long it is, or sends no ranges; copy the bundle",
+                str(url),
+            )
         self.size: int = described["size"]
         self._stamp = stamp_of(described)
 
@@ -287,7 +321,9 @@ class RemoteFile:
         if offset >= self.size:
             return 0
         number, start = divmod(offset, WINDOW)
-        part = memoryview(self._windows.get(self._url, number, self.size))[start : start + len(buffer)]
+        part = memoryview(self._windows.get(self._url, number, self.size))[
+            start : start + len(buffer)
+        ]
         buffer[: len(part)] = part
         return len(part)
 
@@ -317,7 +353,9 @@ def open_source(place: Place, windows: Windows | None) -> Source:
 
 
 def open_lines(place: Place, windows: Windows | None) -> IO[bytes]:
-    """Open a file to be read from its beginning to its end. Arguments and errors as ``open_source``."""
+    """Open a file to be read from its beginning to its end. Arguments and errors as
+    ``open_source``.
+    """
     if isinstance(place, Url):
         return io.BufferedReader(_Stream(RemoteFile(place, windows or Windows())), 1 << 20)
     if not stat.S_ISREG(place.stat().st_mode):  # opening a FIFO would wait for its writer

@@ -1,4 +1,6 @@
-"""What a manifest says of how its bundle was captured, as far as a comparison decides by it: options, code, and what was fed."""
+"""What a manifest says of how its bundle was captured, as far as a comparison decides by it:
+options, code, and what was fed.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from accucompare.selection import RoleGroup
 class Unfed(msgspec.Struct, frozen=True):
     """A value of golden that a call of a fed capture was not given, or did not pass on, and why.
 
-    ``hides``: whether the call computed something else for that alone, so that its rows prove nothing; not in older bundles.
-    """
+    ``hides``: whether the call computed something else for that alone, so that its rows prove
+    nothing; not in older bundles."""
 
     step: Count
     name: str
@@ -26,7 +28,9 @@ class Unfed(msgspec.Struct, frozen=True):
 
 
 class Feed(msgspec.Struct, frozen=True):
-    """What a capture was fed with: ``identity`` and path of golden, and the values that were not fed."""
+    """What a capture was fed with: ``identity`` and path of golden, and the values that were not
+    fed.
+    """
 
     identity: str
     not_fed: tuple[Unfed, ...]
@@ -63,8 +67,10 @@ class Imported(msgspec.Struct, frozen=True):
         named_gradients: whether it records the gradients of inputs that are passed by name.
         innermost_outputs: whether it records the outputs of modules without children only.
         pruned: lists of layers, by name, of which it has left some out.
-        partial: whether it holds single values, and not all calls of all layers: what has no partner then is no difference.
-        hashes: what it holds of each tensor in place of values (``norm``, ``hash_tensor``), by the ends of paths; none if it holds values.
+        partial: whether it holds single values, and not all calls of all layers: what has no
+            partner then is no difference.
+        hashes: what it holds of each tensor in place of values (``norm``, ``hash_tensor``), by the
+            ends of paths; none if it holds values.
         left_out: what was in the dump, and is not in the bundle.
     """
 
@@ -80,31 +86,37 @@ class Imported(msgspec.Struct, frozen=True):
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Of the options of a capture those that a comparison decides by; older bundles do not have them all.
+    """Of the options of a capture those that a comparison decides by; older bundles do not have
+    them all.
 
     Attributes:
         mode: what it keeps of tensors: ``tensors``, ``sketch``, ``stats`` or ``digest``.
         sketch: how its sketches were made, if it holds some.
         level: ``op`` if it holds operators.
         seed, steps, only, skip: as given.
-        case_steps: how many steps its case was to run, if those were not chosen one by one; not in older bundles.
+        case_steps: how many steps its case was to run, if those were not chosen one by one; not in
+            older bundles.
         like: the bundle that it took weights and inputs from, if it did.
         emulate: the format that it rounded operands of products to, if it did.
         dtype: what it was cast to; ``None`` if it was not.
         round_weights: to which type golden's weights were rounded, if they were.
-        written: whether it records what is written into buffers and arguments, as older versions do not.
+        written: whether it records what is written into buffers and arguments, as older versions do
+            not.
         round_feed: to which type golden's values were rounded before they were fed, if they were.
         loss: whether its case has a loss.
         backward: whether it holds gradients.
         no_backward: whether it was asked to hold none.
-        roles: the groups of records that it was asked to hold; ``None`` in older bundles, which hold all of what ``backward`` says.
+        roles: the groups of records that it was asked to hold; ``None`` in older bundles, which
+            hold all of what ``backward`` says.
         chosen_steps: the steps that it was asked to hold, of a longer run; ``None`` if all were.
         optimizer: the class of the case's optimizer, if it has one.
         fallback: which modules ran in another type than the capture's.
         imported: of which tool's dump it was made, if it was.
-        replaced: the weights that held other values than golden's before those were copied into the model.
+        replaced: the weights that held other values than golden's before those were copied into the
+            model.
         script: whether an unedited script was captured, and no case.
-        overruled: what else was not golden's before it was replaced: ``the mode of encoder.drop``, ``the gradient of 0.weight``.
+        overruled: what else was not golden's before it was replaced: ``the mode of encoder.drop``,
+            ``the gradient of 0.weight``.
     """
 
     mode: str | None = None

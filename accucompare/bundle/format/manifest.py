@@ -1,7 +1,7 @@
 """``manifest.json``: what a bundle is, how it was made, and which steps it holds.
 
-Rank 0 writes ``manifest.json`` in the bundle's directory; rank r > 0 of a distributed capture writes ``rank<r>/manifest.json``.
-"""
+Rank 0 writes ``manifest.json`` in the bundle's directory; rank r > 0 of a distributed capture
+writes ``rank<r>/manifest.json``."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ from accucompare.version import __version__
 FORMAT = "accucompare bundle"
 #: The oldest format that holds everything a bundle may hold but what ``NEEDS`` names.
 FORMAT_VERSION = 1
-#: The format of a bundle with records of these roles: older versions take them for damage, and refuse a newer format by its number.
+# : The format of a bundle with records of these roles: older versions take them for damage, and
+# refuse a newer format by its number.
 NEEDS = {**dict.fromkeys(NODE_ROLES, 2), **dict.fromkeys((*WRITTEN_ROLES, Role.PARAM_CHANGED), 4)}
-#: Likewise of a bundle with parts of tensors, which older versions would compare with any other part.
+# : Likewise of a bundle with parts of tensors, which older versions would compare with any other
+# part.
 SHARDS_NEED = 3
 #: What this version reads.
 NEWEST_FORMAT = max(FORMAT_VERSION, *NEEDS.values(), SHARDS_NEED)
@@ -44,13 +46,15 @@ PREVIOUS = ".previous"
 
 #: Where in a golden bundle the baselines are that it brings along, one bundle a precision.
 BASELINES = "baselines"
-#: Where in a baseline's bundle the runs of golden's own code in golden's precision are, fed with golden: on its values, and on its values
-#: rounded to the candidate's type.
+# : Where in a baseline's bundle the runs of golden's own code in golden's precision are, fed with
+# golden: on its values, and on its values : rounded to the candidate's type.
 PROOF, CONDITIONED = "proof", "conditioned"
 
 
 def holds_bundle(directory: Place) -> bool:
-    """Whether a directory's ``manifest.json`` is accucompare's, of whatever version; False if it cannot be read."""
+    """Whether a directory's ``manifest.json`` is accucompare's, of whatever version; False if it
+    cannot be read.
+    """
     try:
         content = json.loads(_bytes_of(directory / "manifest.json"))
     except (BundleError, OSError, ValueError, RecursionError):
@@ -59,10 +63,18 @@ def holds_bundle(directory: Place) -> bool:
 
 
 def sealed(content: dict[str, Any]) -> bytes:
-    """A manifest as it is on disk. Its last line is a digest of all bytes before, and ``sealed`` says that there is one."""
-    fields = {"sealed": True, **{name: value for name, value in content.items() if name != "digest"}, "digest": ""}
+    """A manifest as it is on disk. Its last line is a digest of all bytes before, and ``sealed``
+    says that there is one.
+    """
+    fields = {
+        "sealed": True,
+        **{name: value for name, value in content.items() if name != "digest"},
+        "digest": "",
+    }
     text = json.dumps(fields, indent=1, ensure_ascii=False, default=str)
-    body = text[: -len(_seal(""))].encode("utf-8", "backslashreplace")  # lone surrogates, as of file names, become JSON's \udc80
+    body = text[: -len(_seal(""))].encode(
+        "utf-8", "backslashreplace"
+    )  # lone surrogates, as of file names, become JSON's \udc80
     return body + _seal(xxhash.xxh3_128_hexdigest(body)).encode()
 
 
@@ -80,14 +92,22 @@ def _is_as_written(raw: bytes, content: dict[str, Any]) -> bool:
 
 
 def manifests_of(path: Place, ranks: int) -> dict[int, Manifest]:
-    """The manifests of the ranks after the first that have written one; those at a URL are asked for together. Errors as ``read``."""
+    """The manifests of the ranks after the first that have written one; those at a URL are asked
+    for together. Errors as ``read``.
+    """
     places = {rank: path / f"rank{rank}" / "manifest.json" for rank in range(1, ranks)}
     if isinstance(path, Path):
         return {rank: Manifest.read(place) for rank, place in places.items() if is_file(place)}
     found = {}
     for first in range(1, ranks, _AT_ONCE):
-        some = [(rank, place) for rank in range(first, min(first + _AT_ONCE, ranks)) if isinstance(place := places[rank], Url)]
-        for rank, place, asked in [(rank, place, place.begin_read(_SIZE_LIMIT)) for rank, place in some]:
+        some = [
+            (rank, place)
+            for rank in range(first, min(first + _AT_ONCE, ranks))
+            if isinstance(place := places[rank], Url)
+        ]
+        for rank, place, asked in [
+            (rank, place, place.begin_read(_SIZE_LIMIT)) for rank, place in some
+        ]:
             with contextlib.suppress(_MissingError):
                 found[rank] = Manifest.read(place, asked)
     return found
@@ -130,17 +150,21 @@ class StepSeries(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         step: its number, from 0.
-        losses: the value of each backward's scalar root, in order; divided by the loss scale where a ``GradScaler`` multiplied it.
-        lr: learning rates, by the optimizer's class and the number of the parameter group: ``AdamW.0``; of a second optimizer of that
-            class ``AdamW#2.0``.
-        grad_norm: L2 norm, in float64, of all gradients that the step's updates are given, unscaled and before they are clipped;
-            ``None`` if there was no update, or a gradient that cannot be read.
-        clipped_norm: the same of the gradients as the updates used them; ``None`` if none was clipped.
+        losses: the value of each backward's scalar root, in order; divided by the loss scale where
+            a ``GradScaler`` multiplied it.
+        lr: learning rates, by the optimizer's class and the number of the parameter group:
+            ``AdamW.0``; of a second optimizer of that class ``AdamW#2.0``.
+        grad_norm: L2 norm, in float64, of all gradients that the step's updates are given, unscaled
+            and before they are clipped; ``None`` if there was no update, or a gradient that cannot
+            be read.
+        clipped_norm: the same of the gradients as the updates used them; ``None`` if none was
+            clipped.
         loss_scale: of a ``GradScaler``, by which the step's losses were multiplied.
         skipped: whether a ``GradScaler`` left an update out, for its gradients were not finite.
         updates: how many updates were made.
         batch: a digest over those of the tensors that the model is called with in this step.
-        weights: a digest over those of all parameters when the step's first update begins; ``None`` if updates are not recorded.
+        weights: a digest over those of all parameters when the step's first update begins; ``None``
+            if updates are not recorded.
     """
 
     step: Count
@@ -173,15 +197,20 @@ class Manifest:
 
     Attributes:
         format_version: the oldest format that has what the bundle holds.
-        complete: whether the capture ran to its end, and all that it set out to record is there. Only ``BundleWriter.close`` says so.
-        stopped: where and why it ended early: ``{"step", "module", "error"}``; ``None`` if it did not.
+        complete: whether the capture ran to its end, and all that it set out to record is there.
+            Only ``BundleWriter.close`` says so.
+        stopped: where and why it ended early: ``{"step", "module", "error"}``; ``None`` if it did
+            not.
         ranks: how many processes captured together.
         steps: this rank's finished steps.
-        series: of a capture of training, what each of this rank's steps came to, in order; none in older bundles.
-        state: digest and number of records of the state that ``--like`` starts from; ``None`` if not saved.
+        series: of a capture of training, what each of this rank's steps came to, in order; none in
+            older bundles.
+        state: digest and number of records of the state that ``--like`` starts from; ``None`` if
+            not saved.
         capture: options of the capture: seed, only, skip, steps.
         environment: where it ran: device, versions, flags, command line, git commit, time.
-        model: class, mode, modules, modules never called, parameters and buffers with their digests.
+        model: class, mode, modules, modules never called, parameters and buffers with their
+            digests.
         inputs: per step, the root module's inputs with their digests.
         notes: what went differently than a reader would assume, one sentence each.
     """
@@ -221,7 +250,9 @@ class Manifest:
 
     @property
     def described_at(self) -> int:
-        """The step before which the model was described: where its state was saved, or where it started. Errors as ``check``."""
+        """The step before which the model was described: where its state was saved, or where it
+        started. Errors as ``check``.
+        """
         state, started = self.training.training_state, self.training.started
         if self.state is not None and state is not None:
             return state.step
@@ -239,7 +270,9 @@ class Manifest:
 
     @property
     def case(self) -> str:
-        """The case that ran; ``""`` if none is named, as of a capture by the Python API. Errors as ``check``."""
+        """The case that ran; ``""`` if none is named, as of a capture by the Python API. Errors as
+        ``check``.
+        """
         return _typed(self.environment, _Settings).case or ""
 
     @property
@@ -249,7 +282,9 @@ class Manifest:
 
     @property
     def variables(self) -> dict[str, str] | None:
-        """Environment variables that may change numbers, by name; ``None`` of older bundles, and dumps. Errors as ``check``."""
+        """Environment variables that may change numbers, by name; ``None`` of older bundles, and
+        dumps. Errors as ``check``.
+        """
         return _typed(self.environment, _Settings).variables
 
     @property
@@ -259,7 +294,8 @@ class Manifest:
 
     @property
     def asked(self) -> Steps | None:
-        """The steps that it set out to record: those of ``--steps``, or as many as its case has; ``None`` if all that would come.
+        """The steps that it set out to record: those of ``--steps``, or as many as its case has;
+        ``None`` if all that would come.
 
         Errors as ``check``.
         """
@@ -271,7 +307,9 @@ class Manifest:
 
     @property
     def lacking(self) -> str:
-        """What it does not hold of the steps that it set out to record, in words; ``""`` if it holds them all. Errors as ``check``."""
+        """What it does not hold of the steps that it set out to record, in words; ``""`` if it
+        holds them all. Errors as ``check``.
+        """
         if partial := [entry.step for entry in self.steps if entry.partial]:
             return f"the run ended inside of step {partial[0]}"
         asked = self.asked
@@ -280,10 +318,18 @@ class Manifest:
         entries = self.series if self.options.roles == (RoleGroup.SERIES,) else self.steps
         held = {entry.step for entry in entries}
         if asked.chosen is None:
-            return f"the run ended after {len(held)} of {asked.count} step(s)" if len(held) < asked.count else ""
+            return (
+                f"the run ended after {len(held)} of {asked.count} step(s)"
+                if len(held) < asked.count
+                else ""
+            )
         late = [number for number in asked.chosen if number not in held]
         missed = late[0] if len(late) == 1 else Steps.of(late or asked.chosen)
-        return f"the run ended before step(s) {missed} of --steps {asked}, which are not recorded" if late else ""
+        return (
+            f"the run ended before step(s) {missed} of --steps {asked}, which are not recorded"
+            if late
+            else ""
+        )
 
     def copy(self) -> Manifest:
         """One that stays as it is when entries of this one's tables are replaced, or added."""
@@ -304,7 +350,11 @@ class Manifest:
             "steps": [asdict(entry) for entry in self.steps],
             "series": msgspec.to_builtins(self.series),
         }
-        replace_whole(path, path.with_name(path.name + ".part"), lambda temporary: temporary.write_bytes(sealed(content)))
+        replace_whole(
+            path,
+            path.with_name(path.name + ".part"),
+            lambda temporary: temporary.write_bytes(sealed(content)),
+        )
 
     @classmethod
     def read(cls, path: Place, asked: Future[ServerAnswer] | None = None) -> Manifest:
@@ -322,13 +372,21 @@ class Manifest:
             content = json.loads(raw)
         except (FileNotFoundError, NotADirectoryError) as error:
             if isinstance(path, Url):
-                raise _MissingError(f"{path.parent}: not a bundle (its {path.name}: {error.strerror})") from None
+                raise _MissingError(
+                    f"{path.parent}: not a bundle (its {path.name}: {error.strerror})"
+                ) from None
             if path.parent.is_dir():
                 what = f"not a bundle (it has no {path.name})"
             else:
-                what = f"not a bundle ({'a file; a bundle is a directory' if path.parent.exists() else 'there is no such directory'})"
+                what = (
+                    "not a bundle"
+                    f" ({'a file; a bundle is a directory' if path.parent.exists() else 'there is no such directory'})"
+                )
             if holds_bundle(path.parent / PREVIOUS):
-                what += f"; the one that was to be overwritten is in {path.parent / PREVIOUS}, and the next capture puts it back"
+                what += (
+                    f"; the one that was to be overwritten is in {path.parent / PREVIOUS}, and the"
+                    " next capture puts it back"
+                )
             raise BundleError(f"{path.parent}: {what}") from None
         except OSError as error:
             raise BundleError(f"{path}: cannot be read ({error.strerror})") from None
@@ -340,8 +398,9 @@ class Manifest:
         if type(version) is not int or not FORMAT_VERSION <= version <= NEWEST_FORMAT:
             writer = str(content.get("accucompare", "unknown"))[:20]
             raise BundleError(
-                f"{path}: bundle format version {str(version)[:20]}, but this accucompare {__version__} reads version "
-                f"{NEWEST_FORMAT} and older; install the accucompare that wrote it ({writer}) or a newer one"
+                f"{path}: bundle format version {str(version)[:20]}, but this accucompare"
+                f" {__version__} reads version {NEWEST_FORMAT} and older; install the accucompare"
+                f" that wrote it ({writer}) or a newer one"
             )
         if not _is_as_written(raw, content):
             raise BundleError(f"{path}: is corrupt (its digest does not match); capture it again")
@@ -352,10 +411,14 @@ class Manifest:
             known["series"] = _typed(known.get("series", []), list[StepSeries])
             manifest = cls(**known)
             manifest.check()
-            if manifest.complete and (lacking := manifest.lacking):  # older versions said so before the last step was there
+            if manifest.complete and (
+                lacking := manifest.lacking
+            ):  # older versions said so before the last step was there
                 manifest.complete, manifest.stopped = False, {"error": lacking}
         except (TypeError, ValueError, KeyError, RecursionError) as error:
-            raise BundleError(f"{path}: damaged; a field is malformed ({str(error)[:200]})") from None
+            raise BundleError(
+                f"{path}: damaged; a field is malformed ({str(error)[:200]})"
+            ) from None
         return manifest
 
     def check(self) -> None:
@@ -379,15 +442,30 @@ class Manifest:
         if self.state is not None:
             _expect(StepEntry(0, **self.state).digest, str, "the digest of the state")
             count_records(self.state["records"])
-        for name, kind in (("parameters", dict), ("buffers", dict), ("modules", dict), ("not_called", list)):
+        for name, kind in (
+            ("parameters", dict),
+            ("buffers", dict),
+            ("modules", dict),
+            ("not_called", list),
+        ):
             _expect(self.model.get(name, kind()), kind, name)
         _expect_all(self.notes, str, "notes")
         _expect_all(self.model.get("not_called", ()), str, "not_called")
         _expect_all(self.model.get("modules", {}).values(), str, "modules")
         _expect(self.model.get("signatures", {}), dict, "signatures")
         _expect_all(self.model.get("signatures", {}).values(), list, "signatures")
-        _expect_all((name for names in self.model.get("signatures", {}).values() for name in names), str, "signatures")
-        _ = self.feed, self.options, self.training, self.code, self.flags  # each is checked when it is read
+        _expect_all(
+            (name for names in self.model.get("signatures", {}).values() for name in names),
+            str,
+            "signatures",
+        )
+        _ = (
+            self.feed,
+            self.options,
+            self.training,
+            self.code,
+            self.flags,
+        )  # each is checked when it is read
         for place, table in (
             ("parameters", self.model.get("parameters", {})),
             ("buffers", self.model.get("buffers", {})),

@@ -23,26 +23,31 @@ class Role(str, Enum):
 
     INPUT = "input"
     OUTPUT = "output"
-    #: A buffer that the model computes itself, which no checkpoint brings, when the capture begins; its path is the buffer's name.
+    # : A buffer that the model computes itself, which no checkpoint brings, when the capture
+    # begins; its path is the buffer's name.
     COMPUTED_BUFFER = "computed_buffer"
-    # What is left behind where later calls find it. Its path is the argument's, or the buffer's name; after a ``/`` the qualified one, of a
-    # buffer of another module than the one that wrote. Into a buffer, by what is no call: between two steps, and, in a step, after a call.
+    # What is left behind where later calls find it. Its path is the argument's, or the buffer's
+    # name; after a ``/`` the qualified one, of a buffer of another module than the one that wrote.
+    # Into a buffer, by what is no call: between two steps, and, in a step, after a call.
     BUFFER_UPDATE = "buffer_update"
     ARGUMENT_UPDATE = "argument_update"
     BUFFER_BEFORE = "buffer_before"
     BUFFER_AFTER = "buffer_after"
-    # Of a backward: what arrives at an output; what a call adds to the gradient of an input; and to that of a parameter.
+    # Of a backward: what arrives at an output; what a call adds to the gradient of an input; and to
+    # that of a parameter.
     GRAD_OUTPUT = "grad_output"
     GRAD_INPUT = "grad_input"
     CALL_GRAD = "call_grad"
-    # Of an optimizer's update; the call is its number in the step. What it is given, and what it makes of it:
+    # Of an optimizer's update; the call is its number in the step. What it is given, and what it
+    # makes of it:
     PARAM_GRAD = "param_grad"
     PARAM_BEFORE = "param_before"
     STATE_BEFORE = "state_before"
     PARAM_UPDATE = "param_update"
     STATE_AFTER = "state_after"
-    #: A parameter after so many updates of the step, if something other than an update has changed it since the last one: before the model
-    #: was called, or, with ``AT_THE_END`` behind its name, after that.
+    # : A parameter after so many updates of the step, if something other than an update has changed
+    # it since the last one: before the model : was called, or, with ``AT_THE_END`` behind its name,
+    # after that.
     PARAM_CHANGED = "param_changed"
     # In the state of a bundle captured with save_state, never in a step:
     PARAM = "param"
@@ -64,30 +69,53 @@ BUFFER_ROLES = (Role.BUFFER_BEFORE, Role.BUFFER_UPDATE, Role.BUFFER_AFTER)
 WRITTEN_ROLES = (*BUFFER_ROLES, Role.ARGUMENT_UPDATE)
 STATE_ROLES = (Role.PARAM, Role.BUFFER, Role.CASE_INPUT, Role.TRAINING_STATE)
 GRADIENT_ROLES = (Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD)
-UPDATE_ROLES = (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER, Role.PARAM_CHANGED)
+UPDATE_ROLES = (
+    Role.PARAM_GRAD,
+    Role.PARAM_BEFORE,
+    Role.STATE_BEFORE,
+    Role.PARAM_UPDATE,
+    Role.STATE_AFTER,
+    Role.PARAM_CHANGED,
+)
 TRAINING_ROLES = (*GRADIENT_ROLES, *UPDATE_ROLES)
 NODE_ROLES = (Role.OP_GRAD_OUTPUT, Role.OP_GRAD_INPUT)
 SERIES_ROLES = (Role.LOSS, Role.CLIPPED_NORM)
 OPERATOR_ROLES = (Role.OP_INPUT, Role.OP_OUTPUT, *NODE_ROLES)
 
-#: Behind the path of a parameter that was changed at the end of a step, in which no update came after the last call of the model.
+# : Behind the path of a parameter that was changed at the end of a step, in which no update came
+# after the last call of the model.
 AT_THE_END = "#2"
 
-#: What parameter groups say of how an update is computed, and not of what: a device may compute it otherwise. Older bundles hold them.
+# : What parameter groups say of how an update is computed, and not of what: a device may compute it
+# otherwise. Older bundles hold them.
 WAYS_OF_UPDATING = ("foreach", "fused", "capturable", "differentiable")
 
 #: What ``--roles`` chooses.
 ROLES_OF = {
-    RoleGroup.FORWARD: (Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, *WRITTEN_ROLES, Role.OP_INPUT, Role.OP_OUTPUT),
+    RoleGroup.FORWARD: (
+        Role.INPUT,
+        Role.OUTPUT,
+        Role.COMPUTED_BUFFER,
+        *WRITTEN_ROLES,
+        Role.OP_INPUT,
+        Role.OP_OUTPUT,
+    ),
     RoleGroup.BACKWARD: (*GRADIENT_ROLES, *NODE_ROLES),
     RoleGroup.GRADS: (Role.PARAM_GRAD,),
-    RoleGroup.UPDATE: (Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER, Role.PARAM_CHANGED),
+    RoleGroup.UPDATE: (
+        Role.PARAM_BEFORE,
+        Role.STATE_BEFORE,
+        Role.PARAM_UPDATE,
+        Role.STATE_AFTER,
+        Role.PARAM_CHANGED,
+    ),
     RoleGroup.SERIES: (),
 }
 GROUP_OF = {role: group for group, roles in ROLES_OF.items() for role in roles}
 
 
-#: What a digest begins with that a device has made, of numbers and not of bytes: it tells nothing beside one of bytes.
+# : What a digest begins with that a device has made, of numbers and not of bytes: it tells nothing
+# beside one of bytes.
 DEVICE_DIGEST = "device:"
 
 
@@ -122,7 +150,10 @@ class Key(NamedTuple):
 
     def __str__(self) -> str:
         place = f"{self.role.value}{'.' + printable(self.path) if self.path else ''}"
-        return f"{display_name(self.name)} call {self.call} {place} (step {self.step}, rank {self.rank})"
+        return (
+            f"{display_name(self.name)} call {self.call} {place} (step {self.step}, rank"
+            f" {self.rank})"
+        )
 
 
 def same_line(one: str, other: str) -> bool:
@@ -132,7 +163,9 @@ def same_line(one: str, other: str) -> bool:
 
 
 def display_name(name: str) -> str:
-    """A qualified name as people read it: printable, and the root module's, which is empty, is shown as ``(root)``."""
+    """A qualified name as people read it: printable, and the root module's, which is empty, is
+    shown as ``(root)``.
+    """
     return printable(name) or "(root)"
 
 
@@ -143,8 +176,10 @@ class Error(msgspec.Struct, frozen=True):
         rel_l2: relative L2 error; ``None`` where golden is all zeros and the baseline is not.
         rmse: root mean square error.
         different: of integers and booleans, how many differ.
-        factor: of a gradient, the factor on golden that comes closest to it, less 1; ``None`` of others, and in older bundles.
-        beyond: of an update of a parameter of a half type, how many elements are off by more than rounding can do; ``None`` likewise.
+        factor: of a gradient, the factor on golden that comes closest to it, less 1; ``None`` of
+            others, and in older bundles.
+        beyond: of an update of a parameter of a half type, how many elements are off by more than
+            rounding can do; ``None`` likewise.
     """
 
     rel_l2: Annotated[float, msgspec.Meta(ge=0)] | None
@@ -167,34 +202,47 @@ class Shard(msgspec.Struct, frozen=True, gc=False):
 
     def holds(self, part: tuple[int, ...]) -> bool:
         """Whether a part of this shape lies in the whole."""
-        ends = (first + count_records for first, count_records in zip(self.start, part, strict=False))
-        return len(part) == len(self.shape) == len(self.start) and all(end <= whole for end, whole in zip(ends, self.shape, strict=True))
+        ends = (
+            first + count_records for first, count_records in zip(self.start, part, strict=False)
+        )
+        return len(part) == len(self.shape) == len(self.start) and all(
+            end <= whole for end, whole in zip(ends, self.shape, strict=True)
+        )
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One tensor in a bundle. A struct, for one is made for each tensor of each module call; ``msgspec.structs.replace`` changes one.
+    """One tensor in a bundle. A struct, for one is made for each tensor of each module call;
+    ``msgspec.structs.replace`` changes one.
 
     Attributes:
         rank, step, name, call, role, path: what it is known by (see ``Key``).
         order: its place in the step's execution order.
-        type: the module's class name; an operator's name, such as ``aten.bmm.default``; of its backward, the autograd node's, such as
-            ``BmmBackward0``.
-        parent: (qualified name, call index) of the call that it was made in; ``None`` for the root's. For an operator, that is its own.
-        shape, dtype: the tensor's own; ``dtype`` is PyTorch's name without ``torch.``, or ``""`` for an opaque value.
+        type: the module's class name; an operator's name, such as ``aten.bmm.default``; of its
+            backward, the autograd node's, such as ``BmmBackward0``.
+        parent: (qualified name, call index) of the call that it was made in; ``None`` for the
+            root's. For an operator, that is its own.
+        shape, dtype: the tensor's own; ``dtype`` is PyTorch's name without ``torch.``, or ``""``
+            for an opaque value.
         layout: how it was held.
         member: its member in the step's ``.npz``; ``None`` where no data could be kept.
-        digest: of the member's bytes, or of an opaque string (xxh3, 128 bits, hexadecimal); of a tensor that was sketched on its device,
-            one that begins with DEVICE_DIGEST; ``None`` where there is none of these.
+        digest: of the member's bytes, or of an opaque string (xxh3, 128 bits, hexadecimal); of a
+            tensor that was sketched on its device, one that begins with DEVICE_DIGEST; ``None``
+            where there is none of these.
         statistics: of the finite values; ``None`` without data.
-        error: of a baseline that keeps no tensors: the distance from golden; ``None`` where that could not be measured.
-        components: of a nested tensor: the shapes of its parts, whose values are one array of the record's shape; ``None`` of any other,
-            and in older bundles, which keep none of its values.
+        error: of a baseline that keeps no tensors: the distance from golden; ``None`` where that
+            could not be measured.
+        components: of a nested tensor: the shapes of its parts, whose values are one array of the
+            record's shape; ``None`` of any other, and in older bundles, which keep none of its
+            values.
         detail: what an opaque value was, or why a tensor could not be read.
-        sketch: of a record without a member: which of the step's sketches is its own, from 0; ``None`` if it has none.
-        shard: of a rank's part of a tensor: where it lies in the whole, by which its sketch was made; ``None`` of a whole tensor.
-        requires_grad: of what a call took or gave: whether autograd followed it; False also in older bundles.
-        source_line: of an operator's record: where it was called, or of a node the operator that made it, such as
-            ``bert/modeling_bert.py:187``; older bundles name no folder.
+        sketch: of a record without a member: which of the step's sketches is its own, from 0;
+            ``None`` if it has none.
+        shard: of a rank's part of a tensor: where it lies in the whole, by which its sketch was
+            made; ``None`` of a whole tensor.
+        requires_grad: of what a call took or gave: whether autograd followed it; False also in
+            older bundles.
+        source_line: of an operator's record: where it was called, or of a node the operator that
+            made it, such as ``bert/modeling_bert.py:187``; older bundles name no folder.
     """
 
     rank: int
@@ -226,7 +274,9 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def operator(self) -> tuple[str, int]:
-        """Of an operator's record: its name, and its number among those of that name in its module call; else ``("", 0)``."""
+        """Of an operator's record: its name, and its number among those of that name in its module
+        call; else ``("", 0)``.
+        """
         if self.role not in OPERATOR_ROLES:
             return "", 0
         number = self.path.removeprefix(f"{self.type}#").partition(".")[0]
@@ -234,14 +284,26 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def part(self) -> str:
-        """Of an operator's record: which argument or result it is, such as ``self`` or ``tensors.1``; ``""`` for the only result."""
-        return self.path.removeprefix(f"{self.type}#").partition(".")[2] if self.role in OPERATOR_ROLES else ""
+        """Of an operator's record: which argument or result it is, such as ``self`` or
+        ``tensors.1``; ``""`` for the only result.
+        """
+        return (
+            self.path.removeprefix(f"{self.type}#").partition(".")[2]
+            if self.role in OPERATOR_ROLES
+            else ""
+        )
 
     @property
     def is_of_group(self) -> bool:
-        """Whether it is a number of a parameter group, ``AdamW.0.lr``; and not the state of a parameter of the root's, ``cls.exp_avg``."""
+        """Whether it is a number of a parameter group, ``AdamW.0.lr``; and not the state of a
+        parameter of the root's, ``cls.exp_avg``.
+        """
         _, _, number = self.path.partition(".")
-        return self.role is Role.STATE_BEFORE and not self.name and number.partition(".")[0].isdecimal()
+        return (
+            self.role is Role.STATE_BEFORE
+            and not self.name
+            and number.partition(".")[0].isdecimal()
+        )
 
     @property
     def detail_and_line(self) -> str:
@@ -250,12 +312,16 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def has_values(self) -> bool:
-        """Whether something of its values was kept that a distance can be measured by: all of them, or a sketch."""
+        """Whether something of its values was kept that a distance can be measured by: all of them,
+        or a sketch.
+        """
         return self.member is not None or self.sketch is not None
 
     @property
     def is_cache(self) -> bool:
-        """Whether it is an object that cannot be looked into, of a class called a cache: ``detail`` is its class."""
+        """Whether it is an object that cannot be looked into, of a class called a cache: ``detail``
+        is its class.
+        """
         return self.layout is Layout.OPAQUE and self.detail.endswith("Cache")
 
     def to_json(self) -> dict[str, Any]:
@@ -274,11 +340,19 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
             "layout": self.layout.value,
             "digest": self.digest,
             "statistics": self.statistics.to_json() if self.statistics else None,
-            "detail": f"{self.detail} at {self.source_line}" if self.detail and self.role in OPERATOR_ROLES else self.detail_and_line,
+            "detail": (
+                f"{self.detail} at {self.source_line}"
+                if self.detail and self.role in OPERATOR_ROLES
+                else self.detail_and_line
+            ),
             **({} if self.error is None else {"error": msgspec.structs.asdict(self.error)}),
             **({} if self.components is None else {"components": self.components}),
             **({} if self.sketch is None else {"sketch": self.sketch}),
-            **({} if self.shard is None else {"shard": {"shape": self.shard.shape, "start": self.shard.start}}),
+            **(
+                {}
+                if self.shard is None
+                else {"shard": {"shape": self.shard.shape, "start": self.shard.start}}
+            ),
             **({"requires_grad": True} if self.requires_grad else {}),
         }
 
@@ -296,8 +370,13 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
         source_line = ""
         if found.role in OPERATOR_ROLES:
             found.detail, _, source_line = found.detail.rpartition(" at ")
-        found.name, found.path, found.type, found.dtype = map(sys.intern, (found.name, found.path, found.type, found.dtype))
-        found.parent, found.shape = _shared(found.parent), _shared(found.shape)  # a bundle may have millions of records
+        found.name, found.path, found.type, found.dtype = map(
+            sys.intern, (found.name, found.path, found.type, found.dtype)
+        )
+        found.parent, found.shape = (
+            _shared(found.parent),
+            _shared(found.shape),
+        )  # a bundle may have millions of records
         found.order, found.sketch = _shared(found.order), _shared(found.sketch)
         values = (rank, step, *msgspec.structs.astuple(found), source_line)
         record = cls(*values)
@@ -305,9 +384,13 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
             raise BundleError(f"record {record.key} has the unknown dtype {record.dtype!r}")
         most = _MOST_ELEMENTS if record.member is None else _MOST_ELEMENTS // 16
         if len(record.shape) > _MOST_DIMENSIONS or math.prod(filter(None, record.shape)) > most:
-            raise BundleError(f"record {record.key} has the impossible shape {str(list(record.shape))[:80]}")
+            raise BundleError(
+                f"record {record.key} has the impossible shape {str(list(record.shape))[:80]}"
+            )
         if record.shard is not None and not record.shard.holds(record.shape):
-            raise BundleError(f"record {record.key} does not lie in the whole tensor that it says it is a part of")
+            raise BundleError(
+                f"record {record.key} does not lie in the whole tensor that it says it is a part of"
+            )
         return record
 
 
@@ -338,7 +421,9 @@ class _Line(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Line)
 _Shared = TypeVar("_Shared")
 _MOST_DIMENSIONS = 64  # NumPy's and PyTorch's
-_MOST_ELEMENTS = (1 << 63) - 1  # PyTorch's, on the device meta; NumPy's most bytes. NumPy leaves zero lengths out of the product
+_MOST_ELEMENTS = (
+    (1 << 63) - 1
+)  # PyTorch's, on the device meta; NumPy's most bytes. NumPy leaves zero lengths out of the product
 
 
 @lru_cache(maxsize=1 << 16)

@@ -1,4 +1,6 @@
-"""What ``--save-state`` keeps of a training run beside weights and inputs, so that ``--like`` can go on from there."""
+"""What ``--save-state`` keeps of a training run beside weights and inputs, so that ``--like`` can
+go on from there.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,13 @@ class SavedObject(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: its class.
-        options: what its ``state_dict`` holds by name, taken apart (see ``live.modules.state``); of an optimizer the options of its
-            parameter groups, such as ``0.lr``.
-        changed: the names of those that the steps before have changed. The others are as the code has made them.
+        options: what its ``state_dict`` holds by name, taken apart (see ``live.modules.state``); of
+            an optimizer the options of its parameter groups, such as ``0.lr``.
+        changed: the names of those that the steps before have changed. The others are as the code
+            has made them.
         groups: of an optimizer: the names of the parameters of each group.
-        state: of an optimizer: its state by the name of the parameter, taken apart; ``*`` is what belongs to none.
+        state: of an optimizer: its state by the name of the parameter, taken apart; ``*`` is what
+            belongs to none.
     """
 
     kind: str
@@ -64,10 +68,12 @@ class TrainingState(msgspec.Struct, frozen=True):
     Attributes:
         step: the step that begins with it.
         device: the type of the device that it was saved on.
-        optimizers, schedulers, scaler: what the loop has of those; ``None`` where there is no scaler, or it is not enabled.
+        optimizers, schedulers, scaler: what the loop has of those; ``None`` where there is no
+            scaler, or it is not enabled.
         random: the states of the random generators, taken apart; and the draws of the capture.
         gradients: those that were there before the step, by parameter, taken apart.
-        attributes: numbers and strings of modules that the steps before have changed, by module and name.
+        attributes: numbers and strings of modules that the steps before have changed, by module and
+            name.
         buffers: the buffers that the model computes itself which the steps before have changed.
         missing: what could not be saved.
         unused: what there was none of, each with the reason.
@@ -88,7 +94,8 @@ class TrainingState(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """How a capture started from the saved state of another: at which step, and without what of it."""
+    """How a capture started from the saved state of another: at which step, and without what of
+    it."""
 
     step: Count
     missing: tuple[Missing, ...] = ()

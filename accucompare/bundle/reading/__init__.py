@@ -5,4 +5,14 @@ from accucompare.bundle.reading.reader import Bundle, Index, StoredTensor, open_
 from accucompare.bundle.reading.sketches import Sketch, numbers_of
 from accucompare.bundle.reading.verification import Verified, verify
 
-__all__ = ["Bundle", "Index", "Sketch", "StoredTensor", "Verified", "bundle_html", "numbers_of", "open_bundle", "verify"]
+__all__ = [
+    "Bundle",
+    "Index",
+    "Sketch",
+    "StoredTensor",
+    "Verified",
+    "bundle_html",
+    "numbers_of",
+    "open_bundle",
+    "verify",
+]

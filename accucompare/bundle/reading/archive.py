@@ -1,4 +1,5 @@
-"""Reads the ``.npz`` of one step: a ZIP of ``.npy`` members, stored plain, as ``archive_writer`` or ``numpy.savez`` writes it.
+"""Reads the ``.npz`` of one step: a ZIP of ``.npy`` members, stored plain, as ``archive_writer`` or
+``numpy.savez`` writes it.
 
 ``numpy.load`` opens it too; nothing in it is ever unpickled, decompressed, or used as a file name.
 """
@@ -34,16 +35,23 @@ from accucompare.errors import BundleError, RecordError
 from accucompare.numbers import DTYPES, Array
 from accucompare.places import Place
 
-_ENTRY_LENGTHS = struct.Struct("<4s24x3H")  # of an entry: signature, lengths of name, extra and comment
-_ENTRY_PLACE = struct.Struct("<8x2H8x2L2H10xL")  # of an entry: flags, method, 2 sizes, lengths of name and extra, offset
+_ENTRY_LENGTHS = struct.Struct(
+    "<4s24x3H"
+)  # of an entry: signature, lengths of name, extra and comment
+_ENTRY_PLACE = struct.Struct(
+    "<8x2H8x2L2H10xL"
+)  # of an entry: flags, method, 2 sizes, lengths of name and extra, offset
 _CRC = struct.Struct("<16xL")  # of an entry
 _WHOLE_LIMIT = 1 << 32  # 4,096 sketches of the largest size take half of it
 _ENCRYPTED = 1  # the flag
 _TAIL = ZIP64_LOCATOR.size + END.size + 0xFFFF  # where the end record is, which may have a comment
-_DIRECTORY_LIMIT = 1 << 28  # that of a million members is half as long; a longer one than this is no honest directory
+_DIRECTORY_LIMIT = (
+    1 << 28
+)  # that of a million members is half as long; a longer one than this is no honest directory
 
 _NPY_HEADER = re.compile(
-    rb"\x93NUMPY\x01\x00..\{'descr': ([ -~]*), 'fortran_order': (True|False), 'shape': \(([0-9, ]*)\), \} *\n",
+    rb"\x93NUMPY\x01\x00..\{'descr': ([ -~]*), 'fortran_order': (True|False), 'shape': \(([0-9,"
+    rb" ]*)\), \} *\n",
     re.DOTALL,
 )
 _NPY_PREFIX = 10  # bytes of magic, version and length
@@ -72,14 +80,17 @@ class Member(msgspec.Struct, frozen=True, gc=False):
 
 
 class _LastRead(threading.local):
-    """What this thread read last of a file when it looked for a member's data: for a small member, the data too."""
+    """What this thread read last of a file when it looked for a member's data: for a small member,
+    the data too.
+    """
 
     offset = 0
     content = b""
 
 
 class Archive:
-    """A ``.npz`` opened for reading, one of ours or ``numpy.savez``'s: an index of its members, and positional reads of their data.
+    """A ``.npz`` opened for reading, one of ours or ``numpy.savez``'s: an index of its members, and
+    positional reads of their data.
 
     Any number of threads may use it at once.
     """
@@ -105,10 +116,14 @@ class Archive:
             self._directory, count = self._read_directory()
             self._positions = _index(self._directory, count)
             if doubled := count - len(self._positions):
-                raise BundleError(f"{path}: damaged; {doubled} of its members have the name of another")
+                raise BundleError(
+                    f"{path}: damaged; {doubled} of its members have the name of another"
+                )
         except _DamageError as damage:
             self._source.close()
-            raise BundleError(f"{path}: not a readable .npz, truncated or damaged ({damage})") from None
+            raise BundleError(
+                f"{path}: not a readable .npz, truncated or damaged ({damage})"
+            ) from None
         except BundleError:
             self._source.close()
             raise
@@ -124,7 +139,8 @@ class Archive:
         """Find one member and read its header.
 
         Raises:
-            RecordError: if it is not there, compressed, pickled, out of bounds, or its header is damaged.
+            RecordError: if it is not there, compressed, pickled, out of bounds, or its header is
+                damaged.
         """
         encoded = f"{name}.npy".encode(errors="surrogatepass")
         position = self._positions.get(encoded)
@@ -149,14 +165,22 @@ class Archive:
         """
         member = self.member(name)
         if member.nbytes > _WHOLE_LIMIT:
-            raise RecordError(f"{self.path}: member {name!r} is too large to be read whole; one of ours is not")
+            raise RecordError(
+                f"{self.path}: member {name!r} is too large to be read whole; one of ours is not"
+            )
         found = np.empty(member.shape, member.dtype)
         self.read_into(memoryview(found.reshape(-1).view("u1")), member.offset)
         position = self._positions[f"{name}.npy".encode(errors="surrogatepass")]
         offset, size = _place(self._directory, position)
         _, header = self._read_headers(offset, f"{name}.npy".encode(errors="surrogatepass"), size)
-        if crc32(memoryview(found.reshape(-1).view("u1")), crc32(header)) != _CRC.unpack_from(self._directory, position)[0]:
-            raise RecordError(f"{self.path}: member {name!r} is corrupt (its checksum does not match); capture it again")
+        if (
+            crc32(memoryview(found.reshape(-1).view("u1")), crc32(header))
+            != _CRC.unpack_from(self._directory, position)[0]
+        ):
+            raise RecordError(
+                f"{self.path}: member {name!r} is corrupt (its checksum does not match); capture it"
+                " again"
+            )
         return found
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
@@ -195,7 +219,11 @@ class Archive:
         end = _find_end(tail)
         *_, count, size, offset, _ = END.unpack_from(tail, end)
         locator = end - ZIP64_LOCATOR.size
-        if (count == COUNT_IN_ZIP64 or IN_ZIP64 in (size, offset)) and locator >= 0 and tail.startswith(b"PK\x06\x07", locator):
+        if (
+            (count == COUNT_IN_ZIP64 or IN_ZIP64 in (size, offset))
+            and locator >= 0
+            and tail.startswith(b"PK\x06\x07", locator)
+        ):
             record = self._read(ZIP64_END.size, ZIP64_LOCATOR.unpack_from(tail, locator)[2])
             if len(record) < ZIP64_END.size or record[:4] != b"PK\x06\x06":
                 raise _DamageError("no ZIP64 end record")
@@ -205,7 +233,9 @@ class Archive:
         return self._read(size, offset), count
 
     def _read_headers(self, offset: int, encoded: bytes, size: int) -> tuple[int, bytes]:
-        """The ``.npy`` header of the member of a size whose local header is at an offset, and its own offset."""
+        """The ``.npy`` header of the member of a size whose local header is at an offset, and its
+        own offset.
+        """
         head = self._read(_HEAD + size if size <= _SMALL else _HEAD, offset)
         self._last.offset, self._last.content = offset, head
         start, end = _npy_header_place(head)
@@ -224,7 +254,9 @@ class _DamageError(Exception):
 
 
 def _find_end(tail: bytes) -> int:
-    """Where the end record lies in the last bytes of a file: the last one whose comment reaches to the file's end."""
+    """Where the end record lies in the last bytes of a file: the last one whose comment reaches to
+    the file's end.
+    """
     end = len(tail)
     while (end := tail.rfind(b"PK\x05\x06", 0, end)) >= 0:
         if len(tail) - end - END.size == int.from_bytes(tail[end + END.size - 2 :][:2], "little"):
@@ -252,14 +284,18 @@ def _index(directory: bytes, count: int) -> dict[bytes, int]:
 
 
 def _place(directory: bytes, position: int) -> tuple[int, int]:
-    """The offset of a member's local header and the length of its content, by its entry in the directory."""
+    """The offset of a member's local header and the length of its content, by its entry in the
+    directory.
+    """
     flags, method, stored, size, name, extra, offset = _ENTRY_PLACE.unpack_from(directory, position)
     if method or flags & _ENCRYPTED:
         raise _DamageError("is compressed or encrypted; accucompare stores members plain")
     if IN_ZIP64 in (size, stored, offset):
         start = position + ENTRY.size + name
         values = iter(_zip64_values(directory[start : start + extra]))
-        size, stored, offset = (next(values, -1) if value == IN_ZIP64 else value for value in (size, stored, offset))
+        size, stored, offset = (
+            next(values, -1) if value == IN_ZIP64 else value for value in (size, stored, offset)
+        )
     if size != stored or offset < 0:
         raise _DamageError("is damaged (its entry in the directory contradicts itself)")
     return offset, size
@@ -272,13 +308,17 @@ def _zip64_values(extra: bytes) -> tuple[int, ...]:
         number, length = FIELD.unpack_from(extra, position)
         position += FIELD.size
         if number == ZIP64_FIELD:
-            return struct.unpack_from(f"<{min(length, len(extra) - position) // 8}Q", extra, position)
+            return struct.unpack_from(
+                f"<{min(length, len(extra) - position) // 8}Q", extra, position
+            )
         position += length
     return ()
 
 
 def _npy_header_place(head: bytes) -> tuple[int, int]:
-    """Where the ``.npy`` header after a local header begins and ends; the end is further than ``head`` if that is too short to tell."""
+    """Where the ``.npy`` header after a local header begins and ends; the end is further than
+    ``head`` if that is too short to tell.
+    """
     if len(head) < LOCAL_HEADER.size or not head.startswith(b"PK\x03\x04"):
         raise _DamageError("is damaged (no local header)")
     name, extra = FIELD.unpack_from(head, LOCAL_HEADER.size - FIELD.size)
@@ -288,7 +328,9 @@ def _npy_header_place(head: bytes) -> tuple[int, int]:
 
 @lru_cache(maxsize=1024)
 def _parse_npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Type, shape and length in bytes of the array after a ``.npy`` header; matched against what NumPy writes, never evaluated."""
+    """Type, shape and length in bytes of the array after a ``.npy`` header; matched against what
+    NumPy writes, never evaluated.
+    """
     match = _NPY_HEADER.fullmatch(header)
     if match is None:
         raise _DamageError("has no valid .npy header")
@@ -301,6 +343,10 @@ def _parse_npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], in
         raise _DamageError("is not a plain C-ordered array")
     dtype = _STORAGE[described]
     shape = tuple(int(length) for length in re.findall("[0-9]+", lengths))
-    if str(shape) != f"({lengths})" or len(shape) > _MAX_DIMENSIONS or dtype.itemsize * math.prod(filter(None, shape)) > sys.maxsize:
+    if (
+        str(shape) != f"({lengths})"
+        or len(shape) > _MAX_DIMENSIONS
+        or dtype.itemsize * math.prod(filter(None, shape)) > sys.maxsize
+    ):
         raise _DamageError("has no valid .npy header")
     return dtype, shape, math.prod(shape) * dtype.itemsize

@@ -21,14 +21,25 @@ _FACTS = (
 
 
 def bundle_html(path: Place, manifest: Manifest, steps: Sequence[StepEntry], complete: bool) -> str:
-    """HTML without scripts, in which every name is escaped; ``steps`` are the finished ones of all ranks."""
-    what = f"{counted(len(steps), 'step')}, {counted(sum(step.records for step in steps), 'record')}"
+    """HTML without scripts, in which every name is escaped; ``steps`` are the finished ones of all
+    ranks.
+    """
+    what = (
+        f"{counted(len(steps), 'step')}, {counted(sum(step.records for step in steps), 'record')}"
+    )
     ranks = f" of {manifest.ranks} ranks" if manifest.ranks > 1 else ""
     parts = [line(f"{what}{ranks}{'' if complete else '; incomplete'}", strong=str(path))]
     facts = [(title, _named(getattr(manifest, part).get(name))) for title, part, name in _FACTS]
     parts.append(table(("", ""), [fact for fact in facts if fact[1]]))
-    parts.append(table(("step", "records"), [(step.step, step.records) for step in steps[:_STEPS_SHOWN]] if len(steps) > 1 else []))
-    parts += [line(f"… and {len(steps) - _STEPS_SHOWN} more steps")] if len(steps) > _STEPS_SHOWN else []
+    parts.append(
+        table(
+            ("step", "records"),
+            [(step.step, step.records) for step in steps[:_STEPS_SHOWN]] if len(steps) > 1 else [],
+        )
+    )
+    parts += (
+        [line(f"… and {len(steps) - _STEPS_SHOWN} more steps")] if len(steps) > _STEPS_SHOWN else []
+    )
     parts += [line(note, strong="note:") for note in manifest.notes[:_NOTES_SHOWN]]
     return f"<div>{''.join(parts)}</div>"
 

@@ -31,7 +31,17 @@ from accucompare.bundle.reading.archive import Archive
 from accucompare.bundle.reading.notebook_bundle import bundle_html
 from accucompare.bundle.writing import SKETCHES_A_MEMBER, sketches_name
 from accucompare.errors import BundleError, RecordError, UsageError
-from accucompare.numbers import BLOCK, DTYPES, SKETCH_VERSION, Array, Float64, digest, digest_of_segments, sums, widen
+from accucompare.numbers import (
+    BLOCK,
+    DTYPES,
+    SKETCH_VERSION,
+    Array,
+    Float64,
+    digest,
+    digest_of_segments,
+    sums,
+    widen,
+)
 from accucompare.places import Place, Url, place_of
 from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE, Mode
 
@@ -39,7 +49,9 @@ from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE, Mode
 Index = tuple[Any, ...]
 _NEXT = 8  # lists of records that are asked for ahead
 _SKETCHES_HELD = 2  # members of 8 MiB: neighbouring records are compared one after the other
-_LINE_LIMIT = 1 << 20  # a record takes a few hundred bytes; a longer line than this is no honest record
+_LINE_LIMIT = (
+    1 << 20
+)  # a record takes a few hundred bytes; a longer line than this is no honest record
 
 
 class _Sketches(NamedTuple):
@@ -63,50 +75,75 @@ class Bundle:
         self._windows = Windows()
         self.manifest = Manifest.read(path / "manifest.json")
         self.manifests = {0: self.manifest, **manifests_of(path, self.manifest.ranks)}
-        self.missing_ranks = [rank for rank in range(self.manifest.ranks) if rank not in self.manifests]
+        self.missing_ranks = [
+            rank for rank in range(self.manifest.ranks) if rank not in self.manifests
+        ]
         self._order = [(rank, entry.step) for rank, entry in self.steps()]
         self._places = {step: place for place, step in enumerate(self._order)}
         self._archives: dict[tuple[int, int | str], Archive] = {}  # by rank and step
         self._opening = threading.Lock()
         self._opening_sketches = threading.Lock()
-        self._sketches: dict[tuple[int, int, int], _Sketches] = {}  # members that hold some, by rank, step and number
+        self._sketches: dict[
+            tuple[int, int, int], _Sketches
+        ] = {}  # members that hold some, by rank, step and number
         self._sketch_facts: dict[int, SketchFacts] = {}  # that were checked, by rank
         self._buffers = _Buffer()
 
     def __repr__(self) -> str:
-        return f"<Bundle {self.path}: {len(self.steps())} step(s){'' if self.complete else ', incomplete'}>"
+        return (
+            f"<Bundle {self.path}: {len(self.steps())}"
+            f" step(s){'' if self.complete else ', incomplete'}>"
+        )
 
     def _repr_html_(self) -> str:
-        return bundle_html(self.path, self.manifest, [entry for _, entry in self.steps()], self.complete)
+        return bundle_html(
+            self.path, self.manifest, [entry for _, entry in self.steps()], self.complete
+        )
 
     def __enter__(self) -> Bundle:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
-        """Close the files, and forget what was read of a URL; the bundle can still be used, and opens them again."""
+        """Close the files, and forget what was read of a URL; the bundle can still be used, and
+        opens them again.
+        """
         for archive in self._archives.values():
             archive.close()
         self._archives.clear()
         self._windows.give_up()
 
     def give_up(self) -> None:
-        """End what other threads read of storage that does not answer; they fail. Files of this machine are not waited for."""
+        """End what other threads read of storage that does not answer; they fail. Files of this
+        machine are not waited for.
+        """
         self._windows.give_up()
 
     @property
     def complete(self) -> bool:
         """Whether every rank's capture ran to its end."""
-        return not self.missing_ranks and all(manifest.complete for manifest in self.manifests.values())
+        return not self.missing_ranks and all(
+            manifest.complete for manifest in self.manifests.values()
+        )
 
     def steps(self) -> list[tuple[int, StepEntry]]:
         """(rank, step) pairs of the finished steps, in order."""
-        return [(rank, entry) for rank, manifest in sorted(self.manifests.items()) for entry in manifest.steps]
+        return [
+            (rank, entry)
+            for rank, manifest in sorted(self.manifests.items())
+            for entry in manifest.steps
+        ]
 
     def identity(self) -> str:
-        """Identifies the content of this bundle: a digest of the digests of all finished steps of all ranks.
+        """Identifies the content of this bundle: a digest of the digests of all finished steps of
+        all ranks.
 
         That of a copied bundle is the same. 32 hexadecimal digits.
         """
@@ -127,7 +164,8 @@ class Bundle:
         return sorted(self._read_lines(rank, f"step{entry.step}", entry), key=attrgetter("order"))
 
     def state(self, rank: int = 0) -> Iterator[Record]:
-        """The records of the state that a rank saved with ``--save-state``: parameters, buffers, case inputs, and that of the training.
+        """The records of the state that a rank saved with ``--save-state``: parameters, buffers,
+        case inputs, and that of the training.
 
         Raises:
             BundleError: if the bundle was captured without it, or it is damaged.
@@ -137,28 +175,54 @@ class Bundle:
             raise BundleError(f"{self.path}: holds no model state; capture it with --save-state")
         yield from self._read_lines(rank, "state", StepEntry(0, **state))
 
-    def load(self, name: str, *, call: int = 0, role: str = "output", path: str | None = None, step: int = 0, rank: int = 0) -> Array:
+    def load(
+        self,
+        name: str,
+        *,
+        call: int = 0,
+        role: str = "output",
+        path: str | None = None,
+        step: int = 0,
+        rank: int = 0,
+    ) -> Array:
         """Load one record's values.
 
         Args:
             name: qualified name of the module; ``"(root)"`` or ``""`` for the root.
             call: call index in the step.
             role: ``"output"`` or ``"input"``; of an operator, ``"op_output"`` or ``"op_input"``.
-            path: place in a nested value; may be left out where the call has a single record of the role.
+            path: place in a nested value; may be left out where the call has a single record of the
+                role.
             step, rank: which step of which rank.
 
         Returns:
             The values; a type that NumPy lacks is widened exactly (bfloat16 to float32).
 
         Raises:
-            RecordError: if there is no such record, several match, it has no data, or it is damaged.
+            RecordError: if there is no such record, several match, it has no data, or it is
+                damaged.
             UsageError: if there is no such role.
         """
         return self.values(self.find(name, call=call, role=role, path=path, step=step, rank=rank))
 
-    def find(self, name: str, *, call: int = 0, role: str = "output", path: str | None = None, step: int = 0, rank: int = 0) -> Record:
+    def find(
+        self,
+        name: str,
+        *,
+        call: int = 0,
+        role: str = "output",
+        path: str | None = None,
+        step: int = 0,
+        rank: int = 0,
+    ) -> Record:
         """Find the record that ``load`` would load; arguments and errors as there."""
-        if role not in (Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, *WRITTEN_ROLES, *OPERATOR_ROLES):
+        if role not in (
+            Role.INPUT,
+            Role.OUTPUT,
+            Role.COMPUTED_BUFFER,
+            *WRITTEN_ROLES,
+            *OPERATOR_ROLES,
+        ):
             raise UsageError(f"role must be 'input' or 'output', but is {role!r}")
         name = "" if name == display_name("") else name
         entries = [entry for number, entry in self.steps() if (number, entry.step) == (rank, step)]
@@ -166,18 +230,27 @@ class Bundle:
             record
             for entry in entries
             for record in self.step_records(rank, entry)
-            if (record.name, record.call, record.role) == (name, call, role) and path in (None, record.path)
+            if (record.name, record.call, record.role) == (name, call, role)
+            and path in (None, record.path)
         ]
         if len(wanted) == 1:
             return wanted[0]
         place = f"{self.path}: {Key(rank, step, name, call, Role(role), path or '')}"
         if not wanted:
             names = {record.name for entry in entries for record in self.step_records(rank, entry)}
-            raise RecordError(f"{place}: no such record; {_nearest(name, names)}`accucompare show {self.path}` lists them")
-        raise RecordError(f"{place}: has {len(wanted)} records; name a path: {', '.join(repr(r.path) for r in wanted[:8])}")
+            raise RecordError(
+                f"{place}: no such record; {_nearest(name, names)}`accucompare show {self.path}`"
+                " lists them"
+            )
+        raise RecordError(
+            f"{place}: has {len(wanted)} records; name a path:"
+            f" {', '.join(repr(r.path) for r in wanted[:8])}"
+        )
 
     def values(self, record: Record) -> Array:
-        """A record's values in its own shape, widened exactly where NumPy lacks the type; verified. Errors as ``raw``."""
+        """A record's values in its own shape, widened exactly where NumPy lacks the type; verified.
+        Errors as ``raw``.
+        """
         return widen(self.raw(record), DTYPES[record.dtype])
 
     def raw(self, record: Record) -> Array:
@@ -186,7 +259,9 @@ class Bundle:
         Raises:
             RecordError: if it has no data or is damaged.
         """
-        archive, offset = self.locate(record)  # first, for it checks that there is as much data as the record says
+        archive, offset = self.locate(
+            record
+        )  # first, for it checks that there is as much data as the record says
         raw = np.empty(record.shape, DTYPES[record.dtype].storage)
         archive.read_into(memoryview(raw.reshape(-1).view("u1")), offset)
         self.verify(record, digest(raw))
@@ -208,16 +283,21 @@ class Bundle:
             return checked
         facts = self.manifests[record.rank].options.sketch
         if facts is None:
-            raise RecordError(f"{self.path}: {record.key} has a sketch, and the manifest does not say how it was made; capture it again")
+            raise RecordError(
+                f"{self.path}: {record.key} has a sketch, and the manifest does not say how it was"
+                " made; capture it again"
+            )
         if facts.version != SKETCH_VERSION:
             raise RecordError(
-                f"{self.path}: its sketches are of version {facts.version}, and this accucompare reads version {SKETCH_VERSION}; "
-                f"capture it again with this one (accucompare capture … --mode sketch --out {self.path} --overwrite)"
+                f"{self.path}: its sketches are of version {facts.version}, and this accucompare"
+                f" reads version {SKETCH_VERSION}; capture it again with this one (accucompare"
+                f" capture … --mode sketch --out {self.path} --overwrite)"
             )
         if not LEAST_SKETCH_SIZE <= facts.size <= MOST_SKETCH_SIZE:
             raise RecordError(
-                f"{self.path}: its manifest says that a sketch has {facts.size} numbers, and none has fewer than {LEAST_SKETCH_SIZE} "
-                f"or more than {MOST_SKETCH_SIZE}; capture it again"
+                f"{self.path}: its manifest says that a sketch has {facts.size} numbers, and none"
+                f" has fewer than {LEAST_SKETCH_SIZE} or more than {MOST_SKETCH_SIZE}; capture it"
+                " again"
             )
         self._sketch_facts[record.rank] = facts
         return facts
@@ -234,7 +314,8 @@ class Bundle:
         return found
 
     def sketches(self, record: Record) -> Float64:
-        """The sketches of a record and of its neighbours, of shape (n, size): its own is row ``record.sketch % SKETCHES_A_MEMBER``.
+        """The sketches of a record and of its neighbours, of shape (n, size): its own is row
+        ``record.sketch % SKETCHES_A_MEMBER``.
 
         Errors as ``sketch``.
         """
@@ -242,15 +323,24 @@ class Bundle:
         if record.sketch is None:
             raise RecordError(f"{self.path}: {record.key} has no sketch")
         number, place = divmod(record.sketch, SKETCHES_A_MEMBER)
-        held = self._sketches.get((record.rank, record.step, number)) or self._read_sketches(record, number, facts.size)
+        held = self._sketches.get((record.rank, record.step, number)) or self._read_sketches(
+            record, number, facts.size
+        )
         if place >= len(held.rows):
-            raise RecordError(f"{self.path}: {record.key} names a sketch that is not there; capture it again")
+            raise RecordError(
+                f"{self.path}: {record.key} names a sketch that is not there; capture it again"
+            )
         if place in held.damaged:
-            raise RecordError(f"{self.path}: the sketch of {record.key} holds NaN or Inf, which none of ours does; capture it again")
+            raise RecordError(
+                f"{self.path}: the sketch of {record.key} holds NaN or Inf, which none of ours"
+                " does; capture it again"
+            )
         return held.rows
 
     def _read_sketches(self, record: Record, number: int, size: int) -> _Sketches:
-        """The member with a record's sketch; the last few are held, for neighbouring records are compared one after the other."""
+        """The member with a record's sketch; the last few are held, for neighbouring records are
+        compared one after the other.
+        """
         place = record.rank, record.step, number
         with self._opening_sketches:
             held = self._sketches.get(place)
@@ -258,7 +348,9 @@ class Bundle:
                 rows = _sketch_rows(self._archive(record), sketches_name(number), size)
                 while len(self._sketches) >= _SKETCHES_HELD:
                     del self._sketches[next(iter(self._sketches))]
-                held = self._sketches[place] = _Sketches(rows, frozenset(np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist()))
+                held = self._sketches[place] = _Sketches(
+                    rows, frozenset(np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist())
+                )
         return held
 
     def locate(self, record: Record) -> tuple[Archive, int]:
@@ -268,22 +360,28 @@ class Bundle:
             RecordError: if it has no data, or its member disagrees with it.
         """
         if record.member is None:
-            raise RecordError(f"{self.path}: {record.key} has no data ({self._why_without(record)})")
+            raise RecordError(
+                f"{self.path}: {record.key} has no data ({self._why_without(record)})"
+            )
         archive = self._archive(record)
         member = archive.member(record.member)
         if member.shape != record.shape or member.dtype != DTYPES[record.dtype].storage:
             raise RecordError(
-                f"{archive.path}: member {record.member!r} is {member.dtype} {member.shape}, "
-                f"but its record {record.key} says {record.dtype} {record.shape}; one of the two is damaged"
+                f"{archive.path}: member {record.member!r} is {member.dtype} {member.shape}, but"
+                f" its record {record.key} says {record.dtype} {record.shape}; one of the two is"
+                " damaged"
             )
         return archive, member.offset
 
     def _why_without(self, record: Record) -> str:
-        """Why a record has no data: what kind of value it was, or that less than values was kept."""
+        """Why a record has no data: what kind of value it was, or that less than values was
+        kept."""
         if not record.layout.has_data:
             return record.layout.value
         mode = self.manifest.options.mode
-        return "its values were not recorded" + (f"; captured with --mode {mode}" if mode not in (None, Mode.TENSORS) else "")
+        return "its values were not recorded" + (
+            f"; captured with --mode {mode}" if mode not in (None, Mode.TENSORS) else ""
+        )
 
     def verify(self, record: Record, found: str) -> None:
         """Raise RecordError unless the digest found while reading is the record's."""
@@ -292,14 +390,21 @@ class Bundle:
         archive = self._archive(record)
         if archive.changed():
             raise self.changed(record)
-        raise RecordError(f"{archive.path}: {record.key} is corrupt (its digest does not match); capture it again")
+        raise RecordError(
+            f"{archive.path}: {record.key} is corrupt (its digest does not match); capture it again"
+        )
 
     def changed(self, record: Record) -> RecordError:
         """The error of a step that is written to while it is read."""
-        return RecordError(f"{self._archive(record).path}: changed while it was read; compare again when nothing writes to it any more")
+        return RecordError(
+            f"{self._archive(record).path}: changed while it was read; compare again when nothing"
+            " writes to it any more"
+        )
 
     def buffer(self, nbytes: int) -> Array:
-        """This thread's buffer for what it reads of this bundle: bytes, overwritten by whoever asks next."""
+        """This thread's buffer for what it reads of this bundle: bytes, overwritten by whoever asks
+        next.
+        """
         buffer = self._buffers.bytes
         if len(buffer) < nbytes:
             buffer = self._buffers.bytes = np.empty(nbytes, np.uint8)
@@ -312,7 +417,9 @@ class Bundle:
         if archive is None:
             with self._opening:
                 stem = place[1] if place[1] == "state" else f"step{place[1]}"
-                archive = self._archives.get(place) or Archive(self.path / f"rank{record.rank}" / f"{stem}.npz", self._windows)
+                archive = self._archives.get(place) or Archive(
+                    self.path / f"rank{record.rank}" / f"{stem}.npz", self._windows
+                )
                 self._archives[place] = archive
         return archive
 
@@ -333,34 +440,59 @@ class Bundle:
             with open_lines(path, self._windows) as lines:
                 while line := lines.readline(_LINE_LIMIT):
                     if len(records) == entry.records:
-                        raise BundleError(f"{path}: holds more records than the {entry.records} of the manifest; one is damaged")
+                        raise BundleError(
+                            f"{path}: holds more records than the {entry.records} of the manifest;"
+                            " one is damaged"
+                        )
                     hasher.update(line)
                     try:
                         if len(line) == _LINE_LIMIT:
                             raise BundleError("it is too long for a record")
                         record = Record.from_line(line, rank, entry.step)
                     except BundleError as error:
-                        raise BundleError(f"{path}, line {len(records) + 1}: damaged ({error})") from None
+                        raise BundleError(
+                            f"{path}, line {len(records) + 1}: damaged ({error})"
+                        ) from None
                     records.append(record)
                     if (record.role in STATE_ROLES) != (stem == "state"):
-                        raise BundleError(f"{path}, line {len(records)}: damaged ({record.key} does not belong there)")
+                        raise BundleError(
+                            f"{path}, line {len(records)}: damaged ({record.key} does not belong"
+                            " there)"
+                        )
                     places.add((record.name, record.call, record.role, record.path))
                     if len(places) < len(records):
-                        raise BundleError(f"{path}, line {len(records)}: damaged ({record.key} is there twice)")
+                        raise BundleError(
+                            f"{path}, line {len(records)}: damaged ({record.key} is there twice)"
+                        )
         except OSError as error:
-            raise BundleError(f"{path}: cannot be read ({error.strerror}), but the manifest lists it") from None
+            raise BundleError(
+                f"{path}: cannot be read ({error.strerror}), but the manifest lists it"
+            ) from None
         if len(records) != entry.records:
-            raise BundleError(f"{path}: holds {len(records)} records, but the manifest says {entry.records}; one is damaged")
+            raise BundleError(
+                f"{path}: holds {len(records)} records, but the manifest says {entry.records}; one"
+                " is damaged"
+            )
         if hasher.hexdigest() != entry.digest:
-            raise BundleError(f"{path}: is corrupt (its digest does not match the manifest's); capture it again")
+            raise BundleError(
+                f"{path}: is corrupt (its digest does not match the manifest's); capture it again"
+            )
         return records
 
 
 def _sketch_rows(archive: Archive, name: str, size: int) -> Float64:
     """One member of sketches. What it says of itself is looked at before there is memory for it."""
     member, most = archive.member(name), (SKETCHES_A_MEMBER, size)
-    if member.dtype != np.float64 or len(member.shape) != 2 or member.shape[0] > most[0] or member.shape[1] != size:
-        raise RecordError(f"{archive.path}: member {name!r} holds {member.dtype} {member.shape}, and not float64 {most}; capture it again")
+    if (
+        member.dtype != np.float64
+        or len(member.shape) != 2
+        or member.shape[0] > most[0]
+        or member.shape[1] != size
+    ):
+        raise RecordError(
+            f"{archive.path}: member {name!r} holds {member.dtype} {member.shape}, and not float64"
+            f" {most}; capture it again"
+        )
     return archive.read_whole(name)
 
 
@@ -386,7 +518,9 @@ class StoredTensor:
         self._archive = archive
         self._offset = offset
         self._storage = DTYPES[record.dtype].storage
-        self._digests: dict[int, bytes] = {}  # of the segments that have been read, by their first element
+        self._digests: dict[
+            int, bytes
+        ] = {}  # of the segments that have been read, by their first element
 
     def blocks(self, start: int, stop: int, elements: int = BLOCK) -> Iterator[Array]:
         """The stored bits of one segment as 1-d blocks.
@@ -397,7 +531,8 @@ class StoredTensor:
             elements: of a block.
 
         Yields:
-            Arrays of ``elements`` (the last one shorter), overwritten by what this thread reads next of this bundle.
+            Arrays of ``elements`` (the last one shorter), overwritten by what this thread reads
+            next of this bundle.
 
         Raises:
             RecordError: if the segment was read before and was another then.
@@ -419,7 +554,9 @@ class StoredTensor:
                 hasher.update(part)
                 yield values if count >= elements else values[:count]
             found = hasher.digest()
-        if self._digests.setdefault(start, found) != found:  # what is measured in two passes is read twice
+        if (
+            self._digests.setdefault(start, found) != found
+        ):  # what is measured in two passes is read twice
             raise self._bundle.changed(self._record)
 
     @property
@@ -427,7 +564,8 @@ class StoredTensor:
         return math.prod(self._record.shape) * self._storage.itemsize
 
     def part(self, *indices: Index) -> Array:
-        """Some of the stored bits: ``array[index]``, of that the next index, and so on. Only these are read.
+        """Some of the stored bits: ``array[index]``, of that the next index, and so on. Only these
+        are read.
 
         They are not verified; ``read`` does that, for a digest is of the whole.
 
@@ -439,12 +577,16 @@ class StoredTensor:
         first = view.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
         found = np.empty(view.shape, self._storage)
         outer, run = view.ndim, self._storage.itemsize
-        while outer and (view.strides[outer - 1] == run or view.shape[outer - 1] == 1):  # what lies in one piece is read in one
+        while outer and (
+            view.strides[outer - 1] == run or view.shape[outer - 1] == 1
+        ):  # what lies in one piece is read in one
             outer -= 1
             run *= view.shape[outer]
         target = memoryview(found.reshape(-1).view("u1"))
         for number, place in enumerate(np.ndindex(view.shape[:outer]) if found.size else ()):
-            start = first + sum(index * stride for index, stride in zip(place, view.strides, strict=False))
+            start = first + sum(
+                index * stride for index, stride in zip(place, view.strides, strict=False)
+            )
             self._archive.read_into(target[number * run : (number + 1) * run], self._offset + start)
         return found
 
@@ -453,16 +595,21 @@ class StoredTensor:
         return self._view(indices)[1].shape
 
     def _view(self, indices: tuple[Index, ...]) -> tuple[Array, Array]:
-        """An array of the record's shape that has no memory, and a part of it: they tell where elements lie, and hold none."""
+        """An array of the record's shape that has no memory, and a part of it: they tell where
+        elements lie, and hold none.
+        """
         size, shape = self._storage.itemsize, self._record.shape
         strides = [size * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         whole = view = np.lib.stride_tricks.as_strided(np.empty(1, self._storage), shape, strides)
         for index in indices:
-            view = view[index if ... in index else (*index, ...)]  # with the dots, it is a view and never a value
+            view = view[
+                index if ... in index else (*index, ...)
+            ]  # with the dots, it is a view and never a value
         return whole, view
 
     def read(self) -> None:
-        """Read everything, a block at a time, and verify it. Errors as ``blocks`` and ``verify``."""
+        """Read everything, a block at a time, and verify it. Errors as ``blocks`` and
+        ``verify``."""
         elements = math.prod(self._record.shape)
         for start in range(0, elements or 1, sums.SEGMENT):
             for _ in self.blocks(start, min(start + sums.SEGMENT, elements)):
@@ -476,7 +623,9 @@ class StoredTensor:
             RecordError: if the bytes do not match the record's digest.
         """
         digests = self._digests
-        self._bundle.verify(self._record, digest_of_segments([digests[start] for start in sorted(digests)]))
+        self._bundle.verify(
+            self._record, digest_of_segments([digests[start] for start in sorted(digests)])
+        )
 
 
 def open_bundle(path: str | Place) -> Bundle:

@@ -1,4 +1,6 @@
-"""Sketches of records as values to compute with: sums over ranks, means over micro-batches, multiples; and how far apart two are."""
+"""Sketches of records as values to compute with: sums over ranks, means over micro-batches,
+multiples; and how far apart two are.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,17 @@ import numpy as np
 from accucompare.bundle.format import Record
 from accucompare.bundle.reading.reader import Bundle
 from accucompare.errors import RecordError, UsageError
-from accucompare.numbers import BLOCK, DTYPES, Float64, deviation, distance, power_near, sketch_of, sketch_values, sums
+from accucompare.numbers import (
+    BLOCK,
+    DTYPES,
+    Float64,
+    deviation,
+    distance,
+    power_near,
+    sketch_of,
+    sketch_values,
+    sums,
+)
 from accucompare.selection import SKETCH_SIZE
 
 
@@ -24,11 +36,13 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Sketch:
-    """The sketch of a tensor, or of a sum of tensors. Sums, differences and multiples are those of the tensors.
+    """The sketch of a tensor, or of a sum of tensors. Sums, differences and multiples are those of
+    the tensors.
 
     Attributes:
         numbers: float64, of shape (size,).
-        shape: of the whole tensor; a part that a rank holds is sketched by its place in the whole, so that parts add up to it.
+        shape: of the whole tensor; a part that a rank holds is sketched by its place in the whole,
+            so that parts add up to it.
         l2: the tensor's L2 norm, where it is known exactly; a sum's is not.
         nonfinite: how many values are NaN or Inf. They count as 0.
 
@@ -58,7 +72,10 @@ class Sketch:
         facts = bundle.manifests[record.rank].options.sketch
         size = size or (facts.size if facts is not None else SKETCH_SIZE)
         if not record.has_values or record.statistics is None:
-            raise RecordError(f"{bundle.path}: {record.key} has neither values nor a sketch; capture it with --mode sketch or tensors")
+            raise RecordError(
+                f"{bundle.path}: {record.key} has neither values nor a sketch; capture it with"
+                " --mode sketch or tensors"
+            )
         known = record.statistics
         shape = record.shape if record.shard is None else record.shard.shape
         return cls(numbers_of(bundle, record, size), shape, known.l2, known.nan + known.inf)
@@ -69,7 +86,9 @@ class Sketch:
         if not isinstance(other, Sketch):
             return NotImplemented
         self._check(other)
-        return Sketch(self.numbers + other.numbers, self.shape, None, self.nonfinite + other.nonfinite)
+        return Sketch(
+            self.numbers + other.numbers, self.shape, None, self.nonfinite + other.nonfinite
+        )
 
     __radd__ = __add__
 
@@ -79,7 +98,11 @@ class Sketch:
     def __mul__(self, factor: float) -> Sketch:
         if not isinstance(factor, (int, float, np.floating, np.integer)):
             return NotImplemented
-        return replace(self, numbers=self.numbers * factor, l2=None if self.l2 is None else self.l2 * abs(factor))
+        return replace(
+            self,
+            numbers=self.numbers * factor,
+            l2=None if self.l2 is None else self.l2 * abs(factor),
+        )
 
     __rmul__ = __mul__
 
@@ -97,10 +120,11 @@ class Sketch:
         return Estimate(found, found * deviation(len(self.numbers)))
 
     def error(self, golden: Sketch) -> Estimate:
-        """The L2 norm of the difference from golden, relative to golden's; infinite if NaN or Inf are known to be on one side only.
+        """The L2 norm of the difference from golden, relative to golden's; infinite if NaN or Inf
+        are known to be on one side only.
 
-        Of two tensors they are if the sides hold different numbers of them; of a sum, whose terms may hold them in the same places, if one
-        side holds none.
+        Of two tensors they are if the sides hold different numbers of them; of a sum, whose terms
+        may hold them in the same places, if one side holds none.
 
         Raises:
             UsageError: if the tensors have two shapes, or the sketches two sizes.
@@ -119,10 +143,16 @@ class Sketch:
 
     def _check(self, other: Sketch) -> None:
         if self.shape != other.shape:
-            raise UsageError(f"sketches of tensors of two shapes, {list(self.shape)} and {list(other.shape)}, cannot be put together")
+            raise UsageError(
+                f"sketches of tensors of two shapes, {list(self.shape)} and {list(other.shape)},"
+                " cannot be put together"
+            )
         if len(self.numbers) != len(other.numbers):
             sizes = len(self.numbers), len(other.numbers)
-            raise UsageError(f"sketches of {sizes[0]} and {sizes[1]} numbers cannot be put together; capture with one --sketch-size")
+            raise UsageError(
+                f"sketches of {sizes[0]} and {sizes[1]} numbers cannot be put together; capture"
+                " with one --sketch-size"
+            )
 
 
 def numbers_of(bundle: Bundle, record: Record, size: int) -> Float64:
@@ -139,19 +169,28 @@ def numbers_of(bundle: Bundle, record: Record, size: int) -> Float64:
         found = bundle.sketch(record)
         if len(found) != size:
             raise RecordError(
-                f"{bundle.path}: {record.key} has a sketch of {len(found)} numbers, not of {size}; capture with one --sketch-size"
+                f"{bundle.path}: {record.key} has a sketch of {len(found)} numbers, not of {size};"
+                " capture with one --sketch-size"
             )
         return found
     assert record.statistics is not None
     shard, dtype = record.shard, DTYPES[record.dtype]
     if shard is not None and shard.shape[1:] != record.shape[1:]:
-        placed = sketch_of(bundle.raw(record), dtype, record.statistics, size, shard.shape, shard.start)
+        placed = sketch_of(
+            bundle.raw(record), dtype, record.statistics, size, shard.shape, shard.start
+        )
         return np.full(size, math.inf) if placed is None else placed
     stored, elements = bundle.stored(record), math.prod(record.shape)
     starts = range(0, elements, sums.SEGMENT)
-    blocks = (block for start in starts for block in stored.blocks(start, min(start + sums.SEGMENT, elements), BLOCK))
+    blocks = (
+        block
+        for start in starts
+        for block in stored.blocks(start, min(start + sums.SEGMENT, elements), BLOCK)
+    )
     scale = power_near(record.statistics)
-    offset = shard.start[0] * math.prod(record.shape[1:]) if shard is not None and record.shape else 0
+    offset = (
+        shard.start[0] * math.prod(record.shape[1:]) if shard is not None and record.shape else 0
+    )
     numbers = sketch_values(blocks, dtype, size, scale, offset) / scale
     stored.verify()
     return np.asarray(numbers)

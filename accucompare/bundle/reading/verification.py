@@ -18,7 +18,8 @@ class Verified:
 
     Attributes:
         records: how many were looked at, the saved state's among them.
-        nbytes: how many bytes of tensors were read; what several records share is read once. Sketches are read, too, and not counted.
+        nbytes: how many bytes of tensors were read; what several records share is read once.
+            Sketches are read, too, and not counted.
         damage: what cannot be read or is corrupt, one sentence each.
     """
 
@@ -28,7 +29,8 @@ class Verified:
 
 
 def verify(bundle: Bundle, progress: Callable[[int, int], None] | None = None) -> Verified:
-    """Read every record of every step and rank, and of the saved state, a block in memory at a time; never raises for damage.
+    """Read every record of every step and rank, and of the saved state, a block in memory at a
+    time; never raises for damage.
 
     Args:
         bundle: the bundle.
@@ -60,8 +62,13 @@ def verify(bundle: Bundle, progress: Callable[[int, int], None] | None = None) -
 
 
 def _records(bundle: Bundle, found: Verified) -> Iterator[Record]:
-    lists: list[Callable[[], Iterable[Record]]] = [lambda: list(bundle.state())] if bundle.manifest.state is not None else []
-    lists += [lambda rank=rank, entry=entry: bundle.step_records(rank, entry) for rank, entry in bundle.steps()]  # type: ignore[misc]
+    lists: list[Callable[[], Iterable[Record]]] = (
+        [lambda: list(bundle.state())] if bundle.manifest.state is not None else []
+    )
+    lists += [
+        lambda rank=rank, entry=entry: bundle.step_records(rank, entry)
+        for rank, entry in bundle.steps()
+    ]  # type: ignore[misc]
     for read in lists:
         try:
             yield from read()

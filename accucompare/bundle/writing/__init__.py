@@ -11,7 +11,12 @@ from accucompare.bundle.writing.directory import (
 )
 from accucompare.bundle.writing.lock import locked
 from accucompare.bundle.writing.memory import Lease
-from accucompare.bundle.writing.record_file import SKETCHES_A_MEMBER, RecordFile, Sketched, sketches_name
+from accucompare.bundle.writing.record_file import (
+    SKETCHES_A_MEMBER,
+    RecordFile,
+    Sketched,
+    sketches_name,
+)
 from accucompare.bundle.writing.writer import QUEUE_BYTES, BundleWriter
 
 __all__ = [

@@ -1,4 +1,6 @@
-"""Writes the ``.npz`` of one step: a ZIP of ``.npy`` members, stored plain, each one's data aligned to 64 bytes."""
+"""Writes the ``.npz`` of one step: a ZIP of ``.npy`` members, stored plain, each one's data aligned
+to 64 bytes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ from typing import Any
 import numpy as np
 from isal.isal_zlib import crc32
 
-from accucompare.bundle.format import COUNT_IN_ZIP64, END, ENTRY, FIELD, IN_ZIP64, LOCAL_HEADER, ZIP64_END, ZIP64_FIELD, ZIP64_LOCATOR
+from accucompare.bundle.format import (
+    COUNT_IN_ZIP64,
+    END,
+    ENTRY,
+    FIELD,
+    IN_ZIP64,
+    LOCAL_HEADER,
+    ZIP64_END,
+    ZIP64_FIELD,
+    ZIP64_LOCATOR,
+)
 from accucompare.numbers import Array
 
 ALIGNMENT = 64
@@ -45,7 +57,8 @@ class ArchiveWriter:
         """Create the file, or empty the one that is there.
 
         Raises:
-            OSError: if that cannot be done. So do ``add`` and ``finish``, if the disk is full; then ``discard`` what was written.
+            OSError: if that cannot be done. So do ``add`` and ``finish``, if the disk is full; then
+                ``discard`` what was written.
         """
         self.path = path
         self._file = path.open("wb", buffering=0)
@@ -54,7 +67,9 @@ class ArchiveWriter:
         self._count = 0
 
     def add(self, name: str, array: Array) -> None:
-        """Append one C-contiguous array as ``<name>.npy``, its data at a multiple of 64 bytes; no name may come twice."""
+        """Append one C-contiguous array as ``<name>.npy``, its data at a multiple of 64 bytes; no
+        name may come twice.
+        """
         encoded = f"{name}.npy".encode()
         header = _npy_header(array.dtype, array.shape)
         data = memoryview(array.reshape(-1).view("u1"))
@@ -73,7 +88,18 @@ class ArchiveWriter:
         self._write(local + encoded + extra + header, data)
 
         extra = _zip64_field(sizes + offsets)
-        entry = ENTRY.pack(b"PK\x01\x02", _MADE_ON_UNIX, _VERSION, *common, len(extra), 0, 0, 0, _OWNER_ONLY, short_offset)
+        entry = ENTRY.pack(
+            b"PK\x01\x02",
+            _MADE_ON_UNIX,
+            _VERSION,
+            *common,
+            len(extra),
+            0,
+            0,
+            0,
+            _OWNER_ONLY,
+            short_offset,
+        )
         self._directory += entry + encoded + extra
         self._count += 1
 
@@ -82,10 +108,24 @@ class ArchiveWriter:
         count, size, offset = self._count, len(self._directory), self._end
         end = b""
         if count >= _COUNT_LIMIT or size >= _ZIP64_LIMIT or offset >= _ZIP64_LIMIT:
-            end = ZIP64_END.pack(b"PK\x06\x06", ZIP64_END.size - 12, _VERSION, _VERSION, 0, 0, count, count, size, offset)
+            end = ZIP64_END.pack(
+                b"PK\x06\x06",
+                ZIP64_END.size - 12,
+                _VERSION,
+                _VERSION,
+                0,
+                0,
+                count,
+                count,
+                size,
+                offset,
+            )
             end += ZIP64_LOCATOR.pack(b"PK\x06\x07", 0, offset + size, 1)
             count, size, offset = COUNT_IN_ZIP64, IN_ZIP64, IN_ZIP64
-        self._write(self._directory, memoryview(end + END.pack(b"PK\x05\x06", 0, 0, count, count, size, offset, 0)))
+        self._write(
+            self._directory,
+            memoryview(end + END.pack(b"PK\x05\x06", 0, 0, count, count, size, offset, 0)),
+        )
         try:
             self._file.close()  # where a network file system tells that the disk is full
         except OSError as error:
@@ -123,4 +163,6 @@ def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 def _zip64_field(values: list[int]) -> bytes:
     """The extra field that holds what 32 bits cannot; nothing if there are no such values."""
-    return struct.pack(f"<2H{len(values)}Q", ZIP64_FIELD, 8 * len(values), *values) if values else b""
+    return (
+        struct.pack(f"<2H{len(values)}Q", ZIP64_FIELD, 8 * len(values), *values) if values else b""
+    )

@@ -1,4 +1,6 @@
-"""The directory, or the URL, that a capture writes into: what may be overwritten, and where the bundle before waits meanwhile."""
+"""The directory, or the URL, that a capture writes into: what may be overwritten, and where the
+bundle before waits meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ def refuse_directory(directory: Place, overwrite: bool) -> None:
     """Say why a capture may not write into a directory; changes nothing.
 
     Raises:
-        CaptureError: if something is there that may not be overwritten, or it is a URL that cannot be read or written.
+        CaptureError: if something is there that may not be overwritten, or it is a URL that cannot
+            be read or written.
     """
     if isinstance(directory, Url):
         _refuse_url(directory, overwrite)
@@ -27,20 +30,29 @@ def refuse_directory(directory: Place, overwrite: bool) -> None:
     if not directory.is_dir() or _hardly_begun(directory) or _left_behind(directory):
         return
     if not (directory / "manifest.json").is_file():
-        raise CaptureError(f"{directory}: is not empty and holds no bundle, so it is not touched; choose another --out")
+        raise CaptureError(
+            f"{directory}: is not empty and holds no bundle, so it is not touched; choose another"
+            " --out"
+        )
     if not holds_bundle(directory):
         raise CaptureError(
-            f"{directory}: its manifest.json is no bundle's, or damaged, so nothing there is touched; choose another --out or remove it"
+            f"{directory}: its manifest.json is no bundle's, or damaged, so nothing there is"
+            " touched; choose another --out or remove it"
         )
     if not overwrite:
-        raise CaptureError(f"{directory}: already holds a bundle; overwrite it (--overwrite, overwrite=True) or choose another --out")
+        raise CaptureError(
+            f"{directory}: already holds a bundle; overwrite it (--overwrite, overwrite=True) or"
+            " choose another --out"
+        )
 
 
 def prepare_directory(directory: Place, overwrite: bool) -> None:
-    """Make the directory that a capture writes into; with ``overwrite``, move an earlier bundle aside, into ``.previous``.
+    """Make the directory that a capture writes into; with ``overwrite``, move an earlier bundle
+    aside, into ``.previous``.
 
-    It stays there until ``forget_previous``, so that a capture that fails has destroyed nothing. One that was moved there by a capture
-    that never began is put back first. At a URL nothing can be moved: there, an earlier bundle is removed.
+    It stays there until ``forget_previous``, so that a capture that fails has destroyed nothing.
+    One that was moved there by a capture that never began is put back first. At a URL nothing can
+    be moved: there, an earlier bundle is removed.
 
     Raises:
         CaptureError: if something is there that may not be overwritten, or it cannot be made.
@@ -56,7 +68,10 @@ def prepare_directory(directory: Place, overwrite: bool) -> None:
             _move_aside(directory)
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CaptureError(f"{error.filename or directory}: cannot be written ({error.strerror or error}); {cure_of(error)}") from None
+        raise CaptureError(
+            f"{error.filename or directory}: cannot be written ({error.strerror or error});"
+            f" {cure_of(error)}"
+        ) from None
 
 
 def forget_previous(directory: Place) -> None:
@@ -70,7 +85,9 @@ def forget_previous(directory: Place) -> None:
 
 
 def discard_unfinished(directory: Place) -> None:
-    """Remove what was begun in a directory, and put back the bundle that was moved aside for it; never raises."""
+    """Remove what was begun in a directory, and put back the bundle that was moved aside for it;
+    never raises.
+    """
     with contextlib.suppress(OSError):
         if isinstance(directory, Url):
             _remove_own(directory)
@@ -91,7 +108,9 @@ def restore_previous(directory: Place) -> None:
         OSError: if that cannot be done.
     """
     if isinstance(directory, Path) and _left_behind(directory):
-        for path in reversed(_own_files(directory / PREVIOUS)):  # the manifest comes last: until then it can be done again
+        for path in reversed(
+            _own_files(directory / PREVIOUS)
+        ):  # the manifest comes last: until then it can be done again
             _move(path, directory / path.relative_to(directory / PREVIOUS), directory)
 
 
@@ -104,7 +123,10 @@ def previous_of(directory: Place) -> Path | None:
 def _refuse_url(url: Url, overwrite: bool) -> None:
     """``refuse_directory`` of a URL."""
     if url.read_only:
-        raise CaptureError(f"{url}: {url.scheme}:// is for reading only; write to a directory, or to storage such as s3://")
+        raise CaptureError(
+            f"{url}: {url.scheme}:// is for reading only; write to a directory, or to storage such"
+            " as s3://"
+        )
     try:
         (url / "manifest.json").described()
     except NoBucketError as error:
@@ -115,9 +137,15 @@ def _refuse_url(url: Url, overwrite: bool) -> None:
     except OSError as error:
         raise CaptureError(f"{url}: cannot be looked into ({error.strerror})") from None
     if not holds_bundle(url):
-        raise CaptureError(f"{url}: its manifest.json is no bundle's, or damaged, so nothing there is touched; choose another --out")
+        raise CaptureError(
+            f"{url}: its manifest.json is no bundle's, or damaged, so nothing there is touched;"
+            " choose another --out"
+        )
     if not overwrite:
-        raise CaptureError(f"{url}: already holds a bundle; overwrite it (--overwrite, overwrite=True) or choose another --out")
+        raise CaptureError(
+            f"{url}: already holds a bundle; overwrite it (--overwrite, overwrite=True) or choose"
+            " another --out"
+        )
 
 
 def _refuse_other_objects(url: Url) -> None:
@@ -127,31 +155,43 @@ def _refuse_other_objects(url: Url) -> None:
     except OSError as error:
         raise CaptureError(f"{url}: cannot be looked into ({error.strerror})") from None
     if others:
-        raise CaptureError(f"{url}: is not empty and holds no bundle, so it is not touched; choose another --out")
+        raise CaptureError(
+            f"{url}: is not empty and holds no bundle, so it is not touched; choose another --out"
+        )
 
 
 def _remove_own(url: Url) -> None:
-    """Remove the objects of the bundle at a URL, the manifest first: from then on nothing there opens."""
-    for name in sorted(filter(_OWN.fullmatch, url.below()), key=lambda name: name != "manifest.json"):
+    """Remove the objects of the bundle at a URL, the manifest first: from then on nothing there
+    opens.
+    """
+    for name in sorted(
+        filter(_OWN.fullmatch, url.below()), key=lambda name: name != "manifest.json"
+    ):
         (url / name).call("rm_file")
 
 
 def _left_behind(directory: Path) -> bool:
-    """Whether a capture was stopped after it had moved a bundle aside, and before it began its own."""
+    """Whether a capture was stopped after it had moved a bundle aside, and before it began its
+    own."""
     return not (directory / "manifest.json").exists() and holds_bundle(directory / PREVIOUS)
 
 
 def _hardly_begun(directory: Path) -> bool:
-    """Whether a directory holds only what a capture leaves that was stopped before it wrote a manifest."""
+    """Whether a directory holds only what a capture leaves that was stopped before it wrote a
+    manifest.
+    """
     return all(
-        path.name == "manifest.json.part" or (re.fullmatch(r"rank\d+", path.name) and path.is_dir() and not any(path.iterdir()))
+        path.name == "manifest.json.part"
+        or (re.fullmatch(r"rank\d+", path.name) and path.is_dir() and not any(path.iterdir()))
         for path in directory.iterdir()
     )
 
 
 def _move_aside(directory: Path) -> None:
     previous = directory / PREVIOUS
-    keep = not holds_bundle(previous)  # else what is in the way was left by a capture that failed to replace it
+    keep = not holds_bundle(
+        previous
+    )  # else what is in the way was left by a capture that failed to replace it
     for path in _own_files(directory):
         if keep:
             _move(path, previous / path.relative_to(directory), directory)
@@ -174,15 +214,20 @@ def _remove_empty(folder: Path, directory: Path) -> None:
             folder = folder.parent
 
 
-#: The files that a capture writes into its directory and into those of ranks; nothing else is ever moved or removed.
+# : The files that a capture writes into its directory and into those of ranks; nothing else is ever
+# moved or removed.
 _MANIFEST = re.compile(r"manifest\.json(\.part)?")
 _OF_RANK = re.compile(rf"(step\d+|state)\.(npz|jsonl)(\.part)?|{_MANIFEST.pattern}")
 _BESIDE = re.compile(rf"repeat\d+|{PROOF}|{CONDITIONED}")
-_OWN = re.compile(rf"(({_BESIDE.pattern})/|{BASELINES}/[^/]+/)*({_MANIFEST.pattern}|rank\d+/({_OF_RANK.pattern}))")
+_OWN = re.compile(
+    rf"(({_BESIDE.pattern})/|{BASELINES}/[^/]+/)*({_MANIFEST.pattern}|rank\d+/({_OF_RANK.pattern}))"
+)
 
 
 def _own_files(directory: Path) -> list[Path]:
-    """The files of the bundle in a directory, and of those that were captured beside it; the manifest first."""
+    """The files of the bundle in a directory, and of those that were captured beside it; the
+    manifest first.
+    """
     if not directory.is_dir():
         return []
     files, folders = [], []
@@ -194,5 +239,10 @@ def _own_files(directory: Path) -> list[Path]:
         elif _BESIDE.fullmatch(path.name) and holds_bundle(path):
             folders += _own_files(path)
         elif path.name == BASELINES:
-            folders += [file for each in sorted(path.iterdir()) if holds_bundle(each) for file in _own_files(each)]
+            folders += [
+                file
+                for each in sorted(path.iterdir())
+                if holds_bundle(each)
+                for file in _own_files(each)
+            ]
     return files + folders

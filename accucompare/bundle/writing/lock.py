@@ -13,7 +13,8 @@ from accucompare.storage_errors import cure_of
 
 @contextlib.contextmanager
 def locked(directory: Place) -> Iterator[None]:
-    """Make a directory and keep other captures out of it; a process that is killed leaves no lock behind.
+    """Make a directory and keep other captures out of it; a process that is killed leaves no lock
+    behind.
 
     Object storage has no locks: there, ``Uploads`` notices another capture, and fails.
 
@@ -29,18 +30,28 @@ def locked(directory: Place) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY)
     except FileExistsError:
-        raise CaptureError(f"{directory}: exists and is not a directory; choose another --out") from None
+        raise CaptureError(
+            f"{directory}: exists and is not a directory; choose another --out"
+        ) from None
     except OSError as error:
-        raise CaptureError(f"{error.filename or directory}: cannot be written ({error.strerror or error}); {cure_of(error)}") from None
+        raise CaptureError(
+            f"{error.filename or directory}: cannot be written ({error.strerror or error});"
+            f" {cure_of(error)}"
+        ) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CaptureError(f"{directory}: another capture is writing to it; wait for its end or choose another --out") from None
+            raise CaptureError(
+                f"{directory}: another capture is writing to it; wait for its end or choose another"
+                " --out"
+            ) from None
         except OSError:  # a file system without such locks, as some networks' are
             pass
         yield
     finally:
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # for forked processes too, such as a DataLoader's workers
+            fcntl.flock(
+                descriptor, fcntl.LOCK_UN
+            )  # for forked processes too, such as a DataLoader's workers
         os.close(descriptor)

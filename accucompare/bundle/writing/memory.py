@@ -1,4 +1,6 @@
-"""Host memory for tensors that wait to be written: bounded, and used again, by the next capture too."""
+"""Host memory for tensors that wait to be written: bounded, and used again, by the next capture
+too.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import Any, NamedTuple
 #: How many bytes of blocks a process keeps from one capture to the next.
 KEPT_BYTES = 512 << 20
 
-#: How long to wait for memory before asking whether anybody is left who could give some back, in seconds.
+# : How long to wait for memory before asking whether anybody is left who could give some back, in
+# seconds.
 _PATIENCE = 0.5
 
 #: Makes a block of host memory of so many bytes.
@@ -17,7 +20,9 @@ Allocate = Callable[[int], Any]
 
 
 class Lease(NamedTuple):
-    """A block of host memory, and what to call when nobody reads it any more; ``None`` for memory of the caller's own."""
+    """A block of host memory, and what to call when nobody reads it any more; ``None`` for memory
+    of the caller's own.
+    """
 
     block: Any
     release: Callable[[], None]
@@ -39,11 +44,15 @@ class IdleBlocks:
         self.nbytes += size
 
     def pop(self, allocate: Allocate, size: int) -> Any:
-        """The newest one of a size, as the processor's cache may still hold it; ``None`` if there is none."""
+        """The newest one of a size, as the processor's cache may still hold it; ``None`` if there
+        is none.
+        """
         return self._pop((allocate, size)) if (allocate, size) in self._blocks else None
 
     def shrink(self, nbytes: int) -> None:
-        """Free idle blocks, first those of the size that was added first, until no more than so many bytes are left."""
+        """Free idle blocks, first those of the size that was added first, until no more than so
+        many bytes are left.
+        """
         while self._blocks and self.nbytes > nbytes:
             self._pop(next(iter(self._blocks)))
 
@@ -60,10 +69,12 @@ _between: list[IdleBlocks] = []
 
 
 class HostMemory:
-    """Blocks of host memory, of which those in use and those kept for later together never exceed a bound.
+    """Blocks of host memory, of which those in use and those kept for later together never exceed a
+    bound.
 
-    Fresh memory is slow, for the system has to clear it page by page; so a block that is released waits for the next tensor of its
-    size, and for the next capture of this process. A tensor larger than the bound waits until it is alone.
+    Fresh memory is slow, for the system has to clear it page by page; so a block that is released
+    waits for the next tensor of its size, and for the next capture of this process. A tensor larger
+    than the bound waits until it is alone.
 
     Attributes:
         held: bytes in use.
@@ -71,7 +82,8 @@ class HostMemory:
     """
 
     def __init__(self, limit: int, alive: Callable[[], bool]) -> None:
-        """``alive`` tells whether somebody can still release blocks; if not, nobody waits for them."""
+        """``alive`` tells whether somebody can still release blocks; if not, nobody waits for
+        them."""
         self.held = 0
         self.closed = False
         self._limit = limit
@@ -86,7 +98,8 @@ class HostMemory:
         return self._idle.nbytes
 
     def take(self, nbytes: int, allocate: Allocate | None = None) -> Lease:
-        """Block until a tensor of this size has room, and give it memory; without ``allocate``, only count memory of the caller's own.
+        """Block until a tensor of this size has room, and give it memory; without ``allocate``,
+        only count memory of the caller's own.
 
         The block may be up to an eighth longer.
         """
@@ -111,7 +124,9 @@ class HostMemory:
         return Lease(block, lambda: self._give_back(size, allocate, block))
 
     def close(self) -> None:
-        """Let everybody through who waits; after a failure nothing is written any more, so nothing will be released."""
+        """Let everybody through who waits; after a failure nothing is written any more, so nothing
+        will be released.
+        """
         with self._changed:
             self._close()
 
@@ -134,7 +149,11 @@ class HostMemory:
             if self.closed:
                 return
             self.held -= size
-            if allocate is not None and block is not None and self.held + self.idle + size <= self._limit:
+            if (
+                allocate is not None
+                and block is not None
+                and self.held + self.idle + size <= self._limit
+            ):
                 self._idle.add(allocate, size, block)
             self._changed.notify_all()
 
@@ -148,7 +167,9 @@ def _left_behind() -> IdleBlocks:
 
 
 def _rounded_up(nbytes: int) -> int:
-    """The next number with four significant bits, so that tensors that grow step by step find blocks to use again."""
+    """The next number with four significant bits, so that tensors that grow step by step find
+    blocks to use again.
+    """
     unit = 1 << max(nbytes.bit_length() - 4, 0)
     return -(-nbytes // unit) * unit
 

@@ -18,7 +18,8 @@ from accucompare.numbers import DTYPES, Array, Float64, Statistics, digest, sket
 from accucompare.selection import SKETCH_SIZE, Mode
 from accucompare.text import storable
 
-#: What makes two records' data and statistics equal: dtype, shape, digest; and their sketches: where in a whole they lie.
+# : What makes two records' data and statistics equal: dtype, shape, digest; and their sketches:
+# where in a whole they lie.
 Content = tuple[str, tuple[int, ...], str | None]
 _Placed = tuple[str, tuple[int, ...], str | None, Shard | None]
 #: How many sketches one member holds: 8 MiB of the usual size, which a reader takes at once.
@@ -31,7 +32,10 @@ def _line(record: Record) -> bytes:
     try:
         return _JSON.encode(content).encode() + b"\n"
     except UnicodeEncodeError:
-        content = {name: storable(value) if isinstance(value, str) else value for name, value in content.items()}
+        content = {
+            name: storable(value) if isinstance(value, str) else value
+            for name, value in content.items()
+        }
         return _JSON.encode(content).encode() + b"\n"
 
 
@@ -44,7 +48,9 @@ class _Kept(NamedTuple):
 
 
 class Sketched(NamedTuple):
-    """What a device has made of a tensor, of which no values came; ``sketch`` is ``None`` if its numbers exceed float64."""
+    """What a device has made of a tensor, of which no values came; ``sketch`` is ``None`` if its
+    numbers exceed float64.
+    """
 
     digest: str
     statistics: Statistics
@@ -52,18 +58,22 @@ class Sketched(NamedTuple):
 
 
 def sketches_name(number: int) -> str:
-    """A member that holds sketches: sketch ``n`` is row ``n % SKETCHES_A_MEMBER`` of member ``n // SKETCHES_A_MEMBER``."""
+    """A member that holds sketches: sketch ``n`` is row ``n % SKETCHES_A_MEMBER`` of member ``n //
+    SKETCHES_A_MEMBER``.
+    """
     return f"sketches.{number}"
 
 
 class RecordFile:
     """A ``.npz`` and its ``.jsonl``, written under temporary names and renamed whole.
 
-    A record whose bytes, shape and storage type equal an earlier one's names that one's member. What else is kept of a tensor is what
-    the ``Mode`` says. A tensor that is not larger than its sketch would be is kept itself.
-    """
+    A record whose bytes, shape and storage type equal an earlier one's names that one's member.
+    What else is kept of a tensor is what the ``Mode`` says. A tensor that is not larger than its
+    sketch would be is kept itself."""
 
-    def __init__(self, stem: Path, mode: Mode = Mode.TENSORS, sketch_size: int = SKETCH_SIZE) -> None:
+    def __init__(
+        self, stem: Path, mode: Mode = Mode.TENSORS, sketch_size: int = SKETCH_SIZE
+    ) -> None:
         self._npz = stem.with_name(stem.name + ".npz")
         self._jsonl = stem.with_name(stem.name + ".jsonl")
         self._parts = [path.with_name(path.name + ".part") for path in (self._npz, self._jsonl)]
@@ -80,7 +90,9 @@ class RecordFile:
         self._sketch_size = sketch_size
         self._sketches: list[Float64] = []  # those that are not written yet
         self._sketched = 0
-        self._members: dict[tuple[str, tuple[int, ...], str | None], str] = {}  # by storage type, shape and digest
+        self._members: dict[
+            tuple[str, tuple[int, ...], str | None], str
+        ] = {}  # by storage type, shape and digest
         self._known: dict[_Placed, _Kept] = {}
         self.records = 0
 
@@ -89,8 +101,9 @@ class RecordFile:
 
         Args:
             record: with the digest and the statistics of the array, if they are known already.
-            array: C-contiguous, of the storage type of the record's dtype; ``None`` for a record without data, for one whose
-                digest is that of an earlier record of the same dtype, shape and shard, and for one whose statistics are all that is kept.
+            array: C-contiguous, of the storage type of the record's dtype; ``None`` for a record
+                without data, for one whose digest is that of an earlier record of the same dtype,
+                shape and shard, and for one whose statistics are all that is kept.
             sketched: in place of an array, what a device has made of it.
 
         Returns:
@@ -103,13 +116,17 @@ class RecordFile:
         content = (record.dtype, record.shape, record.digest, record.shard)
         if sketched is not None and content not in self._known:
             self._known[content] = _Kept(sketched.statistics, sketch=self._sketch(sketched.sketch))
-        if record.statistics is not None and record.digest is not None:  # another tool's statistics come without a digest
+        if (
+            record.statistics is not None and record.digest is not None
+        ):  # another tool's statistics come without a digest
             self._known.setdefault(content, _Kept(record.statistics))
         if array is not None and content not in self._known:
             self._known[content] = self._store(record, array)
         if content in self._known:
             kept = self._known[content]
-            record = replace(record, member=kept.member, sketch=kept.sketch, statistics=kept.statistics)
+            record = replace(
+                record, member=kept.member, sketch=kept.sketch, statistics=kept.statistics
+            )
         line = _line(record)
         self._hasher.update(line)
         try:
@@ -120,19 +137,26 @@ class RecordFile:
         return record
 
     def _store(self, record: Record, array: Array) -> _Kept:
-        """Write an array, unless one of another dtype has the same bits; its statistics are its own all the same."""
+        """Write an array, unless one of another dtype has the same bits; its statistics are its own
+        all the same.
+        """
         if self._mode is Mode.DIGEST:
             return _Kept(None)
         statistics = summarize(array, DTYPES[record.dtype])
         if self._mode is Mode.STATS:
             return _Kept(statistics)
-        if self._mode is Mode.SKETCH and array.nbytes > self._sketch_size * np.dtype(np.float64).itemsize:
+        if (
+            self._mode is Mode.SKETCH
+            and array.nbytes > self._sketch_size * np.dtype(np.float64).itemsize
+        ):
             place = () if record.shard is None else (record.shard.shape, record.shard.start)
             sketch = sketch_of(array, DTYPES[record.dtype], statistics, self._sketch_size, *place)
             return _Kept(statistics, sketch=self._sketch(sketch))
         bits = (array.dtype.str, array.shape, record.digest)
         if bits not in self._members:
-            self._members[bits] = member_name(len(self._members), record.name, record.role.value, record.path)
+            self._members[bits] = member_name(
+                len(self._members), record.name, record.role.value, record.path
+            )
             self._archive.add(self._members[bits], array)
         return _Kept(statistics, self._members[bits])
 
@@ -148,7 +172,9 @@ class RecordFile:
 
     def _write_sketches(self) -> None:
         if self._sketches:
-            self._archive.add(sketches_name((self._sketched - 1) // SKETCHES_A_MEMBER), np.stack(self._sketches))
+            self._archive.add(
+                sketches_name((self._sketched - 1) // SKETCHES_A_MEMBER), np.stack(self._sketches)
+            )
             self._sketches.clear()
 
     def finish(self) -> str:

@@ -1,4 +1,6 @@
-"""A bundle that is written to object storage: finished files are sent in the background while the capture goes on."""
+"""A bundle that is written to object storage: finished files are sent in the background while the
+capture goes on.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,21 @@ _COMMANDS = {
 
 
 class _TakenError(OSError):
-    """Another capture has written to the same URL: what is left here would be mixed with its files."""
+    """Another capture has written to the same URL: what is left here would be mixed with its
+    files."""
 
 
 class Uploads:
-    """Sends the files of one rank's bundle, in the order in which they are finished, and removes each here when it has arrived.
+    """Sends the files of one rank's bundle, in the order in which they are finished, and removes
+    each here when it has arrived.
 
-    A manifest is sent after the files that it lists, so that what can be opened there is there. Before each, the manifest there must be
-    the one that was sent last: storage has no locks, and so another capture into the same URL is noticed.
+    A manifest is sent after the files that it lists, so that what can be opened there is there.
+    Before each, the manifest there must be the one that was sent last: storage has no locks, and so
+    another capture into the same URL is noticed.
 
     Attributes:
-        folder: where the capture writes its files, beneath the system's directory for temporary files (``TMPDIR``).
+        folder: where the capture writes its files, beneath the system's directory for temporary
+            files (``TMPDIR``).
         failure: why nothing is sent any more; ``None`` while all is well.
     """
 
@@ -53,14 +59,17 @@ class Uploads:
         self.folder = Path(tempfile.mkdtemp(prefix="accucompare-upload-"))
         self.failure: OSError | None = None
         self._manifest = manifest
-        self._sent: tuple[str, ...] | None = None  # what the storage says of the manifest that is there
+        self._sent: tuple[str, ...] | None = (
+            None  # what the storage says of the manifest that is there
+        )
         self._queue: deque[str | bytes | None] = deque()  # names of files, manifests, the end
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="accucompare-upload", daemon=True)
 
     def begin(self) -> None:
-        """Send the first manifest, so that credentials, bucket and network are tried before the model runs.
+        """Send the first manifest, so that credentials, bucket and network are tried before the
+        model runs.
 
         Raises:
             CaptureError: if it cannot be sent; nothing is left here then.
@@ -88,8 +97,8 @@ class Uploads:
             hurry: do not wait, and send nothing more.
 
         Raises:
-            CaptureError: if not all was sent. What is missing there is in the folder, with the manifest as it is to be, and the message
-                says how to send it.
+            CaptureError: if not all was sent. What is missing there is in the folder, with the
+                manifest as it is to be, and the message says how to send it.
         """
         try:
             if hurry:
@@ -97,7 +106,9 @@ class Uploads:
             with self._changed:
                 self._queue.append(None)
                 self._changed.notify_all()
-            while self._thread.is_alive():  # bounded waits, so that Ctrl-C gets through on every platform
+            while (
+                self._thread.is_alive()
+            ):  # bounded waits, so that Ctrl-C gets through on every platform
                 self._thread.join(timeout=0.2)
         except KeyboardInterrupt:
             self._stop.set()
@@ -107,17 +118,27 @@ class Uploads:
         if self.failure is None and not self._queue:
             shutil.rmtree(self.folder, ignore_errors=True)
             return
-        reason = "its thread is gone; was the process forked?" if self.failure is None else self.failure.strerror
+        reason = (
+            "its thread is gone; was the process forked?"
+            if self.failure is None
+            else self.failure.strerror
+        )
         raise CaptureError(self._kept("interrupted" if hurry else str(reason)))
 
     def _kept(self, reason: str) -> str:
         """What to say of what was not sent."""
         folder, url = shlex.quote(str(self.folder)), shlex.quote(str(self.url))
         if isinstance(self.failure, _TakenError):
-            return f"{self.url}: not all was uploaded ({reason}); what was not sent is in {self.folder}; capture again with another --out"
+            return (
+                f"{self.url}: not all was uploaded ({reason}); what was not sent is in"
+                f" {self.folder}; capture again with another --out"
+            )
         command = _COMMANDS.get(self.url.scheme, "").format(folder=folder, url=url)
         cure = f"to finish: {command}" if command else "copy it there to finish"
-        return f"{self.url}: not all was uploaded ({reason}); what is missing is in {self.folder}; {cure}"
+        return (
+            f"{self.url}: not all was uploaded ({reason}); what is missing is in {self.folder};"
+            f" {cure}"
+        )
 
     def _run(self) -> None:
         try:
@@ -132,7 +153,12 @@ class Uploads:
             self.failure = OSError(errno.EIO, f"{type(error).__name__}: {error}")
         if self.failure is not None and not self._stop.is_set():
             why = self.failure.strerror
-            _LOGGER.warning("%s: cannot be written (%s); what is still recorded is kept in %s", self.url, why, self.folder)
+            _LOGGER.warning(
+                "%s: cannot be written (%s); what is still recorded is kept in %s",
+                self.url,
+                why,
+                self.folder,
+            )
 
     def _next(self) -> str | bytes | None:
         """What is to be sent next; ``None`` at the end."""
@@ -146,13 +172,19 @@ class Uploads:
     def _outdated(self, item: str | bytes) -> bool:
         """Whether it is a manifest, and another one is next."""
         with self._changed:
-            return isinstance(item, bytes) and len(self._queue) > 1 and isinstance(self._queue[1], bytes)
+            return (
+                isinstance(item, bytes)
+                and len(self._queue) > 1
+                and isinstance(self._queue[1], bytes)
+            )
 
     def _send(self, item: str | bytes) -> None:
         """Send a file, and remove it here; or a manifest."""
         manifest = self.url / self._manifest
         if self._sent is not None and not self._still_ours(manifest):
-            raise _TakenError(errno.EBUSY, "another capture has written to it meanwhile", str(self.url))
+            raise _TakenError(
+                errno.EBUSY, "another capture has written to it meanwhile", str(self.url)
+            )
         if isinstance(item, bytes):
             wait(manifest.begin("pipe_file", after=(item,)), manifest, stop=self._stop)
             self._sent = stamp_of(manifest.described())

@@ -1,4 +1,6 @@
-"""Writing a bundle in the background: a bounded queue of records in, the two files of each step out."""
+"""Writing a bundle in the background: a bounded queue of records in, the two files of each step
+out.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from types import TracebackType
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from accucompare.bundle.format import FORMAT_VERSION, NEEDS, SHARDS_NEED, Manifest, Record, StepEntry, StepSeries
+from accucompare.bundle.format import (
+    FORMAT_VERSION,
+    NEEDS,
+    SHARDS_NEED,
+    Manifest,
+    Record,
+    StepEntry,
+    StepSeries,
+)
 from accucompare.bundle.writing.memory import Allocate, HostMemory, Lease
 from accucompare.bundle.writing.record_file import Content, RecordFile, Sketched
 from accucompare.bundle.writing.uploads import Uploads
@@ -28,7 +38,8 @@ from accucompare.storage_errors import FULL, cure_of
 _LOGGER = logging.getLogger(__name__)
 #: How many bytes of tensors may wait to be written, by default: 1 GiB.
 QUEUE_BYTES = 1 << 30
-#: Wake the writer only after this many records or bytes: each wake-up competes with the model for the GIL.
+# : Wake the writer only after this many records or bytes: each wake-up competes with the model for
+# the GIL.
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 1 << 20
 #: Seconds between two manifests, where a step writes nothing else.
 _BETWEEN_MANIFESTS = 1.0
@@ -55,14 +66,17 @@ class _EndStep(NamedTuple):
 class BundleWriter:
     """Takes records from a capture and writes them in the background.
 
-    ``take`` and ``add`` return at once while fewer than ``queue_bytes`` of tensors wait, and otherwise block until the disk has
-    caught up. After a failure (a full disk) nothing is queued any more, and ``failure`` says what happened.
+    ``take`` and ``add`` return at once while fewer than ``queue_bytes`` of tensors wait, and
+    otherwise block until the disk has caught up. After a failure (a full disk) nothing is queued
+    any more, and ``failure`` says what happened.
 
-    A manifest is published after each step, and says that the bundle is incomplete; only that of ``close``, after the last file, can say
-    that it is complete. As a context manager it closes at the end, and an error that leaves the context is why the bundle is incomplete.
+    A manifest is published after each step, and says that the bundle is incomplete; only that of
+    ``close``, after the last file, can say that it is complete. As a context manager it closes at
+    the end, and an error that leaves the context is why the bundle is incomplete.
 
     Attributes:
-        manifest: what the capture says of itself, beside what is written; only the thread that captures changes it.
+        manifest: what the capture says of itself, beside what is written; only the thread that
+            captures changes it.
         published: the manifest that was written last. It is never changed.
         failure: why nothing is written any more; ``None`` while all is well.
     """
@@ -112,7 +126,9 @@ class BundleWriter:
         self._due = False  # whether what is queued is to be written now
         self._queued_bytes = 0  # since it was due last
         self._file: RecordFile | None = None
-        self._announced: set[Content] = set()  # what the queue and the file of the current step hold, by the digests it came with
+        self._announced: set[Content] = (
+            set()
+        )  # what the queue and the file of the current step hold, by the digests it came with
         self._fingerprints: dict[Content, dict[str, str]] = {}
         if self._uploads is not None:
             manifest.environment["upload"] = uuid4().hex  # no other capture has the same manifest
@@ -129,7 +145,9 @@ class BundleWriter:
 
     @property
     def wants_values(self) -> bool:
-        """Whether it makes something of a tensor's values; else their digest, and their statistics if it ``wants_statistics``, will do."""
+        """Whether it makes something of a tensor's values; else their digest, and their statistics
+        if it ``wants_statistics``, will do.
+        """
         return self.mode in (Mode.TENSORS, Mode.SKETCH)
 
     @property
@@ -147,7 +165,9 @@ class BundleWriter:
         return self.memory.take(nbytes, allocate)
 
     def has(self, dtype: str, shape: tuple[int, ...], checksum: str) -> bool:
-        """Whether the current step holds a tensor like this, so that a record with its digest needs no array."""
+        """Whether the current step holds a tensor like this, so that a record with its digest needs
+        no array.
+        """
         return (dtype, shape, checksum) in self._announced
 
     def add(
@@ -164,12 +184,17 @@ class BundleWriter:
 
         Args:
             record: with its array's digest, if that is known already.
-            array: must not change any more; ``None`` for a record without data, and for one whose digest this step ``has``.
-            case_input: whether it is an input of the root module: its fingerprint goes into the manifest.
-            lease: the memory that the array is in, if it was taken from here; else this blocks until there is room for it.
+            array: must not change any more; ``None`` for a record without data, and for one whose
+                digest this step ``has``.
+            case_input: whether it is an input of the root module: its fingerprint goes into the
+                manifest.
+            lease: the memory that the array is in, if it was taken from here; else this blocks
+                until there is room for it.
             ready: to be called before the array is read: waits until a device has filled it in.
-            written: called with the record as it was written, with its digest and statistics, by the thread that writes.
-            sketched: in place of an array, gives what a device has made of it; called after ``ready``, and before the memory is released.
+            written: called with the record as it was written, with its digest and statistics, by
+                the thread that writes.
+            sketched: in place of an array, gives what a device has made of it; called after
+                ``ready``, and before the memory is released.
         """
         if array is not None and lease is None:
             lease = self.memory.take(array.nbytes)
@@ -178,7 +203,9 @@ class BundleWriter:
                 self.failure = self.failure or self._without_thread()
             if self.failure is not None:
                 return
-            announces = record.shard is None and (array is not None or record.statistics is not None)
+            announces = record.shard is None and (
+                array is not None or record.statistics is not None
+            )
             if record.digest is not None and announces:
                 self._announced.add((record.dtype, record.shape, record.digest))
             self._queue.append(_Tensor(record, array, case_input, lease, ready, written, sketched))
@@ -187,14 +214,20 @@ class BundleWriter:
                 self._write_now()
 
     def end_step(
-        self, step: int, partial: bool = False, series: Callable[[], StepSeries] | None = None, holds_records: bool = True
+        self,
+        step: int,
+        partial: bool = False,
+        series: Callable[[], StepSeries] | None = None,
+        holds_records: bool = True,
     ) -> None:
-        """Queue the end of a step: what was added since the last end is renamed whole to ``step<step>``.
+        """Queue the end of a step: what was added since the last end is renamed whole to
+        ``step<step>``.
 
         Args:
             step: its number.
             partial: whether the capture was stopped inside it.
-            series: gives the step's entry in the manifest's series; called by the thread that writes, when all records are written.
+            series: gives the step's entry in the manifest's series; called by the thread that
+                writes, when all records are written.
             holds_records: without, no file is written: the step is in the series only.
         """
         with self._changed:
@@ -203,7 +236,8 @@ class BundleWriter:
             self._write_now()
 
     def write_state(self, records: list[tuple[Record, Callable[[], Array]]]) -> None:
-        """Write the state that ``--like`` starts from, in the calling thread, one tensor in memory at a time.
+        """Write the state that ``--like`` starts from, in the calling thread, one tensor in memory
+        at a time.
 
         Raises:
             CaptureError: if it cannot be written.
@@ -223,14 +257,17 @@ class BundleWriter:
             self._uploads.put(*self._files("state"))
 
     def close(self, stopped: dict[str, Any] | None = None, hurry: bool = False) -> None:
-        """Wait until everything is on disk, or at the URL, and write the manifest that says whether the bundle is complete.
+        """Wait until everything is on disk, or at the URL, and write the manifest that says whether
+        the bundle is complete.
 
         It says so once: closing again does nothing.
 
         Args:
-            stopped: where and why the capture ended early: ``{"step", "module", "error"}``; ``None`` if it ran to its end. It has not if
-                steps are missing that it set out to record.
-            hurry: do not wait for uploads, since the user wants to go; what is not there stays here.
+            stopped: where and why the capture ended early: ``{"step", "module", "error"}``;
+                ``None`` if it ran to its end. It has not if steps are missing that it set out to
+                record.
+            hurry: do not wait for uploads, since the user wants to go; what is not there stays
+                here.
 
         Raises:
             CaptureError: if anything could not be written.
@@ -244,7 +281,9 @@ class BundleWriter:
             self._queue.append(None)
             self._write_now()
         try:
-            while self._thread.is_alive():  # bounded waits, so that Ctrl-C gets through on every platform
+            while (
+                self._thread.is_alive()
+            ):  # bounded waits, so that Ctrl-C gets through on every platform
                 self._thread.join(timeout=0.2)
         except KeyboardInterrupt:  # the thread may still write a step, and says the same then
             self._stopped = stopped or {"error": "interrupted while the last steps were written"}
@@ -271,7 +310,12 @@ class BundleWriter:
     def __enter__(self) -> BundleWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if error is None:
             self.close()
             return
@@ -282,7 +326,13 @@ class BundleWriter:
         """What the capture says of itself, with the steps that are written so far; incomplete."""
         steps, series, inputs = [*self._steps], [*self._series], {**self._inputs}
         return replace(
-            manifest, format_version=self._format, steps=steps, series=series, inputs=inputs, complete=False, stopped=self._stopped
+            manifest,
+            format_version=self._format,
+            steps=steps,
+            series=series,
+            inputs=inputs,
+            complete=False,
+            stopped=self._stopped,
         )
 
     def _publish(self, manifest: Manifest) -> None:
@@ -296,7 +346,9 @@ class BundleWriter:
             uploads.put()
             uploads.finish(hurry)
         except CaptureError as error:
-            if self.published.stopped is not None:  # then what stopped the capture is what is raised
+            if (
+                self.published.stopped is not None
+            ):  # then what stopped the capture is what is raised
                 _LOGGER.warning("%s", error)
             self.failure = self.failure or error
 
@@ -314,15 +366,22 @@ class BundleWriter:
         except OSError as error:
             self._fail(self._cannot_write(error))
         except BaseException as error:  # a bug here must reach the user as an error of the capture, not vanish with the thread
-            self._fail(CaptureError(f"{self.directory}: writing failed ({type(error).__name__}: {error})"))
+            self._fail(
+                CaptureError(f"{self.directory}: writing failed ({type(error).__name__}: {error})")
+            )
 
     def _write(self, item: _Tensor) -> None:
         if self._file is None:
             self._file = self._new_file(item.record.step)
         if item.ready is not None:
             item.ready()
-        record = self._file.add(item.record, item.array, None if item.sketched is None else item.sketched())
-        needs = NEEDS.get(record.role, FORMAT_VERSION), FORMAT_VERSION if record.shard is None else SHARDS_NEED
+        record = self._file.add(
+            item.record, item.array, None if item.sketched is None else item.sketched()
+        )
+        needs = (
+            NEEDS.get(record.role, FORMAT_VERSION),
+            FORMAT_VERSION if record.shard is None else SHARDS_NEED,
+        )
         self._format = max(self._format, *needs)
         if item.case_input:
             self._note_input(record, item.array)
@@ -346,7 +405,9 @@ class BundleWriter:
             self._changed.notify_all()
 
     def _wake(self) -> bool:
-        """Have what is queued written, because somebody waits for its memory; returns whether there is a thread that writes."""
+        """Have what is queued written, because somebody waits for its memory; returns whether there
+        is a thread that writes.
+        """
         with self._changed:
             self._write_now()
         return self._thread.is_alive()
@@ -400,7 +461,10 @@ class BundleWriter:
         self.memory.close()
 
     def _without_thread(self) -> CaptureError:
-        return CaptureError(f"{self.directory}: writing ended early, for its thread is gone; was the process forked?")
+        return CaptureError(
+            f"{self.directory}: writing ended early, for its thread is gone; was the process"
+            " forked?"
+        )
 
     def _cannot_write(self, error: OSError) -> CaptureError:
         why = error.strerror or str(error)
@@ -408,4 +472,6 @@ class BundleWriter:
         if self._uploads is not None and error.errno in FULL:
             cure = "files for a URL wait in TMPDIR: set it to a larger disk"
         readable = f"{len(self.published.steps)} finished step(s) in {self.directory} stay readable"
-        return CaptureError(f"{error.filename or self._folder}: cannot be written ({why}); {readable}; {cure}")
+        return CaptureError(
+            f"{error.filename or self._folder}: cannot be written ({why}); {readable}; {cure}"
+        )

@@ -1,7 +1,8 @@
-"""Runs the tasks of a comparison on a Dask cluster, of the user's or of this machine, with the result of threads at home, bit for bit.
+"""Runs the tasks of a comparison on a Dask cluster, of the user's or of this machine, with the
+result of threads at home, bit for bit.
 
-Only records go out and metrics come back: each worker reads the bundles itself. Nothing here imports Dask before a cluster is asked for.
-"""
+Only records go out and metrics come back: each worker reads the bundles itself. Nothing here
+imports Dask before a cluster is asked for."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.cluster.parcels import Reply, pack_tasks, unpack_outcomes
-from accucompare.compare.cluster.worker import Job, Located, forget, introduce, judge_parcel, refusal
+from accucompare.compare.cluster.worker import (
+    Job,
+    Located,
+    forget,
+    introduce,
+    judge_parcel,
+    refusal,
+)
 from accucompare.compare.judging import Sides
 from accucompare.compare.rows import PairOutcome, Task, nbytes
 from accucompare.compare.task_batches import Progress, batches_of, in_order
@@ -37,24 +45,33 @@ _T = TypeVar("_T")
 
 _LOGGER = logging.getLogger(__name__)
 
-#: Bytes of tensors and pairs that a worker gets at a time: Dask takes about two milliseconds for a task, whatever is in it.
+# : Bytes of tensors and pairs that a worker gets at a time: Dask takes about two milliseconds for a
+# task, whatever is in it.
 PARCEL_BYTES = 128 << 20
 PAIRS = 2000
-#: The fewest tasks in flight; twice as many as threads, if that is more. A million pairs are never all packed at once.
+# : The fewest tasks in flight; twice as many as threads, if that is more. A million pairs are never
+# all packed at once.
 IN_FLIGHT = 64
-#: How often Dask runs a task again that has failed. A worker that dies is another matter: distributed.scheduler.allowed-failures.
+# : How often Dask runs a task again that has failed. A worker that dies is another matter:
+# distributed.scheduler.allowed-failures.
 RETRIES = 2
-#: How often a parcel is sent again whose answer was lost with its worker, before something else must be wrong.
+# : How often a parcel is sent again whose answer was lost with its worker, before something else
+# must be wrong.
 ASKED_AGAIN = 3
-#: Seconds between two looks at the cluster while nothing arrives, and for how long it may be without any worker.
+# : Seconds between two looks at the cluster while nothing arrives, and for how long it may be
+# without any worker.
 LOOK = 2.0
 ALONE_SECONDS = 30.0
-_GRACE = 5.0  # seconds more than Dask's own patience to connect; and those that workers have at the end to close their files
+# seconds more than Dask's own patience to connect; and those that workers have at the end to close
+# their files
+_GRACE = 5.0
 
-#: Loggers of Dask's that print a traceback for each connection that ends; what it means for the comparison is said once, at its end.
+# : Loggers of Dask's that print a traceback for each connection that ends; what it means for the
+# comparison is said once, at its end.
 _TALKATIVE = "distributed", "distributed.client", "tornado.application"
 
-#: Dask's workers look a hundred times a second where they are, for its dashboard; on few processors that shows in the time.
+# : Dask's workers look a hundred times a second where they are, for its dashboard; on few
+# processors that shows in the time.
 UNPROFILED = {"distributed.worker.profile.enabled": False}
 
 _SCHEDULER = "the scheduler"
@@ -66,15 +83,20 @@ def open_cluster(where: str) -> Iterator[Cluster]:
     """Connect to a cluster, and check that its processes compute as this one does.
 
     Args:
-        where: a scheduler's address as Dask has it, or ``local`` or ``local:8`` for processes on this machine, which end with this.
+        where: a scheduler's address as Dask has it, or ``local`` or ``local:8`` for processes on
+            this machine, which end with this.
 
     Raises:
         UsageError: if ``where`` is neither, or Dask is not installed.
-        ClusterError: if the scheduler does not answer, has no workers, or they run another accucompare.
+        ClusterError: if the scheduler does not answer, has no workers, or they run another
+            accucompare.
     """
     local = _LOCAL.fullmatch(where)
     if local is None and "://" not in where:
-        raise UsageError(f"--cluster {where}: must be a scheduler's address, such as tcp://host:8786, or local, or local:8")
+        raise UsageError(
+            f"--cluster {where}: must be a scheduler's address, such as tcp://host:8786, or local,"
+            " or local:8"
+        )
     try:
         from distributed import utils
     except ImportError:
@@ -84,16 +106,26 @@ def open_cluster(where: str) -> Iterator[Cluster]:
             stack.enter_context(utils.silence_logging_cmgr(logging.CRITICAL, logger))
         try:
             if local is not None:
-                address: Any = stack.enter_context(_processes(int(local.group(1) or os.cpu_count() or 1)))
+                address: Any = stack.enter_context(
+                    _processes(int(local.group(1) or os.cpu_count() or 1))
+                )
             else:
                 address = where
             client = stack.enter_context(_client(address))
         except Exception as error:  # what is no address, or no scheduler, fails in many ways
             why = printable(str(error))
             if local is not None:
-                cure = 'in a script, compare under `if __name__ == "__main__":`, because each of them imports the script first'
-                raise ClusterError(f"--cluster {where}: its processes could not be started ({why}); {cure}") from None
-            raise ClusterError(f"--cluster {where}: cannot be reached ({why}); is `dask scheduler` running there, at this port?") from None
+                cure = (
+                    'in a script, compare under `if __name__ == "__main__":`, because each of them'
+                    " imports the script first"
+                )
+                raise ClusterError(
+                    f"--cluster {where}: its processes could not be started ({why}); {cure}"
+                ) from None
+            raise ClusterError(
+                f"--cluster {where}: cannot be reached ({why}); is `dask scheduler` running there,"
+                " at this port?"
+            ) from None
         cluster = Cluster(client, where)
         cluster.check()
         yield cluster
@@ -104,22 +136,31 @@ def _client(address: Any) -> Client:
     from distributed import Client
 
     class OwnClient(Client):
-        """A client that could not connect is let go at once: Dask's waits a minute for the end of what never began."""
+        """A client that could not connect is let go at once: Dask's waits a minute for the end of
+        what never began.
+        """
 
         def __del__(self) -> None:
             if self.status == "running":
                 super().__del__()  # type: ignore[no-untyped-call]
 
-    seconds: float = dask.utils.parse_timedelta(dask.config.get("distributed.comm.timeouts.connect")) + _GRACE
+    seconds: float = (
+        dask.utils.parse_timedelta(dask.config.get("distributed.comm.timeouts.connect")) + _GRACE
+    )
     try:
-        client: Client = _in_time(seconds, lambda: OwnClient(address, set_as_default=False, name="accucompare"))  # type: ignore[no-untyped-call]
+        client: Client = _in_time(
+            seconds, lambda: OwnClient(address, set_as_default=False, name="accucompare")
+        )  # type: ignore[no-untyped-call]
     except TimedOutError:
-        raise OSError(f"what is there did not answer as a scheduler within {seconds:.0f} s") from None
+        raise OSError(
+            f"what is there did not answer as a scheduler within {seconds:.0f} s"
+        ) from None
     return client
 
 
 def _in_time(seconds: float, call: Callable[[], _T]) -> _T:
-    """What a function gives. It runs in a thread that is left behind if it takes longer, for Dask waits for some answers without end.
+    """What a function gives. It runs in a thread that is left behind if it takes longer, for Dask
+    waits for some answers without end.
 
     Raises:
         TimedOutError: if it does; else what the function raises.
@@ -138,15 +179,22 @@ def _in_time(seconds: float, call: Callable[[], _T]) -> _T:
 
 @contextlib.contextmanager
 def _processes(count: int) -> Iterator[Any]:
-    """Workers on this machine. Ctrl-C in a terminal reaches their processes, too, which inherit that they do not hear it."""
+    """Workers on this machine. Ctrl-C in a terminal reaches their processes, too, which inherit
+    that they do not hear it.
+    """
     import dask
     from distributed import LocalCluster
 
     resource_tracker.ensure_running()  # starting it would unblock the signal again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for this thread, and those that it starts
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT}
+    )  # for this thread, and those that it starts
     small = {"memory_limit": 0, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
     try:
-        with dask.config.set(UNPROFILED), LocalCluster(n_workers=count, threads_per_worker=1, **small) as cluster:
+        with (
+            dask.config.set(UNPROFILED),
+            LocalCluster(n_workers=count, threads_per_worker=1, **small) as cluster,
+        ):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             yield cluster
     finally:
@@ -162,39 +210,63 @@ class Cluster:
         self._workers: list[str] = []  # those seen last
 
     def check(self) -> None:
-        """Raise ClusterError unless every process of the cluster can do the work as this one does it."""
+        """Raise ClusterError unless every process of the cluster can do the work as this one does
+        it.
+        """
         if not self._threads() and self._connected:
-            raise ClusterError(f"--cluster {self._where}: has no workers; start some with `dask worker {self._where}`")
+            raise ClusterError(
+                f"--cluster {self._where}: has no workers; start some with `dask worker"
+                f" {self._where}`"
+            )
         ours, theirs_of = introduce(), self._introductions()
         if not self._connected:
             raise ClusterError(
-                f"--cluster {self._where}: has lost its scheduler before anything was compared; look at its log, start it again, "
-                "with its workers, and compare again"
+                f"--cluster {self._where}: has lost its scheduler before anything was compared;"
+                " look at its log, start it again, with its workers, and compare again"
             )
         for who, theirs in theirs_of.items():
             if isinstance(theirs, BaseException):
                 raise ClusterError(
-                    f"--cluster {self._where}: {who} cannot run accucompare ({type(theirs).__name__}: {printable(str(theirs))}); "
-                    f"install it there: pip install 'accucompare[cluster]=={ours['accucompare']}'"
+                    f"--cluster {self._where}: {who} cannot run accucompare"
+                    f" ({type(theirs).__name__}: {printable(str(theirs))}); install it there: pip"
+                    f" install 'accucompare[cluster]=={ours['accucompare']}'"
                 ) from None
-            if why := refusal({**ours, "accucompare": theirs["accucompare"]} if who == _SCHEDULER else theirs, ours):
+            if why := refusal(
+                {**ours, "accucompare": theirs["accucompare"]} if who == _SCHEDULER else theirs,
+                ours,
+            ):
                 raise ClusterError(f"--cluster {self._where}: {who} {why}")
-            other = [f"{name} {theirs[name]} ({ours[name]} here)" for name in ours if theirs[name] != ours[name]]
+            other = [
+                f"{name} {theirs[name]} ({ours[name]} here)"
+                for name in ours
+                if theirs[name] != ours[name]
+            ]
             if other and who != _SCHEDULER:  # which measures nothing
-                _LOGGER.warning("%s has %s; the last digits of some results may differ from those of a diff at home", who, ", ".join(other))
+                _LOGGER.warning(
+                    "%s has %s; the last digits of some results may differ from those of a diff at"
+                    " home",
+                    who,
+                    ", ".join(other),
+                )
 
     def _introductions(self) -> dict[str, Any]:
         """What each process of the cluster computes with, or the error of asking it."""
         found: dict[str, Any] = {}
         try:
             found[_SCHEDULER] = self._client.run_on_scheduler(introduce)
-            found |= {f"worker {address}": answer for address, answer in self._client.run(introduce, on_error="return").items()}
+            found |= {
+                f"worker {address}": answer
+                for address, answer in self._client.run(introduce, on_error="return").items()
+            }
         except Exception as error:
             found["one of its workers" if found else _SCHEDULER] = error
         return found
 
-    def outcomes(self, sides: Sides, tasks: list[Task], progress: Progress) -> list[PairOutcome | BundleError]:
-        """The outcome of each pair, in parcels of neighbours, the large ones first, as ``task_batches.outcomes_of`` has them at home.
+    def outcomes(
+        self, sides: Sides, tasks: list[Task], progress: Progress
+    ) -> list[PairOutcome | BundleError]:
+        """The outcome of each pair, in parcels of neighbours, the large ones first, as
+        ``task_batches.outcomes_of`` has them at home.
 
         Raises:
             BundleError: of the first record that cannot be read, unless ``sides.keep_going``.
@@ -221,16 +293,26 @@ class Cluster:
             flight: deque[Future[Reply]] = deque()
             waiting = iter(batches)
             for batch in batches:
-                while len(flight) < max(IN_FLIGHT, 2 * len(self._workers)) and (following := next(waiting, None)) is not None:
+                while (
+                    len(flight) < max(IN_FLIGHT, 2 * len(self._workers))
+                    and (following := next(waiting, None)) is not None
+                ):
                     flight.append(send(following))
                 reply = self._reply(flight.popleft(), tasks[batch[0]], len(batch), sides)
                 for _ in range(ASKED_AGAIN):
                     if reply is None:
                         reply = self._reply(send(batch), tasks[batch[0]], len(batch), sides)
                 if reply is None:
-                    raise self._lost(sides, f"has lost the answer to the same {len(batch)} pairs {1 + ASKED_AGAIN} times")
+                    raise self._lost(
+                        sides,
+                        f"has lost the answer to the same {len(batch)} pairs {1 + ASKED_AGAIN}"
+                        " times",
+                    )
                 own = unpack_outcomes(reply)
-                own = [_as_at_home(each, words) if isinstance(each, BundleError) else each for each in own]
+                own = [
+                    _as_at_home(each, words) if isinstance(each, BundleError) else each
+                    for each in own
+                ]
                 if not sides.keep_going and isinstance(own[-1], BundleError):
                     raise own[-1]
                 outcomes.update(zip(batch, own, strict=True))
@@ -240,13 +322,17 @@ class Cluster:
 
     @contextlib.contextmanager
     def _executor(self, job: Job) -> Iterator[Executor]:
-        """Dask as an executor. At the end, and after Ctrl-C, what has not begun is dropped, and workers close their files."""
+        """Dask as an executor. At the end, and after Ctrl-C, what has not begun is dropped, and
+        workers close their files.
+        """
         self._threads()
         executor: Executor = self._client.get_executor(pure=False, retries=RETRIES)
         try:
             yield executor
         finally:
-            with contextlib.suppress(Exception, CancelledError):  # such as a worker that hangs, and does not answer
+            with contextlib.suppress(
+                Exception, CancelledError
+            ):  # such as a worker that hangs, and does not answer
                 _in_time(_GRACE, lambda: self._leave(executor, job.token))
 
     def _leave(self, executor: Executor, token: str) -> None:
@@ -257,7 +343,8 @@ class Cluster:
         """What a worker has answered; meanwhile looks now and then whether there still is one.
 
         Returns:
-            ``None`` if the worker died in the moment in which its answer came, which Dask's executor takes for an error of the task.
+            ``None`` if the worker died in the moment in which its answer came, which Dask's
+            executor takes for an error of the task.
 
         Raises:
             ClusterError: if none can answer.
@@ -266,7 +353,9 @@ class Cluster:
 
         alone: float | None = None
         while not wait([future], LOOK).done:
-            if self._client.status == "closed":  # after distributed.comm.timeouts.connect without a scheduler
+            if (
+                self._client.status == "closed"
+            ):  # after distributed.comm.timeouts.connect without a scheduler
                 raise self._lost(sides, "has lost its scheduler")
             if self._threads():
                 alone = None
@@ -278,8 +367,9 @@ class Cluster:
             raise self._lost(sides, "has lost its scheduler") from None
         except KilledWorker as error:
             raise ClusterError(
-                f"--cluster {self._where}: {error.allowed_failures + 1} workers died, the last one {error.last_worker.address}, while each "
-                f"compared the same {pairs} records of {sides.candidate.path} from {first.pair.record.key} on; their logs say why"
+                f"--cluster {self._where}: {error.allowed_failures + 1} workers died, the last one"
+                f" {error.last_worker.address}, while each compared the same {pairs} records of"
+                f" {sides.candidate.path} from {first.pair.record.key} on; their logs say why"
             ) from None
         except ClusterError as error:
             raise ClusterError(f"--cluster {self._where}: {error}") from None
@@ -288,7 +378,9 @@ class Cluster:
         except Exception as error:  # such as a reply that cannot be read
             if not self._connected:
                 raise self._lost(sides, "has lost its scheduler") from None
-            raise ClusterError(f"--cluster {self._where}: {type(error).__name__}: {printable(str(error))}") from error
+            raise ClusterError(
+                f"--cluster {self._where}: {type(error).__name__}: {printable(str(error))}"
+            ) from error
 
     @property
     def _connected(self) -> bool:
@@ -307,14 +399,18 @@ class Cluster:
     def _lost(self, sides: Sides, what: str) -> ClusterError:
         last = ", ".join(self._workers[:3]) + (", …" if len(self._workers) > 3 else "")
         return ClusterError(
-            f"--cluster {self._where}: {what} while {sides.golden.path} and {sides.candidate.path} were compared (the last workers were "
-            f"{last}); nothing was written. Look at their logs, start them again, and compare again"
+            f"--cluster {self._where}: {what} while {sides.golden.path} and {sides.candidate.path}"
+            f" were compared (the last workers were {last}); nothing was written. Look at their"
+            " logs, start them again, and compare again"
         )
 
 
 def _job(sides: Sides) -> Job:
     """The comparison for workers, whose working directories are others."""
-    places = {name: Located(_absolute(bundle), bundle.identity()) for name, bundle in sides.bundles().items()}
+    places = {
+        name: Located(_absolute(bundle), bundle.identity())
+        for name, bundle in sides.bundles().items()
+    }
     return Job(secrets.token_hex(8), places, introduce(), sides.verify, sides.keep_going)
 
 

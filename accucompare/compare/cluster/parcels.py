@@ -1,8 +1,8 @@
 """What goes to a worker of a cluster, and what comes back: packed tightly, and never a tensor.
 
-Pickling a million pairs would take the client longer than measuring them takes a worker. msgpack is ten times as fast, and exact: every
-number keeps its bits and its type, for records came from a typed decoder, and outcomes have their types in their fields.
-"""
+Pickling a million pairs would take the client longer than measuring them takes a worker. msgpack is
+ten times as fast, and exact: every number keeps its bits and its type, for records came from a
+typed decoder, and outcomes have their types in their fields."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The outcomes of a parcel's tasks, packed; and by their places the errors of those that could not be read.
+    """The outcomes of a parcel's tasks, packed; and by their places the errors of those that could
+    not be read.
 
     Without ``keep_going`` the first error is the last thing in it.
     """
@@ -96,7 +97,10 @@ def unpack_tasks(parcel: Parcel) -> list[Task]:
 
 def pack_outcomes(outcomes: list[PairOutcome | BundleError]) -> Reply:
     found = [outcome for outcome in outcomes if not isinstance(outcome, BundleError)]
-    return Reply(_ENCODER.encode(found), {place: each for place, each in enumerate(outcomes) if isinstance(each, BundleError)})
+    return Reply(
+        _ENCODER.encode(found),
+        {place: each for place, each in enumerate(outcomes) if isinstance(each, BundleError)},
+    )
 
 
 def unpack_outcomes(reply: Reply) -> list[PairOutcome | BundleError]:

@@ -1,4 +1,6 @@
-"""What runs in a worker of a cluster: it opens the bundles by their paths, and measures and judges the tasks that it is sent."""
+"""What runs in a worker of a cluster: it opens the bundles by their paths, and measures and judges
+the tasks that it is sent.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from accucompare.numbers import DTYPES, kernel
 from accucompare.places import place_of
 from accucompare.version import __version__
 
-_JOBS_HELD = 4  # of clients that are at work, or that were killed and could not say that they are done
+_JOBS_HELD = (
+    4  # of clients that are at work, or that were killed and could not say that they are done
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,8 @@ class Located:
     """A bundle as a worker finds it.
 
     Attributes:
-        path: absolute, or a URL with its credentials, which Dask would log with the arguments of what fails.
+        path: absolute, or a URL with its credentials, which Dask would log with the arguments of
+            what fails.
         identity: what ``Bundle.identity`` must be there, as it is at the client's.
     """
 
@@ -56,7 +61,9 @@ _opening = threading.Lock()
 
 
 def introduce() -> dict[str, str]:
-    """What this process computes with; what must agree with the client's, or may change the last bits of a result."""
+    """What this process computes with; what must agree with the client's, or may change the last
+    bits of a result.
+    """
     float32 = DTYPES["float32"]
     compiled = kernel.can_measure(float32, float32)
     return {
@@ -69,7 +76,9 @@ def introduce() -> dict[str, str]:
 
 
 def refusal(theirs: dict[str, str], ours: dict[str, str]) -> str:
-    """What a worker has that makes other results than the client's, and what to install; ``""`` if it may work."""
+    """What a worker has that makes other results than the client's, and what to install; ``""`` if
+    it may work.
+    """
     if theirs["accucompare"] != ours["accucompare"]:
         return (
             f"has accucompare {theirs['accucompare']}, but {ours['accucompare']} compares here; "
@@ -77,17 +86,20 @@ def refusal(theirs: dict[str, str], ours: dict[str, str]) -> str:
         )
     if theirs["kernel"] != ours["kernel"]:
         return (
-            f"has {theirs['kernel']}, but {ours['kernel']} is in use here, so that last digits would differ; install accucompare there "
-            "as it is here (`accucompare doctor` says why a kernel is not used)"
+            f"has {theirs['kernel']}, but {ours['kernel']} is in use here, so that last digits"
+            " would differ; install accucompare there as it is here (`accucompare doctor` says why"
+            " a kernel is not used)"
         )
     return ""
 
 
 def judge_parcel(job: Job, parcel: Parcel) -> Reply:
-    """The outcomes of a parcel's tasks. A record that cannot be read is part of the reply: to try again would not help.
+    """The outcomes of a parcel's tasks. A record that cannot be read is part of the reply: to try
+    again would not help.
 
     Raises:
-        ClusterError: if this worker cannot do the work; the message names it. Dask then tries again, maybe on another one.
+        ClusterError: if this worker cannot do the work; the message names it. Dask then tries
+            again, maybe on another one.
     """
     outcomes: list[PairOutcome | BundleError] = []
     try:
@@ -103,11 +115,16 @@ def judge_parcel(job: Job, parcel: Parcel) -> Reply:
         raise
     except Exception as error:
         candidate = place_of(job.bundles["candidate"].path)
-        raise ClusterError(f"worker {_own_address()}: {type(error).__name__}: {error}, while it compared {candidate}") from error
+        raise ClusterError(
+            f"worker {_own_address()}: {type(error).__name__}: {error}, while it compared"
+            f" {candidate}"
+        ) from error
 
 
 def forget(token: str) -> None:
-    """Let go of a job's bundles. Their files are closed when the last task that still reads them ends."""
+    """Let go of a job's bundles. Their files are closed when the last task that still reads them
+    ends.
+    """
     with _opening:
         _sides.pop(token, None)
 
@@ -116,7 +133,8 @@ def _opened(job: Job) -> Sides:
     """The job's bundles, opened once in each process.
 
     Raises:
-        ClusterError: if one is not there, or is another one than the client's; or if this worker came later and has another accucompare.
+        ClusterError: if one is not there, or is another one than the client's; or if this worker
+            came later and has another accucompare.
     """
     with _opening:
         if job.token not in _sides:
@@ -145,7 +163,8 @@ def _open(place: Located) -> Bundle:
         bundle = open_bundle(place.path)
     except (BundleError, OSError) as error:
         raise ClusterError(
-            f"worker {_own_address()}: {error}\nEvery worker reads the bundles itself: mount them there under the same path, or give URLs."
+            f"worker {_own_address()}: {error}\nEvery worker reads the bundles itself: mount them"
+            " there under the same path, or give URLs."
         ) from None
     if bundle.identity() != place.identity:
         raise ClusterError(

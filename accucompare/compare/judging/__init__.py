@@ -6,4 +6,14 @@ from accucompare.compare.judging.judging import judge_task
 from accucompare.compare.judging.proof import Beside, open_beside, why_not_proved, with_proofs
 from accucompare.compare.judging.sides import Sides
 
-__all__ = ["Beside", "Sides", "is_noise", "judge_pair", "judge_task", "open_beside", "why_not_proved", "with_given", "with_proofs"]
+__all__ = [
+    "Beside",
+    "Sides",
+    "is_noise",
+    "judge_pair",
+    "judge_task",
+    "open_beside",
+    "why_not_proved",
+    "with_given",
+    "with_proofs",
+]

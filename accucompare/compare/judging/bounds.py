@@ -1,46 +1,55 @@
-"""What statistics alone prove about a pair whose values were not recorded: by how much it differs at least.
+"""What statistics alone prove about a pair whose values were not recorded: by how much it differs
+at least.
 
-A bundle captured with ``--mode stats`` keeps each tensor's digest, extrema, mean and L2 norm. Equal digests prove that two tensors
-are the same. Everything else here is a *lower* bound on what ``compare.measuring.measure`` would have measured. There are no upper bounds:
-reordering a tensor's values changes none of its statistics.
+A bundle captured with ``--mode stats`` keeps each tensor's digest, extrema, mean and L2 norm. Equal
+digests prove that two tensors are the same. Everything else here is a *lower* bound on what
+``compare.measuring.measure`` would have measured. There are no upper bounds: reordering a tensor's
+values changes none of its statistics.
 
-**The bounds.** Let g and c be golden's and the candidate's n finite values (complex ones as pairs of reals) and d = c - g. Any tensor
-x has a mean m(x), and a spread s(x) with n s² = ‖x - m‖² = ‖x‖² - n m². Since d - m(d) = (c - m(c)) - (g - m(g)), of which the
-left side is orthogonal to a constant, Pythagoras and the triangle inequality give ::
+**The bounds.** Let g and c be golden's and the candidate's n finite values (complex ones as pairs
+of reals) and d = c - g. Any tensor x has a mean m(x), and a spread s(x) with
+n s² = ‖x - m‖² = ‖x‖² - n m². Since d - m(d) = (c - m(c)) - (g - m(g)), of which the left side is
+orthogonal to a constant, Pythagoras and the triangle inequality give ::
 
     bias     =  m(c) - m(g)
     rmse²    =  bias² + s(d)²  >=  bias² + (s(c) - s(g))²
 
-that is: rmse is at least the distance of the points (m, s) of the two in the plane. By the triangle inequality there, this is no
-less than either of the better known | ‖c‖ - ‖g‖ | / sqrt(n) and | bias |. The same points bound the angle between g and c, for by
-Cauchy-Schwarz g·c / n = m(g) m(c) + (g - m(g))·(c - m(c)) / n <= m(g) m(c) + s(g) s(c): the cosine of the tensors is at most that
-of the points. The largest value is a 1-Lipschitz function of the values, as is the smallest: ::
+that is: rmse is at least the distance of the points (m, s) of the two in the plane. By the triangle
+inequality there, this is no less than either of the better known | ‖c‖ - ‖g‖ | / sqrt(n) and
+| bias |. The same points bound the angle between g and c, for by Cauchy-Schwarz
+g·c / n = m(g) m(c) + (g - m(g))·(c - m(c)) / n <= m(g) m(c) + s(g) s(c): the cosine of the tensors
+is at most that of the points. The largest value is a 1-Lipschitz function of the values, as is the
+smallest: ::
 
     max |d|  >=  max(|max c - max g|, |min c - min g|, rmse)
     rmse     >=  max |d| / sqrt(n),    mean |d|  >=  max(|bias|, max |d| / n)
 
-**Rounding.** Extrema are exact. A sum taken in chunks of CHUNK values is wrong by at most CHUNK u sum |x|, in whatever order a chunk is
-added, u = 2^-53 (C.-P. Jeannerod & S. M. Rump, "Improved error bounds for inner products in floating-point arithmetic", SIAM J. Matrix
-Anal. Appl. 34, 2013); the exact sum of the chunks, the division and the root add a few u. So an L2 norm is right to CHUNK u of itself,
-and a mean to CHUNK u of mean |x|, which is at most the root mean square and at most the largest magnitude. Each is taken to lie
-anywhere within twice that (2e-12 relative), which leaves room for rounding here, and every bound holds wherever they lie.
+**Rounding.** Extrema are exact. A sum taken in chunks of CHUNK values is wrong by at most CHUNK u
+sum |x|, in whatever order a chunk is added, u = 2^-53 (C.-P. Jeannerod & S. M. Rump, "Improved
+error bounds for inner products in floating-point arithmetic", SIAM J. Matrix Anal. Appl. 34, 2013);
+the exact sum of the chunks, the division and the root add a few u. So an L2 norm is right to CHUNK
+u of itself, and a mean to CHUNK u of mean |x|, which is at most the root mean square and at most
+the largest magnitude. Each is taken to lie anywhere within twice that (2e-12 relative), which
+leaves room for rounding here, and every bound holds wherever they lie.
 
-**A device without float64** adds up in float32 (``live.values.device_sketch``): its mean and norm are right to what ``rounding`` of the
-statistics says.
+**A device without float64** adds up in float32 (``live.values.device_sketch``): its mean and norm
+are right to what ``rounding`` of the statistics says.
 
-**NaN and Inf.** Statistics are of finite values only. If both sides hold equally many NaN and equally many Inf, these are assumed to be in
-the same places. If they are not, the pair fails for that reason anyway, so a reported failure stays certain. A pair that does not fail is
-not comparable, unless its digests agree: Inf against -Inf counts alike. If the counts differ, the pair fails for certain, and nothing is
-said about the finite values.
+**NaN and Inf.** Statistics are of finite values only. If both sides hold equally many NaN and
+equally many Inf, these are assumed to be in the same places. If they are not, the pair fails for
+that reason anyway, so a reported failure stays certain. A pair that does not fail is not
+comparable, unless its digests agree: Inf against -Inf counts alike. If the counts differ, the pair
+fails for certain, and nothing is said about the finite values.
 
-**Another tool's statistics**, in a bundle made from its dump, have no digest beside them. They were computed in the tensor's own type, or
-in float32, so a mean or norm is taken to be right to 2 u of the type and to what n roundings of a sum in float32 come to, 8 u sqrt(n). A
-mean or norm that is not there lies where the extrema let it. NaN and Inf are known to be there, and are not counted: on one side only they
-fail for certain, on both they are not comparable.
+**Another tool's statistics**, in a bundle made from its dump, have no digest beside them. They were
+computed in the tensor's own type, or in float32, so a mean or norm is taken to be right to 2 u of
+the type and to what n roundings of a sum in float32 come to, 8 u sqrt(n). A mean or norm that is
+not there lies where the extrema let it. NaN and Inf are known to be there, and are not counted: on
+one side only they fail for certain, on both they are not comparable.
 
-**Masks.** If both sides may hold different numbers as masks (``compare.measuring.masks``), these may be most of a sum, and statistics do
-not tell how many there are. Then only a different count of NaN is certain, and nothing else can be told.
-"""
+**Masks.** If both sides may hold different numbers as masks (``compare.measuring.masks``), these
+may be most of a sum, and statistics do not tell how many there are. Then only a different count of
+NaN is certain, and nothing else can be told."""
 
 from __future__ import annotations
 
@@ -57,7 +66,8 @@ from accucompare.compare.measuring import Metrics, masks_may_explain
 from accucompare.compare.rows import Reason, Verdict
 from accucompare.numbers import CHUNK, DTYPES, Kind, Statistics
 
-#: Largest relative error of a mean or norm, doubled for the arithmetic here; and the absolute error near 0, where floats are coarse.
+# : Largest relative error of a mean or norm, doubled for the arithmetic here; and the absolute
+# error near 0, where floats are coarse.
 _ERROR = CHUNK * 2.0**-52
 _TINY = 4 * math.ulp(0.0)
 #: The most that an angle between 0 and pi loses to rounding.
@@ -86,13 +96,15 @@ def lower_bounds(golden: Record, candidate: Record, cosine: bool = True) -> Metr
 
     Args:
         golden, candidate: records that ``can_bound``, of one shape and of dtypes of one kind.
-        cosine: whether ``one_minus_cosine`` is asked for, which takes a third of the time; else it is 0.
+        cosine: whether ``one_minus_cosine`` is asked for, which takes a third of the time; else it
+            is 0.
 
     Returns:
-        Metrics of which ``elements`` and the counts of NaN and Inf are exact. ``bias`` is the difference of the means, moved
-        towards 0 by its possible error. ``rel_l2``, ``one_minus_cosine``, ``max_abs``, ``mean_abs``, ``rmse`` and
-        ``nonfinite_mismatch`` are lower bounds; all else is ``None``. If the counts of NaN or Inf differ, or masks may explain any
-        difference, ``compared`` is 0, and nothing is said about the finite values.
+        Metrics of which ``elements`` and the counts of NaN and Inf are exact. ``bias`` is the
+        difference of the means, moved towards 0 by its possible error. ``rel_l2``,
+        ``one_minus_cosine``, ``max_abs``, ``mean_abs``, ``rmse`` and ``nonfinite_mismatch`` are
+        lower bounds; all else is ``None``. If the counts of NaN or Inf differ, or masks may explain
+        any difference, ``compared`` is 0, and nothing is said about the finite values.
     """
     ours, theirs = golden.statistics, candidate.statistics
     assert ours is not None
@@ -109,20 +121,33 @@ def lower_bounds(golden: Record, candidate: Record, cosine: bool = True) -> Metr
         candidate_nan=theirs.nan,
         golden_inf=ours.inf,
         candidate_inf=theirs.inf,
-        nonfinite_mismatch=max(  # positions that hold NaN on one side only; or Inf; or something finite
-            abs(ours.nan - theirs.nan), abs(ours.inf - theirs.inf), abs(ours.nan + ours.inf - theirs.nan - theirs.inf)
+        # positions that hold NaN on one side only; or Inf; or something finite
+        nonfinite_mismatch=max(
+            abs(ours.nan - theirs.nan),
+            abs(ours.inf - theirs.inf),
+            abs(ours.nan + ours.inf - theirs.nan - theirs.inf),
         ),
         masked=None,
     )
     if masks_may_explain(golden, candidate):
         return msgspec.structs.replace(metrics, nonfinite_mismatch=abs(ours.nan - theirs.nan))
-    count = elements - ours.nan - ours.inf if ours.nan or ours.inf else elements  # which then is one object for both
-    left, right = _profile(ours, count, _error_of(golden, count)), _profile(theirs, count, _error_of(candidate, count))
+    count = (
+        elements - ours.nan - ours.inf if ours.nan or ours.inf else elements
+    )  # which then is one object for both
+    left, right = (
+        _profile(ours, count, _error_of(golden, count)),
+        _profile(theirs, count, _error_of(candidate, count)),
+    )
     if metrics.nonfinite_mismatch or left is None or right is None:
         return metrics
     digests = golden.digest, candidate.digest
     extremes = max(_distance(right.low, left.low), _distance(right.high, left.high))
-    if kind in (Kind.INT, Kind.BOOL) and golden.dtype == candidate.dtype and None not in digests and golden.digest != candidate.digest:
+    if (
+        kind in (Kind.INT, Kind.BOOL)
+        and golden.dtype == candidate.dtype
+        and None not in digests
+        and golden.digest != candidate.digest
+    ):
         extremes = max(extremes, 1.0)  # somewhere integers differ, and so by one at least
     one = min(extremes, sys.float_info.max)
     bias = left.mean.apart(right.mean)
@@ -153,7 +178,9 @@ class _Range(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Profile(msgspec.Struct, frozen=True, gc=False):
-    """One tensor's finite values: the exact extrema, and the ranges of mean, root mean square and spread."""
+    """One tensor's finite values: the exact extrema, and the ranges of mean, root mean square and
+    spread.
+    """
 
     low: float
     high: float
@@ -168,13 +195,17 @@ class _Profile(msgspec.Struct, frozen=True, gc=False):
 
 
 def _profile(statistics: Statistics, count: int, relative: float = _ERROR) -> _Profile | None:
-    """The profile of that many finite values, whose mean and norm are right to ``relative``; ``None`` if there is none."""
+    """The profile of that many finite values, whose mean and norm are right to ``relative``;
+    ``None`` if there is none.
+    """
     low, high = statistics.min, statistics.max
     if count <= 0 or low is None or high is None:
         return None
     largest = max(abs(float(low)), abs(float(high)))
     mean = statistics.mean if statistics.mean is not None else float(low) / 2 + float(high) / 2
-    unknown = 0.0 if statistics.mean is not None else abs(float(high) / 2 - float(low) / 2)  # a damaged bundle may claim any
+    unknown = (
+        0.0 if statistics.mean is not None else abs(float(high) / 2 - float(low) / 2)
+    )  # a damaged bundle may claim any
     if statistics.l2 is None:  # beyond float64, or not there
         rms = _Range(max(_down(abs(mean), relative) - unknown, 0.0), largest)
     else:
@@ -218,21 +249,32 @@ def _one_minus_cosine(golden: _Profile, candidate: _Profile) -> float:
 
 
 def _angles(profile: _Profile) -> _Range:
-    """Where the angle of the point (mean, spread) lies: the corners of a rectangle are at its extremes."""
+    """Where the angle of the point (mean, spread) lies: the corners of a rectangle are at its
+    extremes.
+    """
     mean, spread = profile.mean, profile.spread
-    corners = [math.atan2(leg, base) for leg in (spread.least, spread.most) for base in (mean.least, mean.most)]
+    corners = [
+        math.atan2(leg, base)
+        for leg in (spread.least, spread.most)
+        for base in (mean.least, mean.most)
+    ]
     return _Range(min(corners), max(corners))
 
 
-def judge_bounds(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance) -> Verdict:
-    """The verdict on a pair by statistics alone. A failure has the reason ``OVER`` until ``trace`` says where it came from.
+def judge_bounds(
+    golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance
+) -> Verdict:
+    """The verdict on a pair by statistics alone. A failure has the reason ``OVER`` until ``trace``
+    says where it came from.
 
-    A failure is certain: a limit is exceeded whatever the values were. ``identical`` is certain too. ``ok`` is not: it means that the
-    statistics prove no failure, and its detail says so. ``needed`` is empty, since no limit is known to pass. If masks may explain any
-    difference, the pair is not comparable.
+    A failure is certain: a limit is exceeded whatever the values were. ``identical`` is certain
+    too. ``ok`` is not: it means that the statistics prove no failure, and its detail says so.
+    ``needed`` is empty, since no limit is known to pass. If masks may explain any difference, the
+    pair is not comparable.
 
-    Besides the bounds of ``lower_bounds`` against their limits: if every element kept to atol + rtol |golden|, rmse would be at most
-    atol + rtol * (root mean square of golden), by Minkowski's inequality.
+    Besides the bounds of ``lower_bounds`` against their limits: if every element kept to atol +
+    rtol |golden|, rmse would be at most atol + rtol * (root mean square of golden), by Minkowski's
+    inequality.
 
     Args:
         golden, candidate: records that ``can_bound``, of one shape and of dtypes of one kind.
@@ -241,22 +283,49 @@ def judge_bounds(golden: Record, candidate: Record, metrics: Metrics, tolerance:
     """
     same_dtype = golden.dtype == candidate.dtype
     if same_dtype and golden.digest is not None and golden.digest == candidate.digest:
-        return Verdict(Reason.IDENTICAL, str(tolerance), tolerance.source, used=0.0, rel_l2_limit=tolerance.rel_l2)
+        return Verdict(
+            Reason.IDENTICAL,
+            str(tolerance),
+            tolerance.source,
+            used=0.0,
+            rel_l2_limit=tolerance.rel_l2,
+        )
     uncounted = _of_another_tool(golden) or _of_another_tool(candidate)
-    if uncounted and metrics.golden_nan + metrics.golden_inf and metrics.candidate_nan + metrics.candidate_inf:
-        return Verdict(Reason.NOT_COMPARABLE, detail="both hold NaN or Inf, which statistics of another tool do not count")
+    if (
+        uncounted
+        and metrics.golden_nan + metrics.golden_inf
+        and metrics.candidate_nan + metrics.candidate_inf
+    ):
+        return Verdict(
+            Reason.NOT_COMPARABLE,
+            detail="both hold NaN or Inf, which statistics of another tool do not count",
+        )
     if metrics.nonfinite_mismatch:
         detail = _nonfinite_detail(metrics, at_least="at least " if uncounted else "")
-        return Verdict(Reason.NON_FINITE, str(tolerance), tolerance.source, used=math.inf, detail=detail, rel_l2_limit=tolerance.rel_l2)
+        return Verdict(
+            Reason.NON_FINITE,
+            str(tolerance),
+            tolerance.source,
+            used=math.inf,
+            detail=detail,
+            rel_l2_limit=tolerance.rel_l2,
+        )
     if masks_may_explain(golden, candidate):
-        return Verdict(Reason.NOT_COMPARABLE, detail="statistics alone cannot judge values that may be masks")
+        return Verdict(
+            Reason.NOT_COMPARABLE, detail="statistics alone cannot judge values that may be masks"
+        )
     if DTYPES[golden.dtype].kind in (Kind.INT, Kind.BOOL):
         if metrics.max_abs:
-            return Verdict(Reason.OVER, str(EXACT), EXACT.source, used=math.inf, detail=_detail(metrics))
+            return Verdict(
+                Reason.OVER, str(EXACT), EXACT.source, used=math.inf, detail=_detail(metrics)
+            )
         return Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0, detail=_detail(metrics))
     used = max(_shares(golden, metrics, tolerance), default=0.0)
     if used <= 1.0 and metrics.golden_nan + metrics.golden_inf:
-        return Verdict(Reason.NOT_COMPARABLE, detail="both hold NaN or Inf, and statistics do not tell in which places")
+        return Verdict(
+            Reason.NOT_COMPARABLE,
+            detail="both hold NaN or Inf, and statistics do not tell in which places",
+        )
     return Verdict(
         reason=Reason.OVER if used > 1.0 else Reason.OK,
         tolerance=str(tolerance),
@@ -290,14 +359,28 @@ def _share(least: float, limit: float) -> float:
 
 
 def _detail(metrics: Metrics) -> str:
-    error = "golden is all zeros" if math.isinf(metrics.rel_l2) else f"relative L2 error at least {_floor(metrics.rel_l2)}"
-    places = ", if NaN and Inf are in the same places" if metrics.golden_nan or metrics.golden_inf else ""
-    return f"by statistics alone: {error}, largest difference at least {_floor(metrics.max_abs)}{places}"
+    error = (
+        "golden is all zeros"
+        if math.isinf(metrics.rel_l2)
+        else f"relative L2 error at least {_floor(metrics.rel_l2)}"
+    )
+    places = (
+        ", if NaN and Inf are in the same places"
+        if metrics.golden_nan or metrics.golden_inf
+        else ""
+    )
+    return (
+        f"by statistics alone: {error}, largest difference at least"
+        f" {_floor(metrics.max_abs)}{places}"
+    )
 
 
 def _nonfinite_detail(metrics: Metrics, at_least: str) -> str:
     parts = []
-    for name, ours, theirs in (("NaN", metrics.golden_nan, metrics.candidate_nan), ("Inf", metrics.golden_inf, metrics.candidate_inf)):
+    for name, ours, theirs in (
+        ("NaN", metrics.golden_nan, metrics.candidate_nan),
+        ("Inf", metrics.golden_inf, metrics.candidate_inf),
+    ):
         if ours != theirs:
             counts = [f"{at_least if count else ''}{count}" for count in (ours, theirs)]
             parts.append(f"golden has {counts[0]} {name}, the candidate {counts[1]}")
@@ -306,4 +389,8 @@ def _nonfinite_detail(metrics: Metrics, at_least: str) -> str:
 
 def _floor(value: float) -> str:
     """Three digits, rounded down."""
-    return f"{Context(prec=3, rounding=ROUND_FLOOR).create_decimal(Decimal(value)):.2e}" if value else "0"
+    return (
+        f"{Context(prec=3, rounding=ROUND_FLOOR).create_decimal(Decimal(value)):.2e}"
+        if value
+        else "0"
+    )

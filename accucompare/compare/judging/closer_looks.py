@@ -1,4 +1,6 @@
-"""The verdict on a gradient or an update after a closer look: ``compare.measuring.closer`` says what it looks at, and why."""
+"""The verdict on a gradient or an update after a closer look: ``compare.measuring.closer`` says
+what it looks at, and why.
+"""
 
 from __future__ import annotations
 
@@ -28,47 +30,100 @@ from accucompare.numbers import DTYPES
 
 
 def look_closer(
-    sides: Sides, task: Task, golden: Record, candidate: Record, metrics: Metrics, verdict: Verdict, expected: Expected, run: Run
+    sides: Sides,
+    task: Task,
+    golden: Record,
+    candidate: Record,
+    metrics: Metrics,
+    verdict: Verdict,
+    expected: Expected,
+    run: Run,
 ) -> Verdict:
-    """The verdict on a gradient or an update that a baseline has judged, after a closer look (``compare.measuring.closer``)."""
-    if verdict.reason is Reason.OVER and verdict.excess_limit is not None and verdict.excess is not None:
+    """The verdict on a gradient or an update that a baseline has judged, after a closer look
+    (``compare.measuring.closer``).
+    """
+    if (
+        verdict.reason is Reason.OVER
+        and verdict.excess_limit is not None
+        and verdict.excess is not None
+    ):
         if golden.member is None:  # which elements carry its norm, a sketch does not tell
             return verdict
         return _of_few_values(sides, golden, candidate, metrics, task.tolerance, verdict, expected)
     if verdict.reason is not Reason.OK or expected.missing_cast or not task.tolerance.fed:
         return verdict
     baseline, before = task.baseline, task.before
-    if before is not None and before.golden is not None and before.candidate is not None and is_half(before.candidate.dtype):
+    if (
+        before is not None
+        and before.golden is not None
+        and before.candidate is not None
+        and is_half(before.candidate.dtype)
+    ):
         if None in (golden.member, candidate.member):
             return verdict
-        return _beyond_last_place(sides, golden, candidate, before.golden, before.candidate.dtype, baseline, verdict)
-    if is_half(candidate.dtype) and golden.role in (*GRADIENT_ROLES, Role.PARAM_GRAD) and baseline is not None:
+        return _beyond_last_place(
+            sides, golden, candidate, before.golden, before.candidate.dtype, baseline, verdict
+        )
+    if (
+        is_half(candidate.dtype)
+        and golden.role in (*GRADIENT_ROLES, Role.PARAM_GRAD)
+        and baseline is not None
+    ):
         return _common_factor(sides, golden, candidate, baseline, metrics, verdict, expected, run)
     return verdict
 
 
 def _of_few_values(
-    sides: Sides, golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance, verdict: Verdict, expected: Expected
+    sides: Sides,
+    golden: Record,
+    candidate: Record,
+    metrics: Metrics,
+    tolerance: Tolerance,
+    verdict: Verdict,
+    expected: Expected,
 ) -> Verdict:
-    """The verdict on a pair over its limit, by the limit for as many elements as carry golden's norm."""
+    """The verdict on a pair over its limit, by the limit for as many elements as carry golden's
+    norm.
+    """
     few = carriers(Values.of(sides.golden, golden))
     most = limit(math.floor(few), expected.dtype or candidate.dtype) * ratio_room(metrics)
     ratio = verdict.excess or 0.0
     over_ceiling = tolerance.ceiling is not None and metrics.rel_l2 > tolerance.ceiling
     if not few or over_ceiling or ratio > most or not math.isfinite(metrics.rel_l2):
         return verdict
-    detail = f"{few:.1f} of {metrics.compared} elements carry golden's norm, and the limit is that of so few"
+    detail = (
+        f"{few:.1f} of {metrics.compared} elements carry golden's norm, and the limit is that of"
+        " so few"
+    )
     reason, used = Reason.OK, ratio / most
-    found = msgspec.structs.replace(verdict, reason=reason, used=used, detail=detail, tolerance=f"excess {most:.3g}", excess_limit=most)
+    found = msgspec.structs.replace(
+        verdict,
+        reason=reason,
+        used=used,
+        detail=detail,
+        tolerance=f"excess {most:.3g}",
+        excess_limit=most,
+    )
     scale = max(expected.rel_l2, floor(expected.dtype or candidate.dtype))
     return msgspec.structs.replace(found, rel_l2_limit=most * scale)
 
 
 def _beyond_last_place(
-    sides: Sides, golden: Record, candidate: Record, before: Record, dtype: str, baseline: Record | None, verdict: Verdict
+    sides: Sides,
+    golden: Record,
+    candidate: Record,
+    before: Record,
+    dtype: str,
+    baseline: Record | None,
+    verdict: Verdict,
 ) -> Verdict:
     """The verdict on an update of a parameter of a half type, element by element."""
-    if baseline is None or before.member is None or sides.baseline is None or before.shape != golden.shape:
+    if (
+        baseline is None
+        or before.member is None
+        or sides.baseline is None
+        or before.shape != golden.shape
+    ):
         return verdict
     kept = None if baseline.error is None else baseline.error.beyond
     if baseline.member is None and kept is None:
@@ -78,18 +133,32 @@ def _beyond_last_place(
     count = beyond_last_place(ours, Values.of(sides.candidate, candidate), parameter, digits)
     if count <= most_changed(0):
         return verdict
-    expects = kept if kept is not None else beyond_last_place(ours, Values.of(sides.baseline, baseline), parameter, digits)
+    expects = (
+        kept
+        if kept is not None
+        else beyond_last_place(ours, Values.of(sides.baseline, baseline), parameter, digits)
+    )
     most = most_changed(expects)
     if count <= most:
         return verdict
     elements = math.prod(golden.shape)
-    detail = f"{count} of {elements} elements are off by more than rounding to {dtype} can do; {expects} of the baseline are"
+    detail = (
+        f"{count} of {elements} elements are off by more than rounding to {dtype} can do; {expects}"
+        " of the baseline are"
+    )
     words = f"{most:.0f} elements beyond their last place"
     return Verdict(Reason.OVER, words, "last place", used=count / most, detail=detail, evident=True)
 
 
 def _common_factor(
-    sides: Sides, golden: Record, candidate: Record, baseline: Record, metrics: Metrics, verdict: Verdict, expected: Expected, run: Run
+    sides: Sides,
+    golden: Record,
+    candidate: Record,
+    baseline: Record,
+    metrics: Metrics,
+    verdict: Verdict,
+    expected: Expected,
+    run: Run,
 ) -> Verdict:
     """The verdict on a gradient whose elements may all be off by one factor."""
     ours = common_factor(metrics.one_minus_cosine, golden.statistics, candidate.statistics)
@@ -102,15 +171,42 @@ def _common_factor(
         return verdict
     norm = golden.statistics.l2 or 0.0
     if baseline.statistics is None:  # it keeps no tensors
-        apart = math.hypot(at_right_angles(metrics.rel_l2, ours) + at_right_angles(expected.rel_l2, theirs), ours - theirs) * norm
+        apart = (
+            math.hypot(
+                at_right_angles(metrics.rel_l2, ours) + at_right_angles(expected.rel_l2, theirs),
+                ours - theirs,
+            )
+            * norm
+        )
     else:
         length = baseline.statistics.l2 or 0.0
-        apart = sides.measure(sides.baseline, baseline, sides.candidate, candidate, EXACT, run).rel_l2 * length
+        apart = (
+            sides.measure(sides.baseline, baseline, sides.candidate, candidate, EXACT, run).rel_l2
+            * length
+        )
     largest = max(abs(float(end or 0.0)) for end in (golden.statistics.min, golden.statistics.max))
-    uncertain = (room(metrics) ** 2 - 1.0) * (metrics.one_minus_cosine + (expected.one_minus_cosine or 0.0))  # of sketches
-    most = allowed + uncertain + STANDARD_ERRORS * room(metrics) * standard_error(apart, (ours - theirs) * norm, largest, norm)
+    uncertain = (room(metrics) ** 2 - 1.0) * (
+        metrics.one_minus_cosine + (expected.one_minus_cosine or 0.0)
+    )  # of sketches
+    most = (
+        allowed
+        + uncertain
+        + STANDARD_ERRORS
+        * room(metrics)
+        * standard_error(apart, (ours - theirs) * norm, largest, norm)
+    )
     if not abs(ours - theirs) > most:
         return verdict
-    detail = f"golden's times {1.0 + ours:.4f}, where the baseline has {1.0 + theirs:.4f}: one factor on all elements is no rounding"
+    detail = (
+        f"golden's times {1.0 + ours:.4f}, where the baseline has {1.0 + theirs:.4f}: one factor on"
+        " all elements is no rounding"
+    )
     used = abs(ours - theirs) / most
-    return Verdict(Reason.OVER, f"factor within {most:.2g}", "common factor", used=used, detail=detail, evident=True)
+    return Verdict(
+        Reason.OVER,
+        f"factor within {most:.2g}",
+        "common factor",
+        used=used,
+        detail=detail,
+        evident=True,
+    )

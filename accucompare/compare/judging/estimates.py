@@ -1,25 +1,30 @@
-"""What sketches tell about a pair whose values were not recorded, or on one side only: an estimate of how far apart it is.
+"""What sketches tell about a pair whose values were not recorded, or on one side only: an estimate
+of how far apart it is.
 
-A bundle captured with ``--mode sketch`` keeps, of each tensor, its digest, statistics and a linear sketch (``numbers.sketch``). The norm of
-the difference of two sketches of k numbers is that of the tensors' difference, to a relative standard deviation of 1 / sqrt(2 k). Norms,
-means, extrema and counts are exact, as recorded. So ::
+A bundle captured with ``--mode sketch`` keeps, of each tensor, its digest, statistics and a linear
+sketch (``numbers.sketch``). The norm of the difference of two sketches of k numbers is that of the
+tensors' difference, to a relative standard deviation of 1 / sqrt(2 k). Norms, means, extrema and
+counts are exact, as recorded. So ::
 
     rel_l2            ~  ‖S(c) - S(g)‖ / ‖g‖
-    1 - cosine        ~  ‖S(c) / ‖c‖ - S(g) / ‖g‖‖² / 2,  or 2 - ‖S(c) / ‖c‖ + S(g) / ‖g‖‖² / 2  where that is more exact
-    bias              =  mean(c) - mean(g)
+    1 - cosine        ~  ‖S(c) / ‖c‖ - S(g) / ‖g‖‖² / 2,  or 2 - ‖S(c) / ‖c‖ + S(g) / ‖g‖‖² / 2
+    where that is more exact bias              =  mean(c) - mean(g)
 
-and where the lower bounds that statistics prove (``compare.judging.bounds``) are larger, they take the place of the estimate: an error that
-sits in one element, or in two that a sketch can lose, moves an extreme or a norm. What is largest where is not known.
+and where the lower bounds that statistics prove (``compare.judging.bounds``) are larger, they take
+the place of the estimate: an error that sits in one element, or in two that a sketch can lose,
+moves an extreme or a norm. What is largest where is not known.
 
-**Uncertainty.** An estimate is over its limit only if it is by more than an estimate of a value at the limit exceeds once in a thousand:
-sqrt(chi2.999(k) / k) times a limit on the error itself, and sqrt(F.999(k, k)) times one on the excess, the ratio of two estimates.
-A true error may so be up to that factor beyond a limit and pass, or a bit more; the report says that rows were judged by sketches.
+**Uncertainty.** An estimate is over its limit only if it is by more than an estimate of a value at
+the limit exceeds once in a thousand: sqrt(chi2.999(k) / k) times a limit on the error itself, and
+sqrt(F.999(k, k)) times one on the excess, the ratio of two estimates. A true error may so be up to
+that factor beyond a limit and pass, or a bit more; the report says that rows were judged by
+sketches.
 
-**A device without float64** adds up in float32 (``live.values.device_sketch``). By how much its sketches may be apart for that reason alone
-is taken off the estimate.
+**A device without float64** adds up in float32 (``live.values.device_sketch``). By how much its
+sketches may be apart for that reason alone is taken off the estimate.
 
-**Integers and booleans** are compared exactly by their digests. How many differ, a sketch does not tell.
-"""
+**Integers and booleans** are compared exactly by their digests. How many differ, a sketch does not
+tell."""
 
 from __future__ import annotations
 
@@ -44,32 +49,46 @@ _HELD = 16
 
 
 def can_estimate(golden: Record, candidate: Record) -> bool:
-    """Whether a distance of two records can be estimated: floating numbers, of which one side at least has a sketch, and neither less.
+    """Whether a distance of two records can be estimated: floating numbers, of which one side at
+    least has a sketch, and neither less.
 
-    Values that may be masks, NaN or Inf on one side only, and norms beyond float64, are for ``compare.judging.bounds``.
-    """
-    if not (golden.has_values and candidate.has_values) or None not in (golden.member, candidate.member):
+    Values that may be masks, NaN or Inf on one side only, and norms beyond float64, are for
+    ``compare.judging.bounds``."""
+    if not (golden.has_values and candidate.has_values) or None not in (
+        golden.member,
+        candidate.member,
+    ):
         return False
     ours, theirs = golden.statistics, candidate.statistics
-    if ours is None or theirs is None or not (DTYPES[golden.dtype].digits and DTYPES[candidate.dtype].digits):
+    if (
+        ours is None
+        or theirs is None
+        or not (DTYPES[golden.dtype].digits and DTYPES[candidate.dtype].digits)
+    ):
         return False
     if None in (ours.l2, theirs.l2):
         return False
-    return (ours.nan, ours.inf) == (theirs.nan, theirs.inf) and not masks_may_explain(golden, candidate)
+    return (ours.nan, ours.inf) == (theirs.nan, theirs.inf) and not masks_may_explain(
+        golden, candidate
+    )
 
 
 class Estimates:
-    """Estimates of pairs by their sketches. Those of neighbours are worked out together: that is ten times as fast as one by one."""
+    """Estimates of pairs by their sketches. Those of neighbours are worked out together: that is
+    ten times as fast as one by one.
+    """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[Bundle, Bundle, int, int, int, int, int], list[tuple[float, float, float]]] = {}  # of whole members
+        self._held: dict[
+            tuple[Bundle, Bundle, int, int, int, int, int], list[tuple[float, float, float]]
+        ] = {}  # of whole members
 
     def metrics(self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) -> Metrics:
         """Estimated metrics of a pair that ``can_estimate``.
 
         Returns:
-            As ``compare.judging.bounds.lower_bounds``, with ``rel_l2``, ``rmse`` and ``one_minus_cosine`` estimated where that is more, and
-            ``deviation`` set.
+            As ``compare.judging.bounds.lower_bounds``, with ``rel_l2``, ``rmse`` and
+            ``one_minus_cosine`` estimated where that is more, and ``deviation`` set.
 
         Raises:
             RecordError: if a sketch is damaged, or the two were made in different ways.
@@ -78,11 +97,18 @@ class Estimates:
         assert golden.statistics is not None
         assert candidate.statistics is not None
         size = _size(ours, golden) or _size(theirs, candidate)
-        if golden.sketch is not None and candidate.sketch is not None and _size(theirs, candidate) != size:
+        if (
+            golden.sketch is not None
+            and candidate.sketch is not None
+            and _size(theirs, candidate) != size
+        ):
             raise _of_two_sizes(ours, golden, theirs, candidate)
         lengths = golden.statistics.l2 or 0.0, candidate.statistics.l2 or 0.0
         apart, angle = self._distances(ours, golden, theirs, candidate, size, lengths)
-        if blur := golden.statistics.rounding * lengths[0] + candidate.statistics.rounding * lengths[1]:
+        if (
+            blur := golden.statistics.rounding * lengths[0]
+            + candidate.statistics.rounding * lengths[1]
+        ):
             apart = max(apart - blur, 0.0)
         spread, root, least = deviation(size), math.sqrt(max(bounds.compared, 1)), min(lengths)
         rmse = max(apart / root, bounds.rmse)
@@ -92,7 +118,9 @@ class Estimates:
             angle = max(angle, lower_bounds(golden, candidate).one_minus_cosine)
         return msgspec.structs.replace(
             bounds,
-            rel_l2=max(apart / lengths[0] if lengths[0] else (math.inf if apart else 0.0), bounds.rel_l2),
+            rel_l2=max(
+                apart / lengths[0] if lengths[0] else (math.inf if apart else 0.0), bounds.rel_l2
+            ),
             one_minus_cosine=angle,
             max_abs=max(bounds.max_abs, rmse / (1.0 + 3.0 * spread)),
             rmse=rmse,
@@ -100,31 +128,58 @@ class Estimates:
         )
 
     def _distances(
-        self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record, size: int, lengths: tuple[float, float]
+        self,
+        ours: Bundle,
+        golden: Record,
+        theirs: Bundle,
+        candidate: Record,
+        size: int,
+        lengths: tuple[float, float],
     ) -> tuple[float, float]:
         """The norm of the difference, and 1 - cosine."""
         apart, along, length = self._products(ours, golden, theirs, candidate, size)
         longer = (lengths[1] - lengths[0]) / lengths[0] if lengths[0] else 0.0
-        angle = (apart - longer * (2.0 * along - longer * length)) / lengths[1] / lengths[1] / 2.0 if lengths[1] else 0.0
-        if not (_SQUARES[0] < apart < _SQUARES[1] and length < _SQUARES[1] and angle <= 1.0):  # no difference, damage, or huge numbers
+        angle = (
+            (apart - longer * (2.0 * along - longer * length)) / lengths[1] / lengths[1] / 2.0
+            if lengths[1]
+            else 0.0
+        )
+        if not (
+            _SQUARES[0] < apart < _SQUARES[1] and length < _SQUARES[1] and angle <= 1.0
+        ):  # no difference, damage, or huge numbers
             left, right = numbers_of(ours, golden, size), numbers_of(theirs, candidate, size)
             return distance(left, right), _one_minus_cosine(left, right, *lengths)
         if not all(lengths):
             return math.sqrt(apart), 0.0 if lengths[0] == lengths[1] else 1.0
         return math.sqrt(apart), max(angle, 0.0)
 
-    def _products(self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record, size: int) -> tuple[float, float, float]:
+    def _products(
+        self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record, size: int
+    ) -> tuple[float, float, float]:
         """A pair's products; those of damaged sketches are no finite numbers."""
         if golden.sketch is not None and golden.sketch == candidate.sketch:
-            of_all, place = self._of_members(ours, golden, theirs, candidate), golden.sketch % SKETCHES_A_MEMBER
+            of_all, place = (
+                self._of_members(ours, golden, theirs, candidate),
+                golden.sketch % SKETCHES_A_MEMBER,
+            )
             return of_all[place] if place < len(of_all) else (math.nan, math.nan, math.nan)
         left, right = numbers_of(ours, golden, size), numbers_of(theirs, candidate, size)
         return _each(products(left[None], right[None]))[0]
 
-    def _of_members(self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) -> list[tuple[float, float, float]]:
+    def _of_members(
+        self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record
+    ) -> list[tuple[float, float, float]]:
         """The products of all sketches in the two members that hold a pair's."""
         assert golden.sketch is not None
-        key = (ours, theirs, golden.rank, golden.step, candidate.rank, candidate.step, golden.sketch // SKETCHES_A_MEMBER)
+        key = (
+            ours,
+            theirs,
+            golden.rank,
+            golden.step,
+            candidate.rank,
+            candidate.step,
+            golden.sketch // SKETCHES_A_MEMBER,
+        )
         held = self._held.get(key)
         if held is None:
             left, right = ours.sketches(golden), theirs.sketches(candidate)
@@ -142,7 +197,8 @@ def _each(of_all: Products) -> list[tuple[float, float, float]]:
 
 
 def room(metrics: Metrics) -> float:
-    """How far an estimated error may be over a limit before it is: sqrt(chi2.999(k) / k); 1 of one that was measured.
+    """How far an estimated error may be over a limit before it is: sqrt(chi2.999(k) / k); 1 of one
+    that was measured.
 
     By E. B. Wilson & M. M. Hilferty, "The distribution of chi-square", PNAS 17, 1931.
     """
@@ -170,7 +226,9 @@ def _one_minus_cosine(golden: Float64, candidate: Float64, ours: float, theirs: 
         apart, opposite = distance(golden, candidate), distance(golden, -candidate)
     if not min(apart, opposite) < 2.0:  # of damaged numbers, for these are unit vectors
         return 2.0
-    return apart * apart / 2.0 if apart <= opposite else 2.0 - opposite * opposite / 2.0  # the shorter one is the more exact
+    return (
+        apart * apart / 2.0 if apart <= opposite else 2.0 - opposite * opposite / 2.0
+    )  # the shorter one is the more exact
 
 
 def _size(bundle: Bundle, record: Record) -> int:
@@ -180,6 +238,7 @@ def _size(bundle: Bundle, record: Record) -> int:
 def _of_two_sizes(ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) -> RecordError:
     sizes = _size(ours, golden), _size(theirs, candidate)
     return RecordError(
-        f"{theirs.path}: {candidate.key} has a sketch of {sizes[1]} numbers, and that in {ours.path} has {sizes[0]}; capture one again: "
-        f"{theirs.path} with --sketch-size {sizes[0]}, or {ours.path} with --sketch-size {sizes[1]}"
+        f"{theirs.path}: {candidate.key} has a sketch of {sizes[1]} numbers, and that in"
+        f" {ours.path} has {sizes[0]}; capture one again: {theirs.path} with --sketch-size"
+        f" {sizes[0]}, or {ours.path} with --sketch-size {sizes[1]}"
     )

@@ -1,9 +1,10 @@
-"""What both models were given, each in its own dtype: golden's inputs and weights, rounded. That is no difference between the two.
+"""What both models were given, each in its own dtype: golden's inputs and weights, rounded. That is
+no difference between the two.
 
-A tolerance of the user's judges what the model computes. The inputs that it was given in a coarser dtype may be over it for that alone:
-an atol of 1e-3 fails ``torch.randn`` in bfloat16. So a given value passes if it is golden's, rounded to the candidate's dtype (or the other
-way round), bit for bit. So does what is passed on unchanged, as the first layer's input usually is.
-"""
+A tolerance of the user's judges what the model computes. The inputs that it was given in a coarser
+dtype may be over it for that alone: an atol of 1e-3 fails ``torch.randn`` in bfloat16. So a given
+value passes if it is golden's, rounded to the candidate's dtype (or the other way round), bit for
+bit. So does what is passed on unchanged, as the first layer's input usually is."""
 
 from __future__ import annotations
 
@@ -21,21 +22,38 @@ from accucompare.numbers import DTYPES, round_to, widen
 
 
 def with_given(tasks: list[Task]) -> list[Task]:
-    """The tasks, with those marked whose two tensors are a model input or a parameter, or the same tensors as one.
+    """The tasks, with those marked whose two tensors are a model input or a parameter, or the same
+    tensors as one.
 
     Args:
         tasks: in execution order.
     """
     given = {_content(task.pair) for task in tasks if _is_given(task.pair)} - {None}
-    return [msgspec.structs.replace(task, given=True) if _content(task.pair) in given else task for task in tasks] if given else tasks
+    return (
+        [
+            msgspec.structs.replace(task, given=True) if _content(task.pair) in given else task
+            for task in tasks
+        ]
+        if given
+        else tasks
+    )
 
 
-def is_rounded(golden_bundle: Bundle, golden: Record, candidate_bundle: Bundle, candidate: Record) -> bool:
-    """Whether one of two tensors is the other, rounded to its own dtype; ``False`` if they have no values to tell."""
+def is_rounded(
+    golden_bundle: Bundle, golden: Record, candidate_bundle: Bundle, candidate: Record
+) -> bool:
+    """Whether one of two tensors is the other, rounded to its own dtype; ``False`` if they have no
+    values to tell.
+    """
     if None in (golden.member, candidate.member):
         return False
     dtypes = DTYPES[golden.dtype], DTYPES[candidate.dtype]
-    pair = PairOfTensors(golden_bundle.stored(golden).blocks, candidate_bundle.stored(candidate).blocks, *dtypes, math.prod(golden.shape))
+    pair = PairOfTensors(
+        golden_bundle.stored(golden).blocks,
+        candidate_bundle.stored(candidate).blocks,
+        *dtypes,
+        math.prod(golden.shape),
+    )
     finer = int(dtypes[0].digits < dtypes[1].digits)  # which of the two is to be rounded
     to = dtypes[1 - finer]
     for segment in pair.segments():
@@ -54,7 +72,17 @@ def _is_given(pair: Pair) -> bool:
 def _content(pair: Pair) -> tuple[str, str] | None:
     """The digests of two tensors of different floating dtypes; ``None`` for any other pair."""
     golden, candidate = pair.golden, pair.candidate
-    if golden is None or candidate is None or golden.digest is None or candidate.digest is None or golden.shape != candidate.shape:
+    if (
+        golden is None
+        or candidate is None
+        or golden.digest is None
+        or candidate.digest is None
+        or golden.shape != candidate.shape
+    ):
         return None
-    floating = all(record.dtype in DTYPES and DTYPES[record.dtype].digits for record in (golden, candidate))
-    return (golden.digest, candidate.digest) if floating and golden.dtype != candidate.dtype else None
+    floating = all(
+        record.dtype in DTYPES and DTYPES[record.dtype].digits for record in (golden, candidate)
+    )
+    return (
+        (golden.digest, candidate.digest) if floating and golden.dtype != candidate.dtype else None
+    )

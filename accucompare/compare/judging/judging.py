@@ -12,11 +12,23 @@ from accucompare.compare.judging.bounds import judge_bounds, lower_bounds
 from accucompare.compare.judging.closer_looks import look_closer
 from accucompare.compare.judging.estimates import can_estimate
 from accucompare.compare.judging.given import is_rounded
-from accucompare.compare.judging.judge import judge_pair, judge_without_data, settle_noise, settle_unsteady
+from accucompare.compare.judging.judge import (
+    judge_pair,
+    judge_without_data,
+    settle_noise,
+    settle_unsteady,
+)
 from accucompare.compare.judging.proof import conditioned, doubt
 from accucompare.compare.judging.sides import Sides, metrics_of_identical
 from accucompare.compare.limits import EXACT, Tolerance, differing, with_ceiling
-from accucompare.compare.measuring import Metrics, Run, are_masks_of_two_kinds, is_broadcast, measure_broadcast, measure_masks
+from accucompare.compare.measuring import (
+    Metrics,
+    Run,
+    are_masks_of_two_kinds,
+    is_broadcast,
+    measure_broadcast,
+    measure_masks,
+)
 from accucompare.compare.rows import (
     Option,
     PairOutcome,
@@ -39,9 +51,15 @@ _OF_CHOICES = (Reason.SHAPE, Reason.OVER, Reason.MISSING, Reason.EXTRA)
 
 
 def judge_task(sides: Sides, task: Task, run: Run = map) -> PairOutcome | BundleError:
-    """The outcome of a pair. A pair over its limit is not comparable if rounding alone changes its shape or its number of calls."""
+    """The outcome of a pair. A pair over its limit is not comparable if rounding alone changes its
+    shape or its number of calls.
+    """
     outcome = _judged(sides, task, run)
-    if not task.chosen or isinstance(outcome, BundleError) or outcome.verdict.reason not in _OF_CHOICES:
+    if (
+        not task.chosen
+        or isinstance(outcome, BundleError)
+        or outcome.verdict.reason not in _OF_CHOICES
+    ):
         return outcome
     return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, detail=task.chosen, chosen=True))
 
@@ -51,13 +69,21 @@ def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:
     if golden is None or candidate is None:
         if is_operator(golden or candidate):
             return PairOutcome(None, without_partner(golden, _option(sides, golden, candidate)))
-        if Role.COMPUTED_BUFFER in {record.role for record in (golden, candidate) if record is not None}:
-            which = "the candidate" if golden is None else "golden"  # the other may compute it elsewhere, or keep it in checkpoints
-            return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"only {which} computes this buffer"))
+        if Role.COMPUTED_BUFFER in {
+            record.role for record in (golden, candidate) if record is not None
+        }:
+            which = (
+                "the candidate" if golden is None else "golden"
+            )  # the other may compute it elsewhere, or keep it in checkpoints
+            return PairOutcome(
+                None, Verdict(Reason.NOT_COMPARABLE, detail=f"only {which} computes this buffer")
+            )
         return PairOutcome(None, Verdict(Reason.EXTRA if golden is None else Reason.MISSING))
     try:
         outcome = _compare(sides, golden, candidate, task, run)
-        option = _option(sides, golden, candidate) if outcome.verdict.status is Status.FAIL else None
+        option = (
+            _option(sides, golden, candidate) if outcome.verdict.status is Status.FAIL else None
+        )
         return outcome if option is None else PairOutcome(None, options_differ(option))
     except BundleError as error:
         if not sides.keep_going:
@@ -68,11 +94,17 @@ def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:
 def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: Run) -> PairOutcome:
     verdict = judge_without_data(golden, candidate)
     if verdict is not None:
-        of_two_forms = _masks_of_two_kinds(sides, golden, candidate) or _of_two_shapes(sides, golden, candidate, task.tolerance)
+        of_two_forms = _masks_of_two_kinds(sides, golden, candidate) or _of_two_shapes(
+            sides, golden, candidate, task.tolerance
+        )
         return of_two_forms or PairOutcome(None, verdict)
     tolerance = task.tolerance
     if sides.verify and (golden.member is None) is not (candidate.member is None):
-        (sides.golden.stored(golden) if golden.member is not None else sides.candidate.stored(candidate)).read()
+        (
+            sides.golden.stored(golden)
+            if golden.member is not None
+            else sides.candidate.stored(candidate)
+        ).read()
     metrics = _measured(sides, golden, candidate, tolerance, run)
     if metrics is None:
         metrics = lower_bounds(golden, candidate)
@@ -80,7 +112,9 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
         return PairOutcome(None if verdict.status is Status.NOT_COMPARED else metrics, verdict)
     expected = sides.expected(golden, candidate, metrics, task.baseline, run)
     if task.baseline is not None and expected is None:
-        tolerance = because(tolerance, "the baseline has NaN or Inf where golden has not, or the other way round")
+        tolerance = because(
+            tolerance, "the baseline has NaN or Inf where golden has not, or the other way round"
+        )
     doubtful = doubt(sides, task, golden, candidate, expected, run)
     if doubtful is not None:
         expected, tolerance = doubtful.expected, because(tolerance, str(doubtful))
@@ -94,8 +128,18 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
     verdict = judge_pair(golden, candidate, metrics, tolerance, expected)
     if expected is not None and tolerance.by_default and golden.role in TRAINING_ROLES:
         verdict = look_closer(sides, task, golden, candidate, metrics, verdict, expected, run)
-    if metrics.deviation and metrics.golden_nan + metrics.golden_inf and verdict.status is Status.PASS:
-        return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, detail="both hold NaN or Inf, and a sketch does not tell in which places"))
+    if (
+        metrics.deviation
+        and metrics.golden_nan + metrics.golden_inf
+        and verdict.status is Status.PASS
+    ):
+        return PairOutcome(
+            None,
+            Verdict(
+                Reason.NOT_COMPARABLE,
+                detail="both hold NaN or Inf, and a sketch does not tell in which places",
+            ),
+        )
     if driven is not None and verdict.status is Status.PASS:
         verdict = msgspec.structs.replace(verdict, conditioned=True)
     if doubtful is not None:
@@ -105,13 +149,19 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
     if task.given and not tolerance.by_default:
         verdict = _settle_given(sides, golden, candidate, verdict)
     if verdict.status is Status.FAIL:
-        verdict = settle_unsteady(verdict, tolerance, metrics, sides.unsteadiness(golden, task.golden_repeat, run))
+        verdict = settle_unsteady(
+            verdict, tolerance, metrics, sides.unsteadiness(golden, task.golden_repeat, run)
+        )
     return PairOutcome(metrics, verdict, None if expected is None else expected.rel_l2, noise)
 
 
-def _measured(sides: Sides, golden: Record, candidate: Record, tolerance: Tolerance, run: Run) -> Metrics | None:
+def _measured(
+    sides: Sides, golden: Record, candidate: Record, tolerance: Tolerance, run: Run
+) -> Metrics | None:
     """The metrics of a pair; ``None`` where no more than bounds are known."""
-    if (golden.member is not None and candidate.member is not None) or _by_sketch(golden, candidate, tolerance):
+    if (golden.member is not None and candidate.member is not None) or _by_sketch(
+        golden, candidate, tolerance
+    ):
         return sides.measure(sides.golden, golden, sides.candidate, candidate, tolerance, run)
     if golden.statistics is not None and same_bits(golden, candidate):
         return metrics_of_identical(golden, golden.statistics, tolerance)
@@ -120,9 +170,13 @@ def _measured(sides: Sides, golden: Record, candidate: Record, tolerance: Tolera
 
 def _settle_given(sides: Sides, golden: Record, candidate: Record, verdict: Verdict) -> Verdict:
     """The verdict on a value that both were given: rounding it to another type is no error."""
-    if verdict.status is not Status.FAIL or not is_rounded(sides.golden, golden, sides.candidate, candidate):
+    if verdict.status is not Status.FAIL or not is_rounded(
+        sides.golden, golden, sides.candidate, candidate
+    ):
         return verdict
-    return msgspec.structs.replace(verdict, reason=Reason.OK, used=0.0, smallest=(), detail=_rounded_to(golden, candidate))
+    return msgspec.structs.replace(
+        verdict, reason=Reason.OK, used=0.0, smallest=(), detail=_rounded_to(golden, candidate)
+    )
 
 
 def _rounded_to(golden: Record, candidate: Record) -> str:
@@ -138,7 +192,8 @@ def _by_sketch(golden: Record, candidate: Record, tolerance: Tolerance) -> bool:
 
 
 def _masks_of_two_kinds(sides: Sides, golden: Record, candidate: Record) -> PairOutcome | None:
-    """The outcome of two masks of two kinds, by what they let through; ``None`` for any other pair."""
+    """The outcome of two masks of two kinds, by what they let through; ``None`` for any other
+    pair."""
     if not are_masks_of_two_kinds(golden, candidate):
         return None
     stored = sides.golden.stored(golden), sides.candidate.stored(candidate)
@@ -147,31 +202,55 @@ def _masks_of_two_kinds(sides: Sides, golden: Record, candidate: Record) -> Pair
         each.verify()
     both = f"{golden.dtype} and {candidate.dtype} masks"
     if different := differing(metrics):
-        detail = f"{both} that let through other positions: {different} of {metrics.elements} differ"
-        return PairOutcome(metrics, Verdict(Reason.OVER, str(EXACT), EXACT.source, used=math.inf, detail=detail))
-    return PairOutcome(metrics, Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0, detail=f"{both} that say the same"))
+        detail = (
+            f"{both} that let through other positions: {different} of {metrics.elements} differ"
+        )
+        return PairOutcome(
+            metrics, Verdict(Reason.OVER, str(EXACT), EXACT.source, used=math.inf, detail=detail)
+        )
+    return PairOutcome(
+        metrics,
+        Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0, detail=f"{both} that say the same"),
+    )
 
 
-def _of_two_shapes(sides: Sides, golden: Record, candidate: Record, tolerance: Tolerance) -> PairOutcome | None:
-    """The outcome of a value that one side broadcasts, and the other later, if it is the same; ``None`` for any other pair."""
+def _of_two_shapes(
+    sides: Sides, golden: Record, candidate: Record, tolerance: Tolerance
+) -> PairOutcome | None:
+    """The outcome of a value that one side broadcasts, and the other later, if it is the same;
+    ``None`` for any other pair.
+    """
     if not is_broadcast(golden, candidate):
         return None
     stored = sides.golden.stored(golden), sides.candidate.stored(candidate)
-    metrics = measure_broadcast(stored[0].blocks, stored[1].blocks, (golden, candidate), tolerance.atol, tolerance.rtol)
+    metrics = measure_broadcast(
+        stored[0].blocks, stored[1].blocks, (golden, candidate), tolerance.atol, tolerance.rtol
+    )
     for each in stored:
         each.verify()
     verdict = judge_pair(golden, candidate, metrics, tolerance)
-    detail = f"golden is {list(golden.shape)}, the candidate {list(candidate.shape)}, which is the same when it is broadcast"
-    return PairOutcome(metrics, msgspec.structs.replace(verdict, detail=detail)) if verdict.status is Status.PASS else None
+    detail = (
+        f"golden is {list(golden.shape)}, the candidate {list(candidate.shape)}, which is the same"
+        " when it is broadcast"
+    )
+    return (
+        PairOutcome(metrics, msgspec.structs.replace(verdict, detail=detail))
+        if verdict.status is Status.PASS
+        else None
+    )
 
 
 def _option(sides: Sides, golden: Record | None, candidate: Record | None) -> Option | None:
-    """A number or a string given to an operator, as each side gives it; ``None`` if the record is neither."""
+    """A number or a string given to an operator, as each side gives it; ``None`` if the record is
+    neither.
+    """
     record = golden or candidate
     if record is None or not (is_option(golden) or is_option(candidate)):
         return None
     given = ((sides.golden, golden), (sides.candidate, candidate))
-    return Option(record.part, *("" if each is None else _in_words(bundle, each) for bundle, each in given))
+    return Option(
+        record.part, *("" if each is None else _in_words(bundle, each) for bundle, each in given)
+    )
 
 
 def _in_words(bundle: Bundle, record: Record) -> str:

@@ -1,24 +1,29 @@
-"""Whether a baseline is proved: golden's own case, run beside it in golden's precision on golden's values, has to give golden's values.
+"""Whether a baseline is proved: golden's own case, run beside it in golden's precision on golden's
+values, has to give golden's values.
 
-That the same files ran does not make a baseline golden's: an environment variable, a library built otherwise or a patch makes another
-computation of them, and the candidate's fault is in the baseline, too. The **proof** is one more fed capture by the process that made the
-baseline. Where it does not reproduce golden, the baseline's distance from golden is no rounding. Its distance from the proof is, and takes
-its place: the same environment in two precisions. A pair over that limit is a bug; one within it is no pass. Explained is a deviation
+That the same files ran does not make a baseline golden's: an environment variable, a library built
+otherwise or a patch makes another computation of them, and the candidate's fault is in the
+baseline, too. The **proof** is one more fed capture by the process that made the baseline. Where it
+does not reproduce golden, the baseline's distance from golden is no rounding. Its distance from the
+proof is, and takes its place: the same environment in two precisions. A pair over that limit is a
+bug; one within it is no pass. Explained is a deviation
 
 - within the fixed limit of a fed capture in golden's precision;
-- within ``HIDES_NOTHING`` of the smallest error that counts as a baseline's: the candidate's own rounding hides it, whatever the baseline;
-- where the baseline rounds more coarsely than golden: within so much of its error as the ratio of their roundings comes to. What magnifies
-  rounding magnifies both; a fault adds the same to both;
-- where it rounds more finely (float64): within the limit of the excess over what the proof is from the baseline, which is the rounding of
-  golden's precision, as it is made here.
+- within ``HIDES_NOTHING`` of the smallest error that counts as a baseline's: the candidate's own
+  rounding hides it, whatever the baseline;
+- where the baseline rounds more coarsely than golden: within so much of its error as the ratio of
+  their roundings comes to. What magnifies rounding magnifies both; a fault adds the same to both;
+- where it rounds more finely (float64): within the limit of the excess over what the proof is from
+  the baseline, which is the rounding of golden's precision, as it is made here.
 
 By the last two, none is over the ceiling of golden's precision.
 
-Where that does not explain it, and two runs of the proof differ as much from each other, golden's value is no reference.
+Where that does not explain it, and two runs of the proof differ as much from each other, golden's
+value is no reference.
 
-**Conditioned.** A second run of golden's code, in golden's precision too, on golden's values rounded to the candidate's type, tells how far
-that rounding alone drives a result: sin(3500 x 1.001). Where it is as far off as the candidate, the error is rounding, however large.
-"""
+**Conditioned.** A second run of golden's code, in golden's precision too, on golden's values
+rounded to the candidate's type, tells how far that rounding alone drives a result: sin(3500 x
+1.001). Where it is as far off as the candidate, the error is rounding, however large."""
 
 from __future__ import annotations
 
@@ -57,8 +62,9 @@ from accucompare.devices import is_a_librarys
 from accucompare.numbers import DTYPES
 from accucompare.places import Place, is_file
 
-#: A quarter of an error, at right angles to it, makes it 3 % larger, and hides nothing. So much of the smallest error that counts as a
-#: baseline's is explained; and of a coarser baseline's own error no more, however near the two precisions are.
+# : A quarter of an error, at right angles to it, makes it 3 % larger, and hides nothing. So much of
+# the smallest error that counts as a : baseline's is explained; and of a coarser baseline's own
+# error no more, however near the two precisions are.
 HIDES_NOTHING = 0.25
 
 
@@ -70,7 +76,8 @@ class Beside:
         proof: on golden's values.
         again: the proof's second run.
         conditioned: on golden's values, rounded to the candidate's type.
-        share: how much of the baseline's error golden's precision explains; 0 where the baseline rounds more finely.
+        share: how much of the baseline's error golden's precision explains; 0 where the baseline
+            rounds more finely.
     """
 
     proof: Bundle | None = None
@@ -84,7 +91,8 @@ def open_beside(stack: contextlib.ExitStack, golden: Bundle, baseline: Bundle | 
 
     Raises:
         BundleError: if one of these cannot be read.
-        UsageError: if it is incomplete, was fed with another golden, or is of another precision than golden.
+        UsageError: if it is incomplete, was fed with another golden, or is of another precision
+            than golden.
     """
 
     def found(place: Place, rounded: bool) -> Bundle | None:
@@ -96,31 +104,49 @@ def open_beside(stack: contextlib.ExitStack, golden: Bundle, baseline: Bundle | 
 
     if baseline is None or not baseline.manifest.fed:
         return Beside()
-    proof, again = found(baseline.path / PROOF, False), found(baseline.path / PROOF / "repeat1", False)
+    proof, again = (
+        found(baseline.path / PROOF, False),
+        found(baseline.path / PROOF / "repeat1", False),
+    )
     ours, theirs = rounding_of(golden.manifest), rounding_of(baseline.manifest)
     share = min(FED_ROUNDINGS_OF_SUMS * ours / theirs, HIDES_NOTHING) if theirs > ours else 0.0
     return Beside(proof, again, found(baseline.path / CONDITIONED, True), share)
 
 
 def why_not_proved(golden: Bundle, baseline: Bundle | None, beside: Beside) -> str:
-    """What makes a proof due that a baseline has not: its own code was told something else than golden's, or found another library.
+    """What makes a proof due that a baseline has not: its own code was told something else than
+    golden's, or found another library.
 
-    Variables of libraries such as ``OMP_NUM_THREADS`` differ between machines whenever two runs are compared, and make none due.
-    """
-    if baseline is None or not baseline.manifest.fed or beside.proof is not None or baseline.manifest.options.mode == BASELINE_ERRORS:
+    Variables of libraries such as ``OMP_NUM_THREADS`` differ between machines whenever two runs are
+    compared, and make none due."""
+    if (
+        baseline is None
+        or not baseline.manifest.fed
+        or beside.proof is not None
+        or baseline.manifest.options.mode == BASELINE_ERRORS
+    ):
         return ""
     around = other_surroundings(golden.manifest, baseline.manifest)
-    return "; ".join(each.told("baseline") for each in around if each.library or not is_a_librarys(each.name))
+    return "; ".join(
+        each.told("baseline") for each in around if each.library or not is_a_librarys(each.name)
+    )
 
 
 def rounding_of(manifest: Manifest) -> float:
-    """The unit roundoff of the type, or of the products, that a capture computed in; 0 if unknown."""
+    """The unit roundoff of the type, or of the products, that a capture computed in; 0 if
+    unknown."""
     dtype = float_dtype(manifest)
-    return max([DTYPES[dtype].rounding if dtype else 0.0, *map(roundoff, product_formats(manifest))])
+    return max(
+        [DTYPES[dtype].rounding if dtype else 0.0, *map(roundoff, product_formats(manifest))]
+    )
 
 
 def with_proofs(
-    tasks: list[Task], beside: Beside, golden: list[Record], renamings: list[Renaming], fixed: Callable[[Pair], Tolerance]
+    tasks: list[Task],
+    beside: Beside,
+    golden: list[Record],
+    renamings: list[Renaming],
+    fixed: Callable[[Pair], Tolerance],
 ) -> list[Task]:
     """The tasks with what was run beside the baseline, where its bits are not golden's.
 
@@ -133,18 +159,36 @@ def with_proofs(
     if beside.proof is None and beside.conditioned is None:
         return tasks
     runs = (beside.proof, beside.again, beside.conditioned)
-    proof, again, conditioned = ({} if run is None else partners(golden, list(run.records()), renamings) for run in runs)
+    proof, again, conditioned = (
+        {} if run is None else partners(golden, list(run.records()), renamings) for run in runs
+    )
 
     def with_proof(task: Task) -> Task:
         ours = task.pair.golden
         if ours is None:
             return task
         found, other = proof.get(ours.key), conditioned.get(ours.key)
-        limits = fixed(Pair(ours, found))  # of every pair, since limits of gradients depend on those before
-        doubtful = beside.proof is not None and not same_bits(ours, found) and (found is not None or task.baseline is not None)
+        limits = fixed(
+            Pair(ours, found)
+        )  # of every pair, since limits of gradients depend on those before
+        doubtful = (
+            beside.proof is not None
+            and not same_bits(ours, found)
+            and (found is not None or task.baseline is not None)
+        )
         return replace(
             task,
-            proof=Proof(found, again.get(ours.key), limits.rel_l2 or 0.0, limits.ceiling or 0.0, beside.share) if doubtful else None,
+            proof=(
+                Proof(
+                    found,
+                    again.get(ours.key),
+                    limits.rel_l2 or 0.0,
+                    limits.ceiling or 0.0,
+                    beside.share,
+                )
+                if doubtful
+                else None
+            ),
             conditioned=None if same_bits(ours, other) else other,
         )
 
@@ -153,12 +197,16 @@ def with_proofs(
 
 @dataclass(frozen=True)
 class Doubt:
-    """Where golden's own code, run beside the baseline in golden's precision, does not give golden's value.
+    """Where golden's own code, run beside the baseline in golden's precision, does not give
+    golden's value.
 
     Attributes:
-        error: relative L2 error of the proof; inf where it has another shape, or NaN or Inf in other places.
-        expected: the baseline's distance from the proof; ``None`` if it cannot be measured, so that fixed limits judge.
-        apart: how far two runs of the proof are from each other, if that explains it: then golden's value is no reference.
+        error: relative L2 error of the proof; inf where it has another shape, or NaN or Inf in
+            other places.
+        expected: the baseline's distance from the proof; ``None`` if it cannot be measured, so that
+            fixed limits judge.
+        apart: how far two runs of the proof are from each other, if that explains it: then golden's
+            value is no reference.
     """
 
     error: float
@@ -167,18 +215,33 @@ class Doubt:
 
     def __str__(self) -> str:
         if self.apart is not None:
-            return f"golden's value is no reference here: two runs of its own code differ by {self.apart:.2e} from each other"
-        return f"golden's own code in golden's precision does not give golden's value here (rel_l2 {self.error:.2e})"
+            return (
+                "golden's value is no reference here: two runs of its own code differ by"
+                f" {self.apart:.2e} from each other"
+            )
+        return (
+            "golden's own code in golden's precision does not give golden's value here (rel_l2"
+            f" {self.error:.2e})"
+        )
 
     def settle(self, verdict: Verdict) -> Verdict:
         """The verdict on a pair that was judged by ``expected``."""
         if self.apart is not None:
-            return replace(verdict, reason=Reason.NOT_DETERMINISTIC, detail=str(self)) if verdict.status is Status.FAIL else verdict
-        return replace(verdict, unproved=True, detail="; ".join(filter(None, (verdict.detail, str(self)))))
+            return (
+                replace(verdict, reason=Reason.NOT_DETERMINISTIC, detail=str(self))
+                if verdict.status is Status.FAIL
+                else verdict
+            )
+        return replace(
+            verdict, unproved=True, detail="; ".join(filter(None, (verdict.detail, str(self))))
+        )
 
 
-def doubt(sides: Sides, task: Task, golden: Record, candidate: Record, expected: Expected | None, run: Run) -> Doubt | None:
-    """Why a pair's baseline may not judge it; ``None`` if it is proved, or nothing was run to prove it.
+def doubt(
+    sides: Sides, task: Task, golden: Record, candidate: Record, expected: Expected | None, run: Run
+) -> Doubt | None:
+    """Why a pair's baseline may not judge it; ``None`` if it is proved, or nothing was run to prove
+    it.
 
     Args:
         golden, candidate: the pair.
@@ -188,7 +251,9 @@ def doubt(sides: Sides, task: Task, golden: Record, candidate: Record, expected:
     proof = task.proof
     if proof is None or sides.proof is None or same_bits(golden, candidate):
         return None
-    if not (task.tolerance.by_default or task.tolerance == EXACT):  # which judges integers, whatever the user's limits
+    if not (
+        task.tolerance.by_default or task.tolerance == EXACT
+    ):  # which judges integers, whatever the user's limits
         return None
     record = proof.record
     if record is None or (record.shape, record.components) != (golden.shape, golden.components):
@@ -199,7 +264,11 @@ def doubt(sides: Sides, task: Task, golden: Record, candidate: Record, expected:
     if _explained(sides, task, proof, metrics, candidate, expected, run):
         return None
     apart = sides.apart(sides.proof, record, sides.proof_again, proof.again, run)
-    error, baseline, own = math.inf if metrics.nonfinite_mismatch else metrics.rel_l2, task.baseline, None
+    error, baseline, own = (
+        math.inf if metrics.nonfinite_mismatch else metrics.rel_l2,
+        task.baseline,
+        None,
+    )
     if sides.baseline is not None and baseline is not None and baseline.member is not None:
         metrics = sides.measure(sides.proof, record, sides.baseline, baseline, EXACT, run)
         own = None if metrics.nonfinite_mismatch else Expected.of(metrics, candidate, baseline)
@@ -207,38 +276,71 @@ def doubt(sides: Sides, task: Task, golden: Record, candidate: Record, expected:
 
 
 def _unsteady(error: float, apart: float) -> bool:
-    """Whether two runs are so far apart that nothing is compared with them, or as far as the first is from golden."""
+    """Whether two runs are so far apart that nothing is compared with them, or as far as the first
+    is from golden.
+    """
     return apart > UNSTEADY or (apart > 0.0 and error <= RUNS * apart)
 
 
-def _explained(sides: Sides, task: Task, proof: Proof, metrics: Metrics, candidate: Record, expected: Expected | None, run: Run) -> bool:
+def _explained(
+    sides: Sides,
+    task: Task,
+    proof: Proof,
+    metrics: Metrics,
+    candidate: Record,
+    expected: Expected | None,
+    run: Run,
+) -> bool:
     """Whether golden's precision explains how far the proof is from golden."""
     golden, baseline = task.pair.golden, task.baseline
     assert golden is not None
     if metrics.nonfinite_mismatch:
         return False
     if not DTYPES[golden.dtype].digits:
-        return differing(metrics) <= min(most_changed(0), metrics.compared / FEW)  # of a single number none
+        return differing(metrics) <= min(
+            most_changed(0), metrics.compared / FEW
+        )  # of a single number none
     if metrics.rel_l2 <= max(proof.limit, HIDES_NOTHING * floor(candidate.dtype)):
         return True
     if expected is None or baseline is None or proof.ceiling < metrics.rel_l2 < math.inf:
         return False
     if proof.share:
         return _of(metrics, expected.rel_l2, expected.rmse) <= proof.share
-    if sides.baseline is None or sides.proof is None or proof.record is None or None in (baseline.member, proof.record.member):
+    if (
+        sides.baseline is None
+        or sides.proof is None
+        or proof.record is None
+        or None in (baseline.member, proof.record.member)
+    ):
         return False
     own = sides.measure(sides.baseline, baseline, sides.proof, proof.record, EXACT, run)
-    return not own.nonfinite_mismatch and _of(metrics, own.rel_l2, own.rmse) <= limit(metrics.compared, golden.dtype)
+    return not own.nonfinite_mismatch and _of(metrics, own.rel_l2, own.rmse) <= limit(
+        metrics.compared, golden.dtype
+    )
 
 
 def _of(metrics: Metrics, rel_l2: float, rmse: float) -> float:
-    """An error as a multiple of another; of golden that is all zeros, of their root mean squares."""
-    ours, theirs = (metrics.rel_l2, rel_l2) if math.isfinite(metrics.rel_l2) and math.isfinite(rel_l2) else (metrics.rmse, rmse)
+    """An error as a multiple of another; of golden that is all zeros, of their root mean
+    squares."""
+    ours, theirs = (
+        (metrics.rel_l2, rel_l2)
+        if math.isfinite(metrics.rel_l2) and math.isfinite(rel_l2)
+        else (metrics.rmse, rmse)
+    )
     return ours / theirs if theirs else (math.inf if ours else 0.0)
 
 
-def conditioned(sides: Sides, task: Task, golden: Record, candidate: Record, expected: Expected, error: float, run: Run) -> float | None:
-    """The largest relative L2 error that is rounding, however large, for golden's own code on rounded values is off as far.
+def conditioned(
+    sides: Sides,
+    task: Task,
+    golden: Record,
+    candidate: Record,
+    expected: Expected,
+    error: float,
+    run: Run,
+) -> float | None:
+    """The largest relative L2 error that is rounding, however large, for golden's own code on
+    rounded values is off as far.
 
     Args:
         golden, candidate: the pair.
@@ -250,9 +352,16 @@ def conditioned(sides: Sides, task: Task, golden: Record, candidate: Record, exp
         ``None`` if the error is not over the ceiling, or no such run tells.
     """
     record, ceiling = task.conditioned, task.tolerance.ceiling
-    if record is None or sides.conditioned is None or ceiling is None or not (task.tolerance.fed and ceiling < error < math.inf):
+    if (
+        record is None
+        or sides.conditioned is None
+        or ceiling is None
+        or not (task.tolerance.fed and ceiling < error < math.inf)
+    ):
         return None
-    if sides.proof is None and (task.baseline is None or task.baseline.error is None):  # golden's own baseline needs no proof
+    if sides.proof is None and (
+        task.baseline is None or task.baseline.error is None
+    ):  # golden's own baseline needs no proof
         return None
     kept = record.error
     if kept is not None:

@@ -1,4 +1,6 @@
-"""The bundles of a comparison, and how two of their records are measured, with a few blocks of each in memory."""
+"""The bundles of a comparison, and how two of their records are measured, with a few blocks of each
+in memory.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from accucompare.bundle.format import Record
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.judging.estimates import Estimates, can_estimate
 from accucompare.compare.limits import EXACT, Expected, Tolerance
-from accucompare.compare.measuring import Metrics, Run, may_hold_masks, measure_identical, measure_pair
+from accucompare.compare.measuring import (
+    Metrics,
+    Run,
+    may_hold_masks,
+    measure_identical,
+    measure_pair,
+)
 from accucompare.compare.rows import same_bits
 from accucompare.numbers import DTYPES, Statistics
 
@@ -48,7 +56,8 @@ class Sides:
 
     @contextlib.contextmanager
     def given_up_on_error(self) -> Iterator[None]:
-        """After an error, and after Ctrl-C, let no thread wait for storage that may never answer."""
+        """After an error, and after Ctrl-C, let no thread wait for storage that may never
+        answer."""
         try:
             yield
         except BaseException:
@@ -56,7 +65,9 @@ class Sides:
                 bundle.give_up()
             raise
 
-    def expected(self, golden: Record, candidate: Record, metrics: Metrics, baseline: Record | None, run: Run) -> Expected | None:
+    def expected(
+        self, golden: Record, candidate: Record, metrics: Metrics, baseline: Record | None, run: Run
+    ) -> Expected | None:
         """The baseline's error; ``None`` if there is none, or it cannot be measured."""
         if self.baseline is None or baseline is None:
             return None
@@ -66,8 +77,11 @@ class Sides:
             metrics = self.measure(self.golden, golden, self.baseline, baseline, EXACT, run)
         return None if metrics.nonfinite_mismatch else Expected.of(metrics, candidate, baseline)
 
-    def noise(self, candidate: Record, repeat: Record | None, error: Metrics, run: Run) -> float | None:
-        """The distance of the candidate's two runs, relative to golden's norm; ``None`` if it cannot be measured.
+    def noise(
+        self, candidate: Record, repeat: Record | None, error: Metrics, run: Run
+    ) -> float | None:
+        """The distance of the candidate's two runs, relative to golden's norm; ``None`` if it
+        cannot be measured.
 
         Args:
             candidate, repeat: the two runs' records.
@@ -82,39 +96,77 @@ class Sides:
         return apart.rmse / error.rmse * error.rel_l2
 
     def unsteadiness(self, golden: Record, repeat: Record | None, run: Run) -> float | None:
-        """The distance of golden's two captures, relative to the first's norm; ``None`` if it cannot be measured."""
+        """The distance of golden's two captures, relative to the first's norm; ``None`` if it
+        cannot be measured.
+        """
         return self.apart(self.golden, golden, self.golden_repeat, repeat, run)
 
-    def apart(self, bundle: Bundle, record: Record, second: Bundle | None, repeat: Record | None, run: Run) -> float | None:
-        """The distance of two runs, relative to the first's norm; ``None`` if it cannot be measured."""
+    def apart(
+        self, bundle: Bundle, record: Record, second: Bundle | None, repeat: Record | None, run: Run
+    ) -> float | None:
+        """The distance of two runs, relative to the first's norm; ``None`` if it cannot be
+        measured.
+        """
         apart = self._apart(bundle, record, second, repeat, run)
         if apart is None or apart.nonfinite_mismatch:
             return None if apart is None else math.inf
         return apart.rel_l2
 
-    def _apart(self, bundle: Bundle, record: Record, second: Bundle | None, repeat: Record | None, run: Run) -> Metrics | None:
-        """The metrics of a record of two captures of one side; ``None`` if they cannot be measured."""
+    def _apart(
+        self, bundle: Bundle, record: Record, second: Bundle | None, repeat: Record | None, run: Run
+    ) -> Metrics | None:
+        """The metrics of a record of two captures of one side; ``None`` if they cannot be
+        measured."""
         if second is None or repeat is None:
             return None
-        if None in (record.member, repeat.member) and not (same_bits(record, repeat) or can_estimate(record, repeat)):
+        if None in (record.member, repeat.member) and not (
+            same_bits(record, repeat) or can_estimate(record, repeat)
+        ):
             return None
         if (record.shape, record.dtype, record.shard) != (repeat.shape, repeat.dtype, repeat.shard):
             return None
         return self.measure(bundle, record, second, repeat, EXACT, run)
 
-    def measure(self, ours: Bundle, left: Record, theirs: Bundle, right: Record, tolerance: Tolerance, run: Run) -> Metrics:
-        """The metrics of two records with data. They are read only if their digests differ, or everything is to be verified."""
+    def measure(
+        self,
+        ours: Bundle,
+        left: Record,
+        theirs: Bundle,
+        right: Record,
+        tolerance: Tolerance,
+        run: Run,
+    ) -> Metrics:
+        """The metrics of two records with data. They are read only if their digests differ, or
+        everything is to be verified.
+        """
         identical = same_bits(left, right)
         if None in (left.member, right.member):
             known = left.statistics if identical else None
-            return metrics_of_identical(left, known, tolerance) if known is not None else self.estimates.metrics(ours, left, theirs, right)
+            return (
+                metrics_of_identical(left, known, tolerance)
+                if known is not None
+                else self.estimates.metrics(ours, left, theirs, right)
+            )
         stored = ours.stored(left), theirs.stored(right)  # this finds damaged headers
         if left.statistics is not None and identical and not self.verify:
             return metrics_of_identical(left, left.statistics, tolerance)
         dtypes = DTYPES[left.dtype], DTYPES[right.dtype]
         atol, rtol = _elementwise(left, tolerance)
-        masks = not identical and may_hold_masks(dtypes[0], left.statistics) and may_hold_masks(dtypes[1], right.statistics)
-        metrics = measure_pair(stored[0].blocks, stored[1].blocks, dtypes, left.shape, atol=atol, rtol=rtol, masks=masks, run=run)
+        masks = (
+            not identical
+            and may_hold_masks(dtypes[0], left.statistics)
+            and may_hold_masks(dtypes[1], right.statistics)
+        )
+        metrics = measure_pair(
+            stored[0].blocks,
+            stored[1].blocks,
+            dtypes,
+            left.shape,
+            atol=atol,
+            rtol=rtol,
+            masks=masks,
+            run=run,
+        )
         for each in stored:
             each.verify()
         return metrics

@@ -18,10 +18,29 @@ from accucompare.compare.limits.baseline import (
     ratio_limit,
     why_not,
 )
-from accucompare.compare.limits.brought import BASELINE_ERRORS, PRECISIONS, keep_errors, own_baseline, parse_precisions
+from accucompare.compare.limits.brought import (
+    BASELINE_ERRORS,
+    PRECISIONS,
+    keep_errors,
+    own_baseline,
+    parse_precisions,
+)
 from accucompare.compare.limits.limits import SmallestLimit
-from accucompare.compare.limits.provenance import OtherCode, other_code, other_configuration, other_optimizer, other_surroundings, place
-from accucompare.compare.limits.suggest import baseline_command, float_dtype, product_formats, suggest_baseline, suggested
+from accucompare.compare.limits.provenance import (
+    OtherCode,
+    other_code,
+    other_configuration,
+    other_optimizer,
+    other_surroundings,
+    place,
+)
+from accucompare.compare.limits.suggest import (
+    baseline_command,
+    float_dtype,
+    product_formats,
+    suggest_baseline,
+    suggested,
+)
 from accucompare.compare.limits.tolerance import (
     CEILING,
     CLEAR,

@@ -1,13 +1,15 @@
-"""How large an error rounding alone makes, as a baseline shows: a capture in the candidate's precision on a trusted device.
+"""How large an error rounding alone makes, as a baseline shows: a capture in the candidate's
+precision on a trusted device.
 
-**Excess.** The candidate's relative L2 error as a multiple of the baseline's. If the baseline happens to be closer to golden than
-rounding usually is, the dtype's floor takes its place.
+**Excess.** The candidate's relative L2 error as a multiple of the baseline's. If the baseline
+happens to be closer to golden than rounding usually is, the dtype's floor takes its place.
 
-**Limit.** Rounding errors are nearly random, so the ratio of two root mean squares of n of them is itself random. If they were
-independent normal numbers, its square would be F-distributed with n and n degrees of freedom. The limit is the point that such a ratio
-exceeds once in a thousand, times a slack, since real errors are not independent. With equal degrees of freedom no quantiles of F are
-needed: sinh(ln(F) / 2) * sqrt(n) follows Student's t with n degrees of freedom (P. Cacoullos, "A relation between t and
-F-distributions", JASA 60, 1965).
+**Limit.** Rounding errors are nearly random, so the ratio of two root mean squares of n of them is
+itself random. If they were independent normal numbers, its square would be F-distributed with n and
+n degrees of freedom. The limit is the point that such a ratio exceeds once in a thousand, times a
+slack, since real errors are not independent. With equal degrees of freedom no quantiles of F are
+needed: sinh(ln(F) / 2) * sqrt(n) follows Student's t with n degrees of freedom (P. Cacoullos, "A
+relation between t and F-distributions", JASA 60, 1965).
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class PrecisionOfBaseline:
     """What to expect of two computations that differ by rounding alone.
 
     Attributes:
-        floor: the smallest error that counts as a baseline's, in units of the dtype's unit roundoff.
+        floor: the smallest error that counts as a baseline's, in units of the dtype's unit
+            roundoff.
         slack: factor on the limit.
     """
 
@@ -41,10 +44,12 @@ class PrecisionOfBaseline:
     slack: float
 
 
-#: In half types, of no more digits than float16, nearly all of a module's error is the rounding of its inputs, weights and outputs, which
-#: is the same on every device. Half a unit roundoff is about the root mean square of rounding once, and a factor of 2 is room for
-#: accumulation in another order or precision. With more digits most of the error comes from the order of accumulation, and elementary
-#: functions differ between devices by a few units in the last place. Both vary more from one device to another.
+# : In half types, of no more digits than float16, nearly all of a module's error is the rounding of
+# its inputs, weights and outputs, which : is the same on every device. Half a unit roundoff is
+# about the root mean square of rounding once, and a factor of 2 is room for : accumulation in
+# another order or precision. With more digits most of the error comes from the order of
+# accumulation, and elementary : functions differ between devices by a few units in the last place.
+# Both vary more from one device to another.
 HALF = PrecisionOfBaseline(floor=0.5, slack=2.0)
 SINGLE = PrecisionOfBaseline(floor=2.0, slack=4.0)
 _HALF_DIGITS = DTYPES["float16"].digits
@@ -53,7 +58,17 @@ _HALF_DIGITS = DTYPES["float16"].digits
 FEW = 64
 
 #: Upper 0.1 % points of Student's t with 1 to 9 degrees of freedom, and of the normal distribution.
-_STUDENT = (318.30883899, 22.32712477, 10.21453185, 7.17318222, 5.89342953, 5.20762624, 4.78528963, 4.50079093, 4.29680566)
+_STUDENT = (
+    318.30883899,
+    22.32712477,
+    10.21453185,
+    7.17318222,
+    5.89342953,
+    5.20762624,
+    4.78528963,
+    4.50079093,
+    4.29680566,
+)
 NORMAL = 3.0902323061678132
 
 
@@ -66,7 +81,8 @@ class Expected:
         rmse: root mean square error, for where golden is all zeros.
         different: of integers and booleans, how many differ.
         missing_cast: words for it, if the candidate computes in a wider type than the baseline.
-        dtype: the type whose rounding is expected: the baseline's, if the candidate's is wider; ``""`` for the candidate's.
+        dtype: the type whose rounding is expected: the baseline's, if the candidate's is wider;
+            ``""`` for the candidate's.
         one_minus_cosine: of the baseline; ``None`` of one that keeps its errors only.
     """
 
@@ -80,18 +96,28 @@ class Expected:
     @classmethod
     def kept(cls, error: Error, candidate: Record, baseline: Record) -> Expected:
         """From a baseline that keeps its errors instead of tensors."""
-        return cls(math.inf if error.rel_l2 is None else error.rel_l2, error.rmse, error.different)._cast(candidate, baseline)
+        return cls(
+            math.inf if error.rel_l2 is None else error.rel_l2, error.rmse, error.different
+        )._cast(candidate, baseline)
 
     @classmethod
     def of(cls, metrics: Metrics, candidate: Record, baseline: Record) -> Expected:
         angle = metrics.one_minus_cosine
-        return cls(metrics.rel_l2, metrics.rmse, differing(metrics), one_minus_cosine=angle)._cast(candidate, baseline)
+        return cls(metrics.rel_l2, metrics.rmse, differing(metrics), one_minus_cosine=angle)._cast(
+            candidate, baseline
+        )
 
     def _cast(self, candidate: Record, baseline: Record) -> Expected:
-        """The same, with ``missing_cast`` and ``dtype`` set if the candidate computes in a wider type."""
+        """The same, with ``missing_cast`` and ``dtype`` set if the candidate computes in a wider
+        type.
+        """
         if not is_wider(candidate, baseline):
             return self
-        return replace(self, missing_cast=f"{candidate.dtype}, where the baseline computes in {baseline.dtype}", dtype=baseline.dtype)
+        return replace(
+            self,
+            missing_cast=f"{candidate.dtype}, where the baseline computes in {baseline.dtype}",
+            dtype=baseline.dtype,
+        )
 
 
 def differing(metrics: Metrics) -> int:
@@ -110,15 +136,17 @@ def is_half(dtype: str) -> bool:
 
 
 def floor(dtype: str) -> float:
-    """The smallest relative L2 error that is expected of a type, even if the baseline's is smaller."""
+    """The smallest relative L2 error that is expected of a type, even if the baseline's is
+    smaller."""
     return precision_of(dtype).floor * DTYPES[dtype].rounding
 
 
 def excess(metrics: Metrics, expected: Expected, dtype: str) -> float:
-    """The candidate's error as a multiple of the baseline's, or of the floor of the candidate's dtype if that is larger.
+    """The candidate's error as a multiple of the baseline's, or of the floor of the candidate's
+    dtype if that is larger.
 
-    If golden is all zeros, relative errors mean nothing; then it is the ratio of the two root mean square errors.
-    """
+    If golden is all zeros, relative errors mean nothing; then it is the ratio of the two root mean
+    square errors."""
     if math.isfinite(metrics.rel_l2) and math.isfinite(expected.rel_l2):
         return metrics.rel_l2 / max(expected.rel_l2, floor(dtype))
     if not metrics.rmse:
@@ -127,19 +155,25 @@ def excess(metrics: Metrics, expected: Expected, dtype: str) -> float:
 
 
 def limit(elements: int, dtype: str) -> float:
-    """The largest excess that rounding explains in so many elements (reals) of the candidate's dtype."""
+    """The largest excess that rounding explains in so many elements (reals) of the candidate's
+    dtype.
+    """
     return precision_of(dtype).slack * ratio_limit(elements)
 
 
 @cache
 def ratio_limit(elements: int) -> float:
-    """The value that the ratio of two root mean squares of n normal numbers exceeds once in a thousand: sqrt(F.999(n, n))."""
+    """The value that the ratio of two root mean squares of n normal numbers exceeds once in a
+    thousand: sqrt(F.999(n, n)).
+    """
     n = max(elements, 1)
     return math.exp(math.asinh(_student(n) / math.sqrt(n)))
 
 
 def _student(n: int) -> float:
-    """Upper 0.1 % point of Student's t; from 10 degrees of freedom on by its expansion (M. Abramowitz & I. A. Stegun, 26.7.5)."""
+    """Upper 0.1 % point of Student's t; from 10 degrees of freedom on by its expansion (M.
+    Abramowitz & I. A. Stegun, 26.7.5).
+    """
     if n <= len(_STUDENT):
         return _STUDENT[n - 1]
     z = NORMAL
@@ -153,22 +187,34 @@ def _student(n: int) -> float:
 
 
 def matches(golden: Record, candidate: Record, baseline: Record) -> bool:
-    """Whether a baseline's dtype can judge a candidate's: both are the same, or the baseline is float64 and golden is as the candidate."""
+    """Whether a baseline's dtype can judge a candidate's: both are the same, or the baseline is
+    float64 and golden is as the candidate.
+    """
     exact = baseline.dtype in ("float64", "complex128") and golden.dtype == candidate.dtype
-    return candidate.dtype == baseline.dtype or (exact and DTYPES[golden.dtype].kind is DTYPES[baseline.dtype].kind)
+    return candidate.dtype == baseline.dtype or (
+        exact and DTYPES[golden.dtype].kind is DTYPES[baseline.dtype].kind
+    )
 
 
 def is_wider(candidate: Record, baseline: Record) -> bool:
-    """Whether the candidate's type holds everything that the baseline's does, and more, so that a cast may be missing."""
+    """Whether the candidate's type holds everything that the baseline's does, and more, so that a
+    cast may be missing.
+    """
     ours, theirs = DTYPES[candidate.dtype], DTYPES[baseline.dtype]
-    return ours.kind is theirs.kind and ours.digits > theirs.digits and ours.largest >= theirs.largest
+    return (
+        ours.kind is theirs.kind and ours.digits > theirs.digits and ours.largest >= theirs.largest
+    )
 
 
 def why_not(golden: Record, candidate: Record, baseline: Record | None) -> str:
     """Why a record of the baseline cannot judge a pair; ``""`` if it can."""
     if baseline is None:
         return "the baseline has no such record"
-    if not (golden.has_values and candidate.has_values and (baseline.has_values or baseline.error is not None)):
+    if not (
+        golden.has_values
+        and candidate.has_values
+        and (baseline.has_values or baseline.error is not None)
+    ):
         return "values to compare with the baseline were not recorded"
     if (baseline.shape, baseline.components) != (golden.shape, golden.components):
         return f"the baseline's shape is {list(baseline.shape)}"
@@ -186,20 +232,25 @@ def partners(
     signatures: tuple[Signatures, Signatures] = ({}, {}),
     narrowed: Iterable[str] = (),
 ) -> dict[Key, Record]:
-    """The baseline's record for each of golden's: the one of the same name, or else of the name that a renaming gives.
+    """The baseline's record for each of golden's: the one of the same name, or else of the name
+    that a renaming gives.
 
     Args:
         golden, baseline: the records of both.
         renamings: of golden's layers.
         signatures: as for ``align``.
-        narrowed: modules that could not run in the baseline's type and ran in golden's. Their outputs show no rounding.
+        narrowed: modules that could not run in the baseline's type and ran in golden's. Their
+            outputs show no rounding.
     """
     pairs: dict[Key, Record] = {}
     inside = tuple(f"{name}." for name in narrowed)
     baseline = [
         record
         for record in baseline
-        if not (record.name.startswith(inside) or (record.role is Role.OUTPUT and f"{record.name}." in inside))
+        if not (
+            record.name.startswith(inside)
+            or (record.role is Role.OUTPUT and f"{record.name}." in inside)
+        )
     ]
     by_key = {record.key: record for record in baseline}
     for record in golden:
@@ -210,7 +261,10 @@ def partners(
         if partner is not None:
             pairs[record.key] = partner
     taken = {partner.key for partner in pairs.values()}
-    left = [record for record in golden if record.key not in pairs], [record for record in baseline if record.key not in taken]
+    left = (
+        [record for record in golden if record.key not in pairs],
+        [record for record in baseline if record.key not in taken],
+    )
     return {**pairs, **by_argument(*left, renamings, signatures)}
 
 
@@ -222,7 +276,8 @@ def check_feed(golden: Bundle, candidate: Bundle) -> None:
     """
     if not _fed_with(golden, candidate):
         raise UsageError(
-            f"{candidate.path}: was fed with another bundle than {golden.path} ({_fed_by(candidate)}); compare it with that one"
+            f"{candidate.path}: was fed with another bundle than {golden.path}"
+            f" ({_fed_by(candidate)}); compare it with that one"
         )
 
 
@@ -230,32 +285,46 @@ def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
     """Refuse a baseline that cannot judge the candidate.
 
     Raises:
-        UsageError: if it holds statistics only, is incomplete, was not fed as the candidate was, or is the candidate or golden itself.
+        UsageError: if it holds statistics only, is incomplete, was not fed as the candidate was, or
+            is the candidate or golden itself.
     """
     for side in (golden, candidate):
         if baseline.path.resolve() == side.path.resolve():
             raise UsageError(f"{baseline.path}: cannot be the baseline too; capture one apart")
     if (mode := baseline.manifest.options.mode) in (Mode.STATS, Mode.DIGEST):
         raise UsageError(
-            f"{baseline.path}: holds no values (--mode {mode}) to tell an error by; capture the baseline with --mode tensors or sketch"
+            f"{baseline.path}: holds no values (--mode {mode}) to tell an error by; capture the"
+            " baseline with --mode tensors or sketch"
         )
     if baseline.manifest.options.round_feed is not None:
-        raise UsageError(f"{baseline.path}: was fed with golden's values rounded (--round-feed), so it is no baseline; capture one without")
+        raise UsageError(
+            f"{baseline.path}: was fed with golden's values rounded (--round-feed), so it is no"
+            " baseline; capture one without"
+        )
     if not baseline.complete:
         raise UsageError(f"{baseline.path}: is incomplete, so it is no baseline; capture it again")
     if candidate.manifest.fed is not baseline.manifest.fed:
         words = {True: "fed", False: "free-running"}
         kinds = words[baseline.manifest.fed], words[candidate.manifest.fed]
-        cure = f"capture it with --feed {golden.path}" if candidate.manifest.fed else "capture it without --feed"
-        raise UsageError(f"{baseline.path}: is a {kinds[0]} baseline, but the candidate {candidate.path} is {kinds[1]}; {cure}")
+        cure = (
+            f"capture it with --feed {golden.path}"
+            if candidate.manifest.fed
+            else "capture it without --feed"
+        )
+        raise UsageError(
+            f"{baseline.path}: is a {kinds[0]} baseline, but the candidate {candidate.path} is"
+            f" {kinds[1]}; {cure}"
+        )
     if not _fed_with(golden, baseline):
         raise UsageError(
-            f"{baseline.path}: was fed with another bundle than {golden.path} ({_fed_by(baseline)}); capture it with --feed {golden.path}"
+            f"{baseline.path}: was fed with another bundle than {golden.path}"
+            f" ({_fed_by(baseline)}); capture it with --feed {golden.path}"
         )
 
 
 def check_beside(golden: Bundle, run: Bundle, rounded: bool) -> None:
-    """Refuse what was captured beside a baseline if it is no run of golden's own precision on golden's values.
+    """Refuse what was captured beside a baseline if it is no run of golden's own precision on
+    golden's values.
 
     Args:
         golden: that it should have been fed with.
@@ -267,11 +336,22 @@ def check_beside(golden: Bundle, run: Bundle, rounded: bool) -> None:
     """
     options = run.manifest.options
     if not run.complete:
-        raise UsageError(f"{run.path}: is incomplete, so it proves nothing; capture it again, or remove it")
+        raise UsageError(
+            f"{run.path}: is incomplete, so it proves nothing; capture it again, or remove it"
+        )
     if not run.manifest.fed or not _fed_with(golden, run):
-        raise UsageError(f"{run.path}: was not fed with {golden.path}, so it proves nothing; capture it with --feed {golden.path}")
-    if (options.dtype, options.emulate) != (golden.manifest.options.dtype, golden.manifest.options.emulate):
-        raise UsageError(f"{run.path}: is of another precision than {golden.path}, so it proves nothing; capture it with golden's")
+        raise UsageError(
+            f"{run.path}: was not fed with {golden.path}, so it proves nothing; capture it with"
+            f" --feed {golden.path}"
+        )
+    if (options.dtype, options.emulate) != (
+        golden.manifest.options.dtype,
+        golden.manifest.options.emulate,
+    ):
+        raise UsageError(
+            f"{run.path}: is of another precision than {golden.path}, so it proves nothing; capture"
+            " it with golden's"
+        )
     if (options.round_feed is not None) is not rounded:
         how = "with --round-feed" if rounded else "without --round-feed"
         raise UsageError(f"{run.path}: must be captured {how}; capture it again, or remove it")
@@ -286,13 +366,19 @@ def check_dtypes(pairs: Iterable[Pair], baselines: dict[Key, Record], path: Plac
         path: of the baseline.
 
     Raises:
-        UsageError: if it is of another dtype. If only a few records are, each is judged without it, or as ``is_wider`` says.
+        UsageError: if it is of another dtype. If only a few records are, each is judged without it,
+            or as ``is_wider`` says.
     """
     wrong: Counter[tuple[str, str, str]] = Counter()
     right = 0
     for pair in pairs:
         third = None if pair.golden is None else baselines.get(pair.golden.key)
-        if pair.golden is None or pair.candidate is None or third is None or not all(map(_floats, (pair.golden, pair.candidate, third))):
+        if (
+            pair.golden is None
+            or pair.candidate is None
+            or third is None
+            or not all(map(_floats, (pair.golden, pair.candidate, third)))
+        ):
             continue
         if matches(pair.golden, pair.candidate, third):
             right += 1
@@ -302,7 +388,8 @@ def check_dtypes(pairs: Iterable[Pair], baselines: dict[Key, Record], path: Plac
         golden, candidate, baseline = max(wrong, key=wrong.__getitem__)
         other = " or float64" if golden == candidate else ""
         raise UsageError(
-            f"{path}: the baseline computes in {baseline}, but the candidate in {candidate}; capture it with --dtype {candidate}{other}"
+            f"{path}: the baseline computes in {baseline}, but the candidate in {candidate};"
+            f" capture it with --dtype {candidate}{other}"
         )
 
 

@@ -1,8 +1,9 @@
-"""The baselines that golden brings along in ``golden/baselines/<precision>/``: captured with golden's code, one error per record.
+"""The baselines that golden brings along in ``golden/baselines/<precision>/``: captured with
+golden's code, one error per record.
 
-The machine under test then needs neither golden's code nor the time for a baseline. Such a bundle is a fed capture like any other, but each
-record has its distance from golden (``Record.error``) instead of the tensor, which takes a few kilobytes in all.
-"""
+The machine under test then needs neither golden's code nor the time for a baseline. Such a bundle
+is a fed capture like any other, but each record has its distance from golden (``Record.error``)
+instead of the tensor, which takes a few kilobytes in all."""
 
 from __future__ import annotations
 
@@ -17,13 +18,20 @@ from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.bundle.writing import BundleWriter
 from accucompare.compare.limits.baseline import differing, is_half
 from accucompare.compare.limits.suggest import float_dtype, product_formats
-from accucompare.compare.measuring import Values, beyond_last_place, common_factor, may_hold_masks, measure_pair
+from accucompare.compare.measuring import (
+    Values,
+    beyond_last_place,
+    common_factor,
+    may_hold_masks,
+    measure_pair,
+)
 from accucompare.errors import CaptureError, UsageError
 from accucompare.numbers import DTYPES
 from accucompare.places import Place, is_file
 from accucompare.selection import Mode
 
-#: The precisions of candidates that golden can bring a baseline for: the floating type, and what float32 products are rounded to.
+# : The precisions of candidates that golden can bring a baseline for: the floating type, and what
+# float32 products are rounded to.
 PRECISIONS = {
     "float64": ("float64", None),
     "float32": ("float32", None),
@@ -46,19 +54,30 @@ def parse_precisions(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     unknown = [name for name in names if name not in PRECISIONS]
     if unknown or not names:
-        raise UsageError(f"--with-baseline {text}: must be of {', '.join(PRECISIONS)}, separated by commas; write CASE before the option")
+        raise UsageError(
+            f"--with-baseline {text}: must be of {', '.join(PRECISIONS)}, separated by commas;"
+            " write CASE before the option"
+        )
     return names
 
 
 def precision_of_bundle(candidate: Manifest) -> str:
-    """The name in ``PRECISIONS`` of the precision that a capture computed in; ``""`` if it is none of them."""
+    """The name in ``PRECISIONS`` of the precision that a capture computed in; ``""`` if it is none
+    of them.
+    """
     dtype = float_dtype(candidate)
-    lowered = next((name for name in product_formats(candidate) if name), None) if dtype == "float32" else None
+    lowered = (
+        next((name for name in product_formats(candidate) if name), None)
+        if dtype == "float32"
+        else None
+    )
     return next((name for name, computed in PRECISIONS.items() if computed == (dtype, lowered)), "")
 
 
 def own_baseline(golden: Bundle, candidate: Bundle) -> Place | None:
-    """The baseline that golden brings for a fed candidate of this precision; ``None`` if it brings none."""
+    """The baseline that golden brings for a fed candidate of this precision; ``None`` if it brings
+    none.
+    """
     precision = precision_of_bundle(candidate.manifest)
     if not candidate.manifest.fed or not precision:
         return None
@@ -81,58 +100,103 @@ def keep_errors(golden: Place, baseline: Place, out: Place) -> Place:
     with open_bundle(golden) as trusted, open_bundle(baseline) as fed:
         for bundle in (trusted, fed):
             if not bundle.complete:
-                raise CaptureError(f"{bundle.path}: is incomplete, so there is no baseline by it; capture it again")
+                raise CaptureError(
+                    f"{bundle.path}: is incomplete, so there is no baseline by it; capture it again"
+                )
         partners = {record.key: record for record in trusted.records()}
         for rank, manifest in fed.manifests.items():
             steps = [entry for number, entry in fed.steps() if number == rank]
-            kept = replace(manifest, steps=[], inputs={}, capture={**manifest.capture, "mode": BASELINE_ERRORS})
+            kept = replace(
+                manifest, steps=[], inputs={}, capture={**manifest.capture, "mode": BASELINE_ERRORS}
+            )
             with BundleWriter(out, kept, rank, mode=Mode.STATS) as writer:
                 for entry in steps:
-                    for record in _with_errors(trusted, fed, list(fed.step_records(rank, entry)), partners):
+                    for record in _with_errors(
+                        trusted, fed, list(fed.step_records(rank, entry)), partners
+                    ):
                         writer.add(record, None)
                     writer.end_step(entry.step, entry.partial)
     return out
 
 
-def _with_errors(golden: Bundle, baseline: Bundle, records: Sequence[Record], partners: dict[Key, Record]) -> Iterator[Record]:
+def _with_errors(
+    golden: Bundle, baseline: Bundle, records: Sequence[Record], partners: dict[Key, Record]
+) -> Iterator[Record]:
     own = {record.key: record for record in records if record.role is Role.PARAM_BEFORE}
     for record in records:
         partner = partners.get(record.key)
         error = None if partner is None else _error(golden, partner, baseline, record)
         if error is not None and partner is not None and record.role is Role.PARAM_UPDATE:
             key = record.key._replace(role=Role.PARAM_BEFORE)
-            error = msgspec.structs.replace(error, beyond=_beyond(golden, partner, partners.get(key), baseline, record, own.get(key)))
+            error = msgspec.structs.replace(
+                error,
+                beyond=_beyond(golden, partner, partners.get(key), baseline, record, own.get(key)),
+            )
         yield msgspec.structs.replace(record, member=None, statistics=None, error=error)
 
 
 def _error(golden: Bundle, ours: Record, baseline: Bundle, theirs: Record) -> Error | None:
     """The distance between two records; ``None`` if they cannot be compared."""
-    if ours.member is None or theirs.member is None or (ours.shape, ours.components) != (theirs.shape, theirs.components):
+    if (
+        ours.member is None
+        or theirs.member is None
+        or (ours.shape, ours.components) != (theirs.shape, theirs.components)
+    ):
         return None
     dtypes = DTYPES[ours.dtype], DTYPES[theirs.dtype]
     if dtypes[0].kind is not dtypes[1].kind:
         return None
     stored = golden.stored(ours), baseline.stored(theirs)
-    exact = 0.0 if not dtypes[0].digits else None  # so that integers and booleans that differ are counted
-    masks = may_hold_masks(dtypes[0], ours.statistics) and may_hold_masks(dtypes[1], theirs.statistics)
-    metrics = measure_pair(stored[0].blocks, stored[1].blocks, dtypes, ours.shape, atol=exact, masks=masks)
+    exact = (
+        0.0 if not dtypes[0].digits else None
+    )  # so that integers and booleans that differ are counted
+    masks = may_hold_masks(dtypes[0], ours.statistics) and may_hold_masks(
+        dtypes[1], theirs.statistics
+    )
+    metrics = measure_pair(
+        stored[0].blocks, stored[1].blocks, dtypes, ours.shape, atol=exact, masks=masks
+    )
     for each in stored:
         each.verify()
     if metrics.nonfinite_mismatch or not isfinite(metrics.rmse):
         return None
     gradient = ours.role in (*GRADIENT_ROLES, Role.PARAM_GRAD)
-    factor = common_factor(metrics.one_minus_cosine, ours.statistics, theirs.statistics) if gradient else None
-    return Error(metrics.rel_l2 if isfinite(metrics.rel_l2) else None, metrics.rmse, differing(metrics), factor)
+    factor = (
+        common_factor(metrics.one_minus_cosine, ours.statistics, theirs.statistics)
+        if gradient
+        else None
+    )
+    return Error(
+        metrics.rel_l2 if isfinite(metrics.rel_l2) else None,
+        metrics.rmse,
+        differing(metrics),
+        factor,
+    )
 
 
-def _beyond(golden: Bundle, ours: Record, before: Record | None, baseline: Bundle, theirs: Record, own: Record | None) -> int | None:
+def _beyond(
+    golden: Bundle,
+    ours: Record,
+    before: Record | None,
+    baseline: Bundle,
+    theirs: Record,
+    own: Record | None,
+) -> int | None:
     """How many elements of an update are off by more than rounding can do.
 
     Args:
         ours, theirs: the update in golden and in the baseline.
         before, own: the parameter before it, likewise.
     """
-    if before is None or own is None or before.member is None or before.shape != ours.shape or not is_half(own.dtype):
+    if (
+        before is None
+        or own is None
+        or before.member is None
+        or before.shape != ours.shape
+        or not is_half(own.dtype)
+    ):
         return None
     parameter = Values.of(golden, before)
-    return beyond_last_place(Values.of(golden, ours), Values.of(baseline, theirs), parameter, DTYPES[own.dtype].digits)
+    return beyond_last_place(
+        Values.of(golden, ours), Values.of(baseline, theirs), parameter, DTYPES[own.dtype].digits
+    )

@@ -16,7 +16,8 @@ class SmallestLimit(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The smallest limit with which a pair would pass. Its words are made when they are shown.
 
     Attributes:
-        name: of the limit: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``excess``, or ``different`` for a number of integers.
+        name: of the limit: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``excess``, or ``different``
+            for a number of integers.
         error: what was measured; of a cosine, 1 - cosine.
     """
 
@@ -24,7 +25,9 @@ class SmallestLimit(msgspec.Struct, frozen=True, gc=False, array_like=True):
     error: float
 
     def __str__(self) -> str:
-        """``atol 2.40e-05``, ``excess 3.11``, ``cosine 0.999`` or ``3 different``; ``""`` if no finite limit would pass."""
+        """``atol 2.40e-05``, ``excess 3.11``, ``cosine 0.999`` or ``3 different``; ``""`` if no
+        finite limit would pass.
+        """
         if self.name == "different":
             return f"{self.error:.0f} different"
         return f"{self.name} {value}" if (value := self.value) else ""
@@ -36,7 +39,11 @@ class SmallestLimit(msgspec.Struct, frozen=True, gc=False, array_like=True):
             case "cosine":
                 return _cosine(self.error)
             case "excess":
-                return f"{float(_THREE_DIGITS_UP.create_decimal(Decimal(self.error))):g}" if math.isfinite(self.error) else ""
+                return (
+                    f"{float(_THREE_DIGITS_UP.create_decimal(Decimal(self.error))):g}"
+                    if math.isfinite(self.error)
+                    else ""
+                )
             case "different":
                 return f"{self.error:.0f}"
         if not self.error:
@@ -57,6 +64,8 @@ def _cosine(one_minus_cosine: float) -> str:
         return "1"
     unit = Decimal(1).scaleb(-min(max(1 - Decimal(one_minus_cosine).adjusted(), 2), 16))
     limit = (1 - Decimal(one_minus_cosine)).quantize(unit, rounding=ROUND_FLOOR)
-    while 1.0 - float(limit) < one_minus_cosine:  # the limit is read as a float, which near 1 is coarser than the digits printed
+    while (
+        1.0 - float(limit) < one_minus_cosine
+    ):  # the limit is read as a float, which near 1 is coarser than the digits printed
         limit -= unit
     return str(limit) if float(limit) >= SMALLEST_COSINE else ""

@@ -1,4 +1,6 @@
-"""Whether a baseline ran golden's code. Only then is its distance from golden rounding, and not a bug that the candidate has too."""
+"""Whether a baseline ran golden's code. Only then is its distance from golden rounding, and not a
+bug that the candidate has too.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ class OtherCode:
         versions: each package of another version: its name, golden's version and the other's.
         edited: the Python modules whose source files differ.
         absent: the Python modules with golden's module classes that the other did not load.
-        configured: each module attribute that differs: the module, the attribute, golden's value and the other's.
-        unrecorded: whether a manifest does not say what ran, or not everything, because another profiler was active.
+        configured: each module attribute that differs: the module, the attribute, golden's value
+            and the other's.
+        unrecorded: whether a manifest does not say what ran, or not everything, because another
+            profiler was active.
     """
 
     versions: tuple[tuple[str, str, str], ...] = ()
@@ -34,12 +38,21 @@ class OtherCode:
 
     def __str__(self) -> str:
         """In words: ``transformers is 4.52.1 in golden, 4.51.3 here; net.py differs``."""
-        parts = [f"{package} is {ours} in golden, {theirs} here" for package, ours, theirs in self.versions[:3]]
+        parts = [
+            f"{package} is {ours} in golden, {theirs} here"
+            for package, ours, theirs in self.versions[:3]
+        ]
         if self.edited:
-            parts.append(f"{', '.join(self.edited[:3])} {'differs' if len(self.edited) == 1 else 'differ'} from golden's")
+            parts.append(
+                f"{', '.join(self.edited[:3])} {'differs' if len(self.edited) == 1 else 'differ'}"
+                " from golden's"
+            )
         if self.absent:
             parts.append(f"golden's {', '.join(self.absent[:3])} did not run here")
-        parts += [f"{place(name, key)} is {ours!r} in golden, {theirs!r} here" for name, key, ours, theirs in self.configured[:3]]
+        parts += [
+            f"{place(name, key)} is {ours!r} in golden, {theirs!r} here"
+            for name, key, ours, theirs in self.configured[:3]
+        ]
         if self.unrecorded:
             parts.append("a manifest does not say which code ran")
         return "; ".join(parts)
@@ -48,9 +61,9 @@ class OtherCode:
 def other_code(golden: Manifest, other: Manifest) -> OtherCode:
     """The differences between the code that two captures ran; false if there are none.
 
-    Compared are the packages of golden's functions and module classes, by their public versions: builds of torch for different devices
-    (``2.13.0+cpu``) are one version. A file that the other capture did not run is no difference, unless it holds the class of one of
-    golden's modules.
+    Compared are the packages of golden's functions and module classes, by their public versions:
+    builds of torch for different devices (``2.13.0+cpu``) are one version. A file that the other
+    capture did not run is no difference, unless it holds the class of one of golden's modules.
     """
     codes = golden.code, other.code
     ours, theirs = (code.sources for code in codes)
@@ -60,16 +73,21 @@ def other_code(golden: Manifest, other: Manifest) -> OtherCode:
     return OtherCode(
         versions=tuple(_versions(golden, other, {name.partition(".")[0] for name in ours})),
         edited=tuple(name for name in ours if theirs.get(name, ours[name]) != ours[name]),
-        absent=tuple(name for name in codes[0].class_sources or () if name in ours and not (name in theirs or ours[name] in files)),
+        absent=tuple(
+            name
+            for name in codes[0].class_sources or ()
+            if name in ours and not (name in theirs or ours[name] in files)
+        ),
         configured=tuple(other_configuration(golden, other)),
     )
 
 
 def other_optimizer(golden: Manifest, other: Manifest) -> OtherCode:
-    """The same for the case's optimizer alone: its class, its file, and its package's version if that is not torch.
+    """The same for the case's optimizer alone: its class, its file, and its package's version if
+    that is not torch.
 
-    Another release of torch does not count as another optimizer, just as it does not count as another layer.
-    """
+    Another release of torch does not count as another optimizer, just as it does not count as
+    another layer."""
     classes = [manifest.options.optimizer or "" for manifest in (golden, other)]
     names = {name.rpartition(".")[0].partition(" of ")[0] for name in classes}
     code = other_code(golden, other)
@@ -77,18 +95,24 @@ def other_optimizer(golden: Manifest, other: Manifest) -> OtherCode:
     ours, theirs = (name.rpartition(".")[2] for name in classes)
     return OtherCode(
         versions=tuple(entry for entry in code.versions if entry[0] in packages),
-        edited=tuple(name for name in code.edited if name in names and not name.startswith("torch.")),
-        configured=(("optimizer", "class", ours, theirs),) if ours and theirs and ours != theirs else (),
+        edited=tuple(
+            name for name in code.edited if name in names and not name.startswith("torch.")
+        ),
+        configured=(
+            (("optimizer", "class", ours, theirs),) if ours and theirs and ours != theirs else ()
+        ),
     )
 
 
 @dataclass(frozen=True)
 class Surrounding:
-    """Something around the code that may change what it computes: an environment variable, or a shared library.
+    """Something around the code that may change what it computes: an environment variable, or a
+    shared library.
 
     Attributes:
         name: of it.
-        golden, other: the variable's value in the two captures, ``None`` where it is not set, or not read; of a library both are.
+        golden, other: the variable's value in the two captures, ``None`` where it is not set, or
+            not read; of a library both are.
         library: whether it is a library, of which the two captures loaded different builds.
     """
 
@@ -98,10 +122,14 @@ class Surrounding:
     library: bool = False
 
     def told(self, side: str) -> str:
-        """``KERNEL=fast in the candidate, not set or not read in golden``; ``side`` is the name of the other capture."""
+        """``KERNEL=fast in the candidate, not set or not read in golden``; ``side`` is the name of
+        the other capture.
+        """
         if self.library:
             return f"{self.name} is another build in the {side} than in golden"
-        absent = "not set" if is_a_librarys(self.name) else "not set or not read"  # of others, those that the code reads are recorded
+        absent = (
+            "not set" if is_a_librarys(self.name) else "not set or not read"
+        )  # of others, those that the code reads are recorded
         ours, theirs = (absent if each is None else each for each in (self.golden, self.other))
         if self.other is None:
             return f"{self.name}={ours} in golden, {theirs} in the {side}"
@@ -109,22 +137,39 @@ class Surrounding:
 
 
 def other_surroundings(golden: Manifest, other: Manifest) -> list[Surrounding]:
-    """The environment variables and the shared libraries of which two captures had others; none where one does not tell."""
+    """The environment variables and the shared libraries of which two captures had others; none
+    where one does not tell.
+    """
     ours, theirs = golden.variables, other.variables
     if ours is None or theirs is None:
         return []
-    variables = [Surrounding(name, ours.get(name), theirs.get(name)) for name in sorted(ours.keys() | theirs.keys())]
+    variables = [
+        Surrounding(name, ours.get(name), theirs.get(name))
+        for name in sorted(ours.keys() | theirs.keys())
+    ]
     libraries = ((name, each, other.libraries.get(name)) for name, each in golden.libraries.items())
-    built = [Surrounding(name, library=True) for name, each, built in libraries if built is not None and built != each]
+    built = [
+        Surrounding(name, library=True)
+        for name, each, built in libraries
+        if built is not None and built != each
+    ]
     return [each for each in variables if each.golden != each.other] + built
 
 
-def other_configuration(golden: Manifest, other: Manifest, renamings: Sequence[Renaming] = ()) -> Iterable[tuple[str, str, Any, Any]]:
-    """Attributes of modules with different values in two captures: module, attribute, golden's value, the other's value."""
+def other_configuration(
+    golden: Manifest, other: Manifest, renamings: Sequence[Renaming] = ()
+) -> Iterable[tuple[str, str, Any, Any]]:
+    """Attributes of modules with different values in two captures: module, attribute, golden's
+    value, the other's value.
+    """
     ours, theirs = ((manifest.code.configuration or {}) for manifest in (golden, other))
     for name, values in ours.items():
         others = theirs.get(rename(name, renamings) or name, {})
-        yield from ((name, key, value, others[key]) for key, value in values.items() if key in others and repr(others[key]) != repr(value))
+        yield from (
+            (name, key, value, others[key])
+            for key, value in values.items()
+            if key in others and repr(others[key]) != repr(value)
+        )
 
 
 def place(name: str, attribute: str) -> str:
@@ -132,8 +177,13 @@ def place(name: str, attribute: str) -> str:
     return f"{display_name(name)}.{attribute}"
 
 
-def _versions(golden: Manifest, other: Manifest, packages: Iterable[str]) -> Iterable[tuple[str, str, str]]:
-    public = ({name: str(version).partition("+")[0] for name, version in manifest.versions.items()} for manifest in (golden, other))
+def _versions(
+    golden: Manifest, other: Manifest, packages: Iterable[str]
+) -> Iterable[tuple[str, str, str]]:
+    public = (
+        {name: str(version).partition("+")[0] for name, version in manifest.versions.items()}
+        for manifest in (golden, other)
+    )
     ours, theirs = public
     for package in sorted(packages):
         if package in ours and package in theirs and ours[package] != theirs[package]:

@@ -1,4 +1,6 @@
-"""The command that captures a suitable baseline; and the formats that a capture's products were rounded to."""
+"""The command that captures a suitable baseline; and the formats that a capture's products were
+rounded to.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,16 @@ _SHORT = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "
 
 
 def product_formats(manifest: Manifest) -> tuple[str, str]:
-    """The formats (see ``bundle.format.flags``) that a capture's float32 matrix products and convolutions were rounded to, or ``""``."""
+    """The formats (see ``bundle.format.flags``) that a capture's float32 matrix products and
+    convolutions were rounded to, or ``""``.
+    """
     emulated = manifest.options.emulate or ""
     values = manifest.flags
     formats = [(flag.products, flag.rounds_to(values.get(flag.name))) for flag in _BY_DEVICE]
-    matmul, conv = (emulated or next((to for products, to in formats if to and products == kind), "") for kind in ("matmul", "conv"))
+    matmul, conv = (
+        emulated or next((to for products, to in formats if to and products == kind), "")
+        for kind in ("matmul", "conv")
+    )
     return matmul, conv
 
 
@@ -28,10 +35,16 @@ _BY_DEVICE = sorted(FLAGS, key=lambda flag: "cpu" in flag.types)
 
 
 def float_dtype(manifest: Manifest) -> str:
-    """The floating dtype that a capture computed in: its cast, or else the dtype of most parameters; ``""`` if unknown."""
+    """The floating dtype that a capture computed in: its cast, or else the dtype of most
+    parameters; ``""`` if unknown.
+    """
     if cast := manifest.options.dtype:
         return cast
-    dtypes = [entry["dtype"] for entry in (manifest.model.get("parameters") or {}).values() if entry["dtype"] in _SHORT]
+    dtypes = [
+        entry["dtype"]
+        for entry in (manifest.model.get("parameters") or {}).values()
+        if entry["dtype"] in _SHORT
+    ]
     return max(sorted(set(dtypes)), key=dtypes.count, default="")
 
 
@@ -39,9 +52,10 @@ def suggest_baseline(golden: str | Place, candidate: str | Place) -> str:
     """The command that captures the baseline for two bundles.
 
     Returns:
-        A line such as ``accucompare capture model.py --device cpu --dtype bfloat16 --feed golden --out cpu-bf16-fed``. ``CASE`` stands
-        for a case that golden's manifest does not name, for example after a capture by the Python API; ``COMMAND`` for the one that runs
-        golden's script, which has to compute in the candidate's precision on the CPU.
+        A line such as ``accucompare capture model.py --device cpu --dtype bfloat16 --feed golden
+        --out cpu-bf16-fed``. ``CASE`` stands for a case that golden's manifest does not name, for
+        example after a capture by the Python API; ``COMMAND`` for the one that runs golden's
+        script, which has to compute in the candidate's precision on the CPU.
 
     Raises:
         BundleError: if one of the bundles is missing, damaged, or of a newer format.
@@ -66,7 +80,8 @@ class Suggestion:
     Attributes:
         command: the line; ``CASE`` or ``COMMAND`` stands for what no manifest names.
         out: the directory that it writes.
-        computes_in: the dtype that golden's script has to compute in, on the CPU; ``""`` for a case, of which the command says it.
+        computes_in: the dtype that golden's script has to compute in, on the CPU; ``""`` for a
+            case, of which the command says it.
     """
 
     command: str
@@ -75,7 +90,11 @@ class Suggestion:
 
     @property
     def words(self) -> str:
-        return self.command + (f" (COMMAND: golden's script, computing in {self.computes_in} on the CPU)" if self.computes_in else "")
+        return self.command + (
+            f" (COMMAND: golden's script, computing in {self.computes_in} on the CPU)"
+            if self.computes_in
+            else ""
+        )
 
 
 def suggested(golden: Bundle, candidate: Bundle) -> Suggestion:
@@ -84,7 +103,9 @@ def suggested(golden: Bundle, candidate: Bundle) -> Suggestion:
     made, case = ours.options, ours.case or theirs.case
     of_script = not case and (made.script or theirs.options.script)
     dtypes = float_dtype(ours), float_dtype(theirs)
-    lowered = next((each for each in product_formats(theirs) if each and dtypes[1] == "float32"), "")
+    lowered = next(
+        (each for each in product_formats(theirs) if each and dtypes[1] == "float32"), ""
+    )
     if lowered:
         name, dtype = lowered, dtypes[1]
     else:  # in golden's own dtype the CPU may give golden itself; float64 shows golden's rounding
@@ -107,15 +128,23 @@ def suggested(golden: Bundle, candidate: Bundle) -> Suggestion:
     if out in (golden.path.resolve().name, candidate.path.resolve().name):
         out += "-baseline"
     command += ["--out", out]
-    return Suggestion(shlex.join([*command, "--", "COMMAND"] if of_script else command), out, dtype if of_script else "")
+    return Suggestion(
+        shlex.join([*command, "--", "COMMAND"] if of_script else command),
+        out,
+        dtype if of_script else "",
+    )
 
 
 def _weights_from(golden: Bundle, candidate: Bundle, of_script: bool) -> list[str]:
-    """The options that give a baseline golden's weights, and a fed one golden's values; a script starts from its own weights."""
+    """The options that give a baseline golden's weights, and a fed one golden's values; a script
+    starts from its own weights.
+    """
     made = golden.manifest.options
     if candidate.manifest.fed:  # then golden's rounding of weights is taken over
         options = ["--feed", str(golden.path)]
     else:
-        options = ["--round-weights", made.round_weights] if made.round_weights and not of_script else []
+        options = (
+            ["--round-weights", made.round_weights] if made.round_weights and not of_script else []
+        )
     like = golden.path if golden.manifest.state is not None else made.like
     return [*options, "--like", str(like)] if like and not of_script else options

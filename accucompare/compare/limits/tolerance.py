@@ -18,13 +18,15 @@ from accucompare.files import bounded
 from accucompare.numbers import DTYPES
 from accucompare.places import local
 
-#: By digits: the largest relative L2 error that passes by default, and the largest that may be called rounding, whatever the baseline, of a
-#: fed and of a free-running candidate.
-#: The default goes by the coarsest dtype that either side has held so far in the step: values after a bfloat16 layer carry its rounding,
-#: whatever their own dtype. Rounding through a deep model stays well below (12 transformer layers: 6e-7 in float32, 7e-4 in float16, 6e-3
-#: in bfloat16), most bugs do not.
-#: Rounding alone stays far below the ceilings (fed: 7 roundings in float32, 2.5 in half types, on twelve architectures; products in HF32 or
-#: TF32 as float16). A baseline that needs more may have the fault itself. Modules that only copy values have a ceiling of their own.
+# : By digits: the largest relative L2 error that passes by default, and the largest that may be
+# called rounding, whatever the baseline, of a : fed and of a free-running candidate.
+# : The default goes by the coarsest dtype that either side has held so far in the step: values
+# after a bfloat16 layer carry its rounding, : whatever their own dtype. Rounding through a deep
+# model stays well below (12 transformer layers: 6e-7 in float32, 7e-4 in float16, 6e-3 : in
+# bfloat16), most bugs do not. : Rounding alone stays far below the ceilings (fed: 7 roundings in
+# float32, 2.5 in half types, on twelve architectures; products in HF32 or : TF32 as float16). A
+# baseline that needs more may have the fault itself. Modules that only copy values have a ceiling
+# of their own.
 _BY_DIGITS = {
     53: (1e-10, 1e-9, 1e-6),
     24: (1e-4, 1e-3, 1e-2),
@@ -34,12 +36,16 @@ _BY_DIGITS = {
     3: (0.5, 1.0, 1.0),
     1: (1.0, 1.0, 1.0),
 }
-DEFAULT_REL_L2 = {name: _BY_DIGITS[dtype.digits][0] for name, dtype in DTYPES.items() if dtype.digits}
+DEFAULT_REL_L2 = {
+    name: _BY_DIGITS[dtype.digits][0] for name, dtype in DTYPES.items() if dtype.digits
+}
 CEILING = {name: _BY_DIGITS[dtype.digits][1:] for name, dtype in DTYPES.items() if dtype.digits}
 
-#: The default of a fed candidate, in which no error is passed on: the largest relative L2 error that passes, in units of its rounding.
-#: If that is coarse, nearly all of a module's error is the rounding of its operands and results. If it is fine, most of the error is that
-#: of long sums, which depends on their order (4 units were too few for 71 of 144 correct float32 captures, mostly of wide linear layers).
+# : The default of a fed candidate, in which no error is passed on: the largest relative L2 error
+# that passes, in units of its rounding. : If that is coarse, nearly all of a module's error is the
+# rounding of its operands and results. If it is fine, most of the error is that : of long sums,
+# which depends on their order (4 units were too few for 71 of 144 correct float32 captures, mostly
+# of wide linear layers).
 FED_ROUNDINGS, COARSE = 4, roundoff("hf32")
 FED_ROUNDINGS_OF_SUMS = 32
 
@@ -57,22 +63,27 @@ COPIES = (
     "MaxPool2d",
 )
 
-#: An error that is over its limit by this factor is no chance: the ratio of two root mean squares of four numbers passes its limit once in
-#: a thousand, and twice that once in 15,000. An error that is over it by less does not lead before a clear one of a later step.
+# : An error that is over its limit by this factor is no chance: the ratio of two root mean squares
+# of four numbers passes its limit once in : a thousand, and twice that once in 15,000. An error
+# that is over it by less does not lead before a clear one of a later step.
 CLEAR = 2.0
 
-#: Classes that sum over a batch or an image while they train, and the dimension of their outputs that they do not sum over. A memory
-#: format (channels last), or a device, sums in another order, and some in one long row: the error of n terms is then about sqrt(n)
-#: roundings of float32 (N. J. Higham & T. Mary, SIAM J. Sci. Comput. 41, 2019). Measured against torch's own two orders, n = 128 to 5e5,
-#: mean up to five times the spread: up to 2.6 x that, in GroupNorm 4.1 x. A variance that is off by 1e-3 has 5e-4.
+# : Classes that sum over a batch or an image while they train, and the dimension of their outputs
+# that they do not sum over. A memory : format (channels last), or a device, sums in another order,
+# and some in one long row: the error of n terms is then about sqrt(n) : roundings of float32 (N. J.
+# Higham & T. Mary, SIAM J. Sci. Comput. 41, 2019). Measured against torch's own two orders, n = 128
+# to 5e5, : mean up to five times the spread: up to 2.6 x that, in GroupNorm 4.1 x. A variance that
+# is off by 1e-3 has 5e-4.
 SUMMED = {"BatchNorm1d": 1, "BatchNorm2d": 1, "BatchNorm3d": 1, "SyncBatchNorm": 1, "GroupNorm": 0}
 ORDERS_OF_SUMS, MOST_OF_SUMS = 4.0, 1e-4
 
-#: Recurrent classes, and by how many roundings a value of theirs comes about where operators compose each step (sums, gates, products,
-#: tanh). A fused kernel (cuDNN's; oneDNN's, of LSTM in half types) rounds a step's result alone, so that a baseline made by it is closer
-#: than rounding has to be. Roundings add up as their squares; a backward has the forward's and its own; and a parameter's gradient is
-#: summed up in the half type, step by step. Measured of 1 to 200 steps, in unit roundoffs: LSTM and GRU composed 0.7 to 1.5 in outputs,
-#: 0.7 to 2.2 in gradients, 0.8 to 5.6 in those of parameters; RNN 0.5 to 1.2, 0.7 to 1.8, to 5.4; LSTM by oneDNN to 0.75, 1.4 and 1.4.
+# : Recurrent classes, and by how many roundings a value of theirs comes about where operators
+# compose each step (sums, gates, products, : tanh). A fused kernel (cuDNN's; oneDNN's, of LSTM in
+# half types) rounds a step's result alone, so that a baseline made by it is closer : than rounding
+# has to be. Roundings add up as their squares; a backward has the forward's and its own; and a
+# parameter's gradient is : summed up in the half type, step by step. Measured of 1 to 200 steps, in
+# unit roundoffs: LSTM and GRU composed 0.7 to 1.5 in outputs, : 0.7 to 2.2 in gradients, 0.8 to 5.6
+# in those of parameters; RNN 0.5 to 1.2, 0.7 to 1.8, to 5.4; LSTM by oneDNN to 0.75, 1.4 and 1.4.
 RECURRENT = {"LSTM": 6, "GRU": 6, "RNN": 2}
 
 #: A smaller cosine similarity is refused as a limit, since 1 - cosine was probably meant.
@@ -84,16 +95,22 @@ class Tolerance:
     """The limits of a pair of records, all of which must be kept; ``None`` is no limit.
 
     Attributes:
-        atol, rtol: every element has |candidate - golden| <= atol + rtol * |golden|; if only one is given, the other is 0.
+        atol, rtol: every element has |candidate - golden| <= atol + rtol * |golden|; if only one is
+            given, the other is 0.
         rel_l2: largest relative L2 error.
         cosine: smallest cosine similarity.
-        tolerances: for ``accucompare.diff``: a TOML file of limits by layer; the first rule that applies wins, these limits judge the rest.
+        tolerances: for ``accucompare.diff``: a TOML file of limits by layer; the first rule that
+            applies wins, these limits judge the rest.
         source: where the limits come from, as the report names it.
         by_default: whether these are defaults, so that a baseline judges instead, if there is one.
-        ceiling: the largest relative L2 error that is rounding, whatever judges; ``None`` if nothing says.
-        fed: whether the candidate was fed, so that an error over the ceiling was made in this record.
-        summing: the relative L2 error that another order of long sums alone makes; a baseline, which has one order, may be closer.
-        composed: that of a recurrent module composed of operators, each of which rounds; a baseline of a fused kernel may be closer.
+        ceiling: the largest relative L2 error that is rounding, whatever judges; ``None`` if
+            nothing says.
+        fed: whether the candidate was fed, so that an error over the ceiling was made in this
+            record.
+        summing: the relative L2 error that another order of long sums alone makes; a baseline,
+            which has one order, may be closer.
+        composed: that of a recurrent module composed of operators, each of which rounds; a baseline
+            of a fused kernel may be closer.
     """
 
     atol: float | None = None
@@ -113,12 +130,18 @@ class Tolerance:
             value = getattr(self, name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
-                raise UsageError(f"{name} must be a finite number that is not negative, but is {value!r}")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not 0 <= value <= sys.float_info.max
+            ):
+                raise UsageError(
+                    f"{name} must be a finite number that is not negative, but is {value!r}"
+                )
         if self.cosine is not None and not SMALLEST_COSINE <= self.cosine <= 1.0:
             raise UsageError(
-                f"cosine is the smallest similarity that passes, between {SMALLEST_COSINE} and 1 (such as 0.999), but is {self.cosine!r}; "
-                "it is not 1 - cosine"
+                f"cosine is the smallest similarity that passes, between {SMALLEST_COSINE} and 1"
+                f" (such as 0.999), but is {self.cosine!r}; it is not 1 - cosine"
             )
 
     @property
@@ -127,32 +150,49 @@ class Tolerance:
         return (self.atol, self.rtol, self.rel_l2, self.cosine) != (None, None, None, None)
 
     def is_no_rounding(self, rel_l2: float) -> bool:
-        """Whether an error is clearly over the ceiling. Of golden's zeros, whose error is infinite, nothing is known."""
+        """Whether an error is clearly over the ceiling. Of golden's zeros, whose error is infinite,
+        nothing is known.
+        """
         return self.ceiling is not None and CLEAR * self.ceiling < rel_l2 < math.inf
 
     def scaled(self, factor: float) -> Tolerance:
-        """The same with relative limit and ceiling multiplied by a factor; of the user's own limits the ceiling alone."""
+        """The same with relative limit and ceiling multiplied by a factor; of the user's own limits
+        the ceiling alone.
+        """
         return self if factor == 1.0 else _scaled(self, factor)
 
     def of_sums(self, terms: int, dtype: str) -> Tolerance:
-        """The same with room for another order of summing so many terms; the user's own limits stay as they are."""
+        """The same with room for another order of summing so many terms; the user's own limits stay
+        as they are.
+        """
         if not terms or not self.by_default or self.rel_l2 is None:
             return self
-        summing = min(ORDERS_OF_SUMS * math.sqrt(terms) * min(DTYPES[dtype].rounding, DTYPES["float32"].rounding), MOST_OF_SUMS)
+        summing = min(
+            ORDERS_OF_SUMS
+            * math.sqrt(terms)
+            * min(DTYPES[dtype].rounding, DTYPES["float32"].rounding),
+            MOST_OF_SUMS,
+        )
         return replace(self, rel_l2=max(self.rel_l2, summing), summing=summing)
 
     def of_roundings(self, error: float) -> Tolerance:
-        """The same where several roundings are expected to make such a relative L2 error; the user's own limits stay as they are."""
+        """The same where several roundings are expected to make such a relative L2 error; the
+        user's own limits stay as they are.
+        """
         if not error or not self.by_default or self.rel_l2 is None:
             return self
         return replace(self, rel_l2=max(self.rel_l2, FED_ROUNDINGS / 2 * error), composed=error)
 
     def of_zero(self, terms: float, record: Record) -> Tolerance:
-        """The same for golden's zeros, of whose terms, of this L2 norm, its rounding has left nothing; the user's own limits stay so."""
+        """The same for golden's zeros, of whose terms, of this L2 norm, its rounding has left
+        nothing; the user's own limits stay so.
+        """
         if not terms or not self.by_default or self.rel_l2 is None:
             return self
         most = _fed(DTYPES[record.dtype].rounding, math.inf).rel_l2 or 0.0
-        return replace(self, rel_l2=None, atol=most * terms / math.sqrt(max(math.prod(record.shape), 1)))
+        return replace(
+            self, rel_l2=None, atol=most * terms / math.sqrt(max(math.prod(record.shape), 1))
+        )
 
     def __str__(self) -> str:
         return self._text
@@ -161,7 +201,12 @@ class Tolerance:
     def _text(self) -> str:
         values = {name: getattr(self, name) for name in ("atol", "rtol", "rel_l2", "cosine")}
         shown = "{:.3g}".format if self.by_default else _exact  # a user's own as it was given
-        return ", ".join(f"{name} {shown(value)}" for name, value in values.items() if value is not None) or "exact"
+        return (
+            ", ".join(
+                f"{name} {shown(value)}" for name, value in values.items() if value is not None
+            )
+            or "exact"
+        )
 
 
 def _exact(value: float) -> str:
@@ -175,7 +220,9 @@ EXACT = Tolerance(source="integers and booleans are compared exactly")
 
 @dataclass(frozen=True)
 class Rule:
-    """One ``[[rule]]`` of a tolerance ``file``: globs of the records that it applies to, and the limits."""
+    """One ``[[rule]]`` of a tolerance ``file``: globs of the records that it applies to, and the
+    limits.
+    """
 
     tolerance: Tolerance
     file: str
@@ -204,8 +251,8 @@ class Tolerances:
         copies: the classes in ``COPIES`` that are torch's own in this model.
         sums: names of the candidate's modules that sum over a batch or an image, see ``SUMMED``.
         recurrent: the classes in ``RECURRENT`` that are torch's own in this model.
-        rounding, conv_rounding: the unit roundoff of its float32 matrix products and convolutions, if their
-            operands are rounded.
+        rounding, conv_rounding: the unit roundoff of its float32 matrix products and convolutions,
+            if their operands are rounded.
     """
 
     rules: tuple[Rule, ...] = ()
@@ -222,16 +269,21 @@ class Tolerances:
 
         Args:
             golden, candidate: the pair.
-            coarsest: the dtype with the fewest digits so far in its step; by default that of the pair.
+            coarsest: the dtype with the fewest digits so far in its step; by default that of the
+                pair.
         """
-        coarsest = coarsest or min((golden.dtype, candidate.dtype), key=lambda name: DTYPES[name].digits)
+        coarsest = coarsest or min(
+            (golden.dtype, candidate.dtype), key=lambda name: DTYPES[name].digits
+        )
         products = max(self.rounding, self.conv_rounding)
         if (own := self.of_user(candidate)) is not None:
             return _of_user(own, _ceiling(coarsest, products, copies=False, fed=self.fed))
         if self.fed:
             own_products = self.conv_rounding if "Conv" in candidate.type else self.rounding
             copies = candidate.role is Role.OUTPUT and candidate.type in self.copies
-            return _fed(max(DTYPES[coarsest].rounding, own_products), _ceiling(coarsest, products, copies))
+            return _fed(
+                max(DTYPES[coarsest].rounding, own_products), _ceiling(coarsest, products, copies)
+            )
         ceiling = _ceiling(coarsest, products, copies=False, fed=False)
         return _default(coarsest, coarsest in (golden.dtype, candidate.dtype), ceiling)
 
@@ -249,17 +301,29 @@ class Tolerances:
     def by_dtype(self) -> str:
         """The limits that hold by default, in words."""
         if self.fed:
-            return f"{FED_ROUNDINGS} x the rounding of each dtype ({FED_ROUNDINGS_OF_SUMS} x where sums make most of the error)"
+            return (
+                f"{FED_ROUNDINGS} x the rounding of each dtype ({FED_ROUNDINGS_OF_SUMS} x where"
+                " sums make most of the error)"
+            )
         return "default relative L2 limit of each dtype"
 
     def __str__(self) -> str:
-        return ", then ".join(filter(None, [self.by_rules, str(self.otherwise) if self.otherwise.given else self.by_dtype]))
+        return ", then ".join(
+            filter(
+                None,
+                [self.by_rules, str(self.otherwise) if self.otherwise.given else self.by_dtype],
+            )
+        )
 
 
 @lru_cache(maxsize=4096)
 def _scaled(tolerance: Tolerance, factor: float) -> Tolerance:
-    rel_l2, ceiling = (None if each is None else each * factor for each in (tolerance.rel_l2, tolerance.ceiling))
-    return replace(tolerance, rel_l2=rel_l2 if tolerance.by_default else tolerance.rel_l2, ceiling=ceiling)
+    rel_l2, ceiling = (
+        None if each is None else each * factor for each in (tolerance.rel_l2, tolerance.ceiling)
+    )
+    return replace(
+        tolerance, rel_l2=rel_l2 if tolerance.by_default else tolerance.rel_l2, ceiling=ceiling
+    )
 
 
 def with_ceiling(tolerance: Tolerance, least: float) -> Tolerance:
@@ -276,18 +340,24 @@ def _of_user(tolerance: Tolerance, ceiling: float) -> Tolerance:
 def _default(coarsest: str, own: bool, ceiling: float) -> Tolerance:
     passed_through = "" if own else ", which values before have passed through"
     source = f"default for {coarsest}{passed_through}"
-    return Tolerance(rel_l2=DEFAULT_REL_L2[coarsest], source=source, by_default=True, ceiling=ceiling)
+    return Tolerance(
+        rel_l2=DEFAULT_REL_L2[coarsest], source=source, by_default=True, ceiling=ceiling
+    )
 
 
 @cache
 def _fed(rounding: float, ceiling: float) -> Tolerance:
     roundings = FED_ROUNDINGS if rounding >= COARSE else FED_ROUNDINGS_OF_SUMS
-    return Tolerance(rel_l2=roundings * rounding, source="fed", by_default=True, ceiling=ceiling, fed=True)
+    return Tolerance(
+        rel_l2=roundings * rounding, source="fed", by_default=True, ceiling=ceiling, fed=True
+    )
 
 
 @cache
 def _ceiling(coarsest: str, products: float, copies: bool, fed: bool = True) -> float:
-    """The ceiling, by the coarsest type, or the format of rounded products, and by whether a fed module only copies values."""
+    """The ceiling, by the coarsest type, or the format of rounded products, and by whether a fed
+    module only copies values.
+    """
     if copies:
         return FED_ROUNDINGS * DTYPES[coarsest].rounding
     formats = [name for name in ("bfloat16", "float16") if products >= DTYPES[name].rounding / 2]
@@ -303,8 +373,9 @@ def read_rules(path: str | Path) -> tuple[Rule, ...]:
     """Read a tolerance file.
 
     Args:
-        path: a TOML file of ``[[rule]]`` tables. Each has globs (``layer``, ``type``, ``role``, ``dtype``; all ``"*"`` if left
-            out) and at least one limit (``atol``, ``rtol``, ``rel_l2``, ``cosine``).
+        path: a TOML file of ``[[rule]]`` tables. Each has globs (``layer``, ``type``, ``role``,
+            ``dtype``; all ``"*"`` if left out) and at least one limit (``atol``, ``rtol``,
+            ``rel_l2``, ``cosine``).
 
     Raises:
         UsageError: if it cannot be read, or holds anything else.
@@ -320,7 +391,10 @@ def read_rules(path: str | Path) -> tuple[Rule, ...]:
         raise UsageError(f"{path}: not valid TOML ({error})") from None
     tables = content.pop("rule", [])
     if content or not isinstance(tables, list) or not tables:
-        raise UsageError(f"{path}: must hold [[rule]] tables and nothing else, but has {sorted(content) or 'none'}")
+        raise UsageError(
+            f"{path}: must hold [[rule]] tables and nothing else, but has"
+            f" {sorted(content) or 'none'}"
+        )
     return tuple(_rule(table, str(path), number) for number, table in enumerate(tables, 1))
 
 
@@ -330,12 +404,16 @@ def _rule(table: Any, file: str, number: int) -> Rule:
         raise UsageError(f"{place}: must be a [[rule]] table, but is {table!r}")
     unknown = sorted(set(table) - {*_RULE_KEYS, *_LIMIT_KEYS})
     if unknown:
-        raise UsageError(f"{place}: unknown key {unknown[0]!r}; known are {', '.join(_RULE_KEYS + _LIMIT_KEYS)}")
+        raise UsageError(
+            f"{place}: unknown key {unknown[0]!r}; known are {', '.join(_RULE_KEYS + _LIMIT_KEYS)}"
+        )
     for key in _RULE_KEYS:
         if not isinstance(table.get(key, ""), str):
             raise UsageError(f"{place}: {key} must be a glob in quotes, but is {table[key]!r}")
     try:
-        tolerance = Tolerance(**{key: table[key] for key in _LIMIT_KEYS if key in table}, source=place)
+        tolerance = Tolerance(
+            **{key: table[key] for key in _LIMIT_KEYS if key in table}, source=place
+        )
     except UsageError as error:
         raise UsageError(f"{place}: {error}") from None
     if not tolerance.given:

@@ -12,8 +12,18 @@ from accucompare.compare.measuring.closer import (
     common_limit,
     standard_error,
 )
-from accucompare.compare.measuring.masks import are_masks_of_two_kinds, is_masked, masks_may_explain, may_hold_masks
-from accucompare.compare.measuring.measure import Metrics, measure_identical, measure_masks, measure_pair
+from accucompare.compare.measuring.masks import (
+    are_masks_of_two_kinds,
+    is_masked,
+    masks_may_explain,
+    may_hold_masks,
+)
+from accucompare.compare.measuring.measure import (
+    Metrics,
+    measure_identical,
+    measure_masks,
+    measure_pair,
+)
 from accucompare.compare.measuring.norms import Run
 from accucompare.compare.measuring.sample import Sample
 

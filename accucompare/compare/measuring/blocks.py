@@ -15,8 +15,8 @@ from accucompare.compare.measuring.masks import is_masked
 from accucompare.numbers import Array, DType, Float64, Kind, as_reals, kernel, widen
 from accucompare.numbers import sums as chunked
 
-#: Yields a tensor's stored bits from one element (a segment's first) up to another, as 1-d blocks of whole chunks, the last one
-#: shorter. May be called again, and by several threads at once.
+# : Yields a tensor's stored bits from one element (a segment's first) up to another, as 1-d blocks
+# of whole chunks, the last one : shorter. May be called again, and by several threads at once.
 Blocks = Callable[[int, int], Iterator[Array]]
 
 
@@ -29,7 +29,9 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True)
 class Block:
-    """A stretch of both tensors: stored bits, and float64 values with what is not finite, or masked on both sides, set to 0."""
+    """A stretch of both tensors: stored bits, and float64 values with what is not finite, or masked
+    on both sides, set to 0.
+    """
 
     start: int
     golden_raw: Array
@@ -37,7 +39,9 @@ class Block:
     golden: Float64
     candidate: Float64
     diff: Float64
-    finite: NDArray[np.bool_] | None = None  # on both sides, and not masked on both; None: everything is
+    finite: NDArray[np.bool_] | None = (
+        None  # on both sides, and not masked on both; None: everything is
+    )
     masked: NDArray[np.bool_] | None = None  # on both sides; None: nothing is
 
 
@@ -52,7 +56,9 @@ _scratch = _Scratch()
 
 
 def scratch(which: int, length: int) -> Float64:
-    """The first ``length`` elements of one of this thread's six float64 arrays: 0 to 2 are the block's, 3 to 5 free."""
+    """The first ``length`` elements of one of this thread's six float64 arrays: 0 to 2 are the
+    block's, 3 to 5 free.
+    """
     arrays = _scratch.arrays
     if len(arrays[which]) < length:
         arrays[which] = np.empty(length)
@@ -60,10 +66,18 @@ def scratch(which: int, length: int) -> Float64:
 
 
 class PairOfTensors:
-    """Two tensors of one shape and kind, read in step. Masks are looked for only if ``masks`` says so."""
+    """Two tensors of one shape and kind, read in step. Masks are looked for only if ``masks`` says
+    so.
+    """
 
     def __init__(
-        self, golden: Blocks, candidate: Blocks, golden_dtype: DType, candidate_dtype: DType, elements: int, masks: bool = False
+        self,
+        golden: Blocks,
+        candidate: Blocks,
+        golden_dtype: DType,
+        candidate_dtype: DType,
+        elements: int,
+        masks: bool = False,
     ) -> None:
         self._golden = golden
         self._candidate = candidate
@@ -83,29 +97,52 @@ class PairOfTensors:
         size = chunked.SEGMENT
         if self.elements <= size:
             return [Segment(0, self.elements)]
-        return [Segment(start, min(start + size, self.elements)) for start in range(0, self.elements, size)]
+        return [
+            Segment(start, min(start + size, self.elements))
+            for start in range(0, self.elements, size)
+        ]
 
     def raw_blocks(self, segment: Segment) -> Iterator[tuple[Array, Array]]:
         """Both tensors' stored bits."""
-        return zip(self._golden(segment.start, segment.stop), self._candidate(segment.start, segment.stop), strict=True)
+        return zip(
+            self._golden(segment.start, segment.stop),
+            self._candidate(segment.start, segment.stop),
+            strict=True,
+        )
 
     def blocks(self, segment: Segment) -> Iterator[Block]:
-        """Every block with its ``diff``. Positions not finite on both sides, or masked on both, are 0 in golden, candidate and diff."""
+        """Every block with its ``diff``. Positions not finite on both sides, or masked on both, are
+        0 in golden, candidate and diff.
+        """
         start = segment.start * self.reals
         for golden_raw, candidate_raw in self.raw_blocks(segment):
             golden_values = as_reals(widen(golden_raw, self.golden_dtype))
             candidate_values = as_reals(widen(candidate_raw, self.candidate_dtype))
             length = len(golden_values)
-            block = Block(start, golden_raw, candidate_raw, scratch(0, length), scratch(1, length), scratch(2, length))
+            block = Block(
+                start,
+                golden_raw,
+                candidate_raw,
+                scratch(0, length),
+                scratch(1, length),
+                scratch(2, length),
+            )
             np.copyto(block.golden, golden_values)
             np.copyto(block.candidate, candidate_values)
-            if golden_values.dtype.kind in "iu" and max(golden_values.dtype.itemsize, candidate_values.dtype.itemsize) == 8:
+            if (
+                golden_values.dtype.kind in "iu"
+                and max(golden_values.dtype.itemsize, candidate_values.dtype.itemsize) == 8
+            ):
                 block.diff[:] = _integer_difference(golden_values, candidate_values)
             else:
                 np.subtract(block.candidate, block.golden, out=block.diff)
                 if self.masks:
-                    block.masked = is_masked(block.golden, self.golden_dtype) & is_masked(block.candidate, self.candidate_dtype)
-                if golden_values.dtype.kind == "f" and (self.masks or not math.isfinite(float(np.add.reduce(block.diff)))):
+                    block.masked = is_masked(block.golden, self.golden_dtype) & is_masked(
+                        block.candidate, self.candidate_dtype
+                    )
+                if golden_values.dtype.kind == "f" and (
+                    self.masks or not math.isfinite(float(np.add.reduce(block.diff)))
+                ):
                     _set_aside_nonfinite(block)
             yield block
             start += length
@@ -124,11 +161,19 @@ def _set_aside_nonfinite(block: Block) -> None:
 
 def _integer_difference(golden: Array, candidate: Array) -> Float64:
     """candidate - golden of 64-bit integers, subtracted as integers and rounded once."""
-    if golden.dtype.kind != candidate.dtype.kind:  # int64 against uint64: split off the negative values
-        signed, unsigned, sign = (golden, candidate, 1.0) if golden.dtype.kind == "i" else (candidate, golden, -1.0)
+    if (
+        golden.dtype.kind != candidate.dtype.kind
+    ):  # int64 against uint64: split off the negative values
+        signed, unsigned, sign = (
+            (golden, candidate, 1.0) if golden.dtype.kind == "i" else (candidate, golden, -1.0)
+        )
         negative = signed < 0
-        plain = _integer_difference(np.where(negative, 0, signed).astype(np.uint64), unsigned.astype(np.uint64))
-        return sign * np.where(negative, unsigned.astype(np.float64) - signed.astype(np.float64), plain)
+        plain = _integer_difference(
+            np.where(negative, 0, signed).astype(np.uint64), unsigned.astype(np.uint64)
+        )
+        return sign * np.where(
+            negative, unsigned.astype(np.float64) - signed.astype(np.float64), plain
+        )
     wide = np.int64 if golden.dtype.kind == "i" else np.uint64
     golden, candidate = golden.astype(wide), candidate.astype(wide)
     larger = candidate >= golden  # modulo 2**64 the larger minus the smaller is always right

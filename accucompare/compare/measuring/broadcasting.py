@@ -1,7 +1,8 @@
-"""Values of two shapes that are one when the smaller is broadcast: a refactoring leaves it to an addition to repeat a bias for each sample.
+"""Values of two shapes that are one when the smaller is broadcast: a refactoring leaves it to an
+addition to repeat a bias for each sample.
 
-So the gradient of the smaller is the sum of that of the larger. Only what modules hand to each other is compared so: what the whole model
-is given and returns has to have golden's shape.
+So the gradient of the smaller is the sum of that of the larger. Only what modules hand to each
+other is compared so: what the whole model is given and returns has to have golden's shape.
 """
 
 from __future__ import annotations
@@ -20,16 +21,28 @@ _GRADIENTS = (Role.GRAD_INPUT, Role.GRAD_OUTPUT)
 
 
 def is_broadcast(golden: Record, candidate: Record) -> bool:
-    """Whether two records are a value that two modules exchange, once as it is and once broadcast."""
-    if golden.role not in (Role.INPUT, Role.OUTPUT, *_GRADIENTS) or None in (golden.parent, candidate.parent):
+    """Whether two records are a value that two modules exchange, once as it is and once
+    broadcast."""
+    if golden.role not in (Role.INPUT, Role.OUTPUT, *_GRADIENTS) or None in (
+        golden.parent,
+        candidate.parent,
+    ):
         return False
     sides = (golden, candidate)
-    if any(each.layout is not Layout.STRIDED or each.member is None or each.shard is not None for each in sides):
+    if any(
+        each.layout is not Layout.STRIDED or each.member is None or each.shard is not None
+        for each in sides
+    ):
         return False
     kinds = {DTYPES[each.dtype].kind for each in sides}
     shapes = golden.shape, candidate.shape
     larger, smaller = sorted(shapes, key=math.prod, reverse=True)
-    if len(kinds) > 1 or kinds == {Kind.COMPLEX} or not smaller or math.prod(larger) > MOST_BROADCAST:
+    if (
+        len(kinds) > 1
+        or kinds == {Kind.COMPLEX}
+        or not smaller
+        or math.prod(larger) > MOST_BROADCAST
+    ):
         return False
     try:
         return shapes[0] != shapes[1] and np.broadcast_shapes(*shapes) == larger
@@ -37,8 +50,15 @@ def is_broadcast(golden: Record, candidate: Record) -> bool:
         return False
 
 
-def measure_broadcast(golden: Blocks, candidate: Blocks, records: tuple[Record, Record], atol: float | None, rtol: float | None) -> Metrics:
-    """Measure two records of which ``is_broadcast`` holds, in the larger shape; gradients as sums, in the smaller.
+def measure_broadcast(
+    golden: Blocks,
+    candidate: Blocks,
+    records: tuple[Record, Record],
+    atol: float | None,
+    rtol: float | None,
+) -> Metrics:
+    """Measure two records of which ``is_broadcast`` holds, in the larger shape; gradients as sums,
+    in the smaller.
 
     Args:
         golden, candidate: the two tensors' stored bits.
@@ -52,12 +72,20 @@ def measure_broadcast(golden: Blocks, candidate: Blocks, records: tuple[Record, 
     dtypes = [DTYPES[record.dtype] for record in records]
     if records[0].role in _GRADIENTS:
         smaller = min((record.shape for record in records), key=math.prod)
-        stored = [_summed(np.asarray(widen(raw, dtype), np.float64), smaller) for raw, dtype in zip(stored, dtypes, strict=True)]
+        stored = [
+            _summed(np.asarray(widen(raw, dtype), np.float64), smaller)
+            for raw, dtype in zip(stored, dtypes, strict=True)
+        ]
         dtypes = [DTYPES["float64"]] * 2
     shape = np.broadcast_shapes(*(raw.shape for raw in stored))
-    masks = all(may_hold_masks(dtype, record.statistics) for dtype, record in zip(dtypes, records, strict=True))
+    masks = all(
+        may_hold_masks(dtype, record.statistics)
+        for dtype, record in zip(dtypes, records, strict=True)
+    )
     sides = [_blocks(np.broadcast_to(raw, shape).reshape(-1)) for raw in stored]
-    return measure_pair(sides[0], sides[1], (dtypes[0], dtypes[1]), shape, atol=atol, rtol=rtol, masks=masks)
+    return measure_pair(
+        sides[0], sides[1], (dtypes[0], dtypes[1]), shape, atol=atol, rtol=rtol, masks=masks
+    )
 
 
 def _summed(values: Array, shape: tuple[int, ...]) -> Array:

@@ -1,21 +1,25 @@
-"""What more than its size tells of an error in a gradient or an update: a closer look, at the few pairs that ask for one.
+"""What more than its size tells of an error in a gradient or an update: a closer look, at the few
+pairs that ask for one.
 
-**Few values.** The limit on a ratio of two errors allows for chance, by the number of elements. Where golden's norm lies in a few of
-them, the two errors do, too, and count as so few: (sum g^2)^2 / sum g^4 elements, which is n where all are equally large, and 1 where one
-has all of it.
+**Few values.** The limit on a ratio of two errors allows for chance, by the number of elements.
+Where golden's norm lies in a few of them, the two errors do, too, and count as so few: (sum g^2)^2
+/ sum g^4 elements, which is n where all are equally large, and 1 where one has all of it.
 
-**A common factor.** Rounding errors of single elements average out in s = <candidate, golden> / <golden, golden>, of which the standard
-error is at most |e| / |g| * max|g| / |g|, where e is what the candidate is apart from the baseline at right angles to golden. So a factor
-on all elements shows in s, though the relative L2 error drowns it. What all elements may have in common without a fault is allowed: two
-roundings (a scalar that is rounded, results cut off in place of rounded), or twice what the baseline has.
+**A common factor.** Rounding errors of single elements average out in s = <candidate, golden> /
+<golden, golden>, of which the standard error is at most |e| / |g| * max|g| / |g|, where e is what
+the candidate is apart from the baseline at right angles to golden. So a factor on all elements
+shows in s, though the relative L2 error drowns it. What all elements may have in common without a
+fault is allowed: two roundings (a scalar that is rounded, results cut off in place of rounded), or
+twice what the baseline has.
 
-**The last place.** An update of a parameter of a half type is hardly more than the rounding of the parameter, and a relative L2 error of
-it tells little. But element by element rounding cannot do more than move the parameter by its last place, and the update by so many
-roundings of the tensor's largest.
+**The last place.** An update of a parameter of a half type is hardly more than the rounding of the
+parameter, and a relative L2 error of it tells little. But element by element rounding cannot do
+more than move the parameter by its last place, and the update by so many roundings of the tensor's
+largest.
 
-A baseline that keeps no tensors keeps its factor and its number of such elements. How far it is from the candidate is not known then,
-and the sum of their distances from golden, at right angles to it, takes its place, which allows for more.
-"""
+A baseline that keeps no tensors keeps its factor and its number of such elements. How far it is
+from the candidate is not known then, and the sum of their distances from golden, at right angles to
+it, takes its place, which allows for more."""
 
 from __future__ import annotations
 
@@ -35,7 +39,8 @@ COMMON_ROUNDINGS, OF_BASELINE = 2.0, 2.0
 #: Standard errors by which a factor must be off besides. The standard error is an upper bound.
 STANDARD_ERRORS = 4.0
 
-#: Roundings of the largest element of an update: its moments, their quotient and clipping are rounded, each once or twice.
+# : Roundings of the largest element of an update: its moments, their quotient and clipping are
+# rounded, each once or twice.
 ROUNDINGS_OF_UPDATE = 8.0
 
 
@@ -53,16 +58,24 @@ class Values:
         return cls(bundle.stored(record), DTYPES[record.dtype], math.prod(record.shape))
 
     def blocks(self) -> Iterator[Float64]:
-        """Its values as float64, block by block; verified when the last one was taken. Errors as ``StoredTensor.blocks`` and ``verify``."""
+        """Its values as float64, block by block; verified when the last one was taken. Errors as
+        ``StoredTensor.blocks`` and ``verify``.
+        """
         for start in range(0, self.elements or 1, sums.SEGMENT):
             for raw in self.stored.blocks(start, min(start + sums.SEGMENT, self.elements)):
-                yield as_reals(widen(raw, self.dtype)).astype(np.float64)  # a copy, for the stored bits are overwritten
+                yield as_reals(widen(raw, self.dtype)).astype(
+                    np.float64
+                )  # a copy, for the stored bits are overwritten
         self.stored.verify()
 
 
 def carriers(golden: Values) -> float:
-    """How many elements carry a tensor's norm: (sum g^2)^2 / sum g^4, between 1 and its number of elements; 0 if all are zero."""
-    largest = max((float(np.max(np.abs(block), initial=0.0)) for block in golden.blocks()), default=0.0)
+    """How many elements carry a tensor's norm: (sum g^2)^2 / sum g^4, between 1 and its number of
+    elements; 0 if all are zero.
+    """
+    largest = max(
+        (float(np.max(np.abs(block), initial=0.0)) for block in golden.blocks()), default=0.0
+    )
     if not largest or not math.isfinite(largest):
         return 0.0
     squares, fourths = [], []
@@ -73,9 +86,19 @@ def carriers(golden: Values) -> float:
     return math.fsum(squares) ** 2 / math.fsum(fourths)
 
 
-def common_factor(one_minus_cosine: float | None, golden: Statistics | None, other: Statistics | None) -> float | None:
-    """The factor on golden that comes closest to another tensor, by least squares, less 1; ``None`` if it is not known."""
-    if one_minus_cosine is None or golden is None or other is None or not golden.l2 or other.l2 is None:
+def common_factor(
+    one_minus_cosine: float | None, golden: Statistics | None, other: Statistics | None
+) -> float | None:
+    """The factor on golden that comes closest to another tensor, by least squares, less 1; ``None``
+    if it is not known.
+    """
+    if (
+        one_minus_cosine is None
+        or golden is None
+        or other is None
+        or not golden.l2
+        or other.l2 is None
+    ):
         return None
     if golden.nan or golden.inf or other.nan or other.inf:
         return None
@@ -83,7 +106,9 @@ def common_factor(one_minus_cosine: float | None, golden: Statistics | None, oth
 
 
 def at_right_angles(rel_l2: float, factor: float) -> float:
-    """The part of a relative L2 error that is at right angles to golden, where the factor on golden is known, less 1."""
+    """The part of a relative L2 error that is at right angles to golden, where the factor on golden
+    is known, less 1.
+    """
     return math.sqrt(max(rel_l2 * rel_l2 - factor * factor, 0.0))
 
 
@@ -113,12 +138,17 @@ def beyond_last_place(golden: Values, candidate: Values, before: Values, digits:
 
     Args:
         golden, candidate: the updates.
-        before: golden's parameter before it; the candidate was given its values, rounded to its own type.
+        before: golden's parameter before it; the candidate was given its values, rounded to its own
+            type.
         digits: of the type that the candidate keeps its parameter in.
     """
-    largest = max((float(np.max(np.abs(block), initial=0.0)) for block in golden.blocks()), default=0.0)
+    largest = max(
+        (float(np.max(np.abs(block), initial=0.0)) for block in golden.blocks()), default=0.0
+    )
     room, count = ROUNDINGS_OF_UPDATE * 2.0**-digits * largest, 0
-    for ours, theirs, parameter in zip(golden.blocks(), candidate.blocks(), before.blocks(), strict=True):
+    for ours, theirs, parameter in zip(
+        golden.blocks(), candidate.blocks(), before.blocks(), strict=True
+    ):
         magnitude = np.maximum(np.abs(parameter), np.abs(parameter + ours))
         last_place = np.ldexp(1.0, np.frexp(magnitude)[1] - digits)
         count += int(np.count_nonzero(np.abs(theirs - ours) > last_place + room))

@@ -1,11 +1,13 @@
-"""Masks: very low numbers where nothing is to be attended to. Two devices or types may use different ones.
+"""Masks: very low numbers where nothing is to be attended to. Two devices or types may use
+different ones.
 
-A value is **masked** if it is -Inf, or at most 0.99 times its type's lowest finite number (adding scores to that number changes it
-a little), or exactly the lowest finite number of another type, as where a mask made for bfloat16 is used in float32. Positions masked on
-both sides are equal. A tensor holds masks only if its smallest value is one, so its statistics tell whether to look.
+A value is **masked** if it is -Inf, or at most 0.99 times its type's lowest finite number (adding
+scores to that number changes it a little), or exactly the lowest finite number of another type, as
+where a mask made for bfloat16 is used in float32. Positions masked on both sides are equal. A
+tensor holds masks only if its smallest value is one, so its statistics tell whether to look.
 
-Masks of two kinds are compared by what they let through: a boolean one where it is true, a floating one, which is added to scores, where
-it is not masked.
+Masks of two kinds are compared by what they let through: a boolean one where it is true, a floating
+one, which is added to scores, where it is not masked.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from numpy.typing import NDArray
 from accucompare.bundle.format import Record
 from accucompare.numbers import DTYPES, Array, DType, Kind, Statistics, round_to, widen
 
-#: The types whose lowest number is used as a mask. An fp8 type's lowest number is an ordinary value in other types.
+# : The types whose lowest number is used as a mask. An fp8 type's lowest number is an ordinary
+# value in other types.
 _USED = ("float64", "float32", "bfloat16", "float16")
 _NEAR = 0.99
 
@@ -37,7 +40,9 @@ def is_masked(values: Array, dtype: DType) -> NDArray[np.bool_]:
         dtype: their true type.
     """
     lowest, others = _lowest(dtype.name)
-    masked: NDArray[np.bool_] = values <= np.float64(lowest)  # a plain float would be rounded to the values' type
+    masked: NDArray[np.bool_] = values <= np.float64(
+        lowest
+    )  # a plain float would be rounded to the values' type
     for other in others:
         masked |= values == np.float64(other)
     return masked
@@ -45,58 +50,86 @@ def is_masked(values: Array, dtype: DType) -> NDArray[np.bool_]:
 
 @cache
 def _lowest(name: str) -> tuple[float, tuple[float, ...]]:
-    """The number at and below which a type's values are masked, and the higher numbers that are another type's masks."""
+    """The number at and below which a type's values are masked, and the higher numbers that are
+    another type's masks.
+    """
     if name not in _USED:
         return -math.inf, ()
     dtype = DTYPES[name]
     lowest = -_NEAR * dtype.largest
     numbers = np.array([-DTYPES[name].largest for name in _USED])
     with np.errstate(over="ignore"):
-        held = widen(round_to(numbers, dtype), dtype) if dtype.ml_dtype else numbers.astype(dtype.storage)
+        held = (
+            widen(round_to(numbers, dtype), dtype)
+            if dtype.ml_dtype
+            else numbers.astype(dtype.storage)
+        )
     return lowest, tuple(float(number) for number in held if number > lowest)
 
 
 def may_hold_masks(dtype: DType, statistics: Statistics | None) -> bool:
-    """Whether a tensor may hold masks. Statistics do not tell the sign of an infinity, so any infinity counts."""
+    """Whether a tensor may hold masks. Statistics do not tell the sign of an infinity, so any
+    infinity counts.
+    """
     if dtype.kind is not Kind.FLOAT:
         return False
     return statistics is None or statistics.inf > 0 or _smallest_is_mask(dtype, statistics)
 
 
 def masks_may_explain(golden: Record, candidate: Record) -> bool:
-    """Whether two tensors known only by their statistics may hold different mask numbers in the same places.
+    """Whether two tensors known only by their statistics may hold different mask numbers in the
+    same places.
 
-    If the only masks are -Inf on both sides, they are counted as values that are not finite, and explain no difference.
-    """
+    If the only masks are -Inf on both sides, they are counted as values that are not finite, and
+    explain no difference."""
     ours, theirs = DTYPES[golden.dtype], DTYPES[candidate.dtype]
     left, right = golden.statistics, candidate.statistics
-    if not ((left is not None and _smallest_is_mask(ours, left)) or (right is not None and _smallest_is_mask(theirs, right))):
+    if not (
+        (left is not None and _smallest_is_mask(ours, left))
+        or (right is not None and _smallest_is_mask(theirs, right))
+    ):
         return False
     return may_hold_masks(ours, left) and may_hold_masks(theirs, right)
 
 
 def _smallest_is_mask(dtype: DType, statistics: Statistics) -> bool:
     lowest, others = _lowest(dtype.name)
-    return dtype.kind is Kind.FLOAT and statistics.min is not None and (statistics.min <= lowest or statistics.min in others)
+    return (
+        dtype.kind is Kind.FLOAT
+        and statistics.min is not None
+        and (statistics.min <= lowest or statistics.min in others)
+    )
 
 
 def are_masks_of_two_kinds(golden: Record, candidate: Record) -> bool:
     """Whether two records are a boolean and a floating mask, whose shapes are those of one mask."""
     sides = (golden, candidate)
-    if any(record.dtype not in DTYPES or not record.shape or record.member is None for record in sides):
+    if any(
+        record.dtype not in DTYPES or not record.shape or record.member is None for record in sides
+    ):
         return False
     kinds = {DTYPES[record.dtype].kind: record for record in sides}
-    return kinds.keys() == {Kind.BOOL, Kind.FLOAT} and _is_added(kinds[Kind.FLOAT]) and _common_shape(golden, candidate) is not None
+    return (
+        kinds.keys() == {Kind.BOOL, Kind.FLOAT}
+        and _is_added(kinds[Kind.FLOAT])
+        and _common_shape(golden, candidate) is not None
+    )
 
 
 def _is_added(record: Record) -> bool:
-    """Whether a floating tensor may be a mask that is added to scores: very low somewhere, or zero everywhere."""
+    """Whether a floating tensor may be a mask that is added to scores: very low somewhere, or zero
+    everywhere.
+    """
     found = record.statistics
-    return may_hold_masks(DTYPES[record.dtype], found) or (found is not None and not found.nan and (found.min, found.max) == (0, 0))
+    return may_hold_masks(DTYPES[record.dtype], found) or (
+        found is not None and not found.nan and (found.min, found.max) == (0, 0)
+    )
 
 
 def _common_shape(golden: Record, candidate: Record) -> tuple[int, ...] | None:
-    """The shape that both fill when they are broadcast; ``None`` if there is none, or it is too large to be a mask."""
+    """The shape that both fill when they are broadcast; ``None`` if there is none, or it is too
+    large to be a mask.
+    """
     if golden.shape == candidate.shape:
         return golden.shape
     try:
@@ -121,7 +154,9 @@ class MaskDifference:
     different: int
 
 
-def compare_masks(golden_dtype: DType, candidate_dtype: DType, blocks: Iterable[tuple[Array, Array]]) -> MaskDifference:
+def compare_masks(
+    golden_dtype: DType, candidate_dtype: DType, blocks: Iterable[tuple[Array, Array]]
+) -> MaskDifference:
     """Compare what a boolean and a floating mask let through.
 
     Args:
@@ -131,11 +166,15 @@ def compare_masks(golden_dtype: DType, candidate_dtype: DType, blocks: Iterable[
     elements = masked = different = 0
     for golden, candidate in blocks:
         of_booleans, numbers, dtype = (
-            (golden, candidate, candidate_dtype) if golden_dtype.kind is Kind.BOOL else (candidate, golden, golden_dtype)
+            (golden, candidate, candidate_dtype)
+            if golden_dtype.kind is Kind.BOOL
+            else (candidate, golden, golden_dtype)
         )
         values = widen(numbers, dtype)
         through = ~is_masked(values, dtype)
-        apart = (of_booleans != through) | (through & (values != 0))  # what it adds to what it lets through is a difference, too
+        apart = (of_booleans != through) | (
+            through & (values != 0)
+        )  # what it adds to what it lets through is a difference, too
         elements += apart.size
         masked += int(np.count_nonzero(~(of_booleans | through)))
         different += int(np.count_nonzero(apart))

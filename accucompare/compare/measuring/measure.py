@@ -1,10 +1,10 @@
 """The metrics of a pair of tensors, block by block, in float64.
 
-Sums are taken as ``accucompare.numbers.sums`` describes, so no result depends on the block size. Values are first widened to float64.
-That is exact for every type but 64-bit integers, which are subtracted as integers. Complex tensors are compared as pairs of reals.
-Positions not finite on both sides are counted, judged, and left out of every sum. Positions masked on both sides
-(``compare.measuring.masks``) are equal, and left out too.
-"""
+Sums are taken as ``accucompare.numbers.sums`` describes, so no result depends on the block size.
+Values are first widened to float64. That is exact for every type but 64-bit integers, which are
+subtracted as integers. Complex tensors are compared as pairs of reals. Positions not finite on both
+sides are counted, judged, and left out of every sum. Positions masked on both sides
+(``compare.measuring.masks``) are equal, and left out too."""
 
 from __future__ import annotations
 
@@ -22,35 +22,43 @@ from accucompare.numbers import DTYPES, AnyNumber, DType, Kind, Statistics, kern
 
 
 class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The metrics of a pair; d = candidate - golden, n = positions finite on both sides and not masked on both.
+    """The metrics of a pair; d = candidate - golden, n = positions finite on both sides and not
+    masked on both.
 
-    Metrics from statistics alone (``compare.judging.bounds``) hold lower bounds instead of most values, and ``None`` where nothing is
-    known.
+    Metrics from statistics alone (``compare.judging.bounds``) hold lower bounds instead of most
+    values, and ``None`` where nothing is known.
 
     Attributes:
         elements: positions in the tensor (twice the elements of a complex one).
         compared: n.
         rel_l2: sqrt(sum d^2) / sqrt(sum golden^2); 0 for 0/0, inf for x/0.
-        one_minus_cosine: 1 - cosine similarity, right down to 1e-15; 0 if both are zero, 1 if one is.
+        one_minus_cosine: 1 - cosine similarity, right down to 1e-15; 0 if both are zero, 1 if one
+            is.
         max_abs: max |d|.
-        max_abs_index: where, as an index into the tensor (complex: a last 0 or 1 for the real or imaginary part);
-            ``None`` where there is no difference.
+        max_abs_index: where, as an index into the tensor (complex: a last 0 or 1 for the real or
+            imaginary part); ``None`` where there is no difference.
         golden_at_max, candidate_at_max: both values there (integers as ``int``).
         max_rel: max |d| / |golden|; 0 for 0/0, inf for x/0.
         mean_abs: mean |d|.
         rmse: sqrt(mean d^2).
         bias: mean d.
-        max_ulp: largest distance in units in the last place; ``None`` unless both are of one floating type.
-        over_tolerance: share of n with |d| > atol + rtol * |golden|; ``None`` where neither was asked for.
+        max_ulp: largest distance in units in the last place; ``None`` unless both are of one
+            floating type.
+        over_tolerance: share of n with |d| > atol + rtol * |golden|; ``None`` where neither was
+            asked for.
         tolerance_used: max |d| / (atol + rtol * |golden|); 0 for 0/0; ``None`` likewise.
         needed_atol: the smallest atol that would pass, given rtol; ``None`` likewise.
         over_1e3, over_5e3: shares of n with |d| > 1e-3 and 5e-3 times |golden|.
-        golden_nan, candidate_nan, golden_inf, candidate_inf: how many values are NaN, and +Inf or -Inf.
+        golden_nan, candidate_nan, golden_inf, candidate_inf: how many values are NaN, and +Inf or
+            -Inf.
         nonfinite_mismatch: positions not finite on a side where the other holds something else.
         nonfinite_index: the first of those; ``None`` where there is none.
-        saturated: positions where the candidate sits at its type's largest value and golden is beyond it.
-        deviation: relative standard deviation of ``rel_l2`` and ``rmse`` where they were estimated (``compare.judging.estimates``); else 0.
-        masked: positions that are masked on both sides; 0 for tensors of the same bits, in which masks are not looked for.
+        saturated: positions where the candidate sits at its type's largest value and golden is
+            beyond it.
+        deviation: relative standard deviation of ``rel_l2`` and ``rmse`` where they were estimated
+            (``compare.judging.estimates``); else 0.
+        masked: positions that are masked on both sides; 0 for tensors of the same bits, in which
+            masks are not looked for.
     """
 
     elements: int = 0
@@ -83,7 +91,9 @@ class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def nothing_finite(self) -> bool:
-        """Whether the two differ but no position could be measured, so that every difference here is 0 only for that reason."""
+        """Whether the two differ but no position could be measured, so that every difference here
+        is 0 only for that reason.
+        """
         return self.compared == 0 and self.nonfinite_mismatch > 0
 
 
@@ -104,9 +114,10 @@ def measure_pair(
         golden, candidate: the two tensors' stored bits.
         dtypes: their true types, golden's and the candidate's, both of one kind.
         shape: of both.
-        atol, rtol: for ``over_tolerance`` and ``needed_atol``; one given alone takes the other as 0.
-        masks: whether to look for masks. That takes NumPy's slower pass, so ask only if both tensors may hold some
-            (``compare.measuring.masks``).
+        atol, rtol: for ``over_tolerance`` and ``needed_atol``; one given alone takes the other as
+            0.
+        masks: whether to look for masks. That takes NumPy's slower pass, so ask only if both
+            tensors may hold some (``compare.measuring.masks``).
         run: a ``map`` over the tensors' segments, which may work in parallel; it changes no result.
 
     Raises:
@@ -114,7 +125,9 @@ def measure_pair(
     """
     golden_dtype, candidate_dtype = dtypes
     if golden_dtype.kind is not candidate_dtype.kind:
-        raise ValueError(f"{golden_dtype.name} and {candidate_dtype.name} are numbers of different kinds")
+        raise ValueError(
+            f"{golden_dtype.name} and {candidate_dtype.name} are numbers of different kinds"
+        )
     pair = PairOfTensors(golden, candidate, golden_dtype, candidate_dtype, math.prod(shape), masks)
     segments = pair.segments()
     if len(segments) == 1:
@@ -135,7 +148,9 @@ def measure_pair(
     return _metrics(scan, total, angle, (*shape, 2) if golden_dtype.kind is Kind.COMPLEX else shape)
 
 
-def measure_identical(dtype: DType, shape: tuple[int, ...], statistics: Statistics, asked: bool) -> Metrics:
+def measure_identical(
+    dtype: DType, shape: tuple[int, ...], statistics: Statistics, asked: bool
+) -> Metrics:
     """What ``measure_pair`` would return for a pair of the same bits, without reading them.
 
     Args:
@@ -166,12 +181,18 @@ def measure_masks(golden: Blocks, candidate: Blocks, records: tuple[Record, Reco
         records: of both, of which ``are_masks_of_two_kinds`` holds.
 
     Returns:
-        Metrics in which only the counts of positions, and ``over_tolerance``, the share of those that differ, say something.
+        Metrics in which only the counts of positions, and ``over_tolerance``, the share of those
+        that differ, say something.
     """
-    dtypes, sizes = (DTYPES[records[0].dtype], DTYPES[records[1].dtype]), [math.prod(record.shape) for record in records]
+    dtypes, sizes = (
+        (DTYPES[records[0].dtype], DTYPES[records[1].dtype]),
+        [math.prod(record.shape) for record in records],
+    )
     if records[0].shape == records[1].shape:
         pair = PairOfTensors(golden, candidate, dtypes[0], dtypes[1], sizes[0])
-        found = compare_masks(*dtypes, (raw for segment in pair.segments() for raw in pair.raw_blocks(segment)))
+        found = compare_masks(
+            *dtypes, (raw for segment in pair.segments() for raw in pair.raw_blocks(segment))
+        )
     else:
         ours, theirs = (
             np.concatenate(list(side(0, size))).reshape(record.shape)
@@ -180,13 +201,23 @@ def measure_masks(golden: Blocks, candidate: Blocks, records: tuple[Record, Reco
         found = compare_masks(*dtypes, [(ours, theirs)])
     compared = found.elements - found.masked
     share = found.different / compared if found.different else 0.0
-    return Metrics(elements=found.elements, compared=compared, masked=found.masked, over_tolerance=share, max_abs=float(bool(share)))
+    return Metrics(
+        elements=found.elements,
+        compared=compared,
+        masked=found.masked,
+        over_tolerance=share,
+        max_abs=float(bool(share)),
+    )
 
 
-def _measure_segment(pair: PairOfTensors, segment: Segment, atol: float | None, rtol: float | None) -> tuple[Scan, Sums]:
+def _measure_segment(
+    pair: PairOfTensors, segment: Segment, atol: float | None, rtol: float | None
+) -> tuple[Scan, Sums]:
     if pair.compiled:
         measured, chunks = _measure_compiled(pair, segment, atol, rtol)
-        if not math.isinf(measured.max_abs):  # only NumPy's pass can compare a difference beyond float64
+        if not math.isinf(
+            measured.max_abs
+        ):  # only NumPy's pass can compare a difference beyond float64
             return Scan.of(measured, segment, pair, atol, rtol), Sums(chunks=chunks)
     return _measure_by_numpy(pair, segment, atol, rtol)
 
@@ -209,7 +240,9 @@ def _measure_compiled(
 
 
 @np.errstate(all="ignore")  # it holds for one thread only
-def _measure_by_numpy(pair: PairOfTensors, segment: Segment, atol: float | None, rtol: float | None) -> tuple[Scan, Sums]:
+def _measure_by_numpy(
+    pair: PairOfTensors, segment: Segment, atol: float | None, rtol: float | None
+) -> tuple[Scan, Sums]:
     scan, sums = Scan(atol, rtol), Sums()
     for block in pair.blocks(segment):
         scan.add(block, pair)

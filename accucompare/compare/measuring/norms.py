@@ -1,4 +1,6 @@
-"""The norms of two tensors and of their difference, and the angle between them, exact to the last digits for any magnitude."""
+"""The norms of two tensors and of their difference, and the angle between them, exact to the last
+digits for any magnitude.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ import numpy as np
 from accucompare.compare.measuring.blocks import Block, PairOfTensors, Segment, scratch
 from accucompare.numbers import Float64, chunk_dots, chunk_sums, kernel, power_of_two_near
 
-#: Calls a function with each item and gives the results in order, as ``map`` or a thread pool's ``map`` does.
+# : Calls a function with each item and gives the results in order, as ``map`` or a thread pool's
+# ``map`` does.
 Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 #: Veltkamp's constant: splits a float64 into two halves whose products are exact.
@@ -22,13 +25,16 @@ _SPLITTER = 2.0**27 + 1.0
 #: If |candidate| / |golden| is between these, d keeps all digits of the candidate's direction.
 _ALIKE = 1e-2, 1e6
 
-#: Chunk sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, in this order; then, from the compiled kernel only, the
-#: excess and the rest of each chunk (see ``kernel.Measurement.chunk_sums``).
+# : Chunk sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, in this order;
+# then, from the compiled kernel only, the : excess and the rest of each chunk (see
+# ``kernel.Measurement.chunk_sums``).
 Chunks = Sequence[list[float]]
 
 
 class Scales(NamedTuple):
-    """Powers of two that golden, candidate and d are multiplied by, so that their squares fit float64; 1 almost always."""
+    """Powers of two that golden, candidate and d are multiplied by, so that their squares fit
+    float64; 1 almost always.
+    """
 
     golden: float = 1.0
     candidate: float = 1.0
@@ -45,13 +51,17 @@ UNSCALED = Scales()
 
 
 class Totals(NamedTuple):
-    """The totals of all sums: L2 norms (each times its scale), and the sums for the means (times the scale of d)."""
+    """The totals of all sums: L2 norms (each times its scale), and the sums for the means (times
+    the scale of d).
+    """
 
     scales: Scales
     golden: float
     candidate: float
     diff: float
-    cross: float  # sum d * (golden + candidate) = candidate^2 - golden^2, times both scales; needs golden's and candidate's equal
+    # sum d * (golden + candidate) = candidate^2 - golden^2, times both scales; needs golden's and
+    # candidate's equal
+    cross: float
     absolute: float  # sum |d|
     signed: float  # sum d
 
@@ -60,7 +70,9 @@ class Totals(NamedTuple):
         """|d| / |golden|; 0 for 0/0, inf for x/0."""
         if not self.golden:
             return math.inf if self.diff else 0.0
-        exponent = math.frexp(self.scales.golden)[1] - math.frexp(self.scales.diff)[1]  # their quotient may be beyond float64
+        exponent = (
+            math.frexp(self.scales.golden)[1] - math.frexp(self.scales.diff)[1]
+        )  # their quotient may be beyond float64
         try:
             ratio = math.ldexp(self.diff / self.golden, exponent)
         except OverflowError:
@@ -78,7 +90,9 @@ class Sums:
     def add(self, block: Block) -> None:
         golden, candidate, diff = block.golden, block.candidate, block.diff
         if self.scales != UNSCALED:
-            small = min(self.scales.diff, 1.0)  # before the subtraction, since d itself may be beyond float64
+            small = min(
+                self.scales.diff, 1.0
+            )  # before the subtraction, since d itself may be beyond float64
             diff = diff * self.scales.diff if small == 1.0 else candidate * small - golden * small
             golden, candidate = golden * self.scales.golden, candidate * self.scales.candidate
         free = scratch(3, len(diff))
@@ -99,20 +113,31 @@ class Sums:
             golden, candidate, diff, cross, absolute, signed = map(math.fsum, self.chunks[:6])
         except (OverflowError, ValueError):  # some are beyond float64
             golden, candidate, diff, cross, absolute, signed = map(_exact_sum, self.chunks[:6])
-        return Totals(self.scales, math.sqrt(golden), math.sqrt(candidate), math.sqrt(diff), cross, absolute, signed)
+        return Totals(
+            self.scales,
+            math.sqrt(golden),
+            math.sqrt(candidate),
+            math.sqrt(diff),
+            cross,
+            absolute,
+            signed,
+        )
 
     def parts(self) -> tuple[float, float] | None:
-        """Excess and the rest's sum of squares, where candidate = (1 + excess) * golden + rest, and rest is perpendicular to golden.
+        """Excess and the rest's sum of squares, where candidate = (1 + excess) * golden + rest, and
+        rest is perpendicular to golden.
 
-        The whole's rest is each chunk's rest plus the difference of the chunk's own multiple of golden from the whole's. ``None`` if the
-        kernel did not give both for every chunk.
+        The whole's rest is each chunk's rest plus the difference of the chunk's own multiple of
+        golden from the whole's. ``None`` if the kernel did not give both for every chunk.
         """
         squares, (excesses, rests) = self.chunks[0], self.chunks[6:]
         if len(rests) != len(squares) or math.isnan(_exact_sum(rests)):
             return None
         total = _exact_sum(squares)
         excess = _exact_sum(map(operator.mul, excesses, squares)) / total if total else 0.0
-        return excess, _exact_sum(rests) + _exact_sum((own - excess) ** 2 * square for own, square in zip(excesses, squares, strict=True))
+        return excess, _exact_sum(rests) + _exact_sum(
+            (own - excess) ** 2 * square for own, square in zip(excesses, squares, strict=True)
+        )
 
 
 def _exact_sum(chunks: Iterable[float]) -> float:
@@ -123,11 +148,12 @@ def _exact_sum(chunks: Iterable[float]) -> float:
 
 
 def one_minus_cosine(sums: Sums, total: Totals, pair: PairOfTensors, run: Run) -> float:
-    """1 - cosine similarity, from the difference of the normalised vectors: |u - v|^2 / 2 with u, v of length 1.
+    """1 - cosine similarity, from the difference of the normalised vectors: |u - v|^2 / 2 with u, v
+    of length 1.
 
-    In terms of the sums that is (|d|^2 - (|candidate| - |golden|)^2) / (2 |golden| |candidate|). If the difference is mostly one of
-    length, that subtraction cancels. Then it follows from the sine, if the kernel gave its terms; else the tensors are read once more to
-    sum |u - v|^2 itself.
+    In terms of the sums that is (|d|^2 - (|candidate| - |golden|)^2) / (2 |golden| |candidate|). If
+    the difference is mostly one of length, that subtraction cancels. Then it follows from the sine,
+    if the kernel gave its terms; else the tensors are read once more to sum |u - v|^2 itself.
     """
     if not total.golden or not total.candidate:
         return 0.0 if total.golden == total.candidate else 1.0
@@ -137,10 +163,17 @@ def one_minus_cosine(sums: Sums, total: Totals, pair: PairOfTensors, run: Run) -
             return 0.0
         if (across - along) * (across + along) > 1e-3 * across * across:
             rescale = total.scales.golden / total.scales.diff
-            return 0.5 * ((across - along) / total.golden * rescale) * ((across + along) / total.candidate * rescale)
+            return (
+                0.5
+                * ((across - along) / total.golden * rescale)
+                * ((across + along) / total.candidate * rescale)
+            )
     parts = sums.parts()
     if parts is not None and _ALIKE[0] <= total.candidate / total.golden <= _ALIKE[1]:
-        cosine, sine = (1 + parts[0]) * total.golden / total.candidate, math.sqrt(max(parts[1], 0.0)) / total.candidate
+        cosine, sine = (
+            (1 + parts[0]) * total.golden / total.candidate,
+            math.sqrt(max(parts[1], 0.0)) / total.candidate,
+        )
         return sine**2 / (1 + cosine) if cosine > 0 else 1 - cosine
     return 0.5 * _apart_squared(total, pair, run)
 
@@ -157,7 +190,13 @@ def _apart_squared(total: Totals, pair: PairOfTensors, run: Run) -> float:
         squares: list[float] = []
         if compiled:
             for raw in pair.raw_blocks(segment):
-                squares += kernel.apart_block(*raw, pair.golden_dtype, pair.candidate_dtype, powers, (golden_length, candidate_length))
+                squares += kernel.apart_block(
+                    *raw,
+                    pair.golden_dtype,
+                    pair.candidate_dtype,
+                    powers,
+                    (golden_length, candidate_length),
+                )
             return squares
         for block in pair.blocks(segment):
             golden = np.ldexp(block.golden * total.scales.golden, -golden_exponent)
@@ -173,7 +212,9 @@ def _apart_squared(total: Totals, pair: PairOfTensors, run: Run) -> float:
 
 
 def _product(values: Float64, factor: float) -> tuple[Float64, Float64]:
-    """Rounded products and their exact rounding errors (T. J. Dekker, Numerische Mathematik 18, 1971)."""
+    """Rounded products and their exact rounding errors (T. J. Dekker, Numerische Mathematik 18,
+    1971).
+    """
     product = values * factor
     high = values * _SPLITTER
     high -= high - values
@@ -181,4 +222,6 @@ def _product(values: Float64, factor: float) -> tuple[Float64, Float64]:
     factor_high = factor * _SPLITTER
     factor_high -= factor_high - factor
     factor_low = factor - factor_high
-    return product, low * factor_low - (((product - high * factor_high) - low * factor_high) - high * factor_low)
+    return product, low * factor_low - (
+        ((product - high * factor_high) - low * factor_high) - high * factor_low
+    )

@@ -1,4 +1,6 @@
-"""An even sample of a tensor that is too large to read whole: one slice in so many along each dimension."""
+"""An even sample of a tensor that is too large to read whole: one slice in so many along each
+dimension.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: The fewest slices left along other dimensions before the last one, which usually holds channels, is thinned.
+# : The fewest slices left along other dimensions before the last one, which usually holds channels,
+# is thinned.
 FEWEST_SLICES = 32
 
 
@@ -18,7 +21,8 @@ class Sample:
 
     Attributes:
         shape: of the whole.
-        starts, steps: for each dimension the first slice that is read, and the step from one to the next.
+        starts, steps: for each dimension the first slice that is read, and the step from one to the
+            next.
     """
 
     shape: tuple[int, ...]
@@ -35,15 +39,22 @@ class Sample:
             around: an index that the sample contains.
         """
         steps = [1] * len(shape)
-        while math.prod(counts := [-(-size // step) for size, step in zip(shape, steps, strict=True)]) > most:
+        while (
+            math.prod(counts := [-(-size // step) for size, step in zip(shape, steps, strict=True)])
+            > most
+        ):
             before = [dim for dim in range(len(shape) - 1) if counts[dim] > FEWEST_SLICES]
             steps[max(before or range(len(shape)), key=counts.__getitem__)] *= 2
-        return cls(shape, tuple(at % step for at, step in zip(around, steps, strict=True)), tuple(steps))
+        return cls(
+            shape, tuple(at % step for at, step in zip(around, steps, strict=True)), tuple(steps)
+        )
 
     @property
     def slices(self) -> tuple[slice, ...]:
         """The sample as an index of the whole."""
-        return tuple(slice(start, None, step) for start, step in zip(self.starts, self.steps, strict=True))
+        return tuple(
+            slice(start, None, step) for start, step in zip(self.starts, self.steps, strict=True)
+        )
 
     def indices(self) -> list[NDArray[np.intp]]:
         """The slices that are read, for each dimension."""

@@ -45,7 +45,14 @@ class Scan(msgspec.Struct, gc=False):
     masked: int = 0  # the compiled kernel does not look for masks
 
     @classmethod
-    def of(cls, measured: kernel.Measured, segment: Segment, pair: PairOfTensors, atol: float | None, rtol: float | None) -> Scan:
+    def of(
+        cls,
+        measured: kernel.Measured,
+        segment: Segment,
+        pair: PairOfTensors,
+        atol: float | None,
+        rtol: float | None,
+    ) -> Scan:
         """What the compiled kernel measured in a segment."""
         scan = cls(atol, rtol, *measured)
         start = segment.start * pair.reals
@@ -53,17 +60,26 @@ class Scan(msgspec.Struct, gc=False):
             scan.max_abs_index += start
             if pair.golden_dtype.kind in _EXACT:
                 exact = _EXACT[pair.golden_dtype.kind]
-                scan.golden_at_max, scan.candidate_at_max = exact(measured.golden_at_max), exact(measured.candidate_at_max)
+                scan.golden_at_max, scan.candidate_at_max = (
+                    exact(measured.golden_at_max),
+                    exact(measured.candidate_at_max),
+                )
         else:
             scan.golden_at_max = scan.candidate_at_max = None
         if scan.nonfinite_index is not None:
             scan.nonfinite_index += start
-        if pair.golden_dtype is not pair.candidate_dtype or not pair.golden_dtype.digits or segment.stop == segment.start:
+        if (
+            pair.golden_dtype is not pair.candidate_dtype
+            or not pair.golden_dtype.digits
+            or segment.stop == segment.start
+        ):
             scan.max_ulp = None
         return scan
 
     def scales(self) -> Scales:
-        """The scales that values need for their squares to fit float64. Only float64 tensors need any."""
+        """The scales that values need for their squares to fit float64. Only float64 tensors need
+        any.
+        """
         return Scales.of(self.largest_golden, self.largest_candidate, self.max_abs)
 
     def add(self, block: Block, pair: PairOfTensors) -> None:
@@ -75,20 +91,33 @@ class Scan(msgspec.Struct, gc=False):
         golden = np.abs(block.golden, out=scratch(4, length))
         if pair.golden_dtype.digits == 53 or pair.candidate_dtype.digits == 53:
             self.largest_golden = max(self.largest_golden, float(golden.max()))
-            self.largest_candidate = max(self.largest_candidate, float(np.abs(block.candidate, out=scratch(5, length)).max()))
+            self.largest_candidate = max(
+                self.largest_candidate, float(np.abs(block.candidate, out=scratch(5, length)).max())
+            )
         if pair.candidate_dtype.largest < pair.golden_dtype.largest and block.finite is None:
             self._count_saturated(golden, block.candidate, pair)
         most = float(magnitude.max())
         if most > self.max_abs:
             place = int(magnitude.argmax())
             self.max_abs, self.max_abs_index = most, block.start + place
-            integers = pair.golden_dtype.kind in (Kind.INT, Kind.BOOL)  # kept as such: a float64 cannot tell 2**53 from 2**53 + 1
-            ours, theirs = (block.golden_raw, block.candidate_raw) if integers else (block.golden, block.candidate)
+            integers = pair.golden_dtype.kind in (
+                Kind.INT,
+                Kind.BOOL,
+            )  # kept as such: a float64 cannot tell 2**53 from 2**53 + 1
+            ours, theirs = (
+                (block.golden_raw, block.candidate_raw)
+                if integers
+                else (block.golden, block.candidate)
+            )
             self.golden_at_max, self.candidate_at_max = ours[place].item(), theirs[place].item()
         if most > 0.0:
             self._compare_with_golden(block, magnitude, golden)
         if pair.golden_dtype is pair.candidate_dtype and pair.golden_dtype.digits:
-            distance = _ulps(block.golden_raw, block.candidate_raw, pair.golden_dtype, block.finite) if most > 0.0 else 0
+            distance = (
+                _ulps(block.golden_raw, block.candidate_raw, pair.golden_dtype, block.finite)
+                if most > 0.0
+                else 0
+            )
             self.max_ulp = max(self.max_ulp or 0, distance)
 
     def join(self, later: Scan) -> None:
@@ -126,8 +155,12 @@ class Scan(msgspec.Struct, gc=False):
             rtol = self.rtol or 0.0
             allowed = (self.atol or 0.0) * size + rtol * golden
             self.over_tolerance += int(np.count_nonzero(magnitude > allowed))
-            self.needed_atol = max(self.needed_atol, float(((magnitude - rtol * golden) / size).max()))
-            self.tolerance_used = max(self.tolerance_used, _largest(np.divide(magnitude, allowed, out=allowed)))
+            self.needed_atol = max(
+                self.needed_atol, float(((magnitude - rtol * golden) / size).max())
+            )
+            self.tolerance_used = max(
+                self.tolerance_used, _largest(np.divide(magnitude, allowed, out=allowed))
+            )
         most = _largest(np.divide(magnitude, golden, out=scratch(5, len(golden))))
         self.max_rel = max(self.max_rel, most)
         if most > 0.999e-3:  # else there is nothing to count
@@ -151,8 +184,12 @@ class Scan(msgspec.Struct, gc=False):
         self.nonfinite_mismatch += int(np.count_nonzero(mismatch))
         self._count_saturated(np.abs(golden), candidate, pair, block.masked)
 
-    def _count_saturated(self, golden: Array, candidate: Array, pair: PairOfTensors, masked: Array | None = None) -> None:
-        limit = np.float64(pair.candidate_dtype.largest)  # a plain float would be rounded to golden's type
+    def _count_saturated(
+        self, golden: Array, candidate: Array, pair: PairOfTensors, masked: Array | None = None
+    ) -> None:
+        limit = np.float64(
+            pair.candidate_dtype.largest
+        )  # a plain float would be rounded to golden's type
         beyond = golden > limit if masked is None else (golden > limit) & ~masked
         if beyond.any():
             self.saturated += int(np.count_nonzero(beyond & (np.abs(candidate) == limit)))
@@ -177,9 +214,9 @@ def _largest(ratios: Float64) -> float:
 def _ulps(golden: Array, candidate: Array, dtype: DType, finite: NDArray[np.bool_] | None) -> int:
     """The largest distance in units in the last place between finite values of one floating type.
 
-    The bits of IEEE numbers of one sign are ordered as the numbers are, so the distance is a difference of integers (B. Dawson,
-    "Comparing floating point numbers", 2012); -0 and +0 are the same number.
-    """
+    The bits of IEEE numbers of one sign are ordered as the numbers are, so the distance is a
+    difference of integers (B. Dawson, "Comparing floating point numbers", 2012); -0 and +0 are the
+    same number."""
     width = {53: 8, 24: 4, 11: 2}.get(dtype.digits, golden.dtype.itemsize)
     golden_bits, candidate_bits = golden.view(f"i{width}"), candidate.view(f"i{width}")
     if finite is not None:
@@ -187,7 +224,9 @@ def _ulps(golden: Array, candidate: Array, dtype: DType, finite: NDArray[np.bool
         if not golden_bits.size:
             return 0
     if not dtype.signed:
-        return int(np.abs(golden_bits.view("u1").astype(np.int64) - candidate_bits.view("u1")).max())
+        return int(
+            np.abs(golden_bits.view("u1").astype(np.int64) - candidate_bits.view("u1")).max()
+        )
     apart = np.bitwise_xor(golden_bits, candidate_bits)
     if apart.min() >= 0:  # every pair has one sign
         difference = np.subtract(golden_bits, candidate_bits, out=apart)
@@ -196,5 +235,7 @@ def _ulps(golden: Array, candidate: Array, dtype: DType, finite: NDArray[np.bool
     magnitude = ~np.array(-1 << (8 * width - 1), golden_bits.dtype)
     golden_bits, candidate_bits = golden_bits & magnitude, candidate_bits & magnitude
     beside = np.subtract(golden_bits, candidate_bits)[~across]
-    distance = golden_bits[across].astype(np.uint64) + candidate_bits[across].astype(np.uint64)  # at most 2**64 - 2
+    distance = golden_bits[across].astype(np.uint64) + candidate_bits[across].astype(
+        np.uint64
+    )  # at most 2**64 - 2
     return max(int(distance.max()), int(beside.max(initial=0)), -int(beside.min(initial=0)))

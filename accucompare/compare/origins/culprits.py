@@ -1,11 +1,12 @@
 """The sites where errors are made, ranked.
 
-**Fed.** Every call was given golden's values, so every row over its limit shows an error of its own. An output of a module without
-children is the module's error, an output of one with children that of its own code after the last child, and an input that of the
-parent's code before the child.
+**Fed.** Every call was given golden's values, so every row over its limit shows an error of its
+own. An output of a module without children is the module's error, an output of one with children
+that of its own code after the last child, and an input that of the parent's code before the child.
 
-**Free-running, with a baseline.** An error is passed on and grows or shrinks on its way as rounding does, so its excess stays about
-the same. It was made where the excess jumps: where it is larger than that of anything that went in.
+**Free-running, with a baseline.** An error is passed on and grows or shrinks on its way as rounding
+does, so its excess stays about the same. It was made where the excess jumps: where it is larger
+than that of anything that went in.
 
 **Free-running, without a baseline.** All that is known is where limits are first exceeded.
 """
@@ -16,7 +17,13 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from accucompare.bundle.format import GRADIENT_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, Role
+from accucompare.bundle.format import (
+    GRADIENT_ROLES,
+    SERIES_ROLES,
+    TRAINING_ROLES,
+    UPDATE_ROLES,
+    Role,
+)
 from accucompare.compare.judging import is_noise
 from accucompare.compare.limits import CLEAR, differing
 from accucompare.compare.origins.describing import are_masks, is_choice
@@ -25,7 +32,17 @@ from accucompare.compare.origins.reasons import call_of, caller_of
 from accucompare.compare.origins.scaled import find_scaled
 from accucompare.compare.origins.sites import Culprit, Stage
 from accucompare.compare.origins.training_trace import CallKey, parameter_of
-from accucompare.compare.rows import UNMATCHED, Reason, Row, Status, blame, is_buffer, is_operator, one_sided_writes, owner_of
+from accucompare.compare.rows import (
+    UNMATCHED,
+    Reason,
+    Row,
+    Status,
+    blame,
+    is_buffer,
+    is_operator,
+    one_sided_writes,
+    owner_of,
+)
 
 #: Excesses within this factor of each other count as equal.
 ALIKE = 2.0
@@ -33,27 +50,37 @@ ALIKE = 2.0
 #: Free-running: a smaller jump may come from the way in which errors grow and shrink.
 SMALLEST_JUMP = 1.5
 
-#: If a smaller share of integers differs, they may have been chosen among nearly equal values. Such rows come last.
+# : If a smaller share of integers differs, they may have been chosen among nearly equal values.
+# Such rows come last.
 MANY = 0.1
 
-#: Reasons of another structure, not of other numbers. Such culprits come after those that show an error.
+# : Reasons of another structure, not of other numbers. Such culprits come after those that show an
+# error.
 STRUCTURAL = (Reason.SHAPE, Reason.DTYPE)
 
 #: The site of an operator's culprit.
 OPERATOR = "operator"
 
 
-def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool, updated: bool = False) -> list[Culprit]:
-    """Where errors are made, the most certain first; each site once, with its largest error, or where steps train its first step's.
+def find_culprits(
+    all_rows: list[Row], fed: bool, has_baseline: bool, updated: bool = False
+) -> list[Culprit]:
+    """Where errors are made, the most certain first; each site once, with its largest error, or
+    where steps train its first step's.
 
     Args:
         all_rows: of the comparison, in execution order.
         fed: whether each module call was given golden's values.
         has_baseline: whether errors were judged by a baseline.
-        updated: whether the steps made updates, so that a step goes on with what the one before it made.
+        updated: whether the steps made updates, so that a step goes on with what the one before it
+            made.
     """
     rows = with_effect([row for row in all_rows if not is_operator(row.record)])
-    children = {caller_of(row.record) for row in rows if row.record is not None and row.record.parent is not None}
+    children = {
+        caller_of(row.record)
+        for row in rows
+        if row.record is not None and row.record.parent is not None
+    }
     operators = _operators(all_rows) if len(rows) < len(all_rows) else []
     written = {id(row) for row in one_sided_writes(rows)}
     own = [row for row in rows if id(row) in written or _own_error(row)]
@@ -65,17 +92,22 @@ def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool, updated: b
         culprits = [*of_series, *_by_jump(rows, children), *operators, *of_writes]
     else:
         culprits = [*(_culprit(row, children) for row in own), *operators]
-        culprits.sort(key=lambda culprit: culprit.reason in STRUCTURAL and is_of_glue(culprit))  # otherwise in execution order
+        culprits.sort(
+            key=lambda culprit: culprit.reason in STRUCTURAL and is_of_glue(culprit)
+        )  # otherwise in execution order
     if not has_baseline and not updated:
         culprits = _of_most_steps_first(culprits, fed)
-    culprits = where_cut(once_for_an_update(culprits, rows), rows, lambda row: _culprit(row, children))
+    culprits = where_cut(
+        once_for_an_update(culprits, rows), rows, lambda row: _culprit(row, children)
+    )
     if updated and (fed or has_baseline):
         culprits = _first_in_time(culprits)
     return _sites(_differences_first(culprits))
 
 
 def _first_in_time(culprits: list[Culprit]) -> list[Culprit]:
-    """The same order within each step, but the first step with a clear error comes first, and the later ones after it.
+    """The same order within each step, but the first step with a clear error comes first, and the
+    later ones after it.
 
     Errors of the steps before it, none of which is clear, come last.
     """
@@ -84,18 +116,25 @@ def _first_in_time(culprits: list[Culprit]) -> list[Culprit]:
 
 
 def _of_most_steps_first(culprits: list[Culprit], fed: bool) -> list[Culprit]:
-    """The same order, but sites that are off in most steps come first: a limit of the table's is passed here and there by rounding alone.
+    """The same order, but sites that are off in most steps come first: a limit of the table's is
+    passed here and there by rounding alone.
 
-    Numbers of steps count by their powers of ``ALIKE``. Fed, what is clearly over its limit comes before all.
-    """
+    Numbers of steps count by their powers of ``ALIKE``. Fed, what is clearly over its limit comes
+    before all."""
     steps: dict[tuple[str, str, str], set[tuple[int, int]]] = {}
     for culprit in culprits:
         assert culprit.row.record is not None
-        steps.setdefault((culprit.name, culprit.site, culprit.before), set()).add((culprit.row.record.rank, culprit.row.record.step))
+        steps.setdefault((culprit.name, culprit.site, culprit.before), set()).add(
+            (culprit.row.record.rank, culprit.row.record.step)
+        )
 
     def key(culprit: Culprit) -> tuple[bool, bool, int]:
         clear = fed and _is_clear(culprit)
-        often = 0 if clear else math.floor(math.log(len(steps[culprit.name, culprit.site, culprit.before]), ALIKE))
+        often = (
+            0
+            if clear
+            else math.floor(math.log(len(steps[culprit.name, culprit.site, culprit.before]), ALIKE))
+        )
         return culprit.reason in STRUCTURAL and is_of_glue(culprit), not clear, -often
 
     return sorted(culprits, key=key)
@@ -112,7 +151,9 @@ def _is_clear(culprit: Culprit) -> bool:
 
 
 def _differences_first(culprits: list[Culprit]) -> list[Culprit]:
-    """The same order, but within each module call the culprits with a difference between the two sides' code come first."""
+    """The same order, but within each module call the culprits with a difference between the two
+    sides' code come first.
+    """
     differences: dict[CallKey, list[Culprit]] = {}
     for culprit in culprits:
         if culprit.difference is not None:
@@ -137,8 +178,21 @@ def _operators(rows: list[Row]) -> list[Culprit]:
     for row in rows:
         if id(row) in by_row and _own_error(row) and row.record is not None:
             blamed, record = by_row[id(row)], row.record
-            call = record.parent if record.role is Role.INPUT and record.parent is not None else (record.name, record.call)
-            culprit = Culprit(*call, OPERATOR, "", row, _excess(row), row.reason, hints=blamed.hints, operator=blamed.operator)
+            call = (
+                record.parent
+                if record.role is Role.INPUT and record.parent is not None
+                else (record.name, record.call)
+            )
+            culprit = Culprit(
+                *call,
+                OPERATOR,
+                "",
+                row,
+                _excess(row),
+                row.reason,
+                hints=blamed.hints,
+                operator=blamed.operator,
+            )
             culprits.append(replace(culprit, difference=blamed.difference))
     return culprits
 
@@ -153,8 +207,14 @@ def _own_error(row: Row) -> bool:
 
 
 def _may_be_culprit(row: Row) -> bool:
-    """Whether a row fails because of a module or glue: not because of the model's inputs, noise, or a record that only one side made."""
-    if row.status is not Status.FAIL or (row.reason in UNMATCHED and not row.lost) or row.record is None:
+    """Whether a row fails because of a module or glue: not because of the model's inputs, noise, or
+    a record that only one side made.
+    """
+    if (
+        row.status is not Status.FAIL
+        or (row.reason in UNMATCHED and not row.lost)
+        or row.record is None
+    ):
         return False
     if row.record.role is Role.INPUT and row.record.parent is None:
         return False
@@ -169,20 +229,36 @@ def _culprit(row: Row, children: set[CallKey | None], jump: float | None = None)
     record = row.record
     assert record is not None
     if record.role is Role.COMPUTED_BUFFER:
-        return Culprit(record.name, record.call, "buffer", "", row, _excess(row), row.reason, jump=jump)
+        return Culprit(
+            record.name, record.call, "buffer", "", row, _excess(row), row.reason, jump=jump
+        )
     if is_buffer(record):
-        return Culprit(record.name, record.call, "module", "", row, _excess(row), row.reason, jump=jump)
+        return Culprit(
+            record.name, record.call, "module", "", row, _excess(row), row.reason, jump=jump
+        )
     if record.role is Role.INPUT:
         assert record.parent is not None
         reason = Reason.GLUE if row.reason is Reason.INHERITED else row.reason
         return Culprit(*record.parent, "glue", record.name, row, _excess(row), reason, jump=jump)
     if record.role is Role.GRAD_OUTPUT:
-        site, parent, before = ("glue", record.parent, record.name) if record.parent is not None else ("module", ("", 0), "")
+        site, parent, before = (
+            ("glue", record.parent, record.name)
+            if record.parent is not None
+            else ("module", ("", 0), "")
+        )
         return Culprit(*parent, site, before, row, _excess(row), row.reason, jump=jump)
     if record.role in (*UPDATE_ROLES, *SERIES_ROLES):
-        return Culprit(record.name, record.call, "module", "", row, _excess(row), row.reason, jump=jump)
+        return Culprit(
+            record.name, record.call, "module", "", row, _excess(row), row.reason, jump=jump
+        )
     site = "glue" if call_of(record) in children else "module"
-    reason = row.reason if row.reason is not Reason.INHERITED else Reason.GLUE if site == "glue" else Reason.INTRODUCED
+    reason = (
+        row.reason
+        if row.reason is not Reason.INHERITED
+        else Reason.GLUE
+        if site == "glue"
+        else Reason.INTRODUCED
+    )
     return Culprit(record.name, record.call, site, "", row, _excess(row), reason, jump=jump)
 
 
@@ -195,7 +271,11 @@ def _excess(row: Row) -> float:
     if are_masks(row):
         return math.inf
     if is_choice(row):
-        return math.inf if row.metrics is None or differing(row.metrics) > MANY * row.metrics.compared else 1.0
+        return (
+            math.inf
+            if row.metrics is None or differing(row.metrics) > MANY * row.metrics.compared
+            else 1.0
+        )
     if row.verdict.excess is not None:
         return row.verdict.excess
     return row.verdict.used if row.verdict.used is not None else 0.0
@@ -203,17 +283,26 @@ def _excess(row: Row) -> float:
 
 def _off(rows: Iterable[Row]) -> set[CallKey]:
     """The calls with an output over its limit, for whatever reason."""
-    failed = (row for row in rows if row.status is Status.FAIL and row.reason not in (*STRUCTURAL, *UNMATCHED))
-    return {call_of(row.record) for row in failed if row.record is not None and row.record.role is Role.OUTPUT}
+    failed = (
+        row
+        for row in rows
+        if row.status is Status.FAIL and row.reason not in (*STRUCTURAL, *UNMATCHED)
+    )
+    return {
+        call_of(row.record)
+        for row in failed
+        if row.record is not None and row.record.role is Role.OUTPUT
+    }
 
 
 def _ranked(culprits: Sequence[Culprit], off: Collection[CallKey]) -> list[Culprit]:
-    """Ranked by excess. Of about equal ones outputs come before glue, and a module before the modules that contain it.
+    """Ranked by excess. Of about equal ones outputs come before glue, and a module before the
+    modules that contain it.
 
-    A buffer that the model computes itself comes first, since it is wrong before anything runs. Last come another shape or kind of
-    number, and what was computed from values that were not fed, which may be the cause. Of inputs of another shape, those come first
-    whose call gives values that are ``off``. A module's culprit comes after those of its operators.
-    """
+    A buffer that the model computes itself comes first, since it is wrong before anything runs.
+    Last come another shape or kind of number, and what was computed from values that were not fed,
+    which may be the cause. Of inputs of another shape, those come first whose call gives values
+    that are ``off``. A module's culprit comes after those of its operators."""
     most = max((culprit.size for culprit in culprits if math.isfinite(culprit.size)), default=0.0)
 
     def key(culprit: Culprit) -> tuple[int, bool, bool, int, float, bool, int, float]:
@@ -226,17 +315,34 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[CallKey]) -> list[Culpr
         harmless = record is not None and record.role is Role.INPUT and call_of(record) not in off
         structure = (culprit.reason in STRUCTURAL) * (1 + harmless) or culprit.row.verdict.beyond
         depth = culprit.name.count(".") + bool(culprit.name)
-        late = (Stage.BETWEEN, Stage.FORWARD, Stage.LOSS, Stage.BACKWARD, Stage.UPDATE).index(culprit.stage)
-        return int(structure), not_all_fed, culprit.site != "buffer", late, apart, is_of_glue(culprit), -depth, -culprit.size
+        late = (Stage.BETWEEN, Stage.FORWARD, Stage.LOSS, Stage.BACKWARD, Stage.UPDATE).index(
+            culprit.stage
+        )
+        return (
+            int(structure),
+            not_all_fed,
+            culprit.site != "buffer",
+            late,
+            apart,
+            is_of_glue(culprit),
+            -depth,
+            -culprit.size,
+        )
 
     last: dict[str, tuple[int, bool, bool, int, float, bool, int, float]] = {}
     for culprit in culprits:
         if culprit.site == OPERATOR:
             last[culprit.name] = max(last.get(culprit.name, key(culprit)), key(culprit))
 
-    def after_operators(culprit: Culprit) -> tuple[tuple[int, bool, bool, int, float, bool, int, float], bool]:
+    def after_operators(
+        culprit: Culprit,
+    ) -> tuple[tuple[int, bool, bool, int, float, bool, int, float], bool]:
         own = key(culprit)
-        return (own, False) if culprit.site == OPERATOR else (max(own, last.get(culprit.name, own)), True)
+        return (
+            (own, False)
+            if culprit.site == OPERATOR
+            else (max(own, last.get(culprit.name, own)), True)
+        )
 
     return sorted(culprits, key=after_operators)
 
@@ -248,8 +354,12 @@ def is_of_glue(culprit: Culprit) -> bool:
 
 def _by_jump(rows: Iterable[Row], children: set[CallKey | None]) -> list[Culprit]:
     """The rows over their limit, ranked by their excess as a multiple of that of what went in."""
-    incoming: dict[CallKey, float] = {}  # by call: the largest excess of its inputs, and of its children's outputs
-    buffers: dict[tuple[int, str], float] = {}  # by rank and module: the largest excess of its buffers until now
+    incoming: dict[
+        CallKey, float
+    ] = {}  # by call: the largest excess of its inputs, and of its children's outputs
+    buffers: dict[
+        tuple[int, str], float
+    ] = {}  # by rank and module: the largest excess of its buffers until now
     culprits = []
     for row in rows:
         record = row.record
@@ -260,26 +370,54 @@ def _by_jump(rows: Iterable[Row], children: set[CallKey | None]) -> list[Culprit
         if is_buffer(record):
             place = record.rank, owner_of(record)
             went_in = max(incoming.get(call_of(record), 0.0), buffers.get(place, 0.0), 1.0)
-            made = _jump(row, went_in) if row.reason is not Reason.INHERITED or record.role is Role.BUFFER_UPDATE else None
+            made = (
+                _jump(row, went_in)
+                if row.reason is not Reason.INHERITED or record.role is Role.BUFFER_UPDATE
+                else None
+            )
             if _may_be_culprit(row) and made is not None:
                 culprits.append(_culprit(row, children, made))
-            buffers[place] = math.inf if is_choice(row) else max(buffers.get(place, 0.0), _excess(row))
+            buffers[place] = (
+                math.inf if is_choice(row) else max(buffers.get(place, 0.0), _excess(row))
+            )
             continue
         call, parent = call_of(record), caller_of(record)
-        source, receiver = (parent, call) if record.role is Role.INPUT else (call, parent)  # whose code made it, and goes on with it
-        went_in = 1.0 if source is None else max(incoming.get(source, 0.0), buffers.get((source[0], source[2]), 0.0), 1.0)
+        source, receiver = (
+            (parent, call) if record.role is Role.INPUT else (call, parent)
+        )  # whose code made it, and goes on with it
+        went_in = (
+            1.0
+            if source is None
+            else max(incoming.get(source, 0.0), buffers.get((source[0], source[2]), 0.0), 1.0)
+        )
         jump = _jump(row, went_in)
         if _may_be_culprit(row) and jump is not None:
             culprits.append(_culprit(row, children, jump))
         if receiver is not None and (row.verdict.excess is not None or is_choice(row)):
-            # after another choice values may be entirely different, which is no error of the code that computed them
-            incoming[receiver] = math.inf if is_choice(row) else max(incoming.get(receiver, 0.0), _excess(row))
-    culprits.sort(key=lambda culprit: (culprit.reason in STRUCTURAL, culprit.site != "buffer", -(culprit.jump or 0.0)))
-    backward = sorted(_by_jump_backwards(rows, children), key=lambda culprit: (_step(culprit), -(culprit.jump or 0.0), _behind(culprit)))
+            # after another choice values may be entirely different, which is no error of the code
+            # that computed them
+            incoming[receiver] = (
+                math.inf if is_choice(row) else max(incoming.get(receiver, 0.0), _excess(row))
+            )
+    culprits.sort(
+        key=lambda culprit: (
+            culprit.reason in STRUCTURAL,
+            culprit.site != "buffer",
+            -(culprit.jump or 0.0),
+        )
+    )
+    backward = sorted(
+        _by_jump_backwards(rows, children),
+        key=lambda culprit: (_step(culprit), -(culprit.jump or 0.0), _behind(culprit)),
+    )
     begun = _step(backward[0]) if backward else math.inf
     # a step after that has weights which wrong gradients made
     kept = [culprit for culprit in culprits if _step(culprit) <= begun]
-    changed = [culprit for culprit in backward if culprit.stage is Stage.BETWEEN and _step(culprit) <= begun]
+    changed = [
+        culprit
+        for culprit in backward
+        if culprit.stage is Stage.BETWEEN and _step(culprit) <= begun
+    ]
     return [*changed, *kept] or backward
 
 
@@ -289,23 +427,35 @@ def _step(culprit: Culprit) -> int:
 
 
 def _behind(culprit: Culprit) -> bool:
-    """Whether a backward has the loss before it: the gradient that arrives from there may be that of the last module inside, too."""
+    """Whether a backward has the loss before it: the gradient that arrives from there may be that
+    of the last module inside, too.
+    """
     return culprit.stage is not Stage.LOSS
 
 
 def _by_jump_backwards(rows: Iterable[Row], children: set[CallKey | None]) -> Iterator[Culprit]:
     """The same for the backward, in which errors go from the outputs to the inputs."""
     incoming: dict[
-        CallKey | None, float
-    ] = {}  # by call: the largest excess of what arrived at its outputs, and of its children's gradients
+        CallKey | None,
+        float,
+        # by call: the largest excess of what arrived at its outputs, and of its children's
+        # gradients
+    ] = {}
     parameters: dict[tuple[int, int, str], float] = {}
     for row in rows:
         record = row.record
         if record is None or not (record.role in (*GRADIENT_ROLES, Role.PARAM_GRAD) or row.lost):
             continue
         call, parent = call_of(record), caller_of(record)
-        arrives, part = record.role is Role.GRAD_OUTPUT, (record.rank, record.step, parameter_of(record))
-        before = parameters.get(part, 1.0) if record.role is Role.PARAM_GRAD else incoming.get(parent if arrives else call, 1.0)
+        arrives, part = (
+            record.role is Role.GRAD_OUTPUT,
+            (record.rank, record.step, parameter_of(record)),
+        )
+        before = (
+            parameters.get(part, 1.0)
+            if record.role is Role.PARAM_GRAD
+            else incoming.get(parent if arrives else call, 1.0)
+        )
         jump = _jump(row, max(before, 1.0))
         if _may_be_culprit(row) and jump is not None:
             yield _culprit(row, children, jump)
@@ -329,16 +479,30 @@ def _jump(row: Row, before: float) -> float | None:
     return jump if jump >= SMALLEST_JUMP else None
 
 
-def scaled_first(culprits: list[Culprit], rows: Iterable[Row], fed: bool, updated: bool = False) -> list[Culprit]:
-    """The culprits, but if all gradients are golden's times one number, one culprit for that in place of one for each gradient.
+def scaled_first(
+    culprits: list[Culprit], rows: Iterable[Row], fed: bool, updated: bool = False
+) -> list[Culprit]:
+    """The culprits, but if all gradients are golden's times one number, one culprit for that in
+    place of one for each gradient.
 
-    Free-running, what comes after that step has it from there. ``updated`` as for ``find_culprits``: it comes first in its step only.
-    """
+    Free-running, what comes after that step has it from there. ``updated`` as for
+    ``find_culprits``: it comes first in its step only."""
     scaled = find_scaled(rows)
     if scaled is None:
         return culprits
     row = scaled.row
-    first = Culprit("", 0, "module", "", row, _excess(row), row.reason, (scaled.words,), (scaled.hint,), scaled=scaled)
+    first = Culprit(
+        "",
+        0,
+        "module",
+        "",
+        row,
+        _excess(row),
+        row.reason,
+        (scaled.words,),
+        (scaled.hint,),
+        scaled=scaled,
+    )
 
     def shows_it(culprit: Culprit) -> bool:
         record = culprit.row.record
@@ -357,8 +521,18 @@ def _sites(culprits: Iterable[Culprit]) -> list[Culprit]:
     for culprit in culprits:
         record = culprit.row.record
         assert record is not None
-        number = record.role.value if record.role in SERIES_ROLES else ""  # the loss's value is not its backward
-        site = culprit.name, culprit.site, culprit.before, culprit.operator, str(culprit.difference), culprit.stage.value, number
+        number = (
+            record.role.value if record.role in SERIES_ROLES else ""
+        )  # the loss's value is not its backward
+        site = (
+            culprit.name,
+            culprit.site,
+            culprit.before,
+            culprit.operator,
+            str(culprit.difference),
+            culprit.stage.value,
+            number,
+        )
         first.setdefault(site, culprit)
         calls.setdefault(site, set()).add((record.rank, record.step, culprit.call))
     return [replace(culprit, seen=len(calls[site])) for site, culprit in first.items()]

@@ -1,4 +1,6 @@
-"""What a culprit's row shows: integers, booleans or masks that differ, or an error whose shape is put into words."""
+"""What a culprit's row shows: integers, booleans or masks that differ, or an error whose shape is
+put into words.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +19,32 @@ from accucompare.compare.pairing import Renaming
 from accucompare.compare.rows import Option, Row, Status, is_buffer
 from accucompare.numbers import DTYPES, Float64, Kind, widen
 
-#: The number of culprits whose error is described, the most elements that are read for that, and the size of a sample of larger tensors.
+# : The number of culprits whose error is described, the most elements that are read for that, and
+# the size of a sample of larger tensors.
 DESCRIBED = 3
 MOST_ELEMENTS = 16 << 20
 SAMPLED = 4 << 20
 
 
-def with_descriptions(culprits: list[Culprit], golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()) -> list[Culprit]:
-    """The same culprits, with the settings in which their modules differ, and the first few ones' errors described in words.
+def with_descriptions(
+    culprits: list[Culprit], golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()
+) -> list[Culprit]:
+    """The same culprits, with the settings in which their modules differ, and the first few ones'
+    errors described in words.
 
     Errors as ``Bundle.values``.
     """
     configured: dict[str, list[Option]] = {}
-    for name, key, ours, theirs in other_configuration(golden.manifest, candidate.manifest, renamings):
+    for name, key, ours, theirs in other_configuration(
+        golden.manifest, candidate.manifest, renamings
+    ):
         configured.setdefault(name, []).append(Option(key, repr(ours), repr(theirs)))
-    culprits = [replace(culprit, configured=tuple(configured.get(culprit.name, ()))) for culprit in culprits]
-    return [_in_words(culprit, golden, candidate) for culprit in culprits[:DESCRIBED]] + culprits[DESCRIBED:]
+    culprits = [
+        replace(culprit, configured=tuple(configured.get(culprit.name, ()))) for culprit in culprits
+    ]
+    return [_in_words(culprit, golden, candidate) for culprit in culprits[:DESCRIBED]] + culprits[
+        DESCRIBED:
+    ]
 
 
 def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
@@ -40,8 +52,15 @@ def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
     if culprit.scaled is not None:
         return culprit
     if different := different_values(culprit.row):
-        return replace(culprit, words=(different, *_rows_that_differ(culprit.row, golden, candidate)))
-    if ours is None or theirs is None or None in (ours.member, theirs.member) or ours.shape != theirs.shape:
+        return replace(
+            culprit, words=(different, *_rows_that_differ(culprit.row, golden, candidate))
+        )
+    if (
+        ours is None
+        or theirs is None
+        or None in (ours.member, theirs.member)
+        or ours.shape != theirs.shape
+    ):
         return culprit
     if {DTYPES[record.dtype].kind for record in (ours, theirs)} != {Kind.FLOAT}:
         return culprit
@@ -52,21 +71,35 @@ def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
         metrics = culprit.row.metrics
         worst = None if metrics is None else metrics.nonfinite_index or metrics.max_abs_index
         sample = Sample.of(ours.shape, SAMPLED, worst or (0,) * len(ours.shape))
-    values = [_values(bundle, record, sample) for bundle, record in ((golden, ours), (candidate, theirs))]
+    values = [
+        _values(bundle, record, sample) for bundle, record in ((golden, ours), (candidate, theirs))
+    ]
     if all(may_hold_masks(DTYPES[record.dtype], record.statistics) for record in (ours, theirs)):
-        masked = is_masked(values[0], DTYPES[ours.dtype]) & is_masked(values[1], DTYPES[theirs.dtype])
+        masked = is_masked(values[0], DTYPES[ours.dtype]) & is_masked(
+            values[1], DTYPES[theirs.dtype]
+        )
         for side in values:
             side[masked] = -np.inf  # masks are equal
     normalised = ours.role is Role.OUTPUT and "Norm" in ours.type
     shape = describe_error(*values, dtype=theirs.dtype, sample=sample, normalised=normalised)
-    hints = shape.hints if culprit.stage is Stage.FORWARD and not is_buffer(ours) else ()  # hints are about what a forward gives
+    hints = (
+        shape.hints if culprit.stage is Stage.FORWARD and not is_buffer(ours) else ()
+    )  # hints are about what a forward gives
     return replace(culprit, words=shape.words, hints=(*culprit.hints, *hints))
 
 
 def _rows_that_differ(row: Row, golden: Bundle, candidate: Bundle) -> tuple[str, ...]:
-    """Of integers with a choice in each row, such as a token's experts: how many rows differ, and the first of them."""
+    """Of integers with a choice in each row, such as a token's experts: how many rows differ, and
+    the first of them.
+    """
     ours, theirs = row.golden, row.candidate
-    if ours is None or theirs is None or None in (ours.member, theirs.member) or ours.shape != theirs.shape or len(ours.shape) < 2:
+    if (
+        ours is None
+        or theirs is None
+        or None in (ours.member, theirs.member)
+        or ours.shape != theirs.shape
+        or len(ours.shape) < 2
+    ):
         return ()
     if are_masks(row) or math.prod(ours.shape) > MOST_ELEMENTS:
         return ()
@@ -84,19 +117,30 @@ def _values(bundle: Bundle, record: Record, sample: Sample | None) -> Float64:
     if sample is None:
         return bundle.values(record).astype(np.float64)
     dtype = DTYPES[record.dtype]
-    return widen(bundle.stored(record).part(sample.slices), dtype).astype(np.float64)  # it was verified when it was measured
+    return widen(bundle.stored(record).part(sample.slices), dtype).astype(
+        np.float64
+    )  # it was verified when it was measured
 
 
 def different_values(row: Row) -> str:
     """``3 of 1000 differ``, of integers, booleans and masks; else ``""``."""
     metrics = row.metrics
     if metrics is not None and differing(metrics) and are_masks(row):
-        return f"a mask that lets through other positions: {differing(metrics)} of {metrics.elements} differ"
-    return f"{differing(metrics)} of {metrics.compared} differ" if is_choice(row) and metrics is not None and differing(metrics) else ""
+        return (
+            f"a mask that lets through other positions: {differing(metrics)} of {metrics.elements}"
+            " differ"
+        )
+    return (
+        f"{differing(metrics)} of {metrics.compared} differ"
+        if is_choice(row) and metrics is not None and differing(metrics)
+        else ""
+    )
 
 
 def is_choice(row: Row) -> bool:
-    """Whether a row is of integers or booleans that differ, or of masks that let through other positions."""
+    """Whether a row is of integers or booleans that differ, or of masks that let through other
+    positions.
+    """
     if row.status is not Status.FAIL or row.golden is None or row.golden.dtype not in DTYPES:
         return False
     return not DTYPES[row.golden.dtype].digits or are_masks(row)
@@ -104,7 +148,12 @@ def is_choice(row: Row) -> bool:
 
 def are_masks(row: Row) -> bool:
     """Whether a row is of masks of two kinds, which were measured by what they let through."""
-    return row.golden is not None and row.candidate is not None and row.metrics is not None and _of_two_kinds(row.golden, row.candidate)
+    return (
+        row.golden is not None
+        and row.candidate is not None
+        and row.metrics is not None
+        and _of_two_kinds(row.golden, row.candidate)
+    )
 
 
 def _of_two_kinds(golden: Record, candidate: Record) -> bool:

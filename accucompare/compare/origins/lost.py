@@ -1,4 +1,6 @@
-"""Gradients and updates that only one side has: where each was lost, and whether that does any harm."""
+"""Gradients and updates that only one side has: where each was lost, and whether that does any
+harm.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ _Update = tuple[int, int, int]
 
 
 def with_effect(rows: list[Row]) -> list[Row]:
-    """The rows without those of gradients that only one side has, where that does no harm: nothing else in their step is off.
+    """The rows without those of gradients that only one side has, where that does no harm: nothing
+    else in their step is off.
 
-    And of a tensor that a call and one inside it both return, the gradient is lost behind the outer one.
-    """
+    And of a tensor that a call and one inside it both return, the gradient is lost behind the outer
+    one."""
     harmed: set[_Step] = set()
     alone: set[CallKey | None] = set()  # calls at whose outputs a gradient arrives on one side only
     for row in rows:
@@ -38,14 +41,20 @@ def with_effect(rows: list[Row]) -> list[Row]:
         record = row.record
         if not row.lost or record is None:
             return True
-        return (record.rank, record.step) in harmed and not (record.role is Role.GRAD_OUTPUT and caller_of(record) in alone)
+        return (record.rank, record.step) in harmed and not (
+            record.role is Role.GRAD_OUTPUT and caller_of(record) in alone
+        )
 
     return [row for row in rows if counts(row)]
 
 
 def once_for_an_update(culprits: list[Culprit], rows: Iterable[Row]) -> list[Culprit]:
-    """The culprits, but one for an update that only one side has made; of one parameter's alone, what the update has made of it."""
-    kept: dict[_Update, set[str]] = {}  # by update: the parameters that both sides, or one alone, have updated
+    """The culprits, but one for an update that only one side has made; of one parameter's alone,
+    what the update has made of it.
+    """
+    kept: dict[
+        _Update, set[str]
+    ] = {}  # by update: the parameters that both sides, or one alone, have updated
     alone: dict[_Update, set[str]] = {}
     for row in rows:
         if row.record is not None and row.record.role is Role.PARAM_UPDATE:
@@ -55,7 +64,11 @@ def once_for_an_update(culprits: list[Culprit], rows: Iterable[Row]) -> list[Cul
     left = []
     for culprit in culprits:
         record = culprit.row.record
-        if record is None or not culprit.row.lost or record.role not in (Role.PARAM_GRAD, Role.PARAM_UPDATE):
+        if (
+            record is None
+            or not culprit.row.lost
+            or record.role not in (Role.PARAM_GRAD, Role.PARAM_UPDATE)
+        ):
             left.append(culprit)
             continue
         update = _update_of(record)
@@ -63,7 +76,9 @@ def once_for_an_update(culprits: list[Culprit], rows: Iterable[Row]) -> list[Cul
         if none_left and update not in told:
             told.add(update)
             left.append(replace(culprit, name="", whole=True))
-        elif not none_left and not (record.role is Role.PARAM_GRAD and parameter_of(record) in alone.get(update, ())):
+        elif not none_left and not (
+            record.role is Role.PARAM_GRAD and parameter_of(record) in alone.get(update, ())
+        ):
             left.append(culprit)
     return left
 
@@ -72,8 +87,11 @@ def _update_of(record: Record) -> _Update:
     return record.rank, record.step, record.call
 
 
-def where_cut(culprits: list[Culprit], rows: Iterable[Row], culprit_of: Callable[[Row], Culprit]) -> list[Culprit]:
-    """The culprits; of a gradient that is lost since autograd follows a value of the forward on one side only, where it first does not.
+def where_cut(
+    culprits: list[Culprit], rows: Iterable[Row], culprit_of: Callable[[Row], Culprit]
+) -> list[Culprit]:
+    """The culprits; of a gradient that is lost since autograd follows a value of the forward on one
+    side only, where it first does not.
 
     A step of which autograd follows nothing, as an older bundle's, says nothing of that.
 
@@ -85,23 +103,47 @@ def where_cut(culprits: list[Culprit], rows: Iterable[Row], culprit_of: Callable
     cuts: dict[_Step, Row] = {}
     followed: dict[_Step, list[bool]] = {}
     for row in rows:
-        if row.golden is None or row.candidate is None or row.golden.role not in (Role.INPUT, Role.OUTPUT):
+        if (
+            row.golden is None
+            or row.candidate is None
+            or row.golden.role not in (Role.INPUT, Role.OUTPUT)
+        ):
             continue
-        step, sides = (row.golden.rank, row.golden.step), (row.golden.requires_grad, row.candidate.requires_grad)
-        followed[step] = [before or now for before, now in zip(followed.get(step, sides), sides, strict=True)]
+        step, sides = (
+            (row.golden.rank, row.golden.step),
+            (row.golden.requires_grad, row.candidate.requires_grad),
+        )
+        followed[step] = [
+            before or now for before, now in zip(followed.get(step, sides), sides, strict=True)
+        ]
         if sides[0] is not sides[1]:
             cuts.setdefault(step, row)
-    told = {step: cut for step, cut in cuts.items() if all(followed[step]) and not _is_of_the_model(cut.record)}
+    told = {
+        step: cut
+        for step, cut in cuts.items()
+        if all(followed[step]) and not _is_of_the_model(cut.record)
+    }
 
     def moved(culprit: Culprit) -> Culprit:
         record = culprit.row.record
-        if record is None or not culprit.row.lost or record.role not in (Role.GRAD_OUTPUT, Role.GRAD_INPUT):
+        if (
+            record is None
+            or not culprit.row.lost
+            or record.role not in (Role.GRAD_OUTPUT, Role.GRAD_INPUT)
+        ):
             return culprit
         cut = told.get((record.rank, record.step))
         if cut is None:
             return culprit
         place = culprit_of(cut)
-        return replace(culprit, name=place.name, call=place.call, site=place.site, before=place.before, cut=True)
+        return replace(
+            culprit,
+            name=place.name,
+            call=place.call,
+            site=place.site,
+            before=place.before,
+            cut=True,
+        )
 
     return [moved(culprit) for culprit in culprits]
 

@@ -1,4 +1,6 @@
-"""What something other than an update or a call has changed on one side alone, in a parameter or a buffer, as far as that is rounding."""
+"""What something other than an update or a call has changed on one side alone, in a parameter or a
+buffer, as far as that is rounding.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,14 @@ from accucompare.compare.pairing import Pair
 from accucompare.compare.rows import PairOutcome, Reason, Verdict, buffer_of
 from accucompare.numbers import DTYPES, Float64
 
-#: A change is rounding up to so many roundings of the coarser side's type, relative to the value's norm: averaged weights that are swapped
-#: in and out again are rounded twice, and a change that is smaller than half a rounding may leave the other side's value as it is.
+# : A change is rounding up to so many roundings of the coarser side's type, relative to the value's
+# norm: averaged weights that are swapped : in and out again are rounded twice, and a change that is
+# smaller than half a rounding may leave the other side's value as it is.
 ROUNDINGS = 2.0
 
-#: Free-running, clamping may cut what another update has made of other gradients: up to this share of that update, relative to its norm
-#: (Adam's first update makes 1.5e-2 of gradients that are 1e-5 off).
+# : Free-running, clamping may cut what another update has made of other gradients: up to this share
+# of that update, relative to its norm : (Adam's first update makes 1.5e-2 of gradients that are
+# 1e-5 off).
 SHARE_OF_UPDATE = 0.05
 
 #: What is looked at between updates and calls.
@@ -30,15 +34,21 @@ _CHANGED = (Role.PARAM_CHANGED, Role.BUFFER_BEFORE, Role.BUFFER_AFTER)
 _Name = tuple[int, str]
 
 
-def small_changes(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, PairOutcome]:
+def small_changes(
+    golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]
+) -> dict[int, PairOutcome]:
     """The outcomes of such records, by the pair's place among the pairs.
 
-    Where it is not known what was there before, as of the first change of a value, a change may be too small for a side of half type; not
-    that of all parameters.
+    Where it is not known what was there before, as of the first change of a value, a change may be
+    too small for a side of half type; not that of all parameters.
 
     Errors as ``Bundle.values``.
     """
-    alone = [(place, pair) for place, pair in enumerate(pairs) if None in (pair.golden, pair.candidate) and pair.record.role in _CHANGED]
+    alone = [
+        (place, pair)
+        for place, pair in enumerate(pairs)
+        if None in (pair.golden, pair.candidate) and pair.record.role in _CHANGED
+    ]
     if not alone:
         return {}
     sides = (
@@ -51,8 +61,14 @@ def small_changes(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> d
         dtype = other.dtype_of(pair.record)
         change = side.change(pair.record)
         if change is None:
-            if is_half(dtype) and (pair.record.role is not Role.PARAM_CHANGED or other.changed_some(pair.record)):
-                detail = f"so small a change may leave {'golden' if pair.golden is None else 'the candidate'}'s as it is, in {dtype}"
+            if is_half(dtype) and (
+                pair.record.role is not Role.PARAM_CHANGED or other.changed_some(pair.record)
+            ):
+                detail = (
+                    "so small a change may leave"
+                    f" {'golden' if pair.golden is None else 'the candidate'}'s as it is, in"
+                    f" {dtype}"
+                )
                 found[place] = PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, detail=detail))
             continue
         size, norm, update = change
@@ -60,7 +76,8 @@ def small_changes(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> d
         rounding = max(DTYPES[each].rounding for each in (dtype, pair.record.dtype))
         if size <= ROUNDINGS * rounding * norm + share * update:
             detail = (
-                f"changed between two updates on this side alone, by no more than rounding: relative L2 {size / norm if norm else 0.0:.2g}"
+                "changed between two updates on this side alone, by no more than rounding:"
+                f" relative L2 {size / norm if norm else 0.0:.2g}"
             )
             found[place] = PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, detail=detail))
     return found
@@ -68,13 +85,17 @@ def small_changes(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> d
 
 @dataclass
 class _Side:
-    """The parameters and buffers of one side, with what was recorded of them in the order of time: (step, order)."""
+    """The parameters and buffers of one side, with what was recorded of them in the order of time:
+    (step, order).
+    """
 
     bundle: Bundle
     records: Iterable[Record | None]
     _known: dict[_Name, dict[tuple[int, int], Record]] = field(default_factory=dict)
     _given: dict[tuple[_Name, int, int], Record] = field(default_factory=dict)
-    _changed: set[tuple[int, int]] = field(default_factory=set)  # ranks and steps with a parameter that something else has changed
+    _changed: set[tuple[int, int]] = field(
+        default_factory=set
+    )  # ranks and steps with a parameter that something else has changed
 
     def __post_init__(self) -> None:
         for record in self.records:
@@ -88,17 +109,30 @@ class _Side:
                 self._given[_name_of(record), record.step, record.call] = record
 
     def dtype_of(self, record: Record) -> str:
-        """The type of a parameter or buffer of this side, of which the other side has a record; that one's, if this side has no such."""
+        """The type of a parameter or buffer of this side, of which the other side has a record;
+        that one's, if this side has no such.
+        """
         tables = (self.bundle.manifest.model.get(kind) or {} for kind in ("parameters", "buffers"))
-        found = next((str(table[name].get("dtype")) for table in tables if (name := _name_of(record)[1]) in table), "")
+        found = next(
+            (
+                str(table[name].get("dtype"))
+                for table in tables
+                if (name := _name_of(record)[1]) in table
+            ),
+            "",
+        )
         return found if found in DTYPES else record.dtype
 
     def changed_some(self, record: Record) -> bool:
-        """Whether something else than an update has changed a parameter in the record's step on this side, too."""
+        """Whether something else than an update has changed a parameter in the record's step on
+        this side, too.
+        """
         return (record.rank, record.step) in self._changed
 
     def change(self, record: Record) -> tuple[float, float, float] | None:
-        """The L2 norms of a change, of the value, and of the last update; ``None`` if it is not known what was there before."""
+        """The L2 norms of a change, of the value, and of the last update; ``None`` if it is not
+        known what was there before.
+        """
         known = self._known.get(_name_of(record), {})
         earlier = [time for time in known if time < (record.step, record.order)]
         if not earlier or record.member is None or not DTYPES[record.dtype].digits:

@@ -1,4 +1,6 @@
-"""Which call made a value: found from the digests, for a value that one call takes is the very one that another gave."""
+"""Which call made a value: found from the digests, for a value that one call takes is the very one
+that another gave.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from accucompare.compare.origins.reasons import call_of, caller_of
 from accucompare.compare.origins.training_trace import CallKey
 from accucompare.compare.rows import Row
 
-#: Roles of values that a call gives to whoever comes after it, and of those that it hands down to the calls inside of it.
+# : Roles of values that a call gives to whoever comes after it, and of those that it hands down to
+# the calls inside of it.
 _GIVES = (Role.OUTPUT, Role.GRAD_INPUT, Role.OP_OUTPUT, Role.OP_GRAD_INPUT)
 _HANDS_DOWN = (Role.INPUT, Role.GRAD_OUTPUT)
 
@@ -18,12 +21,13 @@ _Tensor = tuple[int, int, str, str, tuple[int, ...]]
 
 
 def with_producers(rows: Iterable[Row]) -> Iterator[tuple[Row, int | None]]:
-    """Each row, with the number (from 1) of the latest earlier row of its step that gave this very tensor to it, bit for bit, in golden.
+    """Each row, with the number (from 1) of the latest earlier row of its step that gave this very
+    tensor to it, bit for bit, in golden.
 
-    Golden's rows come rank by rank and step by step, and only what a step's rows gave is remembered, until the next one begins.
-    ``None`` for what golden does not have, for a tensor that no earlier call gave (as the sum of two branches, which glue makes), and for
-    values that are no strided tensors, as numbers: those are equal by chance.
-    """
+    Golden's rows come rank by rank and step by step, and only what a step's rows gave is
+    remembered, until the next one begins. ``None`` for what golden does not have, for a tensor that
+    no earlier call gave (as the sum of two branches, which glue makes), and for values that are no
+    strided tensors, as numbers: those are equal by chance."""
     given: dict[_Tensor, int] = {}
     handed_down: dict[tuple[CallKey, _Tensor], int] = {}
     step: tuple[int, int] | None = None
@@ -37,7 +41,10 @@ def with_producers(rows: Iterable[Row]) -> Iterator[tuple[Row, int | None]]:
             given.clear()
             handed_down.clear()
         inside = [caller_of(record), *([call_of(record)] if record.role in _GIVES else [])]
-        numbers = [given.get(tensor), *(handed_down.get((call, tensor)) for call in inside if call is not None)]
+        numbers = [
+            given.get(tensor),
+            *(handed_down.get((call, tensor)) for call in inside if call is not None),
+        ]
         yield row, max((each for each in numbers if each is not None), default=None)
         if record.role in _GIVES:
             given[tensor] = number
@@ -46,6 +53,11 @@ def with_producers(rows: Iterable[Row]) -> Iterator[tuple[Row, int | None]]:
 
 
 def _tensor(record: Record | None) -> _Tensor | None:
-    if record is None or record.digest is None or record.layout is not Layout.STRIDED or not record.shape:
+    if (
+        record is None
+        or record.digest is None
+        or record.layout is not Layout.STRIDED
+        or not record.shape
+    ):
         return None
     return record.rank, record.step, record.digest, record.dtype, record.shape

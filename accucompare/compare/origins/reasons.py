@@ -38,20 +38,26 @@ def caller_of(record: Record) -> CallKey | None:
 
 @dataclass
 class _CallState:
-    known: bool = False  # the call has a row of its own; its children's rows come first if it has no inputs or was left out
-    over: bool = False  # an input of the call, or an output of a call made inside it, is over tolerance
+    # the call has a row of its own; its children's rows come first if it has no inputs or was left
+    # out
+    known: bool = False
+    over: bool = (
+        False  # an input of the call, or an output of a call made inside it, is over tolerance
+    )
     nonfinite: bool = False  # and one is not finite
     has_children: bool = False
 
 
 @dataclass
 class Origins:
-    """Traces errors of a free-running comparison, row by row in execution order. ``Fed`` does so for a fed one.
+    """Traces errors of a free-running comparison, row by row in execution order. ``Fed`` does so
+    for a fed one.
 
-    This is what limits alone can tell. An output over its limit is *introduced* by a module whose inputs were all within their
-    limits; it is *glue* if the module called children that were within theirs, since then its own code made the error. An input over its
-    limit is *glue* if everything that its parent had before was within limits. All else is *inherited*. An input of an outermost call has
-    no parent: it is *inputs differ* if nothing before it in its step was over its limit.
+    This is what limits alone can tell. An output over its limit is *introduced* by a module whose
+    inputs were all within their limits; it is *glue* if the module called children that were within
+    theirs, since then its own code made the error. An input over its limit is *glue* if everything
+    that its parent had before was within limits. All else is *inherited*. An input of an outermost
+    call has no parent: it is *inputs differ* if nothing before it in its step was over its limit.
 
     ``steps``: those recorded on both sides, with their ranks; ``None`` for all.
     """
@@ -61,7 +67,9 @@ class Origins:
     _operators: OperatorOrigins = field(default_factory=lambda: OperatorOrigins(fed=False))
     _steps_over: set[tuple[int, int]] = field(default_factory=set)
     _steps_nonfinite: set[tuple[int, int]] = field(default_factory=set)
-    _buffers: set[tuple[int, str]] = field(default_factory=set)  # modules with a buffer, or a parameter, that is wrong, by rank
+    _buffers: set[tuple[int, str]] = field(
+        default_factory=set
+    )  # modules with a buffer, or a parameter, that is wrong, by rank
     _training: TrainingTrace = field(default_factory=lambda: TrainingTrace(fed=False))
 
     def __post_init__(self) -> None:
@@ -85,7 +93,9 @@ class Origins:
         elif record.role is Role.BUFFER_AFTER:
             before = place in self._buffers or (record.rank, record.step) in self._steps_over
         else:
-            before = place in self._buffers or any(rank == record.rank and step < record.step for rank, step in self._steps_over)
+            before = place in self._buffers or any(
+                rank == record.rank and step < record.step for rank, step in self._steps_over
+            )
         verdict = trace_buffer(record, verdict, before, self.steps)
         if is_wrong(verdict):
             self._buffers.add(place)
@@ -129,7 +139,11 @@ class Origins:
 
     def _reason(self, record: Record, call: _CallState, parent: _CallState | None) -> Reason:
         if record.role is Role.INPUT:
-            earlier = parent.over if parent is not None and parent.known else (record.rank, record.step) in self._steps_over
+            earlier = (
+                parent.over
+                if parent is not None and parent.known
+                else (record.rank, record.step) in self._steps_over
+            )
             if earlier:
                 return Reason.INHERITED
             return Reason.INPUTS_DIFFER if record.parent is None else Reason.GLUE
@@ -137,9 +151,15 @@ class Origins:
             return Reason.INHERITED
         return Reason.GLUE if call.has_children else Reason.INTRODUCED
 
-    def _nonfinite_before(self, record: Record, call: _CallState, parent: _CallState | None) -> bool:
+    def _nonfinite_before(
+        self, record: Record, call: _CallState, parent: _CallState | None
+    ) -> bool:
         if record.role is Role.INPUT:
-            return parent.nonfinite if parent is not None and parent.known else (record.rank, record.step) in self._steps_nonfinite
+            return (
+                parent.nonfinite
+                if parent is not None and parent.known
+                else (record.rank, record.step) in self._steps_nonfinite
+            )
         return call.nonfinite
 
 
@@ -148,7 +168,9 @@ NotFed = tuple[int, int, str, int, str, str]
 
 
 def not_fed(manifests: Mapping[int, Manifest]) -> set[NotFed]:
-    """The values of a fed capture that were not replaced by golden's, from the manifests of its ranks."""
+    """The values of a fed capture that were not replaced by golden's, from the manifests of its
+    ranks.
+    """
     return {
         (rank, entry.step, entry.name, entry.call, entry.role, entry.path)
         for rank, manifest in manifests.items()
@@ -158,21 +180,28 @@ def not_fed(manifests: Mapping[int, Manifest]) -> set[NotFed]:
 
 
 def operators_not_fed(manifests: Mapping[int, Manifest]) -> frozenset[OperatorKey]:
-    """The operators of a fed capture whose inputs or outputs were not replaced by golden's, from the manifests of its ranks."""
+    """The operators of a fed capture whose inputs or outputs were not replaced by golden's, from
+    the manifests of its ranks.
+    """
     feeds = ((rank, manifest.feed) for rank, manifest in manifests.items())
-    return frozenset().union(*(not_fed_operators(rank, feed.not_fed) for rank, feed in feeds if feed is not None))
+    return frozenset().union(
+        *(not_fed_operators(rank, feed.not_fed) for rank, feed in feeds if feed is not None)
+    )
 
 
 @dataclass
 class Fed:
-    """Traces errors of a fed candidate, row by row. Every error is a row's own, except for what comes from values that were not fed.
+    """Traces errors of a fed candidate, row by row. Every error is a row's own, except for what
+    comes from values that were not fed.
 
-    If an input that was not fed is over its limit, or an output of a child that was not fed, then a call's own code computed with
-    wrong values: its outputs, and its children's inputs, are *inherited*. If such an input cannot be proven right, the outputs' verdicts
-    say so (``not_all_fed``).
+    If an input that was not fed is over its limit, or an output of a child that was not fed, then a
+    call's own code computed with wrong values: its outputs, and its children's inputs, are
+    *inherited*. If such an input cannot be proven right, the outputs' verdicts say so
+    (``not_all_fed``).
 
-    A call's own code goes on with what it has computed itself, as a residual stream does. Of its children's inputs and its outputs, only
-    the first one over its limit is *glue*, and later ones that are much further over theirs.
+    A call's own code goes on with what it has computed itself, as a residual stream does. Of its
+    children's inputs and its outputs, only the first one over its limit is *glue*, and later ones
+    that are much further over theirs.
 
     Attributes:
         not_fed: the values that were not replaced by golden's.
@@ -186,12 +215,22 @@ class Fed:
     recorded: Collection[str] | None = None
     steps: Collection[tuple[int, int]] | None = None
     _tainted: set[CallKey] = field(default_factory=set)
-    _reshaped: set[CallKey] = field(default_factory=set)  # of these, those that computed with another shape
+    _reshaped: set[CallKey] = field(
+        default_factory=set
+    )  # of these, those that computed with another shape
     _with_children: set[CallKey] = field(default_factory=set)
-    _glue: dict[CallKey, float] = field(default_factory=dict)  # by call: how far over its limit its code has been until now
-    _buffers: set[tuple[int, str]] = field(default_factory=set)  # modules with a buffer, or a parameter, that stayed wrong, by rank
-    _unknown: dict[CallKey, set[str]] = field(default_factory=dict)  # paths of inputs that were not fed and are not known to be right
-    _erring: set[CallKey | None] = field(default_factory=set)  # calls whose own code has made an error in the forward
+    _glue: dict[CallKey, float] = field(
+        default_factory=dict
+    )  # by call: how far over its limit its code has been until now
+    _buffers: set[tuple[int, str]] = field(
+        default_factory=set
+    )  # modules with a buffer, or a parameter, that stayed wrong, by rank
+    _unknown: dict[CallKey, set[str]] = field(
+        default_factory=dict
+    )  # paths of inputs that were not fed and are not known to be right
+    _erring: set[CallKey | None] = field(
+        default_factory=set
+    )  # calls whose own code has made an error in the forward
 
     def __post_init__(self) -> None:
         self._training = TrainingTrace(fed=True, not_fed=self.not_fed, modules=self._buffers)
@@ -207,7 +246,9 @@ class Fed:
             return self._written(record, verdict)
         call, parent = call_of(record), caller_of(record)
         if record.role in NODE_ROLES:
-            before = self._training.before_node(record) or call in self._erring or call in self._tainted
+            before = (
+                self._training.before_node(record) or call in self._erring or call in self._tainted
+            )
             return self.operators.trace(record, verdict, before)
         if is_operator(record):
             return self.operators.trace(record, verdict, call in self._tainted)
@@ -219,12 +260,20 @@ class Fed:
         if parent is not None:
             self._with_children.add(parent)
         source = parent if record.role is Role.INPUT else call  # whose own code made the value
-        tainted = source in self._tainted or (source is not None and (record.rank, source[2]) in self._buffers)
-        tainted = tainted or (source is not None and self.recorded is not None and source[2] not in self.recorded)
+        tainted = source in self._tainted or (
+            source is not None and (record.rank, source[2]) in self._buffers
+        )
+        tainted = tainted or (
+            source is not None and self.recorded is not None and source[2] not in self.recorded
+        )
         reshaped = verdict.reason is Reason.SHAPE
         if record.role is Role.INPUT and _is_right(record, verdict):
             self._unknown.get(call, set()).discard(record.path)
-        elif record.role in (Role.OUTPUT, Role.ARGUMENT_UPDATE) and verdict.status is Status.FAIL and self._unknown.get(call):
+        elif (
+            record.role in (Role.OUTPUT, Role.ARGUMENT_UPDATE)
+            and verdict.status is Status.FAIL
+            and self._unknown.get(call)
+        ):
             verdict = verdict.unfed()
         if reshaped and source in self._reshaped:
             verdict = replace(verdict, reason=Reason.INHERITED)
@@ -240,22 +289,34 @@ class Fed:
         self._taint(record, verdict, call if record.role is Role.INPUT else parent, reshaped)
         return verdict
 
-    def _taint(self, record: Record, verdict: Verdict, whose: CallKey | None, reshaped: bool) -> None:
+    def _taint(
+        self, record: Record, verdict: Verdict, whose: CallKey | None, reshaped: bool
+    ) -> None:
         """Note that a call goes on with a wrong value: one for which it was not given golden's.
 
         Args:
             whose: the call whose own code goes on with it.
             reshaped: whether the value has another shape than golden's.
         """
-        wrong = verdict.status is Status.FAIL or verdict.chosen or verdict.reason is Reason.NOT_DETERMINISTIC
-        if wrong and whose is not None and (*call_of(record), record.role.value, record.path) in self.not_fed:
+        wrong = (
+            verdict.status is Status.FAIL
+            or verdict.chosen
+            or verdict.reason is Reason.NOT_DETERMINISTIC
+        )
+        if (
+            wrong
+            and whose is not None
+            and (*call_of(record), record.role.value, record.path) in self.not_fed
+        ):
             self._tainted.add(whose)
             if reshaped:
                 self._reshaped.add(whose)
 
     def _written(self, record: Record, verdict: Verdict) -> Verdict:
         call, place = call_of(record), (record.rank, owner_of(record))
-        before = place in self._buffers or (self.recorded is not None and record.name not in self.recorded)
+        before = place in self._buffers or (
+            self.recorded is not None and record.name not in self.recorded
+        )
         if record.role is Role.BUFFER_UPDATE:
             before = before or call in self._erring or call in self._tainted
             if verdict.status is Status.FAIL and self._unknown.get(call):
@@ -268,7 +329,11 @@ class Fed:
     def _passed_on(self, source: CallKey, verdict: Verdict) -> bool:
         """Whether an earlier value of a call's code was about as wrong."""
         before, now = self._glue.get(source), verdict.used or 0.0
-        if math.isinf(now):  # another choice, or something tiny where golden is zero; neither says how wrong later values are
+        if math.isinf(
+            now
+            # another choice, or something tiny where golden is zero; neither says how wrong later
+            # values are
+        ):
             return False
         self._glue[source] = max(before or 0.0, now)
         return before is not None and now <= MUCH_FURTHER * before
@@ -280,7 +345,9 @@ class Fed:
 
 
 def _of_buffer(record: Record, verdict: Verdict, wrong: set[tuple[int, str]]) -> Verdict:
-    """The verdict on a computed buffer, which has no inputs. The module of a wrong one is added to ``wrong``."""
+    """The verdict on a computed buffer, which has no inputs. The module of a wrong one is added to
+    ``wrong``.
+    """
     if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
         wrong.add((record.rank, record.name))
     if verdict.reason is Reason.OVER:

@@ -1,8 +1,9 @@
-"""Gradients that are golden's times one number: an error of normalisation, reduction, clipping or loss scale, and no rounding.
+"""Gradients that are golden's times one number: an error of normalisation, reduction, clipping or
+loss scale, and no rounding.
 
-For each tensor the factor that brings golden closest to the candidate (least squares) and what is left then come from what was measured:
-cosine, and both norms. Factors are averaged by the squared norms, so that a gradient that is nothing but rounding, such as that of a
-key's bias, has no say.
+For each tensor the factor that brings golden closest to the candidate (least squares) and what is
+left then come from what was measured: cosine, and both norms. Factors are averaged by the squared
+norms, so that a gradient that is nothing but rounding, such as that of a key's bias, has no say.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from accucompare.numbers import DTYPES
 #: Factors this close to each other, relatively, are one; in half types, as close as their rounding.
 SPREAD = 1e-6
 
-#: A factor of single gradients may be off by so many times what is left of them when it is taken out.
+# : A factor of single gradients may be off by so many times what is left of them when it is taken
+# out.
 _OF_REST = 3.0
 
 #: A factor is not 1 if it is off by so many times what factors may be apart.
 _DISTINCT = 10.0
 
-#: A factor that is a power of two of this size or more, or one over it, is most likely a loss scale.
+# : A factor that is a power of two of this size or more, or one over it, is most likely a loss
+# scale.
 _LOSS_SCALE = 256
 
 #: The largest number of ranks, or of backwards, that a factor is explained by.
@@ -42,12 +45,15 @@ class ScaledGradients:
 
     Attributes:
         factor: it.
-        spread: the root mean square of how far single factors are from it, relatively, weighed by the squared norms.
+        spread: the root mean square of how far single factors are from it, relatively, weighed by
+            the squared norms.
         count: how many gradients.
         rank, step: of what step, the first.
         row: where it is seen first: of the loss, or else of the largest gradient.
-        of_loss: whether what comes out of the loss has the factor already; ``None`` if that was not recorded, or is off by something else.
-        of_parameters: whether the gradients are those of parameters; else those that come out of the loss.
+        of_loss: whether what comes out of the loss has the factor already; ``None`` if that was not
+            recorded, or is off by something else.
+        of_parameters: whether the gradients are those of parameters; else those that come out of
+            the loss.
     """
 
     factor: float
@@ -71,7 +77,11 @@ class ScaledGradients:
     def words(self) -> str:
         """``0.5000 of golden's (spread 1e-07): normalisation, …``."""
         factor = f"{self.factor:.4f}" if 0.01 <= abs(self.factor) < 1000 else f"{self.factor:.6g}"
-        begins = {True: "; the loss gives them so", False: "; what the loss gives is right", None: ""}[self.of_loss]
+        begins = {
+            True: "; the loss gives them so",
+            False: "; what the loss gives is right",
+            None: "",
+        }[self.of_loss]
         begins = begins if self.of_parameters else ""
         causes = "normalisation, reduction, clipping or loss scale, not rounding"
         return f"{factor} of golden's (spread {self._spread}): {causes}{begins}"
@@ -88,11 +98,15 @@ class ScaledGradients:
     def holds(self, row: Row) -> bool:
         """Whether a row shows this same factor."""
         found = _factor(row)
-        return found is not None and abs(found[0] / self.factor - 1) <= max(_allowed(row), _OF_REST * found[1])
+        return found is not None and abs(found[0] / self.factor - 1) <= max(
+            _allowed(row), _OF_REST * found[1]
+        )
 
 
 def find_scaled(rows: Iterable[Row]) -> ScaledGradients | None:
-    """The first step of which all gradients are golden's times a number that is not 1; ``None`` if there is none."""
+    """The first step of which all gradients are golden's times a number that is not 1; ``None`` if
+    there is none.
+    """
     steps: dict[tuple[int, int], tuple[list[Row], list[Row]]] = {}
     for row in rows:
         record = row.record
@@ -106,11 +120,17 @@ def find_scaled(rows: Iterable[Row]) -> ScaledGradients | None:
     for (step, rank), (own, of_loss) in sorted(steps.items()):
         if (found := _common(own, _FEWEST)) is not None:
             scaled = ScaledGradients(found[0], found[1], len(own), rank, step, found[2])
-            made = next(filter(scaled.holds, of_loss), None)  # by the loss, if its gradient has the factor already
+            made = next(
+                filter(scaled.holds, of_loss), None
+            )  # by the loss, if its gradient has the factor already
             right = bool(of_loss) and all(row.status is not Status.FAIL for row in of_loss)
-            return replace(scaled, row=made or scaled.row, of_loss=True if made else False if right else None)
+            return replace(
+                scaled, row=made or scaled.row, of_loss=True if made else False if right else None
+            )
         if (found := _common(of_loss, 1)) is not None:  # fed, or without gradients of parameters
-            return ScaledGradients(found[0], found[1], len(of_loss), rank, step, found[2], True, of_parameters=False)
+            return ScaledGradients(
+                found[0], found[1], len(of_loss), rank, step, found[2], True, of_parameters=False
+            )
     return None
 
 
@@ -123,7 +143,9 @@ def _common(rows: Sequence[Row], fewest: int) -> tuple[float, float, Row] | None
         return None
     measured = []
     for row in rows:
-        if row.status is not Status.FAIL and row.metrics is None:  # no gradient on both sides, or without data
+        if (
+            row.status is not Status.FAIL and row.metrics is None
+        ):  # no gradient on both sides, or without data
             continue
         found = _factor(row)
         if found is None:
@@ -138,15 +160,30 @@ def _common(rows: Sequence[Row], fewest: int) -> tuple[float, float, Row] | None
     allowed = max(_allowed(row) for row, *_ in measured)
     if not factor or abs(factor - 1) <= _DISTINCT * allowed:
         return None
-    spread = math.sqrt(math.fsum(((own / factor - 1) * norm) ** 2 for _, own, _, norm in measured) / total)
+    spread = math.sqrt(
+        math.fsum(((own / factor - 1) * norm) ** 2 for _, own, _, norm in measured) / total
+    )
     left = math.sqrt(math.fsum((rest * norm) ** 2 for _, _, rest, norm in measured) / total)
-    most = max(DEFAULT_REL_L2[dtype] for row, *_ in measured for dtype in _dtypes(row)) * FREE_GRADIENTS
-    single = all(abs(own / factor - 1) <= max(allowed, _OF_REST * rest) for _, own, rest, _ in measured)
+    most = (
+        max(DEFAULT_REL_L2[dtype] for row, *_ in measured for dtype in _dtypes(row))
+        * FREE_GRADIENTS
+    )
+    single = all(
+        abs(own / factor - 1) <= max(allowed, _OF_REST * rest) for _, own, rest, _ in measured
+    )
     if spread > allowed or left > most or not single:
         return None
-    if len(measured) < _FEWEST and (left > allowed or measured[0][0].metrics is None or measured[0][0].metrics.compared < _FEWEST):
+    if len(measured) < _FEWEST and (
+        left > allowed
+        or measured[0][0].metrics is None
+        or measured[0][0].metrics.compared < _FEWEST
+    ):
         return None
-    return factor, max(spread, left) if len(measured) < _FEWEST else spread, max(measured, key=lambda each: each[-1])[0]
+    return (
+        factor,
+        max(spread, left) if len(measured) < _FEWEST else spread,
+        max(measured, key=lambda each: each[-1])[0],
+    )
 
 
 def _norm(row: Row) -> float:
@@ -161,17 +198,34 @@ def _allowed(row: Row) -> float:
 
 def _dtypes(row: Row) -> list[str]:
     """The floating types of both sides."""
-    return [record.dtype for record in (row.golden, row.candidate) if record is not None and record.dtype in DEFAULT_REL_L2]
+    return [
+        record.dtype
+        for record in (row.golden, row.candidate)
+        if record is not None and record.dtype in DEFAULT_REL_L2
+    ]
 
 
 def _factor(row: Row) -> tuple[float, float] | None:
-    """The factor on golden that comes closest to the candidate, and what is left then, relative to the candidate; ``None`` if unknown."""
+    """The factor on golden that comes closest to the candidate, and what is left then, relative to
+    the candidate; ``None`` if unknown.
+    """
     ours, theirs, metrics = row.golden, row.candidate, row.metrics
-    if ours is None or theirs is None or metrics is None or metrics.nonfinite_mismatch or metrics.nothing_finite:
+    if (
+        ours is None
+        or theirs is None
+        or metrics is None
+        or metrics.nonfinite_mismatch
+        or metrics.nothing_finite
+    ):
         return None
     if len(_dtypes(row)) < 2:
         return None
-    if ours.statistics is None or theirs.statistics is None or not ours.statistics.l2 or theirs.statistics.l2 is None:
+    if (
+        ours.statistics is None
+        or theirs.statistics is None
+        or not ours.statistics.l2
+        or theirs.statistics.l2 is None
+    ):
         return None
     ratio = theirs.statistics.l2 / ours.statistics.l2
     if row.by_statistics:
@@ -181,7 +235,9 @@ def _factor(row: Row) -> tuple[float, float] | None:
 
 
 def _by_extrema(row: Row, ratio: float) -> tuple[float, float] | None:
-    """The same of statistics alone: the ratio of the norms, if smallest and largest value have it, too."""
+    """The same of statistics alone: the ratio of the norms, if smallest and largest value have it,
+    too.
+    """
     assert row.golden is not None
     assert row.candidate is not None
     ours, theirs = row.golden.statistics, row.candidate.statistics
@@ -189,7 +245,12 @@ def _by_extrema(row: Row, ratio: float) -> tuple[float, float] | None:
         return None
     for sign, ends in ((1.0, (theirs.min, theirs.max)), (-1.0, (theirs.max, theirs.min))):
         pairs = zip((ours.min, ours.max), ends, strict=True)
-        if all(math.isclose(sign * ratio * float(own or 0.0), float(other or 0.0), rel_tol=_allowed(row)) for own, other in pairs):
+        if all(
+            math.isclose(
+                sign * ratio * float(own or 0.0), float(other or 0.0), rel_tol=_allowed(row)
+            )
+            for own, other in pairs
+        ):
             return sign * ratio, 0.0
     return None
 
@@ -206,6 +267,12 @@ def _cause(factor: float, allowed: float) -> str:
     whole = round(large)
     if 2 <= whole <= _MOST_PARTS and abs(large / whole - 1) <= allowed:
         if inverse > 1:
-            return f"1/{whole}; often: a mean over {whole} accumulated backwards, or {whole} ranks, that golden sums or does not have"
-        return f"{whole}; often: a sum over {whole} accumulated backwards, or {whole} ranks, that golden averages, or gradients not zeroed"
+            return (
+                f"1/{whole}; often: a mean over {whole} accumulated backwards, or {whole} ranks,"
+                " that golden sums or does not have"
+            )
+        return (
+            f"{whole}; often: a sum over {whole} accumulated backwards, or {whole} ranks, that"
+            " golden averages, or gradients not zeroed"
+        )
     return "often: clipping at another norm, or a mean over another number of tokens or samples"

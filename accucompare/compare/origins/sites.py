@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from accucompare.bundle.format import AT_THE_END, NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, WRITTEN_ROLES, Record, Role
+from accucompare.bundle.format import (
+    AT_THE_END,
+    NODE_ROLES,
+    SERIES_ROLES,
+    TRAINING_ROLES,
+    UPDATE_ROLES,
+    WRITTEN_ROLES,
+    Record,
+    Role,
+)
 from accucompare.compare.origins.scaled import ScaledGradients
 from accucompare.compare.rows import Difference, Option, Reason, Row, buffer_of, owner_of
 from accucompare.markup import line
@@ -22,10 +31,16 @@ class Stage(str, Enum):
 
 
 #: What an update's culprit shows, by the role of its row; for all other roles the update itself.
-_UPDATE_WORDS = {Role.PARAM_GRAD: "the sum of the gradients", Role.STATE_BEFORE: "what the update is given"}
+_UPDATE_WORDS = {
+    Role.PARAM_GRAD: "the sum of the gradients",
+    Role.STATE_BEFORE: "what the update is given",
+}
 
 #: What changed a buffer that no call of the model has written into.
-_CHANGED = {Role.BUFFER_BEFORE: "changed between steps", Role.BUFFER_AFTER: "changed in the step, outside of the model"}
+_CHANGED = {
+    Role.BUFFER_BEFORE: "changed between steps",
+    Role.BUFFER_AFTER: "changed in the step, outside of the model",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +49,28 @@ class Culprit:
 
     Attributes:
         name, call: the module call; of glue, the call in whose own code it is.
-        site: ``"module"``, or ``"glue"`` for code of the module's own between, before or after its children; ``"operator"``; or
-            ``"buffer"`` for one that the model computes itself.
+        site: ``"module"``, or ``"glue"`` for code of the module's own between, before or after its
+            children; ``"operator"``; or ``"buffer"`` for one that the model computes itself.
         before: for glue, the child that got the wrong value (``""`` at the module's end).
         row: the row that shows it.
-        size: how many times as large as expected the error is, by which culprits are ranked: its excess, or else its ``over_limit``.
+        size: how many times as large as expected the error is, by which culprits are ranked: its
+            excess, or else its ``over_limit``.
         reason: why it is a culprit.
-        jump: free-running, the excess as a multiple of that of what went in; ``None`` if there is no baseline.
-        operator: for an operator: ``aten.bmm call 1 (bert/modeling_bert.py:187)``; of a backward ``BmmBackward0 (…)``.
+        jump: free-running, the excess as a multiple of that of what went in; ``None`` if there is
+            no baseline.
+        operator: for an operator: ``aten.bmm call 1 (bert/modeling_bert.py:187)``; of a backward
+            ``BmmBackward0 (…)``.
         difference: what the two sides run or give differently there, if that explains the error.
-        seen: the number of calls, in all steps and ranks, in which the site shows an error; ``row`` is of the largest, and
-            where steps train, of the first step's largest.
-        words: the shape of its error, one statement each: "concentrated in channels 17 and 700 of dimension -1".
+        seen: the number of calls, in all steps and ranks, in which the site shows an error; ``row``
+            is of the largest, and where steps train, of the first step's largest.
+        words: the shape of its error, one statement each: "concentrated in channels 17 and 700 of
+            dimension -1".
         hints: what such an error often comes from.
-        configured: the module's own numbers and strings that differ from golden's, such as ``approximate``.
+        configured: the module's own numbers and strings that differ from golden's, such as
+            ``approximate``.
         scaled: if all gradients are golden's times one number: that number and what is known of it.
-        cut: whether autograd's graph was cut there in the forward, so that only one side has the gradient that ``row`` is of.
+        cut: whether autograd's graph was cut there in the forward, so that only one side has the
+            gradient that ``row`` is of.
         whole: whether an update is meant as a whole, of which ``row`` is the first parameter's.
     """
 
@@ -86,7 +107,9 @@ class Culprit:
 
     @property
     def over_limit(self) -> float | None:
-        """The error as a multiple of the limit that judged it (``row.verdict.used``); ``None`` if there is none."""
+        """The error as a multiple of the limit that judged it (``row.verdict.used``); ``None`` if
+        there is none.
+        """
         return self.row.verdict.used
 
     @property
@@ -105,7 +128,11 @@ class Culprit:
             return Stage.BETWEEN
         if record.role in UPDATE_ROLES:
             return Stage.UPDATE
-        return Stage.LOSS if record.role is Role.GRAD_OUTPUT and record.parent is None else Stage.BACKWARD
+        return (
+            Stage.LOSS
+            if record.role is Role.GRAD_OUTPUT and record.parent is None
+            else Stage.BACKWARD
+        )
 
     @property
     def buffer(self) -> str:
@@ -133,9 +160,13 @@ class Culprit:
         if self.stage is not Stage.FORWARD and not self.cut:
             return self._place_in_training
         own = self.before.removeprefix(f"{self.name}.") if self.name else self.before
-        behind = None if self.cut else self.row.record  # which may be of another call than the one that the cut is before
+        behind = (
+            None if self.cut else self.row.record
+        )  # which may be of another call than the one that the cut is before
         own += f" call {behind.call}" if own and behind is not None and behind.call else ""
-        where = {"module": "", "glue": f" (glue, before {own})" if own else " (glue, at its end)"}[self.site]
+        where = {"module": "", "glue": f" (glue, before {own})" if own else " (glue, at its end)"}[
+            self.site
+        ]
         return f"{self.name or '(root)'}{call}{where}"
 
     def _place_written(self, record: Record, call: str) -> str:
@@ -162,9 +193,16 @@ class Culprit:
         owner = f"{self.name}." if self.name else ""
         if self.stage is Stage.BETWEEN:  # the call is the number of updates of the step before
             update = "the update" if self.call == 1 else f"update {self.call}"
-            when = f"after {update} of step {record.step}" if self.call else f"between step {record.step - 1} and {record.step}"
+            when = (
+                f"after {update} of step {record.step}"
+                if self.call
+                else f"between step {record.step - 1} and {record.step}"
+            )
             if record.path.endswith(AT_THE_END) and not self.call:
-                return f"in step {record.step} something other than an optimizer changed {owner}{record.path.removesuffix(AT_THE_END)}"
+                return (
+                    f"in step {record.step} something other than an optimizer changed"
+                    f" {owner}{record.path.removesuffix(AT_THE_END)}"
+                )
             return f"{when} something else changed {owner}{record.path.removesuffix(AT_THE_END)}"
         if self.stage is Stage.UPDATE:
             what = _UPDATE_WORDS.get(record.role, "the update")
@@ -178,5 +216,8 @@ class Culprit:
             return f"the backward of {name}{call}{own}, gradient of {record.path.removeprefix('/')}"
         if self.site == "glue":
             behind = self.before.removeprefix(f"{self.name}.") if self.name else self.before
-            return f"the backward of {name}{call} (glue, {f'behind {behind}' if behind else 'at its beginning'})"
+            return (
+                f"the backward of {name}{call} (glue,"
+                f" {f'behind {behind}' if behind else 'at its beginning'})"
+            )
         return f"the backward of {name}{call}, gradient of input {record.path or '0'}"

@@ -1,9 +1,10 @@
 """Where errors of a backward and of an update come from.
 
-A backward goes through the calls in the other direction: what arrives at an output (``grad_output``) was made by the code behind it, its
-parent's or the loss; what a call adds to the gradients of its inputs (``grad_input``) and parameters (``call_grad``) it makes itself. A
-parameter's whole gradient (``param_grad``) is the sum of those. An update is made of that, of the parameter and of the optimizer's state.
-"""
+A backward goes through the calls in the other direction: what arrives at an output
+(``grad_output``) was made by the code behind it, its parent's or the loss; what a call adds to the
+gradients of its inputs (``grad_input``) and parameters (``call_grad``) it makes itself. A
+parameter's whole gradient (``param_grad``) is the sum of those. An update is made of that, of the
+parameter and of the optimizer's state."""
 
 from __future__ import annotations
 
@@ -20,11 +21,13 @@ from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
 #: (rank, step, name, call index).
 CallKey = tuple[int, int, str, int]
 
-#: Fed: a later error in a call's own code, or in its backward, is another one if it is so many times as far over its limit as the earlier.
+# : Fed: a later error in a call's own code, or in its backward, is another one if it is so many
+# times as far over its limit as the earlier.
 MUCH_FURTHER = 8.0
 
-#: Free-running, a gradient carries the rounding of the whole forward and of the backward until there: its default limit is so many
-#: times that of a value (MiniLM in bfloat16, two steps of training: gradients are off by up to 0.10, values by up to 0.034).
+# : Free-running, a gradient carries the rounding of the whole forward and of the backward until
+# there: its default limit is so many : times that of a value (MiniLM in bfloat16, two steps of
+# training: gradients are off by up to 0.10, values by up to 0.034).
 FREE_GRADIENTS = 4.0
 
 _STATES = (Role.STATE_BEFORE, Role.STATE_AFTER)
@@ -35,21 +38,34 @@ _VALUE_OF = {Role.GRAD_OUTPUT: Role.OUTPUT, Role.GRAD_INPUT: Role.INPUT}
 #: What a row of an update says that was made of other gradients than golden's.
 NOT_FED = "made of other gradients or weights than golden's; a fed capture judges it"
 
-#: The same of a fed capture, which could not give golden's: a sparse gradient, one that a closure computes.
-NOT_GIVEN = "over its limit, but made of gradients or weights that could not be replaced by golden's, so not judged"
+# : The same of a fed capture, which could not give golden's: a sparse gradient, one that a closure
+# computes.
+NOT_GIVEN = (
+    "over its limit, but made of gradients or weights that could not be replaced by golden's, so"
+    " not judged"
+)
 
 
 def parameter_of(record: Record) -> str:
-    """The qualified name of the parameter that a record of its gradient, value or update is about."""
-    if record.path.startswith("/"):  # under its first name; the module that used it has it under another, or not at all
+    """The qualified name of the parameter that a record of its gradient, value or update is
+    about."""
+    if record.path.startswith(
+        "/"
+    ):  # under its first name; the module that used it has it under another, or not at all
         return record.path[1:].partition("#")[0]
     own = record.path.partition("#")[0]  # without the number of a gradient that was recorded again
     return f"{record.name}.{own}" if record.name else own
 
 
 def updated_parameter(record: Record) -> str:
-    """The qualified name of the parameter that a record of an update is about, also of the optimizer's state of it."""
-    return parameter_of(replace(record, path=record.path.partition(".")[0])) if record.role in _STATES else parameter_of(record)
+    """The qualified name of the parameter that a record of an update is about, also of the
+    optimizer's state of it.
+    """
+    return (
+        parameter_of(replace(record, path=record.path.partition(".")[0]))
+        if record.role in _STATES
+        else parameter_of(record)
+    )
 
 
 @dataclass
@@ -65,25 +81,55 @@ class TrainingTrace:
     fed: bool
     not_fed: Collection[tuple[int, int, str, int, str, str]] = ()
     modules: set[tuple[int, str]] = field(default_factory=set)
-    _over: set[tuple[int, int]] = field(default_factory=set)  # free-running: steps of which something is over its limit
-    _other: set[tuple[int, int]] = field(default_factory=set)  # steps of which an update was made of other values than golden's
-    _tainted: set[CallKey] = field(default_factory=set)  # calls whose backward went on with a wrong gradient
-    _glue: dict[CallKey | None, float] = field(default_factory=dict)  # by call: how far over its limit its code's backward has been
-    _parameters: set[tuple[int, int, str]] = field(default_factory=set)  # with a part of its gradient over its limit, or alone
-    _without: set[tuple[int, int, str]] = field(default_factory=set)  # parameters with a gradient on one side only
-    _alone: set[tuple[CallKey, Role, str]] = field(default_factory=set)  # values of the forward that only one side has
-    _lost: set[CallKey] = field(default_factory=set)  # calls whose backward goes on without a gradient that only one side has
-    _not_updated: set[tuple[int, str]] = field(default_factory=set)  # by rank: parameters that only one side has updated
-    _wrote: dict[int, int] = field(default_factory=dict)  # by rank: the first step whose update has made an error of its own
-    _groups: set[tuple[int, int]] = field(default_factory=set)  # steps with another number in an optimizer's parameter groups
-    _states: set[tuple[int, str]] = field(default_factory=set)  # by rank: state that an update has made over its limit
-    _wrong_updates: set[tuple[int, str]] = field(default_factory=set)  # by rank: parameters with an update over its limit
-    _updated: set[tuple[int, int]] = field(default_factory=set)  # steps of which the update was recorded
+    _over: set[tuple[int, int]] = field(
+        default_factory=set
+    )  # free-running: steps of which something is over its limit
+    _other: set[tuple[int, int]] = field(
+        default_factory=set
+    )  # steps of which an update was made of other values than golden's
+    _tainted: set[CallKey] = field(
+        default_factory=set
+    )  # calls whose backward went on with a wrong gradient
+    _glue: dict[CallKey | None, float] = field(
+        default_factory=dict
+    )  # by call: how far over its limit its code's backward has been
+    _parameters: set[tuple[int, int, str]] = field(
+        default_factory=set
+    )  # with a part of its gradient over its limit, or alone
+    _without: set[tuple[int, int, str]] = field(
+        default_factory=set
+    )  # parameters with a gradient on one side only
+    _alone: set[tuple[CallKey, Role, str]] = field(
+        default_factory=set
+    )  # values of the forward that only one side has
+    _lost: set[CallKey] = field(
+        default_factory=set
+    )  # calls whose backward goes on without a gradient that only one side has
+    _not_updated: set[tuple[int, str]] = field(
+        default_factory=set
+    )  # by rank: parameters that only one side has updated
+    _wrote: dict[int, int] = field(
+        default_factory=dict
+    )  # by rank: the first step whose update has made an error of its own
+    _groups: set[tuple[int, int]] = field(
+        default_factory=set
+    )  # steps with another number in an optimizer's parameter groups
+    _states: set[tuple[int, str]] = field(
+        default_factory=set
+    )  # by rank: state that an update has made over its limit
+    _wrong_updates: set[tuple[int, str]] = field(
+        default_factory=set
+    )  # by rank: parameters with an update over its limit
+    _updated: set[tuple[int, int]] = field(
+        default_factory=set
+    )  # steps of which the update was recorded
 
     def forward(self, record: Record, verdict: Verdict) -> None:
         """A row of the forward was traced."""
         if verdict.reason in UNMATCHED:
-            self._alone.add(((record.rank, record.step, record.name, record.call), record.role, record.path))
+            self._alone.add(
+                ((record.rank, record.step, record.name, record.call), record.role, record.path)
+            )
         if verdict.status is Status.FAIL and not self.fed:
             self._over.add((record.rank, record.step))
 
@@ -93,12 +139,15 @@ class TrainingTrace:
             not self.fed and (record.rank, record.step) in self._over
         )
 
-    def trace(self, record: Record, verdict: Verdict, own_forward: bool, has_children: bool) -> Verdict:
+    def trace(
+        self, record: Record, verdict: Verdict, own_forward: bool, has_children: bool
+    ) -> Verdict:
         """The verdict with its reason made exact.
 
         Args:
             record, verdict: of the row.
-            own_forward: whether the code that made the value has made an error in the forward, too; its derivative is another, then.
+            own_forward: whether the code that made the value has made an error in the forward, too;
+                its derivative is another, then.
             has_children: whether the record's call made calls itself.
         """
         if record.role in GRADIENT_ROLES:
@@ -106,15 +155,24 @@ class TrainingTrace:
         assert record.role in UPDATE_ROLES
         return self._update(record, verdict)
 
-    def _gradient(self, record: Record, verdict: Verdict, own_forward: bool, has_children: bool) -> Verdict:
+    def _gradient(
+        self, record: Record, verdict: Verdict, own_forward: bool, has_children: bool
+    ) -> Verdict:
         call: CallKey = (record.rank, record.step, record.name, record.call)
-        parent: CallKey | None = None if record.parent is None else (record.rank, record.step, *record.parent)
+        parent: CallKey | None = (
+            None if record.parent is None else (record.rank, record.step, *record.parent)
+        )
         step = record.rank, record.step
         arrives = record.role is Role.GRAD_OUTPUT
         source = parent if arrives else call
         if verdict.reason in UNMATCHED:
             return self._gradient_alone(record, verdict, call, parent)
-        before = own_forward or source in self._tainted or source in self._lost or (not self.fed and step in self._over)
+        before = (
+            own_forward
+            or source in self._tainted
+            or source in self._lost
+            or (not self.fed and step in self._over)
+        )
         if verdict.reason is Reason.OVER:
             reason = Reason.INTRODUCED
             if before:
@@ -129,14 +187,19 @@ class TrainingTrace:
             if record.role is Role.CALL_GRAD:
                 self._parameters.add((*step, parameter_of(record)))
             elif (*call, record.role.value, record.path) in self.not_fed:
-                self._tainted |= {each for each in (call if arrives else parent,) if each is not None}
+                self._tainted |= {
+                    each for each in (call if arrives else parent,) if each is not None
+                }
         return verdict
 
-    def _gradient_alone(self, record: Record, verdict: Verdict, call: CallKey, parent: CallKey | None) -> Verdict:
-        """The verdict on a gradient that only one side has: autograd's graph was cut where it begins, and everything before lacks it.
+    def _gradient_alone(
+        self, record: Record, verdict: Verdict, call: CallKey, parent: CallKey | None
+    ) -> Verdict:
+        """The verdict on a gradient that only one side has: autograd's graph was cut where it
+        begins, and everything before lacks it.
 
-        So it begins where the code that makes it has all that arrives there, and the value that it is the gradient of is on both sides.
-        """
+        So it begins where the code that makes it has all that arrives there, and the value that it
+        is the gradient of is on both sides."""
         arrives = record.role is Role.GRAD_OUTPUT
         source, receiver = (parent, call) if arrives else (call, parent)
         before = source in self._lost
@@ -144,7 +207,10 @@ class TrainingTrace:
             self._parameters.add((record.rank, record.step, parameter_of(record)))
         else:
             self._lost |= {receiver} if receiver is not None else set()
-            before = before or (call, _VALUE_OF[record.role], record.path.partition("#")[0]) in self._alone
+            before = (
+                before
+                or (call, _VALUE_OF[record.role], record.path.partition("#")[0]) in self._alone
+            )
         self._over.add((record.rank, record.step))
         return verdict if before else verdict.beginning()
 
@@ -157,16 +223,23 @@ class TrainingTrace:
         return before is not None and now <= MUCH_FURTHER * before
 
     def _wanders(self, record: Record, given: bool) -> bool:
-        """Whether a value was made by an update of other gradients than golden's, which says nothing of its code (Adam: 1e-5 gives 1.5e-2).
+        """Whether a value was made by an update of other gradients than golden's, which says
+        nothing of its code (Adam: 1e-5 gives 1.5e-2).
 
         Numbers, such as learning rates and step counters, do not wander.
         """
         if not given:
             return (record.rank, record.step) in self._other
-        return record.role is not Role.PARAM_GRAD and record.shape != () and (record.rank, record.step - 1) in self._other
+        return (
+            record.role is not Role.PARAM_GRAD
+            and record.shape != ()
+            and (record.rank, record.step - 1) in self._other
+        )
 
     def _after_wrong_steps(self, record: Record) -> bool:
-        """Whether updates of steps that were not recorded made the state of a parameter, after one in which something was wrong."""
+        """Whether updates of steps that were not recorded made the state of a parameter, after one
+        in which something was wrong.
+        """
         before = [step for rank, step in self._over if rank == record.rank and step < record.step]
         return bool(before) and (record.rank, record.step - 1) not in self._updated
 
@@ -175,29 +248,62 @@ class TrainingTrace:
         parameter = (*step, updated_parameter(record))
         self._updated.add(step)
         given = record.role in (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE)
-        own = (record.rank, record.step, record.name, record.call, record.role.value, record.path) in self.not_fed
-        other_state = record.role is Role.STATE_BEFORE and verdict.reason in (*UNMATCHED, Reason.NOT_COMPARABLE)
-        if given and verdict.reason is not Reason.IDENTICAL and (own or not (self.fed or other_state)):
+        own = (
+            record.rank,
+            record.step,
+            record.name,
+            record.call,
+            record.role.value,
+            record.path,
+        ) in self.not_fed
+        other_state = record.role is Role.STATE_BEFORE and verdict.reason in (
+            *UNMATCHED,
+            Reason.NOT_COMPARABLE,
+        )
+        if (
+            given
+            and verdict.reason is not Reason.IDENTICAL
+            and (own or not (self.fed or other_state))
+        ):
             self._other.add(step)  # what only one of two optimizers keeps is the optimizer's own
         if record.role is Role.PARAM_CHANGED:
             return self._changed(record, verdict)
-        if record.role is Role.PARAM_GRAD and verdict.reason is Reason.DTYPE:  # one side says that there is none
+        if (
+            record.role is Role.PARAM_GRAD and verdict.reason is Reason.DTYPE
+        ):  # one side says that there is none
             verdict = replace(verdict, reason=Reason.MISSING if record.dtype else Reason.EXTRA)
         if verdict.reason in UNMATCHED:
             return self._update_alone(record, verdict, parameter)
         if verdict.reason is Reason.OVER and self._wanders(record, given):
-            return replace(verdict, reason=Reason.NOT_COMPARABLE, detail=NOT_GIVEN if self.fed else NOT_FED, waived=not self.fed)
+            return replace(
+                verdict,
+                reason=Reason.NOT_COMPARABLE,
+                detail=NOT_GIVEN if self.fed else NOT_FED,
+                waived=not self.fed,
+            )
         of_group = record.is_of_group and record.shape == ()
         if verdict.reason is Reason.OVER:
             inherited = {
-                Role.PARAM_GRAD: parameter in self._parameters or parameter[::2] in self._not_updated,  # nor was it set to zero
+                Role.PARAM_GRAD: (
+                    parameter in self._parameters or parameter[::2] in self._not_updated
+                ),  # nor was it set to zero
                 Role.PARAM_BEFORE: not self.fed and step in self._over,
-                Role.STATE_BEFORE: (of_group and self._wrote.get(record.rank, record.step) < record.step)
-                or state in self._states
-                or parameter[::2] in self._not_updated
-                or (record.shape != () and self._after_wrong_steps(record)),
-                Role.PARAM_UPDATE: step in self._groups or parameter in self._without or parameter[::2] in self._not_updated,
-                Role.STATE_AFTER: step in self._groups or parameter in self._without or parameter[::2] in self._not_updated,
+                Role.STATE_BEFORE: (
+                    (of_group and self._wrote.get(record.rank, record.step) < record.step)
+                    or state in self._states
+                    or parameter[::2] in self._not_updated
+                    or (record.shape != () and self._after_wrong_steps(record))
+                ),
+                Role.PARAM_UPDATE: (
+                    step in self._groups
+                    or parameter in self._without
+                    or parameter[::2] in self._not_updated
+                ),
+                Role.STATE_AFTER: (
+                    step in self._groups
+                    or parameter in self._without
+                    or parameter[::2] in self._not_updated
+                ),
             }[record.role]
             verdict = replace(verdict, reason=Reason.INHERITED if inherited else Reason.INTRODUCED)
         elif verdict.reason is Reason.NON_FINITE and parameter not in self._parameters:
@@ -215,14 +321,18 @@ class TrainingTrace:
         return verdict
 
     def _changed(self, record: Record, verdict: Verdict) -> Verdict:
-        """The verdict on a parameter that something other than an update has changed, on one side or on both.
+        """The verdict on a parameter that something other than an update has changed, on one side
+        or on both.
 
-        Of a parameter whose update was wrong before, that is no error of its own: clamping may do more there.
-        """
+        Of a parameter whose update was wrong before, that is no error of its own: clamping may do
+        more there."""
         parameter = record.rank, parameter_of(record)
         before = parameter in self._wrong_updates or parameter in self._not_updated
         if verdict.reason is Reason.OVER:
-            if not self.fed and {(record.rank, record.step - 1), (record.rank, record.step)} & self._other:
+            if (
+                not self.fed
+                and {(record.rank, record.step - 1), (record.rank, record.step)} & self._other
+            ):
                 return replace(verdict, reason=Reason.NOT_COMPARABLE, detail=NOT_FED, waived=True)
             verdict = replace(verdict, reason=Reason.INHERITED if before else Reason.INTRODUCED)
         if verdict.status is Status.FAIL:
@@ -231,8 +341,12 @@ class TrainingTrace:
                 self.modules.add((record.rank, record.name))
         return verdict.beginning() if verdict.reason in UNMATCHED and not before else verdict
 
-    def _update_alone(self, record: Record, verdict: Verdict, parameter: tuple[int, int, str]) -> Verdict:
-        """The verdict on what only one side has of an update. It begins there unless a part of the parameter's gradient was alone, too."""
+    def _update_alone(
+        self, record: Record, verdict: Verdict, parameter: tuple[int, int, str]
+    ) -> Verdict:
+        """The verdict on what only one side has of an update. It begins there unless a part of the
+        parameter's gradient was alone, too.
+        """
         if record.role in _STATES:  # of two optimizers one may keep what the other does not
             return verdict
         self._over.add(parameter[:2])
@@ -255,39 +369,67 @@ _OF_SUMS = (Role.OUTPUT, Role.BUFFER_UPDATE, Role.GRAD_INPUT, Role.CALL_GRAD, Ro
 
 @dataclass
 class Terms:
-    """How much larger than their sum the terms are that a gradient or an update is made of, from golden's statistics, in execution order.
+    """How much larger than their sum the terms are that a gradient or an update is made of, from
+    golden's statistics, in execution order.
 
-    A sum is rounded as its terms are, and they may cancel: the gradient of a key's bias is zero, but for rounding. An update is rounded
-    as the parameter is that it is added to. What a call writes into a buffer may be a mean of what it was given: zero but for rounding,
-    if that comes from a normalisation. Of n terms, the rounding of their mean is that of one, divided by the square root of n.
-    """
+    A sum is rounded as its terms are, and they may cancel: the gradient of a key's bias is zero,
+    but for rounding. An update is rounded as the parameter is that it is added to. What a call
+    writes into a buffer may be a mean of what it was given: zero but for rounding, if that comes
+    from a normalisation. Of n terms, the rounding of their mean is that of one, divided by the
+    square root of n."""
 
-    _arrived: dict[CallKey, float] = field(default_factory=dict)  # L2 norm of all that arrived at the outputs of a call
-    _nodes: dict[tuple[CallKey, str, int], float] = field(default_factory=dict)  # and at one of its nodes
-    _sizes: dict[tuple[int, int, str], float] = field(default_factory=dict)  # of the terms of a parameter's gradient
-    _values: dict[tuple[int, int, int, str], float] = field(default_factory=dict)  # L2 norm of a parameter before an update
-    _given: dict[CallKey, list[tuple[float, int]]] = field(default_factory=dict)  # of this step: L2 norm and size of what calls were given
-    _summed: dict[str, int] = field(default_factory=dict)  # how many values each sum of a module has
-    _elements: dict[str, int] = field(default_factory=dict)  # how many values arrived at an output of a module
-    _length: dict[str, float] = field(default_factory=dict)  # of a recurrent module's sequences, the mean
+    _arrived: dict[CallKey, float] = field(
+        default_factory=dict
+    )  # L2 norm of all that arrived at the outputs of a call
+    _nodes: dict[tuple[CallKey, str, int], float] = field(
+        default_factory=dict
+    )  # and at one of its nodes
+    _sizes: dict[tuple[int, int, str], float] = field(
+        default_factory=dict
+    )  # of the terms of a parameter's gradient
+    _values: dict[tuple[int, int, int, str], float] = field(
+        default_factory=dict
+    )  # L2 norm of a parameter before an update
+    _given: dict[CallKey, list[tuple[float, int]]] = field(
+        default_factory=dict
+    )  # of this step: L2 norm and size of what calls were given
+    _summed: dict[str, int] = field(
+        default_factory=dict
+    )  # how many values each sum of a module has
+    _elements: dict[str, int] = field(
+        default_factory=dict
+    )  # how many values arrived at an output of a module
+    _length: dict[str, float] = field(
+        default_factory=dict
+    )  # of a recurrent module's sequences, the mean
 
     def summed(self, record: Record) -> int:
-        """Over how many values of one channel, or one sample, a module in ``SUMMED`` sums; 0 if no output of it was recorded before."""
+        """Over how many values of one channel, or one sample, a module in ``SUMMED`` sums; 0 if no
+        output of it was recorded before.
+        """
         if record.role is Role.OUTPUT and record.type in SUMMED and len(record.shape) > 1:
             each = record.shape[SUMMED[record.type]]
-            self._summed[record.name] = max(self._summed.get(record.name, 0), math.prod(record.shape) // max(each, 1))
+            self._summed[record.name] = max(
+                self._summed.get(record.name, 0), math.prod(record.shape) // max(each, 1)
+            )
         return self._summed.get(record.name, 0) if record.role in _OF_SUMS else 0
 
     def added(self, record: Record) -> int:
-        """Of how many terms each value of a bias's gradient is the sum; 0 of any other record, or if what arrived was not recorded."""
+        """Of how many terms each value of a bias's gradient is the sum; 0 of any other record, or
+        if what arrived was not recorded.
+        """
         if record.role is Role.GRAD_OUTPUT:
-            self._elements[record.name] = max(self._elements.get(record.name, 0), math.prod(record.shape))
+            self._elements[record.name] = max(
+                self._elements.get(record.name, 0), math.prod(record.shape)
+            )
         if record.role not in PARAMETER_GRADIENTS or len(record.shape) != 1:
             return 0
         return self._elements.get(record.name, 0) // max(record.shape[0], 1)
 
     def roundings(self, record: Record) -> float:
-        """By how many roundings a value of a module in ``RECURRENT`` comes about, if operators compose each of its steps."""
+        """By how many roundings a value of a module in ``RECURRENT`` comes about, if operators
+        compose each of its steps.
+        """
         if record.role is Role.OUTPUT and len(record.shape) > 1:
             if record.path == "0" or record.path.startswith("0."):
                 self._length[record.name] = math.prod(record.shape[:-1])
@@ -310,7 +452,9 @@ class Terms:
         if record.role is Role.GRAD_OUTPUT:
             self._arrived[call] = math.hypot(self._arrived.get(call, 0.0), size)
         elif record.role is Role.CALL_GRAD:
-            terms = max(size, self._arrived.get(call, 0.0)) if len(record.shape) == 1 else size  # a bias: the sum of what arrived
+            terms = (
+                max(size, self._arrived.get(call, 0.0)) if len(record.shape) == 1 else size
+            )  # a bias: the sum of what arrived
             self._sizes[part] = math.hypot(self._sizes.get(part, 0.0), terms)
         elif record.role is Role.OP_GRAD_OUTPUT:
             self._nodes[(call, *record.operator)] = size
@@ -322,11 +466,20 @@ class Terms:
             self._given.setdefault(call, []).append((size, math.prod(record.shape)))
         elif record.role is Role.BUFFER_UPDATE:
             own = math.prod(record.shape)
-            terms = max((given * min(own / count, 1.0) for given, count in self._given.get(call, ()) if count), default=size)
+            terms = max(
+                (
+                    given * min(own / count, 1.0)
+                    for given, count in self._given.get(call, ())
+                    if count
+                ),
+                default=size,
+            )
         elif record.role is Role.PARAM_GRAD:
             terms = self._sizes.get(part, size)
         elif record.role is Role.PARAM_BEFORE:
             self._values[update] = size
         elif record.role is Role.PARAM_UPDATE:
             terms = self._values.get(update, size)
-        return tolerance.scaled(max(terms / size, 1.0)) if size else tolerance.of_zero(terms, record)
+        return (
+            tolerance.scaled(max(terms / size, 1.0)) if size else tolerance.of_zero(terms, record)
+        )

@@ -1,26 +1,33 @@
 """Rows that could not be compared and may hide an error, so that there is no all-clear.
 
-**On the way.** A call is judged by the rows of its outputs. An output without data to compare (nested, sparse, quantized, inside vmap,
-unreadable) is not judged, nor one with NaN or Inf on both sides in places that statistics and sketches do not tell, and later code may make
-its error small: a normalisation, a wide limit. An opaque object may hold such values. It counts if nothing else that the call returns is
-compared, and something after the call is. So a cache beside the hidden states hides nothing, nor does an object that the whole model
-returns at its end. Inputs do not count, since their errors show in the outputs.
+**On the way.** A call is judged by the rows of its outputs. An output without data to compare
+(nested, sparse, quantized, inside vmap, unreadable) is not judged, nor one with NaN or Inf on both
+sides in places that statistics and sketches do not tell, and later code may make its error small: a
+normalisation, a wide limit. An opaque object may hold such values. It counts if nothing else that
+the call returns is compared, and something after the call is. So a cache beside the hidden states
+hides nothing, nor does an object that the whole model returns at its end. Inputs do not count,
+since their errors show in the outputs.
 
-**Gradients.** So is a gradient without data (a sparse one): a call's outputs say nothing of its backward. That of a parameter hides nothing
-where the update that was made of it agrees. Fed, an update that is over its limit and could not be judged hides an error, too.
+**Gradients.** So is a gradient without data (a sparse one): a call's outputs say nothing of its
+backward. That of a parameter hides nothing where the update that was made of it agrees. Fed, an
+update that is over its limit and could not be judged hides an error, too.
 
-**Chosen.** If rounding alone changes a shape or the number of calls, as the baseline shows, nothing can judge the row.
+**Chosen.** If rounding alone changes a shape or the number of calls, as the baseline shows, nothing
+can judge the row.
 
-**Many.** If more than half of the tensors could not be compared, of whatever kind, too little was compared.
+**Many.** If more than half of the tensors could not be compared, of whatever kind, too little was
+compared.
 
-**Too far.** Free-running, an update is made of other gradients than golden's, and says little of its code (Adam turns 1e-5 of a gradient
-into 1.5e-2 of an update): a row of it over its limit is not judged. All of a step's updates together are: an optimizer that takes the
-sign of a gradient turns those of a share of the elements that is about the gradient's error, so that the whole is off by twice that
-share's root. And parameters that such updates have made are never further off than a free-running value may be.
+**Too far.** Free-running, an update is made of other gradients than golden's, and says little of
+its code (Adam turns 1e-5 of a gradient into 1.5e-2 of an update): a row of it over its limit is not
+judged. All of a step's updates together are: an optimizer that takes the sign of a gradient turns
+those of a share of the elements that is about the gradient's error, so that the whole is off by
+twice that share's root. And parameters that such updates have made are never further off than a
+free-running value may be.
 
-**Unless proven.** If a call's outputs are bit for bit golden's, nothing inside it went wrong. For a fed candidate everything compared
-inside it must be golden's too, since an error there was replaced by golden's values and went no further.
-"""
+**Unless proven.** If a call's outputs are bit for bit golden's, nothing inside it went wrong. For a
+fed candidate everything compared inside it must be golden's too, since an error there was replaced
+by golden's values and went no further."""
 
 from __future__ import annotations
 
@@ -29,13 +36,23 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from accucompare.bundle.format import BUFFER_ROLES, GRADIENT_ROLES, TRAINING_ROLES, UPDATE_ROLES, WRITTEN_ROLES, Layout, Record, Role
+from accucompare.bundle.format import (
+    BUFFER_ROLES,
+    GRADIENT_ROLES,
+    TRAINING_ROLES,
+    UPDATE_ROLES,
+    WRITTEN_ROLES,
+    Layout,
+    Record,
+    Role,
+)
 from accucompare.compare.limits import CEILING, DEFAULT_REL_L2
 from accucompare.compare.origins.reasons import call_of, caller_of
 from accucompare.compare.origins.training_trace import FREE_GRADIENTS, CallKey, parameter_of
 from accucompare.compare.rows import Reason, Row, Status, is_operator
 
-#: Layouts of tensors that are listed without data. A meta tensor is not among them: it has no values that could be wrong.
+# : Layouts of tensors that are listed without data. A meta tensor is not among them: it has no
+# values that could be wrong.
 _WITHOUT_DATA = (Layout.NESTED, Layout.SPARSE, Layout.QUANTIZED, Layout.BATCHED, Layout.UNREADABLE)
 
 #: What is judged as a whole where its parts cannot be.
@@ -44,7 +61,9 @@ _SUMMED_UP = (Role.PARAM_UPDATE, Role.PARAM_BEFORE, Role.PARAM_CHANGED)
 
 @dataclass(frozen=True)
 class Unseen:
-    """The first row that could not be compared and may hide an error, and the number of rows that may hold uncompared values."""
+    """The first row that could not be compared and may hide an error, and the number of rows that
+    may hold uncompared values.
+    """
 
     first: Row
     count: int
@@ -64,25 +83,42 @@ def unseen_rows(rows: Sequence[Row], fed: bool, dtype: str = "float32") -> Unsee
     if not suspects:
         return None
     proven = _Proven(rows, fed)
-    suspects = [row for row in suspects if _is_gradient(row) or (fed and _is_update(row)) or not proven(row)]
+    suspects = [
+        row for row in suspects if _is_gradient(row) or (fed and _is_update(row)) or not proven(row)
+    ]
     compared = sum(row.status is Status.PASS for row in rows)
-    on_the_way = _on_the_way(suspects, rows) or ([row for row in suspects if _is_update(row)] if fed else [])
+    on_the_way = _on_the_way(suspects, rows) or (
+        [row for row in suspects if _is_update(row)] if fed else []
+    )
     if on_the_way:
         return Unseen(on_the_way[0], len(suspects))
-    many = [row for row in suspects if row.golden is not None and row.golden.layout is not Layout.OPAQUE]
+    many = [
+        row for row in suspects if row.golden is not None and row.golden.layout is not Layout.OPAQUE
+    ]
     if len(many) > compared:
         return Unseen(many[0], len(suspects))
     return None
 
 
 def _too_far(rows: Iterable[Row], dtype: str) -> list[Row]:
-    """The rows of updates that were not judged, of those whose sum is further off than other gradients make it."""
-    sizes: defaultdict[tuple[int, int, Role], float] = defaultdict(float)  # squares of L2 norms: of golden's values, by rank and step
-    errors: defaultdict[tuple[int, int, Role], float] = defaultdict(float)  # of the errors that were not judged
+    """The rows of updates that were not judged, of those whose sum is further off than other
+    gradients make it.
+    """
+    sizes: defaultdict[tuple[int, int, Role], float] = defaultdict(
+        float
+    )  # squares of L2 norms: of golden's values, by rank and step
+    errors: defaultdict[tuple[int, int, Role], float] = defaultdict(
+        float
+    )  # of the errors that were not judged
     waived: dict[tuple[int, int, Role], list[Row]] = {}
     for row in rows:
         golden, metrics = row.golden, row.metrics
-        if golden is None or metrics is None or golden.role not in _SUMMED_UP or golden.statistics is None:
+        if (
+            golden is None
+            or metrics is None
+            or golden.role not in _SUMMED_UP
+            or golden.statistics is None
+        ):
             continue
         part, size = (golden.rank, golden.step, golden.role), golden.statistics.l2 or 0.0
         sizes[part] += size**2
@@ -90,15 +126,20 @@ def _too_far(rows: Iterable[Row], dtype: str) -> list[Row]:
             errors[part] += (metrics.rel_l2 * size) ** 2
             waived.setdefault(part, []).append(row)
     most = 2.0 * math.sqrt(FREE_GRADIENTS * DEFAULT_REL_L2[dtype]), CEILING[dtype][1]
-    far = (own for part, own in waived.items() if errors[part] > most[part[-1] is not Role.PARAM_UPDATE] ** 2 * sizes[part])
+    far = (
+        own
+        for part, own in waived.items()
+        if errors[part] > most[part[-1] is not Role.PARAM_UPDATE] ** 2 * sizes[part]
+    )
     return [row for own in far for row in own]
 
 
 def without_output(rows: Iterable[Row]) -> Row | None:
-    """The first input of the whole model of a step in which it returned nothing, or objects alone, so that no row tells what it computed.
+    """The first input of the whole model of a step in which it returned nothing, or objects alone,
+    so that no row tells what it computed.
 
-    What it wrote into its arguments tells (``out=``), and into buffers; so do gradients. ``.data`` is written into unseen.
-    """
+    What it wrote into its arguments tells (``out=``), and into buffers; so do gradients. ``.data``
+    is written into unseen."""
     given: dict[CallKey, Row] = {}
     returned: set[CallKey] = set()
     trained: set[tuple[int, int]] = set()
@@ -108,15 +149,24 @@ def without_output(rows: Iterable[Row]) -> Row | None:
             continue
         if not record.name and record.role is Role.INPUT:
             given.setdefault(call_of(record), row)
-        elif not record.name and record.role in (Role.OUTPUT, Role.ARGUMENT_UPDATE) and record.layout is not Layout.OPAQUE:
+        elif (
+            not record.name
+            and record.role in (Role.OUTPUT, Role.ARGUMENT_UPDATE)
+            and record.layout is not Layout.OPAQUE
+        ):
             returned.add(call_of(record))
         elif record.role in (*TRAINING_ROLES, *BUFFER_ROLES) and row.status is Status.PASS:
             trained.add((record.rank, record.step))
-    return next((row for call, row in given.items() if call not in returned and call[:2] not in trained), None)
+    return next(
+        (row for call, row in given.items() if call not in returned and call[:2] not in trained),
+        None,
+    )
 
 
 def _holds_values(row: Row) -> bool:
-    """Whether a row without data to compare may hold computed values. A row of one side only does not, nor an object that is an input."""
+    """Whether a row without data to compare may hold computed values. A row of one side only does
+    not, nor an object that is an input.
+    """
     ours, theirs = row.golden, row.candidate
     if row.verdict.chosen:
         return True
@@ -132,25 +182,39 @@ def _holds_values(row: Row) -> bool:
 def _is_gradient(row: Row) -> bool:
     """Whether a row is of a gradient without data."""
     record: Record | None = row.record
-    return record is not None and record.role in (*GRADIENT_ROLES, Role.PARAM_GRAD) and record.layout in _WITHOUT_DATA
+    return (
+        record is not None
+        and record.role in (*GRADIENT_ROLES, Role.PARAM_GRAD)
+        and record.layout in _WITHOUT_DATA
+    )
 
 
 def _is_update(row: Row) -> bool:
     """Whether a row has what an update was given or made, with its data."""
-    return row.record is not None and row.record.role in UPDATE_ROLES and row.record.layout is Layout.STRIDED
+    return (
+        row.record is not None
+        and row.record.role in UPDATE_ROLES
+        and row.record.layout is Layout.STRIDED
+    )
 
 
 def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
     """The rows of outputs that nothing judges."""
     judged = {
-        call_of(row.record) for row in rows if row.status is Status.PASS and row.record is not None and row.record.role is Role.OUTPUT
+        call_of(row.record)
+        for row in rows
+        if row.status is Status.PASS and row.record is not None and row.record.role is Role.OUTPUT
     }
     updated = {
         (row.golden.rank, row.golden.step, parameter_of(row.golden))
         for row in rows
-        if row.status is Status.PASS and row.golden is not None and row.golden.role is Role.PARAM_UPDATE
+        if row.status is Status.PASS
+        and row.golden is not None
+        and row.golden.role is Role.PARAM_UPDATE
     }
-    last: dict[tuple[int, int], int] = {}  # the order of the last row that was compared, by rank and step
+    last: dict[
+        tuple[int, int], int
+    ] = {}  # the order of the last row that was compared, by rank and step
     for row in rows:
         if row.status is Status.PASS and row.golden is not None:
             step = row.golden.rank, row.golden.step
@@ -169,7 +233,9 @@ def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
             continue
         between = record.order < last.get((record.rank, record.step), -1)
         alone = record.layout is Layout.OPAQUE and between and call_of(record) not in judged
-        if record.role in (Role.OUTPUT, *WRITTEN_ROLES) and (record.layout in _WITHOUT_DATA or alone or _not_finite(row)):
+        if record.role in (Role.OUTPUT, *WRITTEN_ROLES) and (
+            record.layout in _WITHOUT_DATA or alone or _not_finite(row)
+        ):
             hiding.append(row)
     return hiding
 
@@ -177,7 +243,9 @@ def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
 def _not_finite(row: Row) -> bool:
     """Whether both sides hold NaN or Inf, in places that nothing tells."""
     return all(
-        each is not None and each.statistics is not None and each.statistics.nan + each.statistics.inf > 0
+        each is not None
+        and each.statistics is not None
+        and each.statistics.nan + each.statistics.inf > 0
         for each in (row.golden, row.candidate)
     )
 
@@ -197,7 +265,11 @@ class _Proven:
             self.parents[call] = caller_of(record)
             if record.role is Role.OUTPUT and record.layout is not Layout.OPAQUE:
                 self.same[call] = self.same.get(call, True) and row.reason is Reason.IDENTICAL
-            if fed and row.reason not in (Reason.IDENTICAL, Reason.NOT_COMPARABLE) and not is_operator(record):
+            if (
+                fed
+                and row.reason not in (Reason.IDENTICAL, Reason.NOT_COMPARABLE)
+                and not is_operator(record)
+            ):
                 others.add(call)
         for call in others:
             above = self.parents.get(call)

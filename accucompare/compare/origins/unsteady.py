@@ -1,4 +1,6 @@
-"""Where golden itself is not deterministic, as its second capture shows. Later values differ for that reason alone."""
+"""Where golden itself is not deterministic, as its second capture shows. Later values differ for
+that reason alone.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,13 @@ from accucompare.compare.origins.training_trace import CallKey
 
 
 def begins(golden: Iterable[Record], again: Mapping[Key, Record]) -> dict[Key, Record]:
-    """The records of golden's second capture that show, for a *fed* comparison, whether the code that made a value is deterministic.
+    """The records of golden's second capture that show, for a *fed* comparison, whether the code
+    that made a value is deterministic.
 
-    Golden's own captures were not fed: after a random number that differs, everything differs, although each module is deterministic. A fed
-    candidate got the first capture's values, so its errors are its own. So ignore a value of the second capture if its code received
-    different inputs there: arguments, or results of the calls it made.
+    Golden's own captures were not fed: after a random number that differs, everything differs,
+    although each module is deterministic. A fed candidate got the first capture's values, so its
+    errors are its own. So ignore a value of the second capture if its code received different
+    inputs there: arguments, or results of the calls it made.
 
     Args:
         golden: the records.
@@ -28,7 +32,9 @@ def begins(golden: Iterable[Record], again: Mapping[Key, Record]) -> dict[Key, R
         other = again.get(record.key)
         if other is not None and source not in changed:
             kept[record.key] = other
-        steady = other is not None and other.digest == record.digest  # both are None for an opaque object
+        steady = (
+            other is not None and other.digest == record.digest
+        )  # both are None for an opaque object
         if not steady and to is not None and record.role in (Role.INPUT, Role.OUTPUT):
             changed.add(to)
     return kept

@@ -1,21 +1,27 @@
-"""Values that the two sides hand on in another form, and that what both compute of them vouches for: refactorings, and no faults.
+"""Values that the two sides hand on in another form, and that what both compute of them vouches
+for: refactorings, and no faults.
 
-A refactoring passes a flag, returns attention weights, calls a module that the other side does without, or gives a mask of another kind.
-Such a value matters by what is computed of it. What goes into a call is vouched for by that call; what comes out of a call, or belongs to
-a call that one side alone makes, by the call around it, whose code goes on with it. A call vouches if all of its outputs that both sides
-have are within their limits, and so is all that it hands to the calls inside it. The value is then listed, and fails nothing.
+A refactoring passes a flag, returns attention weights, calls a module that the other side does
+without, or gives a mask of another kind. Such a value matters by what is computed of it. What goes
+into a call is vouched for by that call; what comes out of a call, or belongs to a call that one
+side alone makes, by the call around it, whose code goes on with it. A call vouches if all of its
+outputs that both sides have are within their limits, and so is all that it hands to the calls
+inside it. The value is then listed, and fails nothing.
 
-- A value of *one side* alone becomes ``ONE_SIDED``, and so does its gradient, if the gradients around it agree too. So it is with the
-  values of a module that one side alone calls, but not if both call it, and one of them more often.
-- An input of another *form* (kind of number, shape, a flag) becomes ``NOT_COMPARABLE``. If it is a mask that lets through other
-  positions, something else has to make up for that: what is computed of it must be bit for bit golden's.
-- What calls of each side *add to the gradient of one parameter*, but other calls, is vouched for by the whole gradient: a tied weight is
-  used by a module of its own, or by the code around that.
-- A *number of a parameter group* that one version of an optimizer has and the other lacks is vouched for by the updates of its step.
+- A value of *one side* alone becomes ``ONE_SIDED``, and so does its gradient, if the gradients
+  around it agree too. So it is with the values of a module that one side alone calls, but not if
+  both call it, and one of them more often.
+- An input of another *form* (kind of number, shape, a flag) becomes ``NOT_COMPARABLE``. If it is a
+  mask that lets through other positions, something else has to make up for that: what is computed
+  of it must be bit for bit golden's.
+- What calls of each side *add to the gradient of one parameter*, but other calls, is vouched for by
+  the whole gradient: a tied weight is used by a module of its own, or by the code around that.
+- A *number of a parameter group* that one version of an optimizer has and the other lacks is
+  vouched for by the updates of its step.
 
-A tensor that is handed on is vouched for by all calls that are given it, or by none. Nothing vouches for what the model itself returns or
-is given, for a gradient of what both sides have, or for what an update leaves behind.
-"""
+A tensor that is handed on is vouched for by all calls that are given it, or by none. Nothing
+vouches for what the model itself returns or is given, for a gradient of what both sides have, or
+for what an update leaves behind."""
 
 from __future__ import annotations
 
@@ -24,7 +30,15 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import BUFFER_ROLES, GRADIENT_ROLES, SERIES_ROLES, UPDATE_ROLES, Layout, Record, Role
+from accucompare.bundle.format import (
+    BUFFER_ROLES,
+    GRADIENT_ROLES,
+    SERIES_ROLES,
+    UPDATE_ROLES,
+    Layout,
+    Record,
+    Role,
+)
 from accucompare.compare.measuring import are_masks_of_two_kinds
 from accucompare.compare.origins.reasons import call_of, caller_of
 from accucompare.compare.origins.training_trace import CallKey, parameter_of
@@ -44,19 +58,32 @@ _Value = tuple[CallKey, Role, str]
 
 
 def vouched_for(rows: list[Row], parameters: Mapping[str, str]) -> list[Row]:
-    """The rows, with those that what is computed of them vouches for as ``ONE_SIDED`` or ``NOT_COMPARABLE``, which are no failures.
+    """The rows, with those that what is computed of them vouches for as ``ONE_SIDED`` or
+    ``NOT_COMPARABLE``, which are no failures.
 
     Args:
         rows: in execution order, each with its reason.
         parameters: golden's that the candidate has by another first name, each with that.
     """
-    asked = [row for row in rows if row.reason in (Reason.MISSING, Reason.EXTRA) or _is_of_another_form(row)]
+    asked = [
+        row
+        for row in rows
+        if row.reason in (Reason.MISSING, Reason.EXTRA) or _is_of_another_form(row)
+    ]
     if not asked:
         return rows
     calls = _Calls(rows)
-    alone = {_value(row.record) for row in asked if row.record is not None and row.record.role in (Role.INPUT, Role.OUTPUT)}
+    alone = {
+        _value(row.record)
+        for row in asked
+        if row.record is not None and row.record.role in (Role.INPUT, Role.OUTPUT)
+    }
     updates, moved = _agreeing_updates(rows), _moved_gradients(rows, parameters)
-    doubtful = {_content(row) for row in asked if not (calls.vouch_for(row, alone) or id(row) in moved or _step_of_setting(row) in updates)}
+    doubtful = {
+        _content(row)
+        for row in asked
+        if not (calls.vouch_for(row, alone) or id(row) in moved or _step_of_setting(row) in updates)
+    }
     listed = {id(row) for row in asked if _content(row) not in doubtful}
     return [_listed(row) if id(row) in listed else row for row in rows]
 
@@ -66,7 +93,11 @@ def _listed(row: Row) -> Row:
     if row.golden is None or row.candidate is None:
         return replace(row, verdict=replace(verdict, reason=Reason.ONE_SIDED))
     detail = f"{verdict.detail}; all that is computed of it agrees"
-    return replace(row, metrics=None, verdict=replace(verdict, reason=Reason.NOT_COMPARABLE, detail=detail, used=None))
+    return replace(
+        row,
+        metrics=None,
+        verdict=replace(verdict, reason=Reason.NOT_COMPARABLE, detail=detail, used=None),
+    )
 
 
 def _agreeing_updates(rows: Iterable[Row]) -> set[tuple[int, int]]:
@@ -80,9 +111,11 @@ def _agreeing_updates(rows: Iterable[Row]) -> set[tuple[int, int]]:
 
 
 def _moved_gradients(rows: Iterable[Row], parameters: Mapping[str, str]) -> set[int]:
-    """Rows, by id, of what one side's call adds to a parameter's gradient, and another call of the other side, if the sum of all agrees.
+    """Rows, by id, of what one side's call adds to a parameter's gradient, and another call of the
+    other side, if the sum of all agrees.
 
-    Where no update was made, so that the sum was not recorded, they have to be bit for bit the same.
+    Where no update was made, so that the sum was not recorded, they have to be bit for bit the
+    same.
 
     One side uses a tied weight in a module of its own, the other in the code around that.
     """
@@ -94,33 +127,55 @@ def _moved_gradients(rows: Iterable[Row], parameters: Mapping[str, str]) -> set[
         if record is None or record.role not in (Role.CALL_GRAD, Role.PARAM_GRAD):
             continue
         name = parameter_of(record)
-        parameter = record.rank, record.step, name if row.golden is not None else names.get(name, name)
+        parameter = (
+            record.rank,
+            record.step,
+            name if row.golden is not None else names.get(name, name),
+        )
         if record.role is Role.PARAM_GRAD:
             agree[parameter] = row.status is Status.PASS and agree.get(parameter, True)
         elif row.golden is None or row.candidate is None:
             parts.setdefault(parameter, []).append(row)
-    both = ((parameter, each) for parameter, each in parts.items() if len({row.golden is None for row in each}) == 2)
-    moved = (each for parameter, each in both if agree.get(parameter, len(each) == 2 and _same_bits(*each)))
+    both = (
+        (parameter, each)
+        for parameter, each in parts.items()
+        if len({row.golden is None for row in each}) == 2
+    )
+    moved = (
+        each
+        for parameter, each in both
+        if agree.get(parameter, len(each) == 2 and _same_bits(*each))
+    )
     return {id(row) for each in moved for row in each}
 
 
 def _same_bits(*rows: Row) -> bool:
     """Whether rows of one side each are known to hold the same bits."""
     records = [row.record for row in rows if row.record is not None]
-    return all(record.digest for record in records) and len({(record.digest, record.dtype) for record in records}) == 1
+    return (
+        all(record.digest for record in records)
+        and len({(record.digest, record.dtype) for record in records}) == 1
+    )
 
 
 def _step_of_setting(row: Row) -> tuple[int, int] | None:
-    """(rank, step) of a number of a parameter group that one side alone has; ``None`` of any other row."""
+    """(rank, step) of a number of a parameter group that one side alone has; ``None`` of any other
+    row.
+    """
     record = row.record
     alone = row.golden is None or row.candidate is None
-    return (record.rank, record.step) if alone and record is not None and record.is_of_group else None
+    return (
+        (record.rank, record.step) if alone and record is not None and record.is_of_group else None
+    )
 
 
 def _content(row: Row) -> tuple[str | None, str | None] | int:
     """The tensors that a row is of, by their digests; for any other value the row itself."""
     sides = row.golden, row.candidate
-    if any(record is not None and (record.layout is not Layout.STRIDED or record.digest is None) for record in sides):
+    if any(
+        record is not None and (record.layout is not Layout.STRIDED or record.digest is None)
+        for record in sides
+    ):
         return id(row)
     ours, theirs = (None if record is None else record.digest for record in sides)
     return ours, theirs
@@ -131,26 +186,50 @@ def _value(record: Record) -> _Value:
 
 
 def _is_of_another_form(row: Row) -> bool:
-    """Whether a row is of an argument that each side gives in a form of its own, and fails for that."""
+    """Whether a row is of an argument that each side gives in a form of its own, and fails for
+    that.
+    """
     ours, theirs = row.golden, row.candidate
-    if ours is None or theirs is None or ours.role is not Role.INPUT or ours.parent is None or row.status is not Status.FAIL:
+    if (
+        ours is None
+        or theirs is None
+        or ours.role is not Role.INPUT
+        or ours.parent is None
+        or row.status is not Status.FAIL
+    ):
         return False
-    return row.reason in (Reason.DTYPE, Reason.SHAPE) or are_masks_of_two_kinds(ours, theirs) or _is_flag(ours, theirs)
+    return (
+        row.reason in (Reason.DTYPE, Reason.SHAPE)
+        or are_masks_of_two_kinds(ours, theirs)
+        or _is_flag(ours, theirs)
+    )
 
 
 def _is_flag(golden: Record, candidate: Record) -> bool:
     """Whether both are Python's True or False."""
-    return all(record.layout is Layout.SCALAR and record.dtype == "bool" for record in (golden, candidate))
+    return all(
+        record.layout is Layout.SCALAR and record.dtype == "bool" for record in (golden, candidate)
+    )
 
 
 class _Calls:
-    """Which module calls both sides made, and whether what both have of them agrees, forward and backward."""
+    """Which module calls both sides made, and whether what both have of them agrees, forward and
+    backward.
+    """
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        self._callers: tuple[dict[CallKey, CallKey | None], dict[CallKey, CallKey | None]] = ({}, {})  # golden's, the candidate's
+        self._callers: tuple[dict[CallKey, CallKey | None], dict[CallKey, CallKey | None]] = (
+            {},
+            {},
+        )  # golden's, the candidate's
         self._golden: dict[CallKey, CallKey] = {}  # by the candidate's call
-        self._called: tuple[set[_Module], set[_Module]] = (set(), set())  # by both sides, by golden's names and by the candidate's
-        self._agree: dict[tuple[CallKey, bool], bool] = {}  # by golden's call, and whether its backward
+        self._called: tuple[set[_Module], set[_Module]] = (
+            set(),
+            set(),
+        )  # by both sides, by golden's names and by the candidate's
+        self._agree: dict[
+            tuple[CallKey, bool], bool
+        ] = {}  # by golden's call, and whether its backward
         self._returns: set[CallKey] = set()  # calls of golden with a tensor that both return
         self._others: set[CallKey] = set()  # and whose code made other bits
         for row in rows:
@@ -158,7 +237,12 @@ class _Calls:
             for callers, record in zip(self._callers, (ours, theirs), strict=True):
                 if record is not None and not is_operator(record):
                     callers.setdefault(call_of(record), caller_of(record))
-            if ours is not None and theirs is not None and not is_operator(ours) and ours.role not in _AFTERWARDS:
+            if (
+                ours is not None
+                and theirs is not None
+                and not is_operator(ours)
+                and ours.role not in _AFTERWARDS
+            ):
                 self._golden[call_of(theirs)] = call_of(ours)
                 for called, record in zip(self._called, (ours, theirs), strict=True):
                     called.add(call_of(record)[:3])
@@ -167,7 +251,12 @@ class _Calls:
 
     def _note(self, row: Row, record: Record) -> None:
         """Note whether a value agrees, for the call whose code made it."""
-        made_by_call = record.role in (Role.OUTPUT, Role.ARGUMENT_UPDATE, Role.GRAD_INPUT, Role.CALL_GRAD)
+        made_by_call = record.role in (
+            Role.OUTPUT,
+            Role.ARGUMENT_UPDATE,
+            Role.GRAD_INPUT,
+            Role.CALL_GRAD,
+        )
         call = call_of(record) if made_by_call else caller_of(record)
         if call is None:
             return
@@ -179,14 +268,25 @@ class _Calls:
         self._agree[part] = row.status is Status.PASS and self._agree.get(part, True)
 
     def vouch_for(self, row: Row, alone: Collection[_Value]) -> bool:
-        """Whether what both sides compute of a row agrees. ``alone``: the values of one side, and of another form."""
+        """Whether what both sides compute of a row agrees. ``alone``: the values of one side, and
+        of another form.
+        """
         record = row.record
         assert record is not None
-        if is_operator(record) or record.role not in (Role.INPUT, Role.OUTPUT, Role.ARGUMENT_UPDATE, *GRADIENT_ROLES):
+        if is_operator(record) or record.role not in (
+            Role.INPUT,
+            Role.OUTPUT,
+            Role.ARGUMENT_UPDATE,
+            *GRADIENT_ROLES,
+        ):
             return False
         backward, golden = record.role in GRADIENT_ROLES, row.golden is not None
         call: CallKey | None = call_of(record)
-        if backward and self._shared(call, golden) is not None and (call, _FORWARD.get(record.role), record.path) not in alone:
+        if (
+            backward
+            and self._shared(call, golden) is not None
+            and (call, _FORWARD.get(record.role), record.path) not in alone
+        ):
             return False  # of a value that both have
         if self._shared(call, golden) is None and call_of(record)[:3] in self._called[not golden]:
             return False  # one call more of what both call
@@ -198,9 +298,16 @@ class _Calls:
         if shared is None or shared not in self._returns:
             return False
         both = (row.golden, row.candidate) if row.metrics is not None else (None, None)
-        if both[0] is not None and both[1] is not None and are_masks_of_two_kinds(both[0], both[1]) and shared in self._others:
+        if (
+            both[0] is not None
+            and both[1] is not None
+            and are_masks_of_two_kinds(both[0], both[1])
+            and shared in self._others
+        ):
             return False  # masks that let through other positions
-        return self._agree.get((shared, False), False) and (not backward or self._agree.get((shared, True), False))
+        return self._agree.get((shared, False), False) and (
+            not backward or self._agree.get((shared, True), False)
+        )
 
     def _shared(self, call: CallKey | None, golden: bool) -> CallKey | None:
         """Golden's call, if both sides made it. ``golden``: whether ``call`` is one of golden's."""

@@ -14,7 +14,13 @@ from accucompare.compare.pairing.align import (
     unused,
     with_parameter,
 )
-from accucompare.compare.pairing.choices import Calls, chosen_shape, given_otherwise, judged_by_limits, most_changed
+from accucompare.compare.pairing.choices import (
+    Calls,
+    chosen_shape,
+    given_otherwise,
+    judged_by_limits,
+    most_changed,
+)
 from accucompare.compare.pairing.dumps import of_dumps, with_paths_of
 from accucompare.compare.pairing.proposals import propose
 from accucompare.compare.pairing.renames import (

@@ -1,4 +1,6 @@
-"""Pairs golden's records with the candidate's. Never raises: a record without partner is listed with the nearest name."""
+"""Pairs golden's records with the candidate's. Never raises: a record without partner is listed
+with the nearest name.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,14 @@ import msgspec
 from accucompare.bundle.format import UPDATE_ROLES, Key, Record, Role
 from accucompare.errors import UsageError
 
-#: Seconds that a pattern may take for one name. A pattern that backtracks without end would take years.
+# : Seconds that a pattern may take for one name. A pattern that backtracks without end would take
+# years.
 PATTERN_PATIENCE = 1.0
 #: The most unmatched names for which the nearest name is searched.
 _NEAREST_FOR = 500
 
-#: The names of the positional parameters of each class's ``forward``, by class name; a manifest's ``model["signatures"]``.
+# : The names of the positional parameters of each class's ``forward``, by class name; a manifest's
+# ``model["signatures"]``.
 Signatures = Mapping[str, Sequence[str]]
 
 
@@ -38,7 +42,8 @@ class Pair(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 @dataclass(frozen=True)
 class Renaming:
-    """One ``--map OLD=NEW``: golden's names that match OLD are looked for under NEW in the candidate.
+    """One ``--map OLD=NEW``: golden's names that match OLD are looked for under NEW in the
+    candidate.
 
     Attributes:
         itself: whether ``a.*=b.*`` was given, which renames ``a`` too.
@@ -54,8 +59,9 @@ class Renaming:
         """Read ``OLD=NEW``.
 
         OLD and NEW are globs, the n-th ``*`` of NEW standing for what the n-th ``*`` of OLD matched
-        (``encoder.layers.*=blocks.*``, which renames ``encoder.layers`` too). With ``re:`` in front, OLD is a regular expression for
-        the whole name and NEW its replacement (``re:h\\.(\\d+)\\.(.*)=layers.\\1.\\2``). No glob renames the root.
+        (``encoder.layers.*=blocks.*``, which renames ``encoder.layers`` too). With ``re:`` in
+        front, OLD is a regular expression for the whole name and NEW its replacement
+        (``re:h\\.(\\d+)\\.(.*)=layers.\\1.\\2``). No glob renames the root.
 
         Raises:
             UsageError: if it is neither.
@@ -64,7 +70,9 @@ class Renaming:
 
         old, equals, new = text.partition("=")
         if not equals or not old:
-            raise UsageError(f"--map {text!r}: must be OLD=NEW, such as 'encoder.layers.*=blocks.*'")
+            raise UsageError(
+                f"--map {text!r}: must be OLD=NEW, such as 'encoder.layers.*=blocks.*'"
+            )
         try:
             if old.startswith("re:"):
                 re.compile(old.removeprefix("re:")).sub(new, "")  # a bad group reference shows here
@@ -77,7 +85,9 @@ class Renaming:
                 for number, part in enumerate(new.split("*"), 1)
             )
             itself = old.endswith(".*") and new.endswith(".*") and old.count("*") == new.count("*")
-            pattern = regex.compile("(?=.)" + "(.*)".join(parts), regex.DOTALL)  # the root's name is empty
+            pattern = regex.compile(
+                "(?=.)" + "(.*)".join(parts), regex.DOTALL
+            )  # the root's name is empty
             return cls(text, pattern, template, itself)
         except (re.error, regex.error, IndexError, OverflowError, RecursionError) as error:
             raise UsageError(f"--map {text!r}: not a valid regular expression ({error})") from None
@@ -95,10 +105,13 @@ class Renaming:
             return new.removesuffix(".") if new is not None and alone else new
         except TimeoutError:
             raise UsageError(
-                f"--map {self.text!r}: takes more than {PATTERN_PATIENCE:g} s for {name!r}; write it without repetitions in one another"
+                f"--map {self.text!r}: takes more than {PATTERN_PATIENCE:g} s for {name!r}; write"
+                " it without repetitions in one another"
             ) from None
         except (regex.error, IndexError) as error:
-            raise UsageError(f"--map {self.text!r}: cannot be applied to {name!r} ({error})") from None
+            raise UsageError(
+                f"--map {self.text!r}: cannot be applied to {name!r} ({error})"
+            ) from None
 
 
 def pair_records(
@@ -110,8 +123,8 @@ def pair_records(
 ) -> list[Pair]:
     """Pair the records of two bundles by rank, step, name, call, role and path.
 
-    An input that one side passes by position and the other by name is paired by its name in the signature. So is a tensor that one side
-    returns as it is, and the other as the first of a tuple.
+    An input that one side passes by position and the other by name is paired by its name in the
+    signature. So is a tensor that one side returns as it is, and the other as the first of a tuple.
 
     Args:
         golden, candidate: their records, in execution order.
@@ -120,38 +133,65 @@ def pair_records(
         parameters: golden's that the candidate has by another first name, each with that.
 
     Returns:
-        One pair per record of either side, in golden's order. A candidate's record without partner comes after the pair of the record
-        before it in the candidate.
+        One pair per record of either side, in golden's order. A candidate's record without partner
+        comes after the pair of the record before it in the candidate.
     """
-    by_key, candidate, renamings = {record.key: record for record in golden}, list(candidate), list(renamings)
+    by_key, candidate, renamings = (
+        {record.key: record for record in golden},
+        list(candidate),
+        list(renamings),
+    )
     unmatched = {record.key: record for record in candidate}
     partners: dict[Key, Record] = {}
     renamed = {key: _renamed(key, renamings) for key in by_key} if renamings else {}
     if parameters:
-        renamed |= {key: new for key in by_key if (new := with_parameter(key, parameters, renamed.get(key))) is not None}
-    for key, new in [*renamed.items(), *zip(by_key, by_key, strict=True)]:  # renamed records choose first
+        renamed |= {
+            key: new
+            for key in by_key
+            if (new := with_parameter(key, parameters, renamed.get(key))) is not None
+        }
+    for key, new in [
+        *renamed.items(),
+        *zip(by_key, by_key, strict=True),
+    ]:  # renamed records choose first
         if new in unmatched and key not in partners:
             partners[key] = unmatched.pop(new)
-    left = [record for key, record in by_key.items() if key not in partners] if len(partners) < len(by_key) else []
+    left = (
+        [record for key, record in by_key.items() if key not in partners]
+        if len(partners) < len(by_key)
+        else []
+    )
     for key, argument in by_argument(left, unmatched.values(), renamings, signatures).items():
         partners[key] = unmatched.pop(argument.key)
-    for key, first in _in_a_tuple((record for record in left if record.key not in partners), unmatched, renamings).items():
+    for key, first in _in_a_tuple(
+        (record for record in left if record.key not in partners), unmatched, renamings
+    ).items():
         partners[key] = unmatched.pop(first.key)
     extras = _extras_by_predecessor(candidate, unmatched) if unmatched else {}
-    nearest = _nearest_names({record.name for record in left if record.key not in partners}, {key.name for key in unmatched})
+    nearest = _nearest_names(
+        {record.name for record in left if record.key not in partners},
+        {key.name for key in unmatched},
+    )
     pairs = [Pair(None, record, nearest.get(record.name, "")) for record in extras.get(None, ())]
     for key, record in by_key.items():
         partner = partners.get(key)
         pairs.append(Pair(record, partner, "" if partner else nearest.get(record.name, "")))
         if partner is not None and extras:
-            pairs += [Pair(None, extra, nearest.get(extra.name, "")) for extra in extras.get(partner.key, ())]
+            pairs += [
+                Pair(None, extra, nearest.get(extra.name, ""))
+                for extra in extras.get(partner.key, ())
+            ]
     return pairs
 
 
 def by_argument(
-    golden: Iterable[Record], candidate: Iterable[Record], renamings: Sequence[Renaming], signatures: tuple[Signatures, Signatures]
+    golden: Iterable[Record],
+    candidate: Iterable[Record],
+    renamings: Sequence[Renaming],
+    signatures: tuple[Signatures, Signatures],
 ) -> dict[Key, Record]:
-    """Pair inputs of one call that are the same argument of ``forward``: one side has it at ``0``, the other at ``hidden_states``.
+    """Pair inputs of one call that are the same argument of ``forward``: one side has it at ``0``,
+    the other at ``hidden_states``.
 
     Args:
         golden, candidate: the records that have no partner of the same path.
@@ -160,7 +200,11 @@ def by_argument(
     Returns:
         The candidate's record by golden's key.
     """
-    theirs = {_by_name(record, signatures[1], signatures[0]): record for record in candidate if record.role is Role.INPUT}
+    theirs = {
+        _by_name(record, signatures[1], signatures[0]): record
+        for record in candidate
+        if record.role is Role.INPUT
+    }
     partners: dict[Key, Record] = {}
     for record in golden:
         if not theirs or record.role is not Role.INPUT:
@@ -178,12 +222,18 @@ _TUPLED = {"": "0", "0": ""}
 
 
 def tupled(role: Role, path: str) -> str | None:
-    """The other path that an output may have: a refactoring returns ``x`` in place of ``(x,)``; ``None`` for any other value."""
+    """The other path that an output may have: a refactoring returns ``x`` in place of ``(x,)``;
+    ``None`` for any other value.
+    """
     return _TUPLED.get(path) if role in (Role.OUTPUT, Role.GRAD_OUTPUT) else None
 
 
-def _in_a_tuple(golden: Iterable[Record], candidate: Mapping[Key, Record], renamings: Sequence[Renaming]) -> dict[Key, Record]:
-    """Pair the outputs that one side returns in a tuple, and the other as they are: the candidate's record by golden's key."""
+def _in_a_tuple(
+    golden: Iterable[Record], candidate: Mapping[Key, Record], renamings: Sequence[Renaming]
+) -> dict[Key, Record]:
+    """Pair the outputs that one side returns in a tuple, and the other as they are: the candidate's
+    record by golden's key.
+    """
     partners: dict[Key, Record] = {}
     for record in golden:
         if not candidate or (path := tupled(record.role, record.path)) is None:
@@ -196,12 +246,18 @@ def _in_a_tuple(golden: Iterable[Record], candidate: Mapping[Key, Record], renam
 
 
 def _by_name(record: Record, own: Signatures, other: Signatures) -> Key:
-    """An input's key with the argument's name in its path. The other side's signature is used if the bundle has none."""
-    return record.key._replace(path=argument_path(record.path, own.get(record.type) or other.get(record.type) or ()))
+    """An input's key with the argument's name in its path. The other side's signature is used if
+    the bundle has none.
+    """
+    return record.key._replace(
+        path=argument_path(record.path, own.get(record.type) or other.get(record.type) or ())
+    )
 
 
 def argument_path(path: str, names: Sequence[str]) -> str:
-    """An input's path with its argument's name instead of its position: ``0.1`` becomes ``hidden_states.1``."""
+    """An input's path with its argument's name instead of its position: ``0.1`` becomes
+    ``hidden_states.1``.
+    """
     position, dot, rest = path.partition(".")
     if not position.isdecimal() or int(position) >= len(names):
         return path
@@ -211,7 +267,11 @@ def argument_path(path: str, names: Sequence[str]) -> str:
 def unused(renamings: Iterable[Renaming], names: Iterable[str]) -> list[Renaming]:
     """The renamings that match none of the names."""
     names = set(names)
-    return [renaming for renaming in renamings if not any(renaming.apply(name) is not None for name in names)]
+    return [
+        renaming
+        for renaming in renamings
+        if not any(renaming.apply(name) is not None for name in names)
+    ]
 
 
 def rename(name: str, renamings: Iterable[Renaming]) -> str | None:
@@ -220,7 +280,9 @@ def rename(name: str, renamings: Iterable[Renaming]) -> str | None:
 
 
 def rename_parameter(name: str, renamings: Iterable[Renaming]) -> str | None:
-    """The new name of a parameter or buffer, by its layer's renaming or its own; ``None`` if no renaming matches."""
+    """The new name of a parameter or buffer, by its layer's renaming or its own; ``None`` if no
+    renaming matches.
+    """
     layer, _, own = name.rpartition(".")
     for renaming in renamings:
         if (new := renaming.apply(layer)) is not None:
@@ -234,8 +296,11 @@ def rename_parameter(name: str, renamings: Iterable[Renaming]) -> str | None:
 _OF_PARAMETERS = (Role.CALL_GRAD, *UPDATE_ROLES)
 
 
-def with_parameter(key: Key, parameters: Mapping[str, str], renamed: Key | None = None) -> Key | None:
-    """The key of a record of a parameter, its gradient or its update, under another first name; ``None`` if that has no other.
+def with_parameter(
+    key: Key, parameters: Mapping[str, str], renamed: Key | None = None
+) -> Key | None:
+    """The key of a record of a parameter, its gradient or its update, under another first name;
+    ``None`` if that has no other.
 
     Args:
         key: golden's.
@@ -259,8 +324,14 @@ def with_parameter(key: Key, parameters: Mapping[str, str], renamed: Key | None 
 Rename = Callable[[str, Iterable[Renaming]], str | None]
 
 
-def claims(names: Iterable[str], own: Collection[str], renamings: Sequence[Renaming], new_name: Rename = rename) -> dict[str, list[str]]:
-    """Which of golden's names stand for each name of a model: those renamed to it first, then the equal one.
+def claims(
+    names: Iterable[str],
+    own: Collection[str],
+    renamings: Sequence[Renaming],
+    new_name: Rename = rename,
+) -> dict[str, list[str]]:
+    """Which of golden's names stand for each name of a model: those renamed to it first, then the
+    equal one.
 
     Args:
         names: golden's.
@@ -280,14 +351,23 @@ def claims(names: Iterable[str], own: Collection[str], renamings: Sequence[Renam
         else:
             kept.append(name)
     for name in kept:
-        if name in own and not (name == "" and name in claimants):  # a layer that was mapped to the root takes its place
+        if name in own and not (
+            name == "" and name in claimants
+        ):  # a layer that was mapped to the root takes its place
             claimants.setdefault(name, []).append(name)
     return claimants
 
 
-def counterparts(names: Iterable[str], own: Collection[str], renamings: Sequence[Renaming], new_name: Rename = rename) -> dict[str, str]:
+def counterparts(
+    names: Iterable[str],
+    own: Collection[str],
+    renamings: Sequence[Renaming],
+    new_name: Rename = rename,
+) -> dict[str, str]:
     """The model's name for each of golden's names that it has. Arguments as for ``claims``."""
-    return {claimants[0]: name for name, claimants in claims(names, own, renamings, new_name).items()}
+    return {
+        claimants[0]: name for name, claimants in claims(names, own, renamings, new_name).items()
+    }
 
 
 def _renamed(key: Key, renamings: Iterable[Renaming]) -> Key | None:
@@ -295,7 +375,9 @@ def _renamed(key: Key, renamings: Iterable[Renaming]) -> Key | None:
     return None if name is None else key._replace(name=name)
 
 
-def _extras_by_predecessor(candidate: list[Record], unmatched: dict[Key, Record]) -> dict[Key | None, list[Record]]:
+def _extras_by_predecessor(
+    candidate: list[Record], unmatched: dict[Key, Record]
+) -> dict[Key | None, list[Record]]:
     extras: dict[Key | None, list[Record]] = {}
     predecessor: Key | None = None
     for record in candidate:

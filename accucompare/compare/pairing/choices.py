@@ -1,9 +1,10 @@
-"""Shapes and numbers of calls that rounding alone can change: boxes that are kept, an equation solver's steps.
+"""Shapes and numbers of calls that rounding alone can change: boxes that are kept, an equation
+solver's steps.
 
-The baseline shows where. If its shape or its number of calls is not golden's, the candidate's may differ too, and neither its shape
-nor its values there show a bug. How far they may differ is judged as for a choice among nearly equal values (``judge``): such counts
-are about Poisson variables. Such a row is not comparable, so it does not pass either.
-"""
+The baseline shows where. If its shape or its number of calls is not golden's, the candidate's may
+differ too, and neither its shape nor its values there show a bug. How far they may differ is judged
+as for a choice among nearly equal values (``judge``): such counts are about Poisson variables. Such
+a row is not comparable, so it does not pass either."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _Module = tuple[int, int, str]
 _Call = tuple[int, int, str, int]
 
 
-#: Two such counts hardly ever differ by more than so many times their joint standard deviation, plus one.
+# : Two such counts hardly ever differ by more than so many times their joint standard deviation,
+# plus one.
 DEVIATIONS = 3.0
 
 
@@ -30,12 +32,20 @@ def most_changed(different: float) -> float:
 
 def _may_be(golden: int, candidate: int, baseline: int) -> bool:
     """Whether the baseline shows that rounding may change golden's count to the candidate's."""
-    return golden == candidate or (golden != baseline and abs(candidate - golden) <= most_changed(abs(baseline - golden)))
+    return golden == candidate or (
+        golden != baseline and abs(candidate - golden) <= most_changed(abs(baseline - golden))
+    )
 
 
 def chosen_shape(golden: Record, candidate: Record, baseline: Record | None) -> str:
-    """How rounding changes the shape of a value, in words; ``""`` if it does not, or not by so much."""
-    if baseline is None or baseline.shape == golden.shape or len({len(each.shape) for each in (golden, candidate, baseline)}) > 1:
+    """How rounding changes the shape of a value, in words; ``""`` if it does not, or not by so
+    much.
+    """
+    if (
+        baseline is None
+        or baseline.shape == golden.shape
+        or len({len(each.shape) for each in (golden, candidate, baseline)}) > 1
+    ):
         return ""
     if not all(map(_may_be, golden.shape, candidate.shape, baseline.shape)):
         return ""
@@ -43,7 +53,8 @@ def chosen_shape(golden: Record, candidate: Record, baseline: Record | None) -> 
 
 
 def given_otherwise(golden: Iterable[Record], baselines: Mapping[Key, Record]) -> set[_Call]:
-    """The calls that got inputs of another shape in the baseline. It could not be fed there, so it shows nothing about the call itself.
+    """The calls that got inputs of another shape in the baseline. It could not be fed there, so it
+    shows nothing about the call itself.
 
     Args:
         golden: the records.
@@ -54,7 +65,9 @@ def given_otherwise(golden: Iterable[Record], baselines: Mapping[Key, Record]) -
 
 
 def judged_by_limits(pair: Pair, others: Collection[_Call]) -> bool:
-    """Whether limits must judge an output: the candidate's call was fed and gave golden's shape, the baseline's was not fed."""
+    """Whether limits must judge an output: the candidate's call was fed and gave golden's shape,
+    the baseline's was not fed.
+    """
     golden, candidate = pair.golden, pair.candidate
     if golden is None or candidate is None or golden.role is not Role.OUTPUT:
         return False
@@ -80,17 +93,34 @@ class Calls:
     renamings: list[Renaming]
 
     @classmethod
-    def of(cls, golden: list[Record], candidate: list[Record], baseline: list[Record], renamings: list[Renaming]) -> Calls:
+    def of(
+        cls,
+        golden: list[Record],
+        candidate: list[Record],
+        baseline: list[Record],
+        renamings: list[Renaming],
+    ) -> Calls:
         return cls(_counted(golden), _counted(candidate), _counted(baseline), renamings)
 
     def chosen(self, pair: Pair) -> str:
-        """How rounding changes the number of calls, in words, if that is why one side alone has a record; else ``""``."""
+        """How rounding changes the number of calls, in words, if that is why one side alone has a
+        record; else ``""``.
+        """
         record = pair.record
         if None not in (pair.golden, pair.candidate) or record.role in OPERATOR_ROLES:
             return ""
         at = record.rank, record.step, record.name
-        golden, candidate, baseline = self.golden.get(at, 0), self._other(self.candidate, at), self._other(self.baseline, at)
-        if record.call < min(golden, candidate) or golden == candidate or not golden or not _may_be(golden, candidate, baseline):
+        golden, candidate, baseline = (
+            self.golden.get(at, 0),
+            self._other(self.candidate, at),
+            self._other(self.baseline, at),
+        )
+        if (
+            record.call < min(golden, candidate)
+            or golden == candidate
+            or not golden
+            or not _may_be(golden, candidate, baseline)
+        ):
             return ""
         return _changed("calls: golden makes", golden, candidate, baseline)
 
@@ -108,4 +138,7 @@ def _counted(records: Iterable[Record]) -> dict[_Module, int]:
 
 
 def _changed(what: str, golden: object, candidate: object, baseline: object) -> str:
-    return f"{what} {golden}, the candidate {candidate}; the baseline {baseline}, so rounding changes it"
+    return (
+        f"{what} {golden}, the candidate {candidate}; the baseline {baseline}, so rounding"
+        " changes it"
+    )

@@ -1,8 +1,9 @@
-"""What only one side has since the other was imported from the dump of another tool, which cannot record it, or records it otherwise.
+"""What only one side has since the other was imported from the dump of another tool, which cannot
+record it, or records it otherwise.
 
-That is no difference. Each rule goes by what the tool can record, or by what its dump proves: that a call handed its input on, that two
-names are of one parameter. Whatever none of them explains stays missing, or extra.
-"""
+That is no difference. Each rule goes by what the tool can record, or by what its dump proves: that
+a call handed its input on, that two names are of one parameter. Whatever none of them explains
+stays missing, or extra."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _Values = tuple[str, tuple[int, ...], str | Statistics]
 def with_paths_of(records: list[Record], others: Iterable[Record]) -> list[Record]:
     """The records of an imported bundle, with what is alone without a path at the other side's.
 
-    A dump may not tell a tensor from a tuple of one, which has it at ``0``, nor by which position or name a call is given its only input.
+    A dump may not tell a tensor from a tuple of one, which has it at ``0``, nor by which position
+    or name a call is given its only input.
 
     Args:
         records: of the imported bundle.
@@ -42,15 +44,24 @@ def with_paths_of(records: list[Record], others: Iterable[Record]) -> list[Recor
 
     def path_of(record: Record) -> str:
         found = paths.get((_call(record), record.role), set())
-        if record.path != _ALONE or len(found) != 1 or (record.role in _OF_OUTPUTS and found != {_FIRST}):
+        if (
+            record.path != _ALONE
+            or len(found) != 1
+            or (record.role in _OF_OUTPUTS and found != {_FIRST})
+        ):
             return record.path
         return next(iter(found))
 
-    return [replace(record, path=path) if (path := path_of(record)) != record.path else record for record in records]
+    return [
+        replace(record, path=path) if (path := path_of(record)) != record.path else record
+        for record in records
+    ]
 
 
 def of_dumps(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, str]:
-    """Why records have no partner, where the other side's tool explains it: by the pair's place among the pairs."""
+    """Why records have no partner, where the other side's tool explains it: by the pair's place
+    among the pairs.
+    """
     sides = golden.manifest.options.imported, candidate.manifest.options.imported
     if sides == (None, None):
         return {}
@@ -73,18 +84,30 @@ class _Modules:
     @classmethod
     def of(cls, bundle: Bundle) -> _Modules:
         names = frozenset(bundle.manifest.model.get("modules") or ()) - {""}
-        above = {".".join(parts[:depth]) for name in names for parts in [name.split(".")] for depth in range(len(parts))}
+        above = {
+            ".".join(parts[:depth])
+            for name in names
+            for parts in [name.split(".")]
+            for depth in range(len(parts))
+        }
         return cls(names, frozenset(above))
 
 
-def _not_recorded(pair: Pair, sides: tuple[Imported | None, Imported | None], modules: tuple[_Modules, _Modules]) -> str:
-    """Why the tool of the other side has no counterpart of a record; ``""`` if it should have one, or has."""
+def _not_recorded(
+    pair: Pair, sides: tuple[Imported | None, Imported | None], modules: tuple[_Modules, _Modules]
+) -> str:
+    """Why the tool of the other side has no counterpart of a record; ``""`` if it should have one,
+    or has.
+    """
     record = pair.record
     theirs, ours = sides if pair.golden is None else sides[::-1]
     if None not in (pair.golden, pair.candidate):
         return ""
     if ours is not None and ours.partial:
-        return f"a value that {ours.format} holds, of whose name the other side has none; --map brings two names together"
+        return (
+            f"a value that {ours.format} holds, of whose name the other side has none; --map brings"
+            " two names together"
+        )
     if theirs is None:
         return ""
     if theirs.hashes and (kind := record.path.rpartition(".")[2]) not in theirs.hashes:
@@ -96,18 +119,29 @@ def _not_recorded(pair: Pair, sides: tuple[Imported | None, Imported | None], mo
     if record.layout is Layout.OPAQUE:
         return f"no tensor, and {theirs.format} records tensors and numbers only"
     if theirs.partial:
-        return f"{theirs.format} holds single values, and none of this name; --map brings two names together"
-    if record.role is Role.GRAD_INPUT and not theirs.named_gradients and not record.path.partition(".")[0].isdecimal():
+        return (
+            f"{theirs.format} holds single values, and none of this name; --map brings two names"
+            " together"
+        )
+    if (
+        record.role is Role.GRAD_INPUT
+        and not theirs.named_gradients
+        and not record.path.partition(".")[0].isdecimal()
+    ):
         return f"{theirs.format} does not record gradients of inputs that are passed by name"
     own, other = modules if pair.candidate is None else modules[::-1]
     if record.role is Role.OUTPUT and theirs.innermost_outputs and record.name in own.with_children:
         return f"{theirs.format} records the outputs of modules without children only"
-    if record.name not in other.names and any(record.name.startswith(f"{name}.") for name in theirs.pruned):
+    if record.name not in other.names and any(
+        record.name.startswith(f"{name}.") for name in theirs.pruned
+    ):
         return f"{theirs.format} has left this layer out (do_prune_layers)"
     return ""
 
 
-def _otherwise(imported: Sequence[Record | None], explained: list[str], pairs: Sequence[Pair], other: Bundle) -> list[str]:
+def _otherwise(
+    imported: Sequence[Record | None], explained: list[str], pairs: Sequence[Pair], other: Bundle
+) -> list[str]:
     """Why the other side, a capture, has no counterpart of a record of the imported one.
 
     Args:
@@ -133,9 +167,16 @@ def _otherwise(imported: Sequence[Record | None], explained: list[str], pairs: S
         if record is None or values is None or other.manifest.options.imported is not None:
             return ""
         if record.role is Role.GRAD_INPUT and values in arrived.get(_call(record), ()):
-            return "the call hands its input on, so that a capture records no gradient of its own for it"
+            return (
+                "the call hands its input on, so that a capture records no gradient of its own"
+                " for it"
+            )
         first = shared.get((record.rank, record.step, values))
-        if record.role is Role.PARAM_GRAD and first and parameters.get(_parameter(record), parameters.get(first)) == parameters.get(first):
+        if (
+            record.role is Role.PARAM_GRAD
+            and first
+            and parameters.get(_parameter(record), parameters.get(first)) == parameters.get(first)
+        ):
             return f"the same parameter as {printable(first)}, under which a capture records it"
         return ""
 

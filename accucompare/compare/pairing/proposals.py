@@ -1,11 +1,12 @@
 """Which ``--map`` options pair golden's modules with those of another version of the model.
 
-**Proposed** is the shortest list of maps that a greedy search finds. A map renames one prefix to another. The search takes the map that
-pairs the most unmatched modules, and so on. Two modules are paired only if the parameters that both have agree in shape and, if
-fingerprints are known, in value; if their classes or their children may be the same; and if no other module loses its partner. If several
-choices are equal in all this, the order in the model decides, unless the names favour another choice: then nothing is proposed for them.
-Maps are of modules. A parameter with another name inside its module has to be mapped by hand, by its whole name.
-"""
+**Proposed** is the shortest list of maps that a greedy search finds. A map renames one prefix to
+another. The search takes the map that pairs the most unmatched modules, and so on. Two modules are
+paired only if the parameters that both have agree in shape and, if fingerprints are known, in
+value; if their classes or their children may be the same; and if no other module loses its partner.
+If several choices are equal in all this, the order in the model decides, unless the names favour
+another choice: then nothing is proposed for them. Maps are of modules. A parameter with another
+name inside its module has to be mapped by hand, by its whole name."""
 
 from __future__ import annotations
 
@@ -18,21 +19,26 @@ from accucompare.compare.pairing.align import Renaming, rename
 from accucompare.compare.pairing.renames import Model
 from accucompare.numbers import same_fingerprint
 
-#: The most maps that are proposed, that are tried for each, and the most equal modules or equal maps among which one is chosen.
+# : The most maps that are proposed, that are tried for each, and the most equal modules or equal
+# maps among which one is chosen.
 MOST_MAPS = 16
 MOST_TRIED = 100
 MOST_ALIKE = 200
 
 
-def propose(golden: Model, own: Model, renamings: Sequence[Renaming] = (), fingerprints: bool = True) -> list[str]:
-    """Maps that pair golden's unmatched modules with unmatched ones of another model, the most exact first.
+def propose(
+    golden: Model, own: Model, renamings: Sequence[Renaming] = (), fingerprints: bool = True
+) -> list[str]:
+    """Maps that pair golden's unmatched modules with unmatched ones of another model, the most
+    exact first.
 
     Args:
         golden: the model that golden was captured from.
         own: the other model.
         renamings: maps that are already in force; they come first.
-        fingerprints: whether the values of parameters must be equal if both are known. Otherwise only shapes and classes decide, and
-            nothing is proposed unless it pairs most of golden's parameters.
+        fingerprints: whether the values of parameters must be equal if both are known. Otherwise
+            only shapes and classes decide, and nothing is proposed unless it pairs most of golden's
+            parameters.
 
     Returns:
         OLD=NEW texts.
@@ -41,7 +47,11 @@ def propose(golden: Model, own: Model, renamings: Sequence[Renaming] = (), finge
         return []  # all of golden's names are there
     search = _Search(_Side.of(golden), _Side.of(own), list(renamings), fingerprints)
     maps = search.shortest()
-    if not fingerprints and maps and 2 * search.score(search.pairs(maps))[0] < sum(map(len, search.golden.own.values())):
+    if (
+        not fingerprints
+        and maps
+        and 2 * search.score(search.pairs(maps))[0] < sum(map(len, search.golden.own.values()))
+    ):
         return []
     return maps
 
@@ -66,7 +76,12 @@ class _Side:
         for name, entry in (model.get("parameters") or {}).items():
             module, _, leaf = name.rpartition(".")
             own.setdefault(module, {})[leaf] = entry
-        return cls({name: number for number, name in enumerate(names)}, model.get("modules") or {}, own, children)
+        return cls(
+            {name: number for number, name in enumerate(names)},
+            model.get("modules") or {},
+            own,
+            children,
+        )
 
 
 #: The model's name for each of golden's that is paired.
@@ -76,13 +91,19 @@ _Pairs = dict[str, str]
 class _Search:
     """Searches for maps. ``golden`` and ``own`` are the two sides."""
 
-    def __init__(self, golden: _Side, own: _Side, renamings: list[Renaming], fingerprints: bool) -> None:
+    def __init__(
+        self, golden: _Side, own: _Side, renamings: list[Renaming], fingerprints: bool
+    ) -> None:
         self.golden = golden
         self.own = own
-        self._renamed = {name: new for name in golden.place if (new := rename(name, renamings)) is not None}
+        self._renamed = {
+            name: new for name in golden.place if (new := rename(name, renamings)) is not None
+        }
         self._fingerprints = fingerprints
         self._applied: dict[str, dict[str, str]] = {}  # by map: the new names of golden's modules
-        self._most: dict[tuple[bool, str], tuple[int, int]] = {}  # by side and glob: numbers of parameters and modules that it matches
+        self._most: dict[
+            tuple[bool, str], tuple[int, int]
+        ] = {}  # by side and glob: numbers of parameters and modules that it matches
         self._kinds: dict[tuple[bool, str], Any] = {}
 
     def shortest(self) -> list[str]:
@@ -106,7 +127,9 @@ class _Search:
         return maps
 
     def pairs(self, maps: Sequence[str]) -> _Pairs:
-        """The model's module for each of golden's. Modules of one name whose parameters have different shapes are not paired."""
+        """The model's module for each of golden's. Modules of one name whose parameters have
+        different shapes are not paired.
+        """
         pairs: _Pairs = {}
         taken: set[str] = set()
         for name in self.golden.place:
@@ -115,17 +138,29 @@ class _Search:
                 pairs[name] = new
                 taken.add(new)
         for name in self.golden.place:
-            if name not in pairs and name in self.own.place and name not in taken and not self._shapes_differ(name, name):
+            if (
+                name not in pairs
+                and name in self.own.place
+                and name not in taken
+                and not self._shapes_differ(name, name)
+            ):
                 pairs[name] = name
         return pairs
 
     def _new_name(self, name: str, maps: Sequence[str]) -> str | None:
         new = self._renamed.get(name)
-        return next((self._apply(text)[name] for text in maps if name in self._apply(text)), None) if new is None else new
+        return (
+            next((self._apply(text)[name] for text in maps if name in self._apply(text)), None)
+            if new is None
+            else new
+        )
 
     def score(self, pairs: _Pairs) -> tuple[int, int]:
         """How many parameters, and how many modules, have a partner."""
-        return sum(len(self.golden.own[ours].keys() & self.own.own[theirs].keys()) for ours, theirs in pairs.items()), len(pairs)
+        return sum(
+            len(self.golden.own[ours].keys() & self.own.own[theirs].keys())
+            for ours, theirs in pairs.items()
+        ), len(pairs)
 
     def _best(self, maps: list[str], before: _Pairs, refused: set[str]) -> str | None:
         """The map that pairs most; of several the most exact, then that of the first modules."""
@@ -135,31 +170,51 @@ class _Search:
         reached = self.score(before)
         best: tuple[Any, ...] | None = None
         for text in sorted(likely, key=lambda text: -likely[text])[:MOST_TRIED]:
-            if text in refused or (best is not None and self._bound(text) < _gain(reached, best[0][0])):
+            if text in refused or (
+                best is not None and self._bound(text) < _gain(reached, best[0][0])
+            ):
                 continue
             after = self._with(text, maps, before)
             if after is None or self.score(after) <= reached:
                 continue
             ours, theirs = self._first(before, after)
-            rank = (self.score(after), _exactness(text), -self.golden.place[ours], -self.own.place[theirs])
+            rank = (
+                self.score(after),
+                _exactness(text),
+                -self.golden.place[ours],
+                -self.own.place[theirs],
+            )
             if best is None or rank > best[0]:
                 best = rank, text
         return None if best is None else best[1]
 
     def _with(self, text: str, maps: list[str], before: _Pairs) -> _Pairs | None:
-        """The pairs with one more map; ``None`` if that would pair modules that cannot be the same, or separate a pair."""
+        """The pairs with one more map; ``None`` if that would pair modules that cannot be the same,
+        or separate a pair.
+        """
         maps = _most_exact_first([*maps, text])
         after = self.pairs(maps)
         if not before.keys() <= after.keys():
             return None
-        moved = [(name, new) for name in self._apply(text) if (new := self._new_name(name, maps)) in self.own.place]
-        if any(after.get(name) != new for name, new in moved):  # two modules would get the same name
+        moved = [
+            (name, new)
+            for name in self._apply(text)
+            if (new := self._new_name(name, maps)) in self.own.place
+        ]
+        if any(
+            after.get(name) != new for name, new in moved
+        ):  # two modules would get the same name
             return None
-        wrong = any(before.get(ours) != theirs and not self._may_be(ours, theirs) for ours, theirs in after.items())
+        wrong = any(
+            before.get(ours) != theirs and not self._may_be(ours, theirs)
+            for ours, theirs in after.items()
+        )
         return None if wrong else after
 
     def _rivals(self, text: str, maps: list[str], before: _Pairs) -> set[str] | None:
-        """The maps that would pair as much in another way, if neither order nor names decide; ``None`` if there is no doubt."""
+        """The maps that would pair as much in another way, if neither order nor names decide;
+        ``None`` if there is no doubt.
+        """
         after = self._with(text, maps, before)
         assert after is not None
         ours, theirs = self._first(before, after)
@@ -168,13 +223,20 @@ class _Search:
         gain = _gain(self.score(before), self.score(after))
         rivals: dict[tuple[str, str], str] = {}
         tried = 0
-        for pair in [*((ours, other) for other in others), *((source, theirs) for source in sources)]:
+        for pair in [
+            *((ours, other) for other in others),
+            *((source, theirs) for source in sources),
+        ]:
             for rival in self._maps(*pair):
                 if self._bound(rival) < gain:
                     continue
                 tried += 1
                 pairs = self._with(rival, maps, before) if tried <= MOST_ALIKE else None
-                if pairs is not None and pairs.get(pair[0]) == pair[1] and self.score(pairs) >= self.score(after):
+                if (
+                    pairs is not None
+                    and pairs.get(pair[0]) == pair[1]
+                    and self.score(pairs) >= self.score(after)
+                ):
                     rivals[pair] = rival
         if tried > MOST_ALIKE:
             return set(rivals.values())
@@ -183,9 +245,15 @@ class _Search:
         from rapidfuzz import fuzz
 
         alike = fuzz.ratio(ours, theirs)
-        first = sorted({ours, *(source for source, _ in rivals)}, key=self.golden.place.__getitem__).index(ours)
-        second = sorted({theirs, *(other for _, other in rivals)}, key=self.own.place.__getitem__).index(theirs)
-        as_many = len({source for source, _ in rivals} | {ours}) == len({other for _, other in rivals} | {theirs})
+        first = sorted(
+            {ours, *(source for source, _ in rivals)}, key=self.golden.place.__getitem__
+        ).index(ours)
+        second = sorted(
+            {theirs, *(other for _, other in rivals)}, key=self.own.place.__getitem__
+        ).index(theirs)
+        as_many = len({source for source, _ in rivals} | {ours}) == len(
+            {other for _, other in rivals} | {theirs}
+        )
         if as_many and first == second and all(fuzz.ratio(*pair) <= alike for pair in rivals):
             return None
         return set(rivals.values())
@@ -213,7 +281,9 @@ class _Search:
         for name in theirs:
             if self.own.own[name]:
                 kinds.setdefault(self._kind(self.own, name), []).append(name)
-        values: dict[tuple[str, str], list[str]] = {}  # by digests of their first parameter; without one they may be any
+        values: dict[
+            tuple[str, str], list[str]
+        ] = {}  # by digests of their first parameter; without one they may be any
         for name in (name for names in kinds.values() for name in names if self._fingerprints):
             for key in _digests(self.own.own[name]) or [("", "")]:
                 values.setdefault(key, []).append(name)
@@ -223,17 +293,31 @@ class _Search:
             same = kinds.get(kind, []) if self.golden.own[name] else []
             keys = _digests(self.golden.own[name]) if self._fingerprints else []
             if same and keys:
-                known = {other for key in [*keys, ("", "")] for other in values.get(key, ()) if self._kind(self.own, other) == kind}
-                same = sorted((other for other in known if not self._differ(name, other)), key=self.own.place.__getitem__)
+                known = {
+                    other
+                    for key in [*keys, ("", "")]
+                    for other in values.get(key, ())
+                    if self._kind(self.own, other) == kind
+                }
+                same = sorted(
+                    (other for other in known if not self._differ(name, other)),
+                    key=self.own.place.__getitem__,
+                )
             if same:
-                groups.setdefault(tuple(same[: MOST_ALIKE + 1]) if keys else kind, ([], same))[0].append(name)
+                groups.setdefault(tuple(same[: MOST_ALIKE + 1]) if keys else kind, ([], same))[
+                    0
+                ].append(name)
         yield from groups.values()
 
     def _kind(self, side: _Side, name: str) -> Any:
-        """What two modules must have in common: names and shapes of parameters; without fingerprints the class too."""
+        """What two modules must have in common: names and shapes of parameters; without
+        fingerprints the class too.
+        """
         place = side is self.golden, name
         if place not in self._kinds:
-            shapes = frozenset((leaf, str(entry["shape"])) for leaf, entry in side.own[name].items())
+            shapes = frozenset(
+                (leaf, str(entry["shape"])) for leaf, entry in side.own[name].items()
+            )
             self._kinds[place] = shapes if self._fingerprints else (side.classes.get(name), shapes)
         return self._kinds[place]
 
@@ -261,7 +345,9 @@ class _Search:
         if self._shapes_differ(ours, theirs):
             return True
         own, other = self.golden.own[ours], self.own.own[theirs]
-        return self._fingerprints and any(_known_different(own[leaf], other[leaf]) for leaf in own.keys() & other.keys())
+        return self._fingerprints and any(
+            _known_different(own[leaf], other[leaf]) for leaf in own.keys() & other.keys()
+        )
 
     def _may_be(self, ours: str, theirs: str) -> bool:
         """Whether two modules can be the same."""
@@ -273,7 +359,9 @@ class _Search:
         if own.keys() & other.keys():
             return True
         inside = self.golden.children.get(ours, set()), self.own.children.get(theirs, set())
-        return not own and not other and (bool(inside[0] & inside[1]) or not (inside[0] or inside[1]))
+        return (
+            not own and not other and (bool(inside[0] & inside[1]) or not (inside[0] or inside[1]))
+        )
 
     def _first(self, before: _Pairs, after: _Pairs) -> tuple[str, str]:
         """The first new pair, of modules with parameters if there is one."""
@@ -301,7 +389,9 @@ class _Search:
         return min(bounds[0][0], bounds[1][0]), min(bounds[0][1], bounds[1][1])
 
     def _maps(self, ours: str, theirs: str) -> Iterator[str]:
-        """The maps of one prefix to another that turn the first name into the second, with and without ``*`` for numbers."""
+        """The maps of one prefix to another that turn the first name into the second, with and
+        without ``*`` for numbers.
+        """
         old, new = ours.split(".") if ours else [], theirs.split(".") if theirs else []
         if not self.golden.children.get(ours):
             yield from _with_stars(old, new, [])
@@ -323,8 +413,12 @@ def _with_stars(old: list[str], new: list[str], end: list[str]) -> Iterator[str]
         yield f"{'.'.join([*starred[0], *end])}={'.'.join([*starred[1], *end])}"
 
 
-def _by_parent(golden: _Side, ours: list[str], own: _Side, theirs: list[str], pairs: _Pairs) -> Iterator[tuple[list[str], list[str]]]:
-    """Modules without parameters and partner whose parents are paired: those of one class together, in order."""
+def _by_parent(
+    golden: _Side, ours: list[str], own: _Side, theirs: list[str], pairs: _Pairs
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Modules without parameters and partner whose parents are paired: those of one class together,
+    in order.
+    """
     groups: dict[tuple[str, str | None], tuple[list[str], list[str]]] = {}
     for name in ours:
         parent = pairs.get(_parent(name))
@@ -343,7 +437,10 @@ def _digests(parameters: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _known_different(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    return bool(ours.get("digests") and theirs.get("digests")) and same_fingerprint(ours, theirs) is False
+    return (
+        bool(ours.get("digests") and theirs.get("digests"))
+        and same_fingerprint(ours, theirs) is False
+    )
 
 
 def _parent(name: str) -> str:

@@ -1,4 +1,6 @@
-"""Modules that have other names in another version of a model: what ``--map`` options do to golden's names."""
+"""Modules that have other names in another version of a model: what ``--map`` options do to
+golden's names.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,15 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from accucompare.compare.pairing.align import Rename, Renaming, Signatures, claims, counterparts, rename, rename_parameter
+from accucompare.compare.pairing.align import (
+    Rename,
+    Renaming,
+    Signatures,
+    claims,
+    counterparts,
+    rename,
+    rename_parameter,
+)
 from accucompare.errors import UsageError
 
 AUTO = "auto"
@@ -15,7 +25,11 @@ AUTO = "auto"
 Model = Mapping[str, Any]
 
 #: The tables that a map renames, and how.
-_KINDS: dict[str, Rename] = {"modules": rename, "parameters": rename_parameter, "buffers": rename_parameter}
+_KINDS: dict[str, Rename] = {
+    "modules": rename,
+    "parameters": rename_parameter,
+    "buffers": rename_parameter,
+}
 
 
 def read_maps(maps: str | Iterable[str]) -> tuple[list[Renaming], bool]:
@@ -39,21 +53,32 @@ def advice(maps: Sequence[str]) -> str:
 
 
 def signatures_of(golden: Model, own: Model) -> tuple[Signatures, Signatures]:
-    """The positional parameters of each class's ``forward``, as far as the two manifests have them."""
+    """The positional parameters of each class's ``forward``, as far as the two manifests have
+    them."""
     return golden.get("signatures") or {}, own.get("signatures") or {}
 
 
 def renamed_model(golden: Model, own: Model, renamings: Sequence[Renaming]) -> dict[str, Any]:
-    """Golden's tables under another model's names; entries that the other model lacks keep golden's name."""
+    """Golden's tables under another model's names; entries that the other model lacks keep golden's
+    name.
+    """
     tables = {kind: _renamed_table(golden, own, renamings, kind) for kind in _KINDS}
     if renamings:
         for kind, new_name in (("aliases", rename), ("tied", rename_parameter)):
-            new = {name: new_name(name, renamings) or name for each in (golden.get(kind) or {}).items() for name in each}
-            tables[kind] = {new[name]: new[first] for name, first in (golden.get(kind) or {}).items()}
+            new = {
+                name: new_name(name, renamings) or name
+                for each in (golden.get(kind) or {}).items()
+                for name in each
+            }
+            tables[kind] = {
+                new[name]: new[first] for name, first in (golden.get(kind) or {}).items()
+            }
     return {**golden, **tables}
 
 
-def _renamed_table(golden: Model, own: Model, renamings: Sequence[Renaming], kind: str) -> dict[str, Any]:
+def _renamed_table(
+    golden: Model, own: Model, renamings: Sequence[Renaming], kind: str
+) -> dict[str, Any]:
     """One of these tables: ``modules``, ``parameters`` or ``buffers``."""
     table = golden.get(kind) or {}
     names = counterparts(table, own.get(kind) or {}, renamings, _KINDS[kind])
@@ -69,24 +94,44 @@ def check_maps(renamings: Sequence[Renaming], sides: Sequence[tuple[Model, Model
         sides: pairs of golden's model and the model that it is fed to or that takes over its state.
 
     Raises:
-        UsageError: if one matches none of golden's names, or leads to none of the model's, or if two of golden's names become one.
+        UsageError: if one matches none of golden's names, or leads to none of the model's, or if
+            two of golden's names become one.
     """
     for renaming in renamings:
-        targets = [(new, new in (own.get(kind) or {})) for golden, own in sides for kind, new in _targets(renaming, golden)]
+        targets = [
+            (new, new in (own.get(kind) or {}))
+            for golden, own in sides
+            for kind, new in _targets(renaming, golden)
+        ]
         if not targets:
-            names = ", ".join([name for golden, _ in sides for name in golden.get("modules") or {} if name][:3])
-            raise UsageError(f"--map {shlex.quote(renaming.text)}: matches none of golden's layers (such as {names})")
+            names = ", ".join(
+                [name for golden, _ in sides for name in golden.get("modules") or {} if name][:3]
+            )
+            raise UsageError(
+                f"--map {shlex.quote(renaming.text)}: matches none of golden's layers (such as"
+                f" {names})"
+            )
         if not any(there for _, there in targets):
-            raise UsageError(f"--map {shlex.quote(renaming.text)}: leads to no layer that the model has ({targets[0][0]!r}, for one)")
+            raise UsageError(
+                f"--map {shlex.quote(renaming.text)}: leads to no layer that the model has"
+                f" ({targets[0][0]!r}, for one)"
+            )
     for golden, own in sides:
         for old, new in clashes(golden, own, renamings):
-            raise UsageError(f"--map: {old[0]!r} and {old[1]!r} of golden both become {new!r}; the first map that matches a name counts")
+            raise UsageError(
+                f"--map: {old[0]!r} and {old[1]!r} of golden both become {new!r}; the first map"
+                " that matches a name counts"
+            )
 
 
-def clashes(golden: Model, own: Model, renamings: Sequence[Renaming]) -> Iterator[tuple[list[str], str]]:
+def clashes(
+    golden: Model, own: Model, renamings: Sequence[Renaming]
+) -> Iterator[tuple[list[str], str]]:
     """Golden's names that become the same name of the model, and that name."""
     for kind, new_name in _KINDS.items():
-        for new, old in claims(golden.get(kind) or {}, own.get(kind) or {}, renamings, new_name).items():
+        for new, old in claims(
+            golden.get(kind) or {}, own.get(kind) or {}, renamings, new_name
+        ).items():
             if len(old) > 1:
                 yield old, new
 
@@ -97,7 +142,9 @@ def renaming_matches(renaming: Renaming, model: Model) -> bool:
 
 
 def _targets(renaming: Renaming, golden: Model) -> Iterator[tuple[str, str]]:
-    """The new names that a map gives to golden's modules, parameters and buffers, each with its table's name."""
+    """The new names that a map gives to golden's modules, parameters and buffers, each with its
+    table's name.
+    """
     for kind, new_name in _KINDS.items():
         for name in golden.get(kind) or {}:
             new = new_name(name, [renaming])

@@ -1,9 +1,11 @@
-"""Aligns the operators of two module calls as sequences, so that one operator more or less does not shift the others.
+"""Aligns the operators of two module calls as sequences, so that one operator more or less does not
+shift the others.
 
-Two operators may be paired if they have the same name and take tensors of the same shapes and kinds. Of all ways to pair them in order, the
-one with the most pairs is taken. Of those with about as many, it is the one in which most pairs have the same numbers and strings, then
-the most similar values, then the same source lines. The calls that a module makes are aligned together with its operators.
-"""
+Two operators may be paired if they have the same name and take tensors of the same shapes and
+kinds. Of all ways to pair them in order, the one with the most pairs is taken. Of those with about
+as many, it is the one in which most pairs have the same numbers and strings, then the most similar
+values, then the same source lines. The calls that a module makes are aligned together with its
+operators."""
 
 from __future__ import annotations
 
@@ -19,14 +21,17 @@ from accucompare.bundle.format import OPERATOR_ROLES, Layout, Record, Role
 from accucompare.compare.pairing.align import Pair, Renaming, Signatures, pair_records, rename
 from accucompare.numbers import DTYPES
 
-#: The worth of a pair, and what is added for equal numbers and strings, for similar values, and for equal source lines.
+# : The worth of a pair, and what is added for equal numbers and strings, for similar values, and
+# for equal source lines.
 _PAIR, _OPTIONS, _LIKE, _LINE = 1000, 100, 40, 10
 
-#: Two sequences may begin or end with a pair whose norms and extrema differ by no more than this, relatively.
+# : Two sequences may begin or end with a pair whose norms and extrema differ by no more than this,
+# relatively.
 _ALIKE = 0.1
 
-#: Operators of a call that are aligned at a time. The best alignment takes time and memory proportional to the square. Longer sequences
-#: are aligned well if no more than about half as many operators follow each other on one side only.
+# : Operators of a call that are aligned at a time. The best alignment takes time and memory
+# proportional to the square. Longer sequences : are aligned well if no more than about half as many
+# operators follow each other on one side only.
 SEQUENCE_WINDOW = 1 << 12
 
 #: (rank, step, name, call index).
@@ -65,15 +70,27 @@ def align_operators(
     signatures: tuple[Signatures, Signatures] = ({}, {}),
     parameters: Mapping[str, str] | None = None,
 ) -> list[Pair]:
-    """``pair_records`` for free-running captures: operators are paired in sequence, not by their numbers."""
+    """``pair_records`` for free-running captures: operators are paired in sequence, not by their
+    numbers.
+    """
     numbered = numbered_as(golden, candidate, renamings)
     own = {id(new): old for new, old in zip(numbered, candidate, strict=True) if new is not old}
     pairs = pair_records(golden, numbered, renamings, signatures, parameters)
-    return [msgspec.structs.replace(pair, candidate=own.get(id(pair.candidate), pair.candidate)) for pair in pairs] if own else pairs
+    return (
+        [
+            msgspec.structs.replace(pair, candidate=own.get(id(pair.candidate), pair.candidate))
+            for pair in pairs
+        ]
+        if own
+        else pairs
+    )
 
 
-def numbered_as(golden: Iterable[Record], candidate: Iterable[Record], renamings: Sequence[Renaming] = ()) -> list[Record]:
-    """A capture's records with operators numbered as golden's that they are paired with; all others get higher numbers.
+def numbered_as(
+    golden: Iterable[Record], candidate: Iterable[Record], renamings: Sequence[Renaming] = ()
+) -> list[Record]:
+    """A capture's records with operators numbered as golden's that they are paired with; all others
+    get higher numbers.
 
     A fed capture numbers them so itself.
     """
@@ -85,11 +102,26 @@ def numbered_as(golden: Iterable[Record], candidate: Iterable[Record], renamings
     for call, steps in _sequences(golden).items():
         rank, step, name, index = call
         new = rename(name, renamings)
-        partner = next((each for each in (new, name) if each is not None and (rank, step, each, index) in theirs), None)
+        partner = next(
+            (
+                each
+                for each in (new, name)
+                if each is not None and (rank, step, each, index) in theirs
+            ),
+            None,
+        )
         if partner is not None:
             other = (rank, step, partner, index)
-            numbers.update({(other, *operator): number for operator, number in _numbers(steps, theirs[other]).items()})
-    return [_numbered(record, numbers) if record.role in OPERATOR_ROLES else record for record in candidate]
+            numbers.update(
+                {
+                    (other, *operator): number
+                    for operator, number in _numbers(steps, theirs[other]).items()
+                }
+            )
+    return [
+        _numbered(record, numbers) if record.role in OPERATOR_ROLES else record
+        for record in candidate
+    ]
 
 
 def _numbered(record: Record, numbers: dict[tuple[_Call, str, int], int]) -> Record:
@@ -97,12 +129,17 @@ def _numbered(record: Record, numbers: dict[tuple[_Call, str, int], int]) -> Rec
     new = numbers.get(((record.rank, record.step, record.name, record.call), name, number), number)
     if new == number:
         return record
-    return msgspec.structs.replace(record, path=f"{name}#{new}{record.path.removeprefix(f'{name}#{number}')}")
+    return msgspec.structs.replace(
+        record, path=f"{name}#{new}{record.path.removeprefix(f'{name}#{number}')}"
+    )
 
 
 def _numbers(golden: list[_Step], candidate: list[_Step]) -> dict[tuple[str, int], int]:
     """The new number of each of the candidate's operators."""
-    numbers = {(candidate[theirs].name, candidate[theirs].number): golden[ours].number for ours, theirs in aligned(golden, candidate)}
+    numbers = {
+        (candidate[theirs].name, candidate[theirs].number): golden[ours].number
+        for ours, theirs in aligned(golden, candidate)
+    }
     after = Counter[str]()
     for each in golden:
         after[each.name] = max(after[each.name], each.number + 1)
@@ -113,7 +150,9 @@ def _numbers(golden: list[_Step], candidate: list[_Step]) -> dict[tuple[str, int
     return numbers
 
 
-def numbered_nodes(golden: Iterable[Record], nodes: Iterable[tuple[str, int, str]]) -> dict[tuple[str, int], int]:
+def numbered_nodes(
+    golden: Iterable[Record], nodes: Iterable[tuple[str, int, str]]
+) -> dict[tuple[str, int], int]:
     """The numbers of autograd nodes among golden's of a module call, as ``numbered_as`` gives them.
 
     Args:
@@ -133,14 +172,18 @@ def _sequences(records: Iterable[Record]) -> dict[_Call, list[_Step]]:
         if record.role in OPERATOR_ROLES:
             call = (*place, record.name, record.call)
             calls.add(call)
-            step = sequences.setdefault(call, {}).setdefault(record.operator, _Step(*record.operator, record.source_line))
+            step = sequences.setdefault(call, {}).setdefault(
+                record.operator, _Step(*record.operator, record.source_line)
+            )
             if record.role is Role.OP_INPUT and record.layout in (Layout.SCALAR, Layout.OPAQUE):
                 step.options += (record.part, record.digest)
             elif record.role in (Role.OP_INPUT, Role.OP_GRAD_OUTPUT):
                 step.tensors.append(record)
         elif record.parent is not None:
             made = _Step(f"call of {record.type}", record.call, options=(record.name,))
-            sequences.setdefault((*place, *record.parent), {}).setdefault((record.name, record.call), made)
+            sequences.setdefault((*place, *record.parent), {}).setdefault(
+                (record.name, record.call), made
+            )
     return {call: list(steps.values()) for call, steps in sequences.items() if call in calls}
 
 
@@ -150,30 +193,46 @@ def aligned(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tuple[i
     while first < min(len(golden), len(candidate)) and _is_same(golden[first], candidate[first]):
         first += 1
     last = 0
-    while last < min(len(golden), len(candidate)) - first and _is_same(golden[-1 - last], candidate[-1 - last]):
+    while last < min(len(golden), len(candidate)) - first and _is_same(
+        golden[-1 - last], candidate[-1 - last]
+    ):
         last += 1
     ends = len(golden) - last, len(candidate) - last
     return [
         *((place, place) for place in range(first)),
-        *((first + ours, first + theirs) for ours, theirs in _in_windows(golden[first : ends[0]], candidate[first : ends[1]])),
+        *(
+            (first + ours, first + theirs)
+            for ours, theirs in _in_windows(golden[first : ends[0]], candidate[first : ends[1]])
+        ),
         *((ends[0] + place, ends[1] + place) for place in range(last)),
     ]
 
 
 def _is_same(golden: _Step, candidate: _Step) -> bool:
-    same = (golden.options, _short(golden.line)) == (candidate.options, _short(candidate.line)) and golden.key == candidate.key
+    same = (golden.options, _short(golden.line)) == (
+        candidate.options,
+        _short(candidate.line),
+    ) and golden.key == candidate.key
     return same and bool(_distances(golden.sizes, np.array([candidate.sizes]))[0] <= _ALIKE)
 
 
 def _in_windows(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tuple[int, int]]:
-    """The best pairs. Long sequences are aligned window by window; of each window the pairs far from its end are kept."""
+    """The best pairs. Long sequences are aligned window by window; of each window the pairs far
+    from its end are kept.
+    """
     aligned_pairs: list[tuple[int, int]] = []
     ours = theirs = 0
     while ours < len(golden) and theirs < len(candidate):
-        pairs = _best(golden[ours : ours + SEQUENCE_WINDOW], candidate[theirs : theirs + SEQUENCE_WINDOW])
+        pairs = _best(
+            golden[ours : ours + SEQUENCE_WINDOW], candidate[theirs : theirs + SEQUENCE_WINDOW]
+        )
         if max(len(golden) - ours, len(candidate) - theirs) > SEQUENCE_WINDOW:
             pairs = [pair for pair in pairs if min(pair) < SEQUENCE_WINDOW // 2]
-            after = (pairs[-1][0] + 1, pairs[-1][1] + 1) if pairs else (SEQUENCE_WINDOW // 2, SEQUENCE_WINDOW // 2)
+            after = (
+                (pairs[-1][0] + 1, pairs[-1][1] + 1)
+                if pairs
+                else (SEQUENCE_WINDOW // 2, SEQUENCE_WINDOW // 2)
+            )
         else:
             after = SEQUENCE_WINDOW, SEQUENCE_WINDOW
         aligned_pairs += [(ours + one, theirs + other) for one, other in pairs]
@@ -182,15 +241,23 @@ def _in_windows(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tup
 
 
 def _best(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tuple[int, int]]:
-    """The pairs of the largest total worth, as for a longest common subsequence; of equal ones the first."""
+    """The pairs of the largest total worth, as for a longest common subsequence; of equal ones the
+    first.
+    """
     alike = _Alike.by_key(candidate)
-    best: _Integers = np.zeros(len(candidate) + 1, np.int64)  # the worth of golden's steps until now and each first part of the candidate's
-    alone = []  # for each of golden's, packed: where it adds nothing; and where the candidate's last adds nothing
+    best: _Integers = np.zeros(
+        len(candidate) + 1, np.int64
+    )  # the worth of golden's steps until now and each first part of the candidate's
+    # for each of golden's, packed: where it adds nothing; and where the candidate's last adds
+    # nothing
+    alone = []
     for step in golden:
         row = best.copy()
         others = alike.get(step.key)
         if others is not None:
-            row[others.places + 1] = np.maximum(row[others.places + 1], best[others.places] + others.worth(step))
+            row[others.places + 1] = np.maximum(
+                row[others.places + 1], best[others.places] + others.worth(step)
+            )
         np.maximum.accumulate(row, out=row)
         alone.append((np.packbits(row == best), np.packbits(row[1:] == row[:-1])))
         best = row
@@ -245,12 +312,15 @@ class _Alike:
 
 
 def _distances(golden: list[float], candidates: _Floats) -> _Floats:
-    """The mean distance of norms and extrema, relative to the larger of the two; 0 without tensors."""
+    """The mean distance of norms and extrema, relative to the larger of the two; 0 without
+    tensors."""
     if not golden:
         return np.zeros(len(candidates))
     ours = np.array(golden)
     size = np.maximum(np.abs(ours), np.abs(candidates))
-    apart = np.divide(np.abs(ours - candidates), size, out=np.zeros_like(candidates), where=size > 0.0)
+    apart = np.divide(
+        np.abs(ours - candidates), size, out=np.zeros_like(candidates), where=size > 0.0
+    )
     mean: _Floats = apart @ np.full(len(golden), 1.0 / len(golden))
     return mean
 

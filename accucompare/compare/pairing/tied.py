@@ -1,7 +1,8 @@
-"""Parameters that have several names: a tied weight, or a module under several names. Two models may tie the same ones by other names.
+"""Parameters that have several names: a tied weight, or a module under several names. Two models
+may tie the same ones by other names.
 
-A manifest's ``aliases`` and ``tied`` lead from each further name, of modules and of parameters, to the first.
-"""
+A manifest's ``aliases`` and ``tied`` lead from each further name, of modules and of parameters, to
+the first."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ _TABLES = ("parameters", "buffers")
 
 
 def first_name(name: str, model: Model) -> str:
-    """The first name that a model has for a parameter or buffer; the name itself of one that it does not have."""
+    """The first name that a model has for a parameter or buffer; the name itself of one that it
+    does not have.
+    """
     aliases, tied = model.get("aliases") or {}, model.get("tied") or {}
     for _ in aliases:  # a name may lead through several
         module = next((each for each in _around(name) if each in aliases), None)
@@ -38,9 +41,14 @@ class SharedNames:
     """Which parameters and buffers of two models are the same ones by other names."""
 
     def __init__(self, golden: Model, own: Model) -> None:
-        """``golden``: under the other model's names, see ``accucompare.compare.pairing.renames.renamed_model``."""
+        """``golden``: under the other model's names, see
+        ``accucompare.compare.pairing.renames.renamed_model``.
+        """
         self._models = golden, own
-        self._tables = [{name: entry for kind in _TABLES for name, entry in (side.get(kind) or {}).items()} for side in self._models]
+        self._tables = [
+            {name: entry for kind in _TABLES for name, entry in (side.get(kind) or {}).items()}
+            for side in self._models
+        ]
         several = any(side.get(kind) for side in self._models for kind in ("aliases", "tied"))
         names = {**self._tables[0], **self._tables[1]} if several else {}
         self._firsts = [{name: first_name(name, side) for name in names} for side in self._models]
@@ -50,20 +58,29 @@ class SharedNames:
                 of_first.setdefault(first, []).append(name)
 
     def other(self, name: str, golden: bool = True) -> str | None:
-        """The first name by which the other model has a parameter; ``None`` if it lacks it. ``golden``: whether the name is golden's."""
+        """The first name by which the other model has a parameter; ``None`` if it lacks it.
+        ``golden``: whether the name is golden's.
+        """
         mine, others = (0, 1) if golden else (1, 0)
         names = self._all[mine].get(self._firsts[mine].get(name, ""), ())
-        found = (self._firsts[others][each] for each in sorted(names, key=lambda each: each != name))
+        found = (
+            self._firsts[others][each] for each in sorted(names, key=lambda each: each != name)
+        )
         return next((first for first in found if first in self._tables[others]), None)
 
     def same(self, name: str, golden: bool = True) -> bool:
         """Whether the other model has a parameter by another name, with the same values."""
         mine, others = (0, 1) if golden else (1, 0)
         found = self.other(name, golden)
-        return found is not None and same_fingerprint(self._tables[mine][name], self._tables[others][found]) is True
+        return (
+            found is not None
+            and same_fingerprint(self._tables[mine][name], self._tables[others][found]) is True
+        )
 
     def other_firsts(self) -> dict[str, str]:
-        """Golden's first names of parameters that the other model has by another first name, each with that."""
+        """Golden's first names of parameters that the other model has by another first name, each
+        with that.
+        """
         firsts = (name for name in self._tables[0] if self._firsts[0].get(name) == name)
         found = {name: other for name in firsts if (other := self.other(name)) is not None}
         times = Counter(found.values())
@@ -71,10 +88,17 @@ class SharedNames:
 
 
 def other_names(golden: Model, own: Model, renamings: Sequence[Renaming] = ()) -> dict[str, str]:
-    """Golden's parameters that another model has by another first name, renamed or tied otherwise: that name, by golden's."""
+    """Golden's parameters that another model has by another first name, renamed or tied otherwise:
+    that name, by golden's.
+    """
     renamed = {}
     if renamings:
-        renamed = counterparts(golden.get("parameters") or (), own.get("parameters") or (), renamings, rename_parameter)
+        renamed = counterparts(
+            golden.get("parameters") or (), own.get("parameters") or (), renamings, rename_parameter
+        )
     firsts = SharedNames(renamed_model(golden, own, renamings), own).other_firsts()
-    found = {name: firsts.get(renamed.get(name, name), renamed.get(name, name)) for name in golden.get("parameters") or ()}
+    found = {
+        name: firsts.get(renamed.get(name, name), renamed.get(name, name))
+        for name in golden.get("parameters") or ()
+    }
     return {name: other for name, other in found.items() if other != name}

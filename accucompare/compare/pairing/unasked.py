@@ -8,7 +8,8 @@ from accucompare.selection import Steps
 
 
 def not_asked(pair: Pair, golden: Options, candidate: Options) -> str:
-    """Why one side has no such record: it was not asked for it, by ``--roles`` or ``--steps``; ``""`` if it was.
+    """Why one side has no such record: it was not asked for it, by ``--roles`` or ``--steps``;
+    ``""`` if it was.
 
     Args:
         pair: a record without partner.

@@ -12,7 +12,16 @@ from accucompare.compare.rows.operator_rows import (
     with_options,
     without_partner,
 )
-from accucompare.compare.rows.outcomes import PairOutcome, Proof, Task, because, nbytes, same_bits, with_baseline, with_parameters
+from accucompare.compare.rows.outcomes import (
+    PairOutcome,
+    Proof,
+    Task,
+    because,
+    nbytes,
+    same_bits,
+    with_baseline,
+    with_parameters,
+)
 from accucompare.compare.rows.rows import (
     BY_SKETCH,
     BY_STATISTICS,
@@ -31,7 +40,14 @@ from accucompare.compare.rows.rows import (
     Verdict,
 )
 from accucompare.compare.rows.same_model import OtherModel, other_model
-from accucompare.compare.rows.written_values import buffer_of, is_buffer, is_wrong, one_sided_writes, owner_of, trace_buffer
+from accucompare.compare.rows.written_values import (
+    buffer_of,
+    is_buffer,
+    is_wrong,
+    one_sided_writes,
+    owner_of,
+    trace_buffer,
+)
 
 __all__ = [
     "BY_SKETCH",

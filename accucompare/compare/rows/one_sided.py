@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from accucompare.bundle.format import NODE_ROLES, TRAINING_ROLES, WAYS_OF_UPDATING, WRITTEN_ROLES, Record, Role
+from accucompare.bundle.format import (
+    NODE_ROLES,
+    TRAINING_ROLES,
+    WAYS_OF_UPDATING,
+    WRITTEN_ROLES,
+    Record,
+    Role,
+)
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.pairing import Pair, not_asked, of_dumps
 from accucompare.compare.rows.outcomes import PairOutcome
@@ -13,13 +20,23 @@ from accucompare.selection import Selection
 
 
 def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, PairOutcome]:
-    """The outcomes of records without partner, where the other side is known not to have run, recorded or been asked for them.
+    """The outcomes of records without partner, where the other side is known not to have run,
+    recorded or been asked for them.
 
     Returns:
-        The outcomes by the pair's place among the pairs; a record whose absence nothing explains has none.
+        The outcomes by the pair's place among the pairs; a record whose absence nothing explains
+        has none.
     """
-    steps = {(rank, entry.step) for rank, entry in candidate.steps()} if candidate.manifest.fed else None
-    untrained, classes, dumps = _untrained(golden, candidate), _other_classes(golden, candidate), of_dumps(golden, candidate, pairs)
+    steps = (
+        {(rank, entry.step) for rank, entry in candidate.steps()}
+        if candidate.manifest.fed
+        else None
+    )
+    untrained, classes, dumps = (
+        _untrained(golden, candidate),
+        _other_classes(golden, candidate),
+        of_dumps(golden, candidate, pairs),
+    )
     options = golden.manifest.options, candidate.manifest.options
     found: dict[int, PairOutcome] = {}
     for place, pair in enumerate(pairs):
@@ -40,57 +57,95 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
 
 
 def _not_run(pair: Pair, steps: Collection[tuple[int, int]] | None) -> str:
-    """Why a fed candidate, which ran these steps of these ranks, has no record; ``""`` if it should, or nothing was fed (``None``)."""
+    """Why a fed candidate, which ran these steps of these ranks, has no record; ``""`` if it
+    should, or nothing was fed (``None``).
+    """
     record = pair.golden
-    return "" if steps is None or record is None or (record.rank, record.step) in steps else "a step that was not fed"
+    return (
+        ""
+        if steps is None or record is None or (record.rank, record.step) in steps
+        else "a step that was not fed"
+    )
 
 
 def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> str:
-    """Why one side has no record of what was written into a buffer or an argument; ``""`` if nothing was written there."""
+    """Why one side has no record of what was written into a buffer or an argument; ``""`` if
+    nothing was written there.
+    """
     name, other = ("golden", golden) if pair.golden is None else ("the candidate", candidate)
     if pair.record.role not in WRITTEN_ROLES:
         return ""
-    return "" if other.manifest.options.written else f"{name} was captured by a version that does not record it"
+    return (
+        ""
+        if other.manifest.options.written
+        else f"{name} was captured by a version that does not record it"
+    )
 
 
 def _untrained(golden: Bundle, candidate: Bundle) -> str:
-    """Which side was captured without gradients, on request or because no backward ran; ``""`` if neither was."""
+    """Which side was captured without gradients, on request or because no backward ran; ``""`` if
+    neither was.
+    """
     if not golden.manifest.options.backward:
         return "golden"
-    return "" if candidate.manifest.options.no_backward is False else "the candidate"  # an older bundle does not say
+    return (
+        "" if candidate.manifest.options.no_backward is False else "the candidate"
+    )  # an older bundle does not say
 
 
 def _not_trained(record: Record, side: str) -> str:
-    """Why ``side``, which was captured without gradients, has no record of a backward or an update."""
-    return f"{side} was captured without gradients" if side and record.role in (*TRAINING_ROLES, *NODE_ROLES) else ""
+    """Why ``side``, which was captured without gradients, has no record of a backward or an
+    update."""
+    return (
+        f"{side} was captured without gradients"
+        if side and record.role in (*TRAINING_ROLES, *NODE_ROLES)
+        else ""
+    )
 
 
 def _no_gradient(pair: Pair) -> str:
     """Why one side has no part of an input's gradient that is zero everywhere on the other.
 
-    It is one and the same: autograd adds nothing. A module that works in place on a part of a tensor gives zeros for what it has written
-    over, and none where that was a tensor of its own, as it is when it is fed.
-    """
+    It is one and the same: autograd adds nothing. A module that works in place on a part of a
+    tensor gives zeros for what it has written over, and none where that was a tensor of its own, as
+    it is when it is fed."""
     found = pair.record.statistics
-    if pair.record.role is not Role.GRAD_INPUT or found is None or found.nan or found.inf or (found.min, found.max) != (0, 0):
+    if (
+        pair.record.role is not Role.GRAD_INPUT
+        or found is None
+        or found.nan
+        or found.inf
+        or (found.min, found.max) != (0, 0)
+    ):
         return ""
-    has, lacks = ("golden", "the candidate") if pair.golden is not None else ("the candidate", "golden")
+    has, lacks = (
+        ("golden", "the candidate") if pair.golden is not None else ("the candidate", "golden")
+    )
     return f"{has}'s is zero everywhere, and {lacks} adds none, which is the same"
 
 
 def _other_state(pair: Pair, classes: tuple[str, str] | None) -> str:
-    """Why one side has no such state of an optimizer: the other's is of another class, or says how it computes (``AdamW.0.foreach``)."""
+    """Why one side has no such state of an optimizer: the other's is of another class, or says how
+    it computes (``AdamW.0.foreach``).
+    """
     record = pair.record
     if classes is not None and record.role in (Role.STATE_BEFORE, Role.STATE_AFTER):
         return f"golden's optimizer is {classes[0]}, the candidate's {classes[1]}"
-    if not record.name and record.role is Role.STATE_BEFORE and record.path.rpartition(".")[2] in WAYS_OF_UPDATING:
+    if (
+        not record.name
+        and record.role is Role.STATE_BEFORE
+        and record.path.rpartition(".")[2] in WAYS_OF_UPDATING
+    ):
         return "how an update is computed, not what; newer captures do not record it"
     return ""
 
 
 def _other_classes(golden: Bundle, candidate: Bundle) -> tuple[str, str] | None:
     """The names of the classes of the two optimizers, if they differ."""
-    ours, theirs = ((bundle.manifest.options.optimizer or "").partition(" of ")[0].rpartition(".")[2] for bundle in (golden, candidate))
+    ours, theirs = (
+        (bundle.manifest.options.optimizer or "").partition(" of ")[0].rpartition(".")[2]
+        for bundle in (golden, candidate)
+    )
     return (ours, theirs) if ours and theirs and ours != theirs else None
 
 
@@ -101,9 +156,15 @@ def never_called(golden: Bundle, candidate: Bundle, selection: Selection) -> lis
     modules = [side.get("modules") or {} for side in sides]
     rows = []
     for name in [*modules[0], *(name for name in modules[1] if name not in modules[0])]:
-        where = [side for side, names in zip(("golden", "candidate"), idle, strict=True) if name in names]
+        where = [
+            side for side, names in zip(("golden", "candidate"), idle, strict=True) if name in names
+        ]
         if where and selection.allows(name):
             kind = modules[0].get(name) or modules[1].get(name)
-            detail = f"{kind}, never called" if len(where) == 2 else f"{kind}, never called in {where[0]}"
+            detail = (
+                f"{kind}, never called"
+                if len(where) == 2
+                else f"{kind}, never called in {where[0]}"
+            )
             rows.append(Row(None, None, Verdict(Reason.NOT_CALLED, detail=detail), module=name))
     return rows

@@ -1,11 +1,12 @@
 """Rows of operators, which a capture of level op records inside modules.
 
-They show where in a module's own code an error is made. An operator without partner fails nothing, since another device may compose the
-same from other operators. A number or a string that is given differently is no error by itself, since its effect shows in the output.
-But if values are over their limit, the operators and options before them that differ between the two sides are the cause.
+They show where in a module's own code an error is made. An operator without partner fails nothing,
+since another device may compose the same from other operators. A number or a string that is given
+differently is no error by itself, since its effect shows in the output. But if values are over
+their limit, the operators and options before them that differ between the two sides are the cause.
 
-The nodes of a call's backward are its operators likewise: what arrives at a node goes in, and what it gives on comes out.
-"""
+The nodes of a call's backward are its operators likewise: what arrives at a node goes in, and what
+it gives on comes out."""
 
 from __future__ import annotations
 
@@ -16,7 +17,17 @@ from difflib import SequenceMatcher
 
 import msgspec
 
-from accucompare.bundle.format import GRADIENT_ROLES, NODE_ROLES, OPERATOR_ROLES, UPDATE_ROLES, Layout, Record, Role, Unfed, same_line
+from accucompare.bundle.format import (
+    GRADIENT_ROLES,
+    NODE_ROLES,
+    OPERATOR_ROLES,
+    UPDATE_ROLES,
+    Layout,
+    Record,
+    Role,
+    Unfed,
+    same_line,
+)
 from accucompare.compare.rows.rows import Difference, Option, Reason, Row, Status, Verdict
 
 #: An operator of a module call: (rank, step, name, call index, operator, number).
@@ -36,7 +47,13 @@ _Code = tuple[int, int, str, int, bool]
 
 def _code_of(record: Record) -> _Code:
     """The code that a record's value was computed by or given to: that of its own module call."""
-    return record.rank, record.step, record.name, record.call, record.role in (*GRADIENT_ROLES, *NODE_ROLES)
+    return (
+        record.rank,
+        record.step,
+        record.name,
+        record.call,
+        record.role in (*GRADIENT_ROLES, *NODE_ROLES),
+    )
 
 
 def _makers_of(record: Record) -> _Code | None:
@@ -58,13 +75,23 @@ def operator_of(record: Record) -> OperatorKey:
 
 
 def without_partner(golden: Record | None, option: Option | None = None) -> Verdict:
-    """The verdict on an operator's record that only one side has. ``option``: the number or string, if the record is one."""
-    return Verdict(Reason.NOT_COMPARABLE, detail=ONLY_CANDIDATE if golden is None else ONLY_GOLDEN, option=option)
+    """The verdict on an operator's record that only one side has. ``option``: the number or string,
+    if the record is one.
+    """
+    return Verdict(
+        Reason.NOT_COMPARABLE,
+        detail=ONLY_CANDIDATE if golden is None else ONLY_GOLDEN,
+        option=option,
+    )
 
 
 def is_option(record: Record | None) -> bool:
     """Whether a record is of a number or a string given to an operator."""
-    return record is not None and record.role is Role.OP_INPUT and record.layout in (Layout.SCALAR, Layout.OPAQUE)
+    return (
+        record is not None
+        and record.role is Role.OP_INPUT
+        and record.layout in (Layout.SCALAR, Layout.OPAQUE)
+    )
 
 
 def options_differ(option: Option) -> Verdict:
@@ -73,7 +100,9 @@ def options_differ(option: Option) -> Verdict:
 
 
 def with_options(rows: list[Row]) -> list[Row]:
-    """The rows, with the verdict ``options_differ`` where one side alone gives a number or a string to an operator that both run."""
+    """The rows, with the verdict ``options_differ`` where one side alone gives a number or a string
+    to an operator that both run.
+    """
     operators = [row for row in rows if is_operator(row.record)]
     if not operators:
         return rows
@@ -81,7 +110,9 @@ def with_options(rows: list[Row]) -> list[Row]:
     shared = set(partners.values())
     return [
         msgspec.structs.replace(row, verdict=options_differ(row.verdict.option))
-        if row.verdict.option is not None and None in (row.golden, row.candidate) and _giving(row, partners, shared)
+        if row.verdict.option is not None
+        and None in (row.golden, row.candidate)
+        and _giving(row, partners, shared)
         else row
         for row in rows
     ]
@@ -90,11 +121,19 @@ def with_options(rows: list[Row]) -> list[Row]:
 def _partners(rows: Iterable[Row]) -> dict[OperatorKey, OperatorKey]:
     """Golden's operator by the candidate's that it is paired with."""
     both = ((row.golden, row.candidate) for row in rows)
-    return {operator_of(candidate): operator_of(golden) for golden, candidate in both if golden and candidate and is_operator(golden)}
+    return {
+        operator_of(candidate): operator_of(golden)
+        for golden, candidate in both
+        if golden and candidate and is_operator(golden)
+    }
 
 
-def _giving(row: Row, partners: dict[OperatorKey, OperatorKey], shared: Collection[OperatorKey]) -> OperatorKey | None:
-    """Golden's operator, if a row with one side is of an operator that both sides run. ``shared``: golden's operators of that kind."""
+def _giving(
+    row: Row, partners: dict[OperatorKey, OperatorKey], shared: Collection[OperatorKey]
+) -> OperatorKey | None:
+    """Golden's operator, if a row with one side is of an operator that both sides run. ``shared``:
+    golden's operators of that kind.
+    """
     if row.golden is not None:
         return operator_of(row.golden) if operator_of(row.golden) in shared else None
     return None if row.candidate is None else partners.get(operator_of(row.candidate))
@@ -117,8 +156,8 @@ class OperatorOrigins:
     def trace(self, record: Record, verdict: Verdict, inherited: bool) -> Verdict:
         """The verdict with the reason that says where the error comes from.
 
-        ``inherited``: whether what the module call's own code, or its backward, computes with was wrong.
-        """
+        ``inherited``: whether what the module call's own code, or its backward, computes with was
+        wrong."""
         operator, call = operator_of(record), _code_of(record)
         if verdict.status is not Status.FAIL:
             return verdict
@@ -153,10 +192,12 @@ def not_fed_operators(rank: int, entries: Iterable[Unfed]) -> set[OperatorKey]:
 
 @dataclass(frozen=True)
 class Blame:
-    """What is to blame for a row over its limit, in the code of a module call whose operators were recorded.
+    """What is to blame for a row over its limit, in the code of a module call whose operators were
+    recorded.
 
     Attributes:
-        operator: the operator in words, with its source line; ``""`` if ``difference`` says everything.
+        operator: the operator in words, with its source line; ``""`` if ``difference`` says
+            everything.
         difference: what the two sides run or give differently, if that explains the row.
         hints: where the error shows, and what else differs.
     """
@@ -180,13 +221,19 @@ class _Run:
     settled: bool = False
 
     def difference(self) -> Difference | None:
-        """What one side alone runs. Equal operators that could not be paired, because their values are too different, are no difference."""
+        """What one side alone runs. Equal operators that could not be paired, because their values
+        are too different, are no difference.
+        """
         sides = list(self.golden.values()), list(self.candidate.values())
         golden, candidate = ([record.type for record in records] for records in sides)
         alone: tuple[dict[str, None], dict[str, None]] = ({}, {})
         for what, *places in SequenceMatcher(None, golden, candidate).get_opcodes():
-            for own, records, first, last in zip(alone, sides, places[::2], places[1::2], strict=True):
-                own.update((_in_short(record), None) for record in records[first:last] if what != "equal")
+            for own, records, first, last in zip(
+                alone, sides, places[::2], places[1::2], strict=True
+            ):
+                own.update(
+                    (_in_short(record), None) for record in records[first:last] if what != "equal"
+                )
         return Difference(tuple(alone[0]), tuple(alone[1])) if any(alone) else None
 
 
@@ -212,7 +259,9 @@ class _Inside:
         """Add an operator that one side alone runs."""
         run, record = self.runs[-1], row.golden or row.candidate
         assert record is not None
-        (run.candidate if row.golden is None else run.golden).setdefault(operator_of(record), record)
+        (run.candidate if row.golden is None else run.golden).setdefault(
+            operator_of(record), record
+        )
         if record.role in _GIVEN:
             self.makers.update(dict.fromkeys(_traits(row), run))
 
@@ -224,9 +273,15 @@ class _Inside:
         return next((self.makers[trait] for trait in _traits(row) if trait in self.makers), None)
 
     def explain(self, row: Row, near: bool) -> Difference | None:
-        """What one side alone ran to make a value over its limit. ``near``: if no run is known to have made it, take the last unsettled."""
+        """What one side alone ran to make a value over its limit. ``near``: if no run is known to
+        have made it, take the last unsettled.
+        """
         maker = self.maker(row)
-        suspects = [maker] if maker is not None else [run for run in reversed(self.runs) if near and not run.settled]
+        suspects = (
+            [maker]
+            if maker is not None
+            else [run for run in reversed(self.runs) if near and not run.settled]
+        )
         for run in suspects:
             run.settled = True
             if (difference := run.difference()) is not None:
@@ -235,11 +290,12 @@ class _Inside:
 
 
 def blame(rows: list[Row]) -> dict[int, Blame]:
-    """What is to blame for each row over its limit in the code of a module call whose operators were recorded, by the row's ``id``.
+    """What is to blame for each row over its limit in the code of a module call whose operators
+    were recorded, by the row's ``id``.
 
-    For an operator's output that is the operator, or its options if they differ. Inputs of operators and of modules, and what is
-    returned, were made by earlier operators that one side alone runs, or else by views and casts, which are not recorded.
-    """
+    For an operator's output that is the operator, or its options if they differ. Inputs of
+    operators and of modules, and what is returned, were made by earlier operators that one side
+    alone runs, or else by views and casts, which are not recorded."""
     partners = _partners(row for row in rows if is_operator(row.record))
     shared = set(partners.values())
     calls: dict[_Code, _Inside] = {}
@@ -255,7 +311,11 @@ def blame(rows: list[Row]) -> dict[int, Blame]:
             made_by = _makers_of(record)
             maker = None if made_by is None else calls.get(made_by)
             blamed = None if maker is None else _of_value(row, maker, "")
-            caller = None if record.parent is None else calls.get((record.rank, record.step, *record.parent, _code_of(record)[-1]))
+            caller = (
+                None
+                if record.parent is None
+                else calls.get((record.rank, record.step, *record.parent, _code_of(record)[-1]))
+            )
             if caller is not None:
                 caller.end_run()
         if blamed is not None:
@@ -263,8 +323,12 @@ def blame(rows: list[Row]) -> dict[int, Blame]:
     return by_row
 
 
-def _of_operator(row: Row, record: Record, call: _Inside, shared: OperatorKey | None) -> Blame | None:
-    """What is to blame for a row of an operator, if anything. ``shared``: golden's operator, if both sides run it."""
+def _of_operator(
+    row: Row, record: Record, call: _Inside, shared: OperatorKey | None
+) -> Blame | None:
+    """What is to blame for a row of an operator, if anything. ``shared``: golden's operator, if
+    both sides run it.
+    """
     if row.golden is None or row.candidate is None:
         if shared is None:
             call.add(row)
@@ -277,12 +341,18 @@ def _of_operator(row: Row, record: Record, call: _Inside, shared: OperatorKey | 
     if record.role in _TAKEN:
         golden, own = row.golden.source_line, row.candidate.source_line
         elsewhere = "" if same_line(golden, own) else f", in golden at {golden}"
-        taken = f"takes as {record.part}" if record.role is Role.OP_INPUT else "is given as gradient"
+        taken = (
+            f"takes as {record.part}" if record.role is Role.OP_INPUT else "is given as gradient"
+        )
         return _of_value(row, call, f"what {_in_words(row.candidate)} {taken}{elsewhere}")
     call.end_run()
     options = tuple(call.options.get(operator, ()))
     if row.status is Status.FAIL:
-        blamed = Blame(_in_words(row.candidate), Difference(options=options) if options else None, tuple(call.passed))
+        blamed = Blame(
+            _in_words(row.candidate),
+            Difference(options=options) if options else None,
+            tuple(call.passed),
+        )
         call.failed = True
         return blamed
     if options and row.reason is not Reason.IDENTICAL:
@@ -291,7 +361,9 @@ def _of_operator(row: Row, record: Record, call: _Inside, shared: OperatorKey | 
 
 
 def _of_value(row: Row, call: _Inside, taken: str) -> Blame | None:
-    """What is to blame for a value that a module call's own code made. ``taken``: words for where an operator takes it, or ``""``."""
+    """What is to blame for a value that a module call's own code made. ``taken``: words for where
+    an operator takes it, or ``""``.
+    """
     if row.golden is None or row.candidate is None:
         return None
     if row.status is not Status.FAIL:
@@ -309,7 +381,9 @@ def _of_value(row: Row, call: _Inside, taken: str) -> Blame | None:
 
 
 def _traits(row: Row) -> Iterator[tuple[bool, Hashable]]:
-    """Traits that identify values on either side: their digest; and their number and extrema, which no transposition changes."""
+    """Traits that identify values on either side: their digest; and their number and extrema, which
+    no transposition changes.
+    """
     for of_golden, record in ((True, row.golden), (False, row.candidate)):
         if record is None or record.layout is not Layout.STRIDED:
             continue
@@ -320,13 +394,23 @@ def _traits(row: Row) -> Iterator[tuple[bool, Hashable]]:
 
 
 def _in_words(record: Record) -> str:
-    """``aten.bmm call 1 (bert/modeling_bert.py:187)``; ``BmmBackward0 (bert/modeling_bert.py:187), gradient of mat2``."""
+    """``aten.bmm call 1 (bert/modeling_bert.py:187)``; ``BmmBackward0 (bert/modeling_bert.py:187),
+    gradient of mat2``.
+    """
     name, number = record.operator
     call = f" call {number}" if number else ""
-    what = f", gradient of {record.part}" if record.role is Role.OP_GRAD_INPUT and record.part else ""
-    return f"{name.removesuffix('.default')}{call}" + (f" ({record.source_line})" if record.source_line else "") + what
+    what = (
+        f", gradient of {record.part}" if record.role is Role.OP_GRAD_INPUT and record.part else ""
+    )
+    return (
+        f"{name.removesuffix('.default')}{call}"
+        + (f" ({record.source_line})" if record.source_line else "")
+        + what
+    )
 
 
 def _in_short(record: Record) -> str:
     """``aten.mul (lora/layer.py:1065)``."""
-    return ".".join(record.type.split(".")[:2]) + (f" ({record.source_line})" if record.source_line else "")
+    return ".".join(record.type.split(".")[:2]) + (
+        f" ({record.source_line})" if record.source_line else ""
+    )

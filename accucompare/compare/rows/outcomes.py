@@ -16,14 +16,17 @@ from accucompare.numbers import DTYPES
 
 
 class Proof(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What golden's own code gave beside the baseline, in golden's precision, where that is not bit for bit golden's value.
+    """What golden's own code gave beside the baseline, in golden's precision, where that is not bit
+    for bit golden's value.
 
     Attributes:
         record: it; ``None`` if there is none.
         again: of its second run.
-        limit: the largest relative L2 error that a fed capture in golden's precision may have by the fixed limits.
+        limit: the largest relative L2 error that a fed capture in golden's precision may have by
+            the fixed limits.
         ceiling: the largest that it may have, whatever the baseline.
-        share: how much of the baseline's error golden's precision explains; 0 where the baseline rounds more finely.
+        share: how much of the baseline's error golden's precision explains; 0 where the baseline
+            rounds more finely.
     """
 
     record: Record | None
@@ -34,7 +37,9 @@ class Proof(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Task(msgspec.Struct, frozen=True, gc=False):
-    """A pair to compare, with its limits, and its records of the baseline and of both sides' second runs."""
+    """A pair to compare, with its limits, and its records of the baseline and of both sides' second
+    runs.
+    """
 
     pair: Pair
     tolerance: Tolerance
@@ -49,7 +54,9 @@ class Task(msgspec.Struct, frozen=True, gc=False):
 
 
 class PairOutcome(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The metrics of a pair, the verdict on the pair alone, and the errors of baseline and second run."""
+    """The metrics of a pair, the verdict on the pair alone, and the errors of baseline and second
+    run.
+    """
 
     metrics: Metrics | None
     verdict: Verdict
@@ -71,21 +78,33 @@ def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:
 
 
 def with_parameters(tasks: list[Task]) -> list[Task]:
-    """The tasks of updates with the parameters that they were given, for updates are rounded as those are."""
-    given = {task.pair.golden.key: task.pair for task in tasks if task.pair.golden is not None and task.pair.candidate is not None}
+    """The tasks of updates with the parameters that they were given, for updates are rounded as
+    those are.
+    """
+    given = {
+        task.pair.golden.key: task.pair
+        for task in tasks
+        if task.pair.golden is not None and task.pair.candidate is not None
+    }
 
     def with_parameter(task: Task) -> Task:
         golden = task.pair.golden
         if golden is None or golden.role is not Role.PARAM_UPDATE:
             return task
-        return msgspec.structs.replace(task, before=given.get(golden.key._replace(role=Role.PARAM_BEFORE)))
+        return msgspec.structs.replace(
+            task, before=given.get(golden.key._replace(role=Role.PARAM_BEFORE))
+        )
 
     return [with_parameter(task) for task in tasks]
 
 
 def because(tolerance: Tolerance, why: str) -> Tolerance:
     """A default limit whose ``source`` says why no baseline judges."""
-    return replace(tolerance, source=f"{tolerance.source}; {why}") if tolerance.by_default else tolerance
+    return (
+        replace(tolerance, source=f"{tolerance.source}; {why}")
+        if tolerance.by_default
+        else tolerance
+    )
 
 
 def same_bits(golden: Record | None, candidate: Record | None) -> bool:
@@ -97,7 +116,13 @@ def same_bits(golden: Record | None, candidate: Record | None) -> bool:
 def nbytes(task: Task) -> int:
     """Bytes of tensors that a task may read."""
     size = 0
-    for record in (task.pair.golden, task.pair.candidate, task.baseline, task.repeat, task.golden_repeat):
+    for record in (
+        task.pair.golden,
+        task.pair.candidate,
+        task.baseline,
+        task.repeat,
+        task.golden_repeat,
+    ):
         if record is not None and record.member is not None:
             size += math.prod(record.shape) * DTYPES[record.dtype].storage.itemsize
     return size

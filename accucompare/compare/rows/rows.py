@@ -1,4 +1,6 @@
-"""The rows of a diff, each a pair of records or one without partner, with their verdicts; and the findings of pre-flight."""
+"""The rows of a diff, each a pair of records or one without partner, with their verdicts; and the
+findings of pre-flight.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class Reason(str, Enum):
     NOT_COMPARABLE = "not comparable"
     OVER_PRECISE = "over-precise"
     NOT_DETERMINISTIC = "not deterministic"
-    OVER = "over"  # over its limit, until that is traced to where it came from; no row of a result has this
+    # over its limit, until that is traced to where it came from; no row of a result has this
+    OVER = "over"
 
 
 STATUS_OF = {
@@ -82,12 +85,19 @@ MEANING = {
     Reason.ONE_SIDED: "only one side has it, and all that both compute around it agrees",
     Reason.NOT_CALLED: "a registered module that no forward called",
     Reason.NOT_COMPARABLE: "a value without data to compare",
-    Reason.OVER_PRECISE: "much closer to golden than the baseline, which computes in the same precision: usually a cast is missing",
-    Reason.NOT_DETERMINISTIC: "over its limit, but no more than two runs of the candidate differ from each other",
+    Reason.OVER_PRECISE: (
+        "much closer to golden than the baseline, which computes in the same precision: usually a"
+        " cast is missing"
+    ),
+    Reason.NOT_DETERMINISTIC: (
+        "over its limit, but no more than two runs of the candidate differ from each other"
+    ),
 }
 
 #: Follows "judged", for a row without recorded values.
-BY_STATISTICS = "by statistics alone, which show neither values in another order nor most small differences"
+BY_STATISTICS = (
+    "by statistics alone, which show neither values in another order nor most small differences"
+)
 
 #: The same of a row whose errors were estimated.
 BY_SKETCH = "by sketches, whose estimates are right to some percent"
@@ -95,7 +105,8 @@ BY_SKETCH = "by sketches, whose estimates are right to some percent"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A number or a string that differs between the two sides: an argument of an operator, or an attribute of a module.
+    """A number or a string that differs between the two sides: an argument of an operator, or an
+    attribute of a module.
 
     Attributes:
         name: the argument, or the module's attribute: ``eps``.
@@ -107,7 +118,10 @@ class Option:
     candidate: str
 
     def __str__(self) -> str:
-        return f"golden gives {self.name} {self.golden or 'none'}, the candidate {self.candidate or 'none'}"
+        return (
+            f"golden gives {self.name} {self.golden or 'none'}, the candidate"
+            f" {self.candidate or 'none'}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +129,8 @@ class Difference:
     """Operators or options that differ between the two sides and explain an error.
 
     Attributes:
-        only_golden, only_candidate: operators that only one side runs, with their source lines: ``aten.mul (lora/layer.py:1065)``.
+        only_golden, only_candidate: operators that only one side runs, with their source lines:
+            ``aten.mul (lora/layer.py:1065)``.
         options: numbers and strings that differ for an operator that both sides run.
     """
 
@@ -150,22 +165,33 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
         tolerance: the limits that judged it, ``""`` if none did.
         rule: where those limits come from.
         smallest: the smallest limits that would pass.
-        used: measured error as a multiple of its limit (over 1 fails); the largest, if there are several limits.
+        used: measured error as a multiple of its limit (over 1 fails); the largest, if there are
+            several limits.
         detail: one sentence more, if there is something to add.
         rel_l2_limit: the limit on the relative L2 error, if there was one.
-        excess: the candidate's relative L2 error as a multiple of the baseline's (or of its floor); ``None`` without a baseline.
+        excess: the candidate's relative L2 error as a multiple of the baseline's (or of its floor);
+            ``None`` without a baseline.
         excess_limit: the limit on ``excess``, if that judged it.
-        beyond: whether the baseline would pass it, but the error is too large to be rounding, whatever the baseline.
-        option: for a number or a string given to an operator, the two sides' values, if they differ.
-        chosen: whether rounding alone changes the shape or the number of calls here, as the baseline shows, so that nothing judges it.
+        beyond: whether the baseline would pass it, but the error is too large to be rounding,
+            whatever the baseline.
+        option: for a number or a string given to an operator, the two sides' values, if they
+            differ.
+        chosen: whether rounding alone changes the shape or the number of calls here, as the
+            baseline shows, so that nothing judges it.
         alike: for values that cannot be compared, whether both sides hold the same kind of value.
-        begins: whether what it shows begins here: values that are not finite, and nothing that went in has any; a gradient or an update
-            that only one side has, and both have what it is made of.
-        not_all_fed: for a fed row, whether something that went into its call was not fed and is not proven right.
-        unproved: whether its baseline may not judge it, for golden's own code does not give golden's value where that was made.
-        conditioned: whether it is over the ceiling, and passes since golden's own code on rounded values is off as far.
-        waived: for what an update made, whether it is over its limit and not judged, for it was made of other gradients than golden's.
-        evident: whether its error is more than rounding explains: a baseline tells so, or it is clearly over the ceiling.
+        begins: whether what it shows begins here: values that are not finite, and nothing that went
+            in has any; a gradient or an update that only one side has, and both have what it is
+            made of.
+        not_all_fed: for a fed row, whether something that went into its call was not fed and is not
+            proven right.
+        unproved: whether its baseline may not judge it, for golden's own code does not give
+            golden's value where that was made.
+        conditioned: whether it is over the ceiling, and passes since golden's own code on rounded
+            values is off as far.
+        waived: for what an update made, whether it is over its limit and not judged, for it was
+            made of other gradients than golden's.
+        evident: whether its error is more than rounding explains: a baseline tells so, or it is
+            clearly over the ceiling.
     """
 
     reason: Reason
@@ -194,7 +220,9 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def needed(self) -> str:
-        """The smallest limits that would pass, rounded up, such as ``"atol 2.4e-05"``; ``""`` where none would."""
+        """The smallest limits that would pass, rounded up, such as ``"atol 2.4e-05"``; ``""`` where
+        none would.
+        """
         return ", ".join(filter(None, map(str, self.smallest)))
 
     @property
@@ -208,24 +236,28 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     def unfed(self) -> Verdict:
         """The same with ``not_all_fed`` set, and said in the detail."""
-        return msgspec.structs.replace(self, not_all_fed=True, detail=self._also("not all that went in was fed"))
+        return msgspec.structs.replace(
+            self, not_all_fed=True, detail=self._also("not all that went in was fed")
+        )
 
     def _also(self, words: str) -> str:
         return f"{self.detail}; {words}" if self.detail else words
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """One line of the report: a pair of records, or one that has no partner. ``msgspec.structs.replace`` changes one.
+    """One line of the report: a pair of records, or one that has no partner.
+    ``msgspec.structs.replace`` changes one.
 
     Attributes:
-        golden, candidate: the records; at least one is there, except for a module that is called on neither side.
+        golden, candidate: the records; at least one is there, except for a module that is called on
+            neither side.
         verdict: on the row.
         metrics: what was measured; ``None`` if nothing could be.
         nearest: for a record without partner, the other side's unmatched name most like its own.
         module: the module's qualified name on golden's side (the candidate's, if only it has one).
         baseline: relative L2 error of the baseline's record; ``None`` if there is none.
-        noise: L2 norm of the difference between two runs of the candidate, relative to golden's norm (0 for 0/0, inf for x/0 and if NaN
-            or Inf differ); ``None`` if it was run once.
+        noise: L2 norm of the difference between two runs of the candidate, relative to golden's
+            norm (0 for 0/0, inf for x/0 and if NaN or Inf differ); ``None`` if it was run once.
     """
 
     golden: Record | None
@@ -261,7 +293,9 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def by_statistics(self) -> bool:
-        """Whether it was judged by statistics alone. Then its metrics are lower bounds, and passing proves little."""
+        """Whether it was judged by statistics alone. Then its metrics are lower bounds, and passing
+        proves little.
+        """
         if self.by_sketch or (self.record is not None and self.record.role in SERIES_ROLES):
             return False
         sides = (self.golden, self.candidate)
@@ -275,11 +309,15 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def same_bits(self) -> bool | None:
-        """Whether both sides hold the same bits, whatever the verdict; ``None`` if that is unknown, or one side is missing."""
+        """Whether both sides hold the same bits, whatever the verdict; ``None`` if that is unknown,
+        or one side is missing.
+        """
         golden, candidate = self.golden, self.candidate
         if golden is None or candidate is None or golden.digest is None or candidate.digest is None:
             return None
-        if golden.digest.startswith(DEVICE_DIGEST) is not candidate.digest.startswith(DEVICE_DIGEST):
+        if golden.digest.startswith(DEVICE_DIGEST) is not candidate.digest.startswith(
+            DEVICE_DIGEST
+        ):
             return None
         ours = golden.digest, golden.dtype, golden.shape, golden.shard
         return ours == (candidate.digest, candidate.dtype, candidate.shape, candidate.shard)
@@ -304,7 +342,9 @@ class About(str, Enum):
     SEED = "seed"
     MODE = "mode"  # train mode, dropout, random numbers
     CONFIGURATION = "configuration"  # attributes of modules
-    UNVERIFIED = "unverified"  # a part of the state that a capture started from, which it lacked; a module that feeding has changed
+    # a part of the state that a capture started from, which it lacked; a module that feeding has
+    # changed
+    UNVERIFIED = "unverified"
     OTHER = "other"
 
 
@@ -328,7 +368,8 @@ class PreflightFinding:
 
 @dataclass(frozen=True)
 class RefusedBaseline:
-    """A baseline that may not judge, since it did not run golden's code; or one that could not be captured here for that reason.
+    """A baseline that may not judge, since it did not run golden's code; or one that could not be
+    captured here for that reason.
 
     Attributes:
         path: of its bundle; ``None`` if there is none.

@@ -1,4 +1,5 @@
-"""Whether two bundles are of the same model. If most names and shapes differ, no culprit is named."""
+"""Whether two bundles are of the same model. If most names and shapes differ, no culprit is
+named."""
 
 from __future__ import annotations
 
@@ -30,11 +31,14 @@ class OtherModel:
         )
 
 
-def other_model(golden: Model, candidate: Model, rows: Iterable[Row], renamings: Sequence[Renaming]) -> OtherModel | None:
-    """What shows that two different models are compared; ``None`` if they are the same, or a manifest lists no parameters.
+def other_model(
+    golden: Model, candidate: Model, rows: Iterable[Row], renamings: Sequence[Renaming]
+) -> OtherModel | None:
+    """What shows that two different models are compared; ``None`` if they are the same, or a
+    manifest lists no parameters.
 
-    A single fault can change the shape of all later values, but of no parameter. A quantised model has other parameters, but values of
-    the same shapes. Therefore most of both have to differ.
+    A single fault can change the shape of all later values, but of no parameter. A quantised model
+    has other parameters, but values of the same shapes. Therefore most of both have to differ.
 
     Args:
         golden, candidate: the two manifests' ``model``.
@@ -45,14 +49,23 @@ def other_model(golden: Model, candidate: Model, rows: Iterable[Row], renamings:
     if not ours or not theirs or not _less_than_half(*_parameters_alike(ours, theirs, renamings)):
         return None
     own = [row for row in rows if row.record is not None and not is_operator(row.record)]
-    alike = sum(row.golden is not None and row.candidate is not None and row.golden.shape == row.candidate.shape for row in own)
+    alike = sum(
+        row.golden is not None
+        and row.candidate is not None
+        and row.golden.shape == row.candidate.shape
+        for row in own
+    )
     return OtherModel(alike, len(own)) if _less_than_half(alike, len(own)) else None
 
 
-def _parameters_alike(golden: dict[str, Any], candidate: dict[str, Any], renamings: Sequence[Renaming]) -> tuple[int, int]:
+def _parameters_alike(
+    golden: dict[str, Any], candidate: dict[str, Any], renamings: Sequence[Renaming]
+) -> tuple[int, int]:
     """How many parameters have the same name and shape on both sides, and how many there are."""
     partners = counterparts(golden, candidate, renamings, rename_parameter)
-    alike = sum(golden[ours]["shape"] == candidate[theirs]["shape"] for ours, theirs in partners.items())
+    alike = sum(
+        golden[ours]["shape"] == candidate[theirs]["shape"] for ours, theirs in partners.items()
+    )
     return alike, len(golden) + len(candidate) - len(partners)
 
 

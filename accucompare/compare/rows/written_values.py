@@ -1,9 +1,10 @@
-"""What calls write into buffers and arguments, and what else changes a buffer: where an error in it comes from.
+"""What calls write into buffers and arguments, and what else changes a buffer: where an error in it
+comes from.
 
-What a call writes into a buffer goes into later calls of the module that has it, and no further in this one: it is no part of the data that
-flows on. So its error is the call's own unless the call computed with wrong values, and its module's later calls inherit it. What a call
-writes into an argument goes on as its outputs do, and is traced with them.
-"""
+What a call writes into a buffer goes into later calls of the module that has it, and no further in
+this one: it is no part of the data that flows on. So its error is the call's own unless the call
+computed with wrong values, and its module's later calls inherit it. What a call writes into an
+argument goes on as its outputs do, and is traced with them."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def buffer_of(record: Record) -> str:
     return own[1:] if own.startswith("/") else ".".join(part for part in (record.name, own) if part)
 
 
-def trace_buffer(record: Record, verdict: Verdict, before: bool, steps: Collection[tuple[int, int]] | None) -> Verdict:
+def trace_buffer(
+    record: Record, verdict: Verdict, before: bool, steps: Collection[tuple[int, int]] | None
+) -> Verdict:
     """The verdict with its reason made exact.
 
     Args:
@@ -38,7 +41,12 @@ def trace_buffer(record: Record, verdict: Verdict, before: bool, steps: Collecti
         steps: those recorded on both sides, with their ranks; ``None`` for all.
     """
     between = record.role is Role.BUFFER_BEFORE and record.step > 0
-    if between and steps is not None and (record.rank, record.step - 1) not in steps and verdict.status is Status.FAIL:
+    if (
+        between
+        and steps is not None
+        and (record.rank, record.step - 1) not in steps
+        and verdict.status is Status.FAIL
+    ):
         return Verdict(Reason.NOT_COMPARABLE, detail=BY_OTHER_STEPS)
     if verdict.reason is Reason.OVER:
         return replace(verdict, reason=Reason.INHERITED if before else Reason.INTRODUCED)
@@ -51,7 +59,9 @@ def is_wrong(verdict: Verdict) -> bool:
 
 
 def one_sided_writes(rows: Iterable[Row]) -> list[Row]:
-    """The rows of what only one side has written, in calls, or of modules, of which other rows have both sides."""
+    """The rows of what only one side has written, in calls, or of modules, of which other rows have
+    both sides.
+    """
     calls, modules, alone = set(), set(), []
     for row in rows:
         record = row.record
@@ -66,7 +76,11 @@ def one_sided_writes(rows: Iterable[Row]) -> list[Row]:
     return [
         row
         for row, record in alone
-        if ((record.rank, record.step, record.name, record.call) in calls if record.role in by_call else (*record.key[:3],) in modules)
+        if (
+            (record.rank, record.step, record.name, record.call) in calls
+            if record.role in by_call
+            else (*record.key[:3],) in modules
+        )
     ]
 
 

@@ -1,7 +1,7 @@
 """Standards of others that a run of training must meet: ``diff --accept``.
 
-A standard judges the losses and gradient norms of two free-running runs, in place of everything else: their layers differ, of course.
-"""
+A standard judges the losses and gradient norms of two free-running runs, in place of everything
+else: their layers differ, of course."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ class Met:
 
     Attributes:
         rule: the rule.
-        absolute, relative: what was measured; NaN where a side is not finite, ``None`` where nothing could be measured.
+        absolute, relative: what was measured; NaN where a side is not finite, ``None`` where
+            nothing could be measured.
         why_not: why nothing could be measured.
     """
 
@@ -98,7 +99,9 @@ class Met:
     @property
     def passed(self) -> bool:
         """Whether it was measured, and one of its limits is kept; NaN keeps none."""
-        return self._kept(self.absolute, self.rule.absolute) or self._kept(self.relative, self.rule.relative)
+        return self._kept(self.absolute, self.rule.absolute) or self._kept(
+            self.relative, self.rule.relative
+        )
 
     def _kept(self, measured: float | None, limit: float | None) -> bool:
         if measured is None or limit is None:
@@ -149,24 +152,36 @@ class Acceptance:
             how = "capture both sides with --roles series, of a case with a loss"
             return f"there are no losses to judge by the standard {self.standard.value}: {how}"
         if incomplete and not self.failed:
-            return f"the standard is met as far as it goes, but the capture of {' and of '.join(incomplete)} did not run to its end"
+            return (
+                "the standard is met as far as it goes, but the capture of"
+                f" {' and of '.join(incomplete)} did not run to its end"
+            )
         if training.alone[0] and not self.failed:
-            return f"the standard is met as far as it goes, but the candidate lacks {training.alone[0]} of golden's steps"
+            return (
+                "the standard is met as far as it goes, but the candidate lacks"
+                f" {training.alone[0]} of golden's steps"
+            )
         return self.trouble
 
     @property
     def trouble(self) -> str:
-        """Which rules could not be judged, or how many steps are missing, in words; ``""`` if nothing is.
+        """Which rules could not be judged, or how many steps are missing, in words; ``""`` if
+        nothing is.
 
         What fails, fails whatever could not be measured, and however many steps there are.
         """
         if self.failed:
             return ""
-        if missing := [f"{rule.rule.measure.value}: {rule.why_not}" for rule in self.rules if not rule.judged]:
+        if missing := [
+            f"{rule.rule.measure.value}: {rule.why_not}" for rule in self.rules if not rule.judged
+        ]:
             return f"the standard {self.standard.value} could not be judged ({'; '.join(missing)})"
         if self.too_few:
             steps = f"{self.steps:,} step{'' if self.steps == 1 else 's'}"
-            return f"meets the standard {self.standard.value} over {steps} so far, but that asks for {self.preset.least_steps:,}"
+            return (
+                f"meets the standard {self.standard.value} over {steps} so far, but that asks for"
+                f" {self.preset.least_steps:,}"
+            )
         return ""
 
     @property
@@ -183,7 +198,9 @@ def accept(standard: Standard, pairs: Sequence[StepPair]) -> Acceptance:
         pairs: the steps of both sides, by rank and step.
     """
     measured = tuple(_measured(rule, pairs) for rule in PRESETS[standard].rules)
-    compared = {pair.step for pair in pairs if pair.golden is not None and pair.candidate is not None}
+    compared = {
+        pair.step for pair in pairs if pair.golden is not None and pair.candidate is not None
+    }
     return Acceptance(standard, measured, len(compared))
 
 
@@ -199,7 +216,9 @@ def _measured(rule: StandardRule, pairs: Sequence[StepPair]) -> Met:
 
 
 def _mean(rule: StandardRule, numbers: Sequence[Apart], why_not: str) -> Met:
-    """Means of the absolute and of the relative differences; of one step, the differences themselves."""
+    """Means of the absolute and of the relative differences; of one step, the differences
+    themselves.
+    """
     if not numbers:
         return Met(rule, why_not=why_not)
     if not all(number.finite for number in numbers):

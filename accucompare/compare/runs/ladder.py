@@ -1,11 +1,13 @@
-"""Where two free-running runs of training part: data, weights, forward, loss, gradients or update, and in which step.
+"""Where two free-running runs of training part: data, weights, forward, loss, gradients or update,
+and in which step.
 
-The rungs are climbed step by step, and the first is named on which the two are further apart than rounding explains
-(``compare.runs.wander``): what comes later may be off for that alone. Of each step its numbers are compared (the series of the manifest),
-and what rows there are. What the runs were told to do otherwise (another learning rate, an update left out) is said before any number.
+The rungs are climbed step by step, and the first is named on which the two are further apart than
+rounding explains (``compare.runs.wander``): what comes later may be off for that alone. Of each
+step its numbers are compared (the series of the manifest), and what rows there are. What the runs
+were told to do otherwise (another learning rate, an update left out) is said before any number.
 
-Of a fed candidate each step starts from golden's weights, so there is nothing to climb: its losses and clipped gradients are rows
-(``compare.runs.step_rows``).
+Of a fed candidate each step starts from golden's weights, so there is nothing to climb: its losses
+and clipped gradients are rows (``compare.runs.step_rows``).
 """
 
 from __future__ import annotations
@@ -19,8 +21,25 @@ from enum import Enum
 from accucompare.bundle.format import GRADIENT_ROLES, Manifest, Role, StepSeries
 from accucompare.compare.limits import DEFAULT_REL_L2, Tolerance, float_dtype
 from accucompare.compare.rows import UNMATCHED, PreflightFinding, Reason, Row, Status
-from accucompare.compare.runs.step_pairs import OtherSetting, StepPair, clipped, number_words, percent, settings_of
-from accucompare.compare.runs.wander import Apart, Quantity, RunLimits, StepOfRank, Wander, envelope, used_norm, value_of, wander
+from accucompare.compare.runs.step_pairs import (
+    OtherSetting,
+    StepPair,
+    clipped,
+    number_words,
+    percent,
+    settings_of,
+)
+from accucompare.compare.runs.wander import (
+    Apart,
+    Quantity,
+    RunLimits,
+    StepOfRank,
+    Wander,
+    envelope,
+    used_norm,
+    value_of,
+    wander,
+)
 from accucompare.numbers import DTYPES
 
 #: The manifests of a bundle, by rank.
@@ -59,10 +78,12 @@ class Parting:
     Attributes:
         rung, rank, step: where.
         quantity: the number that shows it; ``None`` if it is no number.
-        golden, candidate: both values; digests, of data and weights; ``None`` of a gradient norm after clipping where a side clips none.
+        golden, candidate: both values; digests, of data and weights; ``None`` of a gradient norm
+            after clipping where a side clips none.
         setting: what they were told to do otherwise, if that is it.
         row: the first row that shows it, if rows do.
-        optimizers: the classes of both sides' optimizers, if these are all that shows it, by what they make in the next step.
+        optimizers: the classes of both sides' optimizers, if these are all that shows it, by what
+            they make in the next step.
         weights: the finding on weights that differ before the first step, if that is it.
     """
 
@@ -85,16 +106,22 @@ class Parting:
     @property
     def clips_alone(self) -> bool:
         """Whether one side clips gradients, and the other does not."""
-        return self.quantity is Quantity.CLIPPED and (self.golden is None) is not (self.candidate is None)
+        return self.quantity is Quantity.CLIPPED and (self.golden is None) is not (
+            self.candidate is None
+        )
 
     @property
     def clips_otherwise(self) -> bool:
         """Whether gradients that agree are clipped otherwise, which no wandering explains."""
-        return self.clips_alone or (self.quantity is Quantity.CLIPPED and self.apart is not None and self.apart.clearly_over)
+        return self.clips_alone or (
+            self.quantity is Quantity.CLIPPED and self.apart is not None and self.apart.clearly_over
+        )
 
     @property
     def of_no_number(self) -> bool:
-        """Whether a loss is NaN or infinite on one side, which no wandering explains, and no gradient of it tells."""
+        """Whether a loss is NaN or infinite on one side, which no wandering explains, and no
+        gradient of it tells.
+        """
         return self.quantity is Quantity.LOSS and self.apart is not None and not self.apart.finite
 
     @property
@@ -104,20 +131,37 @@ class Parting:
             return str(self.setting)
         if self.optimizers is not None:
             ours, theirs = self.optimizers
-            return f"the optimizer is {ours} in golden, {theirs} in the candidate, and the next step is the first that parts"
+            return (
+                f"the optimizer is {ours} in golden, {theirs} in the candidate, and the next step"
+                " is the first that parts"
+            )
         if self.weights is not None:
             return self.weights.message
         if self.clips_otherwise:
-            return clipped(*(value if isinstance(value, float) else None for value in (self.golden, self.candidate)))
+            return clipped(
+                *(
+                    value if isinstance(value, float) else None
+                    for value in (self.golden, self.candidate)
+                )
+            )
         if self.quantity is not None and self.apart is not None:
             found = (
-                f"{self.quantity.value} {number_words(self.apart.golden)} in golden, {number_words(self.apart.candidate)} in the candidate"
+                f"{self.quantity.value} {number_words(self.apart.golden)} in golden,"
+                f" {number_words(self.apart.candidate)} in the candidate"
             )
             size = abs(self.apart.relative)
-            return f"{found}" + (f", {percent(size)} apart (limit {percent(self.apart.limit)})" if math.isfinite(size) else "")
+            return f"{found}" + (
+                f", {percent(size)} apart (limit {percent(self.apart.limit)})"
+                if math.isfinite(size)
+                else ""
+            )
         if self.row is not None:
             metrics = self.row.metrics
-            error = "" if metrics is None or metrics.nothing_finite else f", relative L2 {metrics.rel_l2:.2e}"
+            error = (
+                ""
+                if metrics is None or metrics.nothing_finite
+                else f", relative L2 {metrics.rel_l2:.2e}"
+            )
             limit = f" (limit {self.row.verdict.tolerance})" if self.row.verdict.tolerance else ""
             return f"{self.row.place}{error}{limit}"
         return f"other digests of the {'batch' if self.rung is Rung.DATA else 'parameters'}"
@@ -133,15 +177,18 @@ class TrainingResult:
     Attributes:
         pairs: every step of either side, by rank and step.
         judged_by: what said how far they may be apart.
-        dtype: the coarsest floating type of the two sides, whose default limits hold where there are no others.
+        dtype: the coarsest floating type of the two sides, whose default limits hold where there
+            are no others.
         settings: what the two sides were told to do otherwise, each once.
         parting: where they part by more than rounding; ``None`` if they do not, or nothing judges.
         other_bits: where they first hold other bits; ``None`` if they never do.
         loss, norm: drift and scatter; ``None`` without such numbers.
         expected_loss, expected_norm: the same of the run that judges.
-        same_batches: whether digests could tell that data agree; ``None`` if each side has it in a type of its own, or does not say.
+        same_batches: whether digests could tell that data agree; ``None`` if each side has it in a
+            type of its own, or does not say.
         several_ranks: whether there are more than one.
-        same_type: whether both sides compute in one type; of two, other bits are the rule, and tell nothing.
+        same_type: whether both sides compute in one type; of two, other bits are the rule, and tell
+            nothing.
     """
 
     pairs: tuple[StepPair, ...]
@@ -161,7 +208,11 @@ class TrainingResult:
     @property
     def updated(self) -> bool:
         """Whether the steps made updates, so that each goes on with what the one before it made."""
-        return any(side is not None and side.updates for pair in self.pairs for side in (pair.golden, pair.candidate))
+        return any(
+            side is not None and side.updates
+            for pair in self.pairs
+            for side in (pair.golden, pair.candidate)
+        )
 
     @property
     def compared(self) -> int:
@@ -178,23 +229,40 @@ class TrainingResult:
     @property
     def alone(self) -> tuple[int, int]:
         """How many steps only golden has, and only the candidate."""
-        return sum(pair.candidate is None for pair in self.pairs), sum(pair.golden is None for pair in self.pairs)
+        return sum(pair.candidate is None for pair in self.pairs), sum(
+            pair.golden is None for pair in self.pairs
+        )
 
     @property
     def identical(self) -> bool:
-        """Whether every number, batch and parameter of every step is bit for bit golden's, as far as recorded, with all of these."""
-        whole = all(pair.golden is not None and pair.candidate is not None and pair.golden.weights for pair in self.pairs)
+        """Whether every number, batch and parameter of every step is bit for bit golden's, as far
+        as recorded, with all of these.
+        """
+        whole = all(
+            pair.golden is not None and pair.candidate is not None and pair.golden.weights
+            for pair in self.pairs
+        )
         return bool(self.pairs) and whole and self.other_bits is None
 
     @property
     def not_finite(self) -> StepPair | None:
         """The first step with a number that is NaN or infinite on both sides."""
-        return next((pair for pair in self.pairs if any(not (a.finite or a.over) for _, a in pair.numbers)), None)
+        return next(
+            (pair for pair in self.pairs if any(not (a.finite or a.over) for _, a in pair.numbers)),
+            None,
+        )
 
     @property
     def beyond(self) -> tuple[StepPair, Quantity, Apart] | None:
-        """The first number that is far beyond rounding, and within its limit only because the run that judges is as far off."""
-        found = ((pair, quantity, apart) for pair in self.pairs for quantity, apart in pair.numbers if apart.beyond)
+        """The first number that is far beyond rounding, and within its limit only because the run
+        that judges is as far off.
+        """
+        found = (
+            (pair, quantity, apart)
+            for pair in self.pairs
+            for quantity, apart in pair.numbers
+            if apart.beyond
+        )
         return next(found, None)
 
     @property
@@ -204,10 +272,15 @@ class TrainingResult:
             return ""
         if self.beyond is not None:
             pair, quantity, apart = self.beyond
-            found = f"the {quantity.value} at step {pair.step} is {percent(abs(apart.relative))} off"
+            found = (
+                f"the {quantity.value} at step {pair.step} is {percent(abs(apart.relative))} off"
+            )
             return f"{found}, far beyond rounding, and so is the run that judges"
         if missing := self.alone[0]:
-            return f"what there is agrees, but the candidate lacks {missing} of golden's {len(self.pairs) - self.alone[1]} steps"
+            return (
+                f"what there is agrees, but the candidate lacks {missing} of golden's"
+                f" {len(self.pairs) - self.alone[1]} steps"
+            )
         return ""
 
 
@@ -250,8 +323,12 @@ def climb(
     same_type = float_dtype(golden[0]) == float_dtype(candidate[0])
     digests = _Digests(same_type or _any_same(pairs, "batch"), same_type)
     shown = judges[0] if judges else {}
-    compared = _given_within(rows, limits.by_user) if limits.by_user or not given.given else frozenset()
-    partings = itertools.chain(_other_weights(golden, weights), _partings(pairs, digests, settings, rows, compared))
+    compared = (
+        _given_within(rows, limits.by_user) if limits.by_user or not given.given else frozenset()
+    )
+    partings = itertools.chain(
+        _other_weights(golden, weights), _partings(pairs, digests, settings, rows, compared)
+    )
     return TrainingResult(
         tuple(pairs),
         judged_by,
@@ -269,38 +346,73 @@ def climb(
     )
 
 
-def _values(both: tuple[StepSeries | None, StepSeries | None], quantity: Quantity) -> tuple[float | None, float | None]:
-    """A number of a step on both sides. Where one side alone clips gradients, the other's update used them as they were."""
+def _values(
+    both: tuple[StepSeries | None, StepSeries | None], quantity: Quantity
+) -> tuple[float | None, float | None]:
+    """A number of a step on both sides. Where one side alone clips gradients, the other's update
+    used them as they were.
+    """
     ours, theirs = both
-    if quantity is Quantity.CLIPPED and ours is not None and theirs is not None and ours.updates and theirs.updates:
+    if (
+        quantity is Quantity.CLIPPED
+        and ours is not None
+        and theirs is not None
+        and ours.updates
+        and theirs.updates
+    ):
         clips = ours.clipped_norm is not None or theirs.clipped_norm is not None
         return (used_norm(ours), used_norm(theirs)) if clips else (None, None)
     return value_of(ours, quantity), value_of(theirs, quantity)
 
 
-def _wander(golden: Mapping[StepOfRank, StepSeries], other: Mapping[StepOfRank, StepSeries], quantity: Quantity) -> Wander | None:
-    return wander((value_of(golden.get(place), quantity), value_of(other.get(place), quantity)) for place in sorted(golden))
+def _wander(
+    golden: Mapping[StepOfRank, StepSeries],
+    other: Mapping[StepOfRank, StepSeries],
+    quantity: Quantity,
+) -> Wander | None:
+    return wander(
+        (value_of(golden.get(place), quantity), value_of(other.get(place), quantity))
+        for place in sorted(golden)
+    )
 
 
-def asked_of(other: Manifests, series: dict[StepOfRank, StepSeries]) -> dict[StepOfRank, StepSeries]:
-    """The steps that the other side was asked to record as well: ``--steps`` may have chosen some."""
+def asked_of(
+    other: Manifests, series: dict[StepOfRank, StepSeries]
+) -> dict[StepOfRank, StepSeries]:
+    """The steps that the other side was asked to record as well: ``--steps`` may have chosen
+    some."""
     chosen = {rank: manifest.options.chosen_steps for rank, manifest in other.items()}
-    return {(rank, step): entry for (rank, step), entry in series.items() if step in (chosen.get(rank) or (step,))}
+    return {
+        (rank, step): entry
+        for (rank, step), entry in series.items()
+        if step in (chosen.get(rank) or (step,))
+    }
 
 
 def _series(manifests: Manifests) -> dict[StepOfRank, StepSeries]:
-    return {(rank, entry.step): entry for rank, manifest in manifests.items() for entry in manifest.series}
+    return {
+        (rank, entry.step): entry
+        for rank, manifest in manifests.items()
+        for entry in manifest.series
+    }
 
 
 def _tells(golden: Mapping[StepOfRank, StepSeries], run: Mapping[StepOfRank, StepSeries]) -> bool:
-    """Whether another run of golden shows how runs wander: one that is bit for bit golden's says nothing of another device."""
+    """Whether another run of golden shows how runs wander: one that is bit for bit golden's says
+    nothing of another device.
+    """
     return any(
-        value_of(golden[place], quantity) != value_of(run[place], quantity) for place in golden.keys() & run.keys() for quantity in Quantity
+        value_of(golden[place], quantity) != value_of(run[place], quantity)
+        for place in golden.keys() & run.keys()
+        for quantity in Quantity
     )
 
 
 def _widest(
-    golden: Mapping[StepOfRank, StepSeries], runs: Iterable[Mapping[StepOfRank, StepSeries]], quantity: Quantity, dtype: str
+    golden: Mapping[StepOfRank, StepSeries],
+    runs: Iterable[Mapping[StepOfRank, StepSeries]],
+    quantity: Quantity,
+    dtype: str,
 ) -> dict[StepOfRank, float]:
     """The envelope of several runs."""
     limits: dict[StepOfRank, float] = {}
@@ -311,7 +423,9 @@ def _widest(
     return limits
 
 
-def _numbers(series: Mapping[StepOfRank, StepSeries], quantity: Quantity) -> dict[StepOfRank, float]:
+def _numbers(
+    series: Mapping[StepOfRank, StepSeries], quantity: Quantity
+) -> dict[StepOfRank, float]:
     found = {place: value_of(entry, quantity) for place, entry in series.items()}
     return {place: value for place, value in found.items() if value is not None}
 
@@ -327,7 +441,9 @@ def _judged_by(fed: bool, limits: RunLimits, by_baseline: bool, by_any: bool) ->
 
 
 def coarsest(*manifests: Manifest) -> str:
-    """The floating type with the fewest digits that one of the runs computes in: of its weights, or of its autocast."""
+    """The floating type with the fewest digits that one of the runs computes in: of its weights, or
+    of its autocast.
+    """
     found = {float_dtype(manifest) for manifest in manifests}
     autocasts = (manifest.environment.get("autocast") for manifest in manifests)
     found |= {str(each.get("dtype")) for each in autocasts if isinstance(each, dict)}
@@ -344,13 +460,21 @@ class _Digests:
 
 
 def _any_same(pairs: Iterable[StepPair], name: str) -> bool:
-    both = ((getattr(pair.golden, name, None), getattr(pair.candidate, name, None)) for pair in pairs)
+    both = (
+        (getattr(pair.golden, name, None), getattr(pair.candidate, name, None)) for pair in pairs
+    )
     return any(ours is not None and ours == theirs for ours, theirs in both)
 
 
 def _same_batches(pairs: Iterable[StepPair], digests: _Digests) -> bool | None:
-    known = [pair.golden.batch == pair.candidate.batch for pair in pairs
-             if pair.golden is not None and pair.candidate is not None and pair.golden.batch and pair.candidate.batch]  # fmt: skip
+    known = [
+        pair.golden.batch == pair.candidate.batch
+        for pair in pairs
+        if pair.golden is not None
+        and pair.candidate is not None
+        and pair.golden.batch
+        and pair.candidate.batch
+    ]
     return all(known) if known and digests.batches else None
 
 
@@ -359,30 +483,36 @@ def _first(partings: Iterable[Parting]) -> Parting | None:
 
 
 def _other_weights(golden: Manifests, weights: PreflightFinding | None) -> Iterator[Parting]:
-    """The parting before the first step, if weights differ there: digests of the series may not say so, or begin later."""
+    """The parting before the first step, if weights differ there: digests of the series may not say
+    so, or begin later.
+    """
     if weights is not None and golden:
         rank = min(golden)
         yield Parting(Rung.WEIGHTS, rank, golden[rank].described_at, weights=weights)
 
 
 def _through_optimizer(parting: Parting | None, pairs: Iterable[StepPair]) -> Parting | None:
-    """Where the first that parts is a loss or a forward, and the step before was made by another optimizer, its update.
+    """Where the first that parts is a loss or a forward, and the step before was made by another
+    optimizer, its update.
 
-    An optimizer of another class need not be another one, as a device's own is not: so this is said of the step right after only.
-    """
+    An optimizer of another class need not be another one, as a device's own is not: so this is said
+    of the step right after only."""
     if parting is None or parting.rung not in (Rung.FORWARD, Rung.LOSS):
         return parting
     for pair in pairs:
-        if (pair.rank, pair.step) == (parting.rank, parting.step - 1) and (classes := pair.optimizers) is not None:
+        if (pair.rank, pair.step) == (parting.rank, parting.step - 1) and (
+            classes := pair.optimizers
+        ) is not None:
             return Parting(Rung.UPDATE, pair.rank, pair.step, optimizers=classes)
     return parting
 
 
 def _given_within(rows: Iterable[Row], by_user: bool) -> frozenset[StepOfRank]:
-    """Steps of which all that the model was given was compared and is within its limits: there these decide, and no digests.
+    """Steps of which all that the model was given was compared and is within its limits: there
+    these decide, and no digests.
 
-    By default limits only where values show how far apart the batches are: another model, as of a GAN, may have computed them.
-    """
+    By default limits only where values show how far apart the batches are: another model, as of a
+    GAN, may have computed them."""
     passed: dict[StepOfRank, bool] = {}
     measured: set[StepOfRank] = set()
     for row in rows:
@@ -391,7 +521,9 @@ def _given_within(rows: Iterable[Row], by_user: bool) -> frozenset[StepOfRank]:
             passed[place] = row.status is Status.PASS and passed.get(place, True)
             if by_user or (row.reason is Reason.OK and row.verdict.used):
                 measured.add(place)
-    return frozenset(place for place, all_of_them in passed.items() if all_of_them and place in measured)
+    return frozenset(
+        place for place, all_of_them in passed.items() if all_of_them and place in measured
+    )
 
 
 def _partings(
@@ -401,19 +533,36 @@ def _partings(
     rows: Iterable[Row],
     given_within: Collection[StepOfRank],
 ) -> Iterator[Parting]:
-    """Every place where the two are further apart than rounding explains. ``given_within``: steps whose batches no digests judge."""
-    data = (parting for parting in _by_digests(pairs) if digests.batches and parting.rung is Rung.DATA)
+    """Every place where the two are further apart than rounding explains. ``given_within``: steps
+    whose batches no digests judge.
+    """
+    data = (
+        parting for parting in _by_digests(pairs) if digests.batches and parting.rung is Rung.DATA
+    )
     yield from (parting for parting in data if (parting.rank, parting.step) not in given_within)
     beginning = min((pair.step for pair in pairs), default=0)
     if digests.weights and not beginning:  # later, weights differ for what was trained into them
-        yield from (each for each in _by_digests(pairs) if each.rung is Rung.WEIGHTS and not each.step)
+        yield from (
+            each for each in _by_digests(pairs) if each.rung is Rung.WEIGHTS and not each.step
+        )
     for pair in pairs:
         for quantity, apart in pair.numbers:
             if apart.over:
-                values = (apart.golden, apart.candidate) if quantity is not Quantity.CLIPPED else pair.clipped_to
+                values = (
+                    (apart.golden, apart.candidate)
+                    if quantity is not Quantity.CLIPPED
+                    else pair.clipped_to
+                )
                 yield Parting(_RUNG_OF[quantity], pair.rank, pair.step, quantity, apart, *values)
     yield from (
-        Parting(Rung.UPDATE, each.rank, each.step, golden=each.golden, candidate=each.candidate, setting=each)
+        Parting(
+            Rung.UPDATE,
+            each.rank,
+            each.step,
+            golden=each.golden,
+            candidate=each.candidate,
+            setting=each,
+        )
         for each in settings
         if each.parts
     )
@@ -425,7 +574,11 @@ def _by_rows(rows: Iterable[Row], beginning: int) -> Iterator[Parting]:
     told: set[tuple[int, int, Rung]] = set()
     for row in rows:
         record = row.record
-        if row.status is not Status.FAIL or (row.reason in UNMATCHED and not row.lost) or record is None:
+        if (
+            row.status is not Status.FAIL
+            or (row.reason in UNMATCHED and not row.lost)
+            or record is None
+        ):
             continue
         rung = _rung_of(row)
         if rung is Rung.WEIGHTS and record.step != beginning:  # an update before made it
@@ -467,4 +620,12 @@ def _other_bits(pairs: Sequence[StepPair]) -> Iterator[Parting]:
     for pair in pairs:
         for quantity, apart in pair.numbers:
             if apart.relative:
-                yield Parting(_RUNG_OF[quantity], pair.rank, pair.step, quantity, apart, apart.golden, apart.candidate)
+                yield Parting(
+                    _RUNG_OF[quantity],
+                    pair.rank,
+                    pair.step,
+                    quantity,
+                    apart,
+                    apart.golden,
+                    apart.candidate,
+                )

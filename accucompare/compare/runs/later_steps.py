@@ -1,13 +1,16 @@
-"""Rows of steps whose weights a free update has made: how far two free-running trainings may be apart there.
+"""Rows of steps whose weights a free update has made: how far two free-running trainings may be
+apart there.
 
-Until the first update both sides compute with the same weights, and what a row is off is the rounding of this run until there: the
-baseline's row is a fair judge. The update that follows is made of gradients that differ by rounding, and Adam turns 1e-5 of a gradient
-into 1.5e-2 of an update, in whichever elements are nearly zero. From then on a row is off by what its weights are, too, and the
-baseline's single draw of that says little of another's. So, as of losses and norms (``compare.runs.wander``), the largest error that the
-baseline has in that row until that step, the first ten steps taken together, times what so few draws allow for, is the limit: the
-**envelope**. It is wide where there are few steps, so it is no proof by itself: the steps before the first update are judged as ever, and
-ran the same code. Where there are none (``--steps 300-301`` of two runs from step 0), what only the envelope would pass is not judged.
-"""
+Until the first update both sides compute with the same weights, and what a row is off is the
+rounding of this run until there: the baseline's row is a fair judge. The update that follows is
+made of gradients that differ by rounding, and Adam turns 1e-5 of a gradient into 1.5e-2 of an
+update, in whichever elements are nearly zero. From then on a row is off by what its weights are,
+too, and the baseline's single draw of that says little of another's. So, as of losses and norms
+(``compare.runs.wander``), the largest error that the baseline has in that row until that step, the
+first ten steps taken together, times what so few draws allow for, is the limit: the **envelope**.
+It is wide where there are few steps, so it is no proof by itself: the steps before the first update
+are judged as ever, and ran the same code. Where there are none (``--steps 300-301`` of two runs
+from step 0), what only the envelope would pass is not judged."""
 
 from __future__ import annotations
 
@@ -27,17 +30,20 @@ from accucompare.errors import BundleError
 _Line = tuple[int, str, int, Role, str]
 
 _NOT_JUDGED = (
-    "the weights were made by updates of other gradients, and no step before the first update was captured; a fed capture judges it"
+    "the weights were made by updates of other gradients, and no step before the first update was"
+    " captured; a fed capture judges it"
 )
 
 
 @dataclass(frozen=True)
 class LaterSteps:
-    """Steps that begin with weights which updates have made otherwise on the two sides, or may have.
+    """Steps that begin with weights which updates have made otherwise on the two sides, or may
+    have.
 
     Attributes:
         steps: these, with their rank.
-        ranks: those of which an earlier step is there, too, so that the same code was judged with the same weights.
+        ranks: those of which an earlier step is there, too, so that the same code was judged with
+            the same weights.
     """
 
     steps: frozenset[tuple[int, int]]
@@ -45,15 +51,22 @@ class LaterSteps:
 
 
 def after_updates(golden: Mapping[int, Manifest], candidate: Mapping[int, Manifest]) -> LaterSteps:
-    """The steps after the first update in which the two sides' weights may differ, from the manifests by rank."""
+    """The steps after the first update in which the two sides' weights may differ, from the
+    manifests by rank.
+    """
     found, ranks = set(), set()
     for rank in golden.keys() & candidate.keys():
-        ours, theirs = ({entry.step: entry for entry in manifest.series} for manifest in (golden[rank], candidate[rank]))
+        ours, theirs = (
+            {entry.step: entry for entry in manifest.series}
+            for manifest in (golden[rank], candidate[rank])
+        )
         steps = sorted(ours.keys() | theirs.keys())
         if not any(entry.updates for side in (ours, theirs) for entry in side.values()):
             continue
         started = candidate[rank].training.started
-        updated = steps[0] > (0 if started is None else started.step)  # by steps that were not recorded
+        updated = steps[0] > (
+            0 if started is None else started.step
+        )  # by steps that were not recorded
         for step in steps:
             both = ours.get(step), theirs.get(step)
             if updated and not _same_weights(*both):
@@ -65,13 +78,22 @@ def after_updates(golden: Mapping[int, Manifest], candidate: Mapping[int, Manife
 
 
 def _same_weights(golden: StepSeries | None, candidate: StepSeries | None) -> bool:
-    return golden is not None and candidate is not None and golden.weights is not None and golden.weights == candidate.weights
+    return (
+        golden is not None
+        and candidate is not None
+        and golden.weights is not None
+        and golden.weights == candidate.weights
+    )
 
 
-def by_envelope(tasks: Sequence[Task], outcomes: Sequence[PairOutcome | BundleError], later: LaterSteps) -> list[PairOutcome | BundleError]:
-    """The outcomes, of which those that a baseline found over their limit in a later step are judged by its envelope.
+def by_envelope(
+    tasks: Sequence[Task], outcomes: Sequence[PairOutcome | BundleError], later: LaterSteps
+) -> list[PairOutcome | BundleError]:
+    """The outcomes, of which those that a baseline found over their limit in a later step are
+    judged by its envelope.
 
-    Updates and what they are given are left as they are: ``compare.origins.training_trace`` says what of them can be judged.
+    Updates and what they are given are left as they are: ``compare.origins.training_trace`` says
+    what of them can be judged.
 
     Args:
         tasks, outcomes: of all pairs.
@@ -80,7 +102,12 @@ def by_envelope(tasks: Sequence[Task], outcomes: Sequence[PairOutcome | BundleEr
     found = list(outcomes)
     errors: dict[_Line, list[tuple[int, float]]] = {}
     for task, outcome in zip(tasks, outcomes, strict=True):
-        if later.steps and isinstance(outcome, PairOutcome) and outcome.baseline is not None and math.isfinite(outcome.baseline):
+        if (
+            later.steps
+            and isinstance(outcome, PairOutcome)
+            and outcome.baseline is not None
+            and math.isfinite(outcome.baseline)
+        ):
             errors.setdefault(_line(task), []).append((task.pair.record.step, outcome.baseline))
     for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
         record = task.pair.record
@@ -89,7 +116,9 @@ def by_envelope(tasks: Sequence[Task], outcomes: Sequence[PairOutcome | BundleEr
         if record.role in UPDATE_ROLES and record.role is not Role.PARAM_GRAD:
             continue
         if outcome.verdict.reason is Reason.OVER and outcome.verdict.excess_limit is not None:
-            found[place] = _judged(task, outcome, errors.get(_line(task), []), record.rank in later.ranks)
+            found[place] = _judged(
+                task, outcome, errors.get(_line(task), []), record.rank in later.ranks
+            )
     return found
 
 
@@ -98,7 +127,9 @@ def _line(task: Task) -> _Line:
     return record.rank, record.name, record.call, record.role, record.path
 
 
-def _judged(task: Task, outcome: PairOutcome, errors: list[tuple[int, float]], proven: bool) -> PairOutcome:
+def _judged(
+    task: Task, outcome: PairOutcome, errors: list[tuple[int, float]], proven: bool
+) -> PairOutcome:
     """The outcome of a pair over its limit, by the envelope of the baseline's errors in this row.
 
     ``proven``: whether a step with the same weights was judged, too.
@@ -111,15 +142,31 @@ def _judged(task: Task, outcome: PairOutcome, errors: list[tuple[int, float]], p
     known = [error for _, error in ordered[: max(until, TOGETHER)]]
     if not known:
         return outcome
-    factor = precision_of(candidate.dtype).slack * max(ratio_limit(len(known)), ratio_limit(metrics.compared))
+    factor = precision_of(candidate.dtype).slack * max(
+        ratio_limit(len(known)), ratio_limit(metrics.compared)
+    )
     limit = factor * max(*known, floor(candidate.dtype))
     if metrics.rel_l2 > limit:
         return outcome
     if not proven:
-        return PairOutcome(metrics, Verdict(Reason.NOT_COMPARABLE, detail=_NOT_JUDGED, chosen=True), outcome.baseline, outcome.noise)
-    beyond = task.tolerance.by_default and task.tolerance.ceiling is not None and metrics.rel_l2 > task.tolerance.ceiling
-    most = f"{max(known):.2g}" + (" times golden's own size" if max(known) > 1 else "")  # as of a gradient that is 0 but for rounding
-    detail = f"the weights were made by updates of other gradients; the baseline is up to {most} off in {len(known)} step(s)"
+        return PairOutcome(
+            metrics,
+            Verdict(Reason.NOT_COMPARABLE, detail=_NOT_JUDGED, chosen=True),
+            outcome.baseline,
+            outcome.noise,
+        )
+    beyond = (
+        task.tolerance.by_default
+        and task.tolerance.ceiling is not None
+        and metrics.rel_l2 > task.tolerance.ceiling
+    )
+    most = f"{max(known):.2g}" + (
+        " times golden's own size" if max(known) > 1 else ""
+    )  # as of a gradient that is 0 but for rounding
+    detail = (
+        f"the weights were made by updates of other gradients; the baseline is up to {most} off in"
+        f" {len(known)} step(s)"
+    )
     judged = msgspec.structs.replace(
         verdict,
         reason=Reason.OK,

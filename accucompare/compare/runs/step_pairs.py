@@ -45,12 +45,17 @@ class OtherSetting:
 
     @property
     def parts(self) -> bool:
-        """Whether the update is another one for it. Loss scales are divided out, and sums of losses compared."""
+        """Whether the update is another one for it. Loss scales are divided out, and sums of losses
+        compared.
+        """
         return self.setting in (Setting.LR, Setting.UPDATES)
 
     def __str__(self) -> str:
         name = f" of {self.name}" if self.name else ""
-        sides = f"{number_words(self.golden)} in golden, {number_words(self.candidate)} in the candidate"
+        sides = (
+            f"{number_words(self.golden)} in golden, {number_words(self.candidate)} in the"
+            " candidate"
+        )
         more = f", in {self.steps:,} steps" if self.steps > 1 else ""
         return f"{self.setting.value}{name} from step {self.step} on: {sides}{more}"
 
@@ -70,7 +75,11 @@ class StepPair:
     @property
     def numbers(self) -> Iterator[tuple[Quantity, Apart]]:
         """What can be compared, in the order of the rungs."""
-        for quantity, apart in ((Quantity.LOSS, self.loss), (Quantity.NORM, self.norm), (Quantity.CLIPPED, self.clipped)):
+        for quantity, apart in (
+            (Quantity.LOSS, self.loss),
+            (Quantity.NORM, self.norm),
+            (Quantity.CLIPPED, self.clipped),
+        ):
             if apart is not None:
                 yield quantity, apart
 
@@ -78,15 +87,23 @@ class StepPair:
     def clipped_to(self) -> tuple[float | None, float | None]:
         """The norms of both sides' clipped gradients; ``None`` of a side that clips none."""
         ours, theirs = self.golden, self.candidate
-        return None if ours is None else ours.clipped_norm, None if theirs is None else theirs.clipped_norm
+        return (
+            None if ours is None else ours.clipped_norm,
+            None if theirs is None else theirs.clipped_norm,
+        )
 
     @property
     def optimizers(self) -> tuple[str, str] | None:
         """The classes of both sides' optimizers that made an update, if they differ."""
-        if self.golden is None or self.candidate is None or not (self.golden.updates and self.candidate.updates):
+        if (
+            self.golden is None
+            or self.candidate is None
+            or not (self.golden.updates and self.candidate.updates)
+        ):
             return None
         ours, theirs = (
-            ", ".join(dict.fromkeys(name.partition(".")[0].partition("#")[0] for name in side.lr)) for side in (self.golden, self.candidate)
+            ", ".join(dict.fromkeys(name.partition(".")[0].partition("#")[0] for name in side.lr))
+            for side in (self.golden, self.candidate)
         )
         return (ours, theirs) if ours and theirs and ours != theirs else None
 
@@ -98,7 +115,9 @@ def settings_of(pairs: Iterable[StepPair]) -> list[OtherSetting]:
         for setting, name, ours, theirs in _told(pair):
             first = found.get((setting, name))
             if first is None:
-                found[setting, name] = OtherSetting(setting, name, pair.rank, pair.step, ours, theirs)
+                found[setting, name] = OtherSetting(
+                    setting, name, pair.rank, pair.step, ours, theirs
+                )
             else:
                 values = first.rank, first.step, first.golden, first.candidate
                 found[setting, name] = OtherSetting(setting, name, *values, first.steps + 1)
@@ -111,7 +130,9 @@ def _told(pair: StepPair) -> Iterator[tuple[Setting, str, float | None, float | 
     if ours is None or theirs is None:
         return
     rates = theirs.lr
-    if len(ours.lr) == len(rates) and ours.lr.keys().isdisjoint(rates):  # an optimizer of another class, as a device's own fused one
+    if len(ours.lr) == len(rates) and ours.lr.keys().isdisjoint(
+        rates
+    ):  # an optimizer of another class, as a device's own fused one
         rates = dict(zip(ours.lr, rates.values(), strict=True))
     for name in [*ours.lr, *(name for name in rates if name not in ours.lr)]:
         both = ours.lr.get(name), rates.get(name)
@@ -130,10 +151,23 @@ def _told(pair: StepPair) -> Iterator[tuple[Setting, str, float | None, float | 
 def clipped(golden: float | None, candidate: float | None) -> str:
     """To what norms both sides clip gradients; ``None`` for a side that clips none."""
     if golden is None or candidate is None:
-        clips, other = ("golden", "the candidate") if candidate is None else ("the candidate", "golden")
-        return f"the gradients are clipped to {number_words(golden if candidate is None else candidate)} in {clips}, not in {other}"
-    factor = f": all updates are given {candidate / golden:.4g} x golden's, the clip factor" if golden else ""
-    return f"the gradients are clipped to {number_words(golden)} in golden, to {number_words(candidate)} in the candidate{factor}"
+        clips, other = (
+            ("golden", "the candidate") if candidate is None else ("the candidate", "golden")
+        )
+        return (
+            "the gradients are clipped to"
+            f" {number_words(golden if candidate is None else candidate)} in {clips}, not in"
+            f" {other}"
+        )
+    factor = (
+        f": all updates are given {candidate / golden:.4g} x golden's, the clip factor"
+        if golden
+        else ""
+    )
+    return (
+        f"the gradients are clipped to {number_words(golden)} in golden, to"
+        f" {number_words(candidate)} in the candidate{factor}"
+    )
 
 
 def percent(share: float) -> str:

@@ -1,14 +1,17 @@
-"""Rows of what a step of a fed candidate came to: its losses, and the norm to which it clips gradients.
+"""Rows of what a step of a fed candidate came to: its losses, and the norm to which it clips
+gradients.
 
-No record holds them; they are numbers of the manifest's series. Golden's outputs were handed to the code that computes a fed candidate's
-loss, and golden's gradients to the code that clips them, so an error of these numbers is that code's own.
+No record holds them; they are numbers of the manifest's series. Golden's outputs were handed to the
+code that computes a fed candidate's loss, and golden's gradients to the code that clips them, so an
+error of these numbers is that code's own.
 
-**Limits.** What the user gave. Else a number may be off by the default limit of the coarsest type that either side computes in, which
-leaves room for a sum of millions of elements in another order; and a loss by what rounding its terms does to a sum that cancels (the first
-loss of PPO is the mean of what has the mean zero): by the rounding of a fed value, times the largest output of the model, times the norm of
-the gradient that the loss sends back; in half types at least by that of a term of the size 1, such as the logarithm of a probability, for
-near its minimum a loss sends nothing back. A baseline's losses narrow that, or widen it where they are further off.
-"""
+**Limits.** What the user gave. Else a number may be off by the default limit of the coarsest type
+that either side computes in, which leaves room for a sum of millions of elements in another order;
+and a loss by what rounding its terms does to a sum that cancels (the first loss of PPO is the mean
+of what has the mean zero): by the rounding of a fed value, times the largest output of the model,
+times the norm of the gradient that the loss sends back; in half types at least by that of a term of
+the size 1, such as the logarithm of a probability, for near its minimum a loss sends nothing back.
+A baseline's losses narrow that, or widen it where they are further off."""
 
 from __future__ import annotations
 
@@ -49,46 +52,84 @@ _KEPT_IN = "float64"
 
 
 def with_step_rows(
-    rows: list[Row], golden: Manifests, candidate: Manifests, baseline: Manifests, proof: Manifests, tolerances: Tolerances
+    rows: list[Row],
+    golden: Manifests,
+    candidate: Manifests,
+    baseline: Manifests,
+    proof: Manifests,
+    tolerances: Tolerances,
 ) -> list[Row]:
-    """The rows of a fed comparison with those of each step's numbers among them, in the order in which a step computes them.
+    """The rows of a fed comparison with those of each step's numbers among them, in the order in
+    which a step computes them.
 
     What an update made of gradients that were clipped otherwise is inherited.
 
     Args:
         rows: of the records.
-        golden, candidate, baseline, proof: the manifests, by rank; none of a baseline that does not judge, or of a proof that it lacks.
+        golden, candidate, baseline, proof: the manifests, by rank; none of a baseline that does not
+            judge, or of a proof that it lacks.
         tolerances: the limits in force.
     """
     ours, theirs = asked_of(candidate, _series(golden)), asked_of(golden, _series(candidate))
-    places = [place for place in sorted(ours.keys() & theirs.keys()) if ours[place].losses or _clip(ours[place], theirs[place])]
+    places = [
+        place
+        for place in sorted(ours.keys() & theirs.keys())
+        if ours[place].losses or _clip(ours[place], theirs[place])
+    ]
     if not places:
         return rows
     steps = _Steps.of(rows, candidate)
-    limits = _Limits(_dtype(golden, candidate, tolerances), tolerances, _errors(golden, baseline, proof))
+    limits = _Limits(
+        _dtype(golden, candidate, tolerances), tolerances, _errors(golden, baseline, proof)
+    )
     losses = {place: _losses(place, ours[place], theirs[place], limits, steps) for place in places}
-    return _among(rows, steps, losses, {place: _clips(place, ours[place], theirs[place], limits) for place in places})
+    return _among(
+        rows,
+        steps,
+        losses,
+        {place: _clips(place, ours[place], theirs[place], limits) for place in places},
+    )
 
 
-def with_clipping(rows: list[Row], parting: Parting, golden: Manifests, candidate: Manifests, tolerances: Tolerances) -> list[Row]:
-    """The rows of a free-running comparison with that of the norm to which gradients are clipped, where the two part in that."""
+def with_clipping(
+    rows: list[Row],
+    parting: Parting,
+    golden: Manifests,
+    candidate: Manifests,
+    tolerances: Tolerances,
+) -> list[Row]:
+    """The rows of a free-running comparison with that of the norm to which gradients are clipped,
+    where the two part in that.
+    """
     place = parting.rank, parting.step
     limits = _Limits(_dtype(golden, candidate, tolerances), tolerances, ())
     clips = _clips(place, _series(golden)[place], _series(candidate)[place], limits)
     return _among(rows, _Steps.of(rows, candidate), {}, {place: clips})
 
 
-def _among(rows: list[Row], steps: _Steps, losses: Mapping[StepOfRank, list[Row]], clips: Mapping[StepOfRank, Row | None]) -> list[Row]:
+def _among(
+    rows: list[Row],
+    steps: _Steps,
+    losses: Mapping[StepOfRank, list[Row]],
+    clips: Mapping[StepOfRank, Row | None],
+) -> list[Row]:
     """The rows with those of losses and of clipped gradients where a step computes them."""
     made: dict[int, list[Row]] = {}  # by the number of the row that they come before
-    for before, of_steps in ((steps.backward, losses), (steps.update, {place: [row] for place, row in clips.items() if row is not None})):
+    for before, of_steps in (
+        (steps.backward, losses),
+        (steps.update, {place: [row] for place, row in clips.items() if row is not None}),
+    ):
         for place, own in of_steps.items():
             made.setdefault(before.get(place, steps.end.get(place, len(rows))), []).extend(own)
-    clipped = {place for place, row in clips.items() if row is not None and row.status is Status.FAIL}
+    clipped = {
+        place for place, row in clips.items() if row is not None and row.status is Status.FAIL
+    }
     found = []
     for number, row in enumerate(rows):
         found += made.get(number, [])
-        found.append(_inherited(row) if clipped and _made_by_update(row) and _place(row) in clipped else row)
+        found.append(
+            _inherited(row) if clipped and _made_by_update(row) and _place(row) in clipped else row
+        )
     return found + made.get(len(rows), [])
 
 
@@ -97,24 +138,39 @@ def _clip(golden: StepSeries, candidate: StepSeries) -> bool:
 
 
 def _series(manifests: Manifests) -> dict[StepOfRank, StepSeries]:
-    return {(rank, entry.step): entry for rank, manifest in manifests.items() for entry in manifest.series}
+    return {
+        (rank, entry.step): entry
+        for rank, manifest in manifests.items()
+        for entry in manifest.series
+    }
 
 
 def _dtype(golden: Manifests, candidate: Manifests, tolerances: Tolerances) -> str:
-    """The coarsest type that either side computes in; products of float32 that were rounded count as float16 or bfloat16."""
-    dtype, rounding = coarsest(*golden.values(), *candidate.values()), max(tolerances.rounding, tolerances.conv_rounding)
-    products = next((name for name in ("bfloat16", "float16") if rounding >= DTYPES[name].rounding / 2), dtype)
+    """The coarsest type that either side computes in; products of float32 that were rounded count
+    as float16 or bfloat16.
+    """
+    dtype, rounding = (
+        coarsest(*golden.values(), *candidate.values()),
+        max(tolerances.rounding, tolerances.conv_rounding),
+    )
+    products = next(
+        (name for name in ("bfloat16", "float16") if rounding >= DTYPES[name].rounding / 2), dtype
+    )
     return min(dtype, products, key=lambda name: DTYPES[name].digits)
 
 
 def _errors(golden: Manifests, baseline: Manifests, proof: Manifests) -> list[float]:
-    """How far off each of the baseline's losses is, but for those that its proof shows to be another computation than golden's."""
+    """How far off each of the baseline's losses is, but for those that its proof shows to be
+    another computation than golden's.
+    """
     ours, expected, again = map(_series, (golden, baseline, proof))
     most = DEFAULT_REL_L2[coarsest(*golden.values())]
     found = []
     for place in ours.keys() & expected.keys():
         proved = again[place].losses if place in again else ours[place].losses
-        for own, other, once_more in zip(ours[place].losses, expected[place].losses, proved, strict=False):
+        for own, other, once_more in zip(
+            ours[place].losses, expected[place].losses, proved, strict=False
+        ):
             error = abs(relative(own, other))
             if math.isfinite(error) and abs(relative(own, once_more)) <= most:
                 found.append(error)
@@ -141,24 +197,45 @@ class _Limits:
         Args:
             record: of the candidate.
             absolute: how far off it may be however small it is.
-            terms: of a loss, how many numbers it is a sum of: where a baseline's differs less than a sum one by one in float32 could, that
-                is allowed all the same.
+            terms: of a loss, how many numbers it is a sum of: where a baseline's differs less than
+                a sum one by one in float32 could, that is allowed all the same.
         """
         by_user = self.given.of_user(record)
-        if by_user is not None and (by_user.atol, by_user.rtol, by_user.rel_l2) != (None, None, None):
-            return replace(by_user, cosine=None, ceiling=CEILING[self.dtype][0])  # a cosine tells nothing of a single number
-        default, source = DEFAULT_REL_L2[self.dtype], f"default for a number of a step in {self.dtype}"
+        if by_user is not None and (by_user.atol, by_user.rtol, by_user.rel_l2) != (
+            None,
+            None,
+            None,
+        ):
+            return replace(
+                by_user, cosine=None, ceiling=CEILING[self.dtype][0]
+            )  # a cosine tells nothing of a single number
+        default, source = (
+            DEFAULT_REL_L2[self.dtype],
+            f"default for a number of a step in {self.dtype}",
+        )
         if terms is not None and self.errors:
             most = max(*self.errors, floor(self.dtype))
-            one_by_one = min(DTYPES[self.dtype].rounding, DTYPES["float32"].rounding) * math.sqrt(terms)
-            allowed = max(precision_of(self.dtype).slack * ratio_limit(len(self.errors)) * most, one_by_one)
+            one_by_one = min(DTYPES[self.dtype].rounding, DTYPES["float32"].rounding) * math.sqrt(
+                terms
+            )
+            allowed = max(
+                precision_of(self.dtype).slack * ratio_limit(len(self.errors)) * most, one_by_one
+            )
             if most > default or allowed < default:
                 default, source = allowed, "baseline"
         ceiling = CEILING[self.dtype][0]
-        return Tolerance(atol=float(f"{absolute:.3g}") or None, rtol=default, source=source, by_default=True, ceiling=ceiling, fed=True)
+        return Tolerance(
+            atol=float(f"{absolute:.3g}") or None,
+            rtol=default,
+            source=source,
+            by_default=True,
+            ceiling=ceiling,
+            fed=True,
+        )
 
     def near_zero(self, reach: float) -> float:
-        """How far off a loss may be however small it is. ``reach``: as ``_Steps.reach`` gives it."""
+        """How far off a loss may be however small it is. ``reach``: as ``_Steps.reach`` gives
+        it."""
         rounding = DTYPES[self.dtype].rounding
         if rounding < COARSE:
             return FED_ROUNDINGS_OF_SUMS * rounding * reach
@@ -170,10 +247,10 @@ class _Steps:
     """What is known of each step from its rows.
 
     Attributes:
-        backward, update, end: the numbers of its first row of a backward or an update; of the first one that an update made; and behind
-            its last one.
-        norms, largest: L2 norms of the gradients that its losses sent back, and the largest value of each output of the whole model, by
-            the output's call and path.
+        backward, update, end: the numbers of its first row of a backward or an update; of the first
+            one that an update made; and behind its last one.
+        norms, largest: L2 norms of the gradients that its losses sent back, and the largest value
+            of each output of the whole model, by the output's call and path.
         sizes: how many elements each output of the whole model has.
         failed: steps with a row that fails before the loss is computed.
         unfed: steps with an output of the whole model that golden's did not take the place of.
@@ -204,36 +281,64 @@ class _Steps:
             if _made_by_update(row):
                 steps.update.setdefault(place, number)
             golden = row.golden
-            if golden is None or golden.name or golden.parent is not None or golden.statistics is None or is_operator(golden):
+            if (
+                golden is None
+                or golden.name
+                or golden.parent is not None
+                or golden.statistics is None
+                or is_operator(golden)
+            ):
                 continue
             if golden.role is Role.GRAD_OUTPUT:
-                steps.norms.setdefault(place, []).append(((golden.call, golden.path), golden.statistics.l2 or 0.0))
+                steps.norms.setdefault(place, []).append(
+                    ((golden.call, golden.path), golden.statistics.l2 or 0.0)
+                )
             elif golden.role is Role.OUTPUT:
                 fed.add(place)
-                steps.sizes.setdefault(place, {})[golden.call, golden.path] = math.prod(golden.shape)
-                ends = (abs(float(end)) for end in (golden.statistics.min, golden.statistics.max) if end is not None)
-                steps.largest.setdefault(place, {})[golden.call, golden.path] = max(ends, default=0.0)
-        missed = {(rank, step) for rank, step, name, _, role, _ in not_fed(candidate) if not name and role == Role.OUTPUT.value}
+                steps.sizes.setdefault(place, {})[golden.call, golden.path] = math.prod(
+                    golden.shape
+                )
+                ends = (
+                    abs(float(end))
+                    for end in (golden.statistics.min, golden.statistics.max)
+                    if end is not None
+                )
+                steps.largest.setdefault(place, {})[golden.call, golden.path] = max(
+                    ends, default=0.0
+                )
+        missed = {
+            (rank, step)
+            for rank, step, name, _, role, _ in not_fed(candidate)
+            if not name and role == Role.OUTPUT.value
+        }
         steps.unfed.update(missed | (steps.end.keys() - fed))
         return steps
 
     def terms(self, place: StepOfRank) -> int:
-        """How many elements the outputs have that the losses are computed of: those to which they send a gradient, if any is known."""
+        """How many elements the outputs have that the losses are computed of: those to which they
+        send a gradient, if any is known.
+        """
         sizes, used = self.sizes.get(place, {}), [output for output, _ in self.norms.get(place, [])]
         return max(sum(sizes.get(output, 0) for output in used) or sum(sizes.values()), 1)
 
     def reach(self, place: StepOfRank, scale: float | None) -> float:
-        """How much a loss changes if its inputs do by their largest value, in directions of chance. ``scale``: of the loss."""
+        """How much a loss changes if its inputs do by their largest value, in directions of chance.
+        ``scale``: of the loss.
+        """
         largest = self.largest.get(place, {})
         most = max(largest.values(), default=0.0)
-        return math.hypot(*(norm * largest.get(output, most) for output, norm in self.norms.get(place, []))) / (scale or 1.0)
+        return math.hypot(
+            *(norm * largest.get(output, most) for output, norm in self.norms.get(place, []))
+        ) / (scale or 1.0)
 
 
-def _losses(place: StepOfRank, golden: StepSeries, candidate: StepSeries, limits: _Limits, steps: _Steps) -> list[Row]:
+def _losses(
+    place: StepOfRank, golden: StepSeries, candidate: StepSeries, limits: _Limits, steps: _Steps
+) -> list[Row]:
     """A row for each loss that was sent back; for the sum of them if one side has more.
 
-    The backwards of several micro-batches may run in another order: if losses fail one by one, and none does in the order of their size,
-    they are the same.
+    The backwards of several micro-batches may run in another order: if losses fail one by one, and
+    none does in the order of their size, they are the same.
     """
     sides = golden.losses, candidate.losses
     if not all(sides):
@@ -245,15 +350,27 @@ def _losses(place: StepOfRank, golden: StepSeries, candidate: StepSeries, limits
     tolerance = limits.of(first, absolute if math.isfinite(absolute) else 0.0, steps.terms(place))
     inherited = place in steps.unfed and place in steps.failed
     calls = [list(enumerate(side)) for side in sides]
-    found = [_loss(place, own, other, tolerance, inherited) for own, other in zip(calls[0], calls[1], strict=True)]
+    found = [
+        _loss(place, own, other, tolerance, inherited)
+        for own, other in zip(calls[0], calls[1], strict=True)
+    ]
     if all(row.status is Status.PASS for row in found):
         return found
     by_size = [sorted(side, key=lambda each: (math.isnan(each[1]), each[1])) for side in calls]
-    again = [_loss(place, own, other, tolerance, inherited) for own, other in zip(by_size[0], by_size[1], strict=True)]
+    again = [
+        _loss(place, own, other, tolerance, inherited)
+        for own, other in zip(by_size[0], by_size[1], strict=True)
+    ]
     return again if all(row.status is Status.PASS for row in again) else found
 
 
-def _loss(place: StepOfRank, golden: tuple[int, float], candidate: tuple[int, float], tolerance: Tolerance, inherited: bool) -> Row:
+def _loss(
+    place: StepOfRank,
+    golden: tuple[int, float],
+    candidate: tuple[int, float],
+    tolerance: Tolerance,
+    inherited: bool,
+) -> Row:
     """The row of a loss.
 
     Args:
@@ -272,7 +389,9 @@ def _loss(place: StepOfRank, golden: tuple[int, float], candidate: tuple[int, fl
         detail = "far beyond rounding, and so is the baseline"
         verdict = msgspec.structs.replace(verdict, reason=Reason.OVER, beyond=True, detail=detail)
     if verdict.reason is Reason.OVER:
-        verdict = msgspec.structs.replace(verdict, reason=Reason.INHERITED if inherited else Reason.INTRODUCED)
+        verdict = msgspec.structs.replace(
+            verdict, reason=Reason.INHERITED if inherited else Reason.INTRODUCED
+        )
     return Row(ours, theirs, verdict, metrics)
 
 
@@ -284,17 +403,27 @@ def _is_beyond(values: tuple[float, float], tolerance: Tolerance) -> bool:
     return abs(candidate - golden) > (tolerance.atol or 0.0) + tolerance.ceiling * abs(golden)
 
 
-def _clips(place: StepOfRank, golden: StepSeries, candidate: StepSeries, limits: _Limits) -> Row | None:
-    """The row of the norm that gradients are clipped to; ``None`` if no side clips, or one alone does and to no other norm."""
+def _clips(
+    place: StepOfRank, golden: StepSeries, candidate: StepSeries, limits: _Limits
+) -> Row | None:
+    """The row of the norm that gradients are clipped to; ``None`` if no side clips, or one alone
+    does and to no other norm.
+    """
     clipped = golden.clipped_norm, candidate.clipped_norm
     if clipped == (None, None) or not (golden.updates and candidate.updates):
         return None
-    ours, theirs = (None if value is None else _record(place, Role.CLIPPED_NORM, value) for value in clipped)
+    ours, theirs = (
+        None if value is None else _record(place, Role.CLIPPED_NORM, value) for value in clipped
+    )
     record, used = ours or theirs, [used_norm(each) for each in (golden, candidate)]
     assert record is not None
     numbers = [value for value in used if value is not None]
     if len(numbers) < len(used):
-        return Row(ours, theirs, Verdict(Reason.NOT_COMPARABLE, detail="the norm of a side's gradients is not known"))
+        return Row(
+            ours,
+            theirs,
+            Verdict(Reason.NOT_COMPARABLE, detail="the norm of a side's gradients is not known"),
+        )
     tolerance = limits.of(record)
     metrics = _measured(numbers[0], numbers[1], tolerance)
     sides = [_record(place, Role.CLIPPED_NORM, value) for value in numbers]
@@ -310,7 +439,9 @@ def _record(place: StepOfRank, role: Role, value: float, call: int = 0) -> Recor
     array = np.asarray(value, np.float64)
     statistics = summarize(array, DTYPES[_KEPT_IN])
     known: dict[str, Any] = {"digest": digest(array), "statistics": statistics}
-    return Record(*place, "", call, role, "", 0, "series", None, (), _KEPT_IN, Layout.SCALAR, **known)
+    return Record(
+        *place, "", call, role, "", 0, "series", None, (), _KEPT_IN, Layout.SCALAR, **known
+    )
 
 
 def number_of(record: Record) -> float:
@@ -323,7 +454,14 @@ def number_of(record: Record) -> float:
 
 def _measured(golden: float, candidate: float, tolerance: Tolerance) -> Metrics:
     dtype = DTYPES[_KEPT_IN]
-    return measure_pair(_blocks(golden), _blocks(candidate), (dtype, dtype), (), atol=tolerance.atol, rtol=tolerance.rtol)
+    return measure_pair(
+        _blocks(golden),
+        _blocks(candidate),
+        (dtype, dtype),
+        (),
+        atol=tolerance.atol,
+        rtol=tolerance.rtol,
+    )
 
 
 def _blocks(value: float) -> Blocks:
@@ -343,4 +481,6 @@ def _inherited(row: Row) -> Row:
     """A row that shows an error of its own, as one that came in."""
     if row.reason is not Reason.INTRODUCED:
         return row
-    return msgspec.structs.replace(row, verdict=msgspec.structs.replace(row.verdict, reason=Reason.INHERITED))
+    return msgspec.structs.replace(
+        row, verdict=msgspec.structs.replace(row.verdict, reason=Reason.INHERITED)
+    )

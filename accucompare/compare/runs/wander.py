@@ -1,16 +1,20 @@
-"""How far the losses and gradient norms of two runs may be apart by rounding alone, and how far they are.
+"""How far the losses and gradient norms of two runs may be apart by rounding alone, and how far
+they are.
 
-**Envelope.** Two runs that differ by rounding alone part slowly: a difference of one step is trained into the next. How far they have
-parted at a step is what another run of golden shows: a baseline in the candidate's precision, or a second run of golden itself. Its
-largest relative difference until that step (the first ten steps taken together, for one number alone may be small by chance), or the
-floor of the dtype, times what ``compare.limits.baseline`` allows for chance, is the limit.
+**Envelope.** Two runs that differ by rounding alone part slowly: a difference of one step is
+trained into the next. How far they have parted at a step is what another run of golden shows: a
+baseline in the candidate's precision, or a second run of golden itself. Its largest relative
+difference until that step (the first ten steps taken together, for one number alone may be small by
+chance), or the floor of the dtype, times what ``compare.limits.baseline`` allows for chance, is the
+limit.
 
-**Without one** the limits hold that tensors of the dtype have by default, four times as wide for a norm of gradients as for a loss.
+**Without one** the limits hold that tensors of the dtype have by default, four times as wide for a
+norm of gradients as for a loss.
 
-**Drift and scatter.** The mean and the standard deviation of the signed relative difference over the steps. A mean that is far from zero
-for its standard error is a bias, whatever its size. Neighbouring steps are alike, so the standard error counts as many independent steps
-as the correlation of neighbours leaves: n (1 - r) / (1 + r).
-"""
+**Drift and scatter.** The mean and the standard deviation of the signed relative difference over
+the steps. A mean that is far from zero for its standard error is a bias, whatever its size.
+Neighbouring steps are alike, so the standard error counts as many independent steps as the
+correlation of neighbours leaves: n (1 - r) / (1 + r)."""
 
 from __future__ import annotations
 
@@ -22,7 +26,15 @@ from enum import Enum
 from itertools import pairwise
 
 from accucompare.bundle.format import StepSeries
-from accucompare.compare.limits import CEILING, CLEAR, DEFAULT_REL_L2, Tolerance, floor, precision_of, ratio_limit
+from accucompare.compare.limits import (
+    CEILING,
+    CLEAR,
+    DEFAULT_REL_L2,
+    Tolerance,
+    floor,
+    precision_of,
+    ratio_limit,
+)
 from accucompare.compare.origins import FREE_GRADIENTS
 
 #: (rank, step).
@@ -31,7 +43,8 @@ StepOfRank = tuple[int, int]
 #: Steps at the beginning of a run whose differences are taken together.
 TOGETHER = 10
 
-#: A mean that is so many of its standard errors from zero, over no fewer steps than these, is a bias.
+# : A mean that is so many of its standard errors from zero, over no fewer steps than these, is a
+# bias.
 BIASED, FEWEST = 4.0, 10
 
 
@@ -48,7 +61,9 @@ _WIDER = {Quantity.LOSS: 1.0, Quantity.NORM: FREE_GRADIENTS, Quantity.CLIPPED: F
 
 
 def value_of(series: StepSeries | None, quantity: Quantity) -> float | None:
-    """A number of a step; the loss is the sum of those of its backwards, whose gradients are summed, too. ``None`` if there is none."""
+    """A number of a step; the loss is the sum of those of its backwards, whose gradients are
+    summed, too. ``None`` if there is none.
+    """
     if series is None:
         return None
     if quantity is Quantity.LOSS:
@@ -57,12 +72,16 @@ def value_of(series: StepSeries | None, quantity: Quantity) -> float | None:
 
 
 def used_norm(series: StepSeries) -> float | None:
-    """The norm of the gradients as the step's updates used them, clipped or not; ``None`` if it is not known."""
+    """The norm of the gradients as the step's updates used them, clipped or not; ``None`` if it is
+    not known.
+    """
     return series.grad_norm if series.clipped_norm is None else series.clipped_norm
 
 
 def relative(golden: float, candidate: float) -> float:
-    """(candidate - golden) / |golden|: 0 for equal numbers, and for NaN on both sides; infinite where one is not finite, or golden is 0."""
+    """(candidate - golden) / |golden|: 0 for equal numbers, and for NaN on both sides; infinite
+    where one is not finite, or golden is 0.
+    """
     if golden == candidate or (math.isnan(golden) and math.isnan(candidate)):
         return 0.0
     if not (math.isfinite(golden) and math.isfinite(candidate)) or not golden:
@@ -129,7 +148,9 @@ class RunLimits:
         """Whether the user's limits judge. A cosine tells nothing of single numbers."""
         return (self.given.atol, self.given.rtol, self.given.rel_l2) != (None, None, None)
 
-    def apart(self, quantity: Quantity, place: StepOfRank, golden: float | None, candidate: float | None) -> Apart | None:
+    def apart(
+        self, quantity: Quantity, place: StepOfRank, golden: float | None, candidate: float | None
+    ) -> Apart | None:
         """A number on both sides with its limit; ``None`` if a side has none."""
         if golden is None or candidate is None:
             return None
@@ -143,11 +164,15 @@ class RunLimits:
         limits = [] if self.given.rel_l2 is None else [self.given.rel_l2]
         if self.given.atol is not None or self.given.rtol is not None:
             size = abs(golden)
-            limits.append((self.given.rtol or 0.0) + ((self.given.atol or 0.0) / size if size else math.inf))
+            limits.append(
+                (self.given.rtol or 0.0) + ((self.given.atol or 0.0) / size if size else math.inf)
+            )
         return min(limits)
 
 
-def envelope(golden: Mapping[StepOfRank, float], other: Mapping[StepOfRank, float], dtype: str) -> dict[StepOfRank, float]:
+def envelope(
+    golden: Mapping[StepOfRank, float], other: Mapping[StepOfRank, float], dtype: str
+) -> dict[StepOfRank, float]:
     """The limits that another run of golden allows, at each step that both have.
 
     Args:
@@ -197,13 +222,24 @@ class Wander:
         deviations = [each - mean for each in differences]
         squares = math.fsum(each * each for each in deviations)
         scatter = math.sqrt(squares / (count - 1))
-        alike = math.fsum(one * following for one, following in pairwise(deviations)) / squares if squares else 0.0
+        alike = (
+            math.fsum(one * following for one, following in pairwise(deviations)) / squares
+            if squares
+            else 0.0
+        )
         alike = min(max(alike, 0.0), 1.0 - 1.0 / count)
-        return cls(count, mean, scatter, scatter / math.sqrt(max(count * (1.0 - alike) / (1.0 + alike), 1.0)))
+        return cls(
+            count,
+            mean,
+            scatter,
+            scatter / math.sqrt(max(count * (1.0 - alike) / (1.0 + alike), 1.0)),
+        )
 
 
 def wander(numbers: Iterable[tuple[float | None, float | None]]) -> Wander | None:
-    """Drift and scatter of pairs of golden's and another run's number, of which those that are not finite are left out."""
+    """Drift and scatter of pairs of golden's and another run's number, of which those that are not
+    finite are left out.
+    """
     both = [(ours, theirs) for ours, theirs in numbers if ours is not None and theirs is not None]
     found = [relative(*pair) for pair in both if all(map(math.isfinite, pair))]
     return Wander.of([each for each in found if math.isfinite(each)])

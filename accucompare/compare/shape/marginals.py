@@ -1,11 +1,12 @@
 """Where an error is: the few slices of a tensor that hold nearly all of the squared error.
 
-Slices are named if they hold nearly all of the squared error (``SHARE``), far more than noise gives by chance (``CERTAIN``).
-Let n elements carry the error (its participation ratio, (sum d^2)^2 / sum d^4, so that one large element counts as one). The
-probability that chance puts a share s of the error into slices where s0 is expected is at most exp(-n KL(s || s0)), times the ways to
-choose the slices (Chernoff's bound). Expected is the slices' share of the elements or of golden's squares, whichever is larger: large
-values alone are no fault, since rounding errors are in proportion to them.
-"""
+Slices are named if they hold nearly all of the squared error (``SHARE``), far more than noise gives
+by chance (``CERTAIN``). Let n elements carry the error (its participation ratio, (sum d^2)^2 / sum
+d^4, so that one large element counts as one). The probability that chance puts a share s of the
+error into slices where s0 is expected is at most exp(-n KL(s || s0)), times the ways to choose the
+slices (Chernoff's bound). Expected is the slices' share of the elements or of golden's squares,
+whichever is larger: large values alone are no fault, since rounding errors are in proportion to
+them."""
 
 from __future__ import annotations
 
@@ -18,15 +19,25 @@ from numpy.typing import NDArray
 from accucompare.compare.measuring import Sample
 from accucompare.numbers import Float64
 
-CERTAIN = 20.0  # nats by which a claim must beat chance: 2e-9, so that the dozens of claims tried on a record have 1e-7 together
-SHARE = 0.9  # of the squared error in the slices named: noise of a tenth of the error takes 1 %, the rest is margin
-GAP = 4.0  # how many times as bright the faintest slice named is as the brightest other; with less the line between them is arbitrary
+# nats by which a claim must beat chance: 2e-9, so that the dozens of claims tried on a record have
+# 1e-7 together
+CERTAIN = 20.0
+# of the squared error in the slices named: noise of a tenth of the error takes 1 %, the rest is
+# margin
+SHARE = 0.9
+# how many times as bright the faintest slice named is as the brightest other; with less the line
+# between them is arbitrary
+GAP = 4.0
 DARKEST = 1e-4  # of the brightest slice: fainter ones count as this bright
 LONGEST = 1 << 20  # the most slices along one dimension that are looked at one by one
 FEWEST_EACH = 4.0  # carriers of each slice: with fewer, a run of bright ones may be chance
 FEWEST_OTHERS = 3  # slices beside a run, that are all darker: one or two may be so by chance
-SHORTEST, EDGE = 8, 4  # slices: a dimension in which a run is looked for; at an end of a run, on each side
-FITS = 8  # of two levels of brightness to a run and the rest; the run stays the same after three or four
+SHORTEST, EDGE = (
+    8,
+    4,
+)  # slices: a dimension in which a run is looked for; at an end of a run, on each side
+# of two levels of brightness to a run and the rest; the run stays the same after three or four
+FITS = 8
 LISTED = 8  # the most slices that are named one by one
 
 #: The name of a slice along each dimension, singular and plural, by the number of dimensions.
@@ -45,7 +56,9 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """One dimension of a tensor, or some of its slices (``chosen``, in order). Of a sample only one slice in ``step`` is looked at."""
+    """One dimension of a tensor, or some of its slices (``chosen``, in order). Of a sample only one
+    slice in ``step`` is looked at.
+    """
 
     dim: int
     name: str
@@ -57,17 +70,29 @@ class Slices:
     @property
     def is_run(self) -> bool:
         """Whether these are several slices that lie side by side, and not all."""
-        return 1 < len(self.chosen) < self.size and int(self.chosen[-1] - self.chosen[0]) == self.step * (len(self.chosen) - 1)
+        return 1 < len(self.chosen) < self.size and int(
+            self.chosen[-1] - self.chosen[0]
+        ) == self.step * (len(self.chosen) - 1)
 
     def __str__(self) -> str:
         """``channels 17 and 700 of 768 (dimension 2)``."""
         chosen = self.chosen.tolist()
         count, first, last = len(chosen), chosen[0], chosen[-1]
-        dimension = f"(dimension {self.dim}{f', of which 1 in {self.step} was looked at' if self.step > 1 else ''})"
+        dimension = (
+            "(dimension"
+            f" {self.dim}{f', of which 1 in {self.step} was looked at' if self.step > 1 else ''})"
+        )
         if count > LISTED and last - first != count - 1:
-            return f"{count} of {self.size} {self.names} {dimension}: {', '.join(map(str, chosen[:LISTED]))}, …"
+            return (
+                f"{count} of {self.size} {self.names} {dimension}:"
+                f" {', '.join(map(str, chosen[:LISTED]))}, …"
+            )
         if count == 1:
-            end = {0: ", the first,", self.size - 1: ", the last,"}.get(first, "") if self.size > 2 else ""
+            end = (
+                {0: ", the first,", self.size - 1: ", the last,"}.get(first, "")
+                if self.size > 2
+                else ""
+            )
             which = f"{self.name} {first}{end}"
         elif count > 2 and last - first == count - 1:
             which = f"{self.names} {first} to {last}"
@@ -78,7 +103,9 @@ class Slices:
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """Two tensors, or the part of them that holds the error; finite, C-contiguous, without dimensions of one slice."""
+    """Two tensors, or the part of them that holds the error; finite, C-contiguous, without
+    dimensions of one slice.
+    """
 
     golden: Float64
     candidate: Float64
@@ -88,7 +115,12 @@ class Tensors:
         """The chosen slices only."""
         by_dim = {place.dim: place for place in chosen}
         places = tuple(by_dim.get(place.dim, place) for place in self.places)
-        index = np.ix_(*(np.searchsorted(own.chosen, place.chosen) for own, place in zip(self.places, places, strict=True)))
+        index = np.ix_(
+            *(
+                np.searchsorted(own.chosen, place.chosen)
+                for own, place in zip(self.places, places, strict=True)
+            )
+        )
         return Tensors(self.golden[index], self.candidate[index], places)
 
     def rest(self, chosen: Slices) -> Tensors | None:
@@ -100,34 +132,52 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True)
 class SumsOfSlices:
-    """Sums of d, d^2, d * golden and golden^2 (the first axis) over the last dimension, and over all others."""
+    """Sums of d, d^2, d * golden and golden^2 (the first axis) over the last dimension, and over
+    all others.
+    """
 
     leading: Float64
     last: Float64
     carriers: float  # elements that carry the error: its participation ratio
 
     def over(self, kept: tuple[int, ...]) -> Float64 | None:
-        """The sums of every slice along the dimensions kept, 4 x slices; ``None`` if there are too many."""
+        """The sums of every slice along the dimensions kept, 4 x slices; ``None`` if there are too
+        many.
+        """
         ndim = self.leading.ndim
         if kept == (ndim - 1,):
             sums = self.last
         else:
-            sums = self.leading.sum(tuple(dim + 1 for dim in range(ndim - 1) if dim not in kept)).reshape(4, -1)
+            sums = self.leading.sum(
+                tuple(dim + 1 for dim in range(ndim - 1) if dim not in kept)
+            ).reshape(4, -1)
         return sums if sums.shape[1] <= LONGEST else None
 
 
 def pair_of(golden: Float64, candidate: Float64, sample: Sample | None = None) -> Tensors:
-    """The pair, scaled by a power of two if squares of squares might not fit float64. ``sample``: which part of larger tensors it is."""
-    exponent = math.frexp(max(float(np.abs(values).max(initial=0.0)) for values in (golden, candidate)))[1]
+    """The pair, scaled by a power of two if squares of squares might not fit float64. ``sample``:
+    which part of larger tensors it is.
+    """
+    exponent = math.frexp(
+        max(float(np.abs(values).max(initial=0.0)) for values in (golden, candidate))
+    )[1]
     if abs(exponent) > 60:
         golden, candidate = np.ldexp(golden, -exponent), np.ldexp(candidate, -exponent)
     names = NAMES.get(golden.ndim, (("slice", "slices"),) * golden.ndim)
     sizes = golden.shape if sample is None else sample.shape
     chosen = [np.arange(size) for size in sizes] if sample is None else sample.indices()
     steps = [1] * len(sizes) if sample is None else sample.steps
-    places = tuple(Slices(dim, *names[dim], size, chosen[dim], steps[dim]) for dim, size in enumerate(sizes) if golden.shape[dim] != 1)
+    places = tuple(
+        Slices(dim, *names[dim], size, chosen[dim], steps[dim])
+        for dim, size in enumerate(sizes)
+        if golden.shape[dim] != 1
+    )
     shape = tuple(len(place.chosen) for place in places)
-    return Tensors(np.ascontiguousarray(golden).reshape(shape), np.ascontiguousarray(candidate).reshape(shape), places)
+    return Tensors(
+        np.ascontiguousarray(golden).reshape(shape),
+        np.ascontiguousarray(candidate).reshape(shape),
+        places,
+    )
 
 
 def sums_of(pair: Tensors) -> SumsOfSlices:
@@ -142,16 +192,22 @@ def sums_of(pair: Tensors) -> SumsOfSlices:
 
 
 def carriers_of(diff: Float64) -> float:
-    """How many elements carry the error: n if all n are equal, 1 if there is only one, 0 if there is none."""
+    """How many elements carry the error: n if all n are equal, 1 if there is only one, 0 if there
+    is none.
+    """
     squares = diff * diff
     total, fourth = float(squares.sum()), float(np.vdot(squares, squares))
     return min(total * (total / fourth), float(diff.size)) if fourth else 0.0
 
 
 def beyond_chance(share: Float64, expected: Float64, carriers: float) -> Float64:
-    """Nats against chance for a share of the error that is larger than expected: carriers times KL(share || expected)."""
+    """Nats against chance for a share of the error that is larger than expected: carriers times
+    KL(share || expected).
+    """
     share, expected = np.clip(share, 1e-12, 1 - 1e-12), np.clip(expected, 1e-300, 1 - 1e-12)
-    divergence: Float64 = share * np.log(share / expected) + (1 - share) * np.log((1 - share) / (1 - expected))
+    divergence: Float64 = share * np.log(share / expected) + (1 - share) * np.log(
+        (1 - share) / (1 - expected)
+    )
     return np.where(share > expected, carriers * divergence, 0.0)
 
 
@@ -161,10 +217,11 @@ def shares(over: Float64) -> tuple[Float64, Float64]:
 
 
 def slices_of_error(pair: Tensors, sums: SumsOfSlices) -> list[tuple[float, Slices]]:
-    """The slices along each dimension that hold nearly all of the squared error, and their share of it.
+    """The slices along each dimension that hold nearly all of the squared error, and their share of
+    it.
 
-    Where a dimension has none, a run of them that ends sharply, as a tile does: it may be more than half, or lie in noise.
-    """
+    Where a dimension has none, a run of them that ends sharply, as a tile does: it may be more than
+    half, or lie in noise."""
     located, runs = [], []
     for dim, place in enumerate(pair.places):
         over = sums.over((dim,))
@@ -179,17 +236,21 @@ def slices_of_error(pair: Tensors, sums: SumsOfSlices) -> list[tuple[float, Slic
 
 
 def _run(share: Float64, expected: Float64, carriers: float) -> slice | None:
-    """The slices side by side that are ``GAP`` times as bright as all others, with a sharp edge; ``None`` if there are none, or by chance.
+    """The slices side by side that are ``GAP`` times as bright as all others, with a sharp edge;
+    ``None`` if there are none, or by chance.
 
-    Two levels of brightness are fitted (Kadane's algorithm finds the run of the largest likelihood for two levels, then the levels are
-    those of the run and of the rest).
+    Two levels of brightness are fitted (Kadane's algorithm finds the run of the largest likelihood
+    for two levels, then the levels are those of the run and of the rest).
     """
     count, brightness = len(share), np.maximum(share / expected, DARKEST * (share / expected).max())
     if count < SHORTEST or carriers < FEWEST_EACH * count:
         return None
     each = carriers / count / 2  # of the likelihood that a slice has: half its carriers
     best: tuple[float, int, int] | None = None
-    for low, high in ((np.quantile(brightness, 0.1), np.quantile(brightness, 0.9)), (np.median(brightness), brightness.max())):
+    for low, high in (
+        (np.quantile(brightness, 0.1), np.quantile(brightness, 0.9)),
+        (np.median(brightness), brightness.max()),
+    ):
         first, after = 0, count
         for _ in range(FITS):
             if not high > low:
@@ -204,20 +265,28 @@ def _run(share: Float64, expected: Float64, carriers: float) -> slice | None:
             continue
         mean = float(brightness.mean())
         size = after - first
-        gained = each * (count * math.log(mean) - size * math.log(high) - (count - size) * math.log(low)) - 2 * math.log(count)
+        gained = each * (
+            count * math.log(mean) - size * math.log(high) - (count - size) * math.log(low)
+        ) - 2 * math.log(count)
         if best is None or gained > best[0]:
             best = gained, first, after
     if best is None or best[0] < CERTAIN:
         return None
     _, first, after = best
     inside, outside = brightness[first:after], np.delete(brightness, np.arange(first, after))
-    edges = [(brightness[max(at - EDGE, 0) : at], brightness[at : at + EDGE], at == after) for at in (first, after) if 0 < at < count]
+    edges = [
+        (brightness[max(at - EDGE, 0) : at], brightness[at : at + EDGE], at == after)
+        for at in (first, after)
+        if 0 < at < count
+    ]
     sharp = all(
         part.mean() >= GAP * other.mean()
         for before, behind, ends in edges
         for part, other in ((before, behind) if ends else (behind, before),)
     )
-    apart = inside.mean() >= GAP * outside.mean() and np.quantile(inside, 0.05) >= 2 * np.quantile(outside, 0.95)
+    apart = inside.mean() >= GAP * outside.mean() and np.quantile(inside, 0.05) >= 2 * np.quantile(
+        outside, 0.95
+    )
     return slice(first, after) if sharp and apart else None
 
 
@@ -229,13 +298,23 @@ def _largest_sum(values: Float64) -> tuple[int, int]:
     return int(sums[: after + 1].argmin()), after
 
 
-def _brightest(share: Float64, expected: Float64, carriers: float) -> tuple[float, NDArray[np.intp]]:
-    """The slices above the widest gap in brightness, and their share of the error; none if they are too many or may be chance."""
+def _brightest(
+    share: Float64, expected: Float64, carriers: float
+) -> tuple[float, NDArray[np.intp]]:
+    """The slices above the widest gap in brightness, and their share of the error; none if they are
+    too many or may be chance.
+    """
     brightness = share / expected
     order = np.argsort(-brightness, kind="stable")[: len(share) // 2 + 1]
     brightness = np.maximum(brightness[order], brightness[order[0]] * DARKEST)
-    together, expected, counts = np.cumsum(share[order])[:-1], np.cumsum(expected[order])[:-1], np.arange(1, len(order))
-    ways = counts * (np.log(len(share) / counts) + 1)  # at least the logarithm of the ways to choose so many slices
+    together, expected, counts = (
+        np.cumsum(share[order])[:-1],
+        np.cumsum(expected[order])[:-1],
+        np.arange(1, len(order)),
+    )
+    ways = counts * (
+        np.log(len(share) / counts) + 1
+    )  # at least the logarithm of the ways to choose so many slices
     certain = beyond_chance(together, np.minimum(expected, 1), carriers) - ways >= CERTAIN
     gaps = np.where(certain & (together >= SHARE), brightness[:-1] / brightness[1:], 0.0)
     if gaps.max(initial=0.0) < GAP:

@@ -1,9 +1,10 @@
-"""The shape of an error in words: where it is, what was done to the values, and what such an error often comes from.
+"""The shape of an error in words: where it is, what was done to the values, and what such an error
+often comes from.
 
-First the slices that hold nearly all of the squared error are located (``marginals``). Among these the simplest description of the
-candidate's values is searched (``transforms``); if there is none, what the error correlates with; else no pattern was found. Every claim
-has to explain nearly all of the squared error, far more than noise does by chance.
-"""
+First the slices that hold nearly all of the squared error are located (``marginals``). Among these
+the simplest description of the candidate's values is searched (``transforms``); if there is none,
+what the error correlates with; else no pattern was found. Every claim has to explain nearly all of
+the squared error, far more than noise does by chance."""
 
 from __future__ import annotations
 
@@ -31,19 +32,29 @@ from accucompare.compare.shape.marginals import (
 from accucompare.compare.shape.transforms import Description, describe, scales_and_offsets
 from accucompare.numbers import DTYPES, Float64, Kind, round_to, widen
 
-SIDE = 0.95  # the share of the squared error on one side of zero; activation functions differ a little on the other side too
-NOISE = 0.1  # the largest share of the squared error that any description of "noise" may explain beyond chance
-SLOPE = 0.3  # log d^2 against log golden^2 has slope 0 for an absolute error and 1 for a relative one, give or take this
-SPIKE = 0.1  # of golden's largest magnitude: a single differing element above this is reported, below it is rounding
-UNRELATED = 100.0  # with fewer elements that carry the error, correlation is not judged: chance may make 4 / sqrt(100)
+# the share of the squared error on one side of zero; activation functions differ a little on the
+# other side too
+SIDE = 0.95
+# the largest share of the squared error that any description of "noise" may explain beyond chance
+NOISE = 0.1
+# log d^2 against log golden^2 has slope 0 for an absolute error and 1 for a relative one, give or
+# take this
+SLOPE = 0.3
+# of golden's largest magnitude: a single differing element above this is reported, below it is
+# rounding
+SPIKE = 0.1
+# with fewer elements that carry the error, correlation is not judged: chance may make 4 / sqrt(100)
+UNRELATED = 100.0
 FEWEST = 32.0  # with fewer elements that carry the error, nothing is called noise
 SAMPLE = 1 << 16  # elements from which a share is estimated, to 0.4 %
 RIGHT = 8.0  # roundings of the candidate's type: what has no larger a relative L2 error is right
 BINS = 64  # of golden's values, to see whether they alone decide the error
-#: sqrt(mean d^2 / mean golden^2) of rounding to p bits is this times 2^-p, for mantissas spread evenly in their logarithm.
+# : sqrt(mean d^2 / mean golden^2) of rounding to p bits is this times 2^-p, for mantissas spread
+# evenly in their logarithm.
 _ROUNDING = math.sqrt(2 * math.log(2) / 9)
 
-#: What such an error comes from, where nothing else makes the same values: other causes are excluded by the fact itself.
+# : What such an error comes from, where nothing else makes the same values: other causes are
+# excluded by the fact itself.
 CAUSES = {
     "saturated": "overflow in a narrow type, saturated in place of Inf",
     "softmax": "a softmax in the model and another around it",
@@ -70,7 +81,8 @@ class ErrorShape:
     """The shape of an error.
 
     Attributes:
-        words: at most three facts: what is not finite, then where the error is, then what it is. Empty if nothing is certain.
+        words: at most three facts: what is not finite, then where the error is, then what it is.
+            Empty if nothing is certain.
         hints: at most two: what such an error comes from.
     """
 
@@ -79,14 +91,21 @@ class ErrorShape:
 
 
 def describe_error(
-    golden: Float64, candidate: Float64, *, dtype: str = "float32", sample: Sample | None = None, normalised: bool = False
+    golden: Float64,
+    candidate: Float64,
+    *,
+    dtype: str = "float32",
+    sample: Sample | None = None,
+    normalised: bool = False,
 ) -> ErrorShape:
-    """Say what an error looks like. Scaling both arrays by one factor changes only facts about the largest value of the type.
+    """Say what an error looks like. Scaling both arrays by one factor changes only facts about the
+    largest value of the type.
 
     Args:
         golden, candidate: float64 values of one shape, of any rank; NaN and Inf are allowed.
         dtype: the candidate's type (a name in ``DTYPES``): its largest value, and its rounding.
-        sample: which part of two larger tensors the arrays are, as the words then say; ``None`` if they are whole.
+        sample: which part of two larger tensors the arrays are, as the words then say; ``None`` if
+            they are whole.
         normalised: whether they are what a normalisation has given, so that its eps scales rows.
 
     Raises:
@@ -104,7 +123,11 @@ def describe_error(
     if any(fact.hint == "saturated" for fact in facts):
         others = [fact for fact in others if fact.hint != "clip"]  # it says the same
     by_cause = (*facts, *reversed(others))  # what was done shows the cause better than where it was
-    hints = [CAUSES[fact.hint] for fact in by_cause if fact.hint in CAUSES and (normalised or fact.hint != "eps")]
+    hints = [
+        CAUSES[fact.hint]
+        for fact in by_cause
+        if fact.hint in CAUSES and (normalised or fact.hint != "eps")
+    ]
     words = [fact.words for fact in (*facts, *others)][:3]
     if sample is not None:
         words[:1] = [f"in {sample.share()}: {first}" for first in words[:1]]
@@ -116,7 +139,16 @@ def _saturated(golden: Float64, candidate: Float64, dtype: str) -> list[Trait]:
     if not largest or not golden.size or (golden.max() <= largest and golden.min() >= -largest):
         return []
     count = np.count_nonzero((np.abs(candidate) == largest) & (np.abs(golden) > largest))
-    return [Trait(f"saturated at {dtype}'s largest value, {largest:.6g}, at {count} element(s)", "saturated")] if count else []
+    return (
+        [
+            Trait(
+                f"saturated at {dtype}'s largest value, {largest:.6g}, at {count} element(s)",
+                "saturated",
+            )
+        ]
+        if count
+        else []
+    )
 
 
 def _not_finite(golden: Float64, candidate: Float64, sample: Sample | None) -> list[Trait]:
@@ -128,12 +160,23 @@ def _not_finite(golden: Float64, candidate: Float64, sample: Sample | None) -> l
     for bad, words, hint in (
         (np.isnan(candidate) & ~same, "NaN where golden is not", "nan"),
         (np.isinf(candidate) & ~same, "infinite where golden is not", "inf"),
-        (np.isfinite(candidate) & ~np.isfinite(golden), "finite where golden is NaN or infinite", ""),
+        (
+            np.isfinite(candidate) & ~np.isfinite(golden),
+            "finite where golden is NaN or infinite",
+            "",
+        ),
     ):
         if count := np.count_nonzero(bad):
             counted = pair_of(np.zeros(bad.shape), bad.astype(np.float64), sample)
-            places = [place for _, place in slices_of_error(counted, sums_of(counted))] if counted.places else []
-            where = " and ".join(map(str, places)) or f"first at index {_index(int(bad.argmax()), bad.shape, sample)}"
+            places = (
+                [place for _, place in slices_of_error(counted, sums_of(counted))]
+                if counted.places
+                else []
+            )
+            where = (
+                " and ".join(map(str, places))
+                or f"first at index {_index(int(bad.argmax()), bad.shape, sample)}"
+            )
             facts.append(Trait(f"{words}, at {count} of {bad.size} element(s), {where}", hint))
     return facts
 
@@ -141,10 +184,19 @@ def _not_finite(golden: Float64, candidate: Float64, sample: Sample | None) -> l
 def _index(flat: int, shape: tuple[int, ...], sample: Sample | None) -> tuple[int, ...]:
     """The index in the whole tensor of a flat index into what is looked at."""
     index = np.unravel_index(flat, shape)
-    return tuple(int(i) for i in (index if sample is None else (own[i] for own, i in zip(sample.indices(), index, strict=True))))
+    return tuple(
+        int(i)
+        for i in (
+            index
+            if sample is None
+            else (own[i] for own, i in zip(sample.indices(), index, strict=True))
+        )
+    )
 
 
-def _where_and_what(whole: Tensors, shape: tuple[int, ...], dtype: str, sample: Sample | None) -> list[Trait]:
+def _where_and_what(
+    whole: Tensors, shape: tuple[int, ...], dtype: str, sample: Sample | None
+) -> list[Trait]:
     sums = sums_of(whole)
     if not sums.carriers:
         return []
@@ -155,14 +207,19 @@ def _where_and_what(whole: Tensors, shape: tuple[int, ...], dtype: str, sample: 
     part = whole.part(chosen)
     what = _what(part, sums_of(part), dtype)
     place = Trait(_place_in_words(whole, where, dtype))
-    return [place, *(Trait(fact.words + (" there" if fact.of_all else ""), fact.hint) for fact in what)]
+    return [
+        place,
+        *(Trait(fact.words + (" there" if fact.of_all else ""), fact.hint) for fact in what),
+    ]
 
 
 def _place_in_words(whole: Tensors, where: list[tuple[float, Slices]], dtype: str) -> str:
     """Which slices hold the error; of a run of them what the rest is, too."""
     chosen = [place for _, place in where]
     if len(chosen) == 1 and chosen[0].is_run and (rest := whole.rest(chosen[0])) is not None:
-        diff, golden = (float(np.linalg.norm(values)) for values in (rest.candidate - rest.golden, rest.golden))
+        diff, golden = (
+            float(np.linalg.norm(values)) for values in (rest.candidate - rest.golden, rest.golden)
+        )
         if diff <= RIGHT * DTYPES[dtype].rounding * golden:
             return f"{chosen[0]} are wrong, the rest is {'right' if diff else 'identical'}"
     share = percent_of(min(share for share, _ in where))
@@ -177,18 +234,30 @@ def _spike(pair: Tensors, shape: tuple[int, ...], sample: Sample | None) -> list
     share = float(diff[at]) ** 2 / total
     if share < 0.99 or diff[at] < SPIKE * np.abs(pair.golden).max() or diff.size < FEWEST:
         return []
-    return [Trait(f"{percent_of(share)} of the squared error is in one element, at {_index(at, shape, sample)}")]
+    return [
+        Trait(
+            f"{percent_of(share)} of the squared error is in one element, at"
+            f" {_index(at, shape, sample)}"
+        )
+    ]
 
 
 def _what(pair: Tensors, sums: SumsOfSlices, dtype: str) -> list[Trait]:
     if best := describe(pair, sums):
         return [Trait(best.words, best.hint, best.of_all)]
-    return _steps(pair, dtype) + _by_golden(pair) or _low_rank(pair) or _unrelated(sums) or _noise(pair, sums)
+    return (
+        _steps(pair, dtype) + _by_golden(pair)
+        or _low_rank(pair)
+        or _unrelated(sums)
+        or _noise(pair, sums)
+    )
 
 
 def _sampled(pair: Tensors) -> tuple[Float64, Float64]:
     size = pair.golden.size
-    flat = np.arange(size) if size <= SAMPLE else np.random.default_rng(0).integers(size, size=SAMPLE)
+    flat = (
+        np.arange(size) if size <= SAMPLE else np.random.default_rng(0).integers(size, size=SAMPLE)
+    )
     return pair.golden.reshape(-1)[flat], pair.candidate.reshape(-1)[flat]
 
 
@@ -205,7 +274,8 @@ def _steps(pair: Tensors, dtype: str) -> list[Trait]:
 
 
 def _by_golden(pair: Tensors) -> list[Trait]:
-    """Whether the error is where golden is negative, or positive, or depends on golden's value alone.
+    """Whether the error is where golden is negative, or positive, or depends on golden's value
+    alone.
 
     A sign must hold a far larger share of the error than of the elements and of golden's squares.
     """
@@ -216,18 +286,30 @@ def _by_golden(pair: Tensors) -> list[Trait]:
         return []
     for where, words in ((golden < 0, "negative"), (golden > 0, "positive")):
         share = float(diff[where] @ diff[where]) / total
-        expected = max(float(where.mean()), float(golden[where] @ golden[where]) / (float(golden @ golden) or 1.0))
-        if share >= SIDE and expected <= SHARE and beyond_chance(np.array(share), np.array(expected), carriers) >= CERTAIN:
-            return [Trait(f"{percent_of(share)} of the squared error is where golden is {words}", "side")]
+        expected = max(
+            float(where.mean()),
+            float(golden[where] @ golden[where]) / (float(golden @ golden) or 1.0),
+        )
+        if (
+            share >= SIDE
+            and expected <= SHARE
+            and beyond_chance(np.array(share), np.array(expected), carriers) >= CERTAIN
+        ):
+            return [
+                Trait(
+                    f"{percent_of(share)} of the squared error is where golden is {words}", "side"
+                )
+            ]
     one = _function_of_golden(golden, candidate)
     return [Trait(one.words, one.hint)] if carriers >= 4 * BINS and one.certain() else []
 
 
 def _function_of_golden(golden: Float64, candidate: Float64) -> Description:
-    """Whether d is a function of golden: by the means of d in bins of golden, which are too wide to show the steps of rounding.
+    """Whether d is a function of golden: by the means of d in bins of golden, which are too wide to
+    show the steps of rounding.
 
-    If the candidate is small beside golden, any d is about -golden. So what is left must also be small beside the candidate's variance.
-    """
+    If the candidate is small beside golden, any d is about -golden. So what is left must also be
+    small beside the candidate's variance."""
     diff = candidate - golden
     ordered = diff[np.argsort(golden, kind="stable")]
     starts = np.unique(np.arange(BINS) * len(ordered) // BINS)
@@ -236,7 +318,13 @@ def _function_of_golden(golden: Float64, candidate: Float64) -> Description:
     left = max(0.0, 1 - float(np.sum(np.add.reduceat(ordered, starts) ** 2 / counts)) / total)
     varies = float(np.var(candidate)) * len(candidate)
     left = max(left, left * total / varies if varies else 1.0)
-    return Description("function", "the error depends on golden's value alone", left, len(starts), carriers_of(diff))
+    return Description(
+        "function",
+        "the error depends on golden's value alone",
+        left,
+        len(starts),
+        carriers_of(diff),
+    )
 
 
 def _crop(pair: Tensors) -> Float64:
@@ -253,7 +341,13 @@ def _low_rank(pair: Tensors) -> list[Trait]:
     if min(diff.shape) < 8 or not total:
         return []
     left = max(0.0, 1 - float(np.linalg.norm(diff, 2)) ** 2 / total)
-    one = Description("low rank", "every row of the tensor has the same error but for a factor", left, sum(diff.shape), carriers_of(diff))
+    one = Description(
+        "low rank",
+        "every row of the tensor has the same error but for a factor",
+        left,
+        sum(diff.shape),
+        carriers_of(diff),
+    )
     return [Trait(one.words, one.hint)] if one.certain() else []
 
 
@@ -261,13 +355,20 @@ def _unrelated(sums: SumsOfSlices) -> list[Trait]:
     """Whether the candidate correlates with golden no more than by chance."""
     _, diff, product, golden = sums.leading.reshape(4, -1).sum(1).tolist()
     candidate, both = diff + 2 * product + golden, product + golden
-    if sums.carriers < UNRELATED or not golden or not candidate or abs(both) > 4 * math.sqrt(golden * candidate / sums.carriers):
+    if (
+        sums.carriers < UNRELATED
+        or not golden
+        or not candidate
+        or abs(both) > 4 * math.sqrt(golden * candidate / sums.carriers)
+    ):
         return []
     return [Trait("the candidate does not correlate with golden", "unrelated", of_all=True)]
 
 
 def _noise(pair: Tensors, sums: SumsOfSlices) -> list[Trait]:
-    """Whether the error is noise, which nothing explains better than chance; how large it is, and whether in proportion to golden."""
+    """Whether the error is noise, which nothing explains better than chance; how large it is, and
+    whether in proportion to golden.
+    """
     if sums.carriers < FEWEST or _explained(pair, sums) or _patterned(pair) or _uneven(pair, sums):
         return []
     golden, error = float(sums.leading[3].sum()), float(sums.leading[1].sum())
@@ -285,26 +386,33 @@ def _noise(pair: Tensors, sums: SumsOfSlices) -> list[Trait]:
 def _explained(pair: Tensors, sums: SumsOfSlices) -> bool:
     """Whether scales or offsets explain more than they would of noise.
 
-    k free numbers explain a share of k/n of noise, give or take sqrt(2k)/n. Allowed is that, four deviations more, and 16/n, the square of
-    four deviations of a single number.
+    k free numbers explain a share of k/n of noise, give or take sqrt(2k)/n. Allowed is that, four
+    deviations more, and 16/n, the square of four deviations of a single number.
     """
     return any(
-        1 - one.left > NOISE + (one.numbers + 6 * math.sqrt(one.numbers) + 16) / sums.carriers for one in scales_and_offsets(pair, sums)
+        1 - one.left > NOISE + (one.numbers + 6 * math.sqrt(one.numbers) + 16) / sums.carriers
+        for one in scales_and_offsets(pair, sums)
     )
 
 
 def _patterned(pair: Tensors) -> bool:
-    """Whether rows of d are more alike than rows of noise, whose largest singular value is at most sqrt(rows) + sqrt(columns)."""
+    """Whether rows of d are more alike than rows of noise, whose largest singular value is at most
+    sqrt(rows) + sqrt(columns).
+    """
     diff = _crop(pair)
     for axis in (1, 0):
-        diff = diff / np.maximum(np.linalg.norm(diff, axis=axis, keepdims=True), np.finfo(float).tiny)
+        diff = diff / np.maximum(
+            np.linalg.norm(diff, axis=axis, keepdims=True), np.finfo(float).tiny
+        )
     rows, columns = diff.shape
     first = float(np.linalg.norm(diff, 2)) ** 2 / (float(np.vdot(diff, diff)) or 1.0)
     return first > 3 * (1 / math.sqrt(rows) + 1 / math.sqrt(columns)) ** 2
 
 
 def _uneven(pair: Tensors, sums: SumsOfSlices) -> bool:
-    """Whether half of the slices along a dimension hold far more of the error than of golden. Thin slices cannot tell."""
+    """Whether half of the slices along a dimension hold far more of the error than of golden. Thin
+    slices cannot tell.
+    """
     for dim, place in enumerate(pair.places):
         over = sums.over((dim,))
         if over is None or sums.carriers < 2 * len(place.chosen):
@@ -317,12 +425,16 @@ def _uneven(pair: Tensors, sums: SumsOfSlices) -> bool:
 
 
 def _slope(pair: Tensors) -> float:
-    """The slope of log d^2 against log golden^2, from golden's smallest to its largest third; NaN if they are too near or too few."""
+    """The slope of log d^2 against log golden^2, from golden's smallest to its largest third; NaN
+    if they are too near or too few.
+    """
     golden, candidate = _sampled(pair)
     size, diff = np.abs(golden), candidate - golden
     low, high = np.quantile(size, (1 / 3, 2 / 3))
     small, large = (float(np.mean(golden[third] ** 2)) for third in (size <= low, size >= high))
-    small_error, large_error = (float(np.mean(diff[third] ** 2)) for third in (size <= low, size >= high))
+    small_error, large_error = (
+        float(np.mean(diff[third] ** 2)) for third in (size <= low, size >= high)
+    )
     if len(golden) < 256 or not small or large < 16 * small or not small_error or not large_error:
         return math.nan
     return math.log(large_error / small_error) / math.log(large / small)

@@ -1,8 +1,9 @@
-"""Simple descriptions of what turned golden's values into the candidate's, each with the share of the error that it leaves unexplained.
+"""Simple descriptions of what turned golden's values into the candidate's, each with the share of
+the error that it leaves unexplained.
 
-A description with k free numbers that leaves a share r of the error of n carriers has a log-likelihood ratio against chance of
--n/2 log r, less k/2 log n (Schwarz's criterion, BIC). It is reported if that exceeds ``CERTAIN`` and r is at most ``LEFT``.
-"""
+A description with k free numbers that leaves a share r of the error of n carriers has a
+log-likelihood ratio against chance of -n/2 log r, less k/2 log n (Schwarz's criterion, BIC). It is
+reported if that exceeds ``CERTAIN`` and r is at most ``LEFT``."""
 
 from __future__ import annotations
 
@@ -14,19 +15,36 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accucompare.compare.shape.marginals import CERTAIN, LISTED, LONGEST, SumsOfSlices, Tensors, carriers_of, percent_of
+from accucompare.compare.shape.marginals import (
+    CERTAIN,
+    LISTED,
+    LONGEST,
+    SumsOfSlices,
+    Tensors,
+    carriers_of,
+    percent_of,
+)
 from accucompare.numbers import Float64
 
-LEFT = 0.1  # the largest share of the squared error that a description may leave: noise of a tenth of the error takes 1 %
+# the largest share of the squared error that a description may leave: noise of a tenth of the error
+# takes 1 %
+LEFT = 0.1
 FLOOR = 1e-4  # a smaller share left counts as none: among exact descriptions the shortest wins
 NEAR_ONE = 0.05  # a scale this near to 1 is a slip; this near to 0 or -1 it counts as that
-SLIGHT = 1e-3  # factors of slices nearer to 1 may have any cause; wrong weights and scales are further off
+# factors of slices nearer to 1 may have any cause; wrong weights and scales are further off
+SLIGHT = 1e-3
 SLIP = 0.5  # a factor of each row further from 1 is no slip
-FAINT = 0.05  # of golden's RMS: a fainter channel counts as this large, or its noise would outweigh the errors of others
-TURNS = 4  # of fitting rows' factors and channels' biases in turn; after 2, a wrong eps is fitted as well as it can be
+# of golden's RMS: a fainter channel counts as this large, or its noise would outweigh the errors of
+# others
+FAINT = 0.05
+# of fitting rows' factors and channels' biases in turn; after 2, a wrong eps is fitted as well as
+# it can be
+TURNS = 4
 FITTED = 1 << 22  # the most elements that rows' factors are fitted to
 NEARLY_ZERO = "nearly zero"  # it has no hint, since many causes make values small
-ROW = "each row of the tensor"  # along the last dimension: a token, if that dimension holds channels
+ROW = (  # along the last dimension: a token, if that dimension holds channels
+    "each row of the tensor"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +57,8 @@ class Description:
         left: share of the squared error that it does not explain.
         numbers: how many free numbers it has.
         carriers: how many elements carry the error that it explains.
-        of_all: whether it describes all values that were looked at, not rows, slices or some elements.
+        of_all: whether it describes all values that were looked at, not rows, slices or some
+            elements.
     """
 
     hint: str
@@ -51,11 +70,17 @@ class Description:
 
     def evidence(self) -> float:
         """Nats for the description and against chance."""
-        return -0.5 * self.carriers * math.log(max(self.left, FLOOR)) - 0.5 * self.numbers * math.log(self.carriers + 1)
+        return -0.5 * self.carriers * math.log(
+            max(self.left, FLOOR)
+        ) - 0.5 * self.numbers * math.log(self.carriers + 1)
 
     def certain(self) -> bool:
-        """Whether it may be reported: it explains enough, has at least two elements per free number, and is not chance."""
-        return self.left <= LEFT and self.numbers <= self.carriers / 2 and self.evidence() >= CERTAIN
+        """Whether it may be reported: it explains enough, has at least two elements per free
+        number, and is not chance.
+        """
+        return (
+            self.left <= LEFT and self.numbers <= self.carriers / 2 and self.evidence() >= CERTAIN
+        )
 
 
 def describe(pair: Tensors, sums: SumsOfSlices) -> Description | None:
@@ -69,7 +94,9 @@ def describe(pair: Tensors, sums: SumsOfSlices) -> Description | None:
         _moved_slices(pair, sums),
         _layouts(pair, sums),
     )
-    return max((one for one in all_of_them if one.certain()), key=Description.evidence, default=None)
+    return max(
+        (one for one in all_of_them if one.certain()), key=Description.evidence, default=None
+    )
 
 
 def _left(pair: Tensors, guess: Float64) -> float:
@@ -79,7 +106,9 @@ def _left(pair: Tensors, guess: Float64) -> float:
 
 
 def _left_of_both(pair: Tensors, guess: Float64) -> float:
-    """The larger of the shares left of the error and of the candidate's variance. If that is small, nearly any guess explains d."""
+    """The larger of the shares left of the error and of the candidate's variance. If that is small,
+    nearly any guess explains d.
+    """
     missed = (pair.candidate - guess).reshape(-1)
     varies = float(np.var(pair.candidate)) * missed.size
     return max(_left(pair, guess), float(missed @ missed) / varies if varies else 1.0)
@@ -89,14 +118,21 @@ def _zero(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     zero = pair.candidate == 0
     count = np.count_nonzero(zero & (pair.golden != 0))
     if zero.all():
-        yield Description("zero", "the candidate is exactly zero", 0.0, 0, zero.size, of_all=True)  # a fact, of every element
+        yield Description(
+            "zero", "the candidate is exactly zero", 0.0, 0, zero.size, of_all=True
+        )  # a fact, of every element
     elif count:
-        words = f"exactly zero where golden is not, at {percent_of(count / zero.size)} of the elements"
-        yield Description("zero", words, _left(pair, np.where(zero, 0.0, pair.golden)), 2, sums.carriers)
+        words = (
+            f"exactly zero where golden is not, at {percent_of(count / zero.size)} of the elements"
+        )
+        yield Description(
+            "zero", words, _left(pair, np.where(zero, 0.0, pair.golden)), 2, sums.carriers
+        )
 
 
 def scales_and_offsets(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
-    """One scale or one offset of all elements, or of each slice along a dimension, or of each row."""
+    """One scale or one offset of all elements, or of each slice along a dimension, or of each
+    row."""
     size, error = pair.golden.size, float(sums.leading[1].sum())
     rms = math.sqrt(float(sums.leading[3].sum()) / size)
     for kept, each in _groupings(pair):
@@ -105,35 +141,57 @@ def scales_and_offsets(pair: Tensors, sums: SumsOfSlices) -> Iterator[Descriptio
             continue
         diff, _, product, squares = over
         groups = over.shape[1]
-        excess, offsets = _ratio(product, squares), diff * groups / size  # the least squares fit; scales are 1 + excess
-        scaled, moved = (_unexplained(float(part.sum()) / error) for part in (product * excess, diff * offsets))
+        excess, offsets = (
+            _ratio(product, squares),
+            diff * groups / size,
+        )  # the least squares fit; scales are 1 + excess
+        scaled, moved = (
+            _unexplained(float(part.sum()) / error) for part in (product * excess, diff * offsets)
+        )
         hint, words = _scales_in_words(1 + excess, each)
         if hint != NEARLY_ZERO:
-            scaled = max(scaled, _not_golden(scaled * error, error + float((2 * product + squares).sum())))
+            scaled = max(
+                scaled, _not_golden(scaled * error, error + float((2 * product + squares).sum()))
+            )
         yield Description(hint, words, scaled, groups, sums.carriers, of_all=not each)
-        yield Description("offset", _offset_in_words(offsets, each, rms), moved, groups, sums.carriers, of_all=not each)
+        yield Description(
+            "offset",
+            _offset_in_words(offsets, each, rms),
+            moved,
+            groups,
+            sums.carriers,
+            of_all=not each,
+        )
 
 
 def _not_golden(missed: float, candidate: float) -> float:
     """The share of the candidate's own squares that a multiple of golden misses.
 
-    A candidate that is small beside golden is nearly all error, and nearly any multiple of golden explains nearly all of that.
-    """
+    A candidate that is small beside golden is nearly all error, and nearly any multiple of golden
+    explains nearly all of that."""
     return missed / candidate if candidate else 1.0
 
 
 def _unexplained(share: float) -> float:
-    """1 less the share explained. A share above 1, or NaN, comes from overflow and explains nothing."""
+    """1 less the share explained. A share above 1, or NaN, comes from overflow and explains
+    nothing.
+    """
     return max(0.0, 1 - share) if share <= 1 + FLOOR else 1.0
 
 
 def _groupings(pair: Tensors) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Sets of dimensions, of which each combination of slices gets a number of its own, and what such a combination is called."""
+    """Sets of dimensions, of which each combination of slices gets a number of its own, and what
+    such a combination is called.
+    """
     rows = tuple(range(len(pair.places) - 1))
     yield (), ""
     if rows:
         yield rows, ROW
-        yield from (((dim,), f"each {place.name} (dimension {place.dim})") for dim, place in enumerate(pair.places) if (dim,) != rows)
+        yield from (
+            ((dim,), f"each {place.name} (dimension {place.dim})")
+            for dim, place in enumerate(pair.places)
+            if (dim,) != rows
+        )
 
 
 def _ratio(part: Float64, whole: Float64) -> Float64:
@@ -157,8 +215,12 @@ def _scales_in_words(scales: Float64, each: str) -> tuple[str, str]:
     """The key of the hint, and the words, for scales."""
     low, high = _range(scales)
     if each:
-        one_sided = 0 < low <= high < 1 or low > 1  # an eps that is too large shrinks every row, one that is too small grows it
-        digits = max(2, math.ceil(-math.log10(high - low))) if 0 < high - low < 1 else 2  # as many as tell them apart
+        one_sided = (
+            0 < low <= high < 1 or low > 1
+        )  # an eps that is too large shrinks every row, one that is too small grows it
+        digits = (
+            max(2, math.ceil(-math.log10(high - low))) if 0 < high - low < 1 else 2
+        )  # as many as tell them apart
         words = f"{each} is scaled by a factor of its own, {low:.{digits}f} to {high:.{digits}f}"
         if not SLIP < low <= high < 1 / SLIP:
             return "", words  # no slip of a normalisation does so much
@@ -169,22 +231,27 @@ def _scales_in_words(scales: Float64, each: str) -> tuple[str, str]:
         return "sign", "the sign is flipped"
     if abs(low) < NEAR_ONE:
         return NEARLY_ZERO, "the candidate is nearly zero"
-    return "scale near 1" if abs(low - 1) < NEAR_ONE else "scale", f"the candidate is about {_factor(low)} × golden"
+    return (
+        "scale near 1" if abs(low - 1) < NEAR_ONE else "scale"
+    ), f"the candidate is about {_factor(low)} × golden"
 
 
 def _offset_in_words(offsets: Float64, each: str, rms: float) -> str:
     low, high = (f"{value / rms:.2g}" if rms else "" for value in _range(offsets))
     if each:
-        return f"{each} has a constant offset of its own" + (f", {low} to {high} × golden's RMS" if rms else "")
+        return f"{each} has a constant offset of its own" + (
+            f", {low} to {high} × golden's RMS" if rms else ""
+        )
     return "a constant offset" + (f" of {low} × golden's RMS" if rms else "")
 
 
 def _row_scales(pair: Tensors) -> Iterator[Description]:
-    """Every row scaled by one factor, or by its own, or about a bias of each channel: candidate = factor * (golden - bias) + bias.
+    """Every row scaled by one factor, or by its own, or about a bias of each channel: candidate =
+    factor * (golden - bias) + bias.
 
-    The last is what a wrong eps does. Channels are divided by golden's RMS in them first. Rounding errors are in proportion to it, so
-    that all channels count alike, and a few large ones do not hide what the others have in common.
-    """
+    The last is what a wrong eps does. Channels are divided by golden's RMS in them first. Rounding
+    errors are in proportion to it, so that all channels count alike, and a few large ones do not
+    hide what the others have in common."""
     length, step = pair.golden.shape[-1], -(-pair.golden.size // FITTED)
     golden = pair.golden.reshape(-1, length)[::step]
     diff = pair.candidate.reshape(-1, length)[::step] - golden
@@ -199,7 +266,10 @@ def _row_scales(pair: Tensors) -> Iterator[Description]:
         return
     product, squares = np.einsum("ij,ij->i", diff, golden), np.einsum("ij,ij->i", golden, golden)
 
-    together, apart = _ratio(product.sum(keepdims=True), squares.sum(keepdims=True)), _ratio(product, squares)
+    together, apart = (
+        _ratio(product.sum(keepdims=True), squares.sum(keepdims=True)),
+        _ratio(product, squares),
+    )
     candidate = error + float(np.sum(2 * product + squares))
     for excess, each in ((together, ""), (apart, ROW)):
         left = _unexplained(float(np.sum(excess * product)) / error)
@@ -208,9 +278,14 @@ def _row_scales(pair: Tensors) -> Iterator[Description]:
             left = max(left, _not_golden(left * error, candidate))
         yield Description(hint, words, left, len(excess), carriers, of_all=not each)
 
-    excess, bias = apart, np.zeros(length)  # this bias has the opposite sign: d = excess * (golden + bias)
+    excess, bias = (
+        apart,
+        np.zeros(length),
+    )  # this bias has the opposite sign: d = excess * (golden + bias)
     for _ in range(TURNS):
-        bias = np.nan_to_num((excess @ diff - excess**2 @ golden) / (excess @ excess)).clip(-1, 1)  # none is above golden's RMS
+        bias = np.nan_to_num((excess @ diff - excess**2 @ golden) / (excess @ excess)).clip(
+            -1, 1
+        )  # none is above golden's RMS
         excess = _ratio(product + diff @ bias, squares + 2 * (golden @ bias) + bias @ bias)
     if np.abs(np.median(1 + excess)) < NEAR_ONE:  # every row is but the bias
         return
@@ -228,7 +303,11 @@ def _clipped(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     flat = high - low < NEAR_ONE * float(np.ptp(pair.golden))
     if flat:
         exactly = high == low
-        hint, words, numbers = "constant" if exactly else "", f"the candidate is {'' if exactly else 'nearly '}constant", 1
+        hint, words, numbers = (
+            "constant" if exactly else "",
+            f"the candidate is {'' if exactly else 'nearly '}constant",
+            1,
+        )
     elif below and above:
         hint, words, numbers = "clip", "clipped on both sides", 3
     elif below or above:
@@ -242,15 +321,23 @@ def _clipped(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
 
 
 def _softmax_again(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
-    """A second softmax along the last dimension. Where golden is zero, it was masked, and may be masked again."""
+    """A second softmax along the last dimension. Where golden is zero, it was masked, and may be
+    masked again.
+    """
     golden, last = pair.golden, pair.places[-1]
-    if len(last.chosen) != last.size or golden.min() < 0 or np.abs(golden.sum(-1) - 1).max() > NEAR_ONE:
+    if (
+        len(last.chosen) != last.size
+        or golden.min() < 0
+        or np.abs(golden.sum(-1) - 1).max() > NEAR_ONE
+    ):
         return
     powers = np.exp(golden)
     for kept in (powers, np.where(golden > 0, powers, 0.0)):
         guess = kept / kept.sum(-1, keepdims=True)
         words = "the candidate is the softmax of golden, which already is a softmax"
-        yield Description("softmax", words, _left_of_both(pair, guess), 1, sums.carriers, of_all=True)
+        yield Description(
+            "softmax", words, _left_of_both(pair, guess), 1, sums.carriers, of_all=True
+        )
 
 
 def _moved_slices(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
@@ -264,12 +351,21 @@ def _moved_slices(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
                 yield from _permuted(pair, sums, dim, looked, matched)
 
 
-def _matched(pair: Tensors, dim: int, squares: Float64) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The candidate's slices with the largest errors, in order, and golden's nearest slice to each, by 64 of its elements."""
+def _matched(
+    pair: Tensors, dim: int, squares: Float64
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The candidate's slices with the largest errors, in order, and golden's nearest slice to each,
+    by 64 of its elements.
+    """
     size, random = pair.golden.shape[dim], np.random.default_rng(0)
     looked = np.sort(np.argsort(-squares, kind="stable")[: max(16, min(512, (1 << 22) // size))])
-    others = tuple(random.integers(n, size=64) for axis, n in enumerate(pair.golden.shape) if axis != dim)
-    ours, theirs = (np.atleast_2d(np.moveaxis(values, dim, -1)[others]) for values in (pair.golden, pair.candidate))
+    others = tuple(
+        random.integers(n, size=64) for axis, n in enumerate(pair.golden.shape) if axis != dim
+    )
+    ours, theirs = (
+        np.atleast_2d(np.moveaxis(values, dim, -1)[others])
+        for values in (pair.golden, pair.candidate)
+    )
     theirs = theirs[:, looked]
     length = (theirs**2).sum(0)
     distance = length[:, None] - 2 * theirs.T @ ours + (ours**2).sum(0)
@@ -278,16 +374,25 @@ def _matched(pair: Tensors, dim: int, squares: Float64) -> tuple[NDArray[np.intp
     return looked, np.where(stays, looked, matched)
 
 
-def _shifted(pair: Tensors, sums: SumsOfSlices, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]) -> Iterator[Description]:
+def _shifted(
+    pair: Tensors, sums: SumsOfSlices, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]
+) -> Iterator[Description]:
     place, size = pair.places[dim], pair.golden.shape[dim]
     shifts, votes = np.unique((looked - matched) % size, return_counts=True)
     shift = int(shifts[votes.argmax()])
     if size > 2 and shift and votes.max() >= len(looked) / 2:
-        words = f"shifted by {shift if shift <= size // 2 else shift - size:+d} along the {place.names} (dimension {place.dim})"
-        yield Description("shift", words, _left(pair, np.roll(pair.golden, shift, dim)), 1, sums.carriers)
+        words = (
+            f"shifted by {shift if shift <= size // 2 else shift - size:+d} along the {place.names}"
+            f" (dimension {place.dim})"
+        )
+        yield Description(
+            "shift", words, _left(pair, np.roll(pair.golden, shift, dim)), 1, sums.carriers
+        )
 
 
-def _permuted(pair: Tensors, sums: SumsOfSlices, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]) -> Iterator[Description]:
+def _permuted(
+    pair: Tensors, sums: SumsOfSlices, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]
+) -> Iterator[Description]:
     place, order = pair.places[dim], np.arange(pair.golden.shape[dim])
     order[looked] = matched
     moved = place.chosen[looked[matched != looked]].tolist()
@@ -300,25 +405,39 @@ def _permuted(pair: Tensors, sums: SumsOfSlices, dim: int, looked: NDArray[np.in
     else:
         few = ", ".join(map(str, moved[:LISTED])) + (", …" if len(moved) > LISTED else "")
         words = f"{len(moved)} {place.names} (dimension {place.dim}) have changed places: {few}"
-    yield Description("swap", words, _left(pair, np.take(pair.golden, order, dim)), len(moved), sums.carriers)
+    yield Description(
+        "swap", words, _left(pair, np.take(pair.golden, order, dim)), len(moved), sums.carriers
+    )
 
 
 def _layouts(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
-    """Values laid out with the dimensions in another order and read as if in this one; a plain transposition if the sizes agree."""
+    """Values laid out with the dimensions in another order and read as if in this one; a plain
+    transposition if the sizes agree.
+    """
     ndim, shape = pair.golden.ndim, pair.golden.shape
     if not 2 <= ndim <= 4 or any(place.step > 1 for place in pair.places):
         return
     some = np.random.default_rng(0).integers(pair.golden.size, size=4096)
     theirs, ours = pair.candidate.reshape(-1)[some], pair.golden.reshape(-1)[some]
-    for order in itertools.islice(itertools.permutations(range(ndim)), 1, None):  # without the first, which moves nothing
+    for order in itertools.islice(
+        itertools.permutations(range(ndim)), 1, None
+    ):  # without the first, which moves nothing
         moved = np.transpose(pair.golden, order)
         missed = theirs - moved[np.unravel_index(some, moved.shape)]
         if missed @ missed > 2 * LEFT * ((theirs - ours) @ (theirs - ours)):
             continue
         dims = [pair.places[dim].dim for dim in order]
-        changed = [place.dim for place, dim in zip(pair.places, dims, strict=True) if place.dim != dim]
+        changed = [
+            place.dim for place, dim in zip(pair.places, dims, strict=True) if place.dim != dim
+        ]
         if moved.shape == shape and len(changed) == 2:
             words = f"dimensions {changed[0]} and {changed[1]} are transposed"
         else:
             words = f"laid out with the dimensions in the order {tuple(dims)}"
-        yield Description("layout", words, _left(pair, np.ascontiguousarray(moved).reshape(shape)), 2, sums.carriers)
+        yield Description(
+            "layout",
+            words,
+            _left(pair, np.ascontiguousarray(moved).reshape(shape)),
+            2,
+            sums.carriers,
+        )

@@ -1,4 +1,6 @@
-"""The baseline of one diff: which bundle it is, whether it may judge, and which of its records judges which pair."""
+"""The baseline of one diff: which bundle it is, whether it may judge, and which of its records
+judges which pair.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,32 @@ import msgspec
 
 from accucompare.bundle.format import Key, Record
 from accucompare.bundle.reading import Bundle, open_bundle
-from accucompare.compare.limits import baseline_command, check_baseline, check_dtypes, other_code, own_baseline, partners
-from accucompare.compare.pairing import Calls, Model, Pair, Renaming, given_otherwise, judged_by_limits, numbered_as, signatures_of
-from accucompare.compare.rows import PreflightFinding, Reason, RefusedBaseline, Row, Task, with_baseline
+from accucompare.compare.limits import (
+    baseline_command,
+    check_baseline,
+    check_dtypes,
+    other_code,
+    own_baseline,
+    partners,
+)
+from accucompare.compare.pairing import (
+    Calls,
+    Model,
+    Pair,
+    Renaming,
+    given_otherwise,
+    judged_by_limits,
+    numbered_as,
+    signatures_of,
+)
+from accucompare.compare.rows import (
+    PreflightFinding,
+    Reason,
+    RefusedBaseline,
+    Row,
+    Task,
+    with_baseline,
+)
 from accucompare.compare.trust.preflight import preflight_baseline
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers import DTYPES
@@ -55,13 +80,17 @@ class ChosenBaseline:
             UsageError: if the user named it, and it is of another dtype than the candidate.
         """
         golden, candidate, own = records
-        if self.bundle is None or (tasks and not own):  # one that holds a series alone judges the series alone
+        if self.bundle is None or (
+            tasks and not own
+        ):  # one that holds a series alone judges the series alone
             return replace(self, bundle=None), tasks
         if not fed:
             own = numbered_as(golden, own, renamings)
         fallback = self.bundle.manifest.options.fallback
         narrowed = () if fallback is None else fallback.modules
-        by_key = partners(golden, own, renamings, signatures_of(model, self.bundle.manifest.model), narrowed)
+        by_key = partners(
+            golden, own, renamings, signatures_of(model, self.bundle.manifest.model), narrowed
+        )
         try:
             check_dtypes(pairs, by_key, self.bundle.path)
         except UsageError as error:
@@ -70,34 +99,69 @@ class ChosenBaseline:
             return replace(self, bundle=None, unfit=str(error)), tasks
         tasks = [with_baseline(task, by_key) for task in tasks]
         calls = Calls.of(golden, candidate, own, renamings)
-        tasks = [msgspec.structs.replace(task, chosen=calls.chosen(task.pair) or task.chosen) for task in tasks]
+        tasks = [
+            msgspec.structs.replace(task, chosen=calls.chosen(task.pair) or task.chosen)
+            for task in tasks
+        ]
         odd = given_otherwise(golden, by_key) if fed else set()
-        tasks = [msgspec.structs.replace(task, chosen="") if judged_by_limits(task.pair, odd) else task for task in tasks]
+        tasks = [
+            msgspec.structs.replace(task, chosen="") if judged_by_limits(task.pair, odd) else task
+            for task in tasks
+        ]
         return replace(self, records=by_key), tasks
 
     def has_none_of(self, row: Row) -> bool:
-        """Whether a compared row was judged without this baseline, which has no such record, or none with an error."""
-        if self.records is None or row.golden is None or row.reason is Reason.IDENTICAL or row.verdict.unproved:  # which is told apart
+        """Whether a compared row was judged without this baseline, which has no such record, or
+        none with an error.
+        """
+        if (
+            self.records is None
+            or row.golden is None
+            or row.reason is Reason.IDENTICAL
+            or row.verdict.unproved
+        ):  # which is told apart
             return False
         if row.golden.key not in self.records:
             return True
-        judged = row.baseline is not None or row.reason in (Reason.SHAPE, Reason.DTYPE, Reason.NON_FINITE)
+        judged = row.baseline is not None or row.reason in (
+            Reason.SHAPE,
+            Reason.DTYPE,
+            Reason.NON_FINITE,
+        )
         return not judged and row.golden.dtype in DTYPES and DTYPES[row.golden.dtype].digits > 0
 
     def findings(
-        self, golden: Bundle, candidate: Bundle, renamings: list[Renaming], alone: list[Row], compared: int
+        self,
+        golden: Bundle,
+        candidate: Bundle,
+        renamings: list[Renaming],
+        alone: list[Row],
+        compared: int,
     ) -> list[PreflightFinding]:
-        """Findings about the baseline, or about its absence. ``alone``: the compared rows that it has no record of."""
-        findings = [PreflightFinding("baseline", f"golden's own baseline does not judge: {self.unfit}")] if self.unfit else []
+        """Findings about the baseline, or about its absence. ``alone``: the compared rows that it
+        has no record of.
+        """
+        findings = (
+            [PreflightFinding("baseline", f"golden's own baseline does not judge: {self.unfit}")]
+            if self.unfit
+            else []
+        )
         findings += preflight_baseline(golden, candidate, self.bundle, renamings, self.refused)
         if alone:
             what = f"{len(alone)} of {compared} compared rows (such as {alone[0].place})"
-            findings.append(PreflightFinding("baseline", f"the baseline has no record of {what}, which are judged without it"))
+            findings.append(
+                PreflightFinding(
+                    "baseline", f"the baseline has no record of {what}, which are judged without it"
+                )
+            )
         return findings
 
 
-def choose_baseline(stack: contextlib.ExitStack, golden: Bundle, candidate: Bundle, asked: Place | None) -> ChosenBaseline:
-    """The baseline that the user asked for, or else golden's own for the candidate's precision, if there is one.
+def choose_baseline(
+    stack: contextlib.ExitStack, golden: Bundle, candidate: Bundle, asked: Place | None
+) -> ChosenBaseline:
+    """The baseline that the user asked for, or else golden's own for the candidate's precision, if
+    there is one.
 
     Raises:
         BundleError, UsageError: if the one that the user asked for cannot be read, or cannot judge.
@@ -115,5 +179,7 @@ def choose_baseline(stack: contextlib.ExitStack, golden: Bundle, candidate: Bund
         return replace(chosen, unfit=str(error))
     why = other_code(golden.manifest, bundle.manifest)
     if why:  # it may have the same fault as the candidate
-        return replace(chosen, refused=RefusedBaseline(bundle.path, why, baseline_command(golden, candidate)))
+        return replace(
+            chosen, refused=RefusedBaseline(bundle.path, why, baseline_command(golden, candidate))
+        )
     return replace(chosen, bundle=bundle)

@@ -1,4 +1,6 @@
-"""Differences in how two bundles were captured. Most reported mismatches come from one of these, so they are reported first."""
+"""Differences in how two bundles were captured. Most reported mismatches come from one of these, so
+they are reported first.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from accucompare.numbers import same_fingerprint
 from accucompare.selection import Mode
 
 
-def preflight_findings(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()) -> list[PreflightFinding]:
+def preflight_findings(
+    golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()
+) -> list[PreflightFinding]:
     """Compare two manifests; the most telling findings first.
 
     Args:
@@ -65,14 +69,25 @@ def _completeness(pair: Pairing) -> Iterator[PreflightFinding]:
             place = f" in {stopped['module']}" if stopped.get("module") else ""
             place += f" in step {stopped['step']}" if stopped.get("step") is not None else ""
             where = f" (rank {rank})" if bundle.manifest.ranks > 1 else ""
-            yield PreflightFinding("incomplete", f"{side}{where} is incomplete: stopped{place}: {stopped.get('error', 'unknown')}")
+            yield PreflightFinding(
+                "incomplete",
+                f"{side}{where} is incomplete: stopped{place}: {stopped.get('error', 'unknown')}",
+            )
         if bundle.missing_ranks:
-            yield PreflightFinding("incomplete", f"{side} lacks rank(s) {_some(bundle.missing_ranks)} of {bundle.manifest.ranks}")
+            yield PreflightFinding(
+                "incomplete",
+                f"{side} lacks rank(s) {_some(bundle.missing_ranks)} of {bundle.manifest.ranks}",
+            )
 
 
 _OF_MODE = {
-    Mode.SKETCH: "sketches: errors are estimates, and each limit leaves room for theirs; --atol and --rtol need tensors",
-    Mode.STATS: "statistics only: errors are lower bounds, and values in another order are not seen",
+    Mode.SKETCH: (
+        "sketches: errors are estimates, and each limit leaves room for theirs; --atol and --rtol"
+        " need tensors"
+    ),
+    Mode.STATS: (
+        "statistics only: errors are lower bounds, and values in another order are not seen"
+    ),
     Mode.DIGEST: "digests only: what differs is seen, and not how far",
 }
 
@@ -81,54 +96,106 @@ def _mode(pair: Pairing) -> Iterator[PreflightFinding]:
     for mode, words in _OF_MODE.items():
         both = (("golden", pair.golden), ("the candidate", pair.candidate))
         if sides := [name for name, bundle in both if bundle.manifest.options.mode == mode]:
-            yield PreflightFinding("mode", f"{' and '.join(sides)} {'hold' if len(sides) == 2 else 'holds'} {words}", serious=False)
+            yield PreflightFinding(
+                "mode",
+                f"{' and '.join(sides)} {'hold' if len(sides) == 2 else 'holds'} {words}",
+                serious=False,
+            )
 
 
 def _imported(pair: Pairing) -> Iterator[PreflightFinding]:
     for side, bundle in pair.sides:
         if (imported := bundle.manifest.options.imported) is not None:
-            unknown = [words for section, key, words, serious, _ in _SETTINGS if serious and _get(bundle.manifest, section, key) is None]
-            message = f"{side} was imported from {imported.format}, whose dumps do not tell of: {', '.join(unknown)}"
+            unknown = [
+                words
+                for section, key, words, serious, _ in _SETTINGS
+                if serious and _get(bundle.manifest, section, key) is None
+            ]
+            message = (
+                f"{side} was imported from {imported.format}, whose dumps do not tell of:"
+                f" {', '.join(unknown)}"
+            )
             yield PreflightFinding("import", message, serious=False)
 
 
 def _steps(pair: Pairing) -> Iterator[PreflightFinding]:
     sides = [
         {(rank, entry.step) for rank, entry in bundle.steps()}
-        | {(rank, entry.step) for rank, manifest in bundle.manifests.items() for entry in manifest.series}
+        | {
+            (rank, entry.step)
+            for rank, manifest in bundle.manifests.items()
+            for entry in manifest.series
+        }
         for bundle in (pair.golden, pair.candidate)
     ]
     if sides[0] != sides[1]:
-        counts = [f"{len(side)} step(s) of {len({rank for rank, _ in side})} rank(s)" for side in sides]
-        yield PreflightFinding("steps", f"golden holds {counts[0]}, the {pair.name} {counts[1]}", about=About.STEPS)
+        counts = [
+            f"{len(side)} step(s) of {len({rank for rank, _ in side})} rank(s)" for side in sides
+        ]
+        yield PreflightFinding(
+            "steps", f"golden holds {counts[0]}, the {pair.name} {counts[1]}", about=About.STEPS
+        )
 
 
 def _weights(pair: Pairing) -> Iterator[PreflightFinding]:
     for rank, (ours, theirs) in _by_rank(pair.golden, pair.candidate):
         if ours.described_at != theirs.described_at:
-            steps = f"golden's are those of step {ours.described_at}, the {pair.name}'s those of step {theirs.described_at}"
-            yield PreflightFinding("weights", f"weights{rank} cannot be held against each other: {steps}", serious=False)
+            steps = (
+                f"golden's are those of step {ours.described_at}, the {pair.name}'s those of step"
+                f" {theirs.described_at}"
+            )
+            yield PreflightFinding(
+                "weights",
+                f"weights{rank} cannot be held against each other: {steps}",
+                serious=False,
+            )
             continue
         golden = renamed_model(ours.model, theirs.model, pair.renamings)
         names = SharedNames(golden, theirs.model)
         for kind in ("parameters", "buffers"):
             renamed, others = golden.get(kind) or {}, theirs.model.get(kind) or {}
-            computed = {name for table in (renamed, others) for name, entry in table.items() if entry.get("computed")}
+            computed = {
+                name
+                for table in (renamed, others)
+                for name, entry in table.items()
+                if entry.get("computed")
+            }
             fallback = theirs.options.fallback
-            narrowed = tuple(f"{name}." for name in (() if fallback is None else fallback.modules))  # these have another type on purpose
+            narrowed = tuple(
+                f"{name}." for name in (() if fallback is None else fallback.modules)
+            )  # these have another type on purpose
             computed |= {name for name in others if name.startswith(narrowed)}
-            loaded = [{name: entry for name, entry in table.items() if name not in computed} for table in (renamed, others)]
             loaded = [
-                {name: entry for name, entry in table.items() if name in other or not names.same(name, table is loaded[0])}
+                {name: entry for name, entry in table.items() if name not in computed}
+                for table in (renamed, others)
+            ]
+            loaded = [
+                {
+                    name: entry
+                    for name, entry in table.items()
+                    if name in other or not names.same(name, table is loaded[0])
+                }
                 for table, other in zip(loaded, reversed(loaded), strict=True)
             ]
-            if ours.options.imported or theirs.options.imported:  # a dump has the weights of the modules that ran, by each of their names
-                loaded = [{name: entry for name, entry in table.items() if all(name in each for each in loaded)} for table in loaded]
+            if (
+                ours.options.imported or theirs.options.imported
+            ):  # a dump has the weights of the modules that ran, by each of their names
+                loaded = [
+                    {
+                        name: entry
+                        for name, entry in table.items()
+                        if all(name in each for each in loaded)
+                    }
+                    for table in loaded
+                ]
             about = About.WEIGHTS if kind == "parameters" else About.GIVEN
             yield from _digests(f"{kind}{rank}", loaded[0], loaded[1], pair.name, about)
             for name in sorted(computed & renamed.keys() & others.keys()):
                 if same_fingerprint(renamed[name], others[name]) is False:
-                    message = f"the model computes another {name} than golden's did (it is in no checkpoint)"
+                    message = (
+                        f"the model computes another {name} than golden's did (it is in no"
+                        " checkpoint)"
+                    )
                     yield PreflightFinding(f"computed buffers{rank}", message)
 
 
@@ -144,7 +211,9 @@ def _inputs(pair: Pairing) -> Iterator[PreflightFinding]:
                 of_steps.setdefault(finding, []).append(int(step))
         for finding, steps in of_steps.items():
             inputs = f"inputs of step{'' if len(steps) == 1 else 's'} {_ranges(steps)}{rank}"
-            yield replace(finding, topic=inputs, message=finding.message.replace(_INPUTS, inputs, 1))
+            yield replace(
+                finding, topic=inputs, message=finding.message.replace(_INPUTS, inputs, 1)
+            )
 
 
 def _unverified(pair: Pairing) -> Iterator[PreflightFinding]:
@@ -152,36 +221,65 @@ def _unverified(pair: Pairing) -> Iterator[PreflightFinding]:
 
 
 def _by_rank(golden: Bundle, candidate: Bundle) -> Iterator[tuple[str, tuple[Manifest, Manifest]]]:
-    """The two manifests of each rank that both have, with words for the rank if there are several."""
+    """The two manifests of each rank that both have, with words for the rank if there are
+    several."""
     for rank in sorted(golden.manifests.keys() & candidate.manifests.keys()):
-        yield (f" of rank {rank}" if golden.manifest.ranks > 1 else ""), (golden.manifests[rank], candidate.manifests[rank])
+        yield (
+            (f" of rank {rank}" if golden.manifest.ranks > 1 else ""),
+            (golden.manifests[rank], candidate.manifests[rank]),
+        )
 
 
 def _digests(
-    what: str, golden: dict[str, Any], candidate: dict[str, Any], side: str, about: About = About.GIVEN
+    what: str,
+    golden: dict[str, Any],
+    candidate: dict[str, Any],
+    side: str,
+    about: About = About.GIVEN,
 ) -> Iterator[PreflightFinding]:
-    """Findings on two tables of fingerprints by name. ``side`` is the name of the second, ``about`` what differences are about."""
+    """Findings on two tables of fingerprints by name. ``side`` is the name of the second, ``about``
+    what differences are about.
+    """
     shared = sorted(golden.keys() & candidate.keys())
     same = {name: same_fingerprint(golden[name], candidate[name]) for name in shared}
     different = [name for name in shared if same[name] is False]
     if different:
-        yield PreflightFinding(what, f"{len(different)} of {len(shared)} {what} differ: {_some(different)}", about=about)
+        yield PreflightFinding(
+            what,
+            f"{len(different)} of {len(shared)} {what} differ: {_some(different)}",
+            about=about,
+        )
     changes: dict[tuple[str, str, bool], list[str]] = {}
     for name in shared:
         ours, theirs = golden[name]["dtype"], candidate[name]["dtype"]
         if ours != theirs and same[name] is not False:
             changes.setdefault((ours, theirs, bool(same[name])), []).append(name)
-    kept = {golden[name]["dtype"] for name in shared if golden[name]["dtype"] == candidate[name]["dtype"]}
+    kept = {
+        golden[name]["dtype"]
+        for name in shared
+        if golden[name]["dtype"] == candidate[name]["dtype"]
+    }
     for (ours, theirs, known), names in changes.items():
-        change = f"{ours} in golden, {theirs} in the {side}{'' if known else ', too different to say whether they agree'}"
+        change = (
+            f"{ours} in golden, {theirs} in the"
+            f" {side}{'' if known else ', too different to say whether they agree'}"
+        )
         if ours in kept:  # others kept this dtype, so this is probably an accident
-            yield PreflightFinding(what, f"{len(names)} of {len(shared)} {what} are {change}: {_some(names)}", about=About.GIVEN)
+            yield PreflightFinding(
+                what,
+                f"{len(names)} of {len(shared)} {what} are {change}: {_some(names)}",
+                about=About.GIVEN,
+            )
         else:
             agree = "; the same after rounding" if known else ""
-            yield PreflightFinding(what, f"{what} are {change}{agree}", serious=False, about=About.GIVEN)
+            yield PreflightFinding(
+                what, f"{what} are {change}{agree}", serious=False, about=About.GIVEN
+            )
     alone = sorted(golden.keys() ^ candidate.keys())
     if alone and shared:
-        yield PreflightFinding(what, f"{len(alone)} {what} on one side only: {_some(alone)}", about=About.GIVEN)
+        yield PreflightFinding(
+            what, f"{len(alone)} {what} on one side only: {_some(alone)}", about=About.GIVEN
+        )
 
 
 def _ranges(steps: Sequence[int]) -> str:
@@ -196,19 +294,34 @@ def _ranges(steps: Sequence[int]) -> str:
 
 
 def _some(names: Sequence[str | int]) -> str:
-    return ", ".join(map(str, names[:3])) + (f", and {len(names) - 3} more" if len(names) > 3 else "")
+    return ", ".join(map(str, names[:3])) + (
+        f", and {len(names) - 3} more" if len(names) > 3 else ""
+    )
 
 
 def _settings(pair: Pairing) -> Iterator[PreflightFinding]:
     for section, key, words, serious, about in _SETTINGS:
-        ours, theirs = (_get(bundle.manifest, section, key) for bundle in (pair.golden, pair.candidate))
-        if any(value is None and bundle.manifest.options.imported for value, (_, bundle) in zip((ours, theirs), pair.sides, strict=True)):
+        ours, theirs = (
+            _get(bundle.manifest, section, key) for bundle in (pair.golden, pair.candidate)
+        )
+        if any(
+            value is None and bundle.manifest.options.imported
+            for value, (_, bundle) in zip((ours, theirs), pair.sides, strict=True)
+        ):
             continue  # what another tool's dump does not say
-        if ours != theirs and not (key in ("random", "optimizer") and None in (ours, theirs)):  # a killed, or older, capture could not say
-            yield PreflightFinding(words, f"{words}: golden {_shown(ours)}, {pair.name} {_shown(theirs)}", serious, about=about)
+        if ours != theirs and not (
+            key in ("random", "optimizer") and None in (ours, theirs)
+        ):  # a killed, or older, capture could not say
+            yield PreflightFinding(
+                words,
+                f"{words}: golden {_shown(ours)}, {pair.name} {_shown(theirs)}",
+                serious,
+                about=about,
+            )
 
 
-#: Settings that two captures should share: section of the manifest, dotted key, name in messages, whether it is serious, what it is about.
+# : Settings that two captures should share: section of the manifest, dotted key, name in messages,
+# whether it is serious, what it is about.
 _SETTINGS = (
     ("model", "training", "train mode", True, About.MODE),
     ("model", "active_dropout", "active dropout modules", True, About.MODE),
@@ -228,15 +341,26 @@ _SETTINGS = (
 def _versions(pair: Pairing) -> Iterator[PreflightFinding]:
     ours, theirs = (bundle.manifest.versions for bundle in (pair.golden, pair.candidate))
     for name in [*ours, *(name for name in theirs if name not in ours)]:
-        if any(name not in bundle.manifest.versions and bundle.manifest.options.imported for _, bundle in pair.sides):
+        if any(
+            name not in bundle.manifest.versions and bundle.manifest.options.imported
+            for _, bundle in pair.sides
+        ):
             continue
         if ours.get(name) != theirs.get(name) and name not in ("python", "accucompare"):
-            yield PreflightFinding(name, f"{name}: golden {_shown(ours.get(name))}, {pair.name} {_shown(theirs.get(name))}", serious=False)
+            yield PreflightFinding(
+                name,
+                f"{name}: golden {_shown(ours.get(name))}, {pair.name} {_shown(theirs.get(name))}",
+                serious=False,
+            )
 
 
 def _surroundings(pair: Pairing) -> Iterator[PreflightFinding]:
     if found := other_surroundings(pair.golden.manifest, pair.candidate.manifest):
-        more = f"; and {len(found) - _MOST_SURROUNDINGS} more" if len(found) > _MOST_SURROUNDINGS else ""
+        more = (
+            f"; and {len(found) - _MOST_SURROUNDINGS} more"
+            if len(found) > _MOST_SURROUNDINGS
+            else ""
+        )
         said = "; ".join(each.told(pair.name) for each in found[:_MOST_SURROUNDINGS])
         yield PreflightFinding("environment", f"environment: {said}{more}", serious=False)
 
@@ -246,11 +370,20 @@ _MOST_SURROUNDINGS = 5
 
 
 def _configuration(pair: Pairing) -> Iterator[PreflightFinding]:
-    attributes = list(other_configuration(pair.golden.manifest, pair.candidate.manifest, pair.renamings))
+    attributes = list(
+        other_configuration(pair.golden.manifest, pair.candidate.manifest, pair.renamings)
+    )
     for name, key, ours, theirs in attributes[:_MOST_CONFIGURED]:
-        yield PreflightFinding("configuration", f"{place(name, key)}: golden {ours!r}, {pair.name} {theirs!r}", about=About.CONFIGURATION)
+        yield PreflightFinding(
+            "configuration",
+            f"{place(name, key)}: golden {ours!r}, {pair.name} {theirs!r}",
+            about=About.CONFIGURATION,
+        )
     if len(attributes) > _MOST_CONFIGURED:
-        more = f"{len(attributes) - _MOST_CONFIGURED} more attributes of modules differ, such as {place(*attributes[-1][:2])}"
+        more = (
+            f"{len(attributes) - _MOST_CONFIGURED} more attributes of modules differ, such as"
+            f" {place(*attributes[-1][:2])}"
+        )
         yield PreflightFinding("configuration", more, about=About.CONFIGURATION)
 
 
@@ -262,15 +395,25 @@ def _flags(pair: Pairing) -> Iterator[PreflightFinding]:
     ours, theirs = (bundle.manifest.flags for bundle in (pair.golden, pair.candidate))
     for name in sorted(ours.keys() & theirs.keys()):
         if ours[name] != theirs[name]:
-            yield PreflightFinding("flags", f"{name}: golden {_shown(ours[name])}, candidate {_shown(theirs[name])}")
+            yield PreflightFinding(
+                "flags", f"{name}: golden {_shown(ours[name])}, candidate {_shown(theirs[name])}"
+            )
     for side, flags in (("golden", ours), ("candidate", theirs)):
         in_force = [flag for flag in FLAGS if flags.get(flag.name) in flag.values]
-        lowered = [flag.name for flag in in_force if flag.products and ours.get(flag.name) != theirs.get(flag.name)]
+        lowered = [
+            flag.name
+            for flag in in_force
+            if flag.products and ours.get(flag.name) != theirs.get(flag.name)
+        ]
         if lowered:
-            yield PreflightFinding("flags", f"{side} may compute float32 in fewer bits: {', '.join(lowered)}")
+            yield PreflightFinding(
+                "flags", f"{side} may compute float32 in fewer bits: {', '.join(lowered)}"
+            )
         for flag in in_force:
             if flag.saturates:
-                yield PreflightFinding("flags", f"{side} saturates: {flag.effect} ({flag.name} is off)")
+                yield PreflightFinding(
+                    "flags", f"{side} saturates: {flag.effect} ({flag.name} is off)"
+                )
 
 
 def _feeding(pair: Pairing) -> Iterator[PreflightFinding]:
@@ -278,25 +421,50 @@ def _feeding(pair: Pairing) -> Iterator[PreflightFinding]:
         feed = manifest.feed
         left = () if feed is None else feed.not_fed
         if left:
-            places = _some([f"{entry.name or '(root)'} {entry.role} ({entry.why})" for entry in left])
-            yield PreflightFinding("feed", f"{len(left)} values of golden were not fed: {places}", serious=False)
+            places = _some(
+                [f"{entry.name or '(root)'} {entry.role} ({entry.why})" for entry in left]
+            )
+            yield PreflightFinding(
+                "feed", f"{len(left)} values of golden were not fed: {places}", serious=False
+            )
 
 
 def _scaler(pair: Pairing) -> Iterator[PreflightFinding]:
-    """A ``GradScaler`` on one side only: gradients are then scaled on the one, and not on the other."""
-    trained = [[entry for manifest in bundle.manifests.values() for entry in manifest.series] for bundle in (pair.golden, pair.candidate)]
-    scales = [next((entry.loss_scale for entry in series if entry.loss_scale is not None), None) for series in trained]
+    """A ``GradScaler`` on one side only: gradients are then scaled on the one, and not on the
+    other.
+    """
+    trained = [
+        [entry for manifest in bundle.manifests.values() for entry in manifest.series]
+        for bundle in (pair.golden, pair.candidate)
+    ]
+    scales = [
+        next((entry.loss_scale for entry in series if entry.loss_scale is not None), None)
+        for series in trained
+    ]
     if all(trained) and (scales[0] is None) is not (scales[1] is None):
-        ours, theirs = ("none" if scale is None else f"scales losses by {scale:g}" for scale in scales)
-        yield PreflightFinding("gradient scaler", f"gradient scaler: golden {ours}, {pair.name} {theirs}")
+        ours, theirs = (
+            "none" if scale is None else f"scales losses by {scale:g}" for scale in scales
+        )
+        yield PreflightFinding(
+            "gradient scaler", f"gradient scaler: golden {ours}, {pair.name} {theirs}"
+        )
 
 
 def _rounding(pair: Pairing) -> Iterator[PreflightFinding]:
     ours, theirs = (float_dtype(bundle.manifest) for bundle in (pair.golden, pair.candidate))
     narrower = theirs in ("bfloat16", "float16") and ours in ("float32", "float64")
-    if narrower and pair.golden.manifest.options.round_weights != theirs and pair.candidate.manifest.fed:
-        message = f"golden's weights are not rounded to {theirs} as the candidate's are, which hides small errors"
-        yield PreflightFinding("round_weights", f"{message}; capture it with --round-weights {theirs}", serious=False)
+    if (
+        narrower
+        and pair.golden.manifest.options.round_weights != theirs
+        and pair.candidate.manifest.fed
+    ):
+        message = (
+            f"golden's weights are not rounded to {theirs} as the candidate's are, which hides"
+            " small errors"
+        )
+        yield PreflightFinding(
+            "round_weights", f"{message}; capture it with --round-weights {theirs}", serious=False
+        )
 
 
 def _notes(pair: Pairing) -> Iterator[PreflightFinding]:
@@ -337,7 +505,8 @@ _CHECKS: tuple[PreflightCheck, ...] = (
     _notes,
 )
 
-#: What a baseline must share with golden; findings about ``OTHER`` are ignored, since its precision is the candidate's.
+# : What a baseline must share with golden; findings about ``OTHER`` are ignored, since its
+# precision is the candidate's.
 _BASELINE_CHECKS: tuple[PreflightCheck, ...] = (_unverified, _weights, _inputs, _steps, _settings)
 _HARMLESS = (About.SEED, About.STEPS)  # if weights, inputs and random numbers agree
 
@@ -349,21 +518,42 @@ def preflight_baseline(
     renamings: Sequence[Renaming] = (),
     refused: RefusedBaseline | None = None,
 ) -> list[PreflightFinding]:
-    """What makes a baseline a poor judge; or, if one would help and none may judge, the command that captures it."""
+    """What makes a baseline a poor judge; or, if one would help and none may judge, the command
+    that captures it.
+    """
     if refused is not None:
-        cure = f"where golden was captured, run: {refused.cure}; or let golden bring its own: capture --save-state --with-baseline"
-        return [PreflightFinding("refused baseline", f"{refused}; fixed limits judge"), PreflightFinding("baseline", cure, serious=False)]
+        cure = (
+            f"where golden was captured, run: {refused.cure}; or let golden bring its own: capture"
+            " --save-state --with-baseline"
+        )
+        return [
+            PreflightFinding("refused baseline", f"{refused}; fixed limits judge"),
+            PreflightFinding("baseline", cure, serious=False),
+        ]
     if baseline is None:
         dtypes = [float_dtype(bundle.manifest) for bundle in (golden, candidate)]
         if not candidate.manifest.fed and (dtypes[0] == dtypes[1] or "" in dtypes):
             return []
-        if Mode.DIGEST in (golden.manifest.options.mode, candidate.manifest.options.mode):  # no error is known, for a baseline to judge
+        if Mode.DIGEST in (
+            golden.manifest.options.mode,
+            candidate.manifest.options.mode,
+        ):  # no error is known, for a baseline to judge
             return []
         advice = suggested(golden, candidate)
         other = other_code(golden.manifest, candidate.manifest).versions
-        where = f" (where golden was captured: there {other[0][0]} is {other[0][1]})" if other else ""
-        then = shlex.join(["accucompare", "diff", str(golden.path), str(candidate.path), "--baseline", advice.out])
-        return [PreflightFinding("baseline", f"a baseline tells rounding from a bug: {advice.words}{where}, then {then}", serious=False)]
+        where = (
+            f" (where golden was captured: there {other[0][0]} is {other[0][1]})" if other else ""
+        )
+        then = shlex.join(
+            ["accucompare", "diff", str(golden.path), str(candidate.path), "--baseline", advice.out]
+        )
+        return [
+            PreflightFinding(
+                "baseline",
+                f"a baseline tells rounding from a bug: {advice.words}{where}, then {then}",
+                serious=False,
+            )
+        ]
     pair = Pairing(golden, baseline, renamings, "baseline")
     findings = [
         replace(
@@ -379,6 +569,11 @@ def preflight_baseline(
     ours, theirs = product_formats(baseline.manifest), product_formats(candidate.manifest)
     lowered = next((name for name in theirs if name), "")
     if theirs != ours and lowered and float_dtype(candidate.manifest) == "float32":
-        message = f"the candidate may round what goes into float32 products to {lowered}, the baseline does not"
-        findings.append(PreflightFinding("baseline", f"{message}: {baseline_command(golden, candidate)}"))
+        message = (
+            f"the candidate may round what goes into float32 products to {lowered}, the baseline"
+            " does not"
+        )
+        findings.append(
+            PreflightFinding("baseline", f"{message}: {baseline_command(golden, candidate)}")
+        )
     return findings

@@ -1,4 +1,6 @@
-"""What a comparison cannot rely on: a part of a saved state that a capture needed and did not get, and what feeding itself has changed."""
+"""What a comparison cannot rely on: a part of a saved state that a capture needed and did not get,
+and what feeding itself has changed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from accucompare.text import printable
 
 
 def unverified(sides: Iterable[tuple[str, Bundle]], golden: Bundle) -> Iterator[PreflightFinding]:
-    """A finding for each part of a state that a bundle needed and did not get, and for each module that feeding has changed.
+    """A finding for each part of a state that a bundle needed and did not get, and for each module
+    that feeding has changed.
 
     Args:
         sides: the bundles, each with the word for it.
@@ -23,13 +26,23 @@ def unverified(sides: Iterable[tuple[str, Bundle]], golden: Bundle) -> Iterator[
             started = manifest.training.started
             where = f" (rank {rank})" if bundle.manifest.ranks > 1 else ""
             for missing in () if started is None else started.missing:
-                if started is not None and _needs(manifest, missing.component, golden.manifests.get(rank)):
-                    start = f"{side}{where} started from step {started.step} of {manifest.options.like}"
-                    message = f"unverified: {start} without the {missing.component} of that state: {missing.reason}"
+                if started is not None and _needs(
+                    manifest, missing.component, golden.manifests.get(rank)
+                ):
+                    start = (
+                        f"{side}{where} started from step {started.step} of {manifest.options.like}"
+                    )
+                    message = (
+                        f"unverified: {start} without the {missing.component} of that state:"
+                        f" {missing.reason}"
+                    )
                     yield PreflightFinding("state", message, about=About.UNVERIFIED)
             for entry in () if manifest.feed is None else manifest.feed.not_fed:
                 if entry.hides:
-                    place = f"{display_name(entry.name)} call {entry.call} {entry.role} {printable(entry.path)} in step {entry.step}"
+                    place = (
+                        f"{display_name(entry.name)} call {entry.call} {entry.role}"
+                        f" {printable(entry.path)} in step {entry.step}"
+                    )
                     message = f"unverified: {side}{where}, {place}: {entry.why}"
                     yield PreflightFinding("feed", message, about=About.UNVERIFIED)
 
@@ -38,15 +51,23 @@ def _needs(manifest: Manifest, component: Component, golden: Manifest | None) ->
     """Whether what a capture recorded depends on a component of the state that it started from."""
     if component is Component.DATA:
         return golden is None or not _same_batches(golden, manifest)
-    return component is Component.RANDOM or max(len(manifest.steps), len(manifest.series)) > 1 or bool(manifest.options.backward)
+    return (
+        component is Component.RANDOM
+        or max(len(manifest.steps), len(manifest.series)) > 1
+        or bool(manifest.options.backward)
+    )
 
 
 def _same_batches(golden: Manifest, candidate: Manifest) -> bool:
     """Whether the digests show that each step of the candidate was given golden's inputs."""
     batches = {entry.step: entry.batch for entry in golden.series}
     same = all(entry.batch == batches.get(entry.step, entry.batch) for entry in candidate.series)
-    return same and all(_same_inputs(golden.inputs.get(step, {}), table) for step, table in candidate.inputs.items())
+    return same and all(
+        _same_inputs(golden.inputs.get(step, {}), table) for step, table in candidate.inputs.items()
+    )
 
 
 def _same_inputs(golden: dict[str, dict[str, str]], candidate: dict[str, dict[str, str]]) -> bool:
-    return golden.keys() == candidate.keys() and all(same_fingerprint(golden[name], candidate[name]) for name in golden)
+    return golden.keys() == candidate.keys() and all(
+        same_fingerprint(golden[name], candidate[name]) for name in golden
+    )

@@ -13,10 +13,23 @@ from typing import NamedTuple
 
 from accucompare.bundle.format import display_name
 from accucompare.errors import UsageError
-from accucompare.findings.log import Alert, End, Event, Finding, Frames, ScaleChange, Step, TrainingSetup, Vitals, WatchStart, read_log
+from accucompare.findings.log import (
+    Alert,
+    End,
+    Event,
+    Finding,
+    Frames,
+    ScaleChange,
+    Step,
+    TrainingSetup,
+    Vitals,
+    WatchStart,
+    read_log,
+)
 from accucompare.findings.words import printable_value
 
-#: So many steps skipped without one between that was not are an alarm: the loss scale was halved as often.
+# : So many steps skipped without one between that was not are an alarm: the loss scale was halved
+# as often.
 MANY_IN_A_ROW = 8
 #: A grad_norm so many times the median of those before it has jumped.
 JUMP = 10.0
@@ -25,7 +38,9 @@ _FEWEST = 3
 
 
 class Trail(NamedTuple):
-    """An origin, and the findings after it that it passed through, up to the next origin; ``None`` if the log names no origin."""
+    """An origin, and the findings after it that it passed through, up to the next origin; ``None``
+    if the log names no origin.
+    """
 
     run: Analysis
     origin: Finding | None
@@ -89,7 +104,9 @@ class Analysis:
 
     @cached_property
     def jumps(self) -> list[Jump]:
-        """The steps in which grad_norm jumped: to ten times the median of the ten before it, or to no number at all."""
+        """The steps in which grad_norm jumped: to ten times the median of the ten before it, or to
+        no number at all.
+        """
         jumps: list[Jump] = []
         before: list[float] = []
         was_finite = True
@@ -108,29 +125,45 @@ class Analysis:
 
     @cached_property
     def alarms(self) -> list[ScaleChange]:
-        """The changes of the loss scale that are no longer normal: many skipped steps in a row, or a scale at 1."""
+        """The changes of the loss scale that are no longer normal: many skipped steps in a row, or
+        a scale at 1.
+        """
         return [each for each in self.scaled if each.alarm or (each.skipped and each.scale <= 1)]
 
     @cached_property
     def unexplained(self) -> list[Step]:
-        """Steps that something was wrong in, without a finding, such as that the device's overflow flag was up; none that was skipped."""
+        """Steps that something was wrong in, without a finding, such as that the device's overflow
+        flag was up; none that was skipped.
+        """
         explained = {finding.step for finding in self.findings}
-        wrong = [step for step in self.steps if (step.overflowed or not step.finite) and not step.skipped]
+        wrong = [
+            step for step in self.steps if (step.overflowed or not step.finite) and not step.skipped
+        ]
         return [step for step in wrong if step.step not in explained]
 
     @cached_property
     def last_step(self) -> int:
         """The last step in the log; -1 if there is none."""
-        return max([step.step for step in self.steps[-1:]] + [finding.step for finding in self.findings[-1:]], default=-1)
+        return max(
+            [step.step for step in self.steps[-1:]]
+            + [finding.step for finding in self.findings[-1:]],
+            default=-1,
+        )
 
     @property
     def ending(self) -> str:
         """How the run ended, in a sentence."""
         if self.end is None:
-            return "the log has no end: the process was killed, its disk was full, or it is still running"
+            return (
+                "the log has no end: the process was killed, its disk was full, or it is still"
+                " running"
+            )
         plural = "" if self.end.steps == 1 else "s"
         watched = "all" if self.end.watched == self.end.steps else f"{self.end.watched:,}"
-        return f"ended after {self.end.steps:,} step{plural}, {watched} watched: {printable_value(self.end.reason, 300)}"
+        return (
+            f"ended after {self.end.steps:,} step{plural}, {watched} watched:"
+            f" {printable_value(self.end.reason, 300)}"
+        )
 
     def scale_at(self, step: int) -> float | None:
         """The loss scale in a step, if there was one."""
@@ -138,10 +171,15 @@ class Analysis:
 
     def frames_of(self, finding: Finding) -> Frames | None:
         """The last frames before a finding, if they were kept; of its step."""
-        return next((frames for frames in self.frames if frames.step == finding.step and not frames.traced), None)
+        return next(
+            (frames for frames in self.frames if frames.step == finding.step and not frames.traced),
+            None,
+        )
 
 
-def analyse(run: list[Event], path: Path | None = None, earlier: Analysis | None = None) -> Analysis:
+def analyse(
+    run: list[Event], path: Path | None = None, earlier: Analysis | None = None
+) -> Analysis:
     """Sort out a run.
 
     Args:
@@ -181,7 +219,8 @@ class Ranks:
     Attributes:
         path: the log, or the directory of the logs.
         ranks: by number.
-        notes: what is missing or unequal: logs that cannot be read, ranks without one, ranks that end before the others.
+        notes: what is missing or unequal: logs that cannot be read, ranks without one, ranks that
+            end before the others.
         incomplete: whether a log is missing or cannot be read.
     """
 
@@ -194,7 +233,9 @@ class Ranks:
     def trails(self) -> list[Trail]:
         """All ranks' trails in execution order: by step, place in the step, and rank."""
         every = (trail for run in self.ranks for trail in run.trails)
-        return sorted(every, key=lambda trail: (trail.first.step, trail.first.order, trail.run.start.rank))
+        return sorted(
+            every, key=lambda trail: (trail.first.step, trail.first.order, trail.run.start.rank)
+        )
 
     @cached_property
     def findings(self) -> list[tuple[Analysis, Finding]]:
@@ -204,8 +245,13 @@ class Ranks:
 
     @cached_property
     def first(self) -> tuple[Analysis, Finding] | None:
-        """The first origin of any rank, and that rank; if the logs name no origin, the first finding; ``None`` if there is none."""
-        return next((pair for pair in self.findings if pair[1].origin), self.findings[0] if self.findings else None)
+        """The first origin of any rank, and that rank; if the logs name no origin, the first
+        finding; ``None`` if there is none.
+        """
+        return next(
+            (pair for pair in self.findings if pair[1].origin),
+            self.findings[0] if self.findings else None,
+        )
 
     @property
     def directory(self) -> Path:
@@ -226,18 +272,30 @@ class Ranks:
     def unexplained(self) -> list[tuple[Analysis, Step]]:
         """Steps that something was wrong in, without a finding of any rank."""
         explained = {finding.step for _, finding in self.findings}
-        return [(run, step) for run in self.ranks for step in run.unexplained if step.step not in explained]
+        return [
+            (run, step)
+            for run in self.ranks
+            for step in run.unexplained
+            if step.step not in explained
+        ]
 
     @property
     def trouble(self) -> str:
-        """Why a log without findings proves nothing; empty if there are findings, or if it does prove that all was finite."""
+        """Why a log without findings proves nothing; empty if there are findings, or if it does
+        prove that all was finite.
+        """
         if self.findings or self.unexplained:
             return ""
         if not self.watched:
             return f"no step was watched; {self.ranks[0].ending}"
         if self.incomplete:
             return "nothing was found, but not in every rank's log: " + "; ".join(self.notes)
-        unseen = {name: what for run in self.ranks for step in run.steps for name, what in step.unseen.items()}
+        unseen = {
+            name: what
+            for run in self.ranks
+            for step in run.steps
+            for name, what in step.unseen.items()
+        }
         if unseen:
             name, what = next(iter(unseen.items()))
             more = f", and {len(unseen) - 1:,} more" if len(unseen) > 1 else ""
@@ -255,12 +313,25 @@ def read(path: Path) -> Ranks:
     """
     if not os.path.isdir(path):
         return Ranks(path, [_last_run(path)])
-    numbered = [(int(match[1]), log) for log in path.iterdir() if (match := re.fullmatch(r"rank(\d{1,9})\.jsonl", log.name))]
+    numbered = [
+        (int(match[1]), log)
+        for log in path.iterdir()
+        if (match := re.fullmatch(r"rank(\d{1,9})\.jsonl", log.name))
+    ]
     if not numbered:
-        raise UsageError(f"{path}: holds no log of a watch (rank0.jsonl); name the directory that `watch` wrote, or a log in it")
+        raise UsageError(
+            f"{path}: holds no log of a watch (rank0.jsonl); name the directory that `watch` wrote,"
+            " or a log in it"
+        )
     runs, notes = _last_runs([log for _, log in sorted(numbered)])
-    ranks = max(runs, key=lambda run: run.start.time).start.ranks  # of the newest start; logs of one with more ranks are still there
-    earlier = [f"{run.path}: left out, of a run with {run.start.ranks} ranks" for run in runs if run.start.ranks != ranks]
+    ranks = max(
+        runs, key=lambda run: run.start.time
+    ).start.ranks  # of the newest start; logs of one with more ranks are still there
+    earlier = [
+        f"{run.path}: left out, of a run with {run.start.ranks} ranks"
+        for run in runs
+        if run.start.ranks != ranks
+    ]
     runs = [run for run in runs if run.start.ranks == ranks]
     missing = sorted(set(range(runs[0].start.ranks)) - {run.start.rank for run in runs})
     absent = [f"no log of rank {_ranges(missing)} of {runs[0].start.ranks}"] if missing else []
@@ -283,9 +354,12 @@ def _shorter(runs: list[Analysis]) -> list[str]:
     """In words, the ranks whose log ends before the others' do."""
     last = max(run.last_step for run in runs)
     return [
-        f"rank {run.start.rank} ends at step {run.last_step}, others go on to step {last}; {run.ending}"
-        if run.last_step >= 0
-        else f"rank {run.start.rank} has no step, others go on to step {last}; {run.ending}"
+        (
+            f"rank {run.start.rank} ends at step {run.last_step}, others go on to step {last};"
+            f" {run.ending}"
+            if run.last_step >= 0
+            else f"rank {run.start.rank} has no step, others go on to step {last}; {run.ending}"
+        )
         for run in runs
         if run.last_step < last
     ]

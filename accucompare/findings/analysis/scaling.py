@@ -9,13 +9,15 @@ from accucompare.findings.log import ScaleChange
 class Scaling:
     """What a loss scaler has done.
 
-    A scaler begins with a scale that is too large and halves it until gradients fit, and tries a larger one now and then: a skipped
-    step is how it finds out. Many in a row, or a scale of 1, are not.
+    A scaler begins with a scale that is too large and halves it until gradients fit, and tries a
+    larger one now and then: a skipped step is how it finds out. Many in a row, or a scale of 1, are
+    not.
 
     Attributes:
         scale: after the last step; ``None`` without a scaler.
         in_a_row: how many steps have been skipped without one between that was not.
-        found: whether an update was let pass, so that the scale to begin with is found: from 2**32 on, that takes many steps.
+        found: whether an update was let pass, so that the scale to begin with is found: from 2**32
+            on, that takes many steps.
     """
 
     def __init__(self, scale: float | None) -> None:
@@ -23,7 +25,9 @@ class Scaling:
         self.in_a_row = 0
         self.found = False
 
-    def end_step(self, step: int, scale: float | None, skipped: bool, where: str) -> ScaleChange | None:
+    def end_step(
+        self, step: int, scale: float | None, skipped: bool, where: str
+    ) -> ScaleChange | None:
         """
         Args:
             step: that ends.
@@ -41,11 +45,28 @@ class Scaling:
             return None
         lowest = skipped and scale is not None and scale <= 1
         alarm = lowest or (self.found and self.in_a_row >= MANY_IN_A_ROW)
-        change = "" if scale is None or before == scale else f"the loss scale went from {before:g} to {scale:g}"
+        change = (
+            ""
+            if scale is None or before == scale
+            else f"the loss scale went from {before:g} to {scale:g}"
+        )
         if not skipped:
             return ScaleChange(step, scale or 0.0, False, 0, False, change)
-        overflow = f"gradients overflowed{f' in {where}' if where else ''}, and the update was skipped"
-        reason = "the loss scale is down to 1" if lowest else f"{self.in_a_row} updates in a row were skipped"
+        overflow = (
+            f"gradients overflowed{f' in {where}' if where else ''}, and the update was skipped"
+        )
+        reason = (
+            "the loss scale is down to 1"
+            if lowest
+            else f"{self.in_a_row} updates in a row were skipped"
+        )
         alarming = f"{reason}: this is not normal, the gradients are not finite at any scale"
         verdict = alarming if alarm else "this is normal now and then"
-        return ScaleChange(step, scale or 0.0, True, self.in_a_row, alarm, "; ".join(part for part in (overflow, change, verdict) if part))
+        return ScaleChange(
+            step,
+            scale or 0.0,
+            True,
+            self.in_a_row,
+            alarm,
+            "; ".join(part for part in (overflow, change, verdict) if part),
+        )

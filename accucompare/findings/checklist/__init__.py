@@ -1,8 +1,24 @@
 """The checklist: its checks, and what a log says to each."""
 
-from accucompare.findings.checklist.checks import Check, CheckOutcome, CheckStatus, Layer, failed, not_looked_at, passed, warned
+from accucompare.findings.checklist.checks import (
+    Check,
+    CheckOutcome,
+    CheckStatus,
+    Layer,
+    failed,
+    not_looked_at,
+    passed,
+    warned,
+)
 from accucompare.findings.checklist.checks_run import FINITE
-from accucompare.findings.checklist.health_checklist import CHECKS, Checklist, Health, judge_log, judge_vitals, read_thresholds
+from accucompare.findings.checklist.health_checklist import (
+    CHECKS,
+    Checklist,
+    Health,
+    judge_log,
+    judge_vitals,
+    read_thresholds,
+)
 
 __all__ = [
     "CHECKS",

@@ -1,7 +1,8 @@
-"""What a check of the checklist is, and what it is given. Without torch; the checks themselves are tables in ``checks_*.py``.
+"""What a check of the checklist is, and what it is given. Without torch; the checks themselves are
+tables in ``checks_*.py``.
 
-A check is a pure function from what the log holds to an outcome. It states what was measured, never a mechanism that nobody saw.
-"""
+A check is a pure function from what the log holds to an outcome. It states what was measured, never
+a mechanism that nobody saw."""
 
 from __future__ import annotations
 
@@ -75,11 +76,15 @@ def passed(measured: str, value: float | None = None) -> CheckOutcome:
     return CheckOutcome(CheckStatus.PASS, measured, value)
 
 
-def warned(measured: str, value: float | None = None, step: int | None = None, place: str = "") -> CheckOutcome:
+def warned(
+    measured: str, value: float | None = None, step: int | None = None, place: str = ""
+) -> CheckOutcome:
     return CheckOutcome(CheckStatus.WARN, measured, value, step, place)
 
 
-def failed(measured: str, value: float | None = None, step: int | None = None, place: str = "") -> CheckOutcome:
+def failed(
+    measured: str, value: float | None = None, step: int | None = None, place: str = ""
+) -> CheckOutcome:
     return CheckOutcome(CheckStatus.FAIL, measured, value, step, place)
 
 
@@ -96,7 +101,8 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What a check is given: one rank's run, the thresholds in force, and the runs of the other ranks.
+    """What a check is given: one rank's run, the thresholds in force, and the runs of the other
+    ranks.
 
     Attributes:
         run: of the rank.
@@ -125,9 +131,14 @@ class Evidence:
 
     @cached_property
     def losses(self) -> list[Point]:
-        """The loss of each step: the one that the loop told, or else the one that the backward began with."""
+        """The loss of each step: the one that the loop told, or else the one that the backward
+        began with.
+        """
         seen = {each.step: each.loss for each in self.vitals}
-        every = [(step.step, step.loss if step.loss is not None else seen.get(step.step)) for step in self.run.steps]
+        every = [
+            (step.step, step.loss if step.loss is not None else seen.get(step.step))
+            for step in self.run.steps
+        ]
         return [Point(step, float(loss)) for step, loss in every if loss is not None]
 
     @cached_property
@@ -135,7 +146,9 @@ class Evidence:
         """The gradient norm of each step whose update was not skipped."""
         skipped = {each.step for each in self.run.scaled if each.skipped}
         return [
-            Point(step.step, float(step.grad_norm)) for step in self.run.steps if step.grad_norm is not None and step.step not in skipped
+            Point(step.step, float(step.grad_norm))
+            for step in self.run.steps
+            if step.grad_norm is not None and step.step not in skipped
         ]
 
     @cached_property
@@ -143,7 +156,9 @@ class Evidence:
         """The steps that were looked at closely."""
         return [each for each in self.vitals if each.layers]
 
-    def of_layers(self, *measurements: str) -> Iterator[tuple[ParameterFacts, list[tuple[int, list[float]]]]]:
+    def of_layers(
+        self, *measurements: str
+    ) -> Iterator[tuple[ParameterFacts, list[tuple[int, list[float]]]]]:
         """For each parameter, the steps in which all of these were measured, with the numbers."""
         parameters = self.setup.parameters if self.setup is not None else []
         for index, parameter in enumerate(parameters):
@@ -151,7 +166,9 @@ class Evidence:
             for each in self.looked:
                 found = [_at(each.layers.get(name), index) for name in measurements]
                 if None not in found:
-                    series.append((each.step, [float(value) for value in found if value is not None]))
+                    series.append(
+                        (each.step, [float(value) for value in found if value is not None])
+                    )
             if series:
                 yield parameter, series
 
@@ -193,14 +210,21 @@ class Check:
 
 
 class Need(str, Enum):
-    """What a run must have so that a check can look at it; the value is the reason if it has not."""
+    """What a run must have so that a check can look at it; the value is the reason if it has
+    not."""
 
     __str__ = str.__str__
 
-    VITALS = "the log holds no numbers for the checklist: it is of an earlier version, or of a watch without (checks_every=0)"
+    VITALS = (
+        "the log holds no numbers for the checklist: it is of an earlier version, or of a watch"
+        " without (checks_every=0)"
+    )
     BEGUN = "the log holds no numbers for the checklist, not even of a step that an error ended"
     UPDATES = "no update was seen"
-    LOSSES = "no loss was seen: no backward reached the model inside the watch, and step() was given none"
+    LOSSES = (
+        "no loss was seen: no backward reached the model inside the watch, and step() was given"
+        " none"
+    )
     NORMS = "no gradient norm was seen: no backward reached the model inside the watch"
     CLOSE = "no step with an update was looked at closely"
     SCALER = "there is no loss scaler, or the watch was not told of it (scaler=)"
@@ -227,7 +251,9 @@ _HAS: dict[Need, Callable[[Evidence], object]] = {
     Need.SCHEDULER: lambda seen: seen.setup is not None and seen.setup.schedulers,
     Need.GIVEN: lambda seen: any(each.given for each in seen.run.vitals),
     Need.TARGETS: lambda seen: any(each.targets is not None for each in seen.vitals),
-    Need.ADAM: lambda seen: any(value is not None for each in seen.looked for value in each.layers.get("v", ())),
+    Need.ADAM: lambda seen: any(
+        value is not None for each in seen.looked for value in each.layers.get("v", ())
+    ),
     Need.EARLIER: lambda seen: seen.run.earlier is not None and seen.run.earlier.vitals,
     Need.RANKS: lambda seen: len(seen.ranks) > 1,
 }
@@ -259,12 +285,21 @@ class Spike(NamedTuple):
     spreads: float
 
 
-def spikes(series: Sequence[Point], times: float, *, window: int = 100, fewest: int = 20, floor: float = 0.1) -> list[Spike]:
-    """The values of a positive series that lie more than ``times`` spreads above the median of the ten before them.
+def spikes(
+    series: Sequence[Point],
+    times: float,
+    *,
+    window: int = 100,
+    fewest: int = 20,
+    floor: float = 0.1,
+) -> list[Spike]:
+    """The values of a positive series that lie more than ``times`` spreads above the median of the
+    ten before them.
 
-    Measured in logarithms. The spread is that of a value from its neighbours: of the steps from one value to the next, the standard
-    deviation of a normal distribution with the same median absolute deviation, over the square root of two. So a slow fall over decades is
-    no spread. It is at least ``floor`` (0.1: a tenth of the value), since a smooth series would have none.
+    Measured in logarithms. The spread is that of a value from its neighbours: of the steps from one
+    value to the next, the standard deviation of a normal distribution with the same median absolute
+    deviation, over the square root of two. So a slow fall over decades is no spread. It is at least
+    ``floor`` (0.1: a tenth of the value), since a smooth series would have none.
 
     Args:
         series: by step; what is not finite or not positive is left out, for other checks to see.
@@ -282,7 +317,9 @@ def spikes(series: Sequence[Point], times: float, *, window: int = 100, fewest: 
             usual = median(before[-_RECENT:])
             steps = [after - earlier for earlier, after in itertools.pairwise(before[-window:])]
             middle = median(steps)
-            spread = max(_NORMAL * median(abs(each - middle) for each in steps) / math.sqrt(2), floor)
+            spread = max(
+                _NORMAL * median(abs(each - middle) for each in steps) / math.sqrt(2), floor
+            )
             if value - usual > times * spread:
                 found.append(Spike(point, math.exp(usual), (value - usual) / spread))
         before.append(value)

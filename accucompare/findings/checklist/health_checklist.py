@@ -11,7 +11,14 @@ from pathlib import Path
 from accucompare.errors import UsageError
 from accucompare.files import bounded
 from accucompare.findings.analysis import Ranks
-from accucompare.findings.checklist.checks import Check, CheckOutcome, CheckStatus, Evidence, Threshold, not_looked_at
+from accucompare.findings.checklist.checks import (
+    Check,
+    CheckOutcome,
+    CheckStatus,
+    Evidence,
+    Threshold,
+    not_looked_at,
+)
 from accucompare.findings.checklist.checks_data import DATA
 from accucompare.findings.checklist.checks_loss import LOSS
 from accucompare.findings.checklist.checks_model import MODEL
@@ -22,8 +29,19 @@ from accucompare.findings.checklist.checks_run import RUN
 from accucompare.findings.checklist.checks_schedule import SCHEDULE
 
 #: All of them, in the order in which they are shown.
-CHECKS: tuple[Check, ...] = (*DATA, *RANDOMNESS, *MODEL, *LOSS, *PRECISION, *OPTIMIZER, *SCHEDULE, *RUN)
-THRESHOLDS: dict[str, Threshold] = {threshold.name: threshold for check in CHECKS for threshold in check.thresholds}
+CHECKS: tuple[Check, ...] = (
+    *DATA,
+    *RANDOMNESS,
+    *MODEL,
+    *LOSS,
+    *PRECISION,
+    *OPTIMIZER,
+    *SCHEDULE,
+    *RUN,
+)
+THRESHOLDS: dict[str, Threshold] = {
+    threshold.name: threshold for check in CHECKS for threshold in check.thresholds
+}
 _ORDER = list(CheckStatus)
 _MOST_BYTES = 1 << 20  # of a file of thresholds
 
@@ -65,12 +83,20 @@ class Health:
     @property
     def status(self) -> CheckStatus:
         """The worst of all; *not looked at* if nothing was."""
-        judged = [each.status for each in self.results if each.status is not CheckStatus.NOT_LOOKED_AT]
+        judged = [
+            each.status for each in self.results if each.status is not CheckStatus.NOT_LOOKED_AT
+        ]
         return min(judged, key=_ORDER.index) if judged else CheckStatus.NOT_LOOKED_AT
 
     def counts(self) -> dict[CheckStatus, int]:
         return {
-            status: len(self.of(status)) for status in (CheckStatus.PASS, CheckStatus.WARN, CheckStatus.FAIL, CheckStatus.NOT_LOOKED_AT)
+            status: len(self.of(status))
+            for status in (
+                CheckStatus.PASS,
+                CheckStatus.WARN,
+                CheckStatus.FAIL,
+                CheckStatus.NOT_LOOKED_AT,
+            )
         }
 
 
@@ -103,7 +129,9 @@ def _result(check: Check, ranks: Ranks, given: Mapping[str, float]) -> Checklist
     runs = ranks.ranks[:1] if check.across else ranks.ranks
     outcomes = [(_outcome(check, Evidence(run, limits, ranks.ranks)), run) for run in runs]
     outcome, run = min(outcomes, key=lambda pair: _ORDER.index(pair[0].status))
-    return Checklist(check, outcome, limits, run.start.rank if ranks.several and not check.across else None)
+    return Checklist(
+        check, outcome, limits, run.start.rank if ranks.several and not check.across else None
+    )
 
 
 def _outcome(check: Check, evidence: Evidence) -> CheckOutcome:
@@ -114,7 +142,8 @@ def _outcome(check: Check, evidence: Evidence) -> CheckOutcome:
 
 
 def read_thresholds(texts: Iterable[str], file: Path | None = None) -> dict[str, float]:
-    """Thresholds as they are given on the command line, ``name=value``, and in a TOML file of such lines; the former win.
+    """Thresholds as they are given on the command line, ``name=value``, and in a TOML file of such
+    lines; the former win.
 
     Raises:
         UsageError: if one cannot be read, or there is none of that name.
@@ -133,9 +162,13 @@ def read_thresholds(texts: Iterable[str], file: Path | None = None) -> dict[str,
         given[name.strip()] = number
     for name, number in given.items():
         if name not in THRESHOLDS:
-            raise UsageError(f"--threshold {name}: there is none of this name; known are {', '.join(THRESHOLDS)}")
+            raise UsageError(
+                f"--threshold {name}: there is none of this name; known are {', '.join(THRESHOLDS)}"
+            )
         if not 0 <= number < math.inf:
-            raise UsageError(f"--threshold {name}={number:g}: must be a finite number that is not negative")
+            raise UsageError(
+                f"--threshold {name}={number:g}: must be a finite number that is not negative"
+            )
     return given
 
 

@@ -1,9 +1,10 @@
-"""The events of a watch's log, each a line of JSON. Without torch, so that a log can be read anywhere.
+"""The events of a watch's log, each a line of JSON. Without torch, so that a log can be read
+anywhere.
 
-A log holds runs, one after the other. Each begins with a ``WatchStart``; then for each step, in this order, its ``Alert``, ``Finding``,
-``Frames`` and ``ScaleChange`` events, its ``TrainingSetup`` (in the first step, and where it has changed), its ``Vitals`` and its ``Step``;
-and at last an ``End``, which is missing if the process was killed.
-"""
+A log holds runs, one after the other. Each begins with a ``WatchStart``; then for each step, in
+this order, its ``Alert``, ``Finding``, ``Frames`` and ``ScaleChange`` events, its ``TrainingSetup``
+(in the first step, and where it has changed), its ``Vitals`` and its ``Step``; and at last an
+``End``, which is missing if the process was killed."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Site(str, Enum):
     __str__ = str.__str__
 
     MODULE = "module"  # inside this module call
-    GLUE = "glue"  # in the module's own forward, between its children: before or after the one that `near` names
+    # in the module's own forward, between its children: before or after the one that `near` names
+    GLUE = "glue"
     POINT = "point"  # it was seen at a point of the user's own (`check_finite`), which `near` names
     WEIGHTS = "weights"  # it was in a parameter or a buffer of this module before
     INPUT = "input"  # the model was given it
@@ -34,7 +36,9 @@ class Site(str, Enum):
     GRADIENTS = "gradients"  # in a parameter's gradient, between the backward and the update
     UPDATE = "update"  # in a parameter, by the optimizer's last update
     RANK = "rank"  # another rank has found it
-    SUM = "sum"  # of a gradient: the sum of what came from several places, or of several ranks, steps or micro-batches
+    # of a gradient: the sum of what came from several places, or of several ranks, steps or
+    # micro-batches
+    SUM = "sum"
 
 
 _ASIDES = {
@@ -62,9 +66,12 @@ class Cause(str, Enum):
 
     __str__ = str.__str__
 
-    RANKS = "made inside, or given by another rank"  # its inputs were finite, but it has talked to other ranks
+    # its inputs were finite, but it has talked to other ranks
+    RANKS = "made inside, or given by another rank"
     INSIDE = "made inside"  # its inputs were finite, or held no more than a legal Inf
-    NEAR = "inputs near the limit"  # finite, but within a factor of the largest number of their dtype
+    NEAR = (
+        "inputs near the limit"  # finite, but within a factor of the largest number of their dtype
+    )
     INPUTS = "inputs already bad"
 
 
@@ -97,7 +104,8 @@ class TensorRange(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tensor, or one Python number, that was looked at.
 
     Attributes:
-        role: ``input``, ``output``, ``weight``, ``buffer`` or ``grad``; of an operator's gradients, too.
+        role: ``input``, ``output``, ``weight``, ``buffer`` or ``grad``; of an operator's gradients,
+            too.
         path: where in a nested value it is; of a weight, its name in the module.
         dtype: PyTorch's name without ``torch.``.
         shape: of the tensor.
@@ -128,7 +136,8 @@ class TensorRange(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One module call (or, backward, one operator's gradient), as the table of the last frames shows it.
+    """One module call (or, backward, one operator's gradient), as the table of the last frames
+    shows it.
 
     Attributes:
         order: its place in the step.
@@ -188,15 +197,19 @@ class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_
         origin: whether it began here; else it came in.
         cause: what is known of the inputs.
         kinds: of what came out: ``NaN``, ``+Inf``, ``-Inf``, ``saturated``.
-        near: of glue, the child that it was made ``before`` or ``after``, as ``"before block.2"``; of a point, its label.
+        near: of glue, the child that it was made ``before`` or ``after``, as ``"before block.2"``;
+            of a point, its label.
         operator: that made it, if known: ``aten.log.default``, or backward ``LogBackward0``.
         line: the source line that called the operator, such as ``model.py:57``.
         tensors: what went in and what came out.
         operator_tensors: what went into the operator and came out of it.
         weights: the module's parameters and buffers that are not finite.
-        parameters: of a gradient: every parameter whose gradient is not finite, in the order of the backward.
-        legal: for the reader: paths of inputs that held an Inf and may have; of a loss, what the model gave that did.
-        unseen: of what may have gone in, what was not looked at: paths of inputs, ``weights``, or an operator's input that is neither.
+        parameters: of a gradient: every parameter whose gradient is not finite, in the order of the
+            backward.
+        legal: for the reader: paths of inputs that held an Inf and may have; of a loss, what the
+            model gave that did.
+        unseen: of what may have gone in, what was not looked at: paths of inputs, ``weights``, or
+            an operator's input that is neither.
         second: whether it was in a second backward, through the gradients that another one gave.
         reproducer: the path of the script, from the log's directory.
         reproducer_notes: what the reproducer lacks, or why there is none.
@@ -237,7 +250,9 @@ class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_
 
     @property
     def place(self) -> str:
-        """What people read: ``encoder.layers.3.fc1``, ``encoder.layers.3 (glue, before norm2)``, ``fc1, backward``."""
+        """What people read: ``encoder.layers.3.fc1``, ``encoder.layers.3 (glue, before norm2)``,
+        ``fc1, backward``.
+        """
         name = display_name(self.name) + (f" call {self.call}" if self.call else "")
         if self.site is Site.LOSS:
             return "the loss, backward" if self.direction is Direction.BACKWARD else "the loss"
@@ -249,7 +264,11 @@ class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_
         aside = _ASIDES.get(self.site, [])
         aside = [*aside, *([self.near] if self.near else [])]
         direction = ", backward" if self.direction is Direction.BACKWARD else ""
-        return name + (f" ({(' ' if self.site is Site.HOOK else ', ').join(aside)})" if aside else "") + direction
+        return (
+            name
+            + (f" ({(' ' if self.site is Site.HOOK else ', ').join(aside)})" if aside else "")
+            + direction
+        )
 
 
 class Alert(msgspec.Struct, tag="warned", tag_field="event", frozen=True, omit_defaults=True):
@@ -313,14 +332,16 @@ class Step(msgspec.Struct, tag="step", tag_field="event", frozen=True, omit_defa
 
     Attributes:
         step: its number.
-        grad_norm: the L2 norm of all gradients together, before clipping and without the loss scale.
+        grad_norm: the L2 norm of all gradients together, before clipping and without the loss
+            scale.
         largest: the parameters that carry most of it, with their own norms, the largest first.
         scale: the loss scale, if there is one.
         overflowed: whether the device's overflow flag was up; ``None`` on devices without.
         loss: if it is known.
         finite: whether nothing was found in this step, and every gradient was finite.
         unseen: by the names of modules, what could not be looked at: ``finite`` holds for the rest.
-        skipped: whether the update was skipped since gradients overflowed, as a loss scaler does now and then: that is no finding.
+        skipped: whether the update was skipped since gradients overflowed, as a loss scaler does
+            now and then: that is no finding.
     """
 
     step: int
@@ -339,9 +360,11 @@ class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaul
 
     Attributes:
         steps: how many there were; ``watched`` of them were watched.
-        reason: how it ended, in words: ``finished``, ``stopped after step N, as asked``, or the error that ended the loop.
+        reason: how it ended, in words: ``finished``, ``stopped after step N, as asked``, or the
+            error that ended the loop.
         ending: the same, as a fact.
-        weights: the norm of each of ``Setup.parameters`` at last, in that order: by them, a run that goes on from here is known.
+        weights: the norm of each of ``Setup.parameters`` at last, in that order: by them, a run
+            that goes on from here is known.
         state: of a run that was paused: where the state is saved from which it can go on.
     """
 
@@ -358,4 +381,6 @@ class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaul
         return self.ending in (Ending.FINISHED, Ending.FINDING, Ending.STOPPED, Ending.PAUSED)
 
 
-Event: TypeAlias = WatchStart | TrainingSetup | Finding | Alert | Frames | ScaleChange | Vitals | Step | End
+Event: TypeAlias = (
+    WatchStart | TrainingSetup | Finding | Alert | Frames | ScaleChange | Vitals | Step | End
+)

@@ -9,11 +9,13 @@ from accucompare.findings.log.observations import StepObservation, What
 
 
 def frames_of(observations: Iterable[StepObservation], until: int | None = None) -> list[Frame]:
-    """A frame for each module call that ended and each operator's gradient, in the order in which they ended.
+    """A frame for each module call that ended and each operator's gradient, in the order in which
+    they ended.
 
     Args:
         observations: of a step, in order.
-        until: the place in the step after which nothing is wanted; but a call that is running then is shown as far as it has come.
+        until: the place in the step after which nothing is wanted; but a call that is running then
+            is shown as far as it has come.
     """
     running: dict[tuple[str, int], StepObservation] = {}
     frames = []
@@ -39,7 +41,9 @@ def _frame(each: StepObservation, began: StepObservation | None) -> Frame:
         each.place.name,
         each.place.call,
         each.place.type,
-        Direction.BACKWARD if each.what in (What.GRADIENT, What.ARRIVED, What.PARAMETER) else Direction.FORWARD,
+        Direction.BACKWARD
+        if each.what in (What.GRADIENT, What.ARRIVED, What.PARAMETER)
+        else Direction.FORWARD,
         each.operator or each.parameter_name or each.near,
         [*given, *(each.tensors if each is not began else [])],
     )

@@ -34,14 +34,17 @@ def _storable(value: Any) -> Any:
     if isinstance(value, str) and not isinstance(value, Enum):
         return storable(value)
     if isinstance(value, msgspec.Struct):
-        return type(value)(**{name: _storable(each) for name, each in msgspec.structs.asdict(value).items()})
+        return type(value)(
+            **{name: _storable(each) for name, each in msgspec.structs.asdict(value).items()}
+        )
     if isinstance(value, dict):
         return {_storable(key): _storable(each) for key, each in value.items()}
     return [_storable(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 class Log:
-    """A file that events are added to, each at once, so that a killed process leaves those that were.
+    """A file that events are added to, each at once, so that a killed process leaves those that
+    were.
 
     A full disk ends the log with a warning, and never what is watched.
 
@@ -58,14 +61,20 @@ class Log:
         self.failure: str | None = None
         self._place = Path(os.path.realpath(path))  # which takes links in a circle as they are
         if self._place in _open:
-            raise UsageError(f"{path}: another watch is writing its log there; give this one a directory of its own (out=)")
+            raise UsageError(
+                f"{path}: another watch is writing its log there; give this one a directory of its"
+                " own (out=)"
+            )
         self._file: IO[bytes] | None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b", buffering=0)
             self._mend(self._file)
         except OSError as error:
-            raise UsageError(f"{path}: the log of the watch cannot be written ({error.strerror}); {cure_of(error)}") from None
+            raise UsageError(
+                f"{path}: the log of the watch cannot be written ({error.strerror});"
+                f" {cure_of(error)}"
+            ) from None
         _open.add(self._place)
 
     def write(self, event: Event) -> None:
@@ -77,7 +86,9 @@ class Log:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             self.close()
-            self.failure = f"{self.path}: the log of the watch ends here ({error.strerror}); {cure_of(error)}"
+            self.failure = (
+                f"{self.path}: the log of the watch ends here ({error.strerror}); {cure_of(error)}"
+            )
             _LOGGER.warning("%s; the watch goes on", self.failure)
 
     def close(self) -> None:
@@ -113,7 +124,8 @@ def _is_start(line: bytes) -> bool:
 def read_log(path: Path) -> list[list[Event]]:
     """The runs in a log, each a list of events that begins with its ``WatchStart``.
 
-    A line that is cut short, as a killed process leaves it, is left out: the last one, or the last one before another run's start.
+    A line that is cut short, as a killed process leaves it, is left out: the last one, or the last
+    one before another run's start.
 
     Raises:
         UsageError: if there is no such file, or it is no log of a watch.
@@ -135,7 +147,9 @@ def read_log(path: Path) -> list[list[Event]]:
         if isinstance(event, WatchStart):
             runs.append([])
         if not runs:
-            raise UsageError(f"{path}, line {index}: is no log of a watch: it does not begin with a start")
+            raise UsageError(
+                f"{path}, line {index}: is no log of a watch: it does not begin with a start"
+            )
         runs[-1].append(event)
     if not runs:
         raise UsageError(f"{path}: holds no events: no watch was running, or its disk was full")

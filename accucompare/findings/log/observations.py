@@ -22,7 +22,9 @@ class What(Enum):
     POINT = "point"  # a point of the user's own: one tensor
     FLAG = "flag"  # the device's overflow flag went up since the last time that it was looked at
     ARRIVED = "arrived"  # the gradient of what an outermost call gave
-    SUM = "sum"  # what arrives at an operator's backward; the call is the one in which what the operator gave was used
+    # what arrives at an operator's backward; the call is the one in which what the operator gave
+    # was used
+    SUM = "sum"
     GRADIENT = "gradient"  # what an operator's backward gives
     SECOND = "second"  # likewise, in a backward through the gradients that another one gave
     LOSS = "loss"  # likewise, of an operator that was called outside of the model, after it
@@ -55,12 +57,15 @@ class StepObservation:
         tensors: what was looked at.
         operator: of an operator or its gradient, its name.
         line: of an operator, the source line that called it.
-        near: of an operator's gradient, the child that its call's own code had called last, if it has children; of a point, its label;
-            of a flag, ``before`` and the child, if it went up before one.
-        parameter: of a parameter's gradient, the parameter's name in its module, which is the place.
+        near: of an operator's gradient, the child that its call's own code had called last, if it
+            has children; of a point, its label; of a flag, ``before`` and the child, if it went up
+            before one.
+        parameter: of a parameter's gradient, the parameter's name in its module, which is the
+            place.
         order: its place in the step.
         unseen: paths of tensors that could not be looked at.
-        talked: of a call that began or ended, whether this rank has talked to others since the last thing of that kind.
+        talked: of a call that began or ended, whether this rank has talked to others since the last
+            thing of that kind.
     """
 
     what: What
@@ -77,7 +82,11 @@ class StepObservation:
     @property
     def parameter_name(self) -> str:
         """The qualified name of the parameter; empty if this is of none."""
-        return f"{self.place.name}.{self.parameter}" if self.place.name and self.parameter else self.parameter
+        return (
+            f"{self.place.name}.{self.parameter}"
+            if self.place.name and self.parameter
+            else self.parameter
+        )
 
     def of(self, role: str) -> list[TensorRange]:
         return [tensor for tensor in self.tensors if tensor.role == role]
@@ -101,8 +110,9 @@ class WatchLimits:
         allow: whether the output of the module of this name may be infinite or NaN.
         saturates: whether the device gives the largest number in place of Inf.
         near: an input is near its type's limit from a ``near``-th of it on.
-        fills: whether the module of this name fills what it gives, or hands on, with this Inf: as logits of what shall not be chosen with
-            -Inf, or a minimum that has yet to be found with +Inf.
+        fills: whether the module of this name fills what it gives, or hands on, with this Inf: as
+            logits of what shall not be chosen with -Inf, or a minimum that has yet to be found with
+            +Inf.
     """
 
     allow: Callable[[str], bool] = lambda name: False
@@ -114,13 +124,18 @@ class WatchLimits:
 def kinds_of(tensors: Iterable[TensorRange], saturates: bool = False) -> frozenset[str]:
     """Which kinds of values that are not finite there are.
 
-    ``saturates``: whether the device gives the largest number in place of Inf. The lowest number does not count: masks are made of it.
-    """
+    ``saturates``: whether the device gives the largest number in place of Inf. The lowest number
+    does not count: masks are made of it."""
     kinds: set[str] = set()
     for each in tensors:
         low, high = float(each.low), float(each.high)
         largest = DTYPES[each.dtype].largest if saturates and each.dtype in DTYPES else 0.0
-        shown = ((NAN, low != low or high != high), (PLUS, high == math.inf), (MINUS, low == -math.inf), (SATURATED, 0 < largest == high))
+        shown = (
+            (NAN, low != low or high != high),
+            (PLUS, high == math.inf),
+            (MINUS, low == -math.inf),
+            (SATURATED, 0 < largest == high),
+        )
         kinds.update(kind for kind, there in shown if there)
     return frozenset(kinds)
 
@@ -131,4 +146,6 @@ def near_the_limit(dtype: str, low: float, high: float, near: float) -> bool:
     Negative values within 1 % of the limit do not count: masks are made of the lowest number.
     """
     largest = DTYPES[dtype].largest if dtype in DTYPES else 0.0
-    return largest > 0 and (largest / near <= high < float("inf") or -0.99 * largest < low <= -largest / near)
+    return largest > 0 and (
+        largest / near <= high < float("inf") or -0.99 * largest < low <= -largest / near
+    )

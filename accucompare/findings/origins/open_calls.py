@@ -1,4 +1,6 @@
-"""A module call that is running, as far as a step's observations tell: which kinds of values it can have met, and who made them."""
+"""A module call that is running, as far as a step's observations tell: which kinds of values it can
+have met, and who made them.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,25 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from accucompare.findings.log import MINUS, NAN, PLUS, Finding, ModuleCall, StepObservation, TensorRange
+from accucompare.findings.log import (
+    MINUS,
+    NAN,
+    PLUS,
+    Finding,
+    ModuleCall,
+    StepObservation,
+    TensorRange,
+)
 from accucompare.numbers import DTYPES
 
 INFINITE = frozenset((PLUS, MINUS))
 
-#: Operators that give -Inf for what lies outside of a tensor, and those that masks are added by, or cast by.
+# : Operators that give -Inf for what lies outside of a tensor, and those that masks are added by,
+# or cast by.
 _POOLS = re.compile(r"aten\.(adaptive_|fractional_)?max_pool")
 _SUMS = re.compile(r"aten\.(add|sub|_to_copy|copy)_?\.")
-#: Those that make an Inf of the one of the other sign; any other that is given one has made it of something else.
+# : Those that make an Inf of the one of the other sign; any other that is given one has made it of
+# something else.
 _TURNS = re.compile(r"aten\.(neg|negative|sub|rsub|mul|div|true_divide|foreach_neg)_?\.")
 
 
@@ -28,12 +40,15 @@ class OpenCall:
         arrived: the kinds that it was given.
         known: those, and what its children gave and its own code was seen to make.
         bad: of the known, those that come from a finding.
-        pending: by kind, findings that are held back until the value does harm: it was made by this call's own code or, outside of all
-            calls, given to the model.
-        fills: of the pending, the kinds that something was filled with, as a running minimum is with +Inf.
+        pending: by kind, findings that are held back until the value does harm: it was made by this
+            call's own code or, outside of all calls, given to the model.
+        fills: of the pending, the kinds that something was filled with, as a running minimum is
+            with +Inf.
         makers: the operators that made each kind, if operators were seen.
-        sources: operators that gave a kind which no tensor given to them had, such as a mask of -Inf made of a number.
-        brought: operators that were given a kind by a tensor that is neither an input of the call nor made in it.
+        sources: operators that gave a kind which no tensor given to them had, such as a mask of
+            -Inf made of a number.
+        brought: operators that were given a kind by a tensor that is neither an input of the call
+            nor made in it.
         last: the child that ended last.
     """
 
@@ -56,21 +71,46 @@ class OpenCall:
         return self.inputs.of("input") if self.inputs is not None else []
 
     def around(self, kind: str) -> list[OpenCall]:
-        """This call and those around it, up to the one whose own code has made an Inf that all within were given."""
+        """This call and those around it, up to the one whose own code has made an Inf that all
+        within were given.
+        """
         around: list[OpenCall] = [self]
-        while (caller := around[-1].caller) is not None and kind in around[-1].arrived and kind not in around[-1].pending:
+        while (
+            (caller := around[-1].caller) is not None
+            and kind in around[-1].arrived
+            and kind not in around[-1].pending
+        ):
             around.append(caller)
         return around
 
     def maker_of(self, kinds: Collection[str]) -> StepObservation | None:
-        """The operator that a value of these kinds comes from, NaN first: it made it, or was the first that had it."""
+        """The operator that a value of these kinds comes from, NaN first: it made it, or was the
+        first that had it.
+        """
         makers = {**self.brought, **self.sources, **self.makers}
-        return next((makers[kind] for kind in (NAN, *kinds) if kind in kinds and kind in makers), None)
+        return next(
+            (makers[kind] for kind in (NAN, *kinds) if kind in kinds and kind in makers), None
+        )
 
-    def saw(self, observation: StepObservation, arrival: frozenset[str], given: frozenset[str], kinds: frozenset[str]) -> None:
-        """An operator of its own code, by the kinds that it was given, numbers among them or not, and those that it gave."""
+    def saw(
+        self,
+        observation: StepObservation,
+        arrival: frozenset[str],
+        given: frozenset[str],
+        kinds: frozenset[str],
+    ) -> None:
+        """An operator of its own code, by the kinds that it was given, numbers among them or not,
+        and those that it gave.
+        """
         new, infinite = kinds - arrival, arrival & INFINITE
-        computed = next((self.makers[kind] for kind in (PLUS, MINUS) if kind in infinite and kind in self.makers), None)
+        computed = next(
+            (
+                self.makers[kind]
+                for kind in (PLUS, MINUS)
+                if kind in infinite and kind in self.makers
+            ),
+            None,
+        )
         if NAN in new and NAN not in self.makers:
             self.makers[NAN] = computed or observation
         for kind in kinds - given:
@@ -81,7 +121,9 @@ class OpenCall:
             return  # of a NaN, or of an Inf that something was filled with
         filled = {MINUS} if _is_mask(observation) else set()
         self.sources.update(dict.fromkeys(new & filled, observation))
-        self.makers.update(dict.fromkeys(new - {NAN} - filled, computed or observation))  # the last: an earlier one may have done no harm
+        self.makers.update(
+            dict.fromkeys(new - {NAN} - filled, computed or observation)
+        )  # the last: an earlier one may have done no harm
 
 
 def blame_call(kinds: Iterable[str], *calls: OpenCall) -> None:
@@ -94,15 +136,24 @@ def blame_call(kinds: Iterable[str], *calls: OpenCall) -> None:
 def _is_mask(observation: StepObservation) -> bool:
     """Whether an operator that gives -Inf does so as masks are made.
 
-    So it is where there is nothing; where something was added to the lowest number, or that was cast; where a number that the type cannot
-    hold was multiplied by; and of what holds whole numbers, or yes and no, of which nothing is seen.
-    """
+    So it is where there is nothing; where something was added to the lowest number, or that was
+    cast; where a number that the type cannot hold was multiplied by; and of what holds whole
+    numbers, or yes and no, of which nothing is seen."""
     given = observation.of("input")
     if _POOLS.match(observation.operator) or not given:
         return True
-    lowest = [-DTYPES[each.dtype].largest for each in observation.of("output") if each.dtype in DTYPES]
-    if any(not each.shape and each.dtype == "float64" and float(each.low) < min(lowest, default=-math.inf) for each in given):
+    lowest = [
+        -DTYPES[each.dtype].largest for each in observation.of("output") if each.dtype in DTYPES
+    ]
+    if any(
+        not each.shape
+        and each.dtype == "float64"
+        and float(each.low) < min(lowest, default=-math.inf)
+        for each in given
+    ):
         return True
     return _SUMS.match(observation.operator) is not None and any(
-        each.dtype in DTYPES and -DTYPES[each.dtype].largest <= float(each.low) <= -0.99 * DTYPES[each.dtype].largest for each in given
+        each.dtype in DTYPES
+        and -DTYPES[each.dtype].largest <= float(each.low) <= -0.99 * DTYPES[each.dtype].largest
+        for each in given
     )

@@ -1,15 +1,17 @@
 """Where a value that is not finite began, by all that was seen in a step, in order. Without torch.
 
-Forward, each module call knows what kinds of values (NaN, +Inf, -Inf) its own code can have met: those it was given, and those that
-its children gave back. A kind that turns up beyond that was made there:
+Forward, each module call knows what kinds of values (NaN, +Inf, -Inf) its own code can have met:
+those it was given, and those that its children gave back. A kind that turns up beyond that was made
+there:
 
-- in a call's output, and nothing like it went in: made *inside* that call (``module``), or, if it has called children, in its own code
-  after the last of them (``glue``);
+- in a call's output, and nothing like it went in: made *inside* that call (``module``), or, if it
+  has called children, in its own code after the last of them (``glue``);
 - in what a child is given: made in the caller's own code before that child (``glue``).
 
-An Inf or a NaN that the model is given, or that a caller's own code makes, is not reported at once: it may be a mask, or be removed again.
-It is reported when a child turns it into NaN, or when a +Inf comes out. A -Inf that a module is given and turns into NaN is that module's
-fault (a mask that hides a whole row), not its maker's.
+An Inf or a NaN that the model is given, or that a caller's own code makes, is not reported at once:
+it may be a mask, or be removed again. It is reported when a child turns it into NaN, or when a +Inf
+comes out. A -Inf that a module is given and turns into NaN is that module's fault (a mask that
+hides a whole row), not its maker's.
 
 Backward, the first gradient that is not finite is the origin; later ones are its consequences.
 """
@@ -66,7 +68,9 @@ class _Judge:
         self._ends: dict[tuple[str, int], tuple[OpenCall, StepObservation]] = {}
         self._sees_operators = sees_operators
         self._given_out: list[str] = []  # the outputs of the model that hold an Inf
-        self._made_in_loss: StepObservation | None = None  # the first gradient outside of the model that is not finite
+        self._made_in_loss: StepObservation | None = (
+            None  # the first gradient outside of the model that is not finite
+        )
 
     def kinds(self, tensors: Iterable[TensorRange]) -> frozenset[str]:
         return kinds_of(tensors, self._limits.saturates)
@@ -92,22 +96,36 @@ class _Judge:
         }[observation.what](observation)
 
     def _caller(self, place: ModuleCall) -> OpenCall:
-        return self._open.get(place.parent, self._outside) if place.parent is not None else self._outside
+        return (
+            self._open.get(place.parent, self._outside)
+            if place.parent is not None
+            else self._outside
+        )
 
     def _began(self, observation: StepObservation) -> None:
-        caller, tensors = self._caller(observation.place), [tensor for tensor in observation.of("input") if not _is_number(tensor)]
+        caller, tensors = (
+            self._caller(observation.place),
+            [tensor for tensor in observation.of("input") if not _is_number(tensor)],
+        )
         # of numbers, only -Inf counts: outputs are filled with it
         arrival = self.kinds(tensors) | (self.kinds(observation.of("input")) & {MINUS})
-        call = OpenCall(observation.place, observation, caller, arrival, set(arrival), set(arrival & caller.bad))
+        call = OpenCall(
+            observation.place, observation, caller, arrival, set(arrival), set(arrival & caller.bad)
+        )
         self._open[observation.place.key] = call
         fresh = arrival - caller.known
         caller.known |= fresh
         for kind in sorted(self.kinds(tensors) & fresh):
-            if kind == NAN and caller.known & caller.bad & INFINITE:  # its own code made it of an Inf that is reported already
+            if (
+                kind == NAN and caller.known & caller.bad & INFINITE
+            ):  # its own code made it of an Inf that is reported already
                 blame_call({NAN}, caller, call)
             else:
                 self._hold(
-                    caller, kind, self._made_before(caller, observation, kind), caller is not self._outside and self._fills(caller, kind)
+                    caller,
+                    kind,
+                    self._made_before(caller, observation, kind),
+                    caller is not self._outside and self._fills(caller, kind),
                 )
 
     def _hold(self, maker: OpenCall, kind: str, finding: Finding, fill: bool) -> None:
@@ -136,7 +154,9 @@ class _Judge:
         if caller is self._outside:
             self._given_out += infinite_outputs(observation)
 
-    def _judge(self, call: OpenCall, caller: OpenCall, observation: StepObservation, kinds: frozenset[str]) -> None:
+    def _judge(
+        self, call: OpenCall, caller: OpenCall, observation: StepObservation, kinds: frozenset[str]
+    ) -> None:
         """Say where the kinds in a call's output come from."""
         made = NAN not in call.known and (NAN in kinds or bool(kinds - call.known))
         harmful = self._take_harmful(call, caller, kinds)
@@ -147,19 +167,30 @@ class _Judge:
             self._pass_on(call, caller, observation, kinds)
         elif call.known & call.bad:  # made in a child, and reported there
             blame_call(kinds, caller, call)
-        elif (own := next((kind for kind in _HARMFUL if kind in call.pending and kinds & _harm(kind, call)), None)) is not None:
+        elif (
+            own := next(
+                (kind for kind in _HARMFUL if kind in call.pending and kinds & _harm(kind, call)),
+                None,
+            )
+        ) is not None:
             self._report(call.pending.pop(own), caller, call)
         elif made:
             site = Site.GLUE if call.last is not None else Site.MODULE
             near = f"after {within(call.last, call.place)}" if call.last is not None else ""
-            finding = self._finding(observation, site, [*call.given, *observation.tensors], call, near)
+            finding = self._finding(
+                observation, site, [*call.given, *observation.tensors], call, near
+            )
             if not all(self._fills(call, kind) for kind in kinds - call.known):
                 self._report(finding, caller, call)
             elif PLUS in kinds - call.known:
                 self._hold(caller, PLUS, finding, fill=True)
 
-    def _take_harmful(self, call: OpenCall, caller: OpenCall, kinds: frozenset[str]) -> Finding | None:
-        """Take the pending finding that does harm in this call, if there is one, from the caller that holds it."""
+    def _take_harmful(
+        self, call: OpenCall, caller: OpenCall, kinds: frozenset[str]
+    ) -> Finding | None:
+        """Take the pending finding that does harm in this call, if there is one, from the caller
+        that holds it.
+        """
         for kind in (NAN,) if NAN in call.arrived else (*_HARMFUL, MINUS):
             around = caller.around(kind)
             maker = around[-1]
@@ -179,34 +210,56 @@ class _Judge:
         return None
 
     def _does_harm(self, kind: str, call: OpenCall, maker: OpenCall, kinds: frozenset[str]) -> bool:
-        """Whether a call was given a kind that is pending at its maker, and gives back a kind that comes of it; a mask does none."""
+        """Whether a call was given a kind that is pending at its maker, and gives back a kind that
+        comes of it; a mask does none.
+        """
         pending = kind in call.arrived and kind in maker.pending
-        return pending and bool(kinds & _harm(kind, maker)) and (kind != MINUS or (MINUS not in maker.fills and self._is_overflow(maker)))
+        return (
+            pending
+            and bool(kinds & _harm(kind, maker))
+            and (kind != MINUS or (MINUS not in maker.fills and self._is_overflow(maker)))
+        )
 
     def _is_overflow(self, caller: OpenCall) -> bool:
-        """Whether a pending -Inf was computed, and is no mask: by its operator; if that is not known, by there being positive values."""
+        """Whether a pending -Inf was computed, and is no mask: by its operator; if that is not
+        known, by there being positive values.
+        """
         if self._sees_operators:
             return MINUS in caller.makers
-        return any(float(tensor.high) > 0 for tensor in caller.pending[MINUS].tensors if MINUS in self.kinds([tensor]))
+        return any(
+            float(tensor.high) > 0
+            for tensor in caller.pending[MINUS].tensors
+            if MINUS in self.kinds([tensor])
+        )
 
     def _fills(self, call: OpenCall, kind: str) -> bool:
-        """Whether an Inf of a call's own code is what something was filled with, and none of its operators has computed it."""
+        """Whether an Inf of a call's own code is what something was filled with, and none of its
+        operators has computed it.
+        """
         if kind not in INFINITE:
             return False
-        return kind not in call.makers if self._sees_operators else self._limits.fills(call.place.name, kind)
+        return (
+            kind not in call.makers
+            if self._sees_operators
+            else self._limits.fills(call.place.name, kind)
+        )
 
     def _report(self, finding: Finding, *calls: OpenCall) -> None:
         """A finding; from now on these calls' values of its kinds are known to come from one."""
         self._findings.append(finding)
         blame_call(finding.kinds, *calls)
 
-    def _pass_on(self, call: OpenCall, caller: OpenCall, observation: StepObservation, kinds: frozenset[str]) -> None:
+    def _pass_on(
+        self, call: OpenCall, caller: OpenCall, observation: StepObservation, kinds: frozenset[str]
+    ) -> None:
         """A call that was given what is not finite, and gives it on."""
         blame_call(kinds, caller)
         self._passed_on += 1
         if self._passed_on <= _MOST_PASSED_ON:
             tensors = [*call.given, *observation.tensors]
-            self._findings.append(self._finding(observation, Site.MODULE, tensors, call).passing_on())
+            self._findings.append(
+                self._finding(observation, Site.MODULE, tensors, call).passing_on()
+            )
 
     def _operator(self, observation: StepObservation) -> None:
         call = self._open.get(observation.place.key, self._outside)
@@ -215,16 +268,33 @@ class _Judge:
         call.saw(observation, arrival, given, kinds)
 
     def _point(self, observation: StepObservation) -> None:
-        call, kinds = self._open.get(observation.place.key, self._outside), self.kinds(observation.tensors)
+        call, kinds = (
+            self._open.get(observation.place.key, self._outside),
+            self.kinds(observation.tensors),
+        )
         if kinds and not kinds <= call.bad:
             tensors = [*call.given, *observation.tensors]
-            self._report(self._finding(observation, Site.POINT, tensors, call, observation.near), call)
+            self._report(
+                self._finding(observation, Site.POINT, tensors, call, observation.near), call
+            )
 
     def _flag(self, observation: StepObservation) -> None:
         """The first is the origin: what is saturated raises the flag in most calls after it."""
-        call, ended = self._ends.get(observation.place.key, (self._open.get(observation.place.key), None))
-        tensors = [*(call.given if call is not None else []), *(ended.tensors if ended is not None else [])]
-        finding = self._finding(observation, Site.GLUE if observation.near else Site.MODULE, tensors, call, observation.near, [FLAG])
+        call, ended = self._ends.get(
+            observation.place.key, (self._open.get(observation.place.key), None)
+        )
+        tensors = [
+            *(call.given if call is not None else []),
+            *(ended.tensors if ended is not None else []),
+        ]
+        finding = self._finding(
+            observation,
+            Site.GLUE if observation.near else Site.MODULE,
+            tensors,
+            call,
+            observation.near,
+            [FLAG],
+        )
         if call is not None and SATURATED in call.makers:
             finding = _made_by(call.makers[SATURATED], finding)
         if self._has_origin:
@@ -240,7 +310,9 @@ class _Judge:
             self._blame_loss(observation, not self._findings)
 
     def _blame_loss(self, observation: StepObservation, origin: bool) -> None:
-        finding = _backward(self._finding(observation, Site.LOSS), cause=Cause.INSIDE, legal=self._given_out)
+        finding = _backward(
+            self._finding(observation, Site.LOSS), cause=Cause.INSIDE, legal=self._given_out
+        )
         if self._made_in_loss is not None:
             finding = _made_by(self._made_in_loss, finding)
         self._findings.append(finding if origin else finding.passing_on())
@@ -251,18 +323,30 @@ class _Judge:
             self._made_in_loss = observation
 
     def _second(self, observation: StepObservation) -> None:
-        """In a second backward nothing arrives at what the model gave: what is not finite may come from the loss."""
+        """In a second backward nothing arrives at what the model gave: what is not finite may come
+        from the loss.
+        """
         before = len(self._findings)
-        if self._made_in_loss is not None and self.kinds(observation.tensors) and not self._findings:
+        if (
+            self._made_in_loss is not None
+            and self.kinds(observation.tensors)
+            and not self._findings
+        ):
             self._spoilt = True
             self._blame_loss(observation, True)
         else:
             self._gradient(observation)
-        self._findings[before:] = [replace(finding, second=True) for finding in self._findings[before:]]
+        self._findings[before:] = [
+            replace(finding, second=True) for finding in self._findings[before:]
+        ]
 
     def _gradient(self, observation: StepObservation) -> None:
         kinds = self.kinds(observation.tensors)
-        if not kinds or observation.place.key in self._reported or len(self._reported) > _MOST_PASSED_ON:
+        if (
+            not kinds
+            or observation.place.key in self._reported
+            or len(self._reported) > _MOST_PASSED_ON
+        ):
             return
         origin = not self._spoilt and not self._has_origin
         if origin and (hidden := self._hidden(observation.place)) is not None:
@@ -273,14 +357,22 @@ class _Judge:
         call, ended = self._ends.get(observation.place.key, (None, None))
         forward = [] if call is None or ended is None else [*call.given, *ended.tensors]
         site = Site.GLUE if observation.near else Site.MODULE
-        finding = self._finding(observation, site, [*forward, *observation.tensors], near=observation.near)
-        finding = _backward(finding, cause=Cause.INSIDE, operator=observation.operator, line=observation.line)
+        finding = self._finding(
+            observation, site, [*forward, *observation.tensors], near=observation.near
+        )
+        finding = _backward(
+            finding, cause=Cause.INSIDE, operator=observation.operator, line=observation.line
+        )
         if origin and call is not None:
-            finding = finding.noting(*map(_swallowed, list(dict.fromkeys(call.makers.values()))[:1]))
+            finding = finding.noting(
+                *map(_swallowed, list(dict.fromkeys(call.makers.values()))[:1])
+            )
         self._findings.append(finding if origin else finding.passing_on())
 
     def _hidden(self, place: ModuleCall) -> Finding | None:
-        """What a call was given in the forward that did harm in the backward only, as a NaN that torch.where took out."""
+        """What a call was given in the forward that did harm in the backward only, as a NaN that
+        torch.where took out.
+        """
         call, _ = self._ends.get(place.key, (None, None))
         for kind in (NAN, PLUS):
             if call is not None and kind in call.arrived:
@@ -290,11 +382,17 @@ class _Judge:
         return None
 
     def _sum(self, observation: StepObservation) -> None:
-        """A sum of gradients, or what a hook gives: if it is not finite but nothing was before, its parts were finite."""
+        """A sum of gradients, or what a hook gives: if it is not finite but nothing was before, its
+        parts were finite.
+        """
         kinds = self.kinds(observation.tensors)
         if kinds and not self._spoilt and not self._has_origin:
             self._spoilt = True
-            site, near = (Site.HOOK, observation.parameter) if observation.what is What.HOOKED else (Site.SUM, "")
+            site, near = (
+                (Site.HOOK, observation.parameter)
+                if observation.what is What.HOOKED
+                else (Site.SUM, "")
+            )
             self._findings.append(_backward(self._finding(observation, site, near=near)))
 
     def _parameter(self, observation: StepObservation) -> None:
@@ -303,14 +401,19 @@ class _Judge:
             return
         if not self._has_origin:
             finding = self._finding(observation, Site.SUM, near=observation.parameter)
-            self._findings.append(_backward(finding, name=observation.place.name, type=observation.place.type))
+            self._findings.append(
+                _backward(finding, name=observation.place.name, type=observation.place.type)
+            )
         if observation.parameter_name not in self._parameters:
             self._parameters.append(observation.parameter_name)
 
     def findings(self) -> list[Finding]:
         """In the order of the step; the first that was found as an origin has the parameters."""
         spoiling = next((finding for finding in self._findings if finding.origin), None)
-        findings = [replace(finding, parameters=self._parameters) if finding is spoiling else finding for finding in self._findings]
+        findings = [
+            replace(finding, parameters=self._parameters) if finding is spoiling else finding
+            for finding in self._findings
+        ]
         return sorted(findings, key=lambda finding: finding.order)
 
     def _finding(
@@ -322,17 +425,26 @@ class _Judge:
         near: str = "",
         kinds: list[str] | None = None,
     ) -> Finding:
-        """A finding of an observation: of all its tensors and their kinds, unless others are given."""
+        """A finding of an observation: of all its tensors and their kinds, unless others are
+        given."""
         kinds = kinds or sorted(self.kinds(observation.tensors))
         tensors = list(observation.tensors if tensors is None else tensors)
         place = observation.place if call is None or call is self._outside else call.place
         around = call or self._open.get(observation.place.key)
-        inputs = around.given if around is not None else [tensor for tensor in tensors if tensor.role == "input"]
-        unseen = list(around.inputs.unseen) if around is not None and around.inputs is not None else []
+        inputs = (
+            around.given
+            if around is not None
+            else [tensor for tensor in tensors if tensor.role == "input"]
+        )
+        unseen = (
+            list(around.inputs.unseen) if around is not None and around.inputs is not None else []
+        )
         maker = None if call is None else call.maker_of(kinds)
         if call is not None and maker is not None and maker in call.brought.values():
             bad = [tensor.path for tensor in maker.of("input") if self.kinds([tensor]) & set(kinds)]
-            unseen.append(f"{', '.join(bad)} of {maker.operator}, which is neither an input nor a weight")
+            unseen.append(
+                f"{', '.join(bad)} of {maker.operator}, which is neither an input nor a weight"
+            )
         finding = Finding(
             step=self._step,
             order=observation.order,
@@ -346,18 +458,30 @@ class _Judge:
             kinds=kinds,
             near=near,
             tensors=tensors,
-            legal=[] if site is Site.INPUT else [tensor.path for tensor in inputs if self.kinds([tensor]) & INFINITE],
+            legal=(
+                []
+                if site is Site.INPUT
+                else [tensor.path for tensor in inputs if self.kinds([tensor]) & INFINITE]
+            ),
             unseen=unseen,
         )
         return finding if maker is None else _made_by(maker, finding)
 
     def _cause(self, inputs: Iterable[TensorRange]) -> Cause:
         """Whether inputs near the limit of their type are the cause, or the call itself."""
-        near = any(near_the_limit(tensor.dtype, float(tensor.low), float(tensor.high), self._limits.near) for tensor in inputs)
+        near = any(
+            near_the_limit(tensor.dtype, float(tensor.low), float(tensor.high), self._limits.near)
+            for tensor in inputs
+        )
         return Cause.NEAR if near else Cause.INSIDE
 
 
-def find_origins(observations: Iterable[StepObservation], step: int, limits: WatchLimits, sees_operators: bool = False) -> list[Finding]:
+def find_origins(
+    observations: Iterable[StepObservation],
+    step: int,
+    limits: WatchLimits,
+    sees_operators: bool = False,
+) -> list[Finding]:
     """Find where values that are not finite began.
 
     Args:
@@ -370,7 +494,9 @@ def find_origins(observations: Iterable[StepObservation], step: int, limits: Wat
         Findings in the order of the step: origins, and the calls that passed on what came from one.
     """
     observations = list(observations)
-    find_origins = _Judge(step, limits, sees_operators or any(each.what is What.OPERATOR for each in observations))
+    find_origins = _Judge(
+        step, limits, sees_operators or any(each.what is What.OPERATOR for each in observations)
+    )
     for each in observations:
         find_origins.add(each)
     return find_origins.findings()
@@ -378,7 +504,11 @@ def find_origins(observations: Iterable[StepObservation], step: int, limits: Wat
 
 def infinite_outputs(ended: StepObservation) -> list[str]:
     """What a call gives that holds an Inf, as people read it."""
-    return [f"{each.role} {each.path}".rstrip() for each in ended.of("output") if kinds_of([each]) & INFINITE]
+    return [
+        f"{each.role} {each.path}".rstrip()
+        for each in ended.of("output")
+        if kinds_of([each]) & INFINITE
+    ]
 
 
 def _backward(finding: Finding, **facts: Any) -> Finding:
@@ -392,7 +522,9 @@ def _harm(kind: str, maker: OpenCall) -> set[str]:
 
 def _made_by(maker: StepObservation, finding: Finding) -> Finding:
     """A finding with the operator that has made it."""
-    return replace(finding, operator=maker.operator, line=maker.line, operator_tensors=maker.tensors)
+    return replace(
+        finding, operator=maker.operator, line=maker.line, operator_tensors=maker.tensors
+    )
 
 
 def _is_number(tensor: TensorRange) -> bool:
@@ -401,5 +533,10 @@ def _is_number(tensor: TensorRange) -> bool:
 
 
 def _swallowed(maker: StepObservation) -> str:
-    """What an operator made in the forward that the call's output does not show, but its backward does."""
-    return f"in the forward {maker.operator}{f' at {maker.line}' if maker.line else ''} gave a value that is not finite"
+    """What an operator made in the forward that the call's output does not show, but its backward
+    does.
+    """
+    return (
+        f"in the forward {maker.operator}{f' at {maker.line}' if maker.line else ''} gave a value"
+        " that is not finite"
+    )

@@ -1,4 +1,6 @@
-"""What begins where an operator has no finite value, at an exact 0 or in a row that is masked altogether: code often takes it out again."""
+"""What begins where an operator has no finite value, at an exact 0 or in a row that is masked
+altogether: code often takes it out again.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ _HIDES = -1e9
 def is_pole(finding: Finding) -> bool:
     """Whether an origin, whose operator is known, is one of these.
 
-    - -Inf alone: the log of a 0, somewhere; or a mask's number, cast to a type that has no such number;
+    - -Inf alone: the log of a 0, somewhere; or a mask's number, cast to a type that has no such
+      number;
     - Inf alone: division by a 0, or its negative power;
     - NaN alone: a softmax of -Inf only.
     """
@@ -37,4 +40,8 @@ def is_pole(finding: Finding) -> bool:
             return all(float(each.low) == 0 for each in given)
         if name in _CASTS:
             return all(float(each.low) <= _HIDES for each in given)
-    return name in (*DIVISIONS, *_POWERS) and given[-1 if name in DIVISIONS else 0].abs_min == 0 and all(each.finite for each in given)
+    return (
+        name in (*DIVISIONS, *_POWERS)
+        and given[-1 if name in DIVISIONS else 0].abs_min == 0
+        and all(each.finite for each in given)
+    )

@@ -1,7 +1,17 @@
 """A finding in words."""
 
 from accucompare.findings.words.hints import DIVISIONS, LOGS, hints_for, operator_name
-from accucompare.findings.words.wording import answer, called, described, finding_headline, kinds, printable_value, short, smallest, where
+from accucompare.findings.words.wording import (
+    answer,
+    called,
+    described,
+    finding_headline,
+    kinds,
+    printable_value,
+    short,
+    smallest,
+    where,
+)
 
 __all__ = [
     "DIVISIONS",

@@ -1,4 +1,6 @@
-"""One finding in words: what and where, made how, what went in and came out, what to try. Without torch."""
+"""One finding in words: what and where, made how, what went in and came out, what to try. Without
+torch.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,16 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from accucompare.findings.log import Cause, Direction, Finding, Number, Site, TensorRange, WatchStart, log_path
+from accucompare.findings.log import (
+    Cause,
+    Direction,
+    Finding,
+    Number,
+    Site,
+    TensorRange,
+    WatchStart,
+    log_path,
+)
 from accucompare.findings.words.hints import hints_for as hints
 from accucompare.text import printable as shown
 
@@ -14,7 +25,9 @@ _MOST = {"in": 3, "out": 2, "weights": 2, "parameters": 3, "hints": 2}  # that t
 
 
 def printable_value(text: str, most: int = 160) -> str:
-    """A text in one line that a terminal can show (see ``accucompare.text``), the middle left out of a long one."""
+    """A text in one line that a terminal can show (see ``accucompare.text``), the middle left out
+    of a long one.
+    """
     text = shown(text)
     half = (most - 1) // 2
     return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
@@ -35,15 +48,23 @@ def smallest(tensor: TensorRange) -> float | None:
 
 def called(tensor: TensorRange) -> str:
     """What a tensor was to its call: ``input 0``, ``output``, ``weight bias``."""
-    return printable_value(tensor.role if tensor.path in ("", tensor.role) else f"{tensor.role} {tensor.path}", 60)
+    return printable_value(
+        tensor.role if tensor.path in ("", tensor.role) else f"{tensor.role} {tensor.path}", 60
+    )
 
 
 def described(tensor: TensorRange) -> str:
     """One tensor in words: ``input 0 float16 [2, 16] |x| 0.001..3.2, 5 NaN``."""
     name = called(tensor)
     least = smallest(tensor)
-    size = "" if math.isnan(tensor.abs_max) else f" |x| {'up to ' if least is None else short(least) + '..'}{short(tensor.abs_max)}"
-    counts = [f"{count:,} {kind}" for count, kind in ((tensor.nan, "NaN"), (tensor.inf, "Inf")) if count]
+    size = (
+        ""
+        if math.isnan(tensor.abs_max)
+        else f" |x| {'up to ' if least is None else short(least) + '..'}{short(tensor.abs_max)}"
+    )
+    counts = [
+        f"{count:,} {kind}" for count, kind in ((tensor.nan, "NaN"), (tensor.inf, "Inf")) if count
+    ]
     if not counts and not tensor.finite:
         counts = ["NaN"] if math.isnan(tensor.abs_max) else ["Inf"]
     return f"{name} {printable_value(tensor.dtype, 40)} {list(tensor.shape)}{size}" + (
@@ -53,11 +74,15 @@ def described(tensor: TensorRange) -> str:
 
 def where(start: WatchStart) -> str:
     """The rank and its coordinates: ``rank 3 (tp 1, pp 0, dp 3)``."""
-    coordinates = ", ".join(f"{printable_value(axis, 20)} {index}" for axis, index in start.coordinates.items())
+    coordinates = ", ".join(
+        f"{printable_value(axis, 20)} {index}" for axis, index in start.coordinates.items()
+    )
     return f"rank {start.rank}" + (f" ({coordinates})" if coordinates else "")
 
 
-def answer(finding: Finding, start: WatchStart, directory: Path | None = None, scale: float | None = None) -> str:
+def answer(
+    finding: Finding, start: WatchStart, directory: Path | None = None, scale: float | None = None
+) -> str:
     """A finding in five lines at most.
 
     Args:
@@ -67,12 +92,25 @@ def answer(finding: Finding, start: WatchStart, directory: Path | None = None, s
         scale: the loss scale in its step, if there is one.
 
     Returns:
-        What and where; made how; what went in and came out; what to try; the reproducer and the log.
+        What and where; made how; what went in and came out; what to try; the reproducer and the
+        log.
     """
-    tried = "; ".join(printable_value(hint, 300) for hint in hints(finding, start, scale)[: _MOST["hints"]])
+    tried = "; ".join(
+        printable_value(hint, 300) for hint in hints(finding, start, scale)[: _MOST["hints"]]
+    )
     taken, given = _both_sides(finding)
-    values = " → ".join(f"{side}: {_listed(tensors, _MOST[side])}" for side, tensors in (("in", taken), ("out", given)) if tensors)
-    lines = [finding_headline(finding, start), how(finding), values, tried and f"try: {tried}", _files(finding, start, directory)]
+    values = " → ".join(
+        f"{side}: {_listed(tensors, _MOST[side])}"
+        for side, tensors in (("in", taken), ("out", given))
+        if tensors
+    )
+    lines = [
+        finding_headline(finding, start),
+        how(finding),
+        values,
+        tried and f"try: {tried}",
+        _files(finding, start, directory),
+    ]
     return "\n".join(line for line in lines if line)
 
 
@@ -83,31 +121,59 @@ def kinds(finding: Finding) -> str:
 
 def finding_headline(finding: Finding, start: WatchStart) -> str:
     """What and where."""
-    direction = "" if finding.site is Site.LOSS or finding.direction is Direction.BACKWARD else ", forward"
-    of_class = f" ({printable_value(finding.type, 60)})" if finding.type and finding.site is not Site.LOSS else ""
+    direction = (
+        "" if finding.site is Site.LOSS or finding.direction is Direction.BACKWARD else ", forward"
+    )
+    of_class = (
+        f" ({printable_value(finding.type, 60)})"
+        if finding.type and finding.site is not Site.LOSS
+        else ""
+    )
     rank = f", {where(start)}" if start.ranks > 1 or start.coordinates else ""
-    return f"{kinds(finding)} in {printable_value(finding.place)}{of_class}{direction}, step {finding.step}{rank}"
+    return (
+        f"{kinds(finding)} in {printable_value(finding.place)}{of_class}{direction}, step"
+        f" {finding.step}{rank}"
+    )
 
 
 def how(finding: Finding) -> str:
-    """How it came to be there: made by which operator at which line, from what; or where it came from."""
+    """How it came to be there: made by which operator at which line, from what; or where it came
+    from.
+    """
     by = (f" by {printable_value(finding.operator, 80)}" if finding.operator else "") + (
         f" at {printable_value(finding.line)}" if finding.line else ""
     )
     if finding.site is Site.LOSS and finding.operator and not finding.line:
-        by += " (at a line that is not known: the loss was computed otherwise than in the steps before; --level op notes every step)"
+        by += (
+            " (at a line that is not known: the loss was computed otherwise than in the steps"
+            " before; --level op notes every step)"
+        )
     sentence = {
-        Site.WEIGHTS: f"in its weights before it was called: {_listed(list(map(described, finding.weights)), _MOST['weights'])}".rstrip(
-            ": "
+        Site.WEIGHTS: (
+            "in its weights before it was called:"
+            f" {_listed(list(map(described, finding.weights)), _MOST['weights'])}".rstrip(": ")
         ),
         Site.INPUT: "the model was given it",
-        Site.LOSS: f"it came from outside of the model, from the loss{by}"
-        if finding.direction is Direction.BACKWARD
-        else "made outside of the model",
-        Site.RANK: "another rank has found it, and its log names where; this one stops with it, before the update",
-        Site.HOOK: "made by a hook of your own on the parameter: the gradient that it was given was finite",
-        Site.GRADIENTS: "finite when the backward ended, and not when the update began: made in between, as by clipping",
-        Site.UPDATE: f"made by the last update: {_listed(list(map(described, finding.weights)), _MOST['weights'])}",
+        Site.LOSS: (
+            f"it came from outside of the model, from the loss{by}"
+            if finding.direction is Direction.BACKWARD
+            else "made outside of the model"
+        ),
+        Site.RANK: (
+            "another rank has found it, and its log names where; this one stops with it, before the"
+            " update"
+        ),
+        Site.HOOK: (
+            "made by a hook of your own on the parameter: the gradient that it was given was finite"
+        ),
+        Site.GRADIENTS: (
+            "finite when the backward ended, and not when the update began: made in between, as by"
+            " clipping"
+        ),
+        Site.UPDATE: (
+            "made by the last update:"
+            f" {_listed(list(map(described, finding.weights)), _MOST['weights'])}"
+        ),
         Site.SUM: f"a sum of gradients{by}: of several places, micro-batches, steps or ranks",
         Site.POINT: f"made{by} between the call before this point and here{_aside(finding)}",
     }.get(finding.site, f"made inside{by}{_aside(finding)}")
@@ -118,7 +184,10 @@ def how(finding: Finding) -> str:
     if not finding.origin and finding.site is not Site.RANK:
         sentence = "it came in and passed through; it did not begin here"
     if finding.parameters:
-        sentence += f"; gradients not finite: {_listed([printable_value(name) for name in finding.parameters], _MOST['parameters'])}"
+        sentence += (
+            "; gradients not finite:"
+            f" {_listed([printable_value(name) for name in finding.parameters], _MOST['parameters'])}"
+        )
     return "; ".join([sentence, *(printable_value(note, 300) for note in finding.notes)])
 
 
@@ -137,7 +206,12 @@ def _aside(finding: Finding) -> str:
 
 
 def _but_for_legal(finding: Finding) -> str:
-    return f", but for an Inf that is legal ({_listed([printable_value(path, 40) for path in finding.legal], 2)})" if finding.legal else ""
+    return (
+        ", but for an Inf that is legal"
+        f" ({_listed([printable_value(path, 40) for path in finding.legal], 2)})"
+        if finding.legal
+        else ""
+    )
 
 
 def _both_sides(finding: Finding) -> tuple[list[str], list[str]]:
@@ -149,12 +223,22 @@ def _both_sides(finding: Finding) -> tuple[list[str], list[str]]:
 
 
 def _listed(texts: Sequence[str], most: int) -> str:
-    return "; ".join(texts[:most]) + (f"; and {len(texts) - most:,} more" if len(texts) > most else "")
+    return "; ".join(texts[:most]) + (
+        f"; and {len(texts) - most:,} more" if len(texts) > most else ""
+    )
 
 
 def _files(finding: Finding, start: WatchStart, directory: Path | None) -> str:
     place = directory or Path()
-    parts = [f"reproducer: {printable_value(str(place / finding.reproducer), 400)}"] if finding.reproducer else []
+    parts = (
+        [f"reproducer: {printable_value(str(place / finding.reproducer), 400)}"]
+        if finding.reproducer
+        else []
+    )
     parts += [printable_value(note, 400) for note in finding.reproducer_notes]
-    parts += [f"log: {printable_value(str(log_path(directory, start.rank)), 400)}"] if directory is not None else []
+    parts += (
+        [f"log: {printable_value(str(log_path(directory, start.rank)), 400)}"]
+        if directory is not None
+        else []
+    )
     return "; ".join(parts)

@@ -10,8 +10,21 @@ from accucompare.live.around.environment import (
     notes_on_what_ran,
 )
 from accucompare.live.around.libraries import loaded_libraries
-from accucompare.live.around.ranks import TalksError, any_has, collectives, coordinates, has_sharded_parameters, silence
-from accucompare.live.around.sources import FunctionsRun, digests_of, modules_in, variables_named, versions_of
+from accucompare.live.around.ranks import (
+    TalksError,
+    any_has,
+    collectives,
+    coordinates,
+    has_sharded_parameters,
+    silence,
+)
+from accucompare.live.around.sources import (
+    FunctionsRun,
+    digests_of,
+    modules_in,
+    variables_named,
+    versions_of,
+)
 
 __all__ = [
     "FunctionsRun",

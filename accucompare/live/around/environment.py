@@ -18,7 +18,13 @@ from torch.nn.parameter import is_lazy
 
 from accucompare import devices
 from accucompare.devices import variables
-from accucompare.live.around.sources import class_sources, digests_of, homes_of_classes, source_configuration, version_of
+from accucompare.live.around.sources import (
+    class_sources,
+    digests_of,
+    homes_of_classes,
+    source_configuration,
+    version_of,
+)
 from accucompare.live.modules import Modules, name_modules
 from accucompare.live.values import round_tensor, to_host
 from accucompare.numbers import DTYPES, fingerprint
@@ -30,7 +36,9 @@ _PACKAGES = ("accucompare", "torch", "torch_npu", "numpy", "transformers")
 def describe_environment(device: torch.device, case: str | None) -> dict[str, Any]:
     """Device, versions, flags, command line, git commit, threads and time."""
     backend = devices.backend(device.type)
-    description = backend.describe(device.index) if device.type in devices.TYPES else {"type": device.type}
+    description = (
+        backend.describe(device.index) if device.type in devices.TYPES else {"type": device.type}
+    )
     return {
         "command": without_credentials(shlex.join(sys.argv)),
         "case": case,
@@ -65,7 +73,9 @@ def describe_tensors(modules: Modules) -> dict[str, dict[str, Any]]:
 
 
 def describe_model(modules: Modules) -> dict[str, Any]:
-    """Class, mode, modules, their code and configuration, and a fingerprint of every parameter and buffer."""
+    """Class, mode, modules, their code and configuration, and a fingerprint of every parameter and
+    buffer.
+    """
     tables = describe_tensors(modules)
     return {
         **describe_classes(modules),
@@ -86,7 +96,9 @@ def describe_classes(modules: Modules) -> dict[str, Any]:
     return {
         "class": f"{type(root).__module__}.{type(root).__qualname__}",
         "training": _training(root),
-        "other_mode": [name for name, module in modules.named.items() if _training(module) != _training(root)],
+        "other_mode": [
+            name for name, module in modules.named.items() if _training(module) != _training(root)
+        ],
         "modules": {name: type(module).__name__ for name, module in modules.named.items()},
         "aliases": modules.aliases,
         "tied": modules.tied(),
@@ -95,7 +107,9 @@ def describe_classes(modules: Modules) -> dict[str, Any]:
 
 def _describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
     host = to_host(tensor)
-    digests = {} if host.array is None else fingerprint(host.array, DTYPES[host.dtype], round_tensor)
+    digests = (
+        {} if host.array is None else fingerprint(host.array, DTYPES[host.dtype], round_tensor)
+    )
     return {"dtype": host.dtype, "shape": list(host.shape), "digests": digests}
 
 
@@ -105,26 +119,46 @@ def _training(module: nn.Module) -> bool:
 
 
 def _drops_out(module: nn.Module) -> bool:
-    return _training(module) and "Dropout" in type(module).__name__ and bool(getattr(module, "p", True))
+    return (
+        _training(module)
+        and "Dropout" in type(module).__name__
+        and bool(getattr(module, "p", True))
+    )
 
 
 def notes_on(modules: Modules) -> list[str]:
     """What about a model makes its capture differ from what a reader would assume."""
     notes = []
-    scripted = [name or "(root)" for name, module in modules.named.items() if isinstance(module, torch.jit.ScriptModule)]
+    scripted = [
+        name or "(root)"
+        for name, module in modules.named.items()
+        if isinstance(module, torch.jit.ScriptModule)
+    ]
     if scripted:
-        notes.append(f"{len(scripted)} scripted or traced module(s) hide what happens inside them: {', '.join(scripted[:3])}")
+        notes.append(
+            f"{len(scripted)} scripted or traced module(s) hide what happens inside them:"
+            f" {', '.join(scripted[:3])}"
+        )
     lazy = [
-        name for name, module in modules.named.items() if any(is_lazy(each) for each in module._parameters.values() if each is not None)
+        name
+        for name, module in modules.named.items()
+        if any(is_lazy(each) for each in module._parameters.values() if each is not None)
     ]
     if lazy:
         notes.append(
-            f"{len(lazy)} lazy module(s) draw their weights in their first call, inside the capture, so not those of a plain run: "
-            f"{', '.join(lazy[:3])}; call the model once before the capture"
+            f"{len(lazy)} lazy module(s) draw their weights in their first call, inside the"
+            f" capture, so not those of a plain run: {', '.join(lazy[:3])}; call the model once"
+            " before the capture"
         )
-    fused = [name for name, module in modules.named.items() if isinstance(module, nn.TransformerEncoderLayer) and not _training(module)]
+    fused = [
+        name
+        for name, module in modules.named.items()
+        if isinstance(module, nn.TransformerEncoderLayer) and not _training(module)
+    ]
     if fused:
-        notes.append(f"{len(fused)} nn.TransformerEncoderLayer(s) take their unfused path while hooked")
+        notes.append(
+            f"{len(fused)} nn.TransformerEncoderLayer(s) take their unfused path while hooked"
+        )
     return notes
 
 
@@ -136,25 +170,43 @@ def notes_on_what_ran(before: Modules, compiled: bool, called: Collection[str]) 
         compiled: whether compiled code was called, and ran eagerly.
         called: the names of those that were called; none if it does not matter.
     """
-    notes = ["compiled code (torch.compile) was called in the forward; it ran eagerly"] if compiled else []
+    notes = (
+        ["compiled code (torch.compile) was called in the forward; it ran eagerly"]
+        if compiled
+        else []
+    )
     new = [name for name in name_modules(before.named[""]).named if name not in before.named]
     if new:
         notes.append(
-            f"{len(new)} module(s) were added to the model while it ran, so nothing of them is recorded, and weights that they drew are "
-            f"not those of a plain run: {', '.join(new[:3])}; call the model once before the capture"
+            f"{len(new)} module(s) were added to the model while it ran, so nothing of them is"
+            " recorded, and weights that they drew are not those of a plain run:"
+            f" {', '.join(new[:3])}; call the model once before the capture"
         )
     elif {*called} == {""} and _has_parts(before.named[""]):  # as of Keras, or of plain objects
         notes.append(
-            f"only the whole {type(before.named['']).__name__} was recorded, for its parts are not called as modules of PyTorch are; "
-            "record its operators to look inside: --level op --only '(root)'"
+            f"only the whole {type(before.named['']).__name__} was recorded, for its parts are not"
+            " called as modules of PyTorch are; record its operators to look inside: --level op"
+            " --only '(root)'"
         )
     return notes
 
 
 def _has_parts(model: nn.Module) -> bool:
-    """Whether a model that is not torch's own has modules, or holds anything else that may be a layer."""
+    """Whether a model that is not torch's own has modules, or holds anything else that may be a
+    layer.
+    """
     own = vars(model).keys() - vars(nn.Module()).keys()
-    plain = (torch.Tensor, torch.dtype, torch.device, torch.Size, str, int, float, complex, type(None))
+    plain = (
+        torch.Tensor,
+        torch.dtype,
+        torch.device,
+        torch.Size,
+        str,
+        int,
+        float,
+        complex,
+        type(None),
+    )
     held = bool(model._modules) or any(not isinstance(vars(model)[name], plain) for name in own)
     return held and not type(model).__module__.startswith("torch.nn.")
 
@@ -168,13 +220,17 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit of the working directory, and whether it has uncommitted changes; ``None`` outside of git."""
+    """Commit of the working directory, and whether it has uncommitted changes; ``None`` outside of
+    git.
+    """
     if shutil.which("git") is None:
         return None
     answers = []
     for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
         try:
-            answer = subprocess.run(["git", *command], capture_output=True, text=True, timeout=5, check=True)
+            answer = subprocess.run(
+                ["git", *command], capture_output=True, text=True, timeout=5, check=True
+            )
         except (subprocess.SubprocessError, OSError):
             return None
         answers.append(answer.stdout.strip())

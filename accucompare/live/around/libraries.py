@@ -1,4 +1,6 @@
-"""Which shared libraries a process has loaded, by digest: a library built otherwise computes something else of the same Python files."""
+"""Which shared libraries a process has loaded, by digest: a library built otherwise computes
+something else of the same Python files.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ import xxhash
 #: The process's memory by file, where the system tells it (Linux).
 _MAPS = Path("/proc/self/maps")
 
-#: Folders whose libraries belong to the system or to Python, and packages whose versions say which build theirs are: hundreds of megabytes.
+# : Folders whose libraries belong to the system or to Python, and packages whose versions say which
+# build theirs are: hundreds of megabytes.
 _SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 #: Beside them what accucompare itself stands on, and no model computes with.
@@ -29,7 +32,8 @@ MOST_READ = 2 << 20
 
 
 def loaded_libraries() -> dict[str, str]:
-    """Digests of the loaded shared libraries, by their paths in the folder of packages, or else by their names; where it can be told.
+    """Digests of the loaded shared libraries, by their paths in the folder of packages, or else by
+    their names; where it can be told.
 
     Left out are the system's, Python's own, those of packages whose versions are known, and ours.
     """
@@ -40,7 +44,11 @@ def loaded_libraries() -> dict[str, str]:
     files = {line.split(maxsplit=5)[5] for line in lines if line.count("/") and ".so" in line}
     found = {}
     for file in sorted(files):
-        if file.startswith(_SYSTEM) or _KNOWN.search(file) or (file.startswith(_STANDARD) and not _PACKAGES.search(file)):
+        if (
+            file.startswith(_SYSTEM)
+            or _KNOWN.search(file)
+            or (file.startswith(_STANDARD) and not _PACKAGES.search(file))
+        ):
             continue
         with contextlib.suppress(OSError):  # it is gone since
             status = os.stat(file)
@@ -52,4 +60,6 @@ def loaded_libraries() -> dict[str, str]:
 @lru_cache(maxsize=4096)
 def _digest(file: str, changed: int, size: int) -> str:
     """Of a file that was changed at that time."""
-    return f"{size} bytes" if size > MOST_READ else xxhash.xxh3_64_hexdigest(Path(file).read_bytes())
+    return (
+        f"{size} bytes" if size > MOST_READ else xxhash.xxh3_64_hexdigest(Path(file).read_bytes())
+    )

@@ -48,19 +48,25 @@ def coordinates(modules: Modules, mesh: Any = None) -> dict[str, int]:
 
 def has_sharded_parameters(modules: Modules) -> bool:
     """Whether a forward gathers parameters from other ranks."""
-    wrapped = any(type(wrapper).__name__ == "FullyShardedDataParallel" for wrapper in modules.wrappers)
+    wrapped = any(
+        type(wrapper).__name__ == "FullyShardedDataParallel" for wrapper in modules.wrappers
+    )
     return wrapped or next(_meshes(modules), None) is not None
 
 
 def any_has(found: bool, device: torch.device) -> bool:
-    """Whether any rank has found something: one reduction of one number, which waits for all of them.
+    """Whether any rank has found something: one reduction of one number, which waits for all of
+    them.
 
     Args:
         found: whether this one has.
-        device: where the model computes; the number goes there, if the ranks can talk of nothing on the CPU.
+        device: where the model computes; the number goes there, if the ranks can talk of nothing on
+            the CPU.
     """
     distributed = torch.distributed
-    flag = torch.tensor([int(found)], device="cpu" if "gloo" in distributed.get_backend() else device)
+    flag = torch.tensor(
+        [int(found)], device="cpu" if "gloo" in distributed.get_backend() else device
+    )
     distributed.all_reduce(flag, distributed.ReduceOp.MAX)
     return bool(flag.item())
 
@@ -74,7 +80,9 @@ def collectives() -> int | None:
 
     try:
         groups: list[Any] = list(distributed_c10d._world.pg_map)
-        return int(sum(group._get_sequence_number_for_group() for group in groups if group.size() > 1))
+        return int(
+            sum(group._get_sequence_number_for_group() for group in groups if group.size() > 1)
+        )
     except (AttributeError, RuntimeError):
         return None
 
@@ -99,23 +107,38 @@ def _is_alone(args: Any) -> bool:
     for each in args:
         if isinstance(each, torch.ScriptObject):
             return bool(torch.distributed.ProcessGroup.unbox(each).size() == 1)
-        if isinstance(each, str) and (group := next((one for one in distributed_c10d._world.pg_map if one.group_name == each), None)):
+        if isinstance(each, str) and (
+            group := next(
+                (one for one in distributed_c10d._world.pg_map if one.group_name == each), None
+            )
+        ):
             return bool(group.size() == 1)
     return False
 
 
 def silence() -> contextlib.AbstractContextManager[Any]:
-    """Meanwhile, an operator that talks to other ranks raises TalksError in place of waiting for them; in the backward, too."""
-    several = torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    """Meanwhile, an operator that talks to other ranks raises TalksError in place of waiting for
+    them; in the backward, too.
+    """
+    several = (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    )
     return _Silence() if several else contextlib.nullcontext()  # type: ignore[no-untyped-call]
 
 
 def _meshes(modules: Modules) -> Any:
-    return (tensor.device_mesh for *_, tensor in modules.tensors() if hasattr(tensor, "device_mesh") and isinstance(tensor, torch.Tensor))
+    return (
+        tensor.device_mesh
+        for *_, tensor in modules.tensors()
+        if hasattr(tensor, "device_mesh") and isinstance(tensor, torch.Tensor)
+    )
 
 
 def _ask(question: Callable[[], int] | None) -> int | None:
-    """An answer of Megatron's; ``None`` where it is not initialised, or too old to know the axis."""
+    """An answer of Megatron's; ``None`` where it is not initialised, or too old to know the
+    axis."""
     try:
         return None if question is None else int(question())
     except (AssertionError, RuntimeError, TypeError):

@@ -1,7 +1,8 @@
-"""Which code a model ran: source files with their digests, packages with their versions, and how its modules are configured.
+"""Which code a model ran: source files with their digests, packages with their versions, and how
+its modules are configured.
 
-A baseline is trusted because it ran golden's code. These are the facts that prove it (``compare.limits.provenance``).
-"""
+A baseline is trusted because it ran golden's code. These are the facts that prove it
+(``compare.limits.provenance``)."""
 
 from __future__ import annotations
 
@@ -21,17 +22,22 @@ import torch
 import xxhash
 from torch import nn
 
-#: Functions in these folders are not noted: Python's own library, whose version is in the manifest, and accucompare's own code.
+# : Functions in these folders are not noted: Python's own library, whose version is in the
+# manifest, and accucompare's own code.
 _OWN = str(Path(__file__).parents[2])
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 
-#: Where what ``torch.compile`` gives is written: a function that closes over the compiler, which it calls back.
+# : Where what ``torch.compile`` gives is written: a function that closes over the compiler, which
+# it calls back.
 _COMPILER = str(Path(torch.__file__).parent / "_dynamo" / "eval_frame.py")
 
 #: Where Python code reads an environment variable that it names.
-_READS = re.compile(rb"""(?:environ(?:\.get\(|\.setdefault\(|\.pop\(|\[)|getenv\()\s*["']([A-Za-z_][A-Za-z0-9_]*)["']""")
+_READS = re.compile(
+    rb"""(?:environ(?:\.get\(|\.setdefault\(|\.pop\(|\[)|getenv\()\s*["']([A-Za-z_][A-Za-z0-9_]*)["']"""
+)
 
-#: Attributes that name where, in which type, or of which file a module is: what differs between two captures of one model.
+# : Attributes that name where, in which type, or of which file a module is: what differs between
+# two captures of one model.
 _NOT_CONFIGURED = {"training", "device", "dtype", "name_or_path"}
 
 
@@ -90,7 +96,9 @@ def class_sources(modules: Mapping[str, nn.Module]) -> list[str]:
 
 
 def homes_of_classes(modules: Mapping[str, nn.Module]) -> dict[str, list[str]]:
-    """Where the classes of each name are written: two classes of a model may have one name, or that of one of torch's."""
+    """Where the classes of each name are written: two classes of a model may have one name, or that
+    of one of torch's.
+    """
     homes: dict[str, set[str]] = {}
     for module in modules.values():
         homes.setdefault(type(module).__name__, set()).add(without_folder(type(module).__module__))
@@ -98,26 +106,32 @@ def homes_of_classes(modules: Mapping[str, nn.Module]) -> dict[str, list[str]]:
 
 
 def without_folder(name: str) -> str:
-    """A Python module's name without the folder of its file, which ``load_case`` adds to names that are taken."""
+    """A Python module's name without the folder of its file, which ``load_case`` adds to names that
+    are taken.
+    """
     return name.partition(" of ")[0]
 
 
 def digests_of(names: Iterable[str]) -> dict[str, str]:
-    """Digests of the source files of Python modules, by the modules' names; without those that have none, or are not loaded.
+    """Digests of the source files of Python modules, by the modules' names; without those that have
+    none, or are not loaded.
 
-    Of two case files of one name the second is imported as ``model of /folder``; it is called ``model`` here, and comes before the first.
-    """
+    Of two case files of one name the second is imported as ``model of /folder``; it is called
+    ``model`` here, and comes before the first."""
     digests: dict[str, str] = {}
     for name in sorted(set(names), key=lambda name: (" of " not in name, name)):
         file = _file_of(name)
         if file and not _is_foreign(file):
             with contextlib.suppress(OSError):  # it is gone, or may not be read
-                digests.setdefault(without_folder(name), xxhash.xxh3_128_hexdigest(Path(file).read_bytes()))
+                digests.setdefault(
+                    without_folder(name), xxhash.xxh3_128_hexdigest(Path(file).read_bytes())
+                )
     return dict(sorted(digests.items()))
 
 
 def variables_named(names: Iterable[str]) -> set[str]:
-    """The environment variables that the source files of Python modules name where they read one."""
+    """The environment variables that the source files of Python modules name where they read
+    one."""
     found: set[str] = set()
     for name in names:
         file = _file_of(name)
@@ -140,7 +154,9 @@ def modules_in(files: Iterable[str]) -> set[str]:
 
 
 def versions_of(names: Iterable[str]) -> dict[str, str]:
-    """The versions of the installed packages that Python modules belong to, by the packages' names; without those that have none."""
+    """The versions of the installed packages that Python modules belong to, by the packages' names;
+    without those that have none.
+    """
     versions = {}
     for package in sorted({name.partition(".")[0] for name in names}):
         version = version_of(package)
@@ -150,7 +166,9 @@ def versions_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def version_of(package: str) -> str | None:
-    """The version of a package: as it says itself, or as it was installed; ``None`` if neither is known."""
+    """The version of a package: as it says itself, or as it was installed; ``None`` if neither is
+    known.
+    """
     version = getattr(sys.modules.get(package), "__version__", None)
     if isinstance(version, str):
         return str(version)  # torch's is of a class of its own
@@ -158,16 +176,24 @@ def version_of(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         pass
-    return next((importlib.metadata.version(each) for each in _distributions().get(package, ())), None) if _is_installed(package) else None
+    return (
+        next((importlib.metadata.version(each) for each in _distributions().get(package, ())), None)
+        if _is_installed(package)
+        else None
+    )
 
 
 def source_configuration(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
-    """The numbers, strings and booleans that each module keeps as public attributes, such as ``eps`` and ``approximate``, by its name."""
+    """The numbers, strings and booleans that each module keeps as public attributes, such as
+    ``eps`` and ``approximate``, by its name.
+    """
     found = {
         name: {
             key: value
             for key, value in vars(module).items()
-            if not key.startswith("_") and key not in _NOT_CONFIGURED and type(value) in (bool, int, float, str)
+            if not key.startswith("_")
+            and key not in _NOT_CONFIGURED
+            and type(value) in (bool, int, float, str)
         }
         for name, module in modules.items()
     }
@@ -175,7 +201,9 @@ def source_configuration(modules: Mapping[str, nn.Module]) -> dict[str, dict[str
 
 
 def _file_of(name: str) -> str | None:
-    """The file of a loaded Python module. It is not asked by attribute, for that may load a module that is loaded lazily."""
+    """The file of a loaded Python module. It is not asked by attribute, for that may load a module
+    that is loaded lazily.
+    """
     file = getattr(sys.modules.get(name), "__dict__", {}).get("__file__")
     return file if isinstance(file, str) else None
 
@@ -183,7 +211,9 @@ def _file_of(name: str) -> str | None:
 def _is_foreign(file: str) -> bool:
     if file.startswith(_OWN):
         return True
-    return file.startswith(_STANDARD) and "site-packages" not in file and "dist-packages" not in file
+    return (
+        file.startswith(_STANDARD) and "site-packages" not in file and "dist-packages" not in file
+    )
 
 
 def _is_installed(package: str) -> bool:

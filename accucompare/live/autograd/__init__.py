@@ -10,7 +10,14 @@ from accucompare.live.autograd.gradients import (
     parameters_of,
     register_first_hook,
 )
-from accucompare.live.autograd.graph import ACCUMULATES, PASSING_ON, Observer, observe_backward, observe_backward_no_more, reachable
+from accucompare.live.autograd.graph import (
+    ACCUMULATES,
+    PASSING_ON,
+    Observer,
+    observe_backward,
+    observe_backward_no_more,
+    reachable,
+)
 from accucompare.live.autograd.node_lines import NodeLines, line_of
 from accucompare.live.autograd.spans import (
     OPEN,

@@ -1,8 +1,9 @@
-"""Whose a gradient is: the module call and operator whose backward gives it, the output that it arrives at, or the parameter it is of.
+"""Whose a gradient is: the module call and operator whose backward gives it, the output that it
+arrives at, or the parameter it is of.
 
-When a module call ends, the autograd nodes that lead to its outputs and are not older than the call are its own, except those of the
-calls in it, which ended before. Each gets a hook. Nothing is put into the graph, and nothing in it is kept alive.
-"""
+When a module call ends, the autograd nodes that lead to its outputs and are not older than the call
+are its own, except those of the calls in it, which ended before. Each gets a hook. Nothing is put
+into the graph, and nothing in it is kept alive."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class OperatorOfGradient(NamedTuple):
 
     Attributes:
         name: of the node, such as ``LogBackward0``.
-        near: the child that the module had called last, as ``after fc1``; else the first that it calls, as ``before fc1``.
+        near: the child that the module had called last, as ``after fc1``; else the first that it
+            calls, as ``before fc1``.
         line: the source line that called it, if that was asked for.
         number: of the node.
     """
@@ -62,7 +64,8 @@ class OperatorOfGradient(NamedTuple):
 
 
 class GradientListener(Generic[P]):
-    """Is called with the gradients of a backward; what it does with them, its subclasses say. It changes none.
+    """Is called with the gradients of a backward; what it does with them, its subclasses say. It
+    changes none.
 
     Attributes:
         parameters: of the model, each once.
@@ -75,7 +78,8 @@ class GradientListener(Generic[P]):
         Args:
             listener: runs what a hook does, and is idle while gradients are not wanted.
             modules: of the model.
-            distributed: whether there are several ranks; then gradients of what FSDP gathers are looked at, too.
+            distributed: whether there are several ranks; then gradients of what FSDP gathers are
+                looked at, too.
         """
         self.parameters = list(parameters_of(modules))
         self.backwards = 0
@@ -83,22 +87,35 @@ class GradientListener(Generic[P]):
         self._listener = listener
         self._modules = modules
         self._distributed = distributed
-        self._gathered: dict[int, torch.Tensor] = {}  # by id: what takes the place of sharded parameters, and has a hook
+        self._gathered: dict[
+            int, torch.Tensor
+        ] = {}  # by id: what takes the place of sharded parameters, and has a hook
         self._followed: set[int] = set()  # numbers of nodes that have a hook
         self._end_queued = False  # whether the end of the running backward will be seen
         self._task = -1  # autograd's number of that backward
-        self._calls: list[tuple[int, int]] = []  # of outermost calls: the numbers of the nodes that they have made, from and to
-        self._second: tuple[int, int] = -1, 0  # of a backward that makes a graph: its thread, and the number of the first node it makes
-        self._entered: set[int] = set()  # numbers of the nodes at which the running backward enters the model; empty if not known
+        self._calls: list[
+            tuple[int, int]
+        ] = []  # of outermost calls: the numbers of the nodes that they have made, from and to
+        self._second: tuple[int, int] = (
+            -1,
+            0,
+        )  # of a backward that makes a graph: its thread, and the number of the first node it makes
+        self._entered: set[int] = (
+            set()
+        )  # numbers of the nodes at which the running backward enters the model; empty if not known
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._observer = Observer(self._begins)
 
     # what subclasses do
 
     def backward_began(self, outside: Sequence[Any]) -> None:
-        """A backward begins. ``outside``: the nodes between its roots and the model, as of a loss; none if they are not known."""
+        """A backward begins. ``outside``: the nodes between its roots and the model, as of a loss;
+        none if they are not known.
+        """
 
-    def operator_gradient(self, call: P, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads) -> None:
+    def operator_gradient(
+        self, call: P, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads
+    ) -> None:
         """The backward of an operator has run.
 
         Args:
@@ -108,8 +125,12 @@ class GradientListener(Generic[P]):
             grad_outputs: what arrived at its outputs.
         """
 
-    def second_gradient(self, call: P, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads) -> None:
-        """The same, in a second backward: of an operator that the first backward called to compute a gradient of ``call``."""
+    def second_gradient(
+        self, call: P, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads
+    ) -> None:
+        """The same, in a second backward: of an operator that the first backward called to compute
+        a gradient of ``call``.
+        """
 
     def output_gradient(self, call: P, path: str, grad: torch.Tensor, from_outside: bool) -> None:
         """The whole gradient of an output, after hooks on it.
@@ -118,7 +139,9 @@ class GradientListener(Generic[P]):
         """
 
     def parameter_gradient(self, parameter: Parameter, grad: torch.Tensor, hooked: bool) -> None:
-        """This backward's gradient of a parameter, before hooks of the user's; ``hooked``: whether there are any."""
+        """This backward's gradient of a parameter, before hooks of the user's; ``hooked``: whether
+        there are any.
+        """
 
     def hooked_gradient(self, parameter: Parameter, grad: torch.Tensor) -> None:
         """What the user's hooks have made of it."""
@@ -131,7 +154,11 @@ class GradientListener(Generic[P]):
     def install(self) -> None:
         """Put hooks on the parameters, and listen to backwards that begin."""
         for parameter in self.parameters:
-            if not is_lazy(parameter.tensor) and parameter.tensor.requires_grad and type(parameter.tensor.data) is torch.Tensor:
+            if (
+                not is_lazy(parameter.tensor)
+                and parameter.tensor.requires_grad
+                and type(parameter.tensor.data) is torch.Tensor
+            ):
                 hook = functools.partial(self._guarded, self._parameter_gradient, parameter)
                 self._handles.append(register_first_hook(parameter.tensor, ReadingHook(hook)))
         observe_backward(self._observer)
@@ -189,7 +216,8 @@ class GradientListener(Generic[P]):
             first: the number of the first node that it may have made.
             children: the calls in it, each with the number of the first node after it.
             outputs: that it gives.
-            line: gives a node's source line. Then nodes that only pass a gradient on get a hook, too, and ``uses`` is filled.
+            line: gives a node's source line. Then nodes that only pass a gradient on get a hook,
+                too, and ``uses`` is filled.
         """
         nodes = [tensor.grad_fn for tensor in outputs]
         visited = set()
@@ -211,19 +239,37 @@ class GradientListener(Generic[P]):
                         self.uses[following._sequence_nr()].append(call)
             if line is not None or name not in PASSING_ON:
                 before = [name for after, name in children if after <= number]
-                near = f"after {before[-1]}" if before else f"before {children[0][1]}" if children else ""
-                operator = OperatorOfGradient(name, near, line(node) if line is not None else "", number)
+                near = (
+                    f"after {before[-1]}"
+                    if before
+                    else f"before {children[0][1]}"
+                    if children
+                    else ""
+                )
+                operator = OperatorOfGradient(
+                    name, near, line(node) if line is not None else "", number
+                )
                 self.hook(node, functools.partial(self._operator_gradient, call, operator))
 
     def expect(self, call: P, path: str, output: torch.Tensor) -> None:
-        """Put a hook on the node of a call's output: there, the gradient has been through all hooks that the user puts on the tensor."""
+        """Put a hook on the node of a call's output: there, the gradient has been through all hooks
+        that the user puts on the tensor.
+        """
         if output.grad_fn is not None:
-            grad_outputs = functools.partial(self._output_gradient, call, path, output.grad_fn._sequence_nr(), weakref.ref(output))
+            grad_outputs = functools.partial(
+                self._output_gradient,
+                call,
+                path,
+                output.grad_fn._sequence_nr(),
+                weakref.ref(output),
+            )
             hook = functools.partial(self._guarded, grad_outputs, output.output_nr)
             output.grad_fn.register_prehook(hook)
 
     def hook(self, node: Any, act: Callable[..., None]) -> None:
-        """Put a hook on a node: ``act`` is called with what its backward gives, and what arrived there."""
+        """Put a hook on a node: ``act`` is called with what its backward gives, and what arrived
+        there.
+        """
         node.register_hook(functools.partial(self._guarded, act))
 
     def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
@@ -234,7 +280,8 @@ class GradientListener(Generic[P]):
         if not self._end_queued or self._was_given_up():
             self._end_queued, self._task = True, torch._C._current_graph_task_id()
             self.backwards += 1
-            # only a callback that another callback queues comes after that of DistributedDataParallel, which sums gradients
+            # only a callback that another callback queues comes after that of
+            # DistributedDataParallel, which sums gradients
             _queue(functools.partial(_queue, functools.partial(self._guarded, self._ended)))
         act(*arguments)
 
@@ -243,7 +290,9 @@ class GradientListener(Generic[P]):
         self.backward_ended()
 
     def _was_given_up(self) -> bool:
-        """Whether the backward that was running has raised: this one is another, and is not inside it, as a checkpoint's is."""
+        """Whether the backward that was running has raised: this one is another, and is not inside
+        it, as a checkpoint's is.
+        """
         if torch._C._current_graph_task_id() == self._task:
             return False
         running, frame = 0, sys._getframe()
@@ -260,22 +309,37 @@ class GradientListener(Generic[P]):
         nodes = nodes_outside(roots, self._is_the_models)
         self.backward_began(nodes)
         if torch._C._current_graph_task_id() < 0:  # else it is a checkpoint's, inside another
-            self._entered = entered(roots, nodes, self._is_the_models) if len(self._calls) == 1 else set()
+            self._entered = (
+                entered(roots, nodes, self._is_the_models) if len(self._calls) == 1 else set()
+            )
         if makes_graph:
             self._second = threading.get_ident(), torch._C._autograd._get_sequence_nr()
 
     def _is_the_models(self, number: int) -> bool:
-        return number in self._followed or any(first <= number < last for first, last in self._calls)
+        return number in self._followed or any(
+            first <= number < last for first, last in self._calls
+        )
 
-    def _operator_gradient(self, call: P, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads) -> None:
+    def _operator_gradient(
+        self, call: P, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads
+    ) -> None:
         self.operator_gradient(call, operator, grad_inputs, grad_outputs)
         thread, first = self._second
-        if not torch.is_grad_enabled() or thread != threading.get_ident():  # nodes are numbered by thread
+        if (
+            not torch.is_grad_enabled() or thread != threading.get_ident()
+        ):  # nodes are numbered by thread
             return
-        waiting = [grad.grad_fn for grad in grad_inputs if grad is not None]  # what this backward has made, for a second one through it
+        waiting = [
+            grad.grad_fn for grad in grad_inputs if grad is not None
+        ]  # what this backward has made, for a second one through it
         while waiting:
             node = waiting.pop()
-            if node is None or node.name() == ACCUMULATES or node._sequence_nr() < first or node._sequence_nr() in self._followed:
+            if (
+                node is None
+                or node.name() == ACCUMULATES
+                or node._sequence_nr() < first
+                or node._sequence_nr() in self._followed
+            ):
                 continue
             self._followed.add(node._sequence_nr())
             waiting += [following for following, _ in node.next_functions]
@@ -284,11 +348,19 @@ class GradientListener(Generic[P]):
                 self.hook(node, functools.partial(self.second_gradient, call, again))
 
     def _output_gradient(
-        self, call: P, path: str, number: int, output: weakref.ref[torch.Tensor], output_number: int, grads: Grads
+        self,
+        call: P,
+        path: str,
+        number: int,
+        output: weakref.ref[torch.Tensor],
+        output_number: int,
+        grads: Grads,
     ) -> None:
         grad = grads[output_number]
         if grad is not None:
-            from_outside = not self._entered or number in self._entered or has_foreign_hooks(output())
+            from_outside = (
+                not self._entered or number in self._entered or has_foreign_hooks(output())
+            )
             self.output_gradient(call, path, grad, from_outside)
 
     def _parameter_gradient(self, parameter: Parameter, grad: torch.Tensor) -> None:
@@ -297,28 +369,44 @@ class GradientListener(Generic[P]):
         if hooked:
             node = torch.autograd.graph.get_gradient_edge(parameter.tensor).node
             handles: list[Any] = []
-            handles.append(node.register_prehook(functools.partial(self._guarded, self._hooked_gradient, parameter, handles)))
+            handles.append(
+                node.register_prehook(
+                    functools.partial(self._guarded, self._hooked_gradient, parameter, handles)
+                )
+            )
 
-    def _hooked_gradient(self, parameter: Parameter, handles: list[Any], grads: tuple[torch.Tensor, ...]) -> None:
+    def _hooked_gradient(
+        self, parameter: Parameter, handles: list[Any], grads: tuple[torch.Tensor, ...]
+    ) -> None:
         handles.pop().remove()
         self.hooked_gradient(parameter, grads[0])
 
     def _gather(self, name: str, module: nn.Module, args: Any) -> None:
-        """Put hooks on what FSDP, for a call, puts in the place of a module's parameters: this rank's own gradients, not yet summed."""
+        """Put hooks on what FSDP, for a call, puts in the place of a module's parameters: this
+        rank's own gradients, not yet summed.
+        """
         for parameter in self.parameters:
             gathered = getattr(module, parameter.own, None) if parameter.owner == name else None
-            if not isinstance(gathered, torch.Tensor) or gathered is parameter.tensor or id(gathered) in self._gathered:
+            if (
+                not isinstance(gathered, torch.Tensor)
+                or gathered is parameter.tensor
+                or id(gathered) in self._gathered
+            ):
                 continue
             if gathered.requires_grad and type(gathered.data) is torch.Tensor:
                 hook = functools.partial(self._guarded, self._parameter_gradient, parameter)
                 handle = gathered.register_hook(ReadingHook(hook))  # type: ignore[no-untyped-call]
-                if gathered.is_leaf:  # of FSDP2, which takes the same one again; FSDP1's are views, new in each call
+                if (
+                    gathered.is_leaf
+                ):  # of FSDP2, which takes the same one again; FSDP1's are views, new in each call
                     self._gathered[id(gathered)] = gathered
                     self._handles.append(handle)
 
 
 class ReadingHook(Unsaved):
-    """A tensor's hook that leaves the gradient as it is, and is left behind where the tensor is saved."""
+    """A tensor's hook that leaves the gradient as it is, and is left behind where the tensor is
+    saved.
+    """
 
     __torch_unserializable__ = True
 
@@ -330,17 +418,26 @@ class ReadingHook(Unsaved):
 
 
 def has_foreign_hooks(tensor: torch.Tensor | None) -> bool:
-    """Whether the user has put hooks on a tensor, which may change its gradient. FSDP takes a tensor's hooks away."""
+    """Whether the user has put hooks on a tensor, which may change its gradient. FSDP takes a
+    tensor's hooks away.
+    """
     hooks: Any = getattr(tensor, "_backward_hooks", None) or {}
     return any(not isinstance(hook, ReadingHook) for hook in hooks.values())
 
 
-def register_first_hook(tensor: torch.Tensor, act: Callable[[torch.Tensor], Any]) -> torch.utils.hooks.RemovableHandle:
+def register_first_hook(
+    tensor: torch.Tensor, act: Callable[[torch.Tensor], Any]
+) -> torch.utils.hooks.RemovableHandle:
     """Register a tensor's hook that is called before those that it has."""
     handle: torch.utils.hooks.RemovableHandle = tensor.register_hook(act)  # type: ignore[no-untyped-call]
     hooks: Any = tensor._backward_hooks
     others = [(key, hook) for key, hook in hooks.items() if key != handle.id]
-    for key, _ in others:  # autograd goes by the order in which they were put in, and not by that of the OrderedDict
+    for (
+        key,
+        _,
+    ) in (
+        others
+    ):  # autograd goes by the order in which they were put in, and not by that of the OrderedDict
         del hooks[key]
     hooks.update(others)
     return handle
@@ -363,4 +460,6 @@ def parameters_of(modules: Modules) -> Iterator[Parameter]:
 
 def gradient_state(parameter: torch.Tensor) -> tuple[int, int]:
     """Which tensor a parameter's gradient is, and how often it has been written into."""
-    return id(parameter.grad), -1 if parameter.grad is None or parameter.grad.is_inference() else parameter.grad._version
+    return id(parameter.grad), (
+        -1 if parameter.grad is None or parameter.grad.is_inference() else parameter.grad._version
+    )

@@ -10,12 +10,36 @@ from typing import Any
 import torch
 
 ACCUMULATES = "torch::autograd::AccumulateGrad"
-#: What the backward of these gives is what it was given, in another order or shape, or with zeros in between.
+# : What the backward of these gives is what it was given, in another order or shape, or with zeros
+# in between.
 PASSING_ON = frozenset(
     f"{name}Backward0"
     for name in (
-        *("View", "UnsafeView", "ReshapeAlias", "T", "Transpose", "Permute", "Movedim", "Unsqueeze", "Squeeze", "Alias", "Clone"),
-        *("Slice", "Select", "Split", "SplitWithSizes", "Unbind", "Cat", "Stack", "Unfold", "Diagonal", "Narrow"),
+        *(
+            "View",
+            "UnsafeView",
+            "ReshapeAlias",
+            "T",
+            "Transpose",
+            "Permute",
+            "Movedim",
+            "Unsqueeze",
+            "Squeeze",
+            "Alias",
+            "Clone",
+        ),
+        *(
+            "Slice",
+            "Select",
+            "Split",
+            "SplitWithSizes",
+            "Unbind",
+            "Cat",
+            "Stack",
+            "Unfold",
+            "Diagonal",
+            "Narrow",
+        ),
     )
 )
 #: The function in ``torch.autograd`` that every backward and ``autograd.grad`` of Python calls.
@@ -29,9 +53,10 @@ class Observer:
     """Who is called when a backward of this process begins and ends.
 
     Attributes:
-        begins: called with its roots, the gradients that it starts from there, and whether it makes a graph, for gradients of
-            gradients.
-        ends: called when it is over, with the gradients that it gives to whoever asked for some; with none if it raised.
+        begins: called with its roots, the gradients that it starts from there, and whether it makes
+            a graph, for gradients of gradients.
+        ends: called when it is over, with the gradients that it gives to whoever asked for some;
+            with none if it raised.
     """
 
     begins: Callable[[Any, Any, bool], None]
@@ -44,8 +69,8 @@ _observers: list[Observer] = []
 def observe_backward(observer: Observer) -> None:
     """Call an observer of each backward from now on.
 
-    Autograd has no hook for the beginning of a backward, so its entrance for Python is replaced for as long as there is an observer.
-    """
+    Autograd has no hook for the beginning of a backward, so its entrance for Python is replaced for
+    as long as there is an observer."""
     if not _observers and hasattr(torch.autograd, ENTRANCE):
         original = getattr(torch.autograd, ENTRANCE)
 
@@ -53,7 +78,11 @@ def observe_backward(observer: Observer) -> None:
         def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
             active = list(_observers)
             for each in active:
-                each.begins(roots, args[0] if args else (), bool(args[2] if len(args) > 2 else kwargs.get("create_graph")))
+                each.begins(
+                    roots,
+                    args[0] if args else (),
+                    bool(args[2] if len(args) > 2 else kwargs.get("create_graph")),
+                )
             given: Any = None
             try:
                 given = original(roots, *args, **kwargs)
@@ -76,14 +105,16 @@ def observe_backward_no_more(observer: Observer) -> None:
 
 
 def nodes_outside(roots: Iterable[Any], is_inside: Callable[[int], bool]) -> list[Any]:
-    """The autograd nodes from a backward's roots on, up to those that are the model's, always in the same order.
+    """The autograd nodes from a backward's roots on, up to those that are the model's, always in
+    the same order.
 
     Args:
         roots: tensors or edges of the graph.
         is_inside: whether the node of this number is the model's.
 
     Returns:
-        The nodes; none if they do not lead to the model, or are too many, as those of another model.
+        The nodes; none if they do not lead to the model, or are too many, as those of another
+        model.
     """
     waiting = _nodes(roots)
     nodes: dict[int, Any] = {}  # by id; as long as a node is kept, no other one gets its id
@@ -100,8 +131,11 @@ def nodes_outside(roots: Iterable[Any], is_inside: Callable[[int], bool]) -> lis
     return list(nodes.values()) if reached and len(nodes) <= _MOST else []
 
 
-def entered(roots: Iterable[Any], outside: Sequence[Any], is_inside: Callable[[int], bool]) -> set[int]:
-    """The numbers of the model's nodes that a backward comes to from outside of it: at its roots, and behind the nodes outside.
+def entered(
+    roots: Iterable[Any], outside: Sequence[Any], is_inside: Callable[[int], bool]
+) -> set[int]:
+    """The numbers of the model's nodes that a backward comes to from outside of it: at its roots,
+    and behind the nodes outside.
 
     Args:
         roots, is_inside: as for ``nodes_outside``.
@@ -111,10 +145,15 @@ def entered(roots: Iterable[Any], outside: Sequence[Any], is_inside: Callable[[i
         The numbers; none if they are not known, since a root is outside and ``outside`` is empty.
     """
     nodes = _nodes(roots)
-    if not outside and any(node is not None and node.name() != ACCUMULATES and not is_inside(node._sequence_nr()) for node in nodes):
+    if not outside and any(
+        node is not None and node.name() != ACCUMULATES and not is_inside(node._sequence_nr())
+        for node in nodes
+    ):
         return set()
     nodes += [following for node in outside for following, _ in node.next_functions]
-    numbers = {node._sequence_nr() for node in nodes if node is not None and node.name() != ACCUMULATES}
+    numbers = {
+        node._sequence_nr() for node in nodes if node is not None and node.name() != ACCUMULATES
+    }
     return {number for number in numbers if is_inside(number)}
 
 
@@ -123,7 +162,9 @@ def _nodes(roots: Iterable[Any]) -> list[Any]:
 
 
 def reachable(roots: Iterable[Any]) -> Iterator[Any]:
-    """The nodes that a backward from these roots may run, each once, without those that only accumulate a leaf's gradient."""
+    """The nodes that a backward from these roots may run, each once, without those that only
+    accumulate a leaf's gradient.
+    """
     waiting = _nodes(roots)
     known: dict[int, Any] = {}  # by id; as long as a node is kept, no other one gets its id
     while waiting:

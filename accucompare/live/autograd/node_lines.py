@@ -1,4 +1,6 @@
-"""Where the operators were called that made the nodes of autograd's graph, as torch's anomaly mode notes it."""
+"""Where the operators were called that made the nodes of autograd's graph, as torch's anomaly mode
+notes it.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,14 @@ import torch
 from accucompare.live.operators import CALLERS
 
 #: Directories whose code is not the user's.
-_PACKAGES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
+_PACKAGES = tuple(
+    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2])
+)
 
 
 class NodeLines:
-    """Has the lines noted of the nodes that are made between ``begin`` and ``end``. That takes long.
+    """Has the lines noted of the nodes that are made between ``begin`` and ``end``. That takes
+    long.
 
     A mode of the user's own is left as it is.
     """
@@ -46,10 +51,11 @@ class NodeLines:
 
 
 def line_of(node: Any, folders: int = 0) -> str:
-    """Where the operator of a node was called, if it was noted: ``lora/layer.py:1065`` with one of the folders that the file lies in.
+    """Where the operator of a node was called, if it was noted: ``lora/layer.py:1065`` with one of
+    the folders that the file lies in.
 
-    It is the last frame outside of torch and accucompare; none of a model that accucompare itself called and that is made of torch's
-    modules alone.
+    It is the last frame outside of torch and accucompare; none of a model that accucompare itself
+    called and that is made of torch's modules alone.
     """
     for frame in reversed(node.metadata.get("traceback_") or ()):
         match = re.match(r'\s*File "(.+)", line (\d+)', frame)

@@ -1,11 +1,12 @@
 """What each module call adds to the gradients of its inputs and parameters.
 
-Autograd numbers the nodes that a thread makes one after the other. So the nodes numbered while a call ran are the call's, and the
-gradient that a call adds to an input is the sum of what its nodes give to the node that made the input. Nothing is put into the graph,
-so that a backward gives the same bits with and without.
+Autograd numbers the nodes that a thread makes one after the other. So the nodes numbered while a
+call ran are the call's, and the gradient that a call adds to an input is the sum of what its nodes
+give to the node that made the input. Nothing is put into the graph, so that a backward gives the
+same bits with and without.
 
-``live/autograd/gradients.py`` answers the same question for a watch, which needs the operator behind each node, by walking the graph of
-each output.
+``live/autograd/gradients.py`` answers the same question for a watch, which needs the operator
+behind each node, by walking the graph of each output.
 """
 
 from __future__ import annotations
@@ -20,17 +21,24 @@ import torch
 from accucompare.live.autograd.gradients import ReadingHook
 from accucompare.live.autograd.graph import ACCUMULATES
 
-#: Names a tensor in autograd's graph: (number of the node that made it, index of the node's output); for a leaf, (-1, id of the tensor).
+# : Names a tensor in autograd's graph: (number of the node that made it, index of the node's
+# output); for a leaf, (-1, id of the tensor).
 Edge = tuple[int, int]
 
 _C = TypeVar("_C")
 
 
 def edge_of(tensor: torch.Tensor) -> Edge | None:
-    """Where the gradient of a tensor goes to; ``None`` if it has none, or one of ``torch.func``'s, which are no graph's."""
+    """Where the gradient of a tensor goes to; ``None`` if it has none, or one of ``torch.func``'s,
+    which are no graph's.
+    """
     if not tensor.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return None
-    return (-1, id(tensor)) if tensor.grad_fn is None else (tensor.grad_fn._sequence_nr(), tensor.output_nr)
+    return (
+        (-1, id(tensor))
+        if tensor.grad_fn is None
+        else (tensor.grad_fn._sequence_nr(), tensor.output_nr)
+    )
 
 
 def edges_of(parts: Iterable[tuple[str, Any]]) -> dict[Edge, list[str]]:
@@ -66,45 +74,69 @@ class Cut(NamedTuple):
         """The part of the tensor's gradient that is the view's."""
         with torch.no_grad():
             if grad.stride() != self.strides:
-                grad = torch.empty_strided(self.whole, self.strides, dtype=grad.dtype, device=grad.device).copy_(grad)
+                grad = torch.empty_strided(
+                    self.whole, self.strides, dtype=grad.dtype, device=grad.device
+                ).copy_(grad)
             return grad.as_strided(self.shape, self.stride, grad.storage_offset() + self.offset)
 
 
-#: The node of what was written into a view: it takes the place of what made the tensor that the view is of.
+# : The node of what was written into a view: it takes the place of what made the tensor that the
+# view is of.
 WRITES_INTO_VIEW = "torch::autograd::CopySlices"
 
 
 def views_of(parts: Iterable[tuple[str, Any]]) -> dict[Edge, list[tuple[str, Cut]]]:
-    """The parts of a value that are views of tensors with gradients, by these tensors' edges: their paths, and where they lie."""
+    """The parts of a value that are views of tensors with gradients, by these tensors' edges: their
+    paths, and where they lie.
+    """
     found: dict[Edge, list[tuple[str, Cut]]] = {}
     for path, part in parts:
-        if not isinstance(part, torch.Tensor) or not part.requires_grad or not part._is_view() or part.layout is not torch.strided:
+        if (
+            not isinstance(part, torch.Tensor)
+            or not part.requires_grad
+            or not part._is_view()
+            or part.layout is not torch.strided
+        ):
             continue
         base = part._base
         edge = edge_of(base) if base is not None and base.layout is torch.strided else None
         if base is not None and edge is not None:
-            cut = Cut(part.shape, part.stride(), int(part.storage_offset() - base.storage_offset()), base.shape, base.stride())
+            cut = Cut(
+                part.shape,
+                part.stride(),
+                int(part.storage_offset() - base.storage_offset()),
+                base.shape,
+                base.stride(),
+            )
             found.setdefault(edge, []).append((path, cut))
     return found
 
 
 def seeded(roots: Any, seeds: Any) -> Iterator[tuple[Edge, torch.Tensor]]:
-    """The roots of a backward that are no leaves, as edges, each with the gradient that the backward begins with there."""
+    """The roots of a backward that are no leaves, as edges, each with the gradient that the
+    backward begins with there.
+    """
     for root, seed in zip(roots, seeds, strict=False):
-        node, number = (root.grad_fn, root.output_nr) if isinstance(root, torch.Tensor) else (root.node, root.output_nr)
+        node, number = (
+            (root.grad_fn, root.output_nr)
+            if isinstance(root, torch.Tensor)
+            else (root.node, root.output_nr)
+        )
         if node is not None and isinstance(seed, torch.Tensor):
             yield edge_to(node, number), seed
 
 
 @dataclass
 class Span(Generic[_C]):
-    """The nodes that one call has made: those numbered from ``first`` up to ``last``, which is not one of them.
+    """The nodes that one call has made: those numbered from ``first`` up to ``last``, which is not
+    one of them.
 
     Attributes:
         call: whose they are.
         outer: the span of the call that it was made in.
         inputs: its inputs that have gradients, by edge: their paths.
-        views: likewise those that are views, by the edge of what they are views of: a module that works in place writes into that.
+        views: likewise those that are views, by the edge of what they are views of: a module that
+            works in place writes into that.
         outputs: its outputs, as ``inputs``.
     """
 
@@ -128,11 +160,14 @@ class Span(Generic[_C]):
             span = span.outer
 
     def owner(self, edge: Edge) -> Span[_C] | None:
-        """The innermost of ``chain`` that was not given what the edge belongs to as an argument; ``None`` if all were."""
+        """The innermost of ``chain`` that was not given what the edge belongs to as an argument;
+        ``None`` if all were.
+        """
         return next((span for span in self.chain() if edge not in span.inputs), None)
 
 
-#: After all numbers of nodes: the end of a span whose call still runs: it may call ``autograd.grad`` itself.
+# : After all numbers of nodes: the end of a span whose call still runs: it may call
+# ``autograd.grad`` itself.
 OPEN = 1 << 64
 
 
@@ -148,7 +183,10 @@ class Spans(Generic[_C]):
     def begin(self, call: _C, outer: Span[_C] | None, parts: Iterable[tuple[str, Any]]) -> Span[_C]:
         """A call begins with these inputs."""
         parts = list(parts)
-        inputs, views = edges_of(parts), views_of(parts)  # to ask for a view's edge may make a node, which is not the call's
+        inputs, views = (
+            edges_of(parts),
+            views_of(parts),
+        )  # to ask for a view's edge may make a node, which is not the call's
         first = torch._C._autograd._get_sequence_nr()
         span = Span(call, first, OPEN, outer, inputs, views)
         self._all.append(span)
@@ -180,7 +218,9 @@ class Spans(Generic[_C]):
         return self._giving.get(edge, [])
 
     def of(self, number: int) -> Span[_C] | None:
-        """The span of the innermost call that made the node of this number; ``None`` if no call did."""
+        """The span of the innermost call that made the node of this number; ``None`` if no call
+        did.
+        """
         place = bisect_right(self._firsts, number) - 1
         if place < 0:
             return None
@@ -193,28 +233,41 @@ class Spans(Generic[_C]):
         self._known.clear()
 
 
-#: Under this name, a node that a backward has made (``create_graph=True``) has the span of the call that it was made in the backward of.
+# : Under this name, a node that a backward has made (``create_graph=True``) has the span of the
+# call that it was made in the backward of.
 _MADE_BY = "accucompare: made in the backward of"
 
 
 class Graph(Generic[_C]):
-    """The nodes that a backward goes through that makes a graph itself. The nodes that it makes are told whose they are.
+    """The nodes that a backward goes through that makes a graph itself. The nodes that it makes are
+    told whose they are.
 
-    They cannot be told by their numbers: they are made after the call, and on a GPU or an NPU in another thread, which counts for itself.
-    """
+    They cannot be told by their numbers: they are made after the call, and on a GPU or an NPU in
+    another thread, which counts for itself."""
 
     def __init__(self) -> None:
-        self._nodes: dict[int, Any] = {}  # by id; as long as a node is kept, no other one gets its id
+        self._nodes: dict[
+            int, Any
+        ] = {}  # by id; as long as a node is kept, no other one gets its id
 
     def add(self, node: Any) -> None:
         self._nodes[id(node)] = node
 
     def tell(self, span: Span[_C] | None, tensors: Iterable[Any]) -> None:
-        """All nodes that this backward has made, lead to these tensors and do not know whose they are, are of this call's backward."""
-        waiting: list[Any] = [tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor)]
+        """All nodes that this backward has made, lead to these tensors and do not know whose they
+        are, are of this call's backward.
+        """
+        waiting: list[Any] = [
+            tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor)
+        ]
         while waiting:
             node = waiting.pop()
-            if node is None or id(node) in self._nodes or node.name() == ACCUMULATES or _MADE_BY in node.metadata:
+            if (
+                node is None
+                or id(node) in self._nodes
+                or node.name() == ACCUMULATES
+                or _MADE_BY in node.metadata
+            ):
                 continue
             node.metadata[_MADE_BY] = span
             waiting += [following for following, _ in node.next_functions]
@@ -231,12 +284,15 @@ def backward_of(node: Any) -> Span[Any] | None:
     return span
 
 
-#: The node of a cast; autocast keeps what it has cast of a parameter, and all calls after the first one use that.
+# : The node of a cast; autocast keeps what it has cast of a parameter, and all calls after the
+# first one use that.
 _CASTS = "ToCopyBackward0"
 
 
 def cast_parameter(node: Any) -> torch.Tensor | None:
-    """The parameter, or another leaf, that a node has cast to another type; ``None`` of any other node."""
+    """The parameter, or another leaf, that a node has cast to another type; ``None`` of any other
+    node.
+    """
     if node.name() != _CASTS:
         return None
     following = node.next_functions[0][0]
@@ -244,10 +300,14 @@ def cast_parameter(node: Any) -> torch.Tensor | None:
 
 
 class Sum:
-    """A gradient that several nodes give parts of, added up in the order in which they run, as autograd does."""
+    """A gradient that several nodes give parts of, added up in the order in which they run, as
+    autograd does.
+    """
 
     def __init__(self, whole: Callable[[torch.Tensor | None], None]) -> None:
-        """``whole``: called once with the sum, when all parts are there; ``None`` if no part was defined."""
+        """``whole``: called once with the sum, when all parts are there; ``None`` if no part was
+        defined.
+        """
         self._parts = 0
         self._total: torch.Tensor | None = None
         self._whole = whole
@@ -286,11 +346,12 @@ class GradientHook(ReadingHook):
 
 
 def hook_arriving(tensor: torch.Tensor, act: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
-    """Call ``act`` with the gradient that arrives at a tensor that is no leaf, after all hooks on the tensor, also later ones.
+    """Call ``act`` with the gradient that arrives at a tensor that is no leaf, after all hooks on
+    the tensor, also later ones.
 
-    The node that made the tensor goes on with what ``act`` returns, if that is not ``None``. Where autograd is only asked for the
-    gradient of the tensor itself (``autograd.grad``), the node does not run.
-    """
+    The node that made the tensor goes on with what ``act`` returns, if that is not ``None``. Where
+    autograd is only asked for the gradient of the tensor itself (``autograd.grad``), the node does
+    not run."""
     number = tensor.output_nr
     assert tensor.grad_fn is not None
 

@@ -1,9 +1,28 @@
 """Modules and their names, the hooks on them, and what they hold."""
 
 from accucompare.live.modules import points
-from accucompare.live.modules.attributes import Attributes, attributes_of, generators_of, plain_numbers, set_attributes
-from accucompare.live.modules.functions import function_name, has_setup, is_torchs, observed_functions
-from accucompare.live.modules.hooks import Call, Hook, Listener, Mark, arguments_of, in_backward, listens
+from accucompare.live.modules.attributes import (
+    Attributes,
+    attributes_of,
+    generators_of,
+    plain_numbers,
+    set_attributes,
+)
+from accucompare.live.modules.functions import (
+    function_name,
+    has_setup,
+    is_torchs,
+    observed_functions,
+)
+from accucompare.live.modules.hooks import (
+    Call,
+    Hook,
+    Listener,
+    Mark,
+    arguments_of,
+    in_backward,
+    listens,
+)
 from accucompare.live.modules.names import Modules, name_modules, unwrapped
 from accucompare.live.modules.points import check_finite
 from accucompare.live.modules.recomputation import Again, Witness, witness, witness_no_more

@@ -1,4 +1,6 @@
-"""Plain attributes of modules, such as counters of calls: kept when a call begins, and put back before it is run again."""
+"""Plain attributes of modules, such as counters of calls: kept when a call begins, and put back
+before it is run again.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,23 @@ from accucompare.errors import CaptureError
 from accucompare.live.modules.names import Modules
 from accucompare.live.values import leaves, replaced
 
-#: By module and name. Containers are copies; tensors are the objects themselves, since most are never written into.
+# : By module and name. Containers are copies; tensors are the objects themselves, since most are
+# never written into.
 Attributes = dict[nn.Module, dict[str, Any]]
 
-_UNCHANGING = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type, FunctionType)
+_UNCHANGING = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    type,
+    FunctionType,
+)
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
 _CONTAINERS = (MutableMapping, MutableSequence, MutableSet, tuple)
 #: What every module has, hooks and children among it.
@@ -32,7 +47,8 @@ def attributes_of(modules: Modules) -> Attributes:
 
 
 def set_attributes(attributes: Attributes, modules: Modules) -> None:
-    """Give modules these attributes, as copies that may be written into; of all others, too, a copy of what they are now.
+    """Give modules these attributes, as copies that may be written into; of all others, too, a copy
+    of what they are now.
 
     Raises:
         CaptureError: if a module keeps an iterator that cannot be copied.
@@ -44,17 +60,27 @@ def set_attributes(attributes: Attributes, modules: Modules) -> None:
         for name, value in list(vars(module).items()):
             if name not in _OF_EVERY_MODULE and not isinstance(value, _UNCHANGING):
                 vars(module)[name] = _fresh(kept.get(name, value), memo, name)
-        vars(module).update({name: value for name, value in kept.items() if isinstance(value, _UNCHANGING)})
+        vars(module).update(
+            {name: value for name, value in kept.items() if isinstance(value, _UNCHANGING)}
+        )
 
 
 def plain_numbers(module: nn.Module) -> dict[str, Any]:
     """What a module keeps of numbers and text."""
-    return {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE and isinstance(value, (int, float, str))}
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in _OF_EVERY_MODULE and isinstance(value, (int, float, str))
+    }
 
 
 def generators_of(module: nn.Module) -> list[str]:
     """The names of a module's own random generators."""
-    return [name for name, value in vars(module).items() if isinstance(value, (torch.Generator, *_RANDOM))]
+    return [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, (torch.Generator, *_RANDOM))
+    ]
 
 
 class _GeneratorState:
@@ -87,14 +113,29 @@ def _kept(module: nn.Module) -> Any:
 def _fresh(value: Any, memo: dict[int, Any], name: str) -> Any:
     if isinstance(value, torch.Generator):
         value = _GeneratorState(value)
-    if isinstance(value, _CONTAINERS) and any(isinstance(part, torch.Generator) for _, part in leaves(value)):
-        value = replaced(value, {path: _GeneratorState(part) for path, part in leaves(value) if isinstance(part, torch.Generator)})
+    if isinstance(value, _CONTAINERS) and any(
+        isinstance(part, torch.Generator) for _, part in leaves(value)
+    ):
+        value = replaced(
+            value,
+            {
+                path: _GeneratorState(part)
+                for path, part in leaves(value)
+                if isinstance(part, torch.Generator)
+            },
+        )
     if isinstance(value, torch.Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad and value.is_leaf)
     try:
-        tensors = {id(part): part.detach().clone() for _, part in leaves(value) if isinstance(part, torch.Tensor) and id(part) not in memo}
+        tensors = {
+            id(part): part.detach().clone()
+            for _, part in leaves(value)
+            if isinstance(part, torch.Tensor) and id(part) not in memo
+        }
         return copy.deepcopy(value, {**memo, **tensors})
     except Exception as error:  # a class may refuse in any way
         if isinstance(value, Iterator):
-            raise CaptureError(f"a module keeps an iterator ({name}), which cannot be put back") from error
+            raise CaptureError(
+                f"a module keeps an iterator ({name}), which cannot be put back"
+            ) from error
         return value

@@ -15,7 +15,9 @@ Applies = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
 @contextlib.contextmanager
 def observed_functions(applies: Applies) -> Iterator[None]:
-    """Observe the forward of every custom Function: of all there are, since somebody may have kept ``F.apply``; of others when applied."""
+    """Observe the forward of every custom Function: of all there are, since somebody may have kept
+    ``F.apply``; of others when applied.
+    """
     apply = vars(Function)["apply"]
     known: dict[Any, Any] = {}
     running: list[Any] = []
@@ -28,7 +30,9 @@ def observed_functions(applies: Applies) -> Iterator[None]:
 
         @functools.wraps(forward)
         def observed(*args: Any, **kwargs: Any) -> Any:
-            if not any(issubclass(each, function) and each is not function for each in running[-1:]):  # not by super().forward
+            if not any(
+                issubclass(each, function) and each is not function for each in running[-1:]
+            ):  # not by super().forward
                 applies(function, args[1:] if has_context else args, kwargs)
             running.append(function)
             try:
@@ -74,7 +78,9 @@ _OF_OPERATORS = "GeneratedBackwardFor_"
 
 def is_torchs(function: Any) -> bool:
     """Whether it is PyTorch's own, and no custom operator's."""
-    return function.__module__.partition(".")[0] == "torch" and not function.__name__.startswith(_OF_OPERATORS)
+    return function.__module__.partition(".")[0] == "torch" and not function.__name__.startswith(
+        _OF_OPERATORS
+    )
 
 
 def function_name(function: Any) -> str:

@@ -1,4 +1,6 @@
-"""Hooks on every module of a model, and which module calls are running: by thread, numbered in forward order."""
+"""Hooks on every module of a model, and which module calls are running: by thread, numbered in
+forward order.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class Call:
 
     Attributes:
         module, name, index: what is called, and which of its calls in the step this is.
-        parent: (qualified name, call index) of the call that it was made in; ``None`` for an outermost one.
+        parent: (qualified name, call index) of the call that it was made in; ``None`` for an
+            outermost one.
         handling: the exception that was being handled when the call began.
     """
 
@@ -66,9 +69,9 @@ class RecomputedPart:
 class Listener(Generic[_C]):
     """Is called when a module call begins and when it ends; what it does then, its subclasses say.
 
-    The hooks come last, so that they see what the next module sees. They do nothing inside a backward: there, activation checkpointing
-    runs forwards again, and those calls have been seen; ``again`` lets them be seen once more. Replicas of a model may run in several
-    threads.
+    The hooks come last, so that they see what the next module sees. They do nothing inside a
+    backward: there, activation checkpointing runs forwards again, and those calls have been seen;
+    ``again`` lets them be seen once more. Replicas of a model may run in several threads.
 
     Attributes:
         step: the number of the step.
@@ -91,11 +94,15 @@ class Listener(Generic[_C]):
         self._indices: Counter[str] = Counter()
         self._calls: dict[int, list[_C]] = {}  # by thread
         self._second_runs: dict[int, list[RecomputedPart]] = {}  # by thread, one inside the other
-        self._raised: dict[int, str] = {}  # by thread: the module that raised, until another one is called
+        self._raised: dict[
+            int, str
+        ] = {}  # by thread: the module that raised, until another one is called
         self._lock = threading.RLock()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
-    def began(self, call: _C, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+    def began(
+        self, call: _C, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any] | None:
         """A call begins. Returns what takes the place of its arguments; ``None`` leaves them."""
         raise NotImplementedError
 
@@ -126,7 +133,9 @@ class Listener(Generic[_C]):
 
     @contextlib.contextmanager
     def without_hooks(self) -> Iterator[None]:
-        """Between two calls: what runs meanwhile runs as it would, also where PyTorch chooses a path by whether there are hooks."""
+        """Between two calls: what runs meanwhile runs as it would, also where PyTorch chooses a
+        path by whether there are hooks.
+        """
         hooked = bool(self._handles)
         self._take_off()
         try:
@@ -140,13 +149,20 @@ class Listener(Generic[_C]):
         for name, module in self._modules.named.items():
             before = Hook(self, functools.partial(self._before, name), name)
             after = Hook(self, functools.partial(self._after, name), name)
-            # through nn.Module: a ScriptModule blocks the method but still runs the hooks when called from Python
-            self._handles.append(nn.Module.register_forward_pre_hook(module, before, with_kwargs=True))
-            self._handles.append(nn.Module.register_forward_hook(module, after, with_kwargs=True, always_call=True))
+            # through nn.Module: a ScriptModule blocks the method but still runs the hooks when
+            # called from Python
+            self._handles.append(
+                nn.Module.register_forward_pre_hook(module, before, with_kwargs=True)
+            )
+            self._handles.append(
+                nn.Module.register_forward_hook(module, after, with_kwargs=True, always_call=True)
+            )
             self._last[name] = self._handles[-1].id
             if self.sees_returns:
                 returned = Hook(self, self._returned, name)
-                self._handles.append(nn.Module.register_forward_hook(module, returned, prepend=True))
+                self._handles.append(
+                    nn.Module.register_forward_hook(module, returned, prepend=True)
+                )
 
     def _take_off(self) -> None:
         if self._handles:
@@ -164,18 +180,28 @@ class Listener(Generic[_C]):
         self._raised.clear()
 
     def failing_call(self) -> str | None:
-        """The name of the innermost module whose forward is running or has just raised; ``None`` if there is none."""
+        """The name of the innermost module whose forward is running or has just raised; ``None`` if
+        there is none.
+        """
         thread = threading.get_ident()
         call = self.running()
         return self._raised.get(thread, call.name if call else None)
 
     def open_call(self) -> str | None:
-        """The name of the innermost module whose forward has begun and not ended, on whatever thread; ``None`` if there is none."""
+        """The name of the innermost module whose forward has begun and not ended, on whatever
+        thread; ``None`` if there is none.
+        """
         return next((calls[-1].name for calls in [*self._calls.values()] if calls), None)
 
     def not_called(self) -> list[str]:
-        """Registered modules that no forward has called; without those that none can call and that hold nothing (a ``ModuleList``)."""
-        return [name for name, module in self._modules.named.items() if name not in self.called and not _only_holds_modules(module)]
+        """Registered modules that no forward has called; without those that none can call and that
+        hold nothing (a ``ModuleList``).
+        """
+        return [
+            name
+            for name, module in self._modules.named.items()
+            if name not in self.called and not _only_holds_modules(module)
+        ]
 
     def running(self) -> _C | None:
         """The innermost call on this thread."""
@@ -184,12 +210,20 @@ class Listener(Generic[_C]):
 
     def caller(self, call: _C) -> _C | None:
         """The call that a running one was made in; ``None`` of an outermost one."""
-        outer = [each for each in self._calls.get(threading.get_ident(), ()) if (each.name, each.index) == call.parent]
+        outer = [
+            each
+            for each in self._calls.get(threading.get_ident(), ())
+            if (each.name, each.index) == call.parent
+        ]
         return outer[-1] if outer else None
 
     def is_running(self, call: _C) -> bool:
-        """Whether a module's own code runs on this thread: none of a child's, of a hook's, or of a backward's."""
-        return self.running() is call and threading.get_ident() not in self._busy and not self.idle()
+        """Whether a module's own code runs on this thread: none of a child's, of a hook's, or of a
+        backward's.
+        """
+        return (
+            self.running() is call and threading.get_ident() not in self._busy and not self.idle()
+        )
 
     def idle(self) -> bool:
         """Whether a hook has nothing to do now."""
@@ -224,15 +258,27 @@ class Listener(Generic[_C]):
         return index
 
     def mark(self) -> Mark:
-        """Where the forward on this thread stands; of one that is run again, where the first one stood."""
+        """Where the forward on this thread stands; of one that is run again, where the first one
+        stood.
+        """
         second, running = self.second_run(), self.running()
-        step, indices = (self.step, self._indices) if second is None else (second.mark.step, second.indices)
-        parent = (running.name, running.index) if running is not None else None if second is None else second.mark.parent
+        step, indices = (
+            (self.step, self._indices) if second is None else (second.mark.step, second.indices)
+        )
+        parent = (
+            (running.name, running.index)
+            if running is not None
+            else None
+            if second is None
+            else second.mark.parent
+        )
         return Mark(step, indices.copy(), parent)
 
     @contextlib.contextmanager
     def again(self, mark: Mark) -> Iterator[None]:
-        """On this thread, what was run from here on is run again, inside a backward: its calls have the numbers that they had."""
+        """On this thread, what was run from here on is run again, inside a backward: its calls have
+        the numbers that they had.
+        """
         thread = threading.get_ident()
         calls, raised = self._calls.get(thread), self._raised.get(thread)
         self._calls[thread] = []
@@ -240,7 +286,8 @@ class Listener(Generic[_C]):
         try:
             yield
         finally:
-            self._leave_all()  # checkpointing ends it by an exception as soon as it has what it needs
+            # checkpointing ends it by an exception as soon as it has what it needs
+            self._leave_all()
             self._second_runs[thread].pop()
             if not self._second_runs[thread]:
                 del self._second_runs[thread]
@@ -262,7 +309,9 @@ class Listener(Generic[_C]):
         for call in self._calls.get(threading.get_ident(), ()):
             self.left(call)
 
-    def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    def _before(
+        self, name: str, module: nn.Module, args: Any, kwargs: Any
+    ) -> tuple[Any, Any] | None:
         thread = threading.get_ident()
         self._raised.pop(thread, None)
         calls = self._calls.setdefault(thread, [])
@@ -289,7 +338,9 @@ class Listener(Generic[_C]):
             self.left(calls.pop())  # a module whose hook did not run; its caller went on
         call = calls.pop()
         self.left(call)
-        if sys.exc_info()[1] is not call.handling:  # the forward raised; the hook runs all the same, and the caller may go on
+        if (
+            sys.exc_info()[1] is not call.handling
+        ):  # the forward raised; the hook runs all the same, and the caller may go on
             self._raised.setdefault(thread, name)
             return None
         self._raised.pop(thread, None)
@@ -305,11 +356,15 @@ class Hook(Unsaved):
         self._name = name
 
     def __call__(self, *arguments: Any) -> Any:
-        return None if self._listener.idle() else self._listener.run(self._act, self._name, arguments)
+        return (
+            None if self._listener.idle() else self._listener.run(self._act, self._name, arguments)
+        )
 
 
 def _only_holds_modules(module: nn.Module) -> bool:
-    """Whether a module has no forward and no tensors of its own, as a ``ModuleList``, which nobody calls."""
+    """Whether a module has no forward and no tensors of its own, as a ``ModuleList``, which nobody
+    calls.
+    """
     forward = getattr(type(module), "forward", None)  # a scripted module's class gives none
     callable_ = "forward" in vars(module) or forward is not nn.Module.forward
     return not callable_ and not (*module.parameters(recurse=False), *module.buffers(recurse=False))
@@ -317,7 +372,10 @@ def _only_holds_modules(module: nn.Module) -> bool:
 
 def listens(module: nn.Module, kind: type[Listener[Any]]) -> bool:
     """Whether a listener of this class has its hooks on a module."""
-    return any(isinstance(hook, Hook) and isinstance(hook._listener, kind) for hook in module._forward_pre_hooks.values())
+    return any(
+        isinstance(hook, Hook) and isinstance(hook._listener, kind)
+        for hook in module._forward_pre_hooks.values()
+    )
 
 
 def in_backward() -> bool:

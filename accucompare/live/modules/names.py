@@ -15,7 +15,13 @@ from accucompare.text import storable
 #: Attributes under which wrappers of any class keep the module that they wrap.
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 #: Classes that keep it under the ordinary name ``module``.
-_WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "DeepSpeedEngine", "AveragedModel"}
+_WRAPPERS = {
+    "DistributedDataParallel",
+    "DataParallel",
+    "FullyShardedDataParallel",
+    "DeepSpeedEngine",
+    "AveragedModel",
+}
 
 
 @dataclass
@@ -23,9 +29,11 @@ class Modules:
     """The modules of a model by qualified name.
 
     Attributes:
-        named: each module once, under the first name it has; wrappers (DDP, FSDP, torch.compile, activation checkpointing)
-            are passed over, so that a wrapped layer is called what it is called without them.
-        aliases: further names of modules that are registered in several places, each with the first name.
+        named: each module once, under the first name it has; wrappers (DDP, FSDP, torch.compile,
+            activation checkpointing) are passed over, so that a wrapped layer is called what it is
+            called without them.
+        aliases: further names of modules that are registered in several places, each with the first
+            name.
         wrappers: the wrappers that were passed over.
     """
 
@@ -34,7 +42,9 @@ class Modules:
     wrappers: list[nn.Module] = field(default_factory=list)
 
     def tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """(``"parameters"`` or ``"buffers"``, qualified name, tensor) of each registered one, tied ones under every name."""
+        """(``"parameters"`` or ``"buffers"``, qualified name, tensor) of each registered one, tied
+        ones under every name.
+        """
         for prefix, module in self.named.items():
             for kind, table in (("parameters", module._parameters), ("buffers", module._buffers)):
                 for name, tensor in table.items():
@@ -42,15 +52,22 @@ class Modules:
                         yield kind, f"{prefix}.{name}" if prefix else name, tensor
 
     def tied(self) -> dict[str, str]:
-        """Further names of parameters and buffers, each with the first; of a module under several names ``aliases`` has them."""
+        """Further names of parameters and buffers, each with the first; of a module under several
+        names ``aliases`` has them.
+        """
         firsts: dict[int, str] = {}
-        return {name: first for _, name, tensor in self.tensors() if (first := firsts.setdefault(id(tensor), name)) != name}
+        return {
+            name: first
+            for _, name, tensor in self.tensors()
+            if (first := firsts.setdefault(id(tensor), name)) != name
+        }
 
     def computed(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """(module, buffer, tensor) of each buffer that is no part of a checkpoint, since the model computes it itself.
+        """(module, buffer, tensor) of each buffer that is no part of a checkpoint, since the model
+        computes it itself.
 
-        Rotary frequencies, masks and tables are registered with ``persistent=False``. Read from a private set of ``nn.Module``,
-        as ``state_dict`` does.
+        Rotary frequencies, masks and tables are registered with ``persistent=False``. Read from a
+        private set of ``nn.Module``, as ``state_dict`` does.
         """
         for name, module in self.named.items():
             for buffer, tensor in module._buffers.items():
@@ -66,7 +83,9 @@ class Modules:
         return {"modules": modules, "aliases": self.aliases, "tied": self.tied(), **tables}
 
     def signatures(self) -> dict[str, list[str]]:
-        """The names of the positional parameters of each class's ``forward``, by class name; where two classes of one name differ, none."""
+        """The names of the positional parameters of each class's ``forward``, by class name; where
+        two classes of one name differ, none.
+        """
         found: dict[str, list[str] | None] = {}
         for module in {type(module): module for module in self.named.values()}.values():
             try:

@@ -44,7 +44,8 @@ active: list[PointListener] = []
 
 
 def check_finite(tensor: torch.Tensor, label: str) -> None:
-    """Let the watch that is active, if any, look at a tensor, and name this point if it holds the first value that is not finite.
+    """Let the watch that is active, if any, look at a tensor, and name this point if it holds the
+    first value that is not finite.
 
     Without a watch it does nothing; with one it waits for no device. It never changes the tensor.
 

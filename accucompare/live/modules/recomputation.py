@@ -1,4 +1,6 @@
-"""Activation checkpointing: forwards that are run again inside a backward, and where in the first forward that was."""
+"""Activation checkpointing: forwards that are run again inside a backward, and where in the first
+forward that was.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from typing import Any
 
 from torch.utils import checkpoint
 
-#: What both ways of ``torch.utils.checkpoint`` make when a part of a model is run that will be run again.
+# : What both ways of ``torch.utils.checkpoint`` make when a part of a model is run that will be run
+# again.
 _FRAME, _FUNCTION = "_CheckpointFrame", "CheckpointFunction"
 
 Again = Callable[[], contextlib.AbstractContextManager[None]]
@@ -21,8 +24,9 @@ class Witness:
     """Who is told of what will be run again.
 
     Attributes:
-        begins: called when a part of a model is run that will be run again, with whether the backward of the second run is a backward of
-            its own (``use_reentrant=True``). Gives what is entered around the second run.
+        begins: called when a part of a model is run that will be run again, with whether the
+            backward of the second run is a backward of its own (``use_reentrant=True``). Gives what
+            is entered around the second run.
     """
 
     begins: Callable[[bool], Again]
@@ -35,8 +39,8 @@ _undo = contextlib.ExitStack()
 def witness(each: Witness) -> None:
     """Tell a witness from now on.
 
-    ``torch.utils.checkpoint`` has no hook for it, so what it makes for each part is wrapped as long as there is a witness. A version of
-    torch that makes something else is left alone.
+    ``torch.utils.checkpoint`` has no hook for it, so what it makes for each part is wrapped as long
+    as there is a witness. A version of torch that makes something else is left alone.
     """
     if not _witnesses:
         frame, function = (getattr(checkpoint, name, None) for name in (_FRAME, _FUNCTION))
@@ -58,7 +62,9 @@ def witness_no_more(each: Witness) -> None:
             _undo.close()
 
 
-def _framed(frame: Callable[..., Any], recompute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _framed(
+    frame: Callable[..., Any], recompute: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     return frame(_wrapped(recompute, reentrant=False), *args, **kwargs)
 
 

@@ -1,4 +1,6 @@
-"""The state of a model and its arguments, as a bundle can hold it: nested values as JSON, tensors as records."""
+"""The state of a model and its arguments, as a bundle can hold it: nested values as JSON, tensors
+as records.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +16,51 @@ from accucompare.live.values import dtype_name, to_host
 from accucompare.numbers import Array
 
 
-def take_apart(value: Any, tensors: list[torch.Tensor], place: str, lost: Callable[[Any, str], bool] | None = None) -> dict[str, Any]:
+def take_apart(
+    value: Any,
+    tensors: list[torch.Tensor],
+    place: str,
+    lost: Callable[[Any, str], bool] | None = None,
+) -> dict[str, Any]:
     """A nested value as JSON, its tensors by number: ``put_together``'s inverse.
 
     Args:
-        value: tensors, numbers, strings, dtypes, None, and tuples, lists, counters and dicts (of strings or integers) of those.
+        value: tensors, numbers, strings, dtypes, None, and tuples, lists, counters and dicts (of
+            strings or integers) of those.
         tensors: those found are added to it; one that is there already keeps its number.
         place: what messages call the value.
-        lost: asked of each tensor, and of whatever else cannot be saved, with its place: whether to leave it out.
+        lost: asked of each tensor, and of whatever else cannot be saved, with its place: whether to
+            leave it out.
 
     Raises:
-        CaptureError: if the value holds something that cannot be saved, and ``lost`` does not say to leave it out.
+        CaptureError: if the value holds something that cannot be saved, and ``lost`` does not say
+            to leave it out.
     """
     if isinstance(value, torch.Tensor):
         if lost is not None and lost(value, place):
             return {"lost": place}
-        number = next((index for index, tensor in enumerate(tensors) if tensor is value), len(tensors))
+        number = next(
+            (index for index, tensor in enumerate(tensors) if tensor is value), len(tensors)
+        )
         if number == len(tensors):
             tensors.append(value)
         return {"tensor": str(number)}
     if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
         kind = "counter" if type(value) is Counter else "dict"
-        return {kind: [[key, take_apart(child, tensors, f"{place}, {key!r}", lost)] for key, child in value.items()]}
+        return {
+            kind: [
+                [key, take_apart(child, tensors, f"{place}, {key!r}", lost)]
+                for key, child in value.items()
+            ]
+        }
     if type(value) in (list, tuple, torch.Size):
         kind = "list" if type(value) is list else "tuple"
-        return {kind: [take_apart(child, tensors, f"{place}, {index}", lost) for index, child in enumerate(value)]}
+        return {
+            kind: [
+                take_apart(child, tensors, f"{place}, {index}", lost)
+                for index, child in enumerate(value)
+            ]
+        }
     if value is None or isinstance(value, (bool, int, float, str)):
         return {"value": value}
     if isinstance(value, torch.dtype):
@@ -51,7 +73,9 @@ def take_apart(value: Any, tensors: list[torch.Tensor], place: str, lost: Callab
     )
 
 
-def put_together(part: Any, load: Callable[[str], Any], lost: Callable[[str], Any] | None = None) -> Any:
+def put_together(
+    part: Any, load: Callable[[str], Any], lost: Callable[[str], Any] | None = None
+) -> Any:
     """The value that ``take_apart`` took apart.
 
     Args:
@@ -66,9 +90,13 @@ def put_together(part: Any, load: Callable[[str], Any], lost: Callable[[str], An
     if kind == "tensor":
         return load(content)
     if kind in ("dict", "counter"):
-        return {"dict": dict, "counter": Counter}[kind]({key: put_together(child, load, lost) for key, child in content})
+        return {"dict": dict, "counter": Counter}[kind](
+            {key: put_together(child, load, lost) for key, child in content}
+        )
     if kind in ("list", "tuple"):
-        return {"list": list, "tuple": tuple}[kind](put_together(child, load, lost) for child in content)
+        return {"list": list, "tuple": tuple}[kind](
+            put_together(child, load, lost) for child in content
+        )
     if kind == "dtype":
         dtype = getattr(torch, content)
         if not isinstance(dtype, torch.dtype):
@@ -82,13 +110,31 @@ def put_together(part: Any, load: Callable[[str], Any], lost: Callable[[str], An
 
 
 def state_record(role: Role, name: str, tensor: torch.Tensor) -> tuple[Record, Callable[[], Array]]:
-    """A record of the state, and the function that brings its data to the host, which raises CaptureError if it cannot be saved."""
-    record = Record(0, 0, name, 0, role, "", 0, "", None, tuple(tensor.shape), dtype_name(tensor.dtype), Layout.STRIDED)
+    """A record of the state, and the function that brings its data to the host, which raises
+    CaptureError if it cannot be saved.
+    """
+    record = Record(
+        0,
+        0,
+        name,
+        0,
+        role,
+        "",
+        0,
+        "",
+        None,
+        tuple(tensor.shape),
+        dtype_name(tensor.dtype),
+        Layout.STRIDED,
+    )
 
     def bits() -> Array:
         host = to_host(tensor)
         if host.array is None:
-            raise CaptureError(f"--save-state: {role.value} {name!r} is {host.layout.value} and cannot be saved ({host.detail})")
+            raise CaptureError(
+                f"--save-state: {role.value} {name!r} is {host.layout.value} and cannot be saved"
+                f" ({host.detail})"
+            )
         return host.array
 
     return record, bits

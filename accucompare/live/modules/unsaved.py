@@ -1,4 +1,6 @@
-"""Models are copied and pickled without our hooks: a script that saves its model while it is watched saves the model alone."""
+"""Models are copied and pickled without our hooks: a script that saves its model while it is
+watched saves the model alone.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Unsaved:
 
 
 def hide() -> None:
-    """From now on, copies and pickles of modules have no hooks that are ``Unsaved``; undone by as many calls of ``hide_no_more``."""
+    """From now on, copies and pickles of modules have no hooks that are ``Unsaved``; undone by as
+    many calls of ``hide_no_more``.
+    """
     global _hiding, _original
     _hiding += 1
     if _hiding == 1:
@@ -53,7 +57,9 @@ def _reduce_ex(module: nn.Module, protocol: Any) -> Any:
 
 
 def _unhooked(part: Any) -> Any:
-    """A part of what ``__reduce_ex__`` gives: the module's attributes, or its arguments, among which classes of their own may have them."""
+    """A part of what ``__reduce_ex__`` gives: the module's attributes, or its arguments, among
+    which classes of their own may have them.
+    """
     if type(part) is tuple:
         return tuple(map(_unhooked, part))
     if type(part) is not dict:
@@ -62,5 +68,7 @@ def _unhooked(part: Any) -> Any:
     for table, asked in _HOOKS.items():
         ours = {number for number, hook in part.get(table, {}).items() if isinstance(hook, Unsaved)}
         for name in (table, *asked) if ours else ():
-            changed[name] = type(part[name])((number, each) for number, each in part[name].items() if number not in ours)
+            changed[name] = type(part[name])(
+                (number, each) for number, each in part[name].items() if number not in ours
+            )
     return {**part, **changed} if changed else part

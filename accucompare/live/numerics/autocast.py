@@ -12,9 +12,17 @@ from accucompare.live.values import dtype_name
 
 
 def autocast_now() -> dict[str, Any]:
-    """The autocast in force, by type of device: ``{"cpu": {"enabled": True, "dtype": "bfloat16"}, …}``."""
+    """The autocast in force, by type of device: ``{"cpu": {"enabled": True, "dtype": "bfloat16"},
+    …}``.
+    """
     kinds = ["cpu", "cuda", *(["npu"] if hasattr(torch, "npu") else [])]
-    return {kind: {"enabled": torch.is_autocast_enabled(kind), "dtype": dtype_name(torch.get_autocast_dtype(kind))} for kind in kinds}
+    return {
+        kind: {
+            "enabled": torch.is_autocast_enabled(kind),
+            "dtype": dtype_name(torch.get_autocast_dtype(kind)),
+        }
+        for kind in kinds
+    }
 
 
 @contextlib.contextmanager
@@ -23,7 +31,9 @@ def autocast_then(table: Mapping[str, Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for kind, entry in table.items():
             if entry["enabled"] or torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, getattr(torch, entry["dtype"]), enabled=entry["enabled"]))
+                stack.enter_context(
+                    torch.autocast(kind, getattr(torch, entry["dtype"]), enabled=entry["enabled"])
+                )
         yield
 
 

@@ -10,10 +10,16 @@ import torch
 
 @contextlib.contextmanager
 def eager_stance() -> Iterator[None]:
-    """Run compiled code eagerly until the last of these contexts has ended, in whatever order they end."""
+    """Run compiled code eagerly until the last of these contexts has ended, in whatever order they
+    end.
+    """
     if not _eager:
         set_stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
-        _stance.enter_context(torch._dynamo.config.patch(disable=True) if set_stance is None else set_stance("force_eager"))
+        _stance.enter_context(
+            torch._dynamo.config.patch(disable=True)
+            if set_stance is None
+            else set_stance("force_eager")
+        )
     token = object()
     _eager.append(token)
     try:

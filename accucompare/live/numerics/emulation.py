@@ -1,16 +1,20 @@
-"""What a lower precision of matrix products is expected to do to a model: its error, layer by layer, computed on the CPU.
+"""What a lower precision of matrix products is expected to do to a model: its error, layer by
+layer, computed on the CPU.
 
-While ``emulated`` lasts, the operands of float32 matrix products and convolutions, forward and backward, are rounded to the
-format that a device's matrix unit reads, and the product is accumulated in float32. Everything else stays bit for bit as it is.
+While ``emulated`` lasts, the operands of float32 matrix products and convolutions, forward and
+backward, are rounded to the format that a device's matrix unit reads, and the product is
+accumulated in float32. Everything else stays bit for bit as it is.
 
-What comes out is the **expected error for a format**, never a device's result. How large the error of each layer is can be relied
-upon: a device that rounds the same and sums in another order had errors 0.99 to 1.03 times as large in every layer. Which elements
-are off, and whether up or down, cannot: that agreement is gone after the first block. Whatever a device does besides, in its
-transcendental functions, fused kernels and internal formats, is not in it.
+What comes out is the **expected error for a format**, never a device's result. How large the error
+of each layer is can be relied
+upon: a device that rounds the same and sums in another order had errors 0.99 to 1.03 times as large
+in every layer. Which elements are off, and whether up or down, cannot: that agreement is gone after
+the first block. Whatever a device does besides, in its transcendental functions, fused kernels and
+internal formats, is not in it.
 
-Not rounded: dot and outer products of two vectors, which are no work for a matrix unit; and products in types other than float32,
-of which bfloat16 and float16 have their rounding already. ``Emulation.untouched`` names what looked like a product and was left alone.
-"""
+Not rounded: dot and outer products of two vectors, which are no work for a matrix unit; and
+products in types other than float32, of which bfloat16 and float16 have their rounding already.
+``Emulation.untouched`` names what looked like a product and was left alone."""
 
 from __future__ import annotations
 
@@ -40,8 +44,10 @@ class Emulation:
 
     Attributes:
         precision: the format.
-        counts: how often each operator ran with rounded operands. A fused attention counts as such and by its products.
-        untouched: operators that look like products and ran as they are, and why, such as ``mm of float64``.
+        counts: how often each operator ran with rounded operands. A fused attention counts as such
+            and by its products.
+        untouched: operators that look like products and ran as they are, and why, such as ``mm of
+            float64``.
     """
 
     precision: Precision
@@ -51,12 +57,13 @@ class Emulation:
 
 @contextlib.contextmanager
 def emulated(precision: Precision) -> Iterator[Emulation]:
-    """Round the operands of this thread's float32 matrix products and convolutions on the CPU while the context lasts.
+    """Round the operands of this thread's float32 matrix products and convolutions on the CPU while
+    the context lasts.
 
-    A backward is emulated if it is called inside the context, whenever its forward was, and plain if it is called after it.
-    ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` take their slow path inside, and ``nn.LSTM`` the one without oneDNN:
-    their fast ones hide the products. Code that torch.compile has compiled must run eagerly (``force_eager``).
-    """
+    A backward is emulated if it is called inside the context, whenever its forward was, and plain
+    if it is called after it. ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` take their
+    slow path inside, and ``nn.LSTM`` the one without oneDNN: their fast ones hide the products.
+    Code that torch.compile has compiled must run eagerly (``force_eager``)."""
     emulation = Emulation(Precision(precision))
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -70,22 +77,34 @@ def emulated(precision: Precision) -> Iterator[Emulation]:
 def rounded_operands(tensor: torch.Tensor, precision: Precision) -> torch.Tensor:
     """A float32 tensor's values rounded to the nearest of a format, ties to even, again in float32.
 
-    What is too large becomes infinite; NaN, infinities and signs are kept. The 8-bit exponents' subnormal numbers lose bits as
-    float32's do; FP16 has its own range, with its largest number at 65504.
-    """
+    What is too large becomes infinite; NaN, infinities and signs are kept. The 8-bit exponents'
+    subnormal numbers lose bits as float32's do; FP16 has its own range, with its largest number at
+    65504."""
     if precision in _CASTS:
         return tensor.to(_CASTS[precision]).to(torch.float32)
     dropped = 23 - MANTISSA[precision]  # of float32's explicit bits
-    bits = tensor.view(torch.int32)  # sign and magnitude: a carry out of the mantissa raises the exponent, as it should
-    nearest = (bits >> dropped).bitwise_and_(1).add_(bits).add_((1 << (dropped - 1)) - 1).bitwise_and_(-1 << dropped)
+    bits = tensor.view(
+        torch.int32
+    )  # sign and magnitude: a carry out of the mantissa raises the exponent, as it should
+    nearest = (
+        (bits >> dropped)
+        .bitwise_and_(1)
+        .add_(bits)
+        .add_((1 << (dropped - 1)) - 1)
+        .bitwise_and_(-1 << dropped)
+    )
     return torch.where(tensor.isnan(), tensor, nearest.view(torch.float32))
 
 
-#: The operands that a matrix unit reads, by position. What is added to the product (``self`` of addmm, a bias) is not one.
+# : The operands that a matrix unit reads, by position. What is added to the product (``self`` of
+# addmm, a bias) is not one.
 _OPERANDS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("mm", "bmm", "mv", "_grouped_mm"), (0, 1)),
     **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation"), (1, 2)),
-    **dict.fromkeys(("convolution", "_convolution", "mkldnn_convolution", "conv_tbc", "slow_conv3d_forward"), (0, 1)),
+    **dict.fromkeys(
+        ("convolution", "_convolution", "mkldnn_convolution", "conv_tbc", "slow_conv3d_forward"),
+        (0, 1),
+    ),
     **dict.fromkeys(("_slow_conv2d_forward", "slow_conv_dilated2d", "slow_conv_dilated3d"), (0, 1)),
     **dict.fromkeys(("slow_conv_transpose2d", "slow_conv_transpose3d"), (0, 1)),
     **dict.fromkeys(("convolution_backward", "_slow_conv2d_backward"), (0, 1, 2)),
@@ -93,12 +112,17 @@ _OPERANDS: dict[str, tuple[int, ...]] = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": (0, 1, 2, 3),
 }
 
-#: Operators that PyTorch composes of others below autograd. (Those that it composes above it need no table, though without autograd,
-#: as in inference mode, they too arrive whole.)
+# : Operators that PyTorch composes of others below autograd. (Those that it composes above it need
+# no table, though without autograd, : as in inference mode, they too arrive whole.)
 _COMPOSED = ("_trilinear", "_euclidean_dist", "_foreach_mm", "linalg_pinv", "linear")
 
 #: The kernels that an operator may have on the CPU; the first counts.
-_KERNELS = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+_KERNELS = (
+    "CPU",
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+)
 
 #: What an operator with products inside may be called, if it is in no table.
 _LOOKS_LIKE_PRODUCT = re.compile(
@@ -115,7 +139,11 @@ class _PlainLSTM(TorchFunctionMode):
     """Runs LSTMs in float32 without oneDNN's kernel, which hides the products."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.lstm or args[0].dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+        if (
+            func is not torch.lstm
+            or args[0].dtype != torch.float32
+            or torch.is_autocast_enabled("cpu")
+        ):
             return func(*args, **kwargs or {})
         enabled = torch._C._get_mkldnn_enabled()
         torch._C._set_mkldnn_enabled(False)
@@ -126,7 +154,9 @@ class _PlainLSTM(TorchFunctionMode):
 
 
 class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees operators below autograd and autocast: operands have their final dtype, and gradients pass the rounding unchanged."""
+    """Sees operators below autograd and autocast: operands have their final dtype, and gradients
+    pass the rounding unchanged.
+    """
 
     supports_higher_order_operators = True
 
@@ -139,7 +169,9 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for cls in types):
-            return NotImplemented  # such a tensor runs operators of its own, which come here in turn
+            return (
+                NotImplemented  # such a tensor runs operators of its own, which come here in turn
+            )
         known = _operator(op)
         if known is None:
             return op(*args, **kwargs)
@@ -162,7 +194,9 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Operator(NamedTuple):
-    """An operator that is a product, or whose kernel of the key ``inside`` must run under the mode, for the products or draws in it."""
+    """An operator that is a product, or whose kernel of the key ``inside`` must run under the mode,
+    for the products or draws in it.
+    """
 
     name: str
     operands: tuple[int, ...]
@@ -172,51 +206,83 @@ class _Operator(NamedTuple):
 
 @cache
 def _operator(op: Any) -> _Operator | None:
-    if not isinstance(op, torch._ops.OpOverload):  # an operator on functions, which may hide anything
+    if not isinstance(
+        op, torch._ops.OpOverload
+    ):  # an operator on functions, which may hide anything
         return _Operator(op.name(), (), None, is_product=True)
     qualified, overload = op._schema.name, op._schema.overload_name
     name = qualified.removeprefix("aten::")
     is_open = name == qualified or name in _COMPOSED or torch.Tag.nondeterministic_seeded in op.tags
     operator = f"{qualified}.{overload}".removesuffix(".")
     key = next((key for key in _KERNELS if _has_kernel(operator, key)), "")
-    inside = getattr(torch._C.DispatchKey, key) if key == "CompositeImplicitAutograd" or (key and is_open) else None
-    operands = () if "backward" in name and overload not in ("", "output_mask") else _OPERANDS.get(name.removesuffix("_"), ())
+    inside = (
+        getattr(torch._C.DispatchKey, key)
+        if key == "CompositeImplicitAutograd" or (key and is_open)
+        else None
+    )
+    operands = (
+        ()
+        if "backward" in name and overload not in ("", "output_mask")
+        else _OPERANDS.get(name.removesuffix("_"), ())
+    )
     is_product = bool(operands or _LOOKS_LIKE_PRODUCT.search(name))
     return _Operator(name, operands, inside, is_product) if is_product or inside else None
 
 
 def _kinds(values: list[Any]) -> set[str]:
     """The dtypes of tensors; of those that are no plain CPU tensors, what they are instead."""
-    flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
+    flat = [
+        item
+        for value in values
+        for item in (value if isinstance(value, (list, tuple)) else [value])
+    ]
     tensors = [item for item in flat if isinstance(item, torch.Tensor)]
-    plain = [tensor for tensor in tensors if tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested]
-    return {str(tensor.dtype).removeprefix("torch.") for tensor in plain} | {_NOT_PLAIN for _ in tensors[len(plain) :]}
+    plain = [
+        tensor
+        for tensor in tensors
+        if tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
+    ]
+    return {str(tensor.dtype).removeprefix("torch.") for tensor in plain} | {
+        _NOT_PLAIN for _ in tensors[len(plain) :]
+    }
 
 
 def _product(mode: _Rounding, op: Any, *args: Any, **kwargs: Any) -> Any:
     operands = _OPERANDS[op._schema.name.removeprefix("aten::").removesuffix("_")]
     return op(
-        *(rounded_operands(arg, mode.emulation.precision) if position in operands else arg for position, arg in enumerate(args)), **kwargs
+        *(
+            rounded_operands(arg, mode.emulation.precision) if position in operands else arg
+            for position, arg in enumerate(args)
+        ),
+        **kwargs,
     )
 
 
 def _convolution_backward(mode: _Rounding, op: Any, *args: Any) -> tuple[Any, ...]:
-    """Convolutions of rounded operands; but the bias' gradient is a sum of gradients as they are."""
+    """Convolutions of rounded operands; but the bias' gradient is a sum of gradients as they
+    are."""
     *others, (of_input, of_weight, of_bias) = args
     grads = _product(mode, op, *others, [of_input, of_weight, False])
     return (*grads[:2], op(*others, [False, False, True])[2]) if of_bias else tuple(grads)
 
 
-def _attention(mode: _Rounding, op: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mathematical form's output in the fused one's layout, and the fused one's other output, for a backward after the context."""
+def _attention(
+    mode: _Rounding, op: Any, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mathematical form's output in the fused one's layout, and the fused one's other output,
+    for a backward after the context.
+    """
     output, logsumexp = op(*args, **kwargs)
     with mode:
         output.copy_(_attention_math(*args, **kwargs)[0])
     return output, logsumexp
 
 
-def _attention_backward(mode: _Rounding, op: Any, grad: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """The mathematical form's gradients; it multiplies query and key by the root of the scale each."""
+def _attention_backward(
+    mode: _Rounding, op: Any, grad: torch.Tensor, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, ...]:
+    """The mathematical form's gradients; it multiplies query and key by the root of the scale
+    each."""
     query, key, value, _, _, *options = args
     heads = (key.shape[1], query.shape[1] // key.shape[1])
     key, value = (tensor.repeat_interleave(heads[1], 1) for tensor in (key, value))
@@ -225,18 +291,38 @@ def _attention_backward(mode: _Rounding, op: Any, grad: torch.Tensor, *args: Any
     with mode:
         weights = _attention_math(query, key, value, *options, **kwargs)[1]
         of_weights = grad @ value.mT
-        of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True)) * math.copysign(1, scale)
+        of_scores = (
+            weights
+            * (of_weights - (of_weights * weights).sum(-1, keepdim=True))
+            * math.copysign(1, scale)
+        )
         of_heads = of_scores.mT @ (query * root) * root, weights.mT @ grad
-        return of_scores @ (key * root) * root, *(product.unflatten(1, heads).sum(2) for product in of_heads)
+        return of_scores @ (key * root) * root, *(
+            product.unflatten(1, heads).sum(2) for product in of_heads
+        )
 
 
-def _attention_math(query: Any, key: Any, value: Any, *options: Any, attn_mask: Any = None, scale: float | None = None) -> Any:
-    """The output and the weights. Shapes: (batch, heads, length, size); a key's and value's head may serve several of the query."""
-    key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value))
-    return torch.ops.aten._scaled_dot_product_attention_math.default(query, key, value, attn_mask, *options, scale=scale)
+def _attention_math(
+    query: Any,
+    key: Any,
+    value: Any,
+    *options: Any,
+    attn_mask: Any = None,
+    scale: float | None = None,
+) -> Any:
+    """The output and the weights. Shapes: (batch, heads, length, size); a key's and value's head
+    may serve several of the query.
+    """
+    key, value = (
+        tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value)
+    )
+    return torch.ops.aten._scaled_dot_product_attention_math.default(
+        query, key, value, attn_mask, *options, scale=scale
+    )
 
 
-#: What takes more than to round the operands: products are hidden, or not all that it does is a product.
+# : What takes more than to round the operands: products are hidden, or not all that it does is a
+# product.
 _WAYS: dict[str, Callable[..., Any]] = {
     "convolution_backward": _convolution_backward,
     "_slow_conv2d_backward": _convolution_backward,

@@ -1,4 +1,6 @@
-"""How a capture computes: deterministically or not, in reduced precision or not; and what the device then did otherwise."""
+"""How a capture computes: deterministically or not, in reduced precision or not; and what the
+device then did otherwise.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ class Numerics:
     """
 
     def __init__(
-        self, device: torch.device, *, deterministic: bool = False, hf32: bool | None = None, tf32: bool | None = None, emulate: str | None
+        self,
+        device: torch.device,
+        *,
+        deterministic: bool = False,
+        hf32: bool | None = None,
+        tf32: bool | None = None,
+        emulate: str | None,
     ) -> None:
         """The options of ``accucompare.capture``.
 
@@ -42,14 +50,26 @@ class Numerics:
             if name == self._backend.REDUCED:
                 self._reduced = allow
             elif allow:  # forbidding it where there is none does no harm: the same options then serve every device
-                other = f"--{self._backend.REDUCED} is its" if self._backend.REDUCED else f"--emulate {name} shows the error to expect"
+                other = (
+                    f"--{self._backend.REDUCED} is its"
+                    if self._backend.REDUCED
+                    else f"--emulate {name} shows the error to expect"
+                )
                 raise UsageError(f"--{name}: {device.type} has no {name.upper()}; {other}")
         if emulate is not None and emulate not in list(Precision):
-            raise UsageError(f"emulate must be one of {', '.join(each.value for each in Precision)}, but is {emulate!r}")
+            raise UsageError(
+                f"emulate must be one of {', '.join(each.value for each in Precision)}, but is"
+                f" {emulate!r}"
+            )
         if emulate is not None and device.type != "cpu":
-            raise UsageError(f"--emulate {emulate}: only on the CPU; {device.type} computes as it does")
+            raise UsageError(
+                f"--emulate {emulate}: only on the CPU; {device.type} computes as it does"
+            )
         self._emulate = None if emulate is None else Precision(emulate)
-        self.options: dict[str, Any] = {"deterministic": deterministic, "emulate": self._emulate and self._emulate.value}
+        self.options: dict[str, Any] = {
+            "deterministic": deterministic,
+            "emulate": self._emulate and self._emulate.value,
+        }
         self._notes: dict[str, None] = {}  # each once, in order
 
     @contextlib.contextmanager
@@ -70,21 +90,29 @@ class Numerics:
             yield
             return
         self._note(
-            f"matrix products and convolutions were computed with operands rounded to {self._emulate.value}, on the CPU: the size of a "
-            "layer's error is what to expect of such hardware, its values are not"
+            "matrix products and convolutions were computed with operands rounded to"
+            f" {self._emulate.value}, on the CPU: the size of a layer's error is what to expect of"
+            " such hardware, its values are not"
         )
         with emulated(self._emulate) as emulation:
             try:
                 yield
             finally:
                 for operator in sorted(emulation.untouched):
-                    self._note(f"what goes into {operator} was not rounded to {self._emulate.value}")
+                    self._note(
+                        f"what goes into {operator} was not rounded to {self._emulate.value}"
+                    )
 
     def end_step(self, step: int) -> None:
-        """Wait for the device, so that an error of a step is raised in that step; and read its overflow flag."""
+        """Wait for the device, so that an error of a step is raised in that step; and read its
+        overflow flag.
+        """
         self._backend.synchronize(self._device)
         if self._backend.overflowed(self._device):
-            self._note(f"the device's overflow flag is up after step {step}: it saturates at a type's largest value instead of giving Inf")
+            self._note(
+                f"the device's overflow flag is up after step {step}: it saturates at a type's"
+                " largest value instead of giving Inf"
+            )
 
     def notes(self) -> list[str]:
         """What the device did otherwise, one sentence each."""
@@ -102,7 +130,9 @@ class Numerics:
         show = warnings.showwarning
 
         def note(message: Warning | str, *details: Any, **options: Any) -> None:
-            if match := re.match(r"(\S+) does not have a deterministic implementation", str(message)):
+            if match := re.match(
+                r"(\S+) does not have a deterministic implementation", str(message)
+            ):
                 self._note(f"{match[1]} has no deterministic implementation")
             show(message, *details, **options)
 

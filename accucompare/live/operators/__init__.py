@@ -7,7 +7,16 @@ from accucompare.live.operators.fallbacks import noting_fallbacks
 from accucompare.live.operators.operator_calls import CALLERS, CallMode, source_line
 from accucompare.live.operators.random_state import RandomState, random_state_kept
 from accucompare.live.operators.randomness import Draws, matched_randomness
-from accucompare.live.operators.schemas import LEFT_OUT, NO_VALUES, WRITTEN_SILENTLY, Blank, Known, differentiated, is_plain, known_of
+from accucompare.live.operators.schemas import (
+    LEFT_OUT,
+    NO_VALUES,
+    WRITTEN_SILENTLY,
+    Blank,
+    Known,
+    differentiated,
+    is_plain,
+    known_of,
+)
 
 __all__ = [
     "CALLERS",

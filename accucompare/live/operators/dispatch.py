@@ -1,8 +1,9 @@
-"""Catching operators, wherever they are called: in a forward, in a backward, inside another operator.
+"""Catching operators, wherever they are called: in a forward, in a backward, inside another
+operator.
 
-They are caught by kernels registered at a dispatch key that PyTorch leaves unused and that is switched on for the capturing thread
-only (and for the backward threads that it starts). For every other operator that key falls through, which costs nothing.
-"""
+They are caught by kernels registered at a dispatch key that PyTorch leaves unused and that is
+switched on for the capturing thread only (and for the backward threads that it starts). For every
+other operator that key falls through, which costs nothing."""
 
 from __future__ import annotations
 
@@ -19,15 +20,19 @@ _T = TypeVar("_T")
 
 _KEY = "TESTING_ONLY_GenericMode"
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
-_switched_on: dict[int, list[Any]] = {}  # by thread: what switches the key off again, and how many contexts have not ended
+_switched_on: dict[
+    int, list[Any]
+] = {}  # by thread: what switches the key off again, and how many contexts have not ended
 _libraries: list[Library] = []  # as long as they live, so do the kernels
 
 
 def register(kernels: Iterable[tuple[str, Callable[..., Any]]]) -> None:
-    """Let kernels be called in place of operators such as ``bernoulli_.float``, where ``intercepting``; forever, so do it once.
+    """Let kernels be called in place of operators such as ``bernoulli_.float``, where
+    ``intercepting``; forever, so do it once.
 
     Raises:
-        AttributeError, RuntimeError, TypeError: where this version of torch does not let operators be caught.
+        AttributeError, RuntimeError, TypeError: where this version of torch does not let operators
+            be caught.
     """
     if not _libraries:
         fallback = Library("_", "IMPL")  # type: ignore[no-untyped-call]
@@ -42,13 +47,17 @@ def register(kernels: Iterable[tuple[str, Callable[..., Any]]]) -> None:
 
 @contextlib.contextmanager
 def intercepting() -> Iterator[None]:
-    """Catch operators on this thread until the last of its contexts has ended, in whatever order they end.
+    """Catch operators on this thread until the last of its contexts has ended, in whatever order
+    they end.
 
     Raises:
-        AttributeError, RuntimeError, TypeError: where this version of torch does not let operators be caught.
+        AttributeError, RuntimeError, TypeError: where this version of torch does not let operators
+            be caught.
     """
     key = _key()
-    for operator in torch._ops._higher_order_ops.values():  # torch.cond, flex_attention: they know no fall through for all
+    for operator in (
+        torch._ops._higher_order_ops.values()
+    ):  # torch.cond, flex_attention: they know no fall through for all
         operator.fallthrough(key)  # type: ignore[no-untyped-call]
     thread = threading.get_ident()
     if thread not in _switched_on:
@@ -65,13 +74,15 @@ def intercepting() -> Iterator[None]:
 
 
 class Inside:
-    """Lets a mode see what an operator does inside; and autocast and ``matched_randomness``, too, if they would without a mode.
+    """Lets a mode see what an operator does inside; and autocast and ``matched_randomness``, too,
+    if they would without a mode.
 
     Autocast would not if it knows the operator itself: then it has decided already.
     """
 
     def __init__(self, *devices: str) -> None:
-        """``devices``: those whose autocast is meant, as dispatch keys call them, such as ``CPU``."""
+        """``devices``: those whose autocast is meant, as dispatch keys call them, such as
+        ``CPU``."""
         self._autocast = [f"Autocast{device}" for device in devices]
         self._decided = False
 
@@ -90,12 +101,15 @@ class Inside:
 
 @contextlib.contextmanager
 def _seeing_inside(mode: TorchDispatchMode, names: Iterable[str]) -> Iterator[None]:
-    """From within a mode's handling of an operator, let the mode, and these dispatch keys, see what the operator calls.
+    """From within a mode's handling of an operator, let the mode, and these dispatch keys, see what
+    the operator calls.
 
-    A key that was switched off where Python called the operator stays so; one that this torch does not know is left out.
-    """
+    A key that was switched off where Python called the operator stays so; one that this torch does
+    not know is left out."""
     with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]  # the state in which Python called
-        keys = [key for key in map(torch._C._parse_dispatch_key, names) if key and not _is_excluded(key)]
+        keys = [
+            key for key in map(torch._C._parse_dispatch_key, names) if key and not _is_excluded(key)
+        ]
     with contextlib.ExitStack() as stack:
         for key in keys:
             stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
@@ -106,7 +120,10 @@ def _seeing_inside(mode: TorchDispatchMode, names: Iterable[str]) -> Iterator[No
 def of_this_thread(active: Sequence[tuple[int, _T]]) -> _T | None:
     """The last entry of this thread; on a thread of a backward, which has none, the last of all."""
     thread = threading.get_ident()
-    return next((entered for by, entered in reversed(active) if by == thread), active[-1][1] if active else None)
+    return next(
+        (entered for by, entered in reversed(active) if by == thread),
+        active[-1][1] if active else None,
+    )
 
 
 def without_dispatch(op: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """Operators that a device has no kernel for, so that they run on the CPU.
 
-torch_npu warns of them once a process, on standard error, past Python. So they are looked for here: operators without a kernel of the
-device's.
+torch_npu warns of them once a process, on standard error, past Python. So they are looked for here:
+operators without a kernel of the device's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from accucompare.live.operators.dispatch import intercepting, of_this_thread, register, without_dispatch
+from accucompare.live.operators.dispatch import (
+    intercepting,
+    of_this_thread,
+    register,
+    without_dispatch,
+)
 from accucompare.live.operators.randomness import register_kernels
 
 
@@ -29,17 +34,22 @@ _registered: set[str] = set()
 
 
 @contextlib.contextmanager
-def noting_fallbacks(type: str, operators: Iterable[str], seen: Callable[[str], None]) -> Iterator[None]:
-    """Call ``seen`` with the name of each of these operators, such as ``aten::huber_loss``, that is run on a device's tensors.
+def noting_fallbacks(
+    type: str, operators: Iterable[str], seen: Callable[[str], None]
+) -> Iterator[None]:
+    """Call ``seen`` with the name of each of these operators, such as ``aten::huber_loss``, that is
+    run on a device's tensors.
 
-    Where this version of torch does not let operators be caught, none is seen; nor are random ones, which are caught for their numbers.
-    """
+    Where this version of torch does not let operators be caught, none is seen; nor are random ones,
+    which are caught for their numbers."""
     names = frozenset(name for name in operators if name.startswith("aten::"))
     with contextlib.ExitStack() as stack:
         if names:
             with contextlib.suppress(AttributeError, RuntimeError, TypeError):
                 register_kernels()
-                register((name.removeprefix("aten::"), _noting(name)) for name in names - _registered)
+                register(
+                    (name.removeprefix("aten::"), _noting(name)) for name in names - _registered
+                )
                 _registered.update(names)
                 stack.enter_context(intercepting())
         entered = (threading.get_ident(), _Listener(type, names, seen))
@@ -57,7 +67,11 @@ def _noting(name: str) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         listener = of_this_thread(_active)
         if listener is not None and name in listener.operators:
-            tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+            tensors = [
+                value
+                for value in pytree.tree_leaves((args, kwargs))
+                if isinstance(value, torch.Tensor)
+            ]
             if any(tensor.device.type == listener.type for tensor in tensors):
                 listener.seen(name)
         return without_dispatch(op, *args, **kwargs)

@@ -14,13 +14,18 @@ from accucompare.live.operators import randomness
 #: Files that call models: what called them is no code of a model's.
 CALLERS = tuple(
     str(Path(__file__).parents[2] / name)
-    for name in ("recorder/state/training_loop.py", "reproduce/reproducer.py", "watcher/again/second_run.py")
+    for name in (
+        "recorder/state/training_loop.py",
+        "reproduce/reproducer.py",
+        "watcher/again/second_run.py",
+    )
 )
 _PACKAGES = ("torch", "torch_npu", "accucompare")
 
 
 class CallMode(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees operators, below autograd and autocast, while a module call runs; it may be left although others were entered since.
+    """Sees operators, below autograd and autocast, while a module call runs; it may be left
+    although others were entered since.
 
     Attributes:
         entered: whether it sees any now.
@@ -38,7 +43,9 @@ class CallMode(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for cls in types):
-            return NotImplemented  # such a tensor runs operators of its own, which come here in turn
+            return (
+                NotImplemented  # such a tensor runs operators of its own, which come here in turn
+            )
         if not isinstance(op, torch._ops.OpOverload):
             return op(*args, **(kwargs or {}))
         return self.see(op, args, kwargs or {})
@@ -63,17 +70,22 @@ class CallMode(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def source_line(folders: int = 0) -> str | None:
-    """Where the operator was called, by the first frame outside of torch and accucompare; ``None`` if it is part of a matched draw.
+    """Where the operator was called, by the first frame outside of torch and accucompare; ``None``
+    if it is part of a matched draw.
 
-    It is the file's name, after so many of the folders that it lies in, and the number of the line: ``lora/layer.py:1065``.
+    It is the file's name, after so many of the folders that it lies in, and the number of the line:
+    ``lora/layer.py:1065``.
 
-    Of a model that accucompare itself called and that is made of torch's modules alone, there is none. Draws agree on every device
-    already; what they overwrite with is no work of the module's.
+    Of a model that accucompare itself called and that is made of torch's modules alone, there is
+    none. Draws agree on every device already; what they overwrite with is no work of the module's.
     """
     frame = sys._getframe(2)
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if frame.f_globals is randomness.__dict__ and frame.f_code not in randomness.RUN_FOR_THE_MODEL:
+        if (
+            frame.f_globals is randomness.__dict__
+            and frame.f_code not in randomness.RUN_FOR_THE_MODEL
+        ):
             return None
         if frame.f_code.co_filename in CALLERS:
             break

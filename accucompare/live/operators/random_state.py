@@ -47,7 +47,9 @@ class RandomState:
     @classmethod
     def now(cls, device: torch.device) -> RandomState:
         """Of the CPU, of this device, of Python and of NumPy."""
-        devices = {str(each): get_state(each) for each in dict.fromkeys((torch.device("cpu"), device))}
+        devices = {
+            str(each): get_state(each) for each in dict.fromkeys((torch.device("cpu"), device))
+        }
         return cls(devices, random.getstate(), np.random.get_state(), _of_megatron())
 
     def restore(self) -> None:
@@ -63,8 +65,12 @@ class RandomState:
 
 
 def _megatrons_tracker() -> Any:
-    """What keeps the states of the generators that differ between ranks, which its ``fork`` puts in place; ``None`` without Megatron."""
-    return getattr(sys.modules.get("megatron.core.tensor_parallel.random"), "_CUDA_RNG_STATE_TRACKER", None)
+    """What keeps the states of the generators that differ between ranks, which its ``fork`` puts in
+    place; ``None`` without Megatron.
+    """
+    return getattr(
+        sys.modules.get("megatron.core.tensor_parallel.random"), "_CUDA_RNG_STATE_TRACKER", None
+    )
 
 
 def _of_megatron() -> dict[str, torch.Tensor]:

@@ -1,13 +1,14 @@
-"""The same random numbers on every device, in every dtype: random operations draw from a CPU generator.
+"""The same random numbers on every device, in every dtype: random operations draw from a CPU
+generator.
 
-Device generators never match (an NPU's state is 16 bytes, a CPU's 5,056), and even CPUs differ in how they fill a tensor. So,
-while a capture runs, each random operation is first done plainly, which leaves all generators as a plain run leaves them, and
-then its numbers are replaced by ones drawn in float32 on the CPU by a Mersenne Twister seeded with the seed and the
-operation's number.
+Device generators never match (an NPU's state is 16 bytes, a CPU's 5,056), and even CPUs differ in
+how they fill a tensor. So, while a capture runs, each random operation is first done plainly, which
+leaves all generators as a plain run leaves them, and then its numbers are replaced by ones drawn in
+float32 on the CPU by a Mersenne Twister seeded with the seed and the operation's number.
 
-Activation checkpointing restores the plain generators before it computes a forward again; a draw then finds its
-number by their state, so that a recomputed dropout mask is the one of the first time.
-"""
+Activation checkpointing restores the plain generators before it computes a forward again; a draw
+then finds its number by their state, so that a recomputed dropout mask is the one of the first
+time."""
 
 from __future__ import annotations
 
@@ -21,10 +22,18 @@ import torch
 import xxhash
 
 from accucompare.bundle.format import SavedDraws
-from accucompare.live.operators.dispatch import intercepting, of_this_thread, register, without_dispatch
+from accucompare.live.operators.dispatch import (
+    intercepting,
+    of_this_thread,
+    register,
+    without_dispatch,
+)
 from accucompare.live.operators.random_state import get_state, set_state
 
-_STEPS = {torch.bfloat16: 2.0**8, torch.float16: 2.0**11}  # how many uniform numbers a narrow type has between 0 and 1
+_STEPS = {
+    torch.bfloat16: 2.0**8,
+    torch.float16: 2.0**11,
+}  # how many uniform numbers a narrow type has between 0 and 1
 _aten = torch.ops.aten
 
 
@@ -36,7 +45,8 @@ class Draws:
         seed: of the capture.
         count: how many draws there were.
         unmatched: operations whose numbers still came from the device.
-        repeated: whether a step drew what the one before had drawn, since the generators were seeded again.
+        repeated: whether a step drew what the one before had drawn, since the generators were
+            seeded again.
     """
 
     seed: int
@@ -47,10 +57,11 @@ class Draws:
     _earlier: dict[bytes, int] = field(default_factory=dict)
 
     def generator(self, state: bytes) -> torch.Generator:
-        """The generator of the draw that found the plain generator in this state, or else of the next draw.
+        """The generator of the draw that found the plain generator in this state, or else of the
+        next draw.
 
-        So a loop that seeds again draws the same again, as it would plainly, and so does a recomputation.
-        """
+        So a loop that seeds again draws the same again, as it would plainly, and so does a
+        recomputation."""
         number = self._numbers.get(state)
         if number is None and state in self._earlier:
             number, self.repeated = self._earlier[state], True
@@ -61,12 +72,18 @@ class Draws:
         return torch.Generator("cpu").manual_seed((self.seed * 1_000_003 + number) % (1 << 63))
 
     def end_step(self) -> None:
-        """Forget the states of the step before the one that ends; this one's backward may be still to come."""
+        """Forget the states of the step before the one that ends; this one's backward may be still
+        to come.
+        """
         self._earlier, self._numbers = self._numbers, {}
 
     def saved(self) -> SavedDraws:
         """What the draws of the next step depend on; to be asked between two steps."""
-        return SavedDraws(self.count, {state.hex(): number for state, number in self._earlier.items()}, self.repeated)
+        return SavedDraws(
+            self.count,
+            {state.hex(): number for state, number in self._earlier.items()},
+            self.repeated,
+        )
 
     def restore(self, saved: SavedDraws) -> None:
         """Draw on from there.
@@ -75,7 +92,10 @@ class Draws:
             ValueError: if it is damaged.
         """
         self.count, self.repeated = saved.count, saved.repeated
-        self._earlier, self._numbers = {bytes.fromhex(state): number for state, number in saved.numbers.items()}, {}
+        self._earlier, self._numbers = (
+            {bytes.fromhex(state): number for state, number in saved.numbers.items()},
+            {},
+        )
 
 
 _active: list[tuple[int, Draws]] = []
@@ -107,7 +127,9 @@ def matched_randomness(seed: int) -> Iterator[Draws | None]:
 
 
 def register_kernels() -> None:
-    """Let random operations be caught; errors as ``register``. To be called before other kernels are registered for them."""
+    """Let random operations be caught; errors as ``register``. To be called before other kernels
+    are registered for them.
+    """
     if not _registered:
         register(_kernels())
         _registered.append(True)
@@ -147,24 +169,34 @@ def _kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def _name_of(op: Any) -> str:
-    return str(op._schema.name).removeprefix("aten::") + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
+    return str(op._schema.name).removeprefix("aten::") + (
+        f".{op._schema.overload_name}" if op._schema.overload_name else ""
+    )
 
 
 def _generator_for(tensor: torch.Tensor, given: torch.Generator | None) -> torch.Generator | None:
     """The generator to draw from; ``None`` where the plain numbers shall stand.
 
-    They stand for a CPU generator of the user's own, which agrees on every device, and where there is no plain data.
-    """
+    They stand for a CPU generator of the user's own, which agrees on every device, and where there
+    is no plain data."""
     draws = of_this_thread(_active)
-    if draws is None or (given is not None and given.device.type == "cpu") or not _is_plain(tensor, draws):
+    if (
+        draws is None
+        or (given is not None and given.device.type == "cpu")
+        or not _is_plain(tensor, draws)
+    ):
         return None
     state = given.get_state() if given is not None else get_state(tensor.device)
     return draws.generator(xxhash.xxh3_128_digest(state.numpy()))
 
 
 def _is_plain(tensor: torch.Tensor, draws: Draws) -> bool:
-    """Whether a tensor has data that can be overwritten here: no subclass that acts by itself, not inside torch.func, not meta."""
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # DTensor, FakeTensor
+    """Whether a tensor has data that can be overwritten here: no subclass that acts by itself, not
+    inside torch.func, not meta.
+    """
+    if (
+        type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    ):  # DTensor, FakeTensor
         draws.unmatched.add(f"an operation on a {type(tensor).__name__}")
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -174,32 +206,51 @@ def _is_plain(tensor: torch.Tensor, draws: Draws) -> bool:
 
 
 def _uniform(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    drawn: torch.Tensor = without_dispatch(torch.rand, shape, generator=generator, dtype=torch.float32, device="cpu")
+    drawn: torch.Tensor = without_dispatch(
+        torch.rand, shape, generator=generator, dtype=torch.float32, device="cpu"
+    )
     return drawn
 
 
 def _overwrite(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Put values drawn on the CPU in place of the plain ones, as data: to autograd, the plain operation made the tensor."""
+    """Put values drawn on the CPU in place of the plain ones, as data: to autograd, the plain
+    operation made the tensor.
+    """
     tensor.detach().copy_(values)
     return tensor
 
 
 def _filling(op: Any) -> Callable[..., torch.Tensor]:
     """For ``tensor.normal_()`` and its like."""
-    wide = "random_" not in str(op)  # random_'s range depends on the dtype, so it is drawn in the tensor's own
+    wide = "random_" not in str(
+        op
+    )  # random_'s range depends on the dtype, so it is drawn in the tensor's own
 
-    def kernel(tensor: torch.Tensor, *args: Any, generator: torch.Generator | None = None) -> torch.Tensor:
+    def kernel(
+        tensor: torch.Tensor, *args: Any, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
         ours = _generator_for(tensor, generator)
         without_dispatch(op, tensor, *args, generator=generator)
         if ours is None:
             return tensor
         dtype = torch.float32 if wide and tensor.is_floating_point() else tensor.dtype
-        return _overwrite(tensor, without_dispatch(op, torch.empty(tensor.shape, dtype=dtype, device="cpu"), *args, generator=ours))
+        return _overwrite(
+            tensor,
+            without_dispatch(
+                op, torch.empty(tensor.shape, dtype=dtype, device="cpu"), *args, generator=ours
+            ),
+        )
 
     return kernel
 
 
-def _uniform_(tensor: torch.Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None) -> torch.Tensor:
+def _uniform_(
+    tensor: torch.Tensor,
+    low: float = 0.0,
+    high: float = 1.0,
+    *,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
     ours = _generator_for(tensor, generator)
     without_dispatch(_aten.uniform_.default, tensor, low, high, generator=generator)
     if ours is None:
@@ -212,22 +263,36 @@ def _uniform_(tensor: torch.Tensor, low: float = 0.0, high: float = 1.0, *, gene
 
 
 def _bernoulli(op: Any, default: float | None = None) -> Callable[..., torch.Tensor]:
-    """For ``bernoulli`` in all its forms. ``default``: the probability if none is given; ``None`` where the tensor holds them."""
+    """For ``bernoulli`` in all its forms. ``default``: the probability if none is given; ``None``
+    where the tensor holds them.
+    """
 
-    def kernel(tensor: torch.Tensor, *args: Any, generator: torch.Generator | None = None, **out: torch.Tensor) -> torch.Tensor:
+    def kernel(
+        tensor: torch.Tensor,
+        *args: Any,
+        generator: torch.Generator | None = None,
+        **out: torch.Tensor,
+    ) -> torch.Tensor:
         ours = _generator_for(tensor, generator)
         result: torch.Tensor = without_dispatch(op, tensor, *args, generator=generator, **out)
         if ours is None:
             return result
         p = args[0] if args else tensor if default is None else default
-        return _overwrite(result, _uniform(tensor.shape, ours) < (p.detach().cpu() if isinstance(p, torch.Tensor) else p))
+        return _overwrite(
+            result,
+            _uniform(tensor.shape, ours) < (p.detach().cpu() if isinstance(p, torch.Tensor) else p),
+        )
 
     return kernel
 
 
-def _native_dropout(tensor: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _native_dropout(
+    tensor: torch.Tensor, p: float, train: bool | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     ours = _generator_for(tensor, None) if train is not False and p > 0 else None
-    result: tuple[torch.Tensor, torch.Tensor] = without_dispatch(_aten.native_dropout.default, tensor, p, train)
+    result: tuple[torch.Tensor, torch.Tensor] = without_dispatch(
+        _aten.native_dropout.default, tensor, p, train
+    )
     if ours is None:
         return result
     kept = (_uniform(tensor.shape, ours) < 1 - p).to(tensor.device)
@@ -243,7 +308,9 @@ def _scaled_dot_product_attention(
     is_causal: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """With dropout, the fused kernels draw inside; the mathematical form drops out by an operation of its own."""
+    """With dropout, the fused kernels draw inside; the mathematical form drops out by an operation
+    of its own.
+    """
     plain = _aten.scaled_dot_product_attention.default
     draws = of_this_thread(_active)
     matched = dropout_p > 0 and draws is not None and _is_plain(query, draws)
@@ -259,18 +326,23 @@ def _scaled_dot_product_attention(
     options = {name: option for name, option in options.items() if option not in (None, False)}
     math = _aten._scaled_dot_product_attention_math.default
     after = get_state(query.device)
-    set_state(query.device, before)  # so that the dropout inside is known by the state that the plain operation found
+    set_state(
+        query.device, before
+    )  # so that the dropout inside is known by the state that the plain operation found
     with torch.autocast(query.device.type, enabled=False):
-        output: torch.Tensor = math(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
+        output: torch.Tensor = math(query, key, value, attn_mask, dropout_p, is_causal, **options)[
+            0
+        ]
     set_state(query.device, after)
     return output
 
 
 def _advance_generators(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator only because the generators must advance as they would plainly; what it runs inside is no work of the model's.
+    """Run an operator only because the generators must advance as they would plainly; what it runs
+    inside is no work of the model's.
 
-    Whoever looks for the source line of such an operator meets this function's frame, which is none of ``RUN_FOR_THE_MODEL``.
-    """
+    Whoever looks for the source line of such an operator meets this function's frame, which is none
+    of ``RUN_FOR_THE_MODEL``."""
     return without_dispatch(op, *args, **kwargs)
 
 
@@ -284,7 +356,11 @@ def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _randperm_out(n: int, *, generator: torch.Generator | None, out: torch.Tensor) -> torch.Tensor:
     ours = _generator_for(out, generator)
     without_dispatch(_aten.randperm.generator_out, n, generator=generator, out=out)
-    return out if ours is None else _overwrite(out, without_dispatch(torch.randperm, n, generator=ours, device="cpu"))
+    return (
+        out
+        if ours is None
+        else _overwrite(out, without_dispatch(torch.randperm, n, generator=ours, device="cpu"))
+    )
 
 
 def _on_cpu(op: Any) -> Callable[..., torch.Tensor]:
@@ -300,7 +376,9 @@ def _on_cpu(op: Any) -> Callable[..., torch.Tensor]:
         if ours is None:
             return result
         hosts = [_host(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
-        return without_dispatch(op, *hosts, generator=ours, **kwargs).to(result.device, result.dtype)  # type: ignore[no-any-return]
+        return without_dispatch(op, *hosts, generator=ours, **kwargs).to(
+            result.device, result.dtype
+        )  # type: ignore[no-any-return]
 
     return kernel
 
@@ -316,12 +394,18 @@ def _unmatched(op: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         draws = of_this_thread(_active)
-        if draws is not None and (given.get("dropout") or given.get("training") or "dropout" in _name_of(op)):
+        if draws is not None and (
+            given.get("dropout") or given.get("training") or "dropout" in _name_of(op)
+        ):
             draws.unmatched.add(_name_of(op))
         return without_dispatch(op, *args, **kwargs)
 
     return kernel
 
 
-#: The code of the kernels that run operators of the model's own. Whatever the other functions here run is part of a draw.
-RUN_FOR_THE_MODEL = (_scaled_dot_product_attention.__code__, _unmatched(_aten._cudnn_rnn.default).__code__)
+# : The code of the kernels that run operators of the model's own. Whatever the other functions here
+# run is part of a draw.
+RUN_FOR_THE_MODEL = (
+    _scaled_dot_product_attention.__code__,
+    _unmatched(_aten._cudnn_rnn.default).__code__,
+)

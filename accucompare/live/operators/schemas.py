@@ -10,17 +10,34 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-#: Operators that are not recorded, and why; so are views and what returns no tensor, whose schemas say so.
+# : Operators that are not recorded, and why; so are views and what returns no tensor, whose schemas
+# say so.
 NO_VALUES = "makes memory without values"
 LEFT_OUT = {
     **dict.fromkeys(("empty", "empty_like", "empty_strided", "empty_permuted"), NO_VALUES),
     **dict.fromkeys(("new_empty", "new_empty_strided", "resize_"), NO_VALUES),
-    **dict.fromkeys(("clone", "copy", "copy_", "_to_copy", "_reshape_copy", "contiguous"), "moves or casts values"),
-    **dict.fromkeys(("_unsafe_view", "lift", "lift_fresh", "lift_fresh_copy", "_pin_memory"), "is a view or a copy"),
+    **dict.fromkeys(
+        ("clone", "copy", "copy_", "_to_copy", "_reshape_copy", "contiguous"),
+        "moves or casts values",
+    ),
+    **dict.fromkeys(
+        ("_unsafe_view", "lift", "lift_fresh", "lift_fresh_copy", "_pin_memory"),
+        "is a view or a copy",
+    ),
 }
 
-#: Namespaces of operators that are no computation on tensors: communication, profiling, Python's own.
-_FOREIGN = ("prim", "prims", "profiler", "c10d", "_c10d_functional", "_dtensor", "streams", "debugprims")
+# : Namespaces of operators that are no computation on tensors: communication, profiling, Python's
+# own.
+_FOREIGN = (
+    "prim",
+    "prims",
+    "profiler",
+    "c10d",
+    "_c10d_functional",
+    "_dtensor",
+    "streams",
+    "debugprims",
+)
 
 #: Operators that write into ``self`` without reading it: what it held before may be anything.
 _FILLING = ("fill_", "zero_")
@@ -31,16 +48,45 @@ _COMPUTES_TOO = re.compile("attention|rnn|lstm|gru|rrelu|softmax")
 #: Arguments that operators write into without saying so.
 WRITTEN_SILENTLY = ("running_mean", "running_var")
 
-#: How many of an operator's outputs the forward is for; the rest is kept for the backward, in forms that differ between devices.
+# : How many of an operator's outputs the forward is for; the rest is kept for the backward, in
+# forms that differ between devices.
 _FOR_FORWARD = {
-    **dict.fromkeys(("native_layer_norm", "native_batch_norm", "native_group_norm", "_fused_rms_norm", "cudnn_batch_norm"), 1),
-    **dict.fromkeys(("_native_batch_norm_legit", "_batch_norm_with_update", "_native_batch_norm_legit_no_training"), 1),
-    **dict.fromkeys(("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"), 1),
-    **dict.fromkeys(("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"), 1),
-    **dict.fromkeys(("_scaled_dot_product_fused_attention_overrideable", "_flash_attention_forward", "_efficient_attention_forward"), 1),
+    **dict.fromkeys(
+        (
+            "native_layer_norm",
+            "native_batch_norm",
+            "native_group_norm",
+            "_fused_rms_norm",
+            "cudnn_batch_norm",
+        ),
+        1,
+    ),
+    **dict.fromkeys(
+        (
+            "_native_batch_norm_legit",
+            "_batch_norm_with_update",
+            "_native_batch_norm_legit_no_training",
+        ),
+        1,
+    ),
+    **dict.fromkeys(
+        ("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"), 1
+    ),
+    **dict.fromkeys(
+        ("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"), 1
+    ),
+    **dict.fromkeys(
+        (
+            "_scaled_dot_product_fused_attention_overrideable",
+            "_flash_attention_forward",
+            "_efficient_attention_forward",
+        ),
+        1,
+    ),
 }
 
-#: Kernels by which PyTorch composes an operator of others. Those of random operators must run where their draws can be caught.
+# : Kernels by which PyTorch composes an operator of others. Those of random operators must run
+# where their draws can be caught.
 _COMPOSITE = "CompositeImplicitAutograd"
 _COMPOSED = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 _BACKENDS = {"cpu": "CPU", "cuda": "CUDA"}  # any other device is the one that is plugged in
@@ -51,15 +97,22 @@ class Blank:
     """Memory that nothing has been written into, so that what it holds may be anything."""
 
     def __init__(self) -> None:
-        self._storages: dict[int, StorageWeakRef] = {}  # a weak reference keeps the number from being another's
+        self._storages: dict[
+            int, StorageWeakRef
+        ] = {}  # a weak reference keeps the number from being another's
 
     def add(self, tensor: Any) -> None:
         if isinstance(tensor, torch.Tensor) and is_plain(tensor):
-            self._storages[tensor.untyped_storage()._cdata] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+            self._storages[tensor.untyped_storage()._cdata] = StorageWeakRef(
+                tensor.untyped_storage()
+            )  # type: ignore[no-untyped-call]
 
     def take(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in such memory; from now on it does no more."""
-        return is_plain(tensor) and self._storages.pop(tensor.untyped_storage()._cdata, None) is not None
+        return (
+            is_plain(tensor)
+            and self._storages.pop(tensor.untyped_storage()._cdata, None) is not None
+        )
 
 
 class Known(NamedTuple):
@@ -74,19 +127,26 @@ class Known(NamedTuple):
     inside: Any  # the key of the kernel that composes it of others; None if there is none
 
     def is_composed(self, op: Any, values: Iterable[Any]) -> bool:
-        """Whether an operator is run by that kernel: not if the tensors' device has one of its own."""
+        """Whether an operator is run by that kernel: not if the tensors' device has one of its
+        own."""
         if self.inside is None:
             return False
         devices = [value.device if isinstance(value, torch.Tensor) else value for value in values]
         types = {device.type for device in devices if isinstance(device, torch.device)} or {"cpu"}
-        return not any(_has_kernel(op.name(), _BACKENDS.get(device, "PrivateUse1")) for device in types)
+        return not any(
+            _has_kernel(op.name(), _BACKENDS.get(device, "PrivateUse1")) for device in types
+        )
 
 
 @cache
 def known_of(op: Any) -> Known:
     schema = op._schema
     namespace, _, name = schema.name.partition("::")
-    written = frozenset(argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write)
+    written = frozenset(
+        argument.name
+        for argument in schema.arguments
+        if argument.alias_info and argument.alias_info.is_write
+    )
     is_view = any(value.alias_info and not value.alias_info.is_write for value in schema.returns)
     gives_none = not written and not any("Tensor" in str(value.type) for value in schema.returns)
     is_random = torch.Tag.nondeterministic_seeded in op.tags and not _COMPUTES_TOO.search(name)
@@ -96,10 +156,16 @@ def known_of(op: Any) -> Known:
         arguments=tuple(argument.name for argument in schema.arguments),
         written=written,
         unread=frozenset(
-            argument.name for argument in schema.arguments if argument.is_out or (argument.name in written and name in _FILLING)
+            argument.name
+            for argument in schema.arguments
+            if argument.is_out or (argument.name in written and name in _FILLING)
         ),
         name=name if namespace == "aten" else "",
-        left_out=is_view or gives_none or is_random or namespace in _FOREIGN or (namespace == "aten" and name in LEFT_OUT),
+        left_out=is_view
+        or gives_none
+        or is_random
+        or namespace in _FOREIGN
+        or (namespace == "aten" and name in LEFT_OUT),
         outputs=_FOR_FORWARD.get(name) if namespace == "aten" else None,
         inside=None if inside is None else getattr(torch._C.DispatchKey, inside),
     )
@@ -112,22 +178,31 @@ def _draws_inside(op: Any) -> bool:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor has a storage to look at."""
-    return tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(
+        tensor
+    )
 
 
 @cache
 def differentiated(node: str, entries: int) -> tuple[str, ...]:
-    """What the entries of an autograd node's ``next_functions`` are the gradients of, such as ``self``, ``mat1``, ``mat2``.
+    """What the entries of an autograd node's ``next_functions`` are the gradients of, such as
+    ``self``, ``mat1``, ``mat2``.
 
-    Those are the arguments of the operator that made it, where they can be told by its name and their number; else their numbers. A
-    single one has no name.
+    Those are the arguments of the operator that made it, where they can be told by its name and
+    their number; else their numbers. A single one has no name.
     """
     if entries == 1:
         return ("",)
     operators = _by_node().get(_BACKWARD.sub("", node).lower(), ())
-    schemas = [schema for name in operators for schema in torch._C._jit_get_schemas_for_operator(name)]
+    schemas = [
+        schema for name in operators for schema in torch._C._jit_get_schemas_for_operator(name)
+    ]
     found = {
-        tuple(each.name for each in schema.arguments if not each.is_out and str(each.type) in ("Tensor", "Optional[Tensor]"))
+        tuple(
+            each.name
+            for each in schema.arguments
+            if not each.is_out and str(each.type) in ("Tensor", "Optional[Tensor]")
+        )
         for schema in schemas
     }
     fitting = {names for names in found if len(names) == entries}
@@ -142,6 +217,12 @@ _BACKWARD = re.compile(r"Backward\d+$")
 def _by_node() -> dict[str, list[str]]:
     """The operators of aten by the names of their nodes, without underscores and in lower case."""
     found: dict[str, list[str]] = {}
-    for name in sorted({full.partition(".")[0] for full in torch._C._dispatch_get_all_op_names() if full.startswith("aten::")}):
+    for name in sorted(
+        {
+            full.partition(".")[0]
+            for full in torch._C._dispatch_get_all_op_names()
+            if full.startswith("aten::")
+        }
+    ):
         found.setdefault(name.removeprefix("aten::").replace("_", ""), []).append(name)
     return found

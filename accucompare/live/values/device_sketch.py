@@ -1,13 +1,16 @@
-"""A tensor's sketch, statistics and digest, computed on the device where it lies: some KiB go to the host in place of the tensor.
+"""A tensor's sketch, statistics and digest, computed on the device where it lies: some KiB go to
+the host in place of the tensor.
 
-The sketch is that of ``numbers.sketch``, so that it can be compared with those of tensors on the host. It is added up in float64; on a
-device that is slow or unable to do that, of half types only and in float32, where mean, norm and sketch are wrong by up to ROUNDING.
+The sketch is that of ``numbers.sketch``, so that it can be compared with those of tensors on the
+host. It is added up in float64; on a device that is slow or unable to do that, of half types only
+and in float32, where mean, norm and sketch are wrong by up to ROUNDING.
 
-**The digest** is two sums, modulo 2^64, of the tensor's words of 16 or 32 bits times fixed odd random numbers of 64 bits. Tensors of one
-content have one digest on every device. Two that differ in one word have two digests; of others at most one pair in 2^64 has the same (one
-in 2^32 for each sum, where words differ in their highest bit only; J. L. Carter & M. N. Wegman, "Universal classes of hash functions",
-J. Comput. Syst. Sci. 18, 1979). It begins with ``device:``, and tells nothing beside a digest of bytes.
-"""
+**The digest** is two sums, modulo 2^64, of the tensor's words of 16 or 32 bits times fixed odd
+random numbers of 64 bits. Tensors of one content have one digest on every device. Two that differ
+in one word have two digests; of others at most one pair in 2^64 has the same (one in 2^32 for each
+sum, where words differ in their highest bit only; J. L. Carter & M. N. Wegman, "Universal classes
+of hash functions", J. Comput. Syst. Sci. 18, 1979). It begins with ``device:``, and tells nothing
+beside a digest of bytes."""
 
 from __future__ import annotations
 
@@ -20,14 +23,26 @@ import torch
 
 from accucompare.bundle.format import DEVICE_DIGEST
 from accucompare.bundle.writing import Sketched
-from accucompare.numbers import GROUPS, ROWS, SKETCH_BLOCK, TABLES, Array, Statistics, block_places, random_numbers, sign_tables
+from accucompare.numbers import (
+    GROUPS,
+    ROWS,
+    SKETCH_BLOCK,
+    TABLES,
+    Array,
+    Statistics,
+    block_places,
+    random_numbers,
+    sign_tables,
+)
 
-#: In which of these types a device adds up is its own matter (``devices.Backend.SKETCHES_IN``): what each can do.
+# : In which of these types a device adds up is its own matter (``devices.Backend.SKETCHES_IN``):
+# what each can do.
 _SUMMED = {
     "float64": (torch.float64, torch.float32, torch.bfloat16, torch.float16),
     "float32": (torch.bfloat16, torch.float16),
 }
-#: How wrong sums in float32 may be, relative to the sum of magnitudes: some 100 are added one after the other, then those of all runs.
+# : How wrong sums in float32 may be, relative to the sum of magnitudes: some 100 are added one
+# after the other, then those of all runs.
 _ROUNDING = 2.0 * ROWS * 2.0**-24
 #: Values that are worked on at a time: some 70 MB of the device's memory in float64.
 _RUN = 4 * TABLES * SKETCH_BLOCK
@@ -37,12 +52,16 @@ _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
 def can_sketch(tensor: torch.Tensor, summed_in: str | None) -> bool:
-    """Whether a device that adds up in this type (``None``: in none) makes sketches of tensors of such a dtype."""
+    """Whether a device that adds up in this type (``None``: in none) makes sketches of tensors of
+    such a dtype.
+    """
     return summed_in is not None and tensor.dtype in _SUMMED[summed_in]
 
 
 @torch.no_grad()
-def begin_sketch(tensor: torch.Tensor, size: int, summed_in: str, run: int = _RUN) -> tuple[torch.Tensor, Callable[[Array], Sketched]]:
+def begin_sketch(
+    tensor: torch.Tensor, size: int, summed_in: str, run: int = _RUN
+) -> tuple[torch.Tensor, Callable[[Array], Sketched]]:
     """Have the device compute.
 
     Args:
@@ -62,8 +81,14 @@ def begin_sketch(tensor: torch.Tensor, size: int, summed_in: str, run: int = _RU
     largest = torch.maximum(low.abs(), high.abs())
     plain = torch.logical_and(largest > 1 / _PLAIN[wide], largest < _PLAIN[wide])
     one = torch.ones_like(largest)
-    known = torch.finfo(wide)  # beyond these, the inverse overflows or is subnormal, which some devices take for zero
-    scale = torch.where(plain | (largest == 0) | ~largest.isfinite(), one, one / largest.clamp(known.tiny * 16, known.max / 16))
+    known = torch.finfo(
+        wide
+    )  # beyond these, the inverse overflows or is subnormal, which some devices take for zero
+    scale = torch.where(
+        plain | (largest == 0) | ~largest.isfinite(),
+        one,
+        one / largest.clamp(known.tiny * 16, known.max / 16),
+    )
     sketches, sums, digests = [], [], []
     for number, part in enumerate(parts):
         first = number * run // SKETCH_BLOCK
@@ -71,7 +96,9 @@ def begin_sketch(tensor: torch.Tensor, size: int, summed_in: str, run: int = _RU
         sketches.append(sketch)
         sums.append(own)
         digests.append(_digest(part, first))
-    numbers = torch.cat([torch.stack(sketches).sum(0), torch.stack(sums).sum(0), torch.stack([scale, low, high])])
+    numbers = torch.cat(
+        [torch.stack(sketches).sum(0), torch.stack(sums).sum(0), torch.stack([scale, low, high])]
+    )
     integers = torch.cat([torch.stack(counts).sum(0), torch.stack(digests).sum(0)])
 
     def made(packed: Array) -> Sketched:
@@ -81,18 +108,29 @@ def begin_sketch(tensor: torch.Tensor, size: int, summed_in: str, run: int = _RU
 
 
 def _ends(part: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The extrema of the finite values (inf and -inf if there are none), and how many are NaN and Inf."""
+    """The extrema of the finite values (inf and -inf if there are none), and how many are NaN and
+    Inf.
+    """
     finite = part.isfinite()
     nothing = torch.full((), math.inf, dtype=part.dtype, device=part.device)
-    low, high = torch.where(finite, part, nothing).amin(), torch.where(finite, part, -nothing).amax()
+    low, high = (
+        torch.where(finite, part, nothing).amin(),
+        torch.where(finite, part, -nothing).amax(),
+    )
     return (low, high), torch.stack([part.isnan().sum(), part.isinf().sum()])
 
 
-def _sums(part: torch.Tensor, scale: torch.Tensor, first: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sketch of a run, whose first block has this number, and the sum and the sum of squares of its values."""
+def _sums(
+    part: torch.Tensor, scale: torch.Tensor, first: int, size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sketch of a run, whose first block has this number, and the sum and the sum of squares of
+    its values.
+    """
     blocks = -(-len(part) // SKETCH_BLOCK)
     values = torch.zeros(blocks * SKETCH_BLOCK, dtype=scale.dtype, device=part.device)
-    values[: len(part)] = torch.where(part.isfinite(), part, torch.zeros_like(part)).to(scale.dtype) * scale
+    values[: len(part)] = (
+        torch.where(part.isfinite(), part, torch.zeros_like(part)).to(scale.dtype) * scale
+    )
     values = values.view(blocks, ROWS, GROUPS)
     sums = torch.stack([values.sum(1).sum(), (values * values).sum(1).sum()])
     signs, buckets, group_signs = _tables(size, str(part.device), scale.dtype)
@@ -112,7 +150,9 @@ def _digest(part: torch.Tensor, first: int) -> torch.Tensor:
     padded = torch.zeros(blocks * each, dtype=torch.int64, device=part.device)
     padded[: len(words)] = words
     keys, factors = _keys(each, str(part.device)), _factors(first, blocks, str(part.device))
-    return torch.stack([((padded.view(blocks, each) * keys[lane]).sum(1) * factors[lane]).sum() for lane in (0, 1)])
+    return torch.stack(
+        [((padded.view(blocks, each) * keys[lane]).sum(1) * factors[lane]).sum() for lane in (0, 1)]
+    )
 
 
 def _made(packed: Array, size: int, summed_in: str, count: int) -> Sketched:
@@ -128,19 +168,35 @@ def _made(packed: Array, size: int, summed_in: str, count: int) -> Sketched:
     l2 = math.sqrt(squares) / scale
     with np.errstate(over="ignore"):
         sketch = numbers[:size] / scale
-    statistics = Statistics(low, high, total / (count - nan - inf) / scale, l2 if math.isfinite(l2) else None, nan, inf, rounding)
+    statistics = Statistics(
+        low,
+        high,
+        total / (count - nan - inf) / scale,
+        l2 if math.isfinite(l2) else None,
+        nan,
+        inf,
+        rounding,
+    )
     return Sketched(digest, statistics, sketch if np.isfinite(sketch).all() else None)
 
 
 @lru_cache(maxsize=8)
-def _tables(size: int, device: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _tables(
+    size: int, device: str, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """SIGNS, BUCKETS and GROUP_SIGNS of ``numbers.sketch``, on the device."""
     signs, buckets, group_signs = sign_tables(size)
-    return _on(signs, device, dtype), _on(buckets, device, torch.int64), _on(group_signs, device, dtype)
+    return (
+        _on(signs, device, dtype),
+        _on(buckets, device, torch.int64),
+        _on(group_signs, device, dtype),
+    )
 
 
 @lru_cache(maxsize=64)
-def _places(first: int, blocks: int, size: int, device: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _places(
+    first: int, blocks: int, size: int, device: str, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The rotations and signs of some blocks, on the device."""
     rotations, signs = block_places(first, blocks, size)
     return _on(rotations, device, torch.int64), _on(signs, device, dtype)
@@ -149,12 +205,15 @@ def _places(first: int, blocks: int, size: int, device: str, dtype: torch.dtype)
 @lru_cache(maxsize=8)
 def _keys(words: int, device: str) -> torch.Tensor:
     """The random number of each word of a block, for both sums: of shape (2, words)."""
-    return _on(random_numbers(6, 0, 2 * words).view(np.int64).reshape(2, words) | 1, device, torch.int64)
+    return _on(
+        random_numbers(6, 0, 2 * words).view(np.int64).reshape(2, words) | 1, device, torch.int64
+    )
 
 
 @lru_cache(maxsize=64)
 def _factors(first: int, blocks: int, device: str) -> torch.Tensor:
-    """What the numbers of a block's words are multiplied by, for both sums: of shape (2, blocks)."""
+    """What the numbers of a block's words are multiplied by, for both sums: of shape (2,
+    blocks)."""
     found = [random_numbers(stream, first, blocks).view(np.int64) | 1 for stream in (7, 8)]
     return _on(np.stack(found), device, torch.int64)
 

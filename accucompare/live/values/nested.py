@@ -1,4 +1,6 @@
-"""Nested tensors, which hold tensors of different lengths: as one tensor of all their values, and put together again."""
+"""Nested tensors, which hold tensors of different lengths: as one tensor of all their values, and
+put together again.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def joined(tensor: torch.Tensor) -> tuple[torch.Tensor, Shapes]:
-    """The values of a nested tensor, of either layout, in one tensor, and the shapes of its components.
+    """The values of a nested tensor, of either layout, in one tensor, and the shapes of its
+    components.
 
-    The components are joined along their first dimension; in one row where their other dimensions differ.
-    """
+    The components are joined along their first dimension; in one row where their other dimensions
+    differ."""
     components = tensor.detach().unbind()
     shapes = tuple(tuple(each.shape) for each in components)
     if not components:

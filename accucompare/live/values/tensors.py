@@ -24,11 +24,19 @@ from accucompare.numbers import DTYPES, Array, DType, Statistics, digest, summar
 
 _LOGGER = logging.getLogger(__name__)
 _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-_UNKNOWN_TO_NUMPY = {name for name, dtype in DTYPES.items() if dtype.ml_dtype or name == "complex32"}
-_SMALL = 4 << 10  # bytes; a block of memory to use again takes longer to find than one of them to copy
+_UNKNOWN_TO_NUMPY = {
+    name for name, dtype in DTYPES.items() if dtype.ml_dtype or name == "complex32"
+}
+_SMALL = (
+    4 << 10
+)  # bytes; a block of memory to use again takes longer to find than one of them to copy
 _LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of them
 _SHARED = 4 << 20  # bytes; the same of summarizing one
-_WORTH_A_SKETCH = 1 << 20  # bytes; a device's hundred kernels take as long to start as one of them to copy, and to sketch on the host
+_WORTH_A_SKETCH = (
+    1 << 20
+    # bytes; a device's hundred kernels take as long to start as one of them to copy, and to sketch
+    # on the host
+)
 
 
 class HostValue(NamedTuple):
@@ -36,12 +44,14 @@ class HostValue(NamedTuple):
 
     Attributes:
         array: its bits; ``None`` if there are none, or if the writer has them already.
-        digest: of the bits, if it is known already; or of a string, which has no array but can be compared.
+        digest: of the bits, if it is known already; or of a string, which has no array but can be
+            compared.
         statistics: of the bits, if they are known already.
         lease: the memory of the writer's that the array is in.
         ready: to be called before the array is read, if a device is still filling it in.
         components: of a nested tensor, whose values are one array: the shapes of its parts.
-        sketched: of a tensor that its device makes a sketch of, which has no array: gives what it has made, after ``ready``.
+        sketched: of a tensor that its device makes a sketch of, which has no array: gives what it
+            has made, after ``ready``.
     """
 
     array: Array | None
@@ -66,26 +76,32 @@ def dtype_name(dtype: torch.dtype) -> str:
 class Bits(Enum):
     """What is known of a tensor's bits.
 
-    ``NEW``: most likely no record of the step has them, so that they need not be digested before they are copied. ``OURS``: nobody writes
-    into them any more, so that they need not be copied either.
-    """
+    ``NEW``: most likely no record of the step has them, so that they need not be digested before
+    they are copied. ``OURS``: nobody writes into them any more, so that they need not be copied
+    either."""
 
     ANY = "any"
     NEW = "new"
     OURS = "ours"
 
 
-def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bool = False, bits: Bits = Bits.ANY) -> HostValue:
+def to_host(
+    tensor: torch.Tensor,
+    writer: BundleWriter | None = None,
+    needed: bool = False,
+    bits: Bits = Bits.ANY,
+) -> HostValue:
     """Bring a tensor's bits to the host; never raises.
 
-    Bits that lie there already are digested where they lie, and copied only if the writer does not have them from this step; the
-    content decides, whichever tensor holds it. For a writer that keeps no tensors they are summarized there too, unless the array is
-    ``needed``. Without a writer, the array may be the tensor's own memory. For a writer that keeps sketches, a device makes those of its
-    large tensors itself, as far as it can.
+    Bits that lie there already are digested where they lie, and copied only if the writer does not
+    have them from this step; the content decides, whichever tensor holds it. For a writer that
+    keeps no tensors they are summarized there too, unless the array is ``needed``. Without a
+    writer, the array may be the tensor's own memory. For a writer that keeps sketches, a device
+    makes those of its large tensors itself, as far as it can.
 
-    A nested tensor comes as its values in one array, and the shapes of its components. A tensor that has no plain data (sparse, meta,
-    quantized, inside vmap) or cannot be copied comes without an array.
-    """
+    A nested tensor comes as its values in one array, and the shapes of its components. A tensor
+    that has no plain data (sparse, meta, quantized, inside vmap) or cannot be copied comes without
+    an array."""
     dtype = dtype_name(tensor.dtype)
     try:
         layout, array = Layout.STRIDED, _in_place(tensor)
@@ -101,7 +117,9 @@ def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bo
             if layout is not Layout.STRIDED:
                 return HostValue(None, shape, dtype, layout)
             if dtype not in DTYPES:
-                return HostValue(None, shape, dtype, Layout.UNREADABLE, "accucompare does not know this dtype")
+                return HostValue(
+                    None, shape, dtype, Layout.UNREADABLE, "accucompare does not know this dtype"
+                )
             with torch.no_grad():
                 tensor = _plain(tensor.detach())
                 array = _in_place(tensor)
@@ -113,7 +131,9 @@ def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bo
         if bits is Bits.NEW and writer.wants_values:
             return _kept(array, dtype, shape, layout, None, writer)
         if bits is Bits.NEW and not needed and writer.wants_statistics and array.nbytes >= _SHARED:
-            return HostValue(None, shape, dtype, layout, **_digested_and_summarized(array, DTYPES[dtype]))
+            return HostValue(
+                None, shape, dtype, layout, **_digested_and_summarized(array, DTYPES[dtype])
+            )
         checksum = digest(array)
         if writer.has(dtype, shape, checksum):
             return HostValue(None, shape, dtype, layout, digest=checksum)
@@ -122,7 +142,9 @@ def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bo
             return HostValue(None, shape, dtype, layout, digest=checksum, statistics=statistics)
         return _kept(array, dtype, shape, layout, checksum, writer)
     except Exception as error:  # a tensor subclass may raise anything; the record then says so, and the model runs on
-        return HostValue(None, (), dtype, Layout.UNREADABLE, f"{type(error).__name__}: {error}"[:200])
+        return HostValue(
+            None, (), dtype, Layout.UNREADABLE, f"{type(error).__name__}: {error}"[:200]
+        )
 
 
 def _digested_and_summarized(array: Array, dtype: DType) -> dict[str, Any]:
@@ -135,7 +157,14 @@ def _digested_and_summarized(array: Array, dtype: DType) -> dict[str, Any]:
     return {"digest": checksum, "statistics": found[0] if found else summarize(array, dtype)}
 
 
-def _kept(array: Array, dtype: str, shape: tuple[int, ...], layout: Layout, checksum: str | None, writer: BundleWriter) -> HostValue:
+def _kept(
+    array: Array,
+    dtype: str,
+    shape: tuple[int, ...],
+    layout: Layout,
+    checksum: str | None,
+    writer: BundleWriter,
+) -> HostValue:
     """A copy of bits that lie in the host's memory."""
     if array.nbytes <= _SMALL:
         return HostValue(array.copy(), shape, dtype, layout, digest=checksum)
@@ -151,21 +180,34 @@ def _nested(tensor: torch.Tensor, writer: BundleWriter | None, needed: bool) -> 
         values, components = joined(tensor)
     host = to_host(values, writer, needed)
     known = host.layout is Layout.STRIDED
-    return host._replace(layout=Layout.NESTED if known else host.layout, components=components if known else None)
+    return host._replace(
+        layout=Layout.NESTED if known else host.layout, components=components if known else None
+    )
 
 
 def _copied(tensor: torch.Tensor, writer: BundleWriter | None) -> HostValue:
-    """A copy of a tensor of a device or of one that is not contiguous; its digest is left to the writer."""
+    """A copy of a tensor of a device or of one that is not contiguous; its digest is left to the
+    writer.
+    """
     dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
     backend = devices.backend(tensor.device.type)
     nbytes = tensor.numel() * tensor.element_size()
     lease = None if writer is None else writer.take(nbytes, backend.host_memory)
     try:
-        block = torch.empty(nbytes, dtype=torch.uint8, device="cpu") if lease is None else lease.block
+        block = (
+            torch.empty(nbytes, dtype=torch.uint8, device="cpu") if lease is None else lease.block
+        )
         ready = backend.copy_to_host(tensor, block[:nbytes].view(tensor.dtype).view(shape))
         if ready is not None and lease is None:
             ready()
-        return HostValue(_as_array(block, dtype, shape), shape, dtype, Layout.STRIDED, lease=lease, ready=lease and ready)
+        return HostValue(
+            _as_array(block, dtype, shape),
+            shape,
+            dtype,
+            Layout.STRIDED,
+            lease=lease,
+            ready=lease and ready,
+        )
     except BaseException:
         if lease is not None:
             lease.release()
@@ -173,8 +215,14 @@ def _copied(tensor: torch.Tensor, writer: BundleWriter | None) -> HostValue:
 
 
 def _sketched(tensor: torch.Tensor, writer: BundleWriter) -> HostValue | None:
-    """What a tensor's device makes of it in place of its values; ``None`` if these are to be copied."""
-    dtype, size, backend = dtype_name(tensor.dtype), writer.sketch_size, devices.backend(tensor.device.type)
+    """What a tensor's device makes of it in place of its values; ``None`` if these are to be
+    copied.
+    """
+    dtype, size, backend = (
+        dtype_name(tensor.dtype),
+        writer.sketch_size,
+        devices.backend(tensor.device.type),
+    )
     if size is None or tensor.numel() * tensor.element_size() < max(_WORTH_A_SKETCH, 8 * size):
         return None
     if backend.SKETCHES_IN is None or not device_sketch.can_sketch(tensor, backend.SKETCHES_IN):
@@ -182,7 +230,9 @@ def _sketched(tensor: torch.Tensor, writer: BundleWriter) -> HostValue | None:
     try:
         packed, made = device_sketch.begin_sketch(tensor, size, backend.SKETCHES_IN)
     except (RuntimeError, TypeError) as error:  # no memory there, or no such operator
-        _LOGGER.debug("a tensor of %s is copied, for no sketch could be made there: %s", tensor.device, error)
+        _LOGGER.debug(
+            "a tensor of %s is copied, for no sketch could be made there: %s", tensor.device, error
+        )
         return None
     lease = writer.take(packed.nbytes, backend.host_memory)
     try:
@@ -192,11 +242,21 @@ def _sketched(tensor: torch.Tensor, writer: BundleWriter) -> HostValue | None:
         lease.release()
         raise
     shape = tuple(tensor.shape)
-    return HostValue(None, shape, dtype, Layout.STRIDED, lease=lease, ready=ready, sketched=lambda: made(block.numpy()))
+    return HostValue(
+        None,
+        shape,
+        dtype,
+        Layout.STRIDED,
+        lease=lease,
+        ready=ready,
+        sketched=lambda: made(block.numpy()),
+    )
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that nobody else writes into, where the tensor lies; on the host in memory that is faster to get than PyTorch's own."""
+    """A copy that nobody else writes into, where the tensor lies; on the host in memory that is
+    faster to get than PyTorch's own.
+    """
     tensor = tensor.detach()
     array = _in_place(tensor)
     if array is None or array.nbytes < _LARGE:
@@ -206,11 +266,13 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     return block[: array.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
-def difference(after: torch.Tensor, before: torch.Tensor, take: Callable[[int], Lease]) -> tuple[torch.Tensor, Lease | None]:
+def difference(
+    after: torch.Tensor, before: torch.Tensor, take: Callable[[int], Lease]
+) -> tuple[torch.Tensor, Lease | None]:
     """``after`` minus ``before``, which have one shape and dtype; in float32 if that is wider.
 
-    ``take`` gives memory for so many bytes, which large tensors of the host are computed in; it comes with the difference.
-    """
+    ``take`` gives memory for so many bytes, which large tensors of the host are computed in; it
+    comes with the difference."""
     after = after.detach()
     wide = torch.float32 if before.itemsize < 4 else before.dtype
     nbytes = before.numel() * wide.itemsize
@@ -237,7 +299,9 @@ def scalar_to_host(value: Any) -> HostValue:
 
 
 def other_to_host(value: Any) -> HostValue:
-    """A value that no array can hold: a string or a large int by its digest, anything else by its name."""
+    """A value that no array can hold: a string or a large int by its digest, anything else by its
+    name.
+    """
     comparable = isinstance(value, (str, bytes, int))
     digest = xxhash.xxh3_128_hexdigest(repr(value).encode()) if comparable else None
     return HostValue(None, (), "", Layout.OPAQUE, describe_value(value), digest)
@@ -247,7 +311,11 @@ def from_bits(raw: Array, dtype: str) -> torch.Tensor:
     """The inverse of the copy: a CPU tensor of the true type over the bits."""
     tensor = torch.from_numpy(raw)
     true = getattr(torch, dtype)
-    return tensor if tensor.dtype == true else torch.from_numpy(raw.view(f"i{raw.dtype.itemsize}")).view(true)
+    return (
+        tensor
+        if tensor.dtype == true
+        else torch.from_numpy(raw.view(f"i{raw.dtype.itemsize}")).view(true)
+    )
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
@@ -267,16 +335,19 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor with data of its own: sharded ones gathered, oneDNN's put into plain order."""
-    if hasattr(tensor, "full_tensor"):  # DTensor; a collective, which every rank's hook enters in the same order
+    if hasattr(
+        tensor, "full_tensor"
+    ):  # DTensor; a collective, which every rank's hook enters in the same order
         tensor = tensor.full_tensor()
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def _in_place(tensor: torch.Tensor) -> Array | None:
-    """A tensor's bits as they lie in the host's memory; ``None`` if they do not lie there, one after the other.
+    """A tensor's bits as they lie in the host's memory; ``None`` if they do not lie there, one
+    after the other.
 
-    By as few calls as can be of those that let another thread take the interpreter: getting it back takes longer than the call.
-    """
+    By as few calls as can be of those that let another thread take the interpreter: getting it back
+    takes longer than the call."""
     plain = (
         type(tensor) is torch.Tensor  # else its data may be anywhere
         and not tensor.requires_grad
@@ -308,10 +379,16 @@ def _as_array(block: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Array:
 
 
 def _copy(source: Array, target: Array) -> None:
-    """Copy one contiguous array to another; by two threads if they are large, for most of the time goes into fresh pages."""
+    """Copy one contiguous array to another; by two threads if they are large, for most of the time
+    goes into fresh pages.
+    """
     source, target = source.reshape(-1), target.reshape(-1)
     half = source.size // 2 if source.nbytes >= _LARGE else 0
-    helper = threading.Thread(target=np.copyto, args=(target[:half], source[:half]), daemon=True) if half else None
+    helper = (
+        threading.Thread(target=np.copyto, args=(target[:half], source[:half]), daemon=True)
+        if half
+        else None
+    )
     if helper is not None:
         helper.start()
     np.copyto(target[half:], source[half:])
@@ -320,7 +397,9 @@ def _copy(source: Array, target: Array) -> None:
 
 
 def round_tensor(values: Array, dtype: DType) -> Array:
-    """As ``accucompare.numbers.dtypes.round_to``, by PyTorch, which has instructions for it where NumPy computes bit by bit."""
+    """As ``accucompare.numbers.dtypes.round_to``, by PyTorch, which has instructions for it where
+    NumPy computes bit by bit.
+    """
     array = _in_place(torch.from_numpy(values).to(getattr(torch, dtype.name)))
     assert array is not None
     return array

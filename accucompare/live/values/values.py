@@ -25,11 +25,12 @@ _LEAVES = (torch.Tensor, str, bytes, *Scalar)
 def leaves(value: Any, path: str = "", inside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Every part of a value that holds no further parts, with its path.
 
-    Goes into tuples, lists, mappings (``ModelOutput`` is one), dataclasses, named tuples, types registered with PyTorch's pytree, and
-    other objects that keep tensors among their attributes (a batch of graphs, a list of images). ``None`` is no value and yields
-    nothing; nor do dtypes and devices, which differ between captures that are to be compared. Whatever else cannot be taken apart is
-    yielded as it is, and so is a container inside itself (``inside`` holds the ids of those around it).
-    """
+    Goes into tuples, lists, mappings (``ModelOutput`` is one), dataclasses, named tuples, types
+    registered with PyTorch's pytree, and other objects that keep tensors among their attributes (a
+    batch of graphs, a list of images). ``None`` is no value and yields nothing; nor do dtypes and
+    devices, which differ between captures that are to be compared. Whatever else cannot be taken
+    apart is yielded as it is, and so is a container inside itself (``inside`` holds the ids of
+    those around it)."""
     if type(value) is torch.Tensor:  # most of all there is, in every call
         yield path, value
         return
@@ -47,30 +48,44 @@ def leaves(value: Any, path: str = "", inside: tuple[int, ...] = ()) -> Iterator
             yield from leaves(child, place, (*inside, id(value)))
 
 
-def replaced(value: Any, by_path: Mapping[str, Any], rebuilt: list[tuple[Any, Any]] | None = None) -> Any:
-    """A value with some of its parts exchanged; what holds them is built anew, in the same structure and of the same types.
+def replaced(
+    value: Any, by_path: Mapping[str, Any], rebuilt: list[tuple[Any, Any]] | None = None
+) -> Any:
+    """A value with some of its parts exchanged; what holds them is built anew, in the same
+    structure and of the same types.
 
     Args:
         value: it is not changed; what holds no exchanged part is in the result as it is.
         by_path: new parts by the paths that ``leaves`` gives.
-        rebuilt: is given the (old, new) pairs of the lists, mappings and objects that were built anew, since somebody may write into them.
+        rebuilt: is given the (old, new) pairs of the lists, mappings and objects that were built
+            anew, since somebody may write into them.
 
     Returns:
-        The new value, or the old one if nothing in it is exchanged. A cache of keys and values, which the calls of a model share, and a
-        container that cannot be built anew stay as they are, and so do their parts.
+        The new value, or the old one if nothing in it is exchanged. A cache of keys and values,
+        which the calls of a model share, and a container that cannot be built anew stay as they
+        are, and so do their parts.
     """
 
     return _replaced(value, "", (), by_path, rebuilt)
 
 
-def _replaced(part: Any, path: str, inside: tuple[int, ...], by_path: Mapping[str, Any], rebuilt: list[tuple[Any, Any]] | None) -> Any:
+def _replaced(
+    part: Any,
+    path: str,
+    inside: tuple[int, ...],
+    by_path: Mapping[str, Any],
+    rebuilt: list[tuple[Any, Any]] | None,
+) -> Any:
     if part is None:
         return None
     children = None if id(part) in inside else _children(part)
     if children is None:
         return by_path.get(path, part)
     around = (*inside, id(part))
-    new = [_replaced(child, f"{path}.{name}" if path else name, around, by_path, rebuilt) for name, child in children]
+    new = [
+        _replaced(child, f"{path}.{name}" if path else name, around, by_path, rebuilt)
+        for name, child in children
+    ]
     if all(after is before for after, (_, before) in zip(new, children, strict=True)):
         return part
     if is_cache(part):
@@ -85,7 +100,9 @@ def _replaced(part: Any, path: str, inside: tuple[int, ...], by_path: Mapping[st
 
 
 def is_cache(value: Any) -> bool:
-    """Whether a value is transformers' cache of keys and values, which the calls of a model share and write into."""
+    """Whether a value is transformers' cache of keys and values, which the calls of a model share
+    and write into.
+    """
     return any(base.__name__ == "Cache" for base in type(value).__mro__)
 
 
@@ -93,7 +110,9 @@ def _rebuilt(value: Any, children: list[Any]) -> Any:
     """A container like this one with other children, given in the order of ``_children``."""
     if isinstance(value, MutableMapping):
         mapping = copy.copy(value)
-        for key, child in zip(value.keys(), children, strict=True):  # a BatchEncoding iterates otherwise
+        for key, child in zip(
+            value.keys(), children, strict=True
+        ):  # a BatchEncoding iterates otherwise
             mapping[key] = child
         return mapping
     if isinstance(value, Mapping):
@@ -113,7 +132,11 @@ def _rebuilt(value: Any, children: list[Any]) -> Any:
     node = pytree.SUPPORTED_NODES.get(type(value))
     if node is None:
         made = copy.copy(value)
-        vars(made).update((name, child) for name, child in zip(_attributes(value), children, strict=True) if child is not vars(value)[name])
+        vars(made).update(
+            (name, child)
+            for name, child in zip(_attributes(value), children, strict=True)
+            if child is not vars(value)[name]
+        )
         return made
     return node.unflatten_fn(children, node.flatten_fn(value)[1])
 
@@ -131,7 +154,9 @@ def _children(value: Any) -> list[tuple[str, Any]] | None:
     if isinstance(value, (tuple, list)):
         return [(str(index), child) for index, child in enumerate(value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+        return [
+            (field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)
+        ]
     node = pytree.SUPPORTED_NODES.get(type(value))
     if node is not None:
         return [(str(index), child) for index, child in enumerate(node.flatten_fn(value)[0])]
@@ -141,14 +166,27 @@ def _children(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def has_attributes(value: Any) -> bool:
-    """Whether a value is an object of a class of somebody's own that may keep tensors; no function, module, class, nor anything called."""
-    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, (torch.Tensor, ModuleType))
+    """Whether a value is an object of a class of somebody's own that may keep tensors; no function,
+    module, class, nor anything called.
+    """
+    return (
+        hasattr(value, "__dict__")
+        and not callable(value)
+        and not isinstance(value, (torch.Tensor, ModuleType))
+    )
 
 
 def _attributes(value: Any) -> list[str]:
-    """Those attributes of an object that hold tensors, and those public ones that are numbers, or tuples and lists of numbers."""
+    """Those attributes of an object that hold tensors, and those public ones that are numbers, or
+    tuples and lists of numbers.
+    """
     found = vars(value).items()
-    return [name for name, child in found if _holds_tensor(child, _DEPTH - 1) or (not name.startswith("_") and _is_number(child, _DEPTH))]
+    return [
+        name
+        for name, child in found
+        if _holds_tensor(child, _DEPTH - 1)
+        or (not name.startswith("_") and _is_number(child, _DEPTH))
+    ]
 
 
 def _holds_tensor(value: Any, depth: int) -> bool:
@@ -160,7 +198,9 @@ def _holds_tensor(value: Any, depth: int) -> bool:
         return any(_holds_tensor(child, depth - 1) for child in value.values())
     if isinstance(value, (tuple, list)):
         return any(_holds_tensor(child, depth - 1) for child in value)
-    return has_attributes(value) and any(_holds_tensor(child, depth - 1) for child in list(vars(value).values()))
+    return has_attributes(value) and any(
+        _holds_tensor(child, depth - 1) for child in list(vars(value).values())
+    )
 
 
 def _is_number(value: Any, depth: int) -> bool:
@@ -170,7 +210,9 @@ def _is_number(value: Any, depth: int) -> bool:
 
 
 def _part(key: Any) -> str:
-    """A mapping's key as part of a path: plain strings and ints as they are, others so that no two keys look alike."""
+    """A mapping's key as part of a path: plain strings and ints as they are, others so that no two
+    keys look alike.
+    """
     if isinstance(key, str):
         plain = key and "." not in key and "[" not in key and not key.isdigit()
         return key if plain else f"[{key!r}]"
@@ -180,7 +222,11 @@ def _part(key: Any) -> str:
 def describe_value(value: Any) -> str:
     """What an opaque value is, in a few words."""
     kind = type(value)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    name = (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
     if isinstance(value, (str, bytes)):
         return f"{name} {value[:80]!r}"
     if isinstance(value, int):

@@ -22,17 +22,25 @@ class _InPlaceOf(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, arrived: torch.Tensor, golden: list[torch.Tensor], exchange: Exchange | None) -> torch.Tensor:
+    def forward(
+        ctx: Any, arrived: torch.Tensor, golden: list[torch.Tensor], exchange: Exchange | None
+    ) -> torch.Tensor:
         ctx.exchange = exchange
         ctx.set_materialize_grads(False)
         return golden[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return ctx.exchange(grads[0]) if ctx.exchange and grads[0] is not None else grads[0], None, None
+        return (
+            ctx.exchange(grads[0]) if ctx.exchange and grads[0] is not None else grads[0],
+            None,
+            None,
+        )
 
 
-def in_place_of(arrived: torch.Tensor, values: torch.Tensor, exchange: Exchange | None) -> torch.Tensor:
+def in_place_of(
+    arrived: torch.Tensor, values: torch.Tensor, exchange: Exchange | None
+) -> torch.Tensor:
     """A tensor that shares these values' memory and passes its gradient to ``arrived``."""
     if not (arrived.requires_grad and torch.is_grad_enabled()):
         return values
@@ -40,8 +48,12 @@ def in_place_of(arrived: torch.Tensor, values: torch.Tensor, exchange: Exchange 
     return new
 
 
-def copy_like(tensor: torch.Tensor, golden: torch.Tensor, exchange: Exchange | None = None) -> torch.Tensor:
-    """Golden's values in a tensor of another's class, which is nested or plain; gradients of it are gradients of the other."""
+def copy_like(
+    tensor: torch.Tensor, golden: torch.Tensor, exchange: Exchange | None = None
+) -> torch.Tensor:
+    """Golden's values in a tensor of another's class, which is nested or plain; gradients of it are
+    gradients of the other.
+    """
     with torch.inference_mode(False), torch.no_grad():
         if tensor.is_nested:
             new = nested.like(tensor, _cast(golden, tensor.dtype))
@@ -49,20 +61,25 @@ def copy_like(tensor: torch.Tensor, golden: torch.Tensor, exchange: Exchange | N
             with plainly():
                 new = _copy_like(tensor, golden)
     if tensor.requires_grad:
-        with torch.enable_grad():  # a forward may turn it on later, and ask for gradients with respect to what it was given
+        # a forward may turn it on later, and ask for gradients with respect to what it was given
+        with torch.enable_grad():
             new = _InPlaceOf.apply(tensor, [new], exchange)  # type: ignore[no-untyped-call]
     with plainly():
         return dressed_as(tensor, new)
 
 
 def _copy_like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
-    """Golden's values in a tensor of its own: of the dtype, the device and the strides of another, by which kernels choose their ways.
+    """Golden's values in a tensor of its own: of the dtype, the device and the strides of another,
+    by which kernels choose their ways.
 
     Args:
         tensor: the one whose place it takes.
         golden: of the same shape, on the CPU.
     """
-    with torch.inference_mode(False), torch.no_grad():  # outside of it, tensors count the writes into them
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):  # outside of it, tensors count the writes into them
         values = _cast(golden, tensor.dtype)
         copy_like, single = tensor.detach(), values
         for dim in range(tensor.dim()):
@@ -70,15 +87,23 @@ def _copy_like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
                 copy_like, single = copy_like.narrow(dim, 0, 1), single.narrow(dim, 0, 1)
         if single is not values and not torch.equal(single.expand_as(values), values):
             copy_like, single = tensor.detach(), values
-        strides = copy_like.stride() if _apart(copy_like.shape, copy_like.stride()) else torch.empty_like(copy_like, device="meta").stride()
-        copy = torch.empty_strided(copy_like.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(single)
+        strides = (
+            copy_like.stride()
+            if _apart(copy_like.shape, copy_like.stride())
+            else torch.empty_like(copy_like, device="meta").stride()
+        )
+        copy = torch.empty_strided(
+            copy_like.shape, strides, dtype=tensor.dtype, device=tensor.device
+        ).copy_(single)
         return copy if copy.shape == tensor.shape else copy.expand(tensor.shape)
 
 
 def _apart(shape: Iterable[int], strides: Iterable[int]) -> bool:
     """Whether no two elements share memory; ``False`` where that is costly to tell."""
     reach = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1):
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1
+    ):
         if stride < reach:
             return False
         reach += stride * (size - 1)
@@ -91,7 +116,9 @@ def round_copy(golden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _cast(golden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Golden's values in another type of the same kind; what is finite stays finite, as a mask of float32's lowest numbers has to."""
+    """Golden's values in another type of the same kind; what is finite stays finite, as a mask of
+    float32's lowest numbers has to.
+    """
     ours, theirs = DTYPES[dtype_name(dtype)], DTYPES[dtype_name(golden.dtype)]
     if ours.kind is Kind.FLOAT and ours.largest < theirs.largest:
         wide = golden if golden.itemsize > 1 else golden.float()

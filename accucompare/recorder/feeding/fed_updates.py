@@ -1,4 +1,6 @@
-"""A fed update gets golden's gradients, parameters and state; what follows it gets golden's parameters."""
+"""A fed update gets golden's gradients, parameters and state; what follows it gets golden's
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from accucompare.recorder.feeding.golden_values import FedPlace, Memory
 
 @dataclass(frozen=True)
 class FedUpdates:
-    """Golden's parameters, gradients and state, for updates (``accucompare.recorder.recording.updates.Golden``).
+    """Golden's parameters, gradients and state, for updates
+    (``accucompare.recorder.recording.updates.Golden``).
 
     Attributes:
         feed: where they come from.
@@ -25,22 +28,27 @@ class FedUpdates:
     step: Callable[[], int]
 
     def start(self, name: str, update: int, path: str, tensor: torch.Tensor) -> None:
-        """Write what golden's parameter was after so many updates of the step into the candidate's, if it is another.
+        """Write what golden's parameter was after so many updates of the step into the candidate's,
+        if it is another.
 
-        That is what the next update of it was given, be it in a later step. The write is not counted as one: a graph that was made before
-        goes on with golden's value.
+        That is what the next update of it was given, be it in a later step. The write is not
+        counted as one: a graph that was made before goes on with golden's value.
         """
         golden = self.feed.parameter(self.step(), name, update, path, tensor.detach())
         if golden is not None and not torch.equal(golden, tensor):
             tensor.data.copy_(golden)
 
     def has_changed(self, name: str, update: int, path: str) -> bool:
-        """Whether something else had changed golden's parameter after so many updates of the step. Errors as ``Feed.inputs``."""
+        """Whether something else had changed golden's parameter after so many updates of the step.
+        Errors as ``Feed.inputs``.
+        """
         self.feed.load(self.step())
         return self.feed.has_value(FedPlace(self.step(), name, update, Role.PARAM_CHANGED), path)
 
     def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
-        """Write golden's value into a tensor that an update gets; note a missing one. Errors as ``Feed.inputs``."""
+        """Write golden's value into a tensor that an update gets; note a missing one. Errors as
+        ``Feed.inputs``.
+        """
         place = FedPlace(self.step(), name, update, role)
         self.feed.load(place.step)
         golden = self.feed.golden_value(place, path, tensor.detach(), Memory())

@@ -1,4 +1,6 @@
-"""The fed capture: each module call gets golden's inputs and its caller golden's outputs, so each error is the module's own."""
+"""The fed capture: each module call gets golden's inputs and its caller golden's outputs, so each
+error is the module's own.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from accucompare.recorder.feeding.golden_values import FedPlace, GoldenValues, M
 from accucompare.recorder.feeding.lending import Exchange, Lent, contents
 from accucompare.selection import RoleGroup
 
-#: Is given the path of an output and a gradient that arrives there, and gives what a backward goes on with.
+# : Is given the path of an output and a gradient that arrives there, and gives what a backward goes
+# on with.
 Arrives = Callable[[str, torch.Tensor], torch.Tensor]
 
 #: What golden's gradient of a value is recorded as, by the role of the value.
@@ -28,9 +31,11 @@ _GRADIENT_ROLE = {Role.INPUT: Role.GRAD_INPUT, Role.OUTPUT: Role.GRAD_OUTPUT}
 
 
 class Feeding(GoldenValues):
-    """Golden's values in place of what module calls are given and give, and in place of their gradients.
+    """Golden's values in place of what module calls are given and give, and in place of their
+    gradients.
 
-    A module that writes into what it is given by ``.data`` has nothing to exchange: its error shows at the next input, as glue.
+    A module that writes into what it is given by ``.data`` has nothing to exchange: its error shows
+    at the next input, as glue.
 
     Attributes:
         fed: how many values were exchanged.
@@ -40,16 +45,27 @@ class Feeding(GoldenValues):
     """
 
     def __init__(
-        self, golden: Bundle, rank: int, modules: Modules, renamings: Sequence[Renaming] = (), round_to: str | None = None
+        self,
+        golden: Bundle,
+        rank: int,
+        modules: Modules,
+        renamings: Sequence[Renaming] = (),
+        round_to: str | None = None,
     ) -> None:
         """As ``GoldenValues``."""
         super().__init__(golden, rank, modules, renamings, round_to)
         self.fed = 0
         self.written = golden.manifests[rank].options.written
-        self.backward, self.updates = map(golden.manifests[rank].options.holds, (RoleGroup.BACKWARD, RoleGroup.UPDATE))
-        self._backwards: Counter[tuple[FedPlace, str]] = Counter()  # in that step, through each value
+        self.backward, self.updates = map(
+            golden.manifests[rank].options.holds, (RoleGroup.BACKWARD, RoleGroup.UPDATE)
+        )
+        self._backwards: Counter[tuple[FedPlace, str]] = (
+            Counter()
+        )  # in that step, through each value
 
-    def inputs(self, place: FedPlace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Lent]:
+    def inputs(
+        self, place: FedPlace, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], Lent]:
         """A call's arguments with golden's values in them, and what was lent so.
 
         Raises:
@@ -58,27 +74,35 @@ class Feeding(GoldenValues):
         """
         lent, memory, seen = Lent(), Memory(), Counter[str]()
         found = [self._find(place, given, memory, seen) for given in (args, kwargs)]
-        new = [self._put(place, given, by_path, lent.containers) for given, by_path in zip((args, kwargs), found, strict=True)]
+        new = [
+            self._put(place, given, by_path, lent.containers)
+            for given, by_path in zip((args, kwargs), found, strict=True)
+        ]
         lent.paths = {id(golden): path for by_path in found for path, golden in by_path.items()}
         lent.tensors = [(arrived, given, given._version) for arrived, given in memory.values()]
         lent.contents = [contents(given) for _, given in lent.containers]
         return new[0], new[1], lent
 
     def outputs(
-        self, place: FedPlace, output: Any, lent: Lent | None, given: Mapping[str, Any], arrives: Arrives
+        self,
+        place: FedPlace,
+        output: Any,
+        lent: Lent | None,
+        given: Mapping[str, Any],
+        arrives: Arrives,
     ) -> tuple[Any, dict[str, Any]]:
         """What a call returns, with golden's values in it; errors as ``inputs``.
 
-        Where a module returns what it was given, or a view of it, its caller gets back its own, for it may write into the one and read
-        the other.
+        Where a module returns what it was given, or a view of it, its caller gets back its own, for
+        it may write into the one and read the other.
 
         Args:
             place: the call's outputs.
             output: what it returned.
             lent: what it was given; ``None`` if it was not fed.
             given: the parts of that as they are now, by path.
-            arrives: is given an output's path and a gradient of it that arrives from outside of the call, in a backward, and gives what
-                that goes on with.
+            arrives: is given an output's path and a gradient of it that arrives from outside of the
+                call, in a backward, and gives what that goes on with.
 
         Returns:
             The new value; and by path the caller's own tensors in it.
@@ -87,7 +111,10 @@ class Feeding(GoldenValues):
         by_path = self._find(place, output, memory, Counter(), arrives)
         if lent is not None:
             for path in lent.apart():
-                why = "it is written into, and another argument shares elements with it: each got a copy"
+                why = (
+                    "it is written into, and another argument shares elements with it: each got a"
+                    " copy"
+                )
                 self.pass_on(replace(place, role=Role.INPUT), path, why, hides=True)
             computed = dict(leaves(output))
             exchanged = {id(each): golden for each, golden in memory.values()}
@@ -97,15 +124,25 @@ class Feeding(GoldenValues):
             for path, golden in by_path.items():
                 alias = aliases.get(id(golden), golden)
                 if alias is None:
-                    self.pass_on(place, path, "it shares memory with an input; a copy was passed on")
-                elif self.backward and lent.goes_through(computed[path]):  # its gradient goes through the call
-                    by_path[path] = in_place_of(computed[path], alias.detach(), self._exchange(place, path, arrives))
+                    self.pass_on(
+                        place, path, "it shares memory with an input; a copy was passed on"
+                    )
+                elif self.backward and lent.goes_through(
+                    computed[path]
+                ):  # its gradient goes through the call
+                    by_path[path] = in_place_of(
+                        computed[path], alias.detach(), self._exchange(place, path, arrives)
+                    )
                 elif alias is not golden:
                     by_path[path] = own[path] = alias
         return self._put(place, output, by_path, []), own
 
-    def value(self, place: FedPlace, path: str, tensor: torch.Tensor, memory: Memory) -> torch.Tensor | None:
-        """A fresh copy of golden's value for one tensor; notes a missing one and gives ``None``. Errors as ``inputs``."""
+    def value(
+        self, place: FedPlace, path: str, tensor: torch.Tensor, memory: Memory
+    ) -> torch.Tensor | None:
+        """A fresh copy of golden's value for one tensor; notes a missing one and gives ``None``.
+        Errors as ``inputs``.
+        """
         self.load(place.step)
         found = self.golden_value(place, path, tensor, memory)
         if isinstance(found, torch.Tensor):
@@ -118,14 +155,17 @@ class Feeding(GoldenValues):
         """What a backward goes on with in place of a gradient: golden's of the same value.
 
         Args:
-            place, path: of the value that was exchanged in the forward, or of the gradient itself. Of an output, the gradient is that which
-                arrives at it; of an input, that which the call has computed.
+            place, path: of the value that was exchanged in the forward, or of the gradient itself.
+                Of an output, the gradient is that which arrives at it; of an input, that which the
+                call has computed.
             grad: the gradient itself, which is given back where golden has none. That is noted.
         """
         place = replace(place, role=_GRADIENT_ROLE.get(place.role, place.role))
         self.load(place.step)
         self._backwards[place, path] += 1
-        if (count := self._backwards[place, path]) > 1:  # recorded so, of a second backward through the same call
+        if (
+            count := self._backwards[place, path]
+        ) > 1:  # recorded so, of a second backward through the same call
             path = f"{path}#{count}"
         golden = self.golden_value(place, path, grad, Memory())
         if isinstance(golden, torch.Tensor):
@@ -144,41 +184,63 @@ class Feeding(GoldenValues):
         found = {}
         for path in self.paths(place):
             part = given.get(path)
-            golden = self.value(place, path, part, Memory()) if isinstance(part, torch.Tensor) else None
+            golden = (
+                self.value(place, path, part, Memory()) if isinstance(part, torch.Tensor) else None
+            )
             if golden is not None:
                 found[id(part)] = golden
         return found
 
     def _exchange(self, place: FedPlace, path: str, arrives: Arrives | None) -> Exchange | None:
-        """What golden's gradient takes the place of, in the backward of a value that was exchanged."""
+        """What golden's gradient takes the place of, in the backward of a value that was
+        exchanged."""
         if not self.backward or place.role not in _GRADIENT_ROLE:
             return None
         if arrives is not None:
             return functools.partial(arrives, path)
         return functools.partial(self.gradient, place, path) if place.role is Role.INPUT else None
 
-    def _find(self, place: FedPlace, value: Any, memory: Memory, seen: Counter[str], arrives: Arrives | None = None) -> dict[str, Any]:
+    def _find(
+        self,
+        place: FedPlace,
+        value: Any,
+        memory: Memory,
+        seen: Counter[str],
+        arrives: Arrives | None = None,
+    ) -> dict[str, Any]:
         """Golden's values for the parts of a value, by path; what has none is noted."""
         self.load(place.step)
         by_path: dict[str, Any] = {}
         for path, part in leaves(value):
             seen[path] += 1
             recorded = path if seen[path] == 1 else f"{path}#{seen[path]}"
-            found = self.golden_value(place, recorded, part, memory, seen, self._exchange(place, recorded, arrives))
+            found = self.golden_value(
+                place, recorded, part, memory, seen, self._exchange(place, recorded, arrives)
+            )
             if isinstance(found, str):
                 self.pass_on(place, recorded, found)
             elif found is not None and by_path.setdefault(path, found) is not found:
                 self.pass_on(place, recorded, "another value has the same path")
         return by_path
 
-    def _put(self, place: FedPlace, value: Any, by_path: Mapping[str, Any], rebuilt: list[tuple[Any, Any]]) -> Any:
+    def _put(
+        self,
+        place: FedPlace,
+        value: Any,
+        by_path: Mapping[str, Any],
+        rebuilt: list[tuple[Any, Any]],
+    ) -> Any:
         """A value with golden's in place of its parts; what cannot be put there is noted."""
         if not by_path:
             return value
         new = replaced(value, by_path, rebuilt)
         given = dict(leaves(new))
         for path in (path for path, golden in by_path.items() if given.get(path) is not golden):
-            self.pass_on(place, path, "it is in a cache that calls share, or in a class that cannot be built anew")
+            self.pass_on(
+                place,
+                path,
+                "it is in a cache that calls share, or in a class that cannot be built anew",
+            )
             self.fed -= 1
         self.fed += len(by_path)
         return new

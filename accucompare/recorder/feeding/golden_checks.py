@@ -1,4 +1,6 @@
-"""Whether a golden bundle can feed a capture: what it holds, and whether it is of the same model and weights."""
+"""Whether a golden bundle can feed a capture: what it holds, and whether it is of the same model
+and weights.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from typing import Any
 
 from accucompare.bundle.format import Manifest, Role
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.pairing import Renaming, SharedNames, advice, counterparts, propose, renamed_model
+from accucompare.compare.pairing import (
+    Renaming,
+    SharedNames,
+    advice,
+    counterparts,
+    propose,
+    renamed_model,
+)
 from accucompare.errors import UsageError
 from accucompare.numbers import same_fingerprint
 from accucompare.places import Place, place_of
@@ -19,7 +28,9 @@ def held_steps(manifest: Manifest) -> Steps | None:
     return Steps.held(entry.step for entry in manifest.steps or manifest.series)
 
 
-def check_golden(golden: Bundle, out: str | Place, steps: Steps | None = None, ranks: int | None = None) -> None:
+def check_golden(
+    golden: Bundle, out: str | Place, steps: Steps | None = None, ranks: int | None = None
+) -> None:
     """Refuse a golden that cannot feed a capture.
 
     Args:
@@ -29,25 +40,47 @@ def check_golden(golden: Bundle, out: str | Place, steps: Steps | None = None, r
         ranks: how many processes capture, if that is known.
 
     Raises:
-        UsageError: if it is what the capture writes, holds no tensors or no inputs, or is of other steps or ranks.
+        UsageError: if it is what the capture writes, holds no tensors or no inputs, or is of other
+            steps or ranks.
     """
     own, target = golden.path.resolve(), place_of(out).resolve()
     finished = Steps.held(entry.step for _, entry in golden.steps())
     if target in (own, *own.parents):
-        raise UsageError(f"{out}: --feed cannot read what the capture overwrites; choose another --out")
+        raise UsageError(
+            f"{out}: --feed cannot read what the capture overwrites; choose another --out"
+        )
     if (mode := golden.manifest.options.mode) in (Mode.SKETCH, Mode.STATS, Mode.DIGEST):
-        raise UsageError(f"{golden.path}: holds no tensors (--mode {mode}) to feed; capture it without --mode {mode}")
+        raise UsageError(
+            f"{golden.path}: holds no tensors (--mode {mode}) to feed; capture it without --mode"
+            f" {mode}"
+        )
     if not golden.manifest.options.holds(RoleGroup.FORWARD):
-        raise UsageError(f"{golden.path}: holds no inputs and outputs to feed (--roles); capture it with forward among its --roles")
+        raise UsageError(
+            f"{golden.path}: holds no inputs and outputs to feed (--roles); capture it with forward"
+            " among its --roles"
+        )
     if finished is None:
         raise UsageError(f"{golden.path}: holds no finished step to feed; capture it again")
-    lacking = [] if steps is None else [number for number in steps.numbers if not finished.has(number)]
+    lacking = (
+        [] if steps is None else [number for number in steps.numbers if not finished.has(number)]
+    )
     if lacking:
-        held = f"only {finished.count} step(s) to feed" if finished.chosen is None else f"no step {lacking[0]} to feed, of {finished}"
-        raise UsageError(f"--steps {steps}: {golden.path} holds {held}; give --steps {finished}, or leave it out")
+        held = (
+            f"only {finished.count} step(s) to feed"
+            if finished.chosen is None
+            else f"no step {lacking[0]} to feed, of {finished}"
+        )
+        raise UsageError(
+            f"--steps {steps}: {golden.path} holds {held}; give --steps {finished}, or leave it out"
+        )
     if ranks is not None and (golden.manifest.ranks != ranks or golden.missing_ranks):
-        had = f"{golden.manifest.ranks} rank(s)" + (f" and lacks rank {golden.missing_ranks[0]}" if golden.missing_ranks else "")
-        raise UsageError(f"{golden.path}: was captured by {had}, but this capture has {ranks}; a rank is fed from the same rank")
+        had = f"{golden.manifest.ranks} rank(s)" + (
+            f" and lacks rank {golden.missing_ranks[0]}" if golden.missing_ranks else ""
+        )
+        raise UsageError(
+            f"{golden.path}: was captured by {had}, but this capture has {ranks}; a rank is fed"
+            " from the same rank"
+        )
 
 
 def check_model(
@@ -75,39 +108,76 @@ def check_model(
         BundleError: if its first step is damaged.
     """
     described = golden.manifests[rank].model
-    theirs, new = renamed_model(described, model, renamings), counterparts(described.get("modules") or (), model["modules"], renamings)
-    ours_named, theirs_named = ({name for name in table.get("modules", ()) if name} for table in (model, theirs))
+    theirs, new = (
+        renamed_model(described, model, renamings),
+        counterparts(described.get("modules") or (), model["modules"], renamings),
+    )
+    ours_named, theirs_named = (
+        {name for name in table.get("modules", ()) if name} for table in (model, theirs)
+    )
     if (ours_named or theirs_named) and not ours_named & theirs_named:
-        names = " and ".join(f"{sorted(named)[0]!r}" if named else "nothing" for named in (theirs_named, ours_named))
+        names = " and ".join(
+            f"{sorted(named)[0]!r}" if named else "nothing" for named in (theirs_named, ours_named)
+        )
         cure = advice(propose(described, model, renamings))
         raise UsageError(
-            f"{golden.path}: is of another model: no module has the same name (golden and this model have such as {names}){cure}"
+            f"{golden.path}: is of another model: no module has the same name (golden and this"
+            f" model have such as {names}){cure}"
         )
     entry = next(entry for number, entry in golden.steps() if number == rank)
     records = golden.step_records(rank, entry)
-    if not any(new.get(record.name) is not None and (record.parent is not None or record.role is Role.OUTPUT) for record in records):
-        raise UsageError(f"{golden.path}: recorded no module that this model has (--only, --skip); capture it without them")
+    if not any(
+        new.get(record.name) is not None
+        and (record.parent is not None or record.role is Role.OUTPUT)
+        for record in records
+    ):
+        raise UsageError(
+            f"{golden.path}: recorded no module that this model has (--only, --skip); capture it"
+            " without them"
+        )
     if force:
         return
     if step != (described_at := golden.manifests[rank].described_at):
-        cure = f"give --like {golden.path}" if golden.manifest.state is not None else "use the --like that golden was captured with"
-        raise UsageError(f"{golden.path}: begins with the weights of step {described_at}, and the model has those of step {step}: {cure}")
-    imported = golden.manifests[rank].options.imported is not None  # then it knows no class, and only weights of modules that ran
+        cure = (
+            f"give --like {golden.path}"
+            if golden.manifest.state is not None
+            else "use the --like that golden was captured with"
+        )
+        raise UsageError(
+            f"{golden.path}: begins with the weights of step {described_at}, and the model has"
+            f" those of step {step}: {cure}"
+        )
+    imported = (
+        golden.manifests[rank].options.imported is not None
+    )  # then it knows no class, and only weights of modules that ran
     classes = [str(table.get("class")).rpartition(".")[2] for table in (theirs, model)]
     if classes[0] != classes[1] and not imported:
-        raise UsageError(f"{golden.path}: is of another model, a {classes[0]}; this one is a {classes[1]} (--force feeds it all the same)")
+        raise UsageError(
+            f"{golden.path}: is of another model, a {classes[0]}; this one is a {classes[1]}"
+            " (--force feeds it all the same)"
+        )
     shared_names = SharedNames(theirs, model)
     for kind, word in (("parameters", "parameter"), ("buffers", "buffer")):
-        computed = {name for table in (model, theirs) for name, entry in table.get(kind, {}).items() if entry.get("computed")}
+        computed = {
+            name
+            for table in (model, theirs)
+            for name, entry in table.get(kind, {}).items()
+            if entry.get("computed")
+        }
         ours, golden_ones = (
-            {name: entry for name, entry in table.get(kind, {}).items() if name not in computed} for table in (model, theirs)
+            {name: entry for name, entry in table.get(kind, {}).items() if name not in computed}
+            for table in (model, theirs)
         )
         for name in (*golden_ones, *(name for name in ours if name not in golden_ones)):
             cure = f"; {_cure(golden, like)}"
             if name not in ours or name not in golden_ones:
                 if imported or shared_names.same(name, name in golden_ones):
                     continue
-                which = "golden has it, the model lacks it" if name in golden_ones else "the model has it, golden lacks it"
+                which = (
+                    "golden has it, the model lacks it"
+                    if name in golden_ones
+                    else "the model has it, golden lacks it"
+                )
                 cure = advice(propose(described, model, renamings)) or cure
             elif same_fingerprint(golden_ones[name], ours[name]) is False:
                 which = "it differs"
@@ -118,9 +188,16 @@ def check_model(
 
 def _cure(golden: Bundle, like: str | Place | None) -> str:
     if like is not None:
-        return f"although they were taken from {like}: the model sets them anew, or golden is of others (--force feeds it all the same)"
+        return (
+            f"although they were taken from {like}: the model sets them anew, or golden is of"
+            " others (--force feeds it all the same)"
+        )
     rounded = golden.manifest.capture.get("round_weights")
     if rounded is not None:
         return f"golden's were rounded: give --round-weights {rounded} (or --force)"
-    same = f"--like {golden.path} takes them over" if golden.manifest.state is not None else "use the same seed and checkpoint"
+    same = (
+        f"--like {golden.path} takes them over"
+        if golden.manifest.state is not None
+        else "use the same seed and checkpoint"
+    )
     return f"{same} (--force feeds it all the same)"

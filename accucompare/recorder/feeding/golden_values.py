@@ -9,9 +9,24 @@ from typing import Any
 import msgspec
 import torch
 
-from accucompare.bundle.format import AT_THE_END, OPERATOR_ROLES, WRITTEN_ROLES, Layout, Record, Role, display_name
+from accucompare.bundle.format import (
+    AT_THE_END,
+    OPERATOR_ROLES,
+    WRITTEN_ROLES,
+    Layout,
+    Record,
+    Role,
+    display_name,
+)
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.pairing import Renaming, argument_path, counterparts, other_names, tupled, with_parameter
+from accucompare.compare.pairing import (
+    Renaming,
+    argument_path,
+    counterparts,
+    other_names,
+    tupled,
+    with_parameter,
+)
 from accucompare.errors import CaptureError
 from accucompare.live.modules import Modules
 from accucompare.live.values import (
@@ -42,7 +57,8 @@ class FedPlace:
     role: Role
 
 
-#: (arrived, given) by what makes copies equal: the id of the tensor that arrived, golden's dtype and digest.
+# : (arrived, given) by what makes copies equal: the id of the tensor that arrived, golden's dtype
+# and digest.
 Memory = dict[tuple[int, str, str | None], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -50,17 +66,25 @@ class GoldenValues:
     """What golden has, of one step at a time.
 
     Attributes:
-        not_fed: the values that were passed on as they came, or as copies where the model has one tensor, and why.
+        not_fed: the values that were passed on as they came, or as copies where the model has one
+            tensor, and why.
     """
 
     def __init__(
-        self, golden: Bundle, rank: int, modules: Modules, renamings: Sequence[Renaming] = (), round_to: str | None = None
+        self,
+        golden: Bundle,
+        rank: int,
+        modules: Modules,
+        renamings: Sequence[Renaming] = (),
+        round_to: str | None = None,
     ) -> None:
         """``renamings``: of golden's layers, see ``compare.pairing.align.counterparts``.
 
-        ``round_to``: to which type golden's floating values are rounded before they are given; they keep their own.
-        """
-        self._rounded: torch.dtype | None = None if round_to is None else getattr(torch, str(round_to))
+        ``round_to``: to which type golden's floating values are rounded before they are given; they
+        keep their own."""
+        self._rounded: torch.dtype | None = (
+            None if round_to is None else getattr(torch, str(round_to))
+        )
         self.not_fed: list[dict[str, Any]] = []
         self._golden = golden
         self._rank = rank
@@ -70,17 +94,29 @@ class GoldenValues:
         self._names = counterparts(theirs.get("modules") or (), modules.named.keys(), renamings)
         self._parameters = other_names(theirs, modules.outline(), renamings)
         self._signatures = modules.signatures(), theirs.get("signatures") or {}
-        self._records: dict[tuple[str, int, Role, str], Record] = {}  # of that step, under the model's names
-        self._arguments: dict[tuple[str, int, str], Record] = {}  # of these the inputs, by the argument's name
+        self._records: dict[
+            tuple[str, int, Role, str], Record
+        ] = {}  # of that step, under the model's names
+        self._arguments: dict[
+            tuple[str, int, str], Record
+        ] = {}  # of these the inputs, by the argument's name
         self._calls: set[tuple[str, int, Role]] = set()
         self._operators: dict[tuple[str, int], list[Record]] = {}  # of that step, by module call
-        self._written: dict[tuple[str, int, Role], list[str]] = {}  # of that step: the paths of what calls have written into
+        self._written: dict[
+            tuple[str, int, Role], list[str]
+        ] = {}  # of that step: the paths of what calls have written into
         self._noted: set[tuple[FedPlace, str]] = set()
-        self._before: dict[int, dict[tuple[str, str], dict[int, Record]]] = {}  # by step, see _parameters_before
+        self._before: dict[
+            int, dict[tuple[str, str], dict[int, Record]]
+        ] = {}  # by step, see _parameters_before
         self._left: tuple[int, dict[tuple[str, str], Record]] = (-1, {})  # the step, see _left_by
 
-    def operators_of(self, step: int, name: str, call: int, roles: Collection[Role]) -> list[Record]:
-        """The records of these roles of the operators that golden ran in a module call, in their order; errors as ``inputs``."""
+    def operators_of(
+        self, step: int, name: str, call: int, roles: Collection[Role]
+    ) -> list[Record]:
+        """The records of these roles of the operators that golden ran in a module call, in their
+        order; errors as ``inputs``.
+        """
         self.load(step)
         return [record for record in self._operators.get((name, call), []) if record.role in roles]
 
@@ -92,10 +128,17 @@ class GoldenValues:
         """What was not fed, in one sentence for each reason."""
         reasons: dict[str, list[str]] = {}
         for value in self.not_fed:
-            reasons.setdefault(value["why"], []).append(f"{display_name(value['name'])} {value['role']} {value['path']}".rstrip())
-        sentences = [f"{len(places)} value(s) were not fed: {why} (such as {places[0]})" for why, places in reasons.items()]
+            reasons.setdefault(value["why"], []).append(
+                f"{display_name(value['name'])} {value['role']} {value['path']}".rstrip()
+            )
+        sentences = [
+            f"{len(places)} value(s) were not fed: {why} (such as {places[0]})"
+            for why, places in reasons.items()
+        ]
         rest = sum(len(places) for places in list(reasons.values())[_MOST_NOTES:])
-        return sentences[:_MOST_NOTES] + ([f"{rest} further value(s) were not fed; the manifest lists them"] if rest else [])
+        return sentences[:_MOST_NOTES] + (
+            [f"{rest} further value(s) were not fed; the manifest lists them"] if rest else []
+        )
 
     def end_step(self) -> None:
         """Forget the step."""
@@ -108,8 +151,11 @@ class GoldenValues:
         self._noted.clear()
         self._golden.close()
 
-    def parameter(self, step: int, name: str, update: int, path: str, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Golden's parameter after so many updates of the step: what something else made of it, or what the next update began with.
+    def parameter(
+        self, step: int, name: str, update: int, path: str, tensor: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Golden's parameter after so many updates of the step: what something else made of it, or
+        what the next update began with.
 
         ``None`` if no more came.
 
@@ -122,9 +168,15 @@ class GoldenValues:
         if (
             changed := self._records.get((name, update, Role.PARAM_CHANGED, path))
         ) is not None:  # as an average that is swapped in for a call
-            return None if _misfit(changed, tensor) else copy_like(tensor, from_bits(self._golden.raw(changed), changed.dtype))
+            return (
+                None
+                if _misfit(changed, tensor)
+                else copy_like(tensor, from_bits(self._golden.raw(changed), changed.dtype))
+            )
         later = step
-        while (before := self._parameters_before(later)) is not None:  # of steps that golden lacks, nothing is known
+        while (
+            before := self._parameters_before(later)
+        ) is not None:  # of steps that golden lacks, nothing is known
             calls = before.get((name, path), {})
             call = min((call for call in calls if later > step or call >= update), default=None)
             if call is not None:
@@ -132,10 +184,14 @@ class GoldenValues:
                 return None if _misfit(record, tensor) else copy_like(tensor, self._read(record))
             later += 1
         left = None if update else self._left_by(step - 1).get((name, path))
-        return None if left is None or _misfit(left, tensor) else copy_like(tensor, self._read(left))
+        return (
+            None if left is None or _misfit(left, tensor) else copy_like(tensor, self._read(left))
+        )
 
     def _left_by(self, step: int) -> dict[tuple[str, str], Record]:
-        """What something else than an update made of golden's parameters in a step, and no update after it, by name and path."""
+        """What something else than an update made of golden's parameters in a step, and no update
+        after it, by name and path.
+        """
         if self._left[0] != step:
             found: dict[tuple[str, str], Record] = {}
             for name, record in self._records_of(step) or ():
@@ -148,7 +204,9 @@ class GoldenValues:
         return self._left[1]
 
     def _parameters_before(self, step: int) -> dict[tuple[str, str], dict[int, Record]] | None:
-        """What golden's updates of a step began with, by name and path and by the update's number; ``None`` if golden has no such step."""
+        """What golden's updates of a step began with, by name and path and by the update's number;
+        ``None`` if golden has no such step.
+        """
         if step not in self._before:
             records = self._records_of(step)
             if records is None:
@@ -160,7 +218,9 @@ class GoldenValues:
         return self._before[step]
 
     def paths(self, place: FedPlace) -> list[str]:
-        """The paths of what golden has written there, of one of ``WRITTEN_ROLES``; errors as ``inputs``."""
+        """The paths of what golden has written there, of one of ``WRITTEN_ROLES``; errors as
+        ``inputs``.
+        """
         self.load(place.step)
         return self._written.get((place.name, place.call, place.role), [])
 
@@ -181,28 +241,40 @@ class GoldenValues:
         seen: Mapping[str, int] | None = None,
         exchange: Exchange | None = None,
     ) -> torch.Tensor | complex | str | None:
-        """Golden's value for one part, or why it has none; ``None`` for what is no tensor and the same in golden.
+        """Golden's value for one part, or why it has none; ``None`` for what is no tensor and the
+        same in golden.
 
         Args:
             place, path, value: of the part.
             memory: is given the copy.
-            seen: the paths of the call's other parts, as far as they are known, which have golden's values of the same path.
+            seen: the paths of the call's other parts, as far as they are known, which have golden's
+                values of the same path.
             exchange: of the copy's gradient.
         """
         if not isinstance(value, (torch.Tensor, str, bytes, *Scalar)):
             return f"it is a {describe_value(value)}, which cannot be looked into"
-        record = self._records.get((place.name, place.call, place.role, path)) or self._by_argument(place, path, seen or {})
+        record = self._records.get((place.name, place.call, place.role, path)) or self._by_argument(
+            place, path, seen or {}
+        )
         record = record or self._in_a_tuple(place, path)
         if record is None:
-            return "golden has no such value" if (place.name, place.call, place.role) in self._calls else "golden has no such call"
+            return (
+                "golden has no such value"
+                if (place.name, place.call, place.role) in self._calls
+                else "golden has no such call"
+            )
         if not isinstance(value, torch.Tensor):
             return self._golden_number(record, value)
         if (why := _misfit(record, value)) is not None:
             return why
         key = (id(value), record.dtype, record.digest)
-        if key not in memory:  # of what is one tensor here and in golden, one copy: modules ask whether key is value
+        if (
+            key not in memory
+        ):  # of what is one tensor here and in golden, one copy: modules ask whether key is value
             golden = self._read(record)
-            if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(golden.to(value.dtype).to(golden.dtype), golden):
+            if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(
+                golden.to(value.dtype).to(golden.dtype), golden
+            ):
                 return f"golden's {record.dtype} are too large for {dtype_name(value.dtype)}"
             memory[key] = value, copy_like(value, golden, exchange)
         return memory[key][1]
@@ -213,19 +285,31 @@ class GoldenValues:
             return None
         ours, theirs = self._signatures
         kind = type(self._modules.named[place.name]).__name__
-        record = self._arguments.get((place.name, place.call, argument_path(path, ours.get(kind) or theirs.get(kind) or ())))
+        record = self._arguments.get(
+            (place.name, place.call, argument_path(path, ours.get(kind) or theirs.get(kind) or ()))
+        )
         return None if record is None or record.path in seen else record
 
     def _in_a_tuple(self, place: FedPlace, path: str) -> Record | None:
         """Golden's record of an output that only one of the two returns in a tuple."""
         other = tupled(place.role, path)
-        return None if other is None else self._records.get((place.name, place.call, place.role, other))
+        return (
+            None
+            if other is None
+            else self._records.get((place.name, place.call, place.role, other))
+        )
 
     def _golden_number(self, record: Record, value: Any) -> complex | str | None:
-        """Golden's in place of a Python number, of its type; why there is none, also for strings; ``None`` if it is the same."""
+        """Golden's in place of a Python number, of its type; why there is none, also for strings;
+        ``None`` if it is the same.
+        """
         host = scalar_to_host(value) if isinstance(value, Scalar) else other_to_host(value)
         if host.array is None:
-            return None if host.digest == record.digest else f"golden's {type(value).__name__} is another, which cannot be fed"
+            return (
+                None
+                if host.digest == record.digest
+                else f"golden's {type(value).__name__} is another, which cannot be fed"
+            )
         if record.layout is not Layout.SCALAR:
             return f"golden has no number of it ({record.layout.value})"
         if record.dtype != host.dtype:
@@ -239,13 +323,26 @@ class GoldenValues:
     def _read(self, record: Record) -> torch.Tensor:
         """A record's values; floating ones rounded, if that was asked for."""
         golden = from_bits(self._golden.raw(record), record.dtype)
-        return golden if self._rounded is None or not golden.is_floating_point() else round_copy(golden, self._rounded)
+        return (
+            golden
+            if self._rounded is None or not golden.is_floating_point()
+            else round_copy(golden, self._rounded)
+        )
 
     def pass_on(self, place: FedPlace, path: str, why: str, hides: bool = False) -> None:
-        """Note that a value was not fed; only once if its call runs again. ``hides``: see ``Unfed``."""
+        """Note that a value was not fed; only once if its call runs again. ``hides``: see
+        ``Unfed``.
+        """
         if (place, path) not in self._noted:
             self._noted.add((place, path))
-            entry = {"step": place.step, "name": place.name, "call": place.call, "role": place.role.value, "path": path, "why": why}
+            entry = {
+                "step": place.step,
+                "name": place.name,
+                "call": place.call,
+                "role": place.role.value,
+                "path": path,
+                "why": why,
+            }
             self.not_fed.append({**entry, "hides": True} if hides else entry)
 
     def load(self, step: int) -> None:
@@ -254,9 +351,14 @@ class GoldenValues:
             return
         records = self._records_of(step)
         if records is None:
-            raise CaptureError(f"{self._golden.path}: has no step {step} to feed (rank {self._rank}); end the capture before (--steps)")
+            raise CaptureError(
+                f"{self._golden.path}: has no step {step} to feed (rank {self._rank}); end the"
+                " capture before (--steps)"
+            )
         self._before = {each: found for each, found in self._before.items() if each >= step}
-        self._records = {(name, record.call, record.role, record.path): record for name, record in records}
+        self._records = {
+            (name, record.call, record.role, record.path): record for name, record in records
+        }
         self._calls = {(name, record.call, record.role) for name, record in records}
         self._arguments = {}
         self._operators = {}
@@ -268,21 +370,35 @@ class GoldenValues:
             elif record.role in WRITTEN_ROLES:
                 self._written.setdefault((name, record.call, record.role), []).append(record.path)
             elif record.role is Role.INPUT:
-                path = argument_path(record.path, theirs.get(record.type) or ours.get(record.type) or ())
+                path = argument_path(
+                    record.path, theirs.get(record.type) or ours.get(record.type) or ()
+                )
                 self._arguments[name, record.call, path] = record
         self._step = step
 
     def _records_of(self, step: int) -> list[tuple[str, Record]] | None:
-        """Golden's records of a step under the model's module names; ``None`` if golden has no such step."""
-        entries = [entry for rank, entry in self._golden.steps() if (rank, entry.step) == (self._rank, step)]
+        """Golden's records of a step under the model's module names; ``None`` if golden has no such
+        step.
+        """
+        entries = [
+            entry
+            for rank, entry in self._golden.steps()
+            if (rank, entry.step) == (self._rank, step)
+        ]
         if not entries:
             return None
         found = self._golden.step_records(self._rank, entries[0])
-        named = [self._named(record) for record in found] if self._parameters else [(self._names.get(each.name), each) for each in found]
+        named = (
+            [self._named(record) for record in found]
+            if self._parameters
+            else [(self._names.get(each.name), each) for each in found]
+        )
         return [(name, record) for name, record in named if name is not None]
 
     def _named(self, record: Record) -> tuple[str | None, Record]:
-        """A record, which has the model's path of a parameter, and its module's name; ``None`` if the model lacks that."""
+        """A record, which has the model's path of a parameter, and its module's name; ``None`` if
+        the model lacks that.
+        """
         new = with_parameter(record.key, self._parameters)
         if new is None or record.role is Role.CALL_GRAD:
             return self._names.get(record.name), record
@@ -296,7 +412,11 @@ def _misfit(record: Record, tensor: torch.Tensor) -> str | None:
         return _nested_misfit(record, tensor) or _kind_misfit(record, tensor)
     if not is_plain_class(tensor):
         return f"it is a {type(tensor).__name__}"
-    if layout is not Layout.STRIDED or tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if (
+        layout is not Layout.STRIDED
+        or tensor.layout is not torch.strided
+        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    ):
         return f"it has no plain data ({layout.value})"
     if record.layout is not Layout.STRIDED or record.member is None:
         return f"golden has no tensor of it ({record.layout.value})"
@@ -310,7 +430,9 @@ def _nested_misfit(record: Record, tensor: torch.Tensor) -> str | None:
         return f"it is nested, and golden has no nested tensor of it ({record.layout.value})"
     if record.components != nested.shapes_of(tensor):
         return "the tensors nested in it have other shapes than golden's"
-    if tensor.requires_grad and tensor.layout is torch.strided:  # no function of ours may stand for one in autograd's graph
+    if (
+        tensor.requires_grad and tensor.layout is torch.strided
+    ):  # no function of ours may stand for one in autograd's graph
         return "it is nested, not jagged, and autograd follows it"
     return None
 

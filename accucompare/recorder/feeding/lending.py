@@ -1,4 +1,6 @@
-"""Golden's values lent to a module call, and what the call writes into them, copied to the caller's own tensors."""
+"""Golden's values lent to a module call, and what the call writes into them, copied to the caller's
+own tensors.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ Exchange = Callable[[torch.Tensor], torch.Tensor]
 class Lent:
     """What a module call was given in place of what arrived.
 
-    A module may write into what it is given, so that its caller sees it: the caller's own then has to change too.
+    A module may write into what it is given, so that its caller sees it: the caller's own then has
+    to change too.
 
     Attributes:
         tensors: (arrived, given, the number of writes into it until then).
@@ -35,33 +38,48 @@ class Lent:
     paths: dict[int, str] = field(default_factory=dict)
 
     def goes_through(self, output: Any) -> bool:
-        """Whether an output lies in the memory of what the module was given, and its gradient goes another way than its caller's own.
+        """Whether an output lies in the memory of what the module was given, and its gradient goes
+        another way than its caller's own.
 
-        So it is with a view where nothing was written. Where the module has written there, the caller's own tensor leads to what it
-        wrote, but not through a function with a backward of its own that the output came out of, and not where the output is detached.
-        """
+        So it is with a view where nothing was written. Where the module has written there, the
+        caller's own tensor leads to what it wrote, but not through a function with a backward of
+        its own that the output came out of, and not where the output is detached."""
         if not isinstance(output, torch.Tensor):  # a number beside the tensors
             return False
-        same = [(given, version) for _, given, version in self.tensors if _memory(given) == _memory(output)]
+        same = [
+            (given, version)
+            for _, given, version in self.tensors
+            if _memory(given) == _memory(output)
+        ]
         return bool(same) and all(
-            given is not output and (given._version == version or not _follows(output, given)) for given, version in same
+            given is not output and (given._version == version or not _follows(output, given))
+            for given, version in same
         )
 
     def apart(self) -> list[str]:
-        """The paths of what the module wrote into, if another argument has elements of it: that was given a copy, and saw no write."""
+        """The paths of what the module wrote into, if another argument has elements of it: that was
+        given a copy, and saw no write.
+        """
         with plainly():
             found = [
                 given
                 for arrived, given, version in self.tensors
-                if given._version != version and any(other is not arrived and _overlap(arrived, other) for other, *_ in self.tensors)
+                if given._version != version
+                and any(
+                    other is not arrived and _overlap(arrived, other) for other, *_ in self.tensors
+                )
             ]
         return [self.paths[id(given)] for given in found if id(given) in self.paths]
 
-    def give_back(self, exchanged: Mapping[int, torch.Tensor], written: Collection[int] = ()) -> None:
-        """Write into what arrived whatever the module wrote into what it was given; gradients of that go on to the module.
+    def give_back(
+        self, exchanged: Mapping[int, torch.Tensor], written: Collection[int] = ()
+    ) -> None:
+        """Write into what arrived whatever the module wrote into what it was given; gradients of
+        that go on to the module.
 
         Args:
-            exchanged: golden's values by the ids of the outputs, and of the arguments, that they took the place of.
+            exchanged: golden's values by the ids of the outputs, and of the arguments, that they
+                took the place of.
             written: the ids of what golden's module wrote into.
         """
         for arrived, given, version in self.tensors:
@@ -76,22 +94,31 @@ class Lent:
         own.update((id(given), arrived) for arrived, given, *_ in (*self.tensors, *self.containers))
         for (arrived, given), before in zip(self.containers, self.contents, strict=True):
             now = contents(given)
-            if len(now) == len(before) and all(one is other for one, other in zip(now, before, strict=True)):
+            if len(now) == len(before) and all(
+                one is other for one, other in zip(now, before, strict=True)
+            ):
                 continue
             if isinstance(given, list):
                 arrived[:] = [own.get(id(part), part) for part in given]
             else:
-                ours, theirs = (each if isinstance(each, MutableMapping) else vars(each) for each in (arrived, given))
+                ours, theirs = (
+                    each if isinstance(each, MutableMapping) else vars(each)
+                    for each in (arrived, given)
+                )
                 parts = {key: own.get(id(part), part) for key, part in theirs.items()}
                 ours.clear()
                 ours.update(parts)
 
-    def aliases(self, exchanged: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[int, torch.Tensor | None]:
-        """The caller's own tensors behind outputs that lie in the memory of what the module was given.
+    def aliases(
+        self, exchanged: Iterable[tuple[torch.Tensor, torch.Tensor]]
+    ) -> dict[int, torch.Tensor | None]:
+        """The caller's own tensors behind outputs that lie in the memory of what the module was
+        given.
 
-        If the module wrote there, golden's values are written there too. If not, nothing is written: the memory may be the user's. The
-        caller's tensor is returned only if it is close to golden's. If the module wrote nothing and computed something other than golden,
-        the output is left out: golden's is another part of its input.
+        If the module wrote there, golden's values are written there too. If not, nothing is
+        written: the memory may be the user's. The caller's tensor is returned only if it is close
+        to golden's. If the module wrote nothing and computed something other than golden, the
+        output is left out: golden's is another part of its input.
 
         Args:
             exchanged: (computed, golden's value).
@@ -102,7 +129,9 @@ class Lent:
         with plainly():
             return self._aliases(exchanged)
 
-    def _aliases(self, exchanged: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[int, torch.Tensor | None]:
+    def _aliases(
+        self, exchanged: Iterable[tuple[torch.Tensor, torch.Tensor]]
+    ) -> dict[int, torch.Tensor | None]:
         found: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
         for computed, golden in exchanged:
             for arrived, given, version in self.tensors:
@@ -110,38 +139,60 @@ class Lent:
                     own = _same_part(computed, given, arrived)
                     if given._version == version:
                         if _same(computed, golden):
-                            found[id(golden)] = own if own is not None and _about(own, golden) else None, golden
+                            found[id(golden)] = (
+                                own if own is not None and _about(own, golden) else None,
+                                golden,
+                            )
                     else:
                         found[id(golden)] = own, golden
                         if own is not None and not _same(own, golden):
-                            with torch.no_grad(), contextlib.suppress(RuntimeError):  # memory that can be written into only here and there
+                            with (
+                                torch.no_grad(),
+                                contextlib.suppress(RuntimeError),
+                            ):  # memory that can be written into only here and there
                                 own.copy_(golden)
                     break
         # only now, since one may have been written over by another
-        return {key: own if own is not None and _about(own, golden) else None for key, (own, golden) in found.items()}
+        return {
+            key: own if own is not None and _about(own, golden) else None
+            for key, (own, golden) in found.items()
+        }
 
 
 class _WrittenInto(torch.autograd.Function):
-    """What a module wrote into what it was given, in the caller's own tensor: its gradient goes to the module."""
+    """What a module wrote into what it was given, in the caller's own tensor: its gradient goes to
+    the module.
+    """
 
     @staticmethod
-    def forward(ctx: Any, arrived: torch.Tensor, given: torch.Tensor, values: list[torch.Tensor]) -> torch.Tensor:
+    def forward(
+        ctx: Any, arrived: torch.Tensor, given: torch.Tensor, values: list[torch.Tensor]
+    ) -> torch.Tensor:
         ctx.mark_dirty(arrived)
         with plainly():
             return arrived.copy_(values[0])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        # zeros, not None: of a tensor that is a view, the rest of its base would have no gradient either
+        # zeros, not None: of a tensor that is a view, the rest of its base would have no gradient
+        # either
         return torch.zeros_like(grads[0]), grads[0], None
 
 
 #: Nodes of views, beside those in ``PASSING_ON``.
 _OTHER_VIEWS = frozenset(
-    ("AsStridedBackward0", "ExpandBackward0", "SqueezeBackward1", "SqueezeBackward2", "ViewBackward1", "SwapdimsBackward0")
+    (
+        "AsStridedBackward0",
+        "ExpandBackward0",
+        "SqueezeBackward1",
+        "SqueezeBackward2",
+        "ViewBackward1",
+        "SwapdimsBackward0",
+    )
 )
 
-#: Relative L2 difference up to which a caller's own tensor stands for golden's: far more than rounding, far less than most faults.
+# : Relative L2 difference up to which a caller's own tensor stands for golden's: far more than
+# rounding, far less than most faults.
 _ALIKE = 0.1
 
 
@@ -152,7 +203,9 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _follows(output: torch.Tensor, given: torch.Tensor) -> bool:
-    """Whether autograd takes an output for a view of what was given: nothing else lies between the two in its graph."""
+    """Whether autograd takes an output for a view of what was given: nothing else lies between the
+    two in its graph.
+    """
     if not output.requires_grad:
         return not given.requires_grad
     node: Any = output.grad_fn
@@ -170,7 +223,10 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors share elements; of two types, whether their memory ranges overlap."""
-    if any(each.is_nested or each.layout is not torch.strided or not each.numel() for each in (one, other)):
+    if any(
+        each.is_nested or each.layout is not torch.strided or not each.numel()
+        for each in (one, other)
+    ):
         return False
     if _memory(one) != _memory(other):
         return False
@@ -181,7 +237,10 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
         return True
     taken = torch.zeros((max(end, stop) - min(begin, start)) // one.itemsize, dtype=torch.bool)
     first, second = (
-        taken.as_strided(each.shape, each.stride(), each.storage_offset() - min(begin, start) // each.itemsize) for each in (one, other)
+        taken.as_strided(
+            each.shape, each.stride(), each.storage_offset() - min(begin, start) // each.itemsize
+        )
+        for each in (one, other)
     )
     first.fill_(True)
     return bool(second.any())
@@ -189,7 +248,9 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
     """Where a tensor begins in its memory, and ends, in bytes."""
-    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last = tensor.storage_offset() + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return int(tensor.storage_offset() * tensor.itemsize), int((last + 1) * tensor.itemsize)
 
 
@@ -201,15 +262,25 @@ def _about(own: torch.Tensor, golden: torch.Tensor) -> bool:
     if not (own.is_floating_point() or own.is_complex()):
         return False
     finite = golden.isfinite() & own.isfinite()
-    difference, norm = (torch.where(finite, each, 0).double().norm() for each in (own - golden, golden))
-    return bool(difference <= _ALIKE * norm) and _same(torch.where(finite, 0, own), torch.where(finite, 0, golden))
+    difference, norm = (
+        torch.where(finite, each, 0).double().norm() for each in (own - golden, golden)
+    )
+    return bool(difference <= _ALIKE * norm) and _same(
+        torch.where(finite, 0, own), torch.where(finite, 0, golden)
+    )
 
 
 def contents(container: Any) -> list[Any]:
     """The parts of a list; the keys and the values of a mapping, or of an object's attributes."""
     if isinstance(container, list):
         return list(container)
-    return [part for item in (container if isinstance(container, MutableMapping) else vars(container)).items() for part in item]
+    return [
+        part
+        for item in (
+            container if isinstance(container, MutableMapping) else vars(container)
+        ).items()
+        for part in item
+    ]
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -218,14 +289,24 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
-def _same_part(part: torch.Tensor, given: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor | None:
+def _same_part(
+    part: torch.Tensor, given: torch.Tensor, arrived: torch.Tensor
+) -> torch.Tensor | None:
     """What ``part`` is of ``given``, of ``arrived``; ``None`` if that cannot be told."""
     if given.is_nested:  # whose parts are no views that could be told
         return arrived if part is given else None
     if part is given:
         return arrived if part.shape == arrived.shape else None
-    alike = (given.shape, given.stride(), part.dtype) == (arrived.shape, arrived.stride(), arrived.dtype)
+    alike = (given.shape, given.stride(), part.dtype) == (
+        arrived.shape,
+        arrived.stride(),
+        arrived.dtype,
+    )
     if not alike or any(each.is_conj() or each.is_neg() for each in (part, given, arrived)):
         return None
-    own = arrived.as_strided(part.shape, part.stride(), arrived.storage_offset() + part.storage_offset() - given.storage_offset())
+    own = arrived.as_strided(
+        part.shape,
+        part.stride(),
+        arrived.storage_offset() + part.storage_offset() - given.storage_offset(),
+    )
     return dressed_as(part, own)

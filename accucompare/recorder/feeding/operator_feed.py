@@ -1,10 +1,11 @@
 """Golden's operators of one module call, and which of them one that arrives is.
 
-Golden's operators are gone through in their order. One that arrives is golden's next one, if it has that one's name, and what goes in its
-shapes and is like its values. Golden's between are passed over for a later one such, if that has the same source line, numbers and
-strings, or takes what those between have made; they then are golden's alone. The next one on the same line is the same operator though
-what arrives is altogether different, but it is not given golden's values. Any other is the candidate's alone, and run as it comes.
-"""
+Golden's operators are gone through in their order. One that arrives is golden's next one, if it has
+that one's name, and what goes in its shapes and is like its values. Golden's between are passed
+over for a later one such, if that has the same source line, numbers and strings, or takes what
+those between have made; they then are golden's alone. The next one on the same line is the same
+operator though what arrives is altogether different, but it is not given golden's values. Any other
+is the candidate's alone, and run as it comes."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ from accucompare.numbers import DTYPES, Kind, digest
 from accucompare.recorder.feeding.feeding import Feeding
 from accucompare.recorder.feeding.golden_values import FedPlace
 
-#: Relative L2 distance up to which what arrives is taken for golden's, of its next operator on the same line and of any other: rounding
-#: is far below, another tensor about 1.4, and what an activation makes of one between.
+# : Relative L2 distance up to which what arrives is taken for golden's, of its next operator on the
+# same line and of any other: rounding : is far below, another tensor about 1.4, and what an
+# activation makes of one between.
 _ALIKE, _ALMOST_EQUAL = 0.5, 0.1
 
 #: Among how many of golden's operators of one name one that arrives is looked for.
@@ -38,7 +40,8 @@ class GoldenOperator:
     Attributes:
         place: among golden's operators of that call.
         inputs: records by path within the operator.
-        after: the place among golden's of the last operator that made one of the inputs; -1 if none did.
+        after: the place among golden's of the last operator that made one of the inputs; -1 if none
+            did.
     """
 
     operator: str
@@ -51,7 +54,11 @@ class GoldenOperator:
     @property
     def options(self) -> dict[str, str | None]:
         """The digests of numbers and strings that it was given, by path."""
-        return {path: record.digest for path, record in self.inputs.items() if record.layout in (Layout.SCALAR, Layout.OPAQUE)}
+        return {
+            path: record.digest
+            for path, record in self.inputs.items()
+            if record.layout in (Layout.SCALAR, Layout.OPAQUE)
+        }
 
 
 @dataclass(frozen=True)
@@ -68,9 +75,13 @@ class Match:
 
 
 class OperatorFeed:
-    """Golden's operators of one module call, in their order: what one that arrives is passed by has been run by golden alone."""
+    """Golden's operators of one module call, in their order: what one that arrives is passed by has
+    been run by golden alone.
+    """
 
-    def __init__(self, feed: Feeding, step: int, name: str, call: int, state: frozenset[int]) -> None:
+    def __init__(
+        self, feed: Feeding, step: int, name: str, call: int, state: frozenset[int]
+    ) -> None:
         """``state``: the storages of parameters and buffers, which are not fed."""
         self.feed = feed
         self.state = state
@@ -78,10 +89,15 @@ class OperatorFeed:
         found: dict[tuple[str, int], GoldenOperator] = {}
         made: dict[str | None, int] = {}  # which of golden's gave values of a digest last
         for record in feed.operators_of(step, name, call, (Role.OP_INPUT, Role.OP_OUTPUT)):
-            operator = found.setdefault(record.operator, GoldenOperator(*record.operator, record.source_line, len(found)))
+            operator = found.setdefault(
+                record.operator, GoldenOperator(*record.operator, record.source_line, len(found))
+            )
             if record.role is Role.OP_INPUT:
                 operator.inputs[record.part] = record
-                operator.after = max(operator.after, made.get(record.digest, -1) if record.layout is Layout.STRIDED else -1)
+                operator.after = max(
+                    operator.after,
+                    made.get(record.digest, -1) if record.layout is Layout.STRIDED else -1,
+                )
             elif record.digest is not None:
                 made[record.digest] = operator.place
         self._golden = list(found.values())
@@ -96,7 +112,8 @@ class OperatorFeed:
         return FedPlace(*self._place, role)
 
     def match(self, operator: str, line: str, inputs: list[tuple[str, Any]]) -> Match:
-        """Which of golden's operators that are still to come one is, and whether it may be given golden's values.
+        """Which of golden's operators that are still to come one is, and whether it may be given
+        golden's values.
 
         Args:
             operator, line: of the one that arrives.
@@ -104,12 +121,21 @@ class OperatorFeed:
         """
         tensors = [(path, value) for path, value in inputs if isinstance(value, torch.Tensor)]
         following = self._golden[self._next] if self._next < len(self._golden) else None
-        if following is not None and not (following.operator == operator and _fits(following, tensors)):
+        if following is not None and not (
+            following.operator == operator and _fits(following, tensors)
+        ):
             following = None
         here = following is not None and same_line(following.line, line)
         likely = self._likely(following, operator, line, inputs)
         most = {id(following): _ALIKE} if here else {}
-        found = next((golden for golden in likely if self._alike(golden, tensors, most.get(id(golden), _ALMOST_EQUAL))), None)
+        found = next(
+            (
+                golden
+                for golden in likely
+                if self._alike(golden, tensors, most.get(id(golden), _ALMOST_EQUAL))
+            ),
+            None,
+        )
         if found is not None:
             self._next = found.place + 1
             return Match(found.number)
@@ -120,29 +146,53 @@ class OperatorFeed:
         return Match(self._counts[operator] - 1, "golden runs no such operator here")
 
     def _likely(
-        self, following: GoldenOperator | None, operator: str, line: str, inputs: list[tuple[str, Any]]
+        self,
+        following: GoldenOperator | None,
+        operator: str,
+        line: str,
+        inputs: list[tuple[str, Any]],
     ) -> Iterator[GoldenOperator]:
-        """Those of golden's that an operator may be if its values are alike, the most likely first; ``following``: the next, if it fits."""
+        """Those of golden's that an operator may be if its values are alike, the most likely first;
+        ``following``: the next, if it fits.
+        """
         given = _options(inputs)
         if following is not None and following.options == given:
             yield following
         tensors = [(path, value) for path, value in inputs if isinstance(value, torch.Tensor)]
         own = self._places.get(operator, [])
-        first = bisect_right(own, self._next) if following is not None else bisect_left(own, self._next)
-        later = [golden for place in own[first : first + _AHEAD] if _fits(golden := self._golden[place], tensors)]
-        here = [golden for golden in later if same_line(golden.line, line) and golden.options == given]
+        first = (
+            bisect_right(own, self._next) if following is not None else bisect_left(own, self._next)
+        )
+        later = [
+            golden
+            for place in own[first : first + _AHEAD]
+            if _fits(golden := self._golden[place], tensors)
+        ]
+        here = [
+            golden for golden in later if same_line(golden.line, line) and golden.options == given
+        ]
         yield from here
-        elsewhere = following is not None and not same_line(following.line, line) and (operator, _short(line)) in self._lines
+        elsewhere = (
+            following is not None
+            and not same_line(following.line, line)
+            and (operator, _short(line)) in self._lines
+        )
         if following is not None and following.options != given and not elsewhere:
             yield following
-        yield from (golden for golden in later if golden not in here and golden.after >= self._next)  # which takes what golden alone made
+        yield from (
+            golden for golden in later if golden not in here and golden.after >= self._next
+        )  # which takes what golden alone made
 
     def keeps(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in a parameter or a buffer."""
         return is_plain(tensor) and tensor.untyped_storage()._cdata in self.state
 
-    def _alike(self, golden: GoldenOperator, inputs: list[tuple[str, torch.Tensor]], most: float) -> bool:
-        """Whether what arrives may be what went into golden's, of which parameters and buffers are no part."""
+    def _alike(
+        self, golden: GoldenOperator, inputs: list[tuple[str, torch.Tensor]], most: float
+    ) -> bool:
+        """Whether what arrives may be what went into golden's, of which parameters and buffers are
+        no part.
+        """
         for path, tensor in inputs:
             value = None if self.keeps(tensor) else self.feed.golden_tensor(golden.inputs[path])
             if value is None or not is_plain(tensor):
@@ -162,9 +212,14 @@ def storages(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
 
 def _fits(golden: GoldenOperator, inputs: list[tuple[str, torch.Tensor]]) -> bool:
     """Whether as many tensors of the same shapes and kinds went into golden's."""
-    theirs = {path: record for path, record in golden.inputs.items() if record.layout is not Layout.SCALAR and record.dtype in DTYPES}
+    theirs = {
+        path: record
+        for path, record in golden.inputs.items()
+        if record.layout is not Layout.SCALAR and record.dtype in DTYPES
+    }
     return theirs.keys() == dict(inputs).keys() and all(
-        theirs[path].shape == tuple(tensor.shape) and _kind(theirs[path].dtype) is _kind(dtype_name(tensor.dtype))
+        theirs[path].shape == tuple(tensor.shape)
+        and _kind(theirs[path].dtype) is _kind(dtype_name(tensor.dtype))
         for path, tensor in inputs
     )
 
@@ -176,7 +231,10 @@ def _kind(dtype: str) -> Kind | None:
 def _options(inputs: Iterable[tuple[str, Any]]) -> dict[str, str | None]:
     """The digests of numbers and strings that an operator was given, by path."""
     hosts = {path: _host(value) for path, value in inputs if not isinstance(value, torch.Tensor)}
-    return {path: host.digest if host.array is None else digest(host.array) for path, host in hosts.items()}
+    return {
+        path: host.digest if host.array is None else digest(host.array)
+        for path, host in hosts.items()
+    }
 
 
 def _short(line: str) -> str:

@@ -1,4 +1,6 @@
-"""What a module call writes into what it is given: a cache of keys and values, ``out=``, a mapping that is filled in."""
+"""What a module call writes into what it is given: a cache of keys and values, ``out=``, a mapping
+that is filled in.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ class Arguments:
 
     Attributes:
         args, kwargs: as the forward gets them.
-        before: by path the tensor, and PyTorch's count of the writes into it; -1 of a tensor without one.
+        before: by path the tensor, and PyTorch's count of the writes into it; -1 of a tensor
+            without one.
     """
 
     args: tuple[Any, ...]
@@ -29,14 +32,19 @@ class Arguments:
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Of a call that begins."""
         parts = arguments_of(args, kwargs)
-        return cls(args, kwargs, {path: (part, _writes(part)) for path, part in parts if isinstance(part, torch.Tensor)})
+        return cls(
+            args,
+            kwargs,
+            {path: (part, _writes(part)) for path, part in parts if isinstance(part, torch.Tensor)},
+        )
 
     def now(self) -> Iterator[tuple[str, Any]]:
         """Every part of it as it is now, with its path."""
         return arguments_of(self.args, self.kwargs)
 
     def written(self, parts: Iterable[tuple[str, Any]], output: Any) -> Iterator[str]:
-        """The paths of tensors that were written into, or put there, each tensor once; what the call returns, too, is left out.
+        """The paths of tensors that were written into, or put there, each tensor once; what the
+        call returns, too, is left out.
 
         Args:
             parts: as ``now`` gives them.
@@ -50,7 +58,9 @@ class Arguments:
             if part is tensor and (writes < 0 or _writes(part) == writes):
                 continue
             if returned is None:
-                returned = {_place(each) for _, each in leaves(output) if isinstance(each, torch.Tensor)}
+                returned = {
+                    _place(each) for _, each in leaves(output) if isinstance(each, torch.Tensor)
+                }
             if (place := _place(part)) not in returned:
                 returned.add(place)
                 yield path
@@ -62,7 +72,17 @@ def _writes(tensor: torch.Tensor) -> int:
 
 def _place(tensor: torch.Tensor) -> Any:
     """What tells that two tensors are one part of memory."""
-    plain = is_plain_class(tensor) and tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    plain = (
+        is_plain_class(tensor)
+        and tensor.layout is torch.strided
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
     if not plain or tensor.is_nested or tensor.device.type == "meta":
         return id(tensor)
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+    return (
+        tensor.untyped_storage()._cdata,
+        tensor.storage_offset(),
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.stride(),
+    )

@@ -1,4 +1,6 @@
-"""Recording the backward: the gradients at the outputs, the inputs and the parameters of every module call."""
+"""Recording the backward: the gradients at the outputs, the inputs and the parameters of every
+module call.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,15 @@ from accucompare.live.autograd import (
 )
 from accucompare.live.modules import Call, Modules
 from accucompare.recorder.feeding import IN_PLACE_OF
-from accucompare.recorder.recording.contributions import Cast, Exchanged, Gift, NodeOutput, Running, Uses, add_as
+from accucompare.recorder.recording.contributions import (
+    Cast,
+    Exchanged,
+    Gift,
+    NodeOutput,
+    Running,
+    Uses,
+    add_as,
+)
 from accucompare.recorder.recording.guard import Guard, guarded
 from accucompare.recorder.recording.nodes import Nodes
 
@@ -51,44 +61,57 @@ _FLAT = "FullyShardedDataParallel"
 class Backward(Generic[_C]):
     """The backward's part of a recorder.
 
-    Of each module call it records ``grad_output``, the whole gradient that arrives at an output; ``grad_input``, what this call adds to
-    the gradient of an input; and ``call_grad``, what it adds to that of a parameter. The path of the last is the parameter's name in its
-    module. For a shared parameter that was first met in another module it is ``/`` and its full name there.
-    Nothing is put into autograd's graph.
+    Of each module call it records ``grad_output``, the whole gradient that arrives at an output;
+    ``grad_input``, what this call adds to the gradient of an input; and ``call_grad``, what it adds
+    to that of a parameter. The path of the last is the parameter's name in its module. For a shared
+    parameter that was first met in another module it is ``/`` and its full name there. Nothing is
+    put into autograd's graph.
 
     Attributes:
         count: how many backwards there were.
-        other_threads: whether calls of one step were made in several threads; gradients of such steps are not recorded, since autograd
-            numbers the nodes of each thread for itself.
+        other_threads: whether calls of one step were made in several threads; gradients of such
+            steps are not recorded, since autograd numbers the nodes of each thread for itself.
         late: how many gradients arrived at calls of a step that had ended, and are not recorded.
         past: how many steps had calls and backwards, none of which went through a call.
     """
 
     def __init__(
-        self, modules: Modules, guard: Guard, record: Callable[[_C, Role, str, torch.Tensor], None], nodes: Nodes[_C] | None = None
+        self,
+        modules: Modules,
+        guard: Guard,
+        record: Callable[[_C, Role, str, torch.Tensor], None],
+        nodes: Nodes[_C] | None = None,
     ) -> None:
         """``nodes``: records those of some calls, too."""
         self.count = 0
         self.other_threads = False
         self.late = 0
         self.past = 0
-        self._reached: bool | None = None  # whether a backward of this step went through a call; None before the first
+        self._reached: bool | None = (
+            None  # whether a backward of this step went through a call; None before the first
+        )
         self._guard = guard
         self._record = record
         self._nodes = nodes
         self._spans: Spans[_C] = Spans()
-        self._again: dict[int, Spans[_C]] = {}  # by thread: of calls that are run again, until the backward through them begins
+        self._again: dict[
+            int, Spans[_C]
+        ] = {}  # by thread: of calls that are run again, until the backward through them begins
         self._threads: set[int] = set()  # in which calls of this step were made
         self._second = False  # whether a backward has made a graph, which another may go through
         self._running: list[Running] = []  # one inside the other, as a reentrant checkpoint's is
         self._handles: list[Any] = []
         self._outputs: dict[NodeOutput, weakref.ref[torch.Tensor]] = {}
-        self._hooked: set[NodeOutput] = set()  # those on which the user had put hooks when the call gave them
+        self._hooked: set[NodeOutput] = (
+            set()
+        )  # those on which the user had put hooks when the call gave them
         self._changing: dict[str, None] = {}  # names of modules that use such an output themselves
         self._observer = Observer(self._begins, self._ends)
         self._gathers = has_sharded_parameters(modules)
         self._flat = any(type(wrapper).__name__ == _FLAT for wrapper in modules.wrappers)
-        self._gathered: dict[int, torch.Tensor] = {}  # by id: what takes the place of sharded parameters
+        self._gathered: dict[
+            int, torch.Tensor
+        ] = {}  # by id: what takes the place of sharded parameters
         self._parameters: dict[int, str] = {}
         self._own: dict[tuple[str, int], str] = {}
         for each in parameters_of(modules):
@@ -116,8 +139,12 @@ class Backward(Generic[_C]):
             handle.remove()
         self._handles.clear()
 
-    def began(self, call: _C, outer: Span[_C] | None, parts: Iterable[tuple[str, Any]]) -> Span[_C] | None:
-        """A call that autograd follows begins with these inputs; ``None`` if its gradients are not to be recorded."""
+    def began(
+        self, call: _C, outer: Span[_C] | None, parts: Iterable[tuple[str, Any]]
+    ) -> Span[_C] | None:
+        """A call that autograd follows begins with these inputs; ``None`` if its gradients are not
+        to be recorded.
+        """
         if self._gathers:
             self._gather(call)
         if self._again and (again := self._again.get(threading.get_ident())) is not None:
@@ -129,7 +156,9 @@ class Backward(Generic[_C]):
         return self._spans.begin(call, outer, parts)
 
     def _gather(self, call: _C) -> None:
-        """Learn what FSDP has put in the place of a module's parameters: their gradients are this rank's own, not yet summed."""
+        """Learn what FSDP has put in the place of a module's parameters: their gradients are this
+        rank's own, not yet summed.
+        """
         for own, tensor in call.module._parameters.items():
             if tensor is not None and tensor.is_leaf and id(tensor) not in self._parameters:
                 self._gathered[id(tensor)] = tensor
@@ -137,7 +166,9 @@ class Backward(Generic[_C]):
                 self._parameters[id(tensor)] = f"/{call.name}.{own}" if call.name else f"/{own}"
 
     def run_again(self) -> None:
-        """On this thread, inside a backward, calls begin whose first run autograd did not follow; a backward of their own comes next."""
+        """On this thread, inside a backward, calls begin whose first run autograd did not follow; a
+        backward of their own comes next.
+        """
         self._again[threading.get_ident()] = Spans()
 
     @property
@@ -151,28 +182,50 @@ class Backward(Generic[_C]):
 
     def notes(self) -> list[str]:
         """What is not recorded, one sentence each."""
-        found = ["calls of one step were made in several threads; gradients of such steps are not recorded"] if self.other_threads else []
+        found = (
+            [
+                "calls of one step were made in several threads; gradients of such steps are not"
+                " recorded"
+            ]
+            if self.other_threads
+            else []
+        )
         if self._changing:
             found.append(
-                f"an output that its module uses, too, has a hook of your own ({', '.join(list(self._changing)[:3]) or '(root)'}): "
-                "its grad_output is what arrives from outside before that hook, and what the hook changes is not fed"
+                "an output that its module uses, too, has a hook of your own"
+                f" ({', '.join(list(self._changing)[:3]) or '(root)'}): its grad_output is what"
+                " arrives from outside before that hook, and what the hook changes is not fed"
             )
         if self._flat and self.count:
-            found.append(f"what a call adds to the gradient of a parameter (call_grad) is not recorded under {_FLAT}")
+            found.append(
+                "what a call adds to the gradient of a parameter (call_grad) is not recorded under"
+                f" {_FLAT}"
+            )
         if self.past:
             found.append(
-                f"in {self.past} step(s) no backward went through a call of the model: the loss is of none of its outputs, or of detached "
-                "ones; those steps have no gradients of layers"
+                f"in {self.past} step(s) no backward went through a call of the model: the loss is"
+                " of none of its outputs, or of detached ones; those steps have no gradients of"
+                " layers"
             )
-        return found + ([f"{self.late} gradient(s) arrived after session.step(), and are not recorded"] if self.late else [])
+        return found + (
+            [f"{self.late} gradient(s) arrived after session.step(), and are not recorded"]
+            if self.late
+            else []
+        )
 
-    def gave(self, span: Span[_C], parts: Iterable[tuple[str, Any]], exchange: Callable[[str, torch.Tensor], torch.Tensor] | None) -> None:
+    def gave(
+        self,
+        span: Span[_C],
+        parts: Iterable[tuple[str, Any]],
+        exchange: Callable[[str, torch.Tensor], torch.Tensor] | None,
+    ) -> None:
         """A call has given these.
 
         Args:
             span: of the call.
             parts: of its outputs.
-            exchange: gives what the backward goes on with in place of the gradient that arrives at a path.
+            exchange: gives what the backward goes on with in place of the gradient that arrives at
+                a path.
         """
         parts = list(parts)
         self._again.get(threading.get_ident(), self._spans).give(span, edges_of(parts))
@@ -181,16 +234,20 @@ class Backward(Generic[_C]):
                 self._outputs[id(span), edge] = weakref.ref(part)
                 if has_foreign_hooks(part):
                     self._hooked.add((id(span), edge))
-                arrived = functools.partial(guarded, self._guard, self._arrived, span.call.name, path, span, edge, exchange)
+                arrived = functools.partial(
+                    guarded, self._guard, self._arrived, span.call.name, path, span, edge, exchange
+                )
                 if part.is_leaf:  # which outlives its graph
                     self._handles.append(part.register_hook(GradientHook(arrived)))  # type: ignore[no-untyped-call]
                 else:
                     hook_arriving(part, arrived)
 
     def passed_on(self, span: Span[_C], pairs: Iterable[tuple[Any, torch.Tensor]]) -> None:
-        """A fed call returned what it was given, and its caller gets its own tensor back: the gradient of that arrives at inner calls, too.
+        """A fed call returned what it was given, and its caller gets its own tensor back: the
+        gradient of that arrives at inner calls, too.
 
-        Without a feed, a tensor that inner calls pass on unchanged is one and the same, so that its gradient is recorded for each of them.
+        Without a feed, a tensor that inner calls pass on unchanged is one and the same, so that its
+        gradient is recorded for each of them.
 
         Args:
             span: of the call.
@@ -206,20 +263,28 @@ class Backward(Generic[_C]):
                     self.gave(inner, [(path, own) for path in inner.outputs[edge]], None)
 
     def from_outside(
-        self, span: Span[_C], path: str, grad: torch.Tensor, exchange: Callable[[str, torch.Tensor], torch.Tensor]
+        self,
+        span: Span[_C],
+        path: str,
+        grad: torch.Tensor,
+        exchange: Callable[[str, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """What a fed backward goes on with in place of a gradient of an output that arrives from outside of the call.
+        """What a fed backward goes on with in place of a gradient of an output that arrives from
+        outside of the call.
 
-        That is the gradient itself, unless the call uses the output, too: all that arrives there is not from outside then.
-        """
+        That is the gradient itself, unless the call uses the output, too: all that arrives there is
+        not from outside then."""
         running = self._running_through(span)
         used = running is not None and any(
-            path in paths and (id(span), edge) in running.used_inside for edge, paths in span.outputs.items()
+            path in paths and (id(span), edge) in running.used_inside
+            for edge, paths in span.outputs.items()
         )
         return exchange(path, grad) if used else grad
 
     def _running_through(self, span: Span[_C]) -> Running | None:
-        """The backward that is running through a call; ``None`` also if the call was of a step that has ended."""
+        """The backward that is running through a call; ``None`` also if the call was of a step that
+        has ended.
+        """
         return next((running for running in reversed(self._running) if span in running.spans), None)
 
     def _arrived(
@@ -242,7 +307,11 @@ class Backward(Generic[_C]):
         return exchange and exchange(path, grad)
 
     def _begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
-        again = self._again.pop(threading.get_ident(), None) if torch._C._current_graph_task_id() >= 0 else None
+        again = (
+            self._again.pop(threading.get_ident(), None)
+            if torch._C._current_graph_task_id() >= 0
+            else None
+        )
         running = Running(self._spans if again is None else again, Graph() if makes_graph else None)
         self._running.append(running)
         self._second = self._second or makes_graph
@@ -251,7 +320,9 @@ class Backward(Generic[_C]):
             self._guard.run(self._follow, "a backward", (roots, seeds, running))
 
     def _follow(self, roots: Any, seeds: Any, running: Running) -> None:
-        """Put hooks on the nodes that give something to an input or a parameter of the call that made them."""
+        """Put hooks on the nodes that give something to an input or a parameter of the call that
+        made them.
+        """
         if len(self._threads) > 1:
             return
         self._reached = self._reached or not running.spans
@@ -266,11 +337,17 @@ class Backward(Generic[_C]):
                 running.handles += self._nodes.follow(node, made, span.call)
             gifts: list[Gift] = []
             for index, (following, number) in enumerate(node.next_functions):
-                if following is None or (self._second and made_by_backward(following)):  # no gradient of such a one is recorded
+                if following is None or (
+                    self._second and made_by_backward(following)
+                ):  # no gradient of such a one is recorded
                     continue
                 edge = edge_to(following, number)
                 for giver in running.spans.giving(edge):
-                    if made < giver.last or (made == OPEN and span is not None and any(each is giver for each in span.chain())):
+                    if made < giver.last or (
+                        made == OPEN
+                        and span is not None
+                        and any(each is giver for each in span.chain())
+                    ):
                         running.used_inside.add((id(giver), edge))
                     else:
                         uses.setdefault((id(giver), edge), Uses(giver)).nodes.append((node, index))
@@ -287,7 +364,9 @@ class Backward(Generic[_C]):
             self._outside(uses[key], key[1], running)
 
     def _made(self, node: Any, running: Running) -> tuple[int, Span[_C] | None]:
-        """The number of a node, and the span of the innermost call that made it; of one that a backward has made, after all numbers."""
+        """The number of a node, and the span of the innermost call that made it; of one that a
+        backward has made, after all numbers.
+        """
         if self._second and made_by_backward(node):
             made, span = OPEN, backward_of(node)
         else:
@@ -296,10 +375,18 @@ class Backward(Generic[_C]):
         if running.graph is not None:
             running.graph.add(node)
             tell = functools.partial(self._tell, running.graph, span)
-            running.handles.append(node.register_hook(functools.partial(guarded, self._guard, tell, "a backward")))
+            running.handles.append(
+                node.register_hook(functools.partial(guarded, self._guard, tell, "a backward"))
+            )
         return made, span
 
-    def _tell(self, graph: Graph[_C], span: Span[_C] | None, given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
+    def _tell(
+        self,
+        graph: Graph[_C],
+        span: Span[_C] | None,
+        given: tuple[Any, ...],
+        arrived: tuple[Any, ...],
+    ) -> None:
         graph.tell(None, arrived)  # sums, which autograd makes itself
         graph.tell(span, given)
 
@@ -307,10 +394,16 @@ class Backward(Generic[_C]):
         """When a node has run, a module's of this name, add what it gives."""
         for gift in gifts:
             gift.total.expect()
-        running.handles.append(node.register_hook(functools.partial(guarded, self._guard, self._add, name, gifts)))
+        running.handles.append(
+            node.register_hook(functools.partial(guarded, self._guard, self._add, name, gifts))
+        )
 
-    def _to_inputs(self, span: Span[_C], node: Any, index: int, edge: Edge, running: Running) -> Iterable[Gift]:
-        """What a node of a call gives along an edge, as parts of the gradients of its inputs, and of those of the calls around it."""
+    def _to_inputs(
+        self, span: Span[_C], node: Any, index: int, edge: Edge, running: Running
+    ) -> Iterable[Gift]:
+        """What a node of a call gives along an edge, as parts of the gradients of its inputs, and
+        of those of the calls around it.
+        """
         for each in span.chain():
             for path in each.inputs.get(edge, ()):
                 yield Gift(index, self._sum(each.call, Role.GRAD_INPUT, path, running))
@@ -319,9 +412,17 @@ class Backward(Generic[_C]):
                     yield Gift(index, self._sum(each.call, Role.GRAD_INPUT, path, running), cut)
 
     def _to_parameters(
-        self, span: Span[_C] | None, node: Any, index: int, edge: Edge, casts: dict[int, Cast[_C]], running: Running
+        self,
+        span: Span[_C] | None,
+        node: Any,
+        index: int,
+        edge: Edge,
+        casts: dict[int, Cast[_C]],
+        running: Running,
     ) -> Iterable[Gift]:
-        """Likewise as a part of the gradient of a parameter. It counts for the call that was not given the parameter as an argument."""
+        """Likewise as a part of the gradient of a parameter. It counts for the call that was not
+        given the parameter as an argument.
+        """
         owner = None if span is None else span.owner(edge)
         following = node.next_functions[index][0]
         if edge[0] >= 0:
@@ -334,13 +435,22 @@ class Backward(Generic[_C]):
             yield Gift(index, self._of_parameter(owner.call, edge[1], running))
 
     def _cast(self, cast: Cast[_C], running: Running) -> None:
-        """Put hooks on the nodes that use what a parameter was cast to, if several calls do; else on the one that has cast it."""
+        """Put hooks on the nodes that use what a parameter was cast to, if several calls do; else
+        on the one that has cast it.
+        """
         maker, node, index = cast.maker or (None, None, 0)
         if all(owner is maker for owner, *_ in cast.users):
             if maker is not None:
-                self._hook(node, maker.call.name, [Gift(index, self._of_parameter(maker.call, id(cast.parameter), running))], running)
+                self._hook(
+                    node,
+                    maker.call.name,
+                    [Gift(index, self._of_parameter(maker.call, id(cast.parameter), running))],
+                    running,
+                )
             return
-        parts: dict[int, Sum] = {}  # by the id of the call's span: added up in the type that autograd adds them up in
+        parts: dict[
+            int, Sum
+        ] = {}  # by the id of the call's span: added up in the type that autograd adds them up in
         for owner, node, index in cast.users:
             if owner is None:
                 continue
@@ -352,10 +462,14 @@ class Backward(Generic[_C]):
             self._hook(node, owner.call.name, [Gift(index, parts[id(owner)])], running)
 
     def _outside(self, uses: Uses[_C], edge: Edge, running: Running) -> None:
-        """Record what arrives at an output from outside of the call that gave it, and uses it itself."""
+        """Record what arrives at an output from outside of the call that gave it, and uses it
+        itself.
+        """
         giver = uses.giver
         output = self._outputs.get((id(giver), edge))
-        if (id(giver), edge) in self._hooked or (output is not None and has_foreign_hooks(output())):
+        if (id(giver), edge) in self._hooked or (
+            output is not None and has_foreign_hooks(output())
+        ):
             self._changing[giver.call.name] = None
         for path in giver.outputs[edge]:
             total = self._sum(giver.call, Role.GRAD_OUTPUT, path, running)
@@ -378,7 +492,9 @@ class Backward(Generic[_C]):
         return running.sums[key]
 
     def _add(self, gifts: list[Gift], given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
-        """A node has run; ``given`` is what it gives on, one entry for each of its ``next_functions``."""
+        """A node has run; ``given`` is what it gives on, one entry for each of its
+        ``next_functions``.
+        """
         for gift in gifts:
             gift.total.add(gift.taken(given, arrived))
 

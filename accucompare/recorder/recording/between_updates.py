@@ -1,4 +1,6 @@
-"""What something other than an update does to parameters between two updates: clamping, an average swapped in, a checkpoint loaded."""
+"""What something other than an update does to parameters between two updates: clamping, an average
+swapped in, a checkpoint loaded.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,16 @@ from torch.nn.parameter import is_lazy
 from accucompare.live.autograd import Parameter
 from accucompare.recorder.recording.series import digest_of
 
-#: What tells a tensor's bits: a digest, or a sum on the tensor's device that is read later; ``None`` if nothing does.
+# : What tells a tensor's bits: a digest, or a sum on the tensor's device that is read later;
+# ``None`` if nothing does.
 _Bits = str | torch.Tensor | None
 
 
 class Between:
     """Tells which parameters no longer hold what the last update left.
 
-    The bits tell, and not how often a tensor has been written into: PyTorch does not count writes through ``.data``.
-    """
+    The bits tell, and not how often a tensor has been written into: PyTorch does not count writes
+    through ``.data``."""
 
     def __init__(self) -> None:
         self._left: dict[int, tuple[Parameter, _Bits]] = {}  # by id
@@ -34,12 +37,20 @@ class Between:
         return id(parameter.tensor) in self._left
 
     def changed(self) -> set[int]:
-        """The ids of the parameters whose bits changed since they were accepted. Accepts the new bits."""
+        """The ids of the parameters whose bits changed since they were accepted. Accepts the new
+        bits.
+        """
         now = {key: _bits_of(each.tensor) for key, (each, _) in self._left.items()}
         pairs = {key: (before, now[key]) for key, (_, before) in self._left.items()}
-        found = {key for key, (before, after) in pairs.items() if isinstance(before, str) and isinstance(after, str) and before != after}
+        found = {
+            key
+            for key, (before, after) in pairs.items()
+            if isinstance(before, str) and isinstance(after, str) and before != after
+        }
         sums = [
-            (key, one, other) for key, (one, other) in pairs.items() if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+            (key, one, other)
+            for key, (one, other) in pairs.items()
+            if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
         ]
         if sums:  # they are read together: each reading waits for the device
             differ = torch.stack([one != other.to(one.device) for _, one, other in sums]).tolist()
@@ -49,20 +60,28 @@ class Between:
         return found
 
     def next_step(self) -> None:
-        """A step is over. What updates left before a step that was not recorded says nothing: that one had updates of its own."""
+        """A step is over. What updates left before a step that was not recorded says nothing: that
+        one had updates of its own.
+        """
         self._age += 1
         if self._age > 1:
             self._left.clear()
 
 
 def _bits_of(tensor: torch.Tensor) -> _Bits:
-    """A digest on the host; of a tensor on a device the sum of its words, made there, which does not see them in another order."""
+    """A digest on the host; of a tensor on a device the sum of its words, made there, which does
+    not see them in another order.
+    """
     if is_lazy(tensor) or tensor.is_meta:
         return None
     local = tensor.detach()
     if hasattr(local, "to_local"):  # a DTensor's own part: no other rank is asked
         local = local.to_local()
-    if local.is_cpu or local.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(local):
+    if (
+        local.is_cpu
+        or local.layout is not torch.strided
+        or torch._C._functorch.is_functorch_wrapped_tensor(local)
+    ):
         return digest_of(local)
     words = {1: torch.uint8, 2: torch.int16}.get(local.element_size(), torch.int32)
     try:

@@ -1,10 +1,11 @@
 """Recording what is written into buffers, and giving them golden's values.
 
-PyTorch counts the writes into a tensor (``_version``), so a look at the counts tells which buffers a call has written into: a call is
-looked at when it ends, and when it calls a child, for then its own code has written what changed since the last look. Some writes are not
-counted: those of ``batch_norm`` into running statistics, and those through ``.data``. So with a buffer that a call has written into, the
-floating ones beside it are recorded too; and before a step and at its end, digests tell of modules in train mode what nothing has counted.
-"""
+PyTorch counts the writes into a tensor (``_version``), so a look at the counts tells which buffers
+a call has written into: a call is looked at when it ends, and when it calls a child, for then its
+own code has written what changed since the last look. Some writes are not
+counted: those of ``batch_norm`` into running statistics, and those through ``.data``. So with a
+buffer that a call has written into, the floating ones beside it are recorded too; and before a step
+and at its end, digests tell of modules in train mode what nothing has counted."""
 
 from __future__ import annotations
 
@@ -29,13 +30,15 @@ RecordBuffer = Callable[[Call, Role, str, torch.Tensor], None]
 
 @dataclass(eq=False)
 class _Slot:
-    """Where a module keeps a tensor: a buffer, or a plain attribute that held one when the capture began.
+    """Where a module keeps a tensor: a buffer, or a plain attribute that held one when the capture
+    began.
 
     Attributes:
         module, owner, own: the module, its name, and the attribute's.
         table: the dictionary that holds it.
         registered: whether it is a buffer.
-        tensor, version: what it held when it was looked at last, and how often that had been written into; -1 if nothing counts that.
+        tensor, version: what it held when it was looked at last, and how often that had been
+            written into; -1 if nothing counts that.
         digest: of the bytes at the last look between calls; ``None`` if a call has written since.
         shared: others that held the same tensor when the capture began.
     """
@@ -57,14 +60,20 @@ class _Slot:
 
     @property
     def changed(self) -> bool:
-        """Whether it holds another tensor than at the last look, or one that was written into, as far as that is counted."""
+        """Whether it holds another tensor than at the last look, or one that was written into, as
+        far as that is counted.
+        """
         tensor = self.now
-        return tensor is not self.tensor or (tensor is not None and self.version >= 0 and tensor._version != self.version)
+        return tensor is not self.tensor or (
+            tensor is not None and self.version >= 0 and tensor._version != self.version
+        )
 
     def looked_at(self) -> None:
         """What it holds now is known."""
         tensor = self.tensor = self.now
-        self.version = -1 if tensor is None or is_lazy(tensor) or tensor.is_inference() else tensor._version
+        self.version = (
+            -1 if tensor is None or is_lazy(tensor) or tensor.is_inference() else tensor._version
+        )
 
     def path_of(self, name: str) -> str:
         """Its path in the records of the module of this name."""
@@ -72,25 +81,37 @@ class _Slot:
 
 
 class Buffers:
-    """The buffers' part of a recorder. With a feed, what golden wrote takes the place of what is written here, after that is recorded."""
+    """The buffers' part of a recorder. With a feed, what golden wrote takes the place of what is
+    written here, after that is recorded.
+    """
 
-    def __init__(self, modules: Modules, record: RecordBuffer, feed: Feeding | None, step: Callable[[], int]) -> None:
+    def __init__(
+        self, modules: Modules, record: RecordBuffer, feed: Feeding | None, step: Callable[[], int]
+    ) -> None:
         """``step``: tells the number of the step."""
         self._modules = modules
         self._record = record
         self._feed = feed if feed is not None and feed.written else None
         self._step = step
         self._slots: list[_Slot] = []
-        self._inside: dict[str, list[_Slot]] = {}  # by module: its own and those of the modules inside
-        self._buffers_of: dict[str, list[_Slot]] = {}  # by module: its own, plain attributes left out
+        self._inside: dict[
+            str, list[_Slot]
+        ] = {}  # by module: its own and those of the modules inside
+        self._buffers_of: dict[
+            str, list[_Slot]
+        ] = {}  # by module: its own, plain attributes left out
         by_tensor: dict[int, list[_Slot]] = {}
         for slot in _slots(modules):
             slot.shared = by_tensor.setdefault(id(slot.now), []) if slot.now is not None else []
             slot.shared.append(slot)
             self._hold(slot)
         self._lazy: list[_Slot] = []
-        self._dirty: dict[_Slot, None] = {}  # that calls have written into since the last look between calls
-        self._times: Counter[tuple[str, int, str]] = Counter()  # how often a call has written into a buffer, in this step
+        self._dirty: dict[
+            _Slot, None
+        ] = {}  # that calls have written into since the last look between calls
+        self._times: Counter[tuple[str, int, str]] = (
+            Counter()
+        )  # how often a call has written into a buffer, in this step
         self._outermost = 0  # calls of the step
         self._starts = True  # whether the model was not called yet
         for slot in self._slots:
@@ -119,7 +140,9 @@ class Buffers:
         self._outside(Role.BUFFER_AFTER, max(self._outermost - 1, 0))
 
     def calls(self, caller: Call, name: str) -> None:
-        """A call's own code calls the module of this name: what changed inside that since the last look, this code has written."""
+        """A call's own code calls the module of this name: what changed inside that since the last
+        look, this code has written.
+        """
         self._settle()
         self._written(caller, [slot for slot in self._inside.get(name, ()) if slot.changed])
 
@@ -159,18 +182,26 @@ class Buffers:
             slot.looked_at()
 
     def _written(self, call: Call, changed: list[_Slot], ends: bool = False) -> None:
-        """Record what a call's own code has written, and the floating buffers beside, of which writes may not be counted."""
+        """Record what a call's own code has written, and the floating buffers beside, of which
+        writes may not be counted.
+        """
         owners = dict.fromkeys(slot.owner for slot in changed if slot.registered)
-        beside = [slot for owner in owners for slot in self._buffers_of[owner] if _is_floating(slot.now)]
+        beside = [
+            slot for owner in owners for slot in self._buffers_of[owner] if _is_floating(slot.now)
+        ]
         found = {slot.path_of(call.name): slot for slot in _once([*changed, *beside])}
         place = FedPlace(self._step(), call.name, call.index, Role.BUFFER_UPDATE)
         for path, slot in found.items():
-            times = self._times[call.name, call.index, path] = self._times[call.name, call.index, path] + 1
+            times = self._times[call.name, call.index, path] = (
+                self._times[call.name, call.index, path] + 1
+            )
             self._one(call, place, path if times == 1 else f"{path}#{times}", slot)
         for path in self._golden_paths(place) if ends else ():
             own, _, number = path.partition("#")
             times, unwritten = self._times[call.name, call.index, own], self._at(call.name, own)
-            if unwritten is not None and times < int(number or 1):  # golden has written there, and this call has not
+            if unwritten is not None and times < int(
+                number or 1
+            ):  # golden has written there, and this call has not
                 self._times[call.name, call.index, own] += 1
                 self._one(call, place, path, unwritten)
         for slot in (*changed, *beside):
@@ -189,10 +220,13 @@ class Buffers:
         Args:
             role, number: of the record, and its call.
             counted: look only where a write was counted.
-            every: take them all for changed: by steps that were not recorded, of this run or of the one that it goes on with.
+            every: take them all for changed: by steps that were not recorded, of this run or of the
+                one that it goes on with.
         """
         changed = []
-        trains = getattr(self._modules.named[""], "training", False)  # a frozen part of the model may be written into all the same
+        trains = getattr(
+            self._modules.named[""], "training", False
+        )  # a frozen part of the model may be written into all the same
         for slot in self._slots:
             if every or slot.changed or ((trains or slot.module.training) and not counted):
                 before, slot.digest = slot.digest, _digest_of(slot.now)
@@ -205,7 +239,12 @@ class Buffers:
             if slot.own in self._golden_paths(FedPlace(self._step(), slot.owner, number, role)):
                 found.setdefault((slot.owner, slot.own), slot)
         for slot in found.values():
-            self._one(Call(slot.module, slot.owner, number, None, None), FedPlace(self._step(), slot.owner, number, role), slot.own, slot)
+            self._one(
+                Call(slot.module, slot.owner, number, None, None),
+                FedPlace(self._step(), slot.owner, number, role),
+                slot.own,
+                slot,
+            )
             slot.digest = _digest_of(slot.now)
         for slot in changed:
             slot.looked_at()
@@ -231,7 +270,11 @@ class Buffers:
                 self._know(each)
         else:
             with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                tensor.data.copy_(golden)  # not counted as a write: a graph that was made before goes on with golden's value
+                tensor.data.copy_(
+                    golden
+                    # not counted as a write: a graph that was made before goes on with golden's
+                    # value
+                )
         self._know(slot)
 
     def _golden_paths(self, place: FedPlace) -> Iterable[str]:
@@ -244,7 +287,9 @@ class Buffers:
 
 def _slots(modules: Modules) -> Iterator[_Slot]:
     for name, module in modules.named.items():
-        scripted = not isinstance(module._buffers, dict)  # whose own is made anew each time that it is asked for
+        scripted = not isinstance(
+            module._buffers, dict
+        )  # whose own is made anew each time that it is asked for
         table = dict(module._buffers.items()) if scripted else module._buffers
         for own in table:
             yield _Slot(module, name, own, table)
@@ -259,7 +304,9 @@ def _is_floating(tensor: torch.Tensor | None) -> bool:
 
 def _once(slots: Iterable[_Slot]) -> list[_Slot]:
     """Those that hold a tensor, of several that hold the same one the first."""
-    return list({id(slot.now): slot for slot in reversed(list(slots)) if slot.now is not None}.values())[::-1]
+    return list(
+        {id(slot.now): slot for slot in reversed(list(slots)) if slot.now is not None}.values()
+    )[::-1]
 
 
 def _digest_of(tensor: torch.Tensor | None) -> str | None:

@@ -1,4 +1,6 @@
-"""What gradients are made of while a backward runs: the parts that nodes give, and the sums that they belong to."""
+"""What gradients are made of while a backward runs: the parts that nodes give, and the sums that
+they belong to.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ NodeOutput = tuple[int, Edge]
 
 @dataclass
 class Uses(Generic[_C]):
-    """What a gradient of an output consists of, as far as it comes from outside of the call that gave it.
+    """What a gradient of an output consists of, as far as it comes from outside of the call that
+    gave it.
 
     Attributes:
         giver: the span of that call.
@@ -67,7 +70,8 @@ class Cast(Generic[_C]):
 
     Attributes:
         parameter: that was cast.
-        maker: the span that it was cast in, if any, the node, and the parameter's number among its ``next_functions``.
+        maker: the span that it was cast in, if any, the node, and the parameter's number among its
+            ``next_functions``.
         users: likewise the nodes that use what was cast.
     """
 
@@ -84,8 +88,12 @@ class Running:
     graph: Graph[Any] | None  # that it goes through, if it makes one itself
     handles: list[Any] = field(default_factory=list)
     parts: list[Sum] = field(default_factory=list)  # which are added to those in sums
-    sums: dict[tuple[int, Role, str], Sum] = field(default_factory=dict)  # by a call's id, role and path
-    used_inside: set[NodeOutput] = field(default_factory=set)  # outputs that were used before the call ended
+    sums: dict[tuple[int, Role, str], Sum] = field(
+        default_factory=dict
+    )  # by a call's id, role and path
+    used_inside: set[NodeOutput] = field(
+        default_factory=set
+    )  # outputs that were used before the call ended
 
 
 def add_as(total: Sum, dtype: torch.dtype, part: torch.Tensor | None) -> None:

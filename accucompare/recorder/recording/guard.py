@@ -1,4 +1,6 @@
-"""What hooks of a backward and of updates ask of the recorder: whether it listens, and that an error of ours never reaches the model."""
+"""What hooks of a backward and of updates ask of the recorder: whether it listens, and that an
+error of ours never reaches the model.
+"""
 
 from __future__ import annotations
 

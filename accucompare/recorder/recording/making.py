@@ -31,11 +31,22 @@ class RecordMaker:
         self.count = 0
         self._seen.clear()
 
-    def make(self, step: int, call: Call, role: Role, path: str, value: Any, operator: str, line: str, how: How) -> None:
+    def make(
+        self,
+        step: int,
+        call: Call,
+        role: Role,
+        path: str,
+        value: Any,
+        operator: str,
+        line: str,
+        how: How,
+    ) -> None:
         """Record a value.
 
         Args:
-            step, call, role, path: what it is known by; a path that the call had before in this role is numbered.
+            step, call, role, path: what it is known by; a path that the call had before in this
+                role is numbered.
             operator, line: of an operator's value, its name and source line; else ``""``.
             how: what more there is to say of it.
         """
@@ -61,11 +72,21 @@ class RecordMaker:
             statistics=host.statistics,
             detail=how.detail or host.detail,
             components=host.components,
-            requires_grad=role in (Role.INPUT, Role.OUTPUT) and isinstance(value, torch.Tensor) and value.requires_grad,
+            requires_grad=role in (Role.INPUT, Role.OUTPUT)
+            and isinstance(value, torch.Tensor)
+            and value.requires_grad,
             source_line=line,
         )
         self.count += 1
-        self._writer.add(record, host.array, how.given, host.lease or how.lease, host.ready, how.written, host.sketched)
+        self._writer.add(
+            record,
+            host.array,
+            how.given,
+            host.lease or how.lease,
+            host.ready,
+            how.written,
+            host.sketched,
+        )
 
     def _host_value(self, value: Any, needed: bool, bits: Bits) -> HostValue:
         if isinstance(value, torch.Tensor):

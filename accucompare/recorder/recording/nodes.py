@@ -1,15 +1,17 @@
-"""The operator level of a backward: what each autograd node of chosen module calls is given and gives on, and golden's in its place.
+"""The operator level of a backward: what each autograd node of chosen module calls is given and
+gives on, and golden's in its place.
 
-A node stands for the operator that made it in the forward. It is known by its module call, its name and its number among the nodes of that
-name in that call, in the order in which the backward runs them; all three are in a record's ``name``, ``call`` and ``path``
-(``AddmmBackward0#1.mat2``). The source line of the operator is the record's ``source_line``.
+A node stands for the operator that made it in the forward. It is known by its module call, its name
+and its number among the nodes of that name in that call, in the order in which the backward runs
+them; all three are in a record's ``name``, ``call`` and ``path`` (``AddmmBackward0#1.mat2``). The
+source line of the operator is the record's ``source_line``.
 
-**Fed**, a node is given golden's gradients, and what it gives on is exchanged for golden's, so that its error is its own. Which of golden's
-nodes it is, is told by the order of their names and lines.
+**Fed**, a node is given golden's gradients, and what it gives on is exchanged for golden's, so that
+its error is its own. Which of golden's nodes it is, is told by the order of their names and lines.
 
-Not recorded are nodes that pass on what they are given, in another order or shape: a fault in them shows in what the next node is given.
-Nor are sums of several uses, which autograd makes itself, and nodes of a second backward (``create_graph=True``).
-"""
+Not recorded are nodes that pass on what they are given, in another order or shape: a fault in them
+shows in what the next node is given. Nor are sums of several uses, which autograd makes itself, and
+nodes of a second backward (``create_graph=True``)."""
 
 from __future__ import annotations
 
@@ -54,7 +56,11 @@ class Nodes(Generic[_C]):
     """The nodes' part of a recorder, of the calls that it is asked to follow."""
 
     def __init__(
-        self, guard: Guard, wanted: Callable[[_C], bool], add: Callable[[_C, Role, str, torch.Tensor, str, str], None], feed: Feeding | None
+        self,
+        guard: Guard,
+        wanted: Callable[[_C], bool],
+        add: Callable[[_C, Role, str, torch.Tensor, str, str], None],
+        feed: Feeding | None,
     ) -> None:
         """
         Args:
@@ -73,7 +79,9 @@ class Nodes(Generic[_C]):
         self._met.clear()
 
     def follow(self, node: Any, number: int, call: _C) -> Iterable[Any]:
-        """A backward will come to a node of this number, which the call has made. Gives the handles of the hooks that it has now."""
+        """A backward will come to a node of this number, which the call has made. Gives the handles
+        of the hooks that it has now.
+        """
         name = node.name()
         if name in PASSING_ON or name == IN_PLACE_OF or not self._wanted(call):
             return []
@@ -82,18 +90,36 @@ class Nodes(Generic[_C]):
             met.waiting[number] = name, line_of(node, folders=1)
         arguments = differentiated(name, len(node.next_functions))
         return (
-            node.register_prehook(functools.partial(guarded, self._guard, self._arrives, call.name, call, number, name)),
-            node.register_hook(functools.partial(guarded, self._guard, self._gives, call.name, call, number, name, arguments)),
+            node.register_prehook(
+                functools.partial(
+                    guarded, self._guard, self._arrives, call.name, call, number, name
+                )
+            ),
+            node.register_hook(
+                functools.partial(
+                    guarded, self._guard, self._gives, call.name, call, number, name, arguments
+                )
+            ),
         )
 
     def _arrives(self, call: _C, number: int, name: str, grads: _Grads) -> _Grads | None:
         parts = [""] if len(grads) == 1 else [str(part) for part in range(len(grads))]
         return self._exchanged(call, Role.OP_GRAD_OUTPUT, number, name, parts, grads)
 
-    def _gives(self, call: _C, number: int, name: str, arguments: Iterable[str], given: _Grads, arrived: _Grads) -> _Grads | None:
+    def _gives(
+        self,
+        call: _C,
+        number: int,
+        name: str,
+        arguments: Iterable[str],
+        given: _Grads,
+        arrived: _Grads,
+    ) -> _Grads | None:
         return self._exchanged(call, Role.OP_GRAD_INPUT, number, name, arguments, given)
 
-    def _exchanged(self, call: _C, role: Role, number: int, name: str, parts: Iterable[str], grads: _Grads) -> _Grads | None:
+    def _exchanged(
+        self, call: _C, role: Role, number: int, name: str, parts: Iterable[str], grads: _Grads
+    ) -> _Grads | None:
         """Record gradients; gives golden's, if they are to be put in their place."""
         met = self._met.get(call)
         if met is None:
@@ -108,16 +134,25 @@ class Nodes(Generic[_C]):
         if self._feed is None or number not in met.golden:
             return None
         place = FedPlace(self._guard.step, call.name, call.index, role)
-        return tuple(None if grad is None else self._feed.gradient(place, path, grad) for path, grad in zip(paths, grads, strict=True))
+        return tuple(
+            None if grad is None else self._feed.gradient(place, path, grad)
+            for path, grad in zip(paths, grads, strict=True)
+        )
 
     def _number(self, call: _C, met: _Met) -> None:
-        """Say what each new node is called, before the first one runs: the last that was made is the first that does."""
+        """Say what each new node is called, before the first one runs: the last that was made is
+        the first that does.
+        """
         counts: Counter[str] = Counter()
         own: dict[int, tuple[str, int, str]] = {}
         for number, (name, line) in sorted(met.waiting.items(), reverse=True):
             own[number] = name, counts[name], line
             counts[name] += 1
-        records = [] if self._feed is None else self._feed.operators_of(self._guard.step, call.name, call.index, NODE_ROLES)
+        records = (
+            []
+            if self._feed is None
+            else self._feed.operators_of(self._guard.step, call.name, call.index, NODE_ROLES)
+        )
         matched = self._matched(met, records, own)
         for number, (name, _, line) in own.items():
             met.known[number] = f"{name}#{matched.get(number, met.counts[name])}", line
@@ -127,16 +162,29 @@ class Nodes(Generic[_C]):
             met.counts[name] += 1
             if records and self._feed is not None:  # else golden was captured without them
                 place = FedPlace(self._guard.step, call.name, call.index, Role.OP_GRAD_OUTPUT)
-                self._feed.pass_on(place, met.known[number][0], "golden's backward runs no such node here")
+                self._feed.pass_on(
+                    place, met.known[number][0], "golden's backward runs no such node here"
+                )
         met.waiting.clear()
 
-    def _matched(self, met: _Met, records: Sequence[Record], own: Mapping[int, tuple[str, int, str]]) -> dict[int, int]:
-        """The numbers that golden's nodes have which these are, as far as it has them. No other one will get a number of golden's."""
+    def _matched(
+        self, met: _Met, records: Sequence[Record], own: Mapping[int, tuple[str, int, str]]
+    ) -> dict[int, int]:
+        """The numbers that golden's nodes have which these are, as far as it has them. No other one
+        will get a number of golden's.
+        """
         taken = {met.known[number][0] for number in met.golden}
-        golden = [record for record in records if f"{record.operator[0]}#{record.operator[1]}" not in taken]
+        golden = [
+            record
+            for record in records
+            if f"{record.operator[0]}#{record.operator[1]}" not in taken
+        ]
         theirs = {record.operator for record in golden}
         numbers = numbered_nodes(golden, own.values()) if golden else {}
         for name, number in (record.operator for record in records):
             met.counts[name] = max(met.counts[name], number + 1)
-        found = {number: (name, numbers.get((name, place), -1)) for number, (name, place, _) in own.items()}
+        found = {
+            number: (name, numbers.get((name, place), -1))
+            for number, (name, place, _) in own.items()
+        }
         return {number: operator[1] for number, operator in found.items() if operator in theirs}

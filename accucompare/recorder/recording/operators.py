@@ -1,13 +1,16 @@
-"""The operator level: what every operator called in the forward of chosen modules takes and gives, and golden's in its place.
+"""The operator level: what every operator called in the forward of chosen modules takes and gives,
+and golden's in its place.
 
-An operator is known by its module call, its name and its number among the operators of that name in that call; all three are in a
-record's ``name``, ``call`` and ``path`` (``aten.bmm.default#1.mat2``). Its source line is the record's ``detail``.
+An operator is known by its module call, its name and its number among the operators of that name in
+that call; all three are in a record's ``name``, ``call`` and ``path``
+(``aten.bmm.default#1.mat2``). Its source line is the record's ``detail``.
 
-**Fed**, each operator's tensors are exchanged as a module's are. An operator that writes into an argument is given golden's values in
-that very tensor, before and after, since others hold it too. Parameters and buffers stay the model's own, as for modules.
+**Fed**, each operator's tensors are exchanged as a module's are. An operator that writes into an
+argument is given golden's values in that very tensor, before and after, since others hold it too.
+Parameters and buffers stay the model's own, as for modules.
 
-Not recorded are operators that compute nothing, and random ones, whose numbers agree already (``matched_randomness``): a fault in them
-shows in what the next operator is given.
+Not recorded are operators that compute nothing, and random ones, whose numbers agree already
+(``matched_randomness``): a fault in them shows in what the next operator is given.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ class OperatorSink(Protocol):
         """Whether the code that runs is the module's own: not a child's, nor a hook's."""
 
     def do(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        """Do what recording takes; gives ``None`` if it failed, which is noted (or, in a fed capture, raised)."""
+        """Do what recording takes; gives ``None`` if it failed, which is noted (or, in a fed
+        capture, raised).
+        """
 
     def add(self, role: Role, path: str, value: Any, operator: str, line: str) -> None:
         """Record one value."""
@@ -53,8 +58,8 @@ class OperatorSink(Protocol):
 class Operators(CallMode):  # type: ignore[no-untyped-call]
     """Sees the operators of one module call: below autograd and autocast, above emulation.
 
-    Without autograd, as in inference mode, composite operators arrive whole: then it sees what they are composed of.
-    """
+    Without autograd, as in inference mode, composite operators arrive whole: then it sees what they
+    are composed of."""
 
     def __init__(self, sink: OperatorSink, feed: OperatorFeed | None) -> None:
         super().__init__()
@@ -74,7 +79,11 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
             self._blank.add(result)
             return result
         unread = self._unread(known, args, kwargs) if known.written else known.unread
-        line = source_line(folders=1) if self.entered and not known.left_out and self._sink.listening() else None
+        line = (
+            source_line(folders=1)
+            if self.entered and not known.left_out and self._sink.listening()
+            else None
+        )
         if line is None:
             return op(*args, **kwargs)
         call = _Call(op, known, line, args, kwargs, unread)
@@ -85,21 +94,36 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
             return result
         return self._fed(call, self._feed)
 
-    def _unread(self, known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
+    def _unread(
+        self, known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> frozenset[str]:
         """The arguments that are written into and hold no values yet, or none that are read."""
         given = {**dict(zip(known.arguments, args, strict=False)), **kwargs}
         return known.unread | {
-            name for name in known.written if isinstance(given.get(name), torch.Tensor) and self._blank.take(given[name])
+            name
+            for name in known.written
+            if isinstance(given.get(name), torch.Tensor) and self._blank.take(given[name])
         }
 
     def _fed(self, call: _Call, feed: OperatorFeed) -> Any:
         """Run an operator on golden's values, and give golden's."""
         matched, by_path = self._sink.do(self._feed_inputs, call, feed)
         given = replaced(call.named, by_path)
-        result = call.op(*(given[name] for name in call.positional), **{name: given[name] for name in call.keywords})
+        result = call.op(
+            *(given[name] for name in call.positional),
+            **{name: given[name] for name in call.keywords},
+        )
         copies = {tensor.untyped_storage()._cdata for tensor in by_path.values()}
-        if any(is_plain(part) and part.untyped_storage()._cdata in copies for part in call.computed(result)):
-            self._sink.do(feed.feed.pass_on, feed.place(Role.OP_OUTPUT), call.id, "it is what went in, under another name")
+        if any(
+            is_plain(part) and part.untyped_storage()._cdata in copies
+            for part in call.computed(result)
+        ):
+            self._sink.do(
+                feed.feed.pass_on,
+                feed.place(Role.OP_OUTPUT),
+                call.id,
+                "it is what went in, under another name",
+            )
             by_path, matched, result = {}, False, call.op(*call.args, **call.kwargs)
         self._sink.do(self._record_outputs, call, result)
         if not matched:
@@ -119,7 +143,9 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
             self._sink.add(role, call.path(path), value, call.name, call.line)
 
     def _feed_inputs(self, call: _Call, feed: OperatorFeed) -> tuple[bool, dict[str, torch.Tensor]]:
-        """Record what arrived, and find golden's values for it: those to exchange, by path. What is written into gets them at once."""
+        """Record what arrived, and find golden's values for it: those to exchange, by path. What is
+        written into gets them at once.
+        """
         parts = list(call.inputs())
         tensors = [(path, part) for path, part in parts if isinstance(part, torch.Tensor)]
         match = feed.match(call.name, call.line, parts)
@@ -145,7 +171,9 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
         return True, by_path
 
     def _feed_outputs(self, call: _Call, feed: OperatorFeed, result: Any) -> Any:
-        """The result with golden's values in place of those computed; in the same tensors, where an argument was written into."""
+        """The result with golden's values in place of those computed; in the same tensors, where an
+        argument was written into.
+        """
         place, memory = feed.place(Role.OP_OUTPUT), Memory()
         written = {id(part) for part in call.written()}
         by_path: dict[str, torch.Tensor] = {}
@@ -199,10 +227,20 @@ class _Call:
 
     def inputs(self) -> Iterator[tuple[str, Any]]:
         """Tensors, numbers and strings that were given, and those that hold if nothing is given."""
-        defaults = {argument.name: argument.default_value for argument in self.op._schema.arguments if argument.has_default_value()}
-        for name, value in {**{name: self.named.get(name, defaults.get(name)) for name in self.known.arguments}}.items():
+        defaults = {
+            argument.name: argument.default_value
+            for argument in self.op._schema.arguments
+            if argument.has_default_value()
+        }
+        for name, value in {
+            **{name: self.named.get(name, defaults.get(name)) for name in self.known.arguments}
+        }.items():
             if name not in self.unread:
-                yield from ((path, part) for path, part in leaves({name: value}) if isinstance(part, (torch.Tensor, str, *Scalar)))
+                yield from (
+                    (path, part)
+                    for path, part in leaves({name: value})
+                    if isinstance(part, (torch.Tensor, str, *Scalar))
+                )
 
     def written(self) -> Iterator[torch.Tensor]:
         """The tensors that are written into."""
@@ -211,19 +249,35 @@ class _Call:
     def outputs(self, result: Any) -> Iterator[tuple[str, Any]]:
         """Everything returned, and what was written into but is not returned."""
         result = result[: self.known.outputs] if self.known.outputs else result
-        returned = [(path, part) for path, part in leaves(result) if isinstance(part, (torch.Tensor, *Scalar))]
+        returned = [
+            (path, part)
+            for path, part in leaves(result)
+            if isinstance(part, (torch.Tensor, *Scalar))
+        ]
         yield from returned
-        yield from ((path, part) for path, part in self._written() if not any(part is other for _, other in returned))
+        yield from (
+            (path, part)
+            for path, part in self._written()
+            if not any(part is other for _, other in returned)
+        )
 
     def computed(self, result: Any) -> list[torch.Tensor]:
         """The tensors that were made, not written into."""
         written = {id(part) for part in self.written()}
-        return [part for _, part in leaves(result) if isinstance(part, torch.Tensor) and id(part) not in written]
+        return [
+            part
+            for _, part in leaves(result)
+            if isinstance(part, torch.Tensor) and id(part) not in written
+        ]
 
     def _written(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, value in self.named.items():
             if name in self.known.written:
-                yield from ((path, part) for path, part in leaves({name: value}) if isinstance(part, torch.Tensor))
+                yield from (
+                    (path, part)
+                    for path, part in leaves({name: value})
+                    if isinstance(part, torch.Tensor)
+                )
 
 
 def _overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:

@@ -17,7 +17,18 @@ from accucompare.bundle.writing import BundleWriter, Lease
 from accucompare.errors import AccucompareError, CaptureError
 from accucompare.live.around import FunctionsRun
 from accucompare.live.autograd import NodeLines, Span
-from accucompare.live.modules import Again, Call, Listener, Mark, Modules, Witness, arguments_of, in_backward, witness, witness_no_more
+from accucompare.live.modules import (
+    Again,
+    Call,
+    Listener,
+    Mark,
+    Modules,
+    Witness,
+    arguments_of,
+    in_backward,
+    witness,
+    witness_no_more,
+)
 from accucompare.live.values import leaves
 from accucompare.recorder.feeding import FedPlace, FedUpdates, Feeding, Lent, OperatorFeed, storages
 from accucompare.recorder.recording.arguments import Arguments
@@ -37,22 +48,28 @@ class _Call(Call):
     lent: Lent | None = None
     # of what it is given, where writes into that are recorded:
     arguments: Arguments | None = None
-    returned: tuple[Any, ...] = ()  # what the forward returned, if it has, before any other hook saw it
+    returned: tuple[
+        Any, ...
+    ] = ()  # what the forward returned, if it has, before any other hook saw it
     operators: Operators | None = None  # of a capture of operators, where they are recorded
-    span: Span[_Call] | None = None  # of a capture of the backward: the nodes of autograd's graph that it makes
+    span: Span[_Call] | None = (
+        None  # of a capture of the backward: the nodes of autograd's graph that it makes
+    )
     notes_lines: bool = False  # whether the lines are noted of the nodes that it makes
-    again: bool = False  # whether it was recorded in its first run, and is run again by activation checkpointing
+    # whether it was recorded in its first run, and is run again by activation checkpointing
+    again: bool = False
 
 
 class Recorder(Listener[_Call]):
     """Records the inputs and outputs of every module call.
 
-    An input is recorded before the module runs, since an in-place module overwrites it; an output when it is returned, since the
-    next module may. Whatever goes wrong in a hook is noted in ``errors`` and never reaches the model.
+    An input is recorded before the module runs, since an in-place module overwrites it; an output
+    when it is returned, since the next module may. Whatever goes wrong in a hook is noted in
+    ``errors`` and never reaches the model.
 
-    With a ``feed``, the hooks hand on golden's values instead. A model that is not fed as it should be would be measured wrongly, so
-    that whatever then goes wrong in a hook is raised, and kept as ``failure`` in case that the model catches it.
-    """
+    With a ``feed``, the hooks hand on golden's values instead. A model that is not fed as it should
+    be would be measured wrongly, so that whatever then goes wrong in a hook is raised, and kept as
+    ``failure`` in case that the model catches it."""
 
     def __init__(
         self,
@@ -82,7 +99,9 @@ class Recorder(Listener[_Call]):
         self._started = started
         self._feed = feed
         self._operators = operators
-        self._state: frozenset[int] = frozenset()  # of operators that are fed: the storages of parameters and buffers
+        self._state: frozenset[int] = (
+            frozenset()
+        )  # of operators that are fed: the storages of parameters and buffers
         self._maker = RecordMaker(writer)
         self._functions = FunctionsRun()
         self._roles = frozenset(role for group in groups for role in ROLES_OF[group])
@@ -92,7 +111,9 @@ class Recorder(Listener[_Call]):
         nodes = None
         if operators and follows:
             fed = feed if feed is not None and feed.backward else None
-            nodes = Nodes(self, lambda call: self._selection.allows(call.name), self.add_operator, fed)
+            nodes = Nodes(
+                self, lambda call: self._selection.allows(call.name), self.add_operator, fed
+            )
         self._backward = Backward(modules, self, self._record_gradient, nodes) if follows else None
         self._lines = NodeLines() if nodes is not None else None
         self._buffers: Buffers | None = None
@@ -101,7 +122,9 @@ class Recorder(Listener[_Call]):
         self._outermost: set[str] = set()  # modules whose first outermost call has begun
         self._witness = Witness(self._will_run_again)
         self._known_second_runs = 0  # that are running, and need nothing
-        self._ran_in_backward = False  # whether calls were made in a backward, and not by torch.utils.checkpoint
+        self._ran_in_backward = (
+            False  # whether calls were made in a backward, and not by torch.utils.checkpoint
+        )
 
     @property
     def files_run(self) -> set[str]:
@@ -121,11 +144,13 @@ class Recorder(Listener[_Call]):
     def training_notes(self) -> list[str]:
         """What is not recorded of backwards and updates, one sentence each."""
         trained = self._updates if self._roles & {*TRAINING_ROLES} else None
-        found = [note for part in (self._backward, trained) if part is not None for note in part.notes()]
+        found = [
+            note for part in (self._backward, trained) if part is not None for note in part.notes()
+        ]
         if self._ran_in_backward:
             found.append(
-                "modules were called in a backward, and not by torch.utils.checkpoint: those calls are not fed, "
-                "nor are their gradients recorded if their first run was without"
+                "modules were called in a backward, and not by torch.utils.checkpoint: those calls"
+                " are not fed, nor are their gradients recorded if their first run was without"
             )
         return found
 
@@ -160,8 +185,12 @@ class Recorder(Listener[_Call]):
         if self._backward is not None:
             self._backward.install()
         self._updates.install()
-        if self._buffers is None and (self._roles & {*BUFFER_ROLES} or (self._feed is not None and self._feed.written)):
-            self._buffers = Buffers(self._modules, self._record_written, self._feed, lambda: self.step)
+        if self._buffers is None and (
+            self._roles & {*BUFFER_ROLES} or (self._feed is not None and self._feed.written)
+        ):
+            self._buffers = Buffers(
+                self._modules, self._record_written, self._feed, lambda: self.step
+            )
 
     def remove(self) -> None:
         super().remove()
@@ -172,7 +201,9 @@ class Recorder(Listener[_Call]):
         self._functions.stop()
 
     def _record_computed(self) -> None:
-        """Record the buffers that the model computes itself, before the first call: they are not what ``--like`` brings, nor fed."""
+        """Record the buffers that the model computes itself, before the first call: they are not
+        what ``--like`` brings, nor fed.
+        """
         self._computed_recorded = True
         for name, buffer, tensor in self._modules.computed():
             if self._selection.allows(name) and Role.COMPUTED_BUFFER in self._roles:
@@ -180,10 +211,14 @@ class Recorder(Listener[_Call]):
                 self._record_value(call, Role.COMPUTED_BUFFER, buffer, tensor)
 
     def end_step(self) -> Callable[[], StepSeries] | None:
-        """A step is over. Returns what gives its entry in the series, when all its records are written; ``None`` if it did not train."""
+        """A step is over. Returns what gives its entry in the series, when all its records are
+        written; ``None`` if it did not train.
+        """
         if self._buffers is not None and self._called:
             self.run(self._buffers.end_step, "the end of a step", ())
-        entry: Callable[[], StepSeries] | None = self.run(self._updates.end_step, "the end of a step", (self.step,))
+        entry: Callable[[], StepSeries] | None = self.run(
+            self._updates.end_step, "the end of a step", (self.step,)
+        )
         return entry
 
     def next_step(self) -> None:
@@ -199,7 +234,9 @@ class Recorder(Listener[_Call]):
         if self._feed is not None:
             self._feed.end_step()
 
-    def began(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+    def began(
+        self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any] | None:
         call.again = self.second_run() is not None
         if call.parent is None and not call.again:
             self._started()
@@ -217,12 +254,16 @@ class Recorder(Listener[_Call]):
                 self._buffers.calls(caller, call.name)
             self._record(call, Role.INPUT, arguments_of(args, kwargs))
         self._called = True
-        if self._feed is None or (self._operators and call.parent is not None and not self._is_selected(call)):
+        if self._feed is None or (
+            self._operators and call.parent is not None and not self._is_selected(call)
+        ):
             self._watch(call, args, kwargs)
             self._note_arguments(call, args, kwargs)
             return None
         self.come_last(call)
-        args, kwargs, call.lent = self._feed.inputs(FedPlace(self.step, call.name, call.index, Role.INPUT), args, kwargs)
+        args, kwargs, call.lent = self._feed.inputs(
+            FedPlace(self.step, call.name, call.index, Role.INPUT), args, kwargs
+        )
         self._watch(call, args, kwargs)
         self._note_arguments(call, args, kwargs)
         return args, kwargs
@@ -241,22 +282,36 @@ class Recorder(Listener[_Call]):
             if self._buffers is not None:
                 self._buffers.ended(call)
         call.arguments = None
-        span, call.span = call.span, None  # break the reference cycle now; otherwise only the cyclic GC frees it
+        span, call.span = (
+            call.span,
+            None,
+        )  # break the reference cycle now; otherwise only the cyclic GC frees it
         if span is not None and self._backward is not None:
             self._backward.ended(span)
-        if self._feed is None or (self._operators and not self._is_selected(call)):  # golden's selection is the same
+        if self._feed is None or (
+            self._operators and not self._is_selected(call)
+        ):  # golden's selection is the same
             self._gave(call, span, leaves(output))
             return None
         if call.returned and call.returned[0] is not output:
             name = call.name or "(root)"
-            raise CaptureError(f"a forward hook on {name} replaces what the module returns, as --feed does; take the hook off")
+            raise CaptureError(
+                f"a forward hook on {name} replaces what the module returns, as --feed does; take"
+                " the hook off"
+            )
         place = FedPlace(self.step, call.name, call.index, Role.OUTPUT)
         exchange = functools.partial(self._feed.gradient, place) if self._feed.backward else None
-        handed_on, own = self._feed.outputs(place, output, call.lent, given, functools.partial(self._from_outside, span, exchange))
+        handed_on, own = self._feed.outputs(
+            place, output, call.lent, given, functools.partial(self._from_outside, span, exchange)
+        )
         call.lent, call.returned = None, ()  # nothing of a graph is kept longer than it lives
         if span is not None and self._backward is not None and own:
-            self._backward.passed_on(span, [(part, own[path]) for path, part in leaves(output) if path in own])
-        self._gave(call, span, ((path, own.get(path, part)) for path, part in leaves(output)), exchange)
+            self._backward.passed_on(
+                span, [(part, own[path]) for path, part in leaves(output) if path in own]
+            )
+        self._gave(
+            call, span, ((path, own.get(path, part)) for path, part in leaves(output)), exchange
+        )
         return handed_on
 
     def _gave(
@@ -270,7 +325,11 @@ class Recorder(Listener[_Call]):
             self._backward.gave(span, parts, exchange)
 
     def _from_outside(
-        self, span: Span[_Call] | None, exchange: Callable[[str, torch.Tensor], torch.Tensor] | None, path: str, grad: torch.Tensor
+        self,
+        span: Span[_Call] | None,
+        exchange: Callable[[str, torch.Tensor], torch.Tensor] | None,
+        path: str,
+        grad: torch.Tensor,
     ) -> Any:
         if span is None or self._backward is None or exchange is None:
             return grad
@@ -289,7 +348,9 @@ class Recorder(Listener[_Call]):
             self._functions.stop()
 
     def idle(self) -> bool:
-        """Whether a hook has nothing to do now: inside a backward, it has where checkpointing runs again what was seen."""
+        """Whether a hook has nothing to do now: inside a backward, it has where checkpointing runs
+        again what was seen.
+        """
         if not self.listening:
             return True
         if not in_backward() or self.second_run() is not None:
@@ -299,12 +360,16 @@ class Recorder(Listener[_Call]):
         return True
 
     def _will_run_again(self, reentrant: bool) -> Again:
-        """A part of the forward begins that is run again in the backward. Gives what is entered then."""
+        """A part of the forward begins that is run again in the backward. Gives what is entered
+        then.
+        """
         return functools.partial(self._runs_again, self.mark(), reentrant)
 
     @contextlib.contextmanager
     def _runs_again(self, mark: Mark, reentrant: bool) -> Iterator[None]:
-        """What it computes is not recorded again, but fed; if autograd did not follow its first run, gradients are recorded now."""
+        """What it computes is not recorded again, but fed; if autograd did not follow its first
+        run, gradients are recorded now.
+        """
         follows = reentrant and self._backward is not None
         if not self.listening or mark.step != self.step or not (follows or self._feed is not None):
             self._known_second_runs += 1
@@ -323,32 +388,54 @@ class Recorder(Listener[_Call]):
         place = f"step {self.step}, {name or '(root)'}"
         if self._feed is not None:
             self.listening = False
-            self.failure = error if isinstance(error, AccucompareError) else _as_failure(error, place)
+            self.failure = (
+                error if isinstance(error, AccucompareError) else _as_failure(error, place)
+            )
             raise self.failure from error
         self.errors.append(f"{place}: {type(error).__name__}: {error}")
 
     def _watch(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """From now on see the operators that a module calls, and the nodes that it makes, if they are to be recorded."""
-        if self._backward is not None and torch.is_grad_enabled() and (not call.again or self._backward.runs_again):
+        """From now on see the operators that a module calls, and the nodes that it makes, if they
+        are to be recorded.
+        """
+        if (
+            self._backward is not None
+            and torch.is_grad_enabled()
+            and (not call.again or self._backward.runs_again)
+        ):
             outer = self.caller(call)
-            call.span = self._backward.began(call, outer.span if outer else None, arguments_of(args, kwargs))
-            if self._lines is not None and call.span is not None and self._selection.allows(call.name):
+            call.span = self._backward.began(
+                call, outer.span if outer else None, arguments_of(args, kwargs)
+            )
+            if (
+                self._lines is not None
+                and call.span is not None
+                and self._selection.allows(call.name)
+            ):
                 call.notes_lines = True
                 self._lines.begin()
         if self._operators and not call.again and self._selection.allows(call.name):
             feed = None
             if self._feed is not None:
-                self._state = self._state or storages(tensor for *_, tensor in self._modules.tensors())
+                self._state = self._state or storages(
+                    tensor for *_, tensor in self._modules.tensors()
+                )
                 feed = OperatorFeed(self._feed, self.step, call.name, call.index, self._state)
             call.operators = Operators(_Inside(self, call), feed)
             call.operators.enter()
 
     def _is_selected(self, call: _Call) -> bool:
-        """Whether a call is recorded; those made by a module whose operators are, too, since they are parts of its own code."""
-        caller = call.parent is not None and self._operators and self._selection.allows(call.parent[0])
+        """Whether a call is recorded; those made by a module whose operators are, too, since they
+        are parts of its own code.
+        """
+        caller = (
+            call.parent is not None and self._operators and self._selection.allows(call.parent[0])
+        )
         return caller or self._selection.allows(call.name)
 
-    def add_operator(self, call: _Call, role: Role, path: str, value: Any, operator: str, line: str) -> None:
+    def add_operator(
+        self, call: _Call, role: Role, path: str, value: Any, operator: str, line: str
+    ) -> None:
         """Record what an operator, or the node of its backward, took or gave."""
         if self._writer.failure is None and role in self._roles:
             self._record_value(call, role, path, value, operator, line)
@@ -357,10 +444,18 @@ class Recorder(Listener[_Call]):
         """Whether what updates take or give is recorded of a module."""
         return role in self._roles and (self._selection.allows(name) or not name)
 
-    def add_update(self, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
+    def add_update(
+        self, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY
+    ) -> None:
         """Record what an update of this step takes or gives, if that is wanted."""
         if self._writer.failure is None and self.wants(name, role):
-            self._record_value(_Call(self._modules.named[name], name, update, None, None), role, path, value, how=how)
+            self._record_value(
+                _Call(self._modules.named[name], name, update, None, None),
+                role,
+                path,
+                value,
+                how=how,
+            )
         elif how.lease is not None:
             how.lease.release()
 
@@ -374,7 +469,9 @@ class Recorder(Listener[_Call]):
 
     def _record(self, call: _Call, role: Role, parts: Iterator[tuple[str, Any]]) -> None:
         outermost = role is Role.INPUT and call.parent is None
-        if self._writer.failure is not None or not (outermost or (role in self._roles and self._is_selected(call))):
+        if self._writer.failure is not None or not (
+            outermost or (role in self._roles and self._is_selected(call))
+        ):
             return
         if outermost:
             self._record_given(call, parts)
@@ -383,20 +480,36 @@ class Recorder(Listener[_Call]):
             self._record_value(call, role, path, value)
 
     def _note_arguments(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if (Role.ARGUMENT_UPDATE in self._roles and self._is_selected(call)) or (self._feed is not None and self._feed.written):
+        if (Role.ARGUMENT_UPDATE in self._roles and self._is_selected(call)) or (
+            self._feed is not None and self._feed.written
+        ):
             call.arguments = Arguments.of(args, kwargs)
 
-    def _record_arguments(self, call: _Call, arguments: Arguments, given: Mapping[str, Any], output: Any) -> None:
-        """Record what a call has written into its arguments, and what it has where golden's has written."""
+    def _record_arguments(
+        self, call: _Call, arguments: Arguments, given: Mapping[str, Any], output: Any
+    ) -> None:
+        """Record what a call has written into its arguments, and what it has where golden's has
+        written.
+        """
         paths = dict.fromkeys(arguments.written(given.items(), output))
         if self._feed is not None:
-            paths.update(dict.fromkeys(self._feed.paths(FedPlace(self.step, call.name, call.index, Role.ARGUMENT_UPDATE))))
+            paths.update(
+                dict.fromkeys(
+                    self._feed.paths(
+                        FedPlace(self.step, call.name, call.index, Role.ARGUMENT_UPDATE)
+                    )
+                )
+            )
         for path in paths:
             if isinstance(given.get(path), torch.Tensor):
                 self._record_written(call, Role.ARGUMENT_UPDATE, path, given[path])
 
     def _record_written(self, call: Call, role: Role, path: str, value: torch.Tensor) -> None:
-        if self._writer.failure is None and role in self._roles and self._selection.allows(call.name):
+        if (
+            self._writer.failure is None
+            and role in self._roles
+            and self._selection.allows(call.name)
+        ):
             self._record_value(call, role, path, value)
 
     def _record_given(self, call: _Call, parts: Iterator[tuple[str, Any]]) -> None:
@@ -407,9 +520,24 @@ class Recorder(Listener[_Call]):
             is_tensor = isinstance(value, torch.Tensor)
             written = self._updates.given(value, recorded) if is_tensor else None
             if recorded:  # a later call of the step may be given what an earlier one computed
-                self._record_value(call, Role.INPUT, path, value, how=How(written=written, by_digest=is_tensor, given=not self._called))
+                self._record_value(
+                    call,
+                    Role.INPUT,
+                    path,
+                    value,
+                    how=How(written=written, by_digest=is_tensor, given=not self._called),
+                )
 
-    def _record_value(self, call: Call, role: Role, path: str, value: Any, operator: str = "", line: str = "", how: How = PLAINLY) -> None:
+    def _record_value(
+        self,
+        call: Call,
+        role: Role,
+        path: str,
+        value: Any,
+        operator: str = "",
+        line: str = "",
+        how: How = PLAINLY,
+    ) -> None:
         self._maker.make(self.step, call, role, path, value, operator, line, how)
 
 

@@ -1,4 +1,6 @@
-"""The numbers that a step of training comes to: losses, learning rates, norms of gradients, loss scale, digests of batch and weights."""
+"""The numbers that a step of training comes to: losses, learning rates, norms of gradients, loss
+scale, digests of batch and weights.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from accucompare.bundle.format import Record, StepSeries
 from accucompare.live.values import to_host
 from accucompare.numbers import DTYPES, Statistics, digest, summarize
 
-#: Between what a scaler made of a loss and the root of the backward lie at most so many nodes, as where it is divided for accumulation.
+# : Between what a scaler made of a loss and the root of the backward lie at most so many nodes, as
+# where it is divided for accumulation.
 _MOST_NODES = 32
 
 #: Room for a number, or a digest, that comes later, when the record is written.
@@ -24,17 +27,27 @@ Later = list[Any]
 
 @dataclass
 class _Numbers:
-    """The running step. Its tensors are copies, read when the step ends, so that nothing waits for a device earlier."""
+    """The running step. Its tensors are copies, read when the step ends, so that nothing waits for
+    a device earlier.
+    """
 
-    losses: list[tuple[torch.Tensor, Any]] = field(default_factory=list)  # each with the scale that it was multiplied by
+    losses: list[tuple[torch.Tensor, Any]] = field(
+        default_factory=list
+    )  # each with the scale that it was multiplied by
     lr: dict[str, Any] = field(default_factory=dict)
-    norms: dict[tuple[int, int], Later] = field(default_factory=dict)  # of gradients, by the update and the parameter's id
-    clipped: dict[int, list[float | None]] = field(default_factory=dict)  # the same of updates with clipped gradients
+    norms: dict[tuple[int, int], Later] = field(
+        default_factory=dict
+    )  # of gradients, by the update and the parameter's id
+    clipped: dict[int, list[float | None]] = field(
+        default_factory=dict
+    )  # the same of updates with clipped gradients
     scale: Any = None
     skipped: bool = False
     overflowed: list[torch.Tensor] = field(default_factory=list)
     updates: int = 0
-    batch: list[list[Later]] = field(default_factory=list)  # of each call, digests of the tensors that it was given
+    batch: list[list[Later]] = field(
+        default_factory=list
+    )  # of each call, digests of the tensors that it was given
     weights: list[Later] | None = None
     begun: bool = False
 
@@ -42,7 +55,8 @@ class _Numbers:
 class SeriesRecorder:
     """Collects the numbers of one step after the other.
 
-    What is recorded anyway is not read again: the thread that writes a record calls back with its digest and statistics.
+    What is recorded anyway is not read again: the thread that writes a record calls back with its
+    digest and statistics.
 
     Attributes:
         backwards: how many there were.
@@ -53,7 +67,9 @@ class SeriesRecorder:
         self._now = _Numbers()
         self._scales: dict[int, Any] = {}  # by the number of the node that a scaler made
         self._optimizers: dict[str, list[int]] = {}  # ids, by class
-        self._digests: dict[int, tuple[tuple[int, int], str | None]] = {}  # of parameters, with what tells whether they were written into
+        self._digests: dict[
+            int, tuple[tuple[int, int], str | None]
+        ] = {}  # of parameters, with what tells whether they were written into
 
     def scaled(self, results: Iterable[Any], scale: Any) -> None:
         """A scaler has made these of losses, by this factor: a tensor or a number."""
@@ -67,7 +83,11 @@ class SeriesRecorder:
         self.backwards += 1
         self._now.begun = True
         for root in roots:
-            value = _local(root) if isinstance(root, torch.Tensor) and root.numel() == 1 and root.is_floating_point() else None
+            value = (
+                _local(root)
+                if isinstance(root, torch.Tensor) and root.numel() == 1 and root.is_floating_point()
+                else None
+            )
             if value is not None:
                 self._now.losses.append((_copy(value), self._scale_of(root)))
 
@@ -80,7 +100,9 @@ class SeriesRecorder:
         place = known.index(id(optimizer))
         for number, group in enumerate(optimizer.param_groups):
             if (lr := group.get("lr")) is not None:
-                self._now.lr.setdefault(f"{kind}#{place + 1}.{number}" if place else f"{kind}.{number}", _copy(lr))
+                self._now.lr.setdefault(
+                    f"{kind}#{place + 1}.{number}" if place else f"{kind}.{number}", _copy(lr)
+                )
 
     def left_out(self) -> None:
         """A scaler has left out an update."""
@@ -100,7 +122,9 @@ class SeriesRecorder:
         self._now.clipped[self._now.updates] = [norm(grad) for grad in grads]
 
     def updated(self, overflowed: torch.Tensor | None) -> None:
-        """An update ended. ``overflowed``: over 0 if a fused optimizer skipped it because of non-finite gradients."""
+        """An update ended. ``overflowed``: over 0 if a fused optimizer skipped it because of
+        non-finite gradients.
+        """
         self._now.begun = True
         self._now.updates += 1
         if overflowed is not None:
@@ -112,7 +136,9 @@ class SeriesRecorder:
         return self._now.weights is None
 
     def weight(self, parameter: torch.Tensor, recorded: bool) -> Callable[[Record], None]:
-        """A parameter when the step's first update begins; what is to be called with its record, if it is to be recorded."""
+        """A parameter when the step's first update begins; what is to be called with its record, if
+        it is to be recorded.
+        """
         if self._now.weights is None:
             self._now.weights = []
         later: Later = [None if recorded else self._digest_of(parameter)]
@@ -124,13 +150,17 @@ class SeriesRecorder:
         self._now.batch.append([])
 
     def given(self, tensor: torch.Tensor, recorded: bool) -> Callable[[Record], None]:
-        """A tensor that the model is called with; what is to be called with its record, if it is to be recorded."""
+        """A tensor that the model is called with; what is to be called with its record, if it is to
+        be recorded.
+        """
         later: Later = [None if recorded else digest_of(tensor)]
         self._now.batch[-1].append(later)
         return functools.partial(_keep_digest, later)
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
-        """The step is over: what gives its numbers, when all its records are written; ``None`` if it did not train."""
+        """The step is over: what gives its numbers, when all its records are written; ``None`` if
+        it did not train.
+        """
         numbers, self._now = self._now, _Numbers()
         self._scales.clear()
         return functools.partial(_entry, step, numbers) if numbers.begun else None
@@ -152,14 +182,19 @@ class SeriesRecorder:
         """A parameter's digest; that of one that nothing has written into is known."""
         if parameter.is_inference():
             return digest_of(parameter)
-        state = parameter._version, parameter.data_ptr() if type(parameter.data) is torch.Tensor else 0
+        state = (
+            parameter._version,
+            parameter.data_ptr() if type(parameter.data) is torch.Tensor else 0,
+        )
         if self._digests.get(id(parameter), (None,))[0] != state:
             self._digests[id(parameter)] = state, digest_of(parameter)
         return self._digests[id(parameter)][1]
 
 
 def norm(tensor: torch.Tensor) -> float | None:
-    """The L2 norm of a tensor, in float64, on the host; NaN or Inf where it holds such, ``None`` if it cannot be read."""
+    """The L2 norm of a tensor, in float64, on the host; NaN or Inf where it holds such, ``None`` if
+    it cannot be read.
+    """
     values = tensor.detach().coalesce().values() if tensor.layout is torch.sparse_coo else tensor
     host = to_host(values)
     return None if host.array is None else _norm(summarize(host.array, DTYPES[host.dtype]))
@@ -191,7 +226,11 @@ def _local(tensor: Any) -> torch.Tensor | None:
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.is_meta:
         return None
     if hasattr(tensor, "to_local"):
-        tensor = tensor.detach().to_local() if all(each.is_replicate() for each in tensor.placements) else None
+        tensor = (
+            tensor.detach().to_local()
+            if all(each.is_replicate() for each in tensor.placements)
+            else None
+        )
     own: torch.Tensor | None = tensor
     return own
 
@@ -205,7 +244,9 @@ def _number(value: Any) -> float:
 
 
 def _total(norms: Iterable[float | None]) -> float | None:
-    """The norm of what has these norms, put together; ``None`` if there is none, or one is not known."""
+    """The norm of what has these norms, put together; ``None`` if there is none, or one is not
+    known.
+    """
     parts = list(norms)
     if not parts or any(part is None for part in parts):
         return None
@@ -215,7 +256,9 @@ def _total(norms: Iterable[float | None]) -> float | None:
 
 
 def _mixed(digests: Iterable[str | None]) -> str:
-    """One digest of several, whatever their order: names and places may be others in another version of the model."""
+    """One digest of several, whatever their order: names and places may be others in another
+    version of the model.
+    """
     return xxhash.xxh3_128_hexdigest("\n".join(sorted(each or "" for each in digests)).encode())
 
 
@@ -227,13 +270,22 @@ def _entry(step: int, numbers: _Numbers) -> StepSeries:
         clipped += [] if update in numbers.clipped else later
     return StepSeries(
         step=step,
-        losses=tuple(_number(loss) / (1.0 if scale is None else _number(scale)) for loss, scale in numbers.losses),
+        losses=tuple(
+            _number(loss) / (1.0 if scale is None else _number(scale))
+            for loss, scale in numbers.losses
+        ),
         lr={name: _number(lr) for name, lr in numbers.lr.items()},
         grad_norm=_total(later[0] for later in numbers.norms.values()),
-        clipped_norm=_total([*clipped, *(part for parts in numbers.clipped.values() for part in parts)]) if numbers.clipped else None,
+        clipped_norm=_total(
+            [*clipped, *(part for parts in numbers.clipped.values() for part in parts)]
+        )
+        if numbers.clipped
+        else None,
         loss_scale=None if numbers.scale is None else _number(numbers.scale),
         skipped=numbers.skipped or left_out > 0,
         updates=numbers.updates - left_out,
-        batch=_mixed(_mixed(later[0] for later in call) for call in numbers.batch) if numbers.batch else None,
+        batch=_mixed(_mixed(later[0] for later in call) for call in numbers.batch)
+        if numbers.batch
+        else None,
         weights=None if numbers.weights is None else _mixed(later[0] for later in numbers.weights),
     )

@@ -10,11 +10,21 @@ from typing import Any, Protocol
 
 import torch
 from torch.nn.parameter import is_lazy
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from accucompare.bundle.format import AT_THE_END, WAYS_OF_UPDATING, Record, Role, StepSeries
 from accucompare.bundle.writing import Lease
-from accucompare.live.autograd import Observer, Parameter, gradient_state, observe_backward, observe_backward_no_more, parameters_of
+from accucompare.live.autograd import (
+    Observer,
+    Parameter,
+    gradient_state,
+    observe_backward,
+    observe_backward_no_more,
+    parameters_of,
+)
 from accucompare.live.modules import Modules, in_backward
 from accucompare.live.operators import entrances
 from accucompare.live.values import Bits, Scalar, copy_of, difference, leaves
@@ -23,7 +33,8 @@ from accucompare.recorder.recording.guard import Guard, guarded
 from accucompare.recorder.recording.series import SeriesRecorder
 from accucompare.recorder.state import Training
 
-#: What is recorded in place of a gradient where a trainable parameter has none, and where nothing steps it either.
+# : What is recorded in place of a gradient where a trainable parameter has none, and where nothing
+# steps it either.
 NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
 
 #: Where Megatron keeps gradients that it has taken out of ``grad``.
@@ -32,7 +43,9 @@ MAIN_GRAD = "main_grad"
 
 def gradient_of(parameter: torch.Tensor) -> tuple[torch.Tensor | None, str]:
     """A parameter's gradient, and where that is, if it is not in ``grad``."""
-    if parameter.grad is not None or not isinstance(getattr(parameter, MAIN_GRAD, None), torch.Tensor):
+    if parameter.grad is not None or not isinstance(
+        getattr(parameter, MAIN_GRAD, None), torch.Tensor
+    ):
         return parameter.grad, ""
     return getattr(parameter, MAIN_GRAD), MAIN_GRAD
 
@@ -73,18 +86,25 @@ class UpdateSink(Guard, Protocol):
     def room(self, nbytes: int) -> Lease:
         """Memory of the host for a value that will be recorded; waits until there is some."""
 
-    def add_update(self, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
-        """Record what an update of this step, counted from 0, takes or gives of the module of this name, if that is wanted."""
+    def add_update(
+        self, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY
+    ) -> None:
+        """Record what an update of this step, counted from 0, takes or gives of the module of this
+        name, if that is wanted.
+        """
 
 
 class Golden(Protocol):
     """Where golden's parameters, gradients and state come from."""
 
     def start(self, name: str, update: int, path: str, tensor: torch.Tensor) -> None:
-        """Write what golden's parameter was after so many updates of the step, unless it is there."""
+        """Write what golden's parameter was after so many updates of the step, unless it is
+        there."""
 
     def has_changed(self, name: str, update: int, path: str) -> bool:
-        """Whether something other than an update had changed golden's parameter after so many updates of the step."""
+        """Whether something other than an update had changed golden's parameter after so many
+        updates of the step.
+        """
 
     def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
         """Write golden's value into a tensor; what cannot be is noted."""
@@ -94,13 +114,16 @@ class Golden(Protocol):
 
 
 class Updates:
-    """The optimizers' part of a recorder: any ``torch.optim.Optimizer`` that steps parameters of the model.
+    """The optimizers' part of a recorder: any ``torch.optim.Optimizer`` that steps parameters of
+    the model.
 
-    An update is given ``param_before``, ``param_grad`` (before PyTorch's functions clip it) and ``state_before``, and the numbers of
-    its parameter groups; it makes ``param_update`` (after minus before) and ``state_after``. With golden, the update is given golden's.
-    """
+    An update is given ``param_before``, ``param_grad`` (before PyTorch's functions clip it) and
+    ``state_before``, and the numbers of its parameter groups; it makes ``param_update`` (after
+    minus before) and ``state_after``. With golden, the update is given golden's."""
 
-    def __init__(self, modules: Modules, sink: UpdateSink, golden: Golden | None, training: Training) -> None:
+    def __init__(
+        self, modules: Modules, sink: UpdateSink, golden: Golden | None, training: Training
+    ) -> None:
         self._sink = sink
         self._golden = golden
         self._series = SeriesRecorder()
@@ -108,24 +131,41 @@ class Updates:
         self._count = 0  # of updates in this step
         self._started = -1  # after how many of them the model was called
         self._between = Between()
-        self._recorded: set[int] = set()  # ids of parameters whose gradient was recorded for the next update
-        self._times: Counter[int] = Counter()  # how often a parameter's gradient was recorded for the next update
+        self._recorded: set[int] = (
+            set()
+        )  # ids of parameters whose gradient was recorded for the next update
+        self._times: Counter[int] = (
+            Counter()
+        )  # how often a parameter's gradient was recorded for the next update
         self._told: set[int] = set()  # ids of parameters whose gradient was recorded in this step
-        self._clipped: set[int] = set()  # ids of parameters whose gradient was clipped for the next update
+        self._clipped: set[int] = (
+            set()
+        )  # ids of parameters whose gradient was clipped for the next update
         self._before: dict[int, torch.Tensor] = {}
         self._after_hooks: Any = None  # of the update that runs, behind the user's own
-        self._held = {id(each.tensor) for optimizer in training.optimizers for each in self._of(optimizer)}
+        self._held = {
+            id(each.tensor) for optimizer in training.optimizers for each in self._of(optimizer)
+        }
         self._updated: set[int] = set()
         self._begun: Counter[int] = Counter()  # steps of each optimizer, by its id
-        self._any_update = False  # whether an optimizer stepped in this step, also one of other parameters
-        self._versions: list[int] = []  # how often each parameter had been written into when the step began
+        self._any_update = (
+            False  # whether an optimizer stepped in this step, also one of other parameters
+        )
+        self._versions: list[
+            int
+        ] = []  # how often each parameter had been written into when the step began
         self._backwards = 0  # until then
-        self._changed_otherwise = False  # whether parameters changed in a step that trained without an optimizer's step
-        self._others: dict[str, None] = {}  # classes of optimizers that hold no parameter of the model
+        self._changed_otherwise = (
+            False  # whether parameters changed in a step that trained without an optimizer's step
+        )
+        self._others: dict[
+            str, None
+        ] = {}  # classes of optimizers that hold no parameter of the model
         self._handles: list[Any] = []
         self._observer = Observer(self._backward_begins)
         self._observed: list[tuple[Any, str, entrances.Before]] = [
-            (*place, functools.partial(self._clipping, callers)) for place, callers in entrances.CLIPPING.items()
+            (*place, functools.partial(self._clipping, callers))
+            for place, callers in entrances.CLIPPING.items()
         ]
         for kind in entrances.scalers(training.scaler):
             self._observed += [(kind, "scale", self._scaling), (kind, "step", self._stepping)]
@@ -138,16 +178,34 @@ class Updates:
     def notes(self) -> list[str]:
         """What was not updated though it could be, one sentence each."""
         kinds = ", ".join(self._others)
-        notes = [f"an optimizer stepped that holds no parameter of the model ({kinds}); its updates are not recorded"] if kinds else []
+        notes = (
+            [
+                f"an optimizer stepped that holds no parameter of the model ({kinds}); its updates"
+                " are not recorded"
+            ]
+            if kinds
+            else []
+        )
         if self._changed_otherwise:
             notes.append(
-                "parameters changed in a step with a backward, but without a step of a torch.optim optimizer: what became of them is "
-                "recorded, and the whole gradients of parameters are not"
+                "parameters changed in a step with a backward, but without a step of a torch.optim"
+                " optimizer: what became of them is recorded, and the whole gradients of parameters"
+                " are not"
             )
-        idle = [each for key, each in self._parameters.items() if key not in self._updated and each.tensor.requires_grad]
+        idle = [
+            each
+            for key, each in self._parameters.items()
+            if key not in self._updated and each.tensor.requires_grad
+        ]
         if not idle or not self._updated:
             return notes
-        return [*notes, f"{len(idle)} trainable parameter(s) are in no optimizer that stepped, such as {idle[0].name}"]
+        return [
+            *notes,
+            (
+                f"{len(idle)} trainable parameter(s) are in no optimizer that stepped, such as"
+                f" {idle[0].name}"
+            ),
+        ]
 
     def install(self) -> None:
         self._between = Between()
@@ -171,20 +229,26 @@ class Updates:
         self._before.clear()
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
-        """A step ends: tell the gradients that no update was given. Gives what ``Series.end_step`` does."""
+        """A step ends: tell the gradients that no update was given. Gives what ``Series.end_step``
+        does.
+        """
         if self._started == self._count and self._trained:
             self._note_changed(AT_THE_END)
         elif self._count and self._started != self._count:
             self._note_changed()
         if not self._any_update and self._series.backwards > self._backwards:
             versions = zip(self._versions, self._written(), strict=True)
-            self._changed_otherwise = self._changed_otherwise or any(before not in (-1, now) for before, now in versions)
+            self._changed_otherwise = self._changed_otherwise or any(
+                before not in (-1, now) for before, now in versions
+            )
         if self._any_update:
             for key, each in self._parameters.items():
                 if each.tensor.requires_grad and key not in self._held and key not in self._told:
                     grad, _ = gradient_of(each.tensor)
                     value = IN_NO_OPTIMIZER if grad is None else grad
-                    self._sink.add_update(each.owner, 0, Role.PARAM_GRAD, each.own, value, How(IN_NO_OPTIMIZER))
+                    self._sink.add_update(
+                        each.owner, 0, Role.PARAM_GRAD, each.own, value, How(IN_NO_OPTIMIZER)
+                    )
         return self._series.end_step(step)
 
     def next_step(self) -> None:
@@ -202,12 +266,19 @@ class Updates:
         return self._any_update or self._series.backwards > self._backwards
 
     def _written(self) -> list[int]:
-        """How often each parameter has been written into; -1 if that is not counted, or it has no values yet."""
+        """How often each parameter has been written into; -1 if that is not counted, or it has no
+        values yet.
+        """
         tensors = (each.tensor for each in self._parameters.values())
-        return [-1 if is_lazy(tensor) or tensor.is_inference() else tensor._version for tensor in tensors]
+        return [
+            -1 if is_lazy(tensor) or tensor.is_inference() else tensor._version
+            for tensor in tensors
+        ]
 
     def model_begins(self) -> None:
-        """The model is called: for the first time in a step, or since an update, with golden's weights, where it has recorded them."""
+        """The model is called: for the first time in a step, or since an update, with golden's
+        weights, where it has recorded them.
+        """
         if self._started == self._count:
             return
         self._started = self._count
@@ -216,19 +287,31 @@ class Updates:
             for each in self._parameters.values():
                 self._golden.start(each.owner, self._count, each.own, each.tensor)
             self._between.leave(each for each in self._parameters.values() if each in self._between)
-        if torch.is_grad_enabled():  # what a loop changes that has no optimizer for it: an average of others, an update by hand
-            others = (each for key, each in self._parameters.items() if key not in self._held and each not in self._between)
-            self._between.leave(each for each in others if self._sink.wants(each.owner, Role.PARAM_CHANGED))
+        # what a loop changes that has no optimizer for it: an average of others, an update by hand
+        if torch.is_grad_enabled():
+            others = (
+                each
+                for key, each in self._parameters.items()
+                if key not in self._held and each not in self._between
+            )
+            self._between.leave(
+                each for each in others if self._sink.wants(each.owner, Role.PARAM_CHANGED)
+            )
 
     def _note_changed(self, when: str = "") -> None:
-        """Record the parameters that something else has changed since the last update, here or in golden.
+        """Record the parameters that something else has changed since the last update, here or in
+        golden.
 
-        ``when``: behind their paths; ``AT_THE_END`` of a step in which no update came after the last call of the model.
-        """
+        ``when``: behind their paths; ``AT_THE_END`` of a step in which no update came after the
+        last call of the model."""
         changed = self._between.changed()
         for key, each in self._parameters.items():
             place = each.owner, self._count, each.own + when
-            if key in changed or (self._golden is not None and each in self._between and self._golden.has_changed(*place)):
+            if key in changed or (
+                self._golden is not None
+                and each in self._between
+                and self._golden.has_changed(*place)
+            ):
                 self._give(each, Role.PARAM_CHANGED, each.own + when, each.tensor)
 
     def call_begins(self) -> None:
@@ -249,12 +332,16 @@ class Updates:
                     yield self._parameters[id(tensor)]
 
     def _backward_begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
-        """Record the gradients again: this backward adds to clipped ones, or the update that they were meant for was skipped."""
+        """Record the gradients again: this backward adds to clipped ones, or the update that they
+        were meant for was skipped.
+        """
         if self._sink.listening and self._sink.running() is None and not in_backward():
             self._recorded.clear()
             self._guarded(self._series.backward_begins, roots)
 
-    def _clipping(self, callers: Collection[str], caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _clipping(
+        self, callers: Collection[str], caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         if caller in callers:
             self._guarded(self._clips, {id(grad) for _, grad in leaves(args)})
 
@@ -265,16 +352,27 @@ class Updates:
                 self._gradient(each, None)
                 self._clipped.add(key)
 
-    def _scaling(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
-        return functools.partial(self._guarded, self._scaled, args[0]) if self._sink.listening else None
+    def _scaling(
+        self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[Any], None] | None:
+        return (
+            functools.partial(self._guarded, self._scaled, args[0])
+            if self._sink.listening
+            else None
+        )
 
     def _scaled(self, scaler: Any, result: Any) -> None:
         """A scaler has multiplied losses."""
         if getattr(scaler, "is_enabled", lambda: True)():
             scale = getattr(scaler, "_scale", None)
-            self._series.scaled((part for _, part in leaves(result)), scale if isinstance(scale, torch.Tensor) else scaler.get_scale())
+            self._series.scaled(
+                (part for _, part in leaves(result)),
+                scale if isinstance(scale, torch.Tensor) else scaler.get_scale(),
+            )
 
-    def _stepping(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
+    def _stepping(
+        self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[Any], None] | None:
         """A scaler is told to step an optimizer; it does not if a gradient is not finite."""
         optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
         if not self._sink.listening or optimizer is None:
@@ -295,7 +393,9 @@ class Updates:
         if not parameters:
             self._others[type(optimizer).__name__] = None
             for key, each in self._parameters.items():
-                if key not in self._held and gradient_of(each.tensor)[1]:  # it steps copies of the parameters
+                if (
+                    key not in self._held and gradient_of(each.tensor)[1]
+                ):  # it steps copies of the parameters
                     self._gradient(each, None)
             return
         if self._is_inner(optimizer, parameters):
@@ -303,7 +403,9 @@ class Updates:
             return
         self._series.rates(optimizer)
         self._groups(optimizer)
-        closure = any(each is not None for each in (*args[1:2], kwargs.get("closure")))  # the first argument is the optimizer
+        closure = any(
+            each is not None for each in (*args[1:2], kwargs.get("closure"))
+        )  # the first argument is the optimizer
         first, scale = self._series.wants_weights, getattr(optimizer, "grad_scale", None)
         for each in parameters:
             self._updated.add(id(each.tensor))
@@ -318,9 +420,13 @@ class Updates:
                 if key not in held:
                     self._weight(each, recorded=False)
         self._clipped_to(parameters, scale)
-        if getattr(optimizer, "_optimizer_step_pre_hooks", None):  # of the user's, which come after this one, and may clip
+        if getattr(
+            optimizer, "_optimizer_step_pre_hooks", None
+        ):  # of the user's, which come after this one, and may clip
             states = {id(each.tensor): gradient_state(each.tensor) for each in parameters}
-            clips = functools.partial(guarded, self._sink, self._hooks_ran, "an update", parameters, states, scale)
+            clips = functools.partial(
+                guarded, self._sink, self._hooks_ran, "an update", parameters, states, scale
+            )
             self._leave_hooks()  # of a step that has raised
             self._after_hooks = optimizer.register_step_pre_hook(lambda *_: clips())
 
@@ -329,9 +435,20 @@ class Updates:
             self._after_hooks.remove()
             self._after_hooks = None
 
-    def _hooks_ran(self, parameters: list[Parameter], states: dict[int, tuple[int, int]], scale: torch.Tensor | None) -> None:
-        """The optimizer's own hooks have run: they may have written into gradients, which had these states before."""
-        changed = {id(each.tensor) for each in parameters if gradient_state(each.tensor) != states[id(each.tensor)]}
+    def _hooks_ran(
+        self,
+        parameters: list[Parameter],
+        states: dict[int, tuple[int, int]],
+        scale: torch.Tensor | None,
+    ) -> None:
+        """The optimizer's own hooks have run: they may have written into gradients, which had these
+        states before.
+        """
+        changed = {
+            id(each.tensor)
+            for each in parameters
+            if gradient_state(each.tensor) != states[id(each.tensor)]
+        }
         if changed:
             self._clipped |= changed
             self._clipped_to(parameters, scale)
@@ -340,7 +457,9 @@ class Updates:
         """Keep the norm of the gradients as the update uses them, if some were clipped."""
         if any(id(each.tensor) in self._clipped for each in parameters):
             grads = (gradient_of(each.tensor)[0] for each in parameters)
-            self._series.clipped(grad if scale is None else grad / scale for grad in grads if grad is not None)
+            self._series.clipped(
+                grad if scale is None else grad / scale for grad in grads if grad is not None
+            )
 
     def _ends(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         parameters = list(self._of(optimizer))
@@ -356,17 +475,25 @@ class Updates:
             before = self._before.pop(id(each.tensor), None)
             if before is not None:
                 update, lease = difference(each.tensor, before, self._sink.room)
-                self._give(each, Role.PARAM_UPDATE, each.own, update, How(bits=Bits.OURS, lease=lease))
+                self._give(
+                    each, Role.PARAM_UPDATE, each.own, update, How(bits=Bits.OURS, lease=lease)
+                )
                 del before
             self._states(optimizer, [each], Role.STATE_AFTER)
-        self._between.leave(each for each in parameters if self._sink.wants(each.owner, Role.PARAM_CHANGED))
+        self._between.leave(
+            each for each in parameters if self._sink.wants(each.owner, Role.PARAM_CHANGED)
+        )
         self._series.updated(getattr(optimizer, "found_inf", None))
         for record in (self._recorded, self._times, self._clipped):
             record.clear()
         self._count += 1
 
-    def _weight(self, parameter: Parameter, recorded: bool | None = None) -> Callable[[Record], None] | None:
-        """What is to be called with the record of a parameter before the step's first update, for the digest of all weights."""
+    def _weight(
+        self, parameter: Parameter, recorded: bool | None = None
+    ) -> Callable[[Record], None] | None:
+        """What is to be called with the record of a parameter before the step's first update, for
+        the digest of all weights.
+        """
         if not self._sink.wants("", Role.PARAM_BEFORE):
             return None
         if recorded is None:
@@ -376,13 +503,19 @@ class Updates:
     def _groups(self, optimizer: Any) -> None:
         """Record learning rates, betas and whatever numbers else the parameter groups have."""
         for number, group in enumerate(optimizer.param_groups):
-            options = {name: value for name, value in group.items() if name not in ("params", *WAYS_OF_UPDATING)}
+            options = {
+                name: value
+                for name, value in group.items()
+                if name not in ("params", *WAYS_OF_UPDATING)
+            }
             for path, value in leaves(options):
                 if isinstance(value, (torch.Tensor, *Scalar)):
                     path = f"{type(optimizer).__name__}.{number}.{path}"
                     self._sink.add_update("", self._count, Role.STATE_BEFORE, path, value)
 
-    def _gradient(self, parameter: Parameter, scale: torch.Tensor | None, late: bool = False) -> None:
+    def _gradient(
+        self, parameter: Parameter, scale: torch.Tensor | None, late: bool = False
+    ) -> None:
         """Record a parameter's gradient, once for each update; again if there was a backward since.
 
         Args:
@@ -407,34 +540,59 @@ class Updates:
         if late:
             self._give(parameter, Role.PARAM_GRAD, path, value, How(where, written))
             if self._golden is not None:
-                self._golden.leave(parameter.owner, self._count, Role.PARAM_GRAD, path, "the update computed it itself, in its closure")
+                self._golden.leave(
+                    parameter.owner,
+                    self._count,
+                    Role.PARAM_GRAD,
+                    path,
+                    "the update computed it itself, in its closure",
+                )
             return
         self._take(parameter, Role.PARAM_GRAD, path, value, How(where, written))
         if scale is not None and self._golden is not None:
             grad.copy_(value * scale)
 
     def _parameter(self, parameter: Parameter, written: Callable[[Record], None] | None) -> None:
-        """Record a parameter that an update is given, keep it until that is over, and give it golden's."""
-        tensor, wanted = parameter.tensor.detach(), self._sink.wants(parameter.owner, Role.PARAM_BEFORE)
+        """Record a parameter that an update is given, keep it until that is over, and give it
+        golden's.
+        """
+        tensor, wanted = (
+            parameter.tensor.detach(),
+            self._sink.wants(parameter.owner, Role.PARAM_BEFORE),
+        )
         if self._golden is None and wanted:  # one copy is recorded, and kept
             tensor = self._before[id(parameter.tensor)] = copy_of(tensor)
             self._give(
-                parameter, Role.PARAM_BEFORE, parameter.own, tensor, How(written=written, bits=Bits.OURS, by_digest=written is not None)
+                parameter,
+                Role.PARAM_BEFORE,
+                parameter.own,
+                tensor,
+                How(written=written, bits=Bits.OURS, by_digest=written is not None),
             )
         elif self._golden is not None:
-            self._take(parameter, Role.PARAM_BEFORE, parameter.own, parameter.tensor, How(written=written, by_digest=written is not None))
+            self._take(
+                parameter,
+                Role.PARAM_BEFORE,
+                parameter.own,
+                parameter.tensor,
+                How(written=written, by_digest=written is not None),
+            )
             if wanted:
                 self._before[id(parameter.tensor)] = copy_of(tensor)
 
     def _norm(self, parameter: Parameter, grad: torch.Tensor) -> Callable[[Record], None] | None:
-        """What is to be called with the record of a gradient, for its norm; if it is not recorded, or has no plain data, it is read now."""
+        """What is to be called with the record of a gradient, for its norm; if it is not recorded,
+        or has no plain data, it is read now.
+        """
         if self._sink.wants(parameter.owner, Role.PARAM_GRAD) and grad.layout is torch.strided:
             return self._series.norm_of(parameter.tensor)
         self._series.measure(parameter.tensor, grad)
         return None
 
     def _is_inner(self, optimizer: Any, parameters: Collection[Parameter]) -> bool:
-        """Whether an optimizer steps as a part of another's step of the same parameters, which is the update. It may keep the state."""
+        """Whether an optimizer steps as a part of another's step of the same parameters, which is
+        the update. It may keep the state.
+        """
         own = {id(each.tensor) for each in parameters}
         others = (each for each in entrances.running_steps() if each is not optimizer)
         return any(id(each.tensor) in own for other in others for each in self._of(other))
@@ -443,13 +601,19 @@ class Updates:
         """Record an optimizer's state of parameters, before an update or after it."""
         for each in parameters:
             for path, value in leaves(dict(optimizer.state.get(each.tensor, {}))):
-                (self._take if role is Role.STATE_BEFORE else self._give)(each, role, f"{each.own}.{path}", value, How(bits=Bits.NEW))
+                (self._take if role is Role.STATE_BEFORE else self._give)(
+                    each, role, f"{each.own}.{path}", value, How(bits=Bits.NEW)
+                )
 
-    def _take(self, parameter: Parameter, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
+    def _take(
+        self, parameter: Parameter, role: Role, path: str, value: Any, how: How = PLAINLY
+    ) -> None:
         """Record what an update is given, and give it golden's."""
         self._give(parameter, role, path, value, how)
         if self._golden is not None and isinstance(value, torch.Tensor):
             self._golden.put(parameter.owner, self._count, role, path, value)
 
-    def _give(self, parameter: Parameter, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
+    def _give(
+        self, parameter: Parameter, role: Role, path: str, value: Any, how: How = PLAINLY
+    ) -> None:
         self._sink.add_update(parameter.owner, self._count, role, path, value, how)

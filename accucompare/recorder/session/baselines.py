@@ -1,4 +1,6 @@
-"""The baselines that golden brings along: fed runs of golden's own case, made where its code is (``capture --with-baseline``)."""
+"""The baselines that golden brings along: fed runs of golden's own case, made where its code is
+(``capture --with-baseline``).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def capture_baselines(
     tensors: bool = False,
     announce: Callable[[str], None] = lambda doing: None,
 ) -> list[Place]:
-    """Capture golden's case once for each precision of a candidate, fed with golden, and keep the errors beside golden.
+    """Capture golden's case once for each precision of a candidate, fed with golden, and keep the
+    errors beside golden.
 
     Args:
         target: golden's case.
@@ -49,11 +52,15 @@ def capture_baselines(
     with open_bundle(golden) as bundle:
         trusted = bundle.manifest
     if trusted.ranks > 1:
-        raise UsageError("--with-baseline: golden is of several ranks; capture its baselines by hand (--feed)")
+        raise UsageError(
+            "--with-baseline: golden is of several ranks; capture its baselines by hand (--feed)"
+        )
     made = []
     for precision in precisions:
         dtype, emulate = baseline_dtype(trusted, precision)
-        announce(f"baseline for {precision}: {dtype}{f' with products in {emulate}' if emulate else ''}")
+        announce(
+            f"baseline for {precision}: {dtype}{f' with products in {emulate}' if emulate else ''}"
+        )
         out = golden / BASELINES / precision
         options = CaptureOptions(
             emulate=emulate,
@@ -68,8 +75,12 @@ def capture_baselines(
             if tensors:
                 made.append(capture_case(target, out, place, options, dtype=FloatType(dtype)))
                 continue
-            with tempfile.TemporaryDirectory(prefix=".baseline-", dir=golden if isinstance(golden, Path) else None) as folder:
-                fed = capture_case(target, Path(folder) / precision, place, options, dtype=FloatType(dtype))
+            with tempfile.TemporaryDirectory(
+                prefix=".baseline-", dir=golden if isinstance(golden, Path) else None
+            ) as folder:
+                fed = capture_case(
+                    target, Path(folder) / precision, place, options, dtype=FloatType(dtype)
+                )
                 made.append(keep_errors(golden, fed, out))
     return made
 
@@ -82,16 +93,21 @@ def _whole_or_not_at_all(golden: Place, out: Place, precision: str) -> Iterator[
     except (CaptureError, KeyboardInterrupt) as error:
         discard_unfinished(out)
         if isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt(f"{golden} is complete, without its baseline for {precision}") from None
+            raise KeyboardInterrupt(
+                f"{golden} is complete, without its baseline for {precision}"
+            ) from None
         what = str(error).splitlines()[0]  # the rest tells where its records are, which are removed
         cure = f"leave {precision} out of --with-baseline, or see --debug"
-        raise CaptureError(f"baseline for {precision}: {what}\n{golden} is complete, without this baseline; {cure}") from error
+        raise CaptureError(
+            f"baseline for {precision}: {what}\n{golden} is complete, without this baseline; {cure}"
+        ) from error
 
 
 def baseline_dtype(golden: Manifest, precision: str) -> tuple[str, str | None]:
-    """What the baseline for candidates of a precision computes in: a floating type, and what its products are rounded to.
+    """What the baseline for candidates of a precision computes in: a floating type, and what its
+    products are rounded to.
 
-    In golden's own type a device would give golden itself; float64 then shows golden's rounding, which is the candidate's.
-    """
+    In golden's own type a device would give golden itself; float64 then shows golden's rounding,
+    which is the candidate's."""
     dtype, emulate = PRECISIONS[precision]
     return ("float64" if emulate is None and dtype == float_dtype(golden) else dtype), emulate

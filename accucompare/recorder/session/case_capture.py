@@ -21,7 +21,13 @@ from accucompare.live.modules import name_modules
 from accucompare.places import Place, place_of
 from accucompare.recorder.capture_options import DEFAULTS, CaptureOptions
 from accucompare.recorder.feeding import check_golden, held_steps
-from accucompare.recorder.session.failures import ModuleFailedError, WantedGradientsError, name_of, naming_the_model, telling_exits
+from accucompare.recorder.session.failures import (
+    ModuleFailedError,
+    WantedGradientsError,
+    name_of,
+    naming_the_model,
+    telling_exits,
+)
 from accucompare.recorder.session.session import recording
 from accucompare.recorder.session.start import starting
 from accucompare.recorder.state import NOTHING, CallArguments, Training, run_step, saved_inputs
@@ -39,7 +45,9 @@ class Casting:
     def __init__(self, rounded: RoundedType | None, final: FloatType | None) -> None:
         self.options = {"round_weights": rounded and rounded.value, "dtype": final and final.value}
         self.needed = rounded is not None or final is not None
-        self._rounded: torch.dtype | None = None if rounded is None else getattr(torch, rounded.value)
+        self._rounded: torch.dtype | None = (
+            None if rounded is None else getattr(torch, rounded.value)
+        )
         self._final: torch.dtype | None = None if final is None else getattr(torch, final.value)
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -50,7 +58,9 @@ class Casting:
 
 
 def repeat_of(directory: Place, run: int) -> Place:
-    """Where a run of ``--repeat`` is, numbered from 0: the first in the directory itself, then ``repeat1``, ``repeat2``, … in it."""
+    """Where a run of ``--repeat`` is, numbered from 0: the first in the directory itself, then
+    ``repeat1``, ``repeat2``, … in it.
+    """
     return directory / f"repeat{run}" if run else directory
 
 
@@ -73,14 +83,19 @@ def capture_case(
         out: directory to write the bundle to.
         device: where to run.
         options: as for ``accucompare.capture``, except:
-            steps: how many, or which; as many as the case has inputs if not given, or those of ``like`` or ``feed``. Inputs are used
+            steps: how many, or which; as many as the case has inputs if not given, or those of
+                ``like`` or ``feed``. Inputs are used
             again from the first if there are fewer.
-            feed: with ``dtype`` float64, modules that do not run in it compute in float32, and the manifest lists them (``fallback``).
-            Where golden has no gradients, loss and optimizer are left out; where it has no updates, of a case with an optimizer only
-            step 0 is run, since golden's later steps had other weights.
+            feed: with ``dtype`` float64, modules that do not run in it compute in float32, and the
+                manifest lists them (``fallback``).
+            Where golden has no gradients, loss and optimizer are left out; where it has no updates,
+            of a case with an optimizer only step 0 is run, since golden's later steps had other
+            weights.
         dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
-        round_weights: what to round floating parameters, buffers and inputs to, before they are cast; they keep their types.
-        repeat: how many times to run the case from scratch; the runs after the first one go to ``repeat1``, … in its directory.
+        round_weights: what to round floating parameters, buffers and inputs to, before they are
+            cast; they keep their types.
+        repeat: how many times to run the case from scratch; the runs after the first one go to
+            ``repeat1``, … in its directory.
         progress: called with the steps done and the steps to do.
 
     Returns:
@@ -93,7 +108,10 @@ def capture_case(
         UsageError: as for ``accucompare.capture``.
     """
     if options.emulate is not None and dtype not in (None, FloatType.FLOAT32):
-        raise UsageError(f"--emulate {options.emulate}: rounds what goes into float32 products; with --dtype {dtype} there are none")
+        raise UsageError(
+            f"--emulate {options.emulate}: rounds what goes into float32 products; with --dtype"
+            f" {dtype} there are none"
+        )
     place = open_device(device)
     options, round_weights = _taken_over(options, out, round_weights)
     casting = Casting(round_weights, dtype)
@@ -108,13 +126,26 @@ def capture_case(
         grad = False
         while True:
             try:
-                _capture_once(target, repeat_of(place_of(out), run), place, casting, again, note_step, narrowed, grad)
+                _capture_once(
+                    target,
+                    repeat_of(place_of(out), run),
+                    place,
+                    casting,
+                    again,
+                    note_step,
+                    narrowed,
+                    grad,
+                )
                 break
             except WantedGradientsError:
                 grad = True
                 again = replace(again, overwrite=True)  # what was recorded until then
             except ModuleFailedError as error:
-                no_kernel = isinstance(error.__cause__, RuntimeError) and options.feed is not None and dtype is FloatType.FLOAT64
+                no_kernel = (
+                    isinstance(error.__cause__, RuntimeError)
+                    and options.feed is not None
+                    and dtype is FloatType.FLOAT64
+                )
                 if not no_kernel or error.module in narrowed:
                     raise
                 narrowed.add(error.module)
@@ -122,8 +153,12 @@ def capture_case(
     return place_of(out)
 
 
-def _taken_over(options: CaptureOptions, out: str | Place, round_weights: RoundedType | None) -> tuple[CaptureOptions, RoundedType | None]:
-    """The options, with the seed, the steps and the rounding of ``like`` and ``feed`` where none is given."""
+def _taken_over(
+    options: CaptureOptions, out: str | Place, round_weights: RoundedType | None
+) -> tuple[CaptureOptions, RoundedType | None]:
+    """The options, with the seed, the steps and the rounding of ``like`` and ``feed`` where none is
+    given.
+    """
     seed, steps = options.seed, starting(options.asked, _first_step(options.like), options.like)
     for source in (options.like, options.feed):
         if source is None:
@@ -133,12 +168,19 @@ def _taken_over(options: CaptureOptions, out: str | Place, round_weights: Rounde
                 check_golden(bundle, out, steps)  # before the model is built
             made = bundle.manifest.capture
             seed = made.get("seed") if seed is None else seed
-            asked = None if bundle.complete or options.feed is not None else bundle.manifest.asked  # it may hold fewer
-            steps = steps or starting(asked, _first_step(options.like), options.like) or held_steps(bundle.manifest)
+            asked = (
+                None if bundle.complete or options.feed is not None else bundle.manifest.asked
+            )  # it may hold fewer
+            steps = (
+                steps
+                or starting(asked, _first_step(options.like), options.like)
+                or held_steps(bundle.manifest)
+            )
             rounded = made.get("round_weights")
             if source is options.like and round_weights not in (None, rounded):
                 raise UsageError(
-                    f"--round-weights {round_weights}: the weights are those of --like {source}; round them where that is captured"
+                    f"--round-weights {round_weights}: the weights are those of --like {source};"
+                    " round them where that is captured"
                 )
             round_weights = round_weights or (rounded and RoundedType(rounded))
     return replace(options, seed=seed, steps=steps), round_weights
@@ -158,8 +200,10 @@ def _capture_once(
 
     Args:
         options: those of ``capture_case``.
-        narrowed: qualified names of the classes of modules that compute in float32, whatever the model's type.
-        grad: run a case without a loss with gradients on; fed, they are on also where golden's forward asked for some.
+        narrowed: qualified names of the classes of modules that compute in float32, whatever the
+            model's type.
+        grad: run a case without a loss with gradients on; fed, they are on also where golden's
+            forward asked for some.
     """
     built = build(target, place, casting, options.seed or 0, options.like)
     case, name, inputs = built.case, built.name, built.inputs
@@ -172,7 +216,9 @@ def _capture_once(
     made: dict[str, Any] = {
         **casting.options,
         "loss": case.loss is not None,
-        "optimizer": name_of(type(built.training.optimizers[0])) if built.training.optimizers else None,
+        "optimizer": (
+            name_of(type(built.training.optimizers[0])) if built.training.optimizers else None
+        ),
         "case_steps": steps.count - first if steps.chosen is None else None,
     }
     named = name_modules(model).named
@@ -181,13 +227,28 @@ def _capture_once(
         for name in narrow:
             _compute_in_float32(named[name])
         made["fallback"] = {"dtype": "float32", "modules": narrow}
-        notes.append(f"{len(narrow)} module(s) do not run in float64 and ran in float32: {', '.join(narrow[:3])}")
+        notes.append(
+            f"{len(narrow)} module(s) do not run in float64 and ran in float32:"
+            f" {', '.join(narrow[:3])}"
+        )
     saved = inputs if options.save_state else None
-    recorded = replace(options, steps=steps if steps.chosen is not None else None)  # of those that are run here
+    recorded = replace(
+        options, steps=steps if steps.chosen is not None else None
+    )  # of those that are run here
     training, loss = (built.training, case.loss) if trains or not fed else (NOTHING, None)
     with (
         naming_the_model(name, out, place.type, model, without_gradients=loss is None and not grad),
-        recording(model, out, recorded, device=place, case=name, inputs=saved, training=training, made=made, notes=notes) as session,
+        recording(
+            model,
+            out,
+            recorded,
+            device=place,
+            case=name,
+            inputs=saved,
+            training=training,
+            made=made,
+            notes=notes,
+        ) as session,
     ):
         for step in range(first, steps.count):
             args, kwargs = moved(inputs[step % len(inputs)], place, casting)
@@ -205,8 +266,16 @@ def _first_step(like: str | Place | None) -> int:
         return 0 if state is None else state.step
 
 
-def _fed_steps(golden: str | Place, training: Training, steps: Steps, first: int, trains: bool, notes: list[str]) -> tuple[Steps, bool]:
-    """The steps that a fed capture runs from the ``first``, and whether it trains, as golden did; what is otherwise than asked is noted.
+def _fed_steps(
+    golden: str | Place,
+    training: Training,
+    steps: Steps,
+    first: int,
+    trains: bool,
+    notes: list[str],
+) -> tuple[Steps, bool]:
+    """The steps that a fed capture runs from the ``first``, and whether it trains, as golden did;
+    what is otherwise than asked is noted.
 
     Raises:
         UsageError: if golden lacks what the steps start from.
@@ -220,14 +289,21 @@ def _fed_steps(golden: str | Place, training: Training, steps: Steps, first: int
     if count > 1 and not (trains and held.holds(RoleGroup.UPDATE)):
         if not steps.has(first):
             raise UsageError(
-                f"{golden}: has not the weights that golden's optimizer had made for step {next(iter(steps.numbers))}; capture golden with "
-                "its updates (update among --roles)"
+                f"{golden}: has not the weights that golden's optimizer had made for step"
+                f" {next(iter(steps.numbers))}; capture golden with its updates (update among"
+                " --roles)"
             )
-        notes.append(f"fed: only step {first} of {count} was run, since golden's later steps had the weights that its optimizer made")
+        notes.append(
+            f"fed: only step {first} of {count} was run, since golden's later steps had the weights"
+            " that its optimizer made"
+        )
         steps = Steps(first + 1, first=first)
     own = name_of(type(training.optimizers[0]))
     if trains and held.optimizer not in (None, own):
-        notes.append(f"fed: the optimizer is {own}, golden's {held.optimizer}: what only one of them keeps for a parameter is not fed")
+        notes.append(
+            f"fed: the optimizer is {own}, golden's {held.optimizer}: what only one of them keeps"
+            " for a parameter is not fed"
+        )
     return steps, trains
 
 
@@ -250,7 +326,13 @@ class Built:
     training: Training
 
 
-def build(target: str | None, place: torch.device, casting: Casting, seed: int, like: str | Place | None = None) -> Built:
+def build(
+    target: str | None,
+    place: torch.device,
+    casting: Casting,
+    seed: int,
+    like: str | Place | None = None,
+) -> Built:
     """Build a case on the CPU under a seed, cast its model, and move it to the device.
 
     Raises:
@@ -261,16 +343,24 @@ def build(target: str | None, place: torch.device, casting: Casting, seed: int, 
     case, name = load_case(target)
     model = case.model
     if not isinstance(model, nn.Module):
-        raise CaseError(f"{name}: the case's model must be a torch.nn.Module, but is a {type(model).__name__}")
+        raise CaseError(
+            f"{name}: the case's model must be a torch.nn.Module, but is a {type(model).__name__}"
+        )
     training = _training(case, name)
     inputs = _inputs(case.inputs, like, name)
     named = dict(model.named_parameters())
-    if casting.needed:  # model.to(dtype) would also cast complex tensors, and drop their imaginary parts
+    if (
+        casting.needed
+    ):  # model.to(dtype) would also cast complex tensors, and drop their imaginary parts
         model._apply(casting)  # type: ignore[no-untyped-call]
     try:
-        model = model.to(device=place)  # cast already: no operator runs on the device before its flags are set
+        model = model.to(
+            device=place
+        )  # cast already: no operator runs on the device before its flags are set
     except RuntimeError as error:
-        raise DeviceError(f"{name}: the model cannot be moved to {place}: {explain(place.type, error)}") from error
+        raise DeviceError(
+            f"{name}: the model cannot be moved to {place}: {explain(place.type, error)}"
+        ) from error
     for optimizer in training.optimizers:
         _hold_again(optimizer, named, dict(model.named_parameters()))
     return Built(case, name, model, inputs, training)
@@ -279,19 +369,31 @@ def build(target: str | None, place: torch.device, casting: Casting, seed: int, 
 def _training(case: Case, name: str) -> Training:
     """What a case has beside its model; CaseError if it does not go together."""
     if case.optimizer is not None and case.loss is None:
-        raise CaseError(f"{name}: the case has an optimizer but no loss to send backward; give Case(…, loss=…)")
+        raise CaseError(
+            f"{name}: the case has an optimizer but no loss to send backward; give Case(…, loss=…)"
+        )
     for word, value in (("scheduler", case.scheduler), ("scaler", case.scaler)):
         if value is not None and case.optimizer is None:
-            raise CaseError(f"{name}: the case has a {word} but no optimizer; give Case(…, optimizer=…)")
+            raise CaseError(
+                f"{name}: the case has a {word} but no optimizer; give Case(…, optimizer=…)"
+            )
     try:
         return Training.of(case.optimizer, case.scheduler, case.scaler)
     except UsageError as error:
         raise CaseError(f"{name}: the case's {error}") from None
 
 
-def _hold_again(optimizer: Any, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]) -> None:
-    """Let an optimizer hold the parameters that have taken the place of those that it was made of, as some devices replace them."""
-    new = {parameter: after[name] for name, parameter in before.items() if after.get(name, parameter) is not parameter}
+def _hold_again(
+    optimizer: Any, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]
+) -> None:
+    """Let an optimizer hold the parameters that have taken the place of those that it was made of,
+    as some devices replace them.
+    """
+    new = {
+        parameter: after[name]
+        for name, parameter in before.items()
+        if after.get(name, parameter) is not parameter
+    }
     if new:
         for group in optimizer.param_groups:
             group["params"] = [new.get(parameter, parameter) for parameter in group["params"]]
@@ -305,7 +407,10 @@ def _inputs(inputs: Any, like: str | Place | None, name: str) -> list[CallArgume
         with open_bundle(like) as source:
             saved = saved_inputs(source)
     if saved is None and inputs is None:
-        raise CaseError(f"{name}: the case has no inputs; give Case(model, inputs), or start from a bundle that has (--like)")
+        raise CaseError(
+            f"{name}: the case has no inputs; give Case(model, inputs), or start from a bundle that"
+            " has (--like)"
+        )
     steps = saved if saved is not None else steps_of(inputs)
     if not steps:
         raise CaseError(f"{name}: the case's list of inputs is empty")
@@ -313,7 +418,9 @@ def _inputs(inputs: Any, like: str | Place | None, name: str) -> list[CallArgume
 
 
 def moved(arguments: CallArguments, device: torch.device, casting: Casting) -> CallArguments:
-    """Fresh copies on the device, floating ones cast where they are; the model may write into what it is given."""
+    """Fresh copies on the device, floating ones cast where they are; the model may write into what
+    it is given.
+    """
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         return casting(tensor).clone().to(device)
@@ -331,11 +438,17 @@ def _seed_everything(seed: int) -> None:
 
 
 def _compute_in_float32(module: nn.Module) -> None:
-    """Let a module of a float64 model compute in float32: its parameters, and what it is given; what it gives is float64 again."""
+    """Let a module of a float64 model compute in float32: its parameters, and what it is given;
+    what it gives is float64 again.
+    """
     forward = module.forward
 
     def cast(value: Any, source: torch.dtype, target: torch.dtype) -> Any:
-        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(target) if tensor.dtype == source else tensor, value)
+        return pytree.tree_map_only(
+            torch.Tensor,
+            lambda tensor: tensor.to(target) if tensor.dtype == source else tensor,
+            value,
+        )
 
     @functools.wraps(forward)
     def computed(*args: Any, **kwargs: Any) -> Any:

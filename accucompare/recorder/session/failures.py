@@ -20,7 +20,9 @@ from accucompare.places import Place
 
 
 class ModuleFailedError(CaptureError):
-    """The model raised in a module of the class of this name: the class itself is another one each time that a case is loaded."""
+    """The model raised in a module of the class of this name: the class itself is another one each
+    time that a case is loaded.
+    """
 
     def __init__(self, message: str, module: str) -> None:
         super().__init__(message)
@@ -32,16 +34,25 @@ class WantedGradientsError(CaptureError):
 
 
 @contextlib.contextmanager
-def naming_the_model(name: str, out: Place, device: str, model: nn.Module, without_gradients: bool) -> Any:
+def naming_the_model(
+    name: str, out: Place, device: str, model: nn.Module, without_gradients: bool
+) -> Any:
     """Turn what the model raised into a CaptureError that names the module."""
     try:
         yield
     except AccucompareError:
         raise
-    except (Exception, SystemExit) as error:  # a sys.exit(0) in the user's code is no success of the capture
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a sys.exit(0) in the user's code is no success of the capture
         stopped = _stopped(out)
         module, step = stopped.get("module"), stopped.get("step")
-        what = "the model raised while it was set up" if not stopped else f"the model raised in {module or '(root)'}, step {step}"
+        what = (
+            "the model raised while it was set up"
+            if not stopped
+            else f"the model raised in {module or '(root)'}, step {step}"
+        )
         if stopped and module is None:
             what = f"the case raised outside of the model's forward, step {step}"
         hint = "; ".join([*_kept(out), "--debug shows the traceback"])
@@ -58,13 +69,17 @@ def naming_the_model(name: str, out: Place, device: str, model: nn.Module, witho
 
 @contextlib.contextmanager
 def telling_exits() -> Iterator[None]:
-    """Let ``os._exit`` of a case end as ``sys.exit`` does: this process must not end with the case's exit code, which may be 0."""
+    """Let ``os._exit`` of a case end as ``sys.exit`` does: this process must not end with the
+    case's exit code, which may be 0.
+    """
     leave, process = os._exit, os.getpid()
 
     def leave_told(status: int) -> NoReturn:
         if os.getpid() != process:
             leave(status)
-        if threading.current_thread() is not threading.main_thread():  # an exception would end the thread only
+        if (
+            threading.current_thread() is not threading.main_thread()
+        ):  # an exception would end the thread only
             leave(status or 2)
         raise SystemExit(status)
 
@@ -76,7 +91,9 @@ def telling_exits() -> Iterator[None]:
 
 
 def _kept(out: Place) -> Iterator[str]:
-    """Where what a stopped capture has recorded is, and what it was to replace; nothing, if it had not begun to write."""
+    """Where what a stopped capture has recorded is, and what it was to replace; nothing, if it had
+    not begun to write.
+    """
     with contextlib.suppress(AccucompareError), open_bundle(out) as bundle:
         if not bundle.complete:
             kept = previous_of(out)
@@ -93,7 +110,9 @@ def _stopped(out: Place) -> dict[str, Any]:
 
 
 def _wanted_gradients(error: BaseException) -> bool:
-    """Whether a model failed when it asked autograd for gradients in its forward, as force fields do; there are none without a graph."""
+    """Whether a model failed when it asked autograd for gradients in its forward, as force fields
+    do; there are none without a graph.
+    """
     place = error.__traceback__
     while place is not None:
         if place.tb_frame.f_code.co_filename == torch.autograd.__file__:

@@ -1,4 +1,6 @@
-"""Capturing a model that is there already: where it is, with the weights, the mode and the type that it has."""
+"""Capturing a model that is there already: where it is, with the weights, the mode and the type
+that it has.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ from accucompare.recorder.state import Training, run_step
 def capture_model(case: Case, out: str | Place, options: CaptureOptions = DEFAULTS) -> Place:
     """Run a case that is built already, once for each of its inputs, and record it.
 
-    The model is not moved, cast or seeded, and gradients are on or off as the caller has them; the inputs are copied to its device. With an
-    optimizer the weights are updated, as in any step of training.
+    The model is not moved, cast or seeded, and gradients are on or off as the caller has them; the
+    inputs are copied to its device. With an optimizer the weights are updated, as in any step of
+    training.
 
     Args:
         case: the case; its inputs are needed.
@@ -30,13 +33,16 @@ def capture_model(case: Case, out: str | Place, options: CaptureOptions = DEFAUL
 
     Raises:
         CaseError: if there are no inputs, or an optimizer without a loss.
-        CaptureError, UsageError: as for ``accucompare.capture``; what the model raises is passed on.
+        CaptureError, UsageError: as for ``accucompare.capture``; what the model raises is passed
+            on.
     """
     steps = [] if case.inputs is None else steps_of(case.inputs)
     if not steps:
         raise CaseError("the case has no inputs; give Case(model, inputs)")
     if case.optimizer is not None and case.loss is None:
-        raise CaseError("the case has an optimizer but no loss to send backward; give Case(…, loss=…)")
+        raise CaseError(
+            "the case has an optimizer but no loss to send backward; give Case(…, loss=…)"
+        )
     training = Training.of(case.optimizer, case.scheduler, case.scaler)
     made = {"loss": case.loss is not None, "case_steps": len(steps)}
     with recording(case.model, out, options, training=training, made=made) as session:

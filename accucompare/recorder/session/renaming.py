@@ -1,4 +1,6 @@
-"""The maps of a capture that starts from, or is fed with, a bundle of a model that calls its layers otherwise."""
+"""The maps of a capture that starts from, or is fed with, a bundle of a model that calls its layers
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,14 @@ import glob
 from collections.abc import Sequence
 
 from accucompare.bundle.format import Manifest
-from accucompare.compare.pairing import Renaming, check_maps, counterparts, options, propose, read_maps
+from accucompare.compare.pairing import (
+    Renaming,
+    check_maps,
+    counterparts,
+    options,
+    propose,
+    read_maps,
+)
 from accucompare.live.around import describe_model
 from accucompare.live.modules import Modules
 from accucompare.places import place_of
@@ -15,7 +24,8 @@ from accucompare.selection import Selection
 
 
 def maps_in_force(asked: CaptureOptions, modules: Modules) -> tuple[list[Renaming], list[str]]:
-    """The renamings of golden's layers, those that ``auto`` finds among them; and notes that list the latter.
+    """The renamings of golden's layers, those that ``auto`` finds among them; and notes that list
+    the latter.
 
     Raises:
         UsageError: if a map matches nothing or leads nowhere, or two layers become one.
@@ -23,15 +33,23 @@ def maps_in_force(asked: CaptureOptions, modules: Modules) -> tuple[list[Renamin
     """
     renamings, auto = read_maps(asked.map)
     notes = []
-    goldens = [Manifest.read(place_of(source) / "manifest.json").model for source in (asked.like, asked.feed) if source is not None]
+    goldens = [
+        Manifest.read(place_of(source) / "manifest.json").model
+        for source in (asked.like, asked.feed)
+        if source is not None
+    ]
     if auto:
-        own = modules.outline() if asked.like is not None else describe_model(modules)  # of the former the weights will be replaced
+        own = (
+            modules.outline() if asked.like is not None else describe_model(modules)
+        )  # of the former the weights will be replaced
         taken: list[str] = []
         for golden in goldens:
             new = propose(golden, own, renamings, fingerprints=asked.like is None)
             renamings += [Renaming.parse(text) for text in new]
             taken += new
-        notes.append(f"--map auto took {options(taken)}" if taken else "--map auto found nothing to rename")
+        notes.append(
+            f"--map auto took {options(taken)}" if taken else "--map auto found nothing to rename"
+        )
     if renamings:
         outline = modules.outline()
         check_maps(renamings, [(golden, outline) for golden in goldens])

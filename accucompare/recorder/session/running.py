@@ -16,7 +16,14 @@ from accucompare.bundle.reading import bundle_html
 from accucompare.bundle.writing import BundleWriter
 from accucompare.devices import variables
 from accucompare.errors import CaptureError
-from accucompare.live.around import digests_of, loaded_libraries, modules_in, notes_on_what_ran, variables_named, versions_of
+from accucompare.live.around import (
+    digests_of,
+    loaded_libraries,
+    modules_in,
+    notes_on_what_ran,
+    variables_named,
+    versions_of,
+)
 from accucompare.live.modules import Modules
 from accucompare.live.numerics import Numerics, eager_stance
 from accucompare.live.operators import Draws
@@ -56,7 +63,8 @@ class Session:
         Args:
             start: what it starts from.
             saver: of the training's state; ``None`` if that is not to be saved, or no more.
-            unknown: the optimizers that step although they were not given; ``None`` if no state is saved or restored.
+            unknown: the optimizers that step although they were not given; ``None`` if no state is
+                saved or restored.
         """
         self.path = path
         self._recorder = recorder
@@ -81,7 +89,8 @@ class Session:
         return self._recorder.step
 
     def step(self) -> None:
-        """End a step: what was recorded since the last one becomes readable, and calls are numbered from 0 again.
+        """End a step: what was recorded since the last one becomes readable, and calls are numbered
+        from 0 again.
 
         Raises:
             CaptureError: if recording failed, for example on a full disk.
@@ -96,32 +105,42 @@ class Session:
             self._numerics.end_step(recorder.step)
             series = recorder.end_step()
             self._note_unfed()
-            self._writer.end_step(recorder.step, series=series, holds_records=recorder.holds_records)
+            self._writer.end_step(
+                recorder.step, series=series, holds_records=recorder.holds_records
+            )
         recorder.next_step()
-        if self._draws is not None:  # also in steps that are not recorded, whose draws are numbered with the others
+        if (
+            self._draws is not None
+        ):  # also in steps that are not recorded, whose draws are numbered with the others
             self._draws.end_step()
         if self._saver is not None and recorder.step == self._start.first_recorded:
             self._saver.write(self._writer, recorder.step, self._draws)
         recorder.listening = steps is None or steps.has(recorder.step)
 
     def wake(self) -> None:
-        """Put the hooks on, before the first step and after ``rest``; from now on compiled code runs eagerly.
+        """Put the hooks on, before the first step and after ``rest``; from now on compiled code
+        runs eagerly.
 
         Not inside a hook of an optimizer's: PyTorch goes through the hooks that this adds to.
         """
-        if "torch._dynamo" in sys.modules:  # inner hooks of a compiled model stop firing after its first call
+        if (
+            "torch._dynamo" in sys.modules
+        ):  # inner hooks of a compiled model stop firing after its first call
             self._stance.enter_context(eager_stance())
             self._eager = True
         self._recorder.install(self._steps)
 
     def rest(self) -> None:
-        """Take the hooks off, for steps that are not recorded, until ``wake``; not inside a hook either."""
+        """Take the hooks off, for steps that are not recorded, until ``wake``; not inside a hook
+        either.
+        """
         self._recorder.remove()
         self._stance.close()
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """What runs meanwhile is not recorded, such as an evaluation between two steps of training."""
+        """What runs meanwhile is not recorded, such as an evaluation between two steps of
+        training."""
         listening, self._recorder.listening = self._recorder.listening, False
         try:
             with self._recorder.without_hooks():
@@ -156,7 +175,10 @@ class Session:
         if feed is not None:
             self._writer.manifest.notes += feed.notes()
             if not feed.fed:
-                raise CaptureError(f"{golden}: nothing of it was fed; {'; '.join(feed.notes()) or 'no module was called'}")
+                raise CaptureError(
+                    f"{golden}: nothing of it was fed;"
+                    f" {'; '.join(feed.notes()) or 'no module was called'}"
+                )
 
     def end(self, error: BaseException | None) -> None:
         """Write the last step and the manifest."""
@@ -164,7 +186,12 @@ class Session:
         series = recorder.end_step()
         manifest.model["not_called"] = recorder.not_called()
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]
-        ran = {*manifest.model["sources"], *modules_in(recorder.files_run), *self._start.sources, optimizer} - {""}
+        ran = {
+            *manifest.model["sources"],
+            *modules_in(recorder.files_run),
+            *self._start.sources,
+            optimizer,
+        } - {""}
         manifest.model["sources"] = digests_of(ran)
         manifest.model["differentiates"] = torch.autograd.__file__ in recorder.files_run
         manifest.capture["backward"] = recorder.backwards > 0
@@ -172,15 +199,24 @@ class Session:
         manifest.environment["versions"] = {**manifest.environment["versions"], **versions_of(ran)}
         manifest.environment["variables"] = variables(os.environ, variables_named(ran))
         manifest.environment["libraries"] = loaded_libraries()
-        manifest.environment["random"] = "drawn on the device" if self._draws is None else "drawn on the CPU"
+        manifest.environment["random"] = (
+            "drawn on the device" if self._draws is None else "drawn on the CPU"
+        )
         if self._draws is not None:
-            manifest.notes += [f"{name} drew its random numbers on the device" for name in sorted(self._draws.unmatched)]
+            manifest.notes += [
+                f"{name} drew its random numbers on the device"
+                for name in sorted(self._draws.unmatched)
+            ]
         self._note_unknown_optimizers()
         self._note_unfed()
         manifest.notes += self._numerics.notes()
         manifest.notes += recorder.training_notes()
         of_modules = manifest.capture["level"] == Level.MODULE and recorder.holds_records
-        manifest.notes += notes_on_what_ran(self._modules, self._eager and recorder.called_compiled, recorder.called if of_modules else ())
+        manifest.notes += notes_on_what_ran(
+            self._modules,
+            self._eager and recorder.called_compiled,
+            recorder.called if of_modules else (),
+        )
         if recorder.errors:
             manifest.notes += [f"recording failed: {failure}" for failure in recorder.errors[:100]]
         if recorder.records or series is not None:
@@ -189,17 +225,35 @@ class Session:
         self._writer.close(self._stopped(error), hurry=isinstance(error, KeyboardInterrupt))
         if recorder.errors:
             count, first = len(recorder.errors), recorder.errors[0]
-            _LOGGER.warning("could not record %d module call(s), so %s is incomplete; the first: %s", count, self.path, first)
+            _LOGGER.warning(
+                "could not record %d module call(s), so %s is incomplete; the first: %s",
+                count,
+                self.path,
+                first,
+            )
         _LOGGER.debug("captured %d step(s) in %s", len(self._writer.published.steps), self.path)
 
     def _stopped(self, error: BaseException | None) -> dict[str, Any] | None:
         """Where and why the capture ended early; ``None`` if it did not."""
         recorder = self._recorder
         if error is not None:
-            reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+            reason = (
+                "interrupted"
+                if isinstance(error, KeyboardInterrupt)
+                else f"{type(error).__name__}: {error}"
+            )
             return {"step": recorder.step, "module": recorder.failing_call(), "error": reason}
         if (module := recorder.open_call()) is not None:
-            return {"step": recorder.step, "module": module, "error": "the process ended inside of the forward"}
+            return {
+                "step": recorder.step,
+                "module": module,
+                "error": "the process ended inside of the forward",
+            }
         if recorder.errors:
-            return {"error": f"{len(recorder.errors)} module call(s) could not be recorded; the first: {recorder.errors[0]}"}
+            return {
+                "error": (
+                    f"{len(recorder.errors)} module call(s) could not be recorded; the first:"
+                    f" {recorder.errors[0]}"
+                )
+            }
         return None

@@ -1,4 +1,6 @@
-"""What a capture starts from: the options, and what the bundles of ``like`` and ``feed`` add to them."""
+"""What a capture starts from: the options, and what the bundles of ``like`` and ``feed`` add to
+them.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,16 @@ from accucompare.selection import Level, Mode, RoleGroup, Selection, Steps
 
 @dataclass(frozen=True)
 class Within:
-    """What there is around a capture already, where it is part of something larger, as of a script that runs anyway.
+    """What there is around a capture already, where it is part of something larger, as of a script
+    that runs anyway.
 
     Attributes:
-        first: the number of the step that begins; of a capture that starts from a state, that of the state counts.
-        matched: whether random operations draw from the CPU under the seed; else they draw as without a capture.
-        prepared: whether the directory is ready, for all ranks, so that they need not ask each other.
+        first: the number of the step that begins; of a capture that starts from a state, that of
+            the state counts.
+        matched: whether random operations draw from the CPU under the seed; else they draw as
+            without a capture.
+        prepared: whether the directory is ready, for all ranks, so that they need not ask each
+            other.
     """
 
     first: int = 0
@@ -54,7 +60,8 @@ class Start:
         renamings: of the layers of ``like`` and ``feed``.
         notes: sentences for the manifest.
         replaced: the weights that held other values before those of ``like`` were copied.
-        overruled: what else was not as in the state of ``like`` before that was put in: ``the mode of encoder.drop``.
+        overruled: what else was not as in the state of ``like`` before that was put in: ``the mode
+            of encoder.drop``.
         model: described, with its weights as they are now.
         golden, feed: what it is fed with, if it is.
         without_gradients: whether gradients are off, since that golden has none.
@@ -101,19 +108,34 @@ class Start:
             UsageError: if one of them does not fit the model or the options.
         """
         renamings, notes = maps_in_force(options, modules) if options.map else ([], [])
-        start = cls(options.seed, options.asked, options.selection, options.groups, renamings, notes, begun=within.first)
+        start = cls(
+            options.seed,
+            options.asked,
+            options.selection,
+            options.groups,
+            renamings,
+            notes,
+            begun=within.first,
+        )
         if options.like is not None:
             source = stack.enter_context(open_bundle(options.like))
-            start.continuation = Continuation.of(source, ranks[0], training, modules, renamings, device)
+            start.continuation = Continuation.of(
+                source, ranks[0], training, modules, renamings, device
+            )
             start.steps = starting(options.asked, start.step, options.like)
             start._take_weights(source, modules)
-            start.overruled += [f"the mode of {display_name(name)}" for name in _set_mode(model, modules, source.manifest.model, renamings)]
+            start.overruled += [
+                f"the mode of {display_name(name)}"
+                for name in _set_mode(model, modules, source.manifest.model, renamings)
+            ]
             start._take_over(source.manifest, modules)
         start.model = describe_model(modules)
         if options.feed is not None:
             golden = start.golden = stack.enter_context(open_bundle(options.feed))
             check_golden(golden, out, start.steps, ranks[1])
-            check_model(golden, ranks[0], start.model, options.force, renamings, options.like, start.step)
+            check_model(
+                golden, ranks[0], start.model, options.force, renamings, options.like, start.step
+            )
             start._take_over(golden.manifest, modules)
             start.steps = start.steps or held_steps(golden.manifests[ranks[0]])
             start.feed = Feeding(golden, ranks[0], modules, renamings, options.round_feed)
@@ -121,19 +143,31 @@ class Start:
             start.feed.updates = start.feed.updates and start.feed.backward
             held = golden.manifest.options
             if options.roles is None:  # what golden does not hold has no partner
-                start.groups = tuple(group for group in start.groups if held.roles is None or group in held.roles)
+                start.groups = tuple(
+                    group for group in start.groups if held.roles is None or group in held.roles
+                )
             if not start.feed.backward:
                 if held.backward and options.trains:
-                    notes.append("nothing of the backward and the update was run: golden holds no gradients of layers to feed (--roles)")
-                    start.groups = tuple(group for group in start.groups if group in (RoleGroup.FORWARD, RoleGroup.SERIES))
+                    notes.append(
+                        "nothing of the backward and the update was run: golden holds no gradients"
+                        " of layers to feed (--roles)"
+                    )
+                    start.groups = tuple(
+                        group
+                        for group in start.groups
+                        if group in (RoleGroup.FORWARD, RoleGroup.SERIES)
+                    )
                 start.without_gradients = not _differentiates(golden)
                 stack.enter_context(torch.set_grad_enabled(not start.without_gradients))
             if options.level == Level.OP and golden.manifest.capture.get("level") != Level.OP:
                 chosen = f"--only {' --only '.join(start.selection.only) or 'NAME'}"
-                raise UsageError(f"{options.feed}: holds no operators; capture it with --level op {chosen}")
+                raise UsageError(
+                    f"{options.feed}: holds no operators; capture it with --level op {chosen}"
+                )
         if options.level == Level.OP and not start.selection.only:
             raise UsageError(
-                "--level op: give the modules whose operators are to be recorded (--only NAME); those of all would be too many"
+                "--level op: give the modules whose operators are to be recorded (--only NAME);"
+                " those of all would be too many"
             )
         start.seed = (start.seed or 0) if within.matched else None
         _check_selection(start.selection, modules)
@@ -144,10 +178,18 @@ class Start:
         changed = () if self.continuation is None else self.continuation.state.buffers
         notes, replaced = restore_weights(source, modules, self.renamings, changed)
         self.notes += notes
-        if replaced and not self.step:  # at a later step, the model's own are those of step 0, and nobody expects them to be the same
+        if (
+            replaced and not self.step
+            # at a later step, the model's own are those of step 0, and nobody expects them to be
+            # the same
+        ):
             self.replaced = replaced
-            first = ", ".join(replaced[:3]) + (f", and {len(replaced) - 3} more" if len(replaced) > 3 else "")
-            self.notes.append(f"--like: {len(replaced)} of the model's weights held other values before: {first}")
+            first = ", ".join(replaced[:3]) + (
+                f", and {len(replaced) - 3} more" if len(replaced) > 3 else ""
+            )
+            self.notes.append(
+                f"--like: {len(replaced)} of the model's weights held other values before: {first}"
+            )
 
     def _take_over(self, manifest: Manifest, modules: Modules) -> None:
         """Seed and selection of a bundle, where none was given."""
@@ -156,16 +198,26 @@ class Start:
             self.selection = selection_of(manifest, modules, self.renamings)
 
     def restore_training(self, manifest: Manifest, draws: Draws | None) -> None:
-        """Put the training state of ``like`` in place, and note in the manifest what it lacks. Errors as ``Continuation.apply``."""
+        """Put the training state of ``like`` in place, and note in the manifest what it lacks.
+        Errors as ``Continuation.apply``.
+        """
         if manifest.capture["like"] is None:
             return
         if self.continuation is not None:
             self.continuation.apply(draws, self.seed)
             self.notes += self.continuation.notes
-            manifest.capture["overruled"] = self.overruled = [*self.overruled, *self.continuation.overruled]
+            manifest.capture["overruled"] = self.overruled = [
+                *self.overruled,
+                *self.continuation.overruled,
+            ]
         if self.overruled:
-            self.notes.append(f"--like: {len(self.overruled)} of the case's own were not golden's before: {', '.join(self.overruled[:3])}")
-        manifest.capture["started"] = msgspec.to_builtins(Started(0) if self.continuation is None else self.continuation.started)
+            self.notes.append(
+                f"--like: {len(self.overruled)} of the case's own were not golden's before:"
+                f" {', '.join(self.overruled[:3])}"
+            )
+        manifest.capture["started"] = msgspec.to_builtins(
+            Started(0) if self.continuation is None else self.continuation.started
+        )
 
     @property
     def first_recorded(self) -> int:
@@ -191,11 +243,23 @@ class Start:
             ranks=ranks,
             capture={
                 "mode": Mode(options.mode).value,
-                **({"sketch": {"version": SKETCH_VERSION, "size": options.sketch_size}} if options.mode == Mode.SKETCH else {}),
+                **(
+                    {"sketch": {"version": SKETCH_VERSION, "size": options.sketch_size}}
+                    if options.mode == Mode.SKETCH
+                    else {}
+                ),
                 "level": Level(options.level).value,
                 "seed": self.seed,
-                "steps": None if self.steps is None or self.steps.chosen is not None else self.steps.count - self.steps.first,
-                "chosen_steps": None if self.steps is None or self.steps.chosen is None else list(self.steps.chosen),
+                "steps": (
+                    None
+                    if self.steps is None or self.steps.chosen is not None
+                    else self.steps.count - self.steps.first
+                ),
+                "chosen_steps": (
+                    None
+                    if self.steps is None or self.steps.chosen is None
+                    else list(self.steps.chosen)
+                ),
                 "roles": [group.value for group in self.groups],
                 "only": list(self.selection.only),
                 "skip": list(self.selection.skip),
@@ -230,7 +294,8 @@ def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps
 
 
 def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps | None:
-    """The steps of a run that begins with the state of ``like``: so many from there, or those of a list.
+    """The steps of a run that begins with the state of ``like``: so many from there, or those of a
+    list.
 
     Raises:
         UsageError: if the list has an earlier one.
@@ -240,27 +305,46 @@ def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps
     if steps.chosen is None:
         return steps if steps.first else Steps(first + steps.count, first=first)
     if steps.chosen[0] < first:
-        raise UsageError(f"--steps {steps}: the state of {like} is that before step {first}; choose steps from {first} on")
+        raise UsageError(
+            f"--steps {steps}: the state of {like} is that before step {first}; choose steps from"
+            f" {first} on"
+        )
     return steps
 
 
 def _differentiates(golden: Bundle) -> bool:
-    """Whether golden's forward asked autograd for gradients, and left it to its caller to turn them on: a force field, a PINN."""
+    """Whether golden's forward asked autograd for gradients, and left it to its caller to turn them
+    on: a force field, a PINN.
+    """
     return bool(golden.manifest.capture.get("grad") and golden.manifest.model.get("differentiates"))
 
 
 def _check_selection(selection: Selection, modules: Modules) -> None:
     if not any(selection.allows(name) for name in modules.named):
-        globs = ", ".join(f"--only {glob}" for glob in selection.only) + "".join(f" --skip {glob}" for glob in selection.skip)
+        globs = ", ".join(f"--only {glob}" for glob in selection.only) + "".join(
+            f" --skip {glob}" for glob in selection.skip
+        )
         names = [name for name in modules.named if name] or [display_name("")]
         more = f", … ({len(names)} in all)" if len(names) > 5 else ""
-        raise UsageError(f"{globs}: leaves no module to record; the model has {', '.join(names[:5])}{more}")
+        raise UsageError(
+            f"{globs}: leaves no module to record; the model has {', '.join(names[:5])}{more}"
+        )
 
 
-def _set_mode(model: nn.Module, modules: Modules, saved: dict[str, Any], renamings: Sequence[Renaming]) -> list[str]:
-    """Set train or eval mode as in a saved model, on each module. Gives the names of those that were in the other."""
+def _set_mode(
+    model: nn.Module, modules: Modules, saved: dict[str, Any], renamings: Sequence[Renaming]
+) -> list[str]:
+    """Set train or eval mode as in a saved model, on each module. Gives the names of those that
+    were in the other.
+    """
     before = {name: getattr(module, "training", None) for name, module in modules.named.items()}
     model.train(bool(saved.get("training")))
-    for name in counterparts(saved.get("other_mode") or (), modules.named.keys(), renamings).values():
+    for name in counterparts(
+        saved.get("other_mode") or (), modules.named.keys(), renamings
+    ).values():
         modules.named[name].training = not saved.get("training")
-    return [name for name, module in modules.named.items() if getattr(module, "training", None) is not before[name]]
+    return [
+        name
+        for name, module in modules.named.items()
+        if getattr(module, "training", None) is not before[name]
+    ]

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from accucompare.bundle.format import Component, Missing, Record, Role, SavedObject, Started, TrainingState
+from accucompare.bundle.format import (
+    Component,
+    Missing,
+    Record,
+    Role,
+    SavedObject,
+    Started,
+    TrainingState,
+)
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.pairing import Renaming, counterparts, rename_parameter
 from accucompare.errors import BundleError, CaptureError
@@ -21,7 +29,15 @@ from accucompare.recorder.state.training_loop import Training, TrainingPart
 from accucompare.recorder.state.training_state import OF_NO_PARAMETER, Frozen, names_of
 
 #: What malformed JSON of a state makes ``put_together`` and the loaders raise.
-_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+_DAMAGE = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+)
 
 
 class _NotSavedError(Exception):
@@ -37,7 +53,8 @@ class Continuation:
         missing: what the training does not get of it.
         notes: sentences for the manifest.
         overruled: what held something else before the state of the first step was put in.
-        own_rank: whether the state is that of the same rank; it is rank 0's, if the bundle has no such rank.
+        own_rank: whether the state is that of the same rank; it is rank 0's, if the bundle has no
+            such rank.
     """
 
     bundle: Bundle
@@ -63,15 +80,23 @@ class Continuation:
 
     @classmethod
     def of(
-        cls, bundle: Bundle, rank: int, training: Training, modules: Modules, renamings: Sequence[Renaming], device: torch.device
+        cls,
+        bundle: Bundle,
+        rank: int,
+        training: Training,
+        modules: Modules,
+        renamings: Sequence[Renaming],
+        device: torch.device,
     ) -> Continuation | None:
         """Check that a training can go on from a bundle's state; nothing is changed yet.
 
         Returns:
-            ``None`` for a bundle of an older version, if there is no optimizer that would need more than weights and inputs.
+            ``None`` for a bundle of an older version, if there is no optimizer that would need more
+            than weights and inputs.
 
         Raises:
-            CaptureError: if the state is of another optimizer class, of other parameter groups, or of an older version.
+            CaptureError: if the state is of another optimizer class, of other parameter groups, or
+                of an older version.
             BundleError: if it is damaged.
         """
         own = rank if rank in bundle.manifests else 0
@@ -80,11 +105,21 @@ class Continuation:
         if state is None:
             if manifest.state is not None and training.optimizers:
                 raise CaptureError(
-                    f"--like: {bundle.path} was written by an older accucompare, which saved weights and inputs, but not the state of the "
-                    "optimizer; capture it again with --save-state"
+                    f"--like: {bundle.path} was written by an older accucompare, which saved"
+                    " weights and inputs, but not the state of the optimizer; capture it again"
+                    " with --save-state"
                 )
             return None
-        found = cls(bundle, state, training, modules, renamings, device, list(state.missing), own_rank=own == rank)
+        found = cls(
+            bundle,
+            state,
+            training,
+            modules,
+            renamings,
+            device,
+            list(state.missing),
+            own_rank=own == rank,
+        )
         for record in bundle.state(own):
             if record.role is Role.TRAINING_STATE:
                 found._records[record.name] = record
@@ -92,7 +127,10 @@ class Continuation:
                 found._dtypes[record.name] = record.dtype
         for part, saved in found._pairs():
             if part.component is not Component.SCALER and saved.kind != part.kind:
-                raise CaptureError(f"--like: {part.place} is a {part.kind} here, but a {saved.kind} in {bundle.path}")
+                raise CaptureError(
+                    f"--like: {part.place} is a {part.kind} here, but a {saved.kind} in"
+                    f" {bundle.path}"
+                )
             if part.component is Component.OPTIMIZER:
                 found._check_groups(part, saved)
         return found
@@ -102,7 +140,8 @@ class Continuation:
 
         Args:
             draws: of the capture.
-            seed: of the capture; with another one than the state's, random numbers are not continued.
+            seed: of the capture; with another one than the state's, random numbers are not
+                continued.
 
         Raises:
             BundleError: if the state is damaged.
@@ -118,13 +157,19 @@ class Continuation:
         if same_seed and self.own_rank:
             self._put_random(draws)
         elif self.step:
-            reason = "the state has none of this rank" if same_seed else f"seed {seed} was given in place of the state's"
+            reason = (
+                "the state has none of this rank"
+                if same_seed
+                else f"seed {seed} was given in place of the state's"
+            )
             self._miss(Component.RANDOM, reason)
 
-    # -- which part is which ------------------------------------------------------------------------------------------------------------
+    # -- which part is which
+    # ------------------------------------------------------------------------------------------------------------
 
     def _pairs(self) -> Iterator[tuple[TrainingPart, SavedObject]]:
-        """The parts of the training, each with its saved state; what one side lacks is noted, once."""
+        """The parts of the training, each with its saved state; what one side lacks is noted,
+        once."""
         saved = {
             Component.OPTIMIZER: self.state.optimizers,
             Component.SCHEDULER: self.state.schedulers,
@@ -133,9 +178,16 @@ class Continuation:
         for component, objects in saved.items():
             parts = [part for part in self.training.parts if part.component is component]
             if objects and not parts:
-                self._miss(component, f"{self.bundle.path} has a {objects[0].kind.rpartition('.')[2]}, this capture has none")
+                self._miss(
+                    component,
+                    f"{self.bundle.path} has a {objects[0].kind.rpartition('.')[2]}, this capture"
+                    " has none",
+                )
             elif objects and len(parts) != len(objects):
-                raise CaptureError(f"--like: there are {len(parts)} {component}s here, but {len(objects)} in {self.bundle.path}")
+                raise CaptureError(
+                    f"--like: there are {len(parts)} {component}s here, but {len(objects)} in"
+                    f" {self.bundle.path}"
+                )
             yield from zip(parts, objects, strict=False)
 
     def _miss(self, component: Component, reason: str) -> None:
@@ -155,14 +207,21 @@ class Continuation:
         own = [{own_names.get(id(tensor), "") for tensor in group} for group in part.parameters()]
         theirs = [set(self._parameter_names(group).values()) for group in saved.groups]
         if len(own) != len(theirs):
-            raise CaptureError(f"--like: {part.place} has {len(own)} parameter group(s) here, but {len(theirs)} in {self.bundle.path}")
+            raise CaptureError(
+                f"--like: {part.place} has {len(own)} parameter group(s) here, but {len(theirs)} in"
+                f" {self.bundle.path}"
+            )
         for number, (ours, golden) in enumerate(zip(own, theirs, strict=True)):
             if ours != golden:
                 name = min(ours ^ golden)
                 where = "here only" if name in ours else f"in {self.bundle.path} only"
-                raise CaptureError(f"--like: {part.place}: other parameter groups: {name or 'a parameter'!r} is in group {number} {where}")
+                raise CaptureError(
+                    f"--like: {part.place}: other parameter groups: {name or 'a parameter'!r} is in"
+                    f" group {number} {where}"
+                )
 
-    # -- loading ------------------------------------------------------------------------------------------------------------------------
+    # -- loading
+    # ------------------------------------------------------------------------------------------------------------------------
 
     def _load(self, component: Component, place: str, structure: Any) -> Any:
         """A value that was taken apart.
@@ -182,46 +241,89 @@ class Continuation:
         try:
             return put_together(structure, load, lost)
         except _DAMAGE as error:
-            what = f"it has no record {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
-            raise BundleError(f"{self.bundle.path}: the saved state is damaged in {component}, {place} ({what[:200]})") from None
+            what = (
+                f"it has no record {error}"
+                if isinstance(error, KeyError)
+                else f"{type(error).__name__}: {error}"
+            )
+            raise BundleError(
+                f"{self.bundle.path}: the saved state is damaged in {component}, {place}"
+                f" ({what[:200]})"
+            ) from None
 
-    def _guarded(self, put: Callable[[TrainingPart, SavedObject], None], part: TrainingPart, saved: SavedObject) -> None:
+    def _guarded(
+        self,
+        put: Callable[[TrainingPart, SavedObject], None],
+        part: TrainingPart,
+        saved: SavedObject,
+    ) -> None:
         try:
             put(part, saved)
         except (BundleError, CaptureError):
             raise
         except Exception as error:  # a class of the user's may refuse in any way
             reason = f"{type(error).__name__}: {str(error)[:200]}"
-            raise CaptureError(f"--like: the state of {part.place} in {self.bundle.path} does not fit a {part.kind} ({reason})") from error
+            raise CaptureError(
+                f"--like: the state of {part.place} in {self.bundle.path} does not fit a"
+                f" {part.kind} ({reason})"
+            ) from error
 
     def _put_optimizer_state(self, part: TrainingPart, saved: SavedObject) -> None:
         own = names_of(self.modules)
-        tensors = {own[id(tensor)]: tensor for group in part.parameters() for tensor in group if id(tensor) in own}
-        numbers = {name: number for number, name in enumerate(own.get(id(each), "") for group in part.parameters() for each in group)}
+        tensors = {
+            own[id(tensor)]: tensor
+            for group in part.parameters()
+            for tensor in group
+            if id(tensor) in own
+        }
+        numbers = {
+            name: number
+            for number, name in enumerate(
+                own.get(id(each), "") for group in part.parameters() for each in group
+            )
+        }
         state: dict[Any, Any] = {}
         kept_wide: list[tuple[torch.Tensor, str, torch.Tensor]] = []
-        for old, name in self._parameter_names(name for name in saved.state if name != OF_NO_PARAMETER).items():
+        for old, name in self._parameter_names(
+            name for name in saved.state if name != OF_NO_PARAMETER
+        ).items():
             try:
                 values = self._load(part.component, f"{part.place} {old}", saved.state[old])
             except _NotSavedError:
                 continue  # it is among what is missing
             if not isinstance(values, dict) or name not in numbers:
-                raise BundleError(f"{self.bundle.path}: the saved state is damaged in {part.place}, {old}")
+                raise BundleError(
+                    f"{self.bundle.path}: the saved state is damaged in {part.place}, {old}"
+                )
             state[numbers[name]] = values
             for key, value in values.items():
-                other = isinstance(value, torch.Tensor) and value.is_floating_point() and key != "step"
+                other = (
+                    isinstance(value, torch.Tensor) and value.is_floating_point() and key != "step"
+                )
                 if other and dtype_name(value.dtype) != self._dtypes.get(old):
                     kept_wide.append((tensors[name], key, value))
         if OF_NO_PARAMETER in saved.state:
             with contextlib.suppress(_NotSavedError):
-                state.update(self._load(part.component, f"{part.place} {OF_NO_PARAMETER}", saved.state[OF_NO_PARAMETER]))
+                state.update(
+                    self._load(
+                        part.component,
+                        f"{part.place} {OF_NO_PARAMETER}",
+                        saved.state[OF_NO_PARAMETER],
+                    )
+                )
         if not state and not part.live.state:
             return
         before = Frozen.of(part.live.state_dict().get("state"))
         part.live.load_state_dict({**part.live.state_dict(), "state": state})
-        for tensor, key, value in kept_wide:  # load_state_dict casts to the parameter's type what was kept in another
+        for (
+            tensor,
+            key,
+            value,
+        ) in kept_wide:  # load_state_dict casts to the parameter's type what was kept in another
             part.live.state[tensor][key] = value.to(tensor.device)
-        if not self.step and not before.same(Frozen.of(part.live.state_dict().get("state"))):  # later, nobody expects it to be the same
+        if not self.step and not before.same(
+            Frozen.of(part.live.state_dict().get("state"))
+        ):  # later, nobody expects it to be the same
             self.overruled.append(f"the state of {part.place}")
 
     def _put_options(self, part: TrainingPart, saved: SavedObject) -> None:
@@ -250,13 +352,21 @@ class Continuation:
                 group[key] = value
 
     def _put_gradients(self) -> None:
-        parameters = {name: tensor for kind, name, tensor in self.modules.tensors() if kind == "parameters"}
+        parameters = {
+            name: tensor for kind, name, tensor in self.modules.tensors() if kind == "parameters"
+        }
         try:
-            gradients = self._load(Component.GRADIENTS, "gradients", self.state.gradients) if self.state.gradients else {}
+            gradients = (
+                self._load(Component.GRADIENTS, "gradients", self.state.gradients)
+                if self.state.gradients
+                else {}
+            )
         except _NotSavedError:
             return
         if not isinstance(gradients, dict):
-            raise BundleError(f"{self.bundle.path}: the saved state is damaged in {Component.GRADIENTS}")
+            raise BundleError(
+                f"{self.bundle.path}: the saved state is damaged in {Component.GRADIENTS}"
+            )
         names = self._parameter_names(gradients)
         for name in sorted(parameters.keys() - names.values()):
             if parameters[name].grad is not None and not self.step:
@@ -264,21 +374,35 @@ class Continuation:
             parameters[name].grad = None
         for old, name in names.items():
             gradient, parameter = gradients[old], parameters.get(name)
-            if parameter is None or not isinstance(gradient, torch.Tensor) or gradient.shape != parameter.shape:
-                raise BundleError(f"{self.bundle.path}: the saved state is damaged: the gradient of {old!r} fits no parameter")
+            if (
+                parameter is None
+                or not isinstance(gradient, torch.Tensor)
+                or gradient.shape != parameter.shape
+            ):
+                raise BundleError(
+                    f"{self.bundle.path}: the saved state is damaged: the gradient of {old!r} fits"
+                    " no parameter"
+                )
             gradient = gradient.to(parameter.device, parameter.dtype)
-            if not self.step and (parameter.grad is None or not Frozen.of(parameter.grad).same(Frozen.of(gradient))):
+            if not self.step and (
+                parameter.grad is None or not Frozen.of(parameter.grad).same(Frozen.of(gradient))
+            ):
                 self.overruled.append(f"the gradient of {name}")
             parameter.grad = gradient
 
     def _put_attributes(self) -> None:
         """Numbers and strings of modules; nothing else of theirs is replaced."""
-        for old, new in counterparts(self.state.attributes, self.modules.named.keys(), self.renamings).items():
+        for old, new in counterparts(
+            self.state.attributes, self.modules.named.keys(), self.renamings
+        ).items():
             module = self.modules.named[new]
             for name, value in self.state.attributes[old].items():
                 now = vars(module).get(name, getattr(type(module), name, 0))
                 if now is not None and not isinstance(now, (int, float, str)):
-                    raise BundleError(f"{self.bundle.path}: the saved state is damaged in {Component.ATTRIBUTES}: {name!r} of {new!r}")
+                    raise BundleError(
+                        f"{self.bundle.path}: the saved state is damaged in {Component.ATTRIBUTES}:"
+                        f" {name!r} of {new!r}"
+                    )
                 vars(module)[name] = value
 
     def _put_random(self, draws: Draws | None) -> None:
@@ -286,29 +410,56 @@ class Continuation:
         other_device = self.device.type != state.device
         if state.draws is not None and draws is not None:
             if other_device and state.draws.repeated:
-                self._miss(Component.RANDOM, f"the model seeds them again in each step, which only a {state.device} can continue")
+                self._miss(
+                    Component.RANDOM,
+                    f"the model seeds them again in each step, which only a {state.device} can"
+                    " continue",
+                )
             try:
                 draws.restore(state.draws)
             except ValueError as error:
-                raise BundleError(f"{self.bundle.path}: the saved state is damaged in draws ({error})") from None
+                raise BundleError(
+                    f"{self.bundle.path}: the saved state is damaged in draws ({error})"
+                ) from None
         elif self.step and state.draws is not None:
-            self._miss(Component.RANDOM, "this version of torch does not let random operations be matched")
-        elif draws is not None and not any(entry.component is Component.RANDOM for entry in state.missing):
-            self._miss(Component.RANDOM, "the state is of a watch, which lets the model draw as it does; a capture draws on the CPU")
+            self._miss(
+                Component.RANDOM, "this version of torch does not let random operations be matched"
+            )
+        elif draws is not None and not any(
+            entry.component is Component.RANDOM for entry in state.missing
+        ):
+            self._miss(
+                Component.RANDOM,
+                "the state is of a watch, which lets the model draw as it does; a capture draws on"
+                " the CPU",
+            )
         try:
             table = self._load(Component.RANDOM, "random", state.random)
             version, numbers, gauss = table["python"]
             python = (version, tuple(numbers.tolist()), gauss)
             kind, keys, *position = table.get("numpy", ("", None))
-            own = {name: value for name, value in table["devices"].items() if name.partition(":")[0] in ("cpu", self.device.type)}
-            devices = {"cpu" if name == "cpu" else str(self.device): value for name, value in own.items()}
-            of_numpy = None if keys is None else (kind, np.array(keys.tolist(), np.uint32), *position)
+            own = {
+                name: value
+                for name, value in table["devices"].items()
+                if name.partition(":")[0] in ("cpu", self.device.type)
+            }
+            devices = {
+                "cpu" if name == "cpu" else str(self.device): value for name, value in own.items()
+            }
+            of_numpy = (
+                None if keys is None else (kind, np.array(keys.tolist(), np.uint32), *position)
+            )
             RandomState(devices, python, of_numpy).restore()
         except _NotSavedError:
             return
         except (*_DAMAGE, RuntimeError) as error:
-            raise BundleError(f"{self.bundle.path}: the saved state is damaged in {Component.RANDOM} ({str(error)[:200]})") from None
+            raise BundleError(
+                f"{self.bundle.path}: the saved state is damaged in {Component.RANDOM}"
+                f" ({str(error)[:200]})"
+            ) from None
 
 
 def _shown(value: Any) -> str:
-    return str(value.tolist() if isinstance(value, torch.Tensor) and value.numel() < 5 else value)[:80]
+    return str(value.tolist() if isinstance(value, torch.Tensor) and value.numel() < 5 else value)[
+        :80
+    ]

@@ -1,4 +1,6 @@
-"""The state that ``--like`` starts from: weights, buffers and inputs, saved in a bundle and put back into a model."""
+"""The state that ``--like`` starts from: weights, buffers and inputs, saved in a bundle and put
+back into a model.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from rapidfuzz import fuzz, process
 
 from accucompare.bundle.format import Record, Role
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.pairing import Renaming, SharedNames, advice, counterparts, propose, rename_parameter, renamed_model
+from accucompare.compare.pairing import (
+    Renaming,
+    SharedNames,
+    advice,
+    counterparts,
+    propose,
+    rename_parameter,
+    renamed_model,
+)
 from accucompare.errors import CaptureError
 from accucompare.live.modules import Modules, put_together, state_record, take_apart
 from accucompare.live.values import from_bits
@@ -22,11 +32,14 @@ _ROLES = {"parameters": Role.PARAM, "buffers": Role.BUFFER}
 CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def state_records(modules: Modules, steps: list[CallArguments] | None) -> tuple[list[tuple[Record, Callable[[], Array]]], list[Any] | None]:
+def state_records(
+    modules: Modules, steps: list[CallArguments] | None
+) -> tuple[list[tuple[Record, Callable[[], Array]]], list[Any] | None]:
     """What to save of a model and its inputs.
 
     Returns:
-        Records, each with a function that brings its data to the host; and the structure of the inputs, as JSON.
+        Records, each with a function that brings its data to the host; and the structure of the
+        inputs, as JSON.
 
     Raises:
         CaptureError: if an input holds something that cannot be saved.
@@ -35,18 +48,26 @@ def state_records(modules: Modules, steps: list[CallArguments] | None) -> tuple[
     if steps is None:
         return records, None
     tensors: list[torch.Tensor] = []
-    structure = [take_apart(list(arguments), tensors, f"inputs of step {step}") for step, arguments in enumerate(steps)]
-    records += [state_record(Role.CASE_INPUT, str(number), tensor) for number, tensor in enumerate(tensors)]
+    structure = [
+        take_apart(list(arguments), tensors, f"inputs of step {step}")
+        for step, arguments in enumerate(steps)
+    ]
+    records += [
+        state_record(Role.CASE_INPUT, str(number), tensor) for number, tensor in enumerate(tensors)
+    ]
     return records, structure
 
 
 def restore_weights(
-    bundle: Bundle, modules: Modules, renamings: Sequence[Renaming] = (), changed: Collection[str] = ()
+    bundle: Bundle,
+    modules: Modules,
+    renamings: Sequence[Renaming] = (),
+    changed: Collection[str] = (),
 ) -> tuple[list[str], list[str]]:
     """Copy a bundle's saved parameters and buffers into a model, casting to the model's dtypes.
 
-    Buffers that the model computes itself (``persistent=False``) stay its own: they are part of what is under test. Those that the steps
-    before the state have ``changed`` do not.
+    Buffers that the model computes itself (``persistent=False``) stay its own: they are part of
+    what is under test. Those that the steps before the state have ``changed`` do not.
 
     Args:
         bundle: it has saved state.
@@ -55,25 +76,36 @@ def restore_weights(
         changed: the saved names of computed buffers that are restored all the same.
 
     Returns:
-        Notes: buffers that only one of the two has. And the names of the parameters and buffers that held other values before.
+        Notes: buffers that only one of the two has. And the names of the parameters and buffers
+            that held other values before.
 
     Raises:
         CaptureError: if a parameter is missing on either side or has another shape.
         BundleError: if the bundle has no saved state, or it is damaged.
     """
-    computed = {f"{module}.{buffer}" if module else buffer for module, buffer, _ in modules.computed()}
+    computed = {
+        f"{module}.{buffer}" if module else buffer for module, buffer, _ in modules.computed()
+    }
     targets = {(_ROLES[kind], name): tensor for kind, name, tensor in modules.tensors()}
-    saved = _under_names_of(targets, [record for record in bundle.state() if record.role in _ROLES.values()], renamings)
+    saved = _under_names_of(
+        targets, [record for record in bundle.state() if record.role in _ROLES.values()], renamings
+    )
     outline = modules.outline()
     shared_names = SharedNames(renamed_model(bundle.manifest.model, outline, renamings), outline)
     for role, name in saved.keys() - targets.keys():
         other = shared_names.other(name)
-        if other is not None and (role, other) not in saved:  # the model has it by a name that golden has of a module only
+        if (
+            other is not None and (role, other) not in saved
+        ):  # the model has it by a name that golden has of a module only
             saved[role, other] = saved.pop((role, name))
     only_saved = [name for role, name in saved.keys() - targets.keys() if role is Role.PARAM]
-    only_saved = [name for name in only_saved if not _is_saved_as(saved, name, shared_names.other(name))]
+    only_saved = [
+        name for name in only_saved if not _is_saved_as(saved, name, shared_names.other(name))
+    ]
     only_model = [name for role, name in targets.keys() - saved.keys() if role is Role.PARAM]
-    shared = {id(targets[key]) for key in targets.keys() & saved.keys()}  # tied: it has its value by another name
+    shared = {
+        id(targets[key]) for key in targets.keys() & saved.keys()
+    }  # tied: it has its value by another name
     only_model = [name for name in only_model if id(targets[Role.PARAM, name]) not in shared]
     for names, others, words in (
         (only_saved, only_model, f"{bundle.path} has a parameter that the model lacks"),
@@ -83,13 +115,26 @@ def restore_weights(
             name = min(names)
             found = process.extractOne(name, others, scorer=fuzz.ratio, score_cutoff=50)
             hint = f"; the nearest is {found[0]!r}" if found else ""
-            cure = advice(propose(bundle.manifest.model, outline, renamings, fingerprints=False)) or "; is it the same model?"
+            cure = (
+                advice(propose(bundle.manifest.model, outline, renamings, fingerprints=False))
+                or "; is it the same model?"
+            )
             raise CaptureError(f"--like: {words}: {name!r} ({len(names)} in all{hint}){cure}")
-    own = {(Role.BUFFER, name) for name in computed if (Role.BUFFER, name) not in saved or saved[Role.BUFFER, name].name not in changed}
+    own = {
+        (Role.BUFFER, name)
+        for name in computed
+        if (Role.BUFFER, name) not in saved or saved[Role.BUFFER, name].name not in changed
+    }
     pairs = [(saved[key], targets[key]) for key in sorted((saved.keys() & targets.keys()) - own)]
-    for record, target in pairs:  # all of them before any is copied: a model that does not fit stays as it is
+    for (
+        record,
+        target,
+    ) in pairs:  # all of them before any is copied: a model that does not fit stays as it is
         if tuple(target.shape) != record.shape:
-            raise CaptureError(f"--like: {record.name!r} is {list(target.shape)} in the model but {list(record.shape)} in {bundle.path}")
+            raise CaptureError(
+                f"--like: {record.name!r} is {list(target.shape)} in the model but"
+                f" {list(record.shape)} in {bundle.path}"
+            )
     replaced = []
     with torch.no_grad():
         for record, target in pairs:
@@ -106,15 +151,27 @@ def restore_weights(
 
 
 def _is_saved_as(saved: Mapping[tuple[Role, str], Record], name: str, other: str | None) -> bool:
-    """Whether a saved parameter that the model lacks is the one that it has by another name, with the value that is saved by that."""
+    """Whether a saved parameter that the model lacks is the one that it has by another name, with
+    the value that is saved by that.
+    """
     found = None if other is None else saved.get((Role.PARAM, other))
-    return found is not None and (found.digest, found.dtype) == (saved[Role.PARAM, name].digest, saved[Role.PARAM, name].dtype)
+    return found is not None and (found.digest, found.dtype) == (
+        saved[Role.PARAM, name].digest,
+        saved[Role.PARAM, name].dtype,
+    )
 
 
 def _holds_another(target: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether a weight has other bits than a value will have in it; False where its class keeps them elsewhere, as a DTensor does."""
+    """Whether a weight has other bits than a value will have in it; False where its class keeps
+    them elsewhere, as a DTensor does.
+    """
     own = target.detach()
-    if type(own) is not torch.Tensor or own.layout is not torch.strided or own.is_quantized or own.is_meta:
+    if (
+        type(own) is not torch.Tensor
+        or own.layout is not torch.strided
+        or own.is_quantized
+        or own.is_meta
+    ):
         return False
     sides = (own.cpu(), value.to(own.dtype))
     ours, theirs = (side.contiguous().reshape(-1).view(torch.uint8) for side in sides)
@@ -122,20 +179,25 @@ def _holds_another(target: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 def _under_names_of(
-    targets: Mapping[tuple[Role, str], torch.Tensor], records: list[Record], renamings: Sequence[Renaming]
+    targets: Mapping[tuple[Role, str], torch.Tensor],
+    records: list[Record],
+    renamings: Sequence[Renaming],
 ) -> dict[tuple[Role, str], Record]:
     """Saved parameters and buffers by the model's names; what the model has not keeps its own."""
     found: dict[tuple[Role, str], Record] = {}
     for role in _ROLES.values():
         saved = {record.name: record for record in records if record.role is role}
-        new = counterparts(saved, {name for kind, name in targets if kind is role}, renamings, rename_parameter)
+        new = counterparts(
+            saved, {name for kind, name in targets if kind is role}, renamings, rename_parameter
+        )
         found.update({(role, name): record for name, record in saved.items() if name not in new})
         found.update({(role, new[name]): saved[name] for name in new})
     return found
 
 
 def saved_inputs(bundle: Bundle) -> list[CallArguments] | None:
-    """The inputs that a bundle was saved with, one entry a step; ``None`` if it was captured around a loop of the user's own.
+    """The inputs that a bundle was saved with, one entry a step; ``None`` if it was captured around
+    a loop of the user's own.
 
     Raises:
         BundleError: if the bundle has no saved state, or it is damaged.
@@ -150,6 +212,11 @@ def saved_inputs(bundle: Bundle) -> list[CallArguments] | None:
         return from_bits(bundle.raw(record), record.dtype)
 
     try:
-        return [(tuple(arguments[0]), arguments[1]) for arguments in (put_together(part, load) for part in structure)]
+        return [
+            (tuple(arguments[0]), arguments[1])
+            for arguments in (put_together(part, load) for part in structure)
+        ]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise CaptureError(f"--like: the inputs saved in {bundle.path} are damaged ({type(error).__name__})") from None
+        raise CaptureError(
+            f"--like: the inputs saved in {bundle.path} are damaged ({type(error).__name__})"
+        ) from None

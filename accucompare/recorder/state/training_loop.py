@@ -37,12 +37,19 @@ class Training:
         Raises:
             UsageError: if one of them is something else.
         """
-        lists = {name: tuple(_listed(value)) for name, value in (("optimizer", optimizer), ("scheduler", scheduler))}
+        lists = {
+            name: tuple(_listed(value))
+            for name, value in (("optimizer", optimizer), ("scheduler", scheduler))
+        }
         for name, values in {**lists, "scaler": () if scaler is None else (scaler,)}.items():
             what, methods = _METHODS[name]
             for value in values:
                 if isinstance(value, type) or not all(hasattr(value, method) for method in methods):
-                    found = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+                    found = (
+                        f"the class {value.__name__}"
+                        if isinstance(value, type)
+                        else f"a {type(value).__name__}"
+                    )
                     raise UsageError(f"{name} must be {what}, but is {found}")
         return cls(lists["optimizer"], lists["scheduler"], scaler)
 
@@ -50,18 +57,32 @@ class Training:
         """Raise UsageError if an optimizer holds no parameter of the model."""
         own = {id(tensor) for _, _, tensor in modules.tensors()}
         for each in self.optimizers:
-            if not any(id(tensor) in own for group in each.param_groups for tensor in group["params"]):
+            if not any(
+                id(tensor) in own for group in each.param_groups for tensor in group["params"]
+            ):
                 raise UsageError(
-                    f"optimizer: the {type(each).__name__} holds no parameter of the model; make it of model.parameters() after the model "
-                    "has its final parameters"
+                    f"optimizer: the {type(each).__name__} holds no parameter of the model; make it"
+                    " of model.parameters() after the model has its final parameters"
                 )
 
     @property
     def parts(self) -> list[TrainingPart]:
         """All of them; a scaler only if it is enabled."""
-        scalers = () if self.scaler is None or not getattr(self.scaler, "is_enabled", lambda: True)() else (self.scaler,)
-        kinds = ((Component.OPTIMIZER, self.optimizers), (Component.SCHEDULER, self.schedulers), (Component.SCALER, scalers))
-        return [TrainingPart(kind, number, live) for kind, lives in kinds for number, live in enumerate(lives)]
+        scalers = (
+            ()
+            if self.scaler is None or not getattr(self.scaler, "is_enabled", lambda: True)()
+            else (self.scaler,)
+        )
+        kinds = (
+            (Component.OPTIMIZER, self.optimizers),
+            (Component.SCHEDULER, self.schedulers),
+            (Component.SCALER, scalers),
+        )
+        return [
+            TrainingPart(kind, number, live)
+            for kind, lives in kinds
+            for number, live in enumerate(lives)
+        ]
 
     def update(self, loss: torch.Tensor) -> None:
         """Step what there is, as a training loop does after the backward."""
@@ -108,14 +129,28 @@ class TrainingPart:
     @property
     def has_state(self) -> bool:
         """Whether its state can be asked for and put back."""
-        return all(callable(getattr(self.live, method, None)) for method in ("state_dict", "load_state_dict"))
+        return all(
+            callable(getattr(self.live, method, None))
+            for method in ("state_dict", "load_state_dict")
+        )
 
     def options(self) -> dict[str, Any]:
-        """What it holds by name; of an optimizer the options of its parameter groups, such as ``0.lr``."""
+        """What it holds by name; of an optimizer the options of its parameter groups, such as
+        ``0.lr``.
+        """
         if self.component is not Component.OPTIMIZER:
-            return {str(name): value for name, value in self.live.state_dict().items()} if self.has_state else {}
+            return (
+                {str(name): value for name, value in self.live.state_dict().items()}
+                if self.has_state
+                else {}
+            )
         groups = enumerate(getattr(self.live, "param_groups", ()))
-        return {f"{number}.{name}": value for number, group in groups for name, value in group.items() if name != "params"}
+        return {
+            f"{number}.{name}": value
+            for number, group in groups
+            for name, value in group.items()
+            if name != "params"
+        }
 
     def parameters(self) -> list[list[torch.Tensor]]:
         """Of an optimizer: the parameters of each group."""
@@ -124,7 +159,11 @@ class TrainingPart:
 
 def _listed(value: Any) -> Iterable[Any]:
     """One, several or none as a list. A step makes it one, and a dict of them is none."""
-    several = isinstance(value, Iterable) and not hasattr(value, "step") and not isinstance(value, (str, Mapping))
+    several = (
+        isinstance(value, Iterable)
+        and not hasattr(value, "step")
+        and not isinstance(value, (str, Mapping))
+    )
     return value if several else () if value is None else (value,)
 
 
@@ -149,12 +188,19 @@ def run_step(
         return None
     value = loss(model(*args, **kwargs))
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        found = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
-        raise CaseError(f"the case's loss must return a tensor of one element, but returned {found}")
+        found = (
+            f"a tensor of shape {list(value.shape)}"
+            if isinstance(value, torch.Tensor)
+            else f"a {type(value).__name__}"
+        )
+        raise CaseError(
+            f"the case's loss must return a tensor of one element, but returned {found}"
+        )
     if not value.requires_grad:
         raise CaseError(
-            "the case's loss has no gradient: it was computed under torch.no_grad(), of detached tensors, or of a model that is frozen as "
-            "a whole; to compare the forward alone, leave loss and optimizer out of the case"
+            "the case's loss has no gradient: it was computed under torch.no_grad(), of detached"
+            " tensors, or of a model that is frozen as a whole; to compare the forward alone, leave"
+            " loss and optimizer out of the case"
         )
     training.scaled(value).backward()  # type: ignore[no-untyped-call]
     training.update(value)

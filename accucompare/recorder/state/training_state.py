@@ -1,8 +1,8 @@
 """What a training step starts from beside weights and inputs: saved with ``--save-state``.
 
-Only what the steps before have changed is state. A learning rate that no step has changed is code, and is left to the case that starts
-from the state: else the state would hide that it is wrong there.
-"""
+Only what the steps before have changed is state. A learning rate that no step has changed is code,
+and is left to the case that starts from the state: else the state would hide that it is wrong
+there."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class Frozen:
 
     def same(self, other: Frozen) -> bool:
         pairs = zip(self.tensors, other.tensors, strict=False)
-        return self.text == other.text and all(ours.dtype == theirs.dtype and torch.equal(ours, theirs) for ours, theirs in pairs)
+        return self.text == other.text and all(
+            ours.dtype == theirs.dtype and torch.equal(ours, theirs) for ours, theirs in pairs
+        )
 
 
 def problem_of(value: Any) -> str | None:
@@ -56,8 +58,20 @@ def problem_of(value: Any) -> str | None:
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         return f"a {type(value).__name__} cannot be saved"
     name = str(value.dtype).removeprefix("torch.")
-    if value.layout is not torch.strided or value.is_meta or value.is_quantized or value.is_nested or name not in DTYPES:
-        kind = "meta" if value.is_meta else "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+    if (
+        value.layout is not torch.strided
+        or value.is_meta
+        or value.is_quantized
+        or value.is_nested
+        or name not in DTYPES
+    ):
+        kind = (
+            "meta"
+            if value.is_meta
+            else "nested"
+            if value.is_nested
+            else str(value.layout).removeprefix("torch.")
+        )
         return f"a tensor that is {kind}, of {name}, cannot be saved"
     return None
 
@@ -88,48 +102,75 @@ class _Parts:
             return problem is not None
 
         structure = take_apart(value, tensors, place, lost)
-        self.records += [state_record(Role.TRAINING_STATE, f"{place} {number}", tensor) for number, tensor in enumerate(tensors)]
+        self.records += [
+            state_record(Role.TRAINING_STATE, f"{place} {number}", tensor)
+            for number, tensor in enumerate(tensors)
+        ]
         return structure
 
 
 class StateSaver:
     """Saves the state of a training before a step.
 
-    It is made before a capture restores or runs anything, since what has changed since then is state.
-    """
+    It is made before a capture restores or runs anything, since what has changed since then is
+    state."""
 
     def __init__(
-        self, modules: Modules, training: Training, device: torch.device, inputs: list[CallArguments] | None, matched: bool = True
+        self,
+        modules: Modules,
+        training: Training,
+        device: torch.device,
+        inputs: list[CallArguments] | None,
+        matched: bool = True,
     ) -> None:
         """What is to be saved.
 
         Args:
             inputs: one entry a step; ``None`` if they come from a loop of the user's own.
-            matched: whether random operations draw from the CPU under a seed; else generators are drawn from as they are.
+            matched: whether random operations draw from the CPU under a seed; else generators are
+                drawn from as they are.
         """
         self._matched = matched
         self._modules = modules
         self._training = training
         self._device = device
         self._inputs = inputs
-        self._options = {part.place: {name: Frozen.of(value) for name, value in part.options().items()} for part in training.parts}
+        self._options = {
+            part.place: {name: Frozen.of(value) for name, value in part.options().items()}
+            for part in training.parts
+        }
         self._numbers = {name: plain_numbers(module) for name, module in modules.named.items()}
         self._computed = {name: Frozen.of(tensor) for name, tensor in self._computed_now()}
 
-    def write(self, writer: BundleWriter, step: int, draws: Draws | None, batch: list[CallArguments] | None = None) -> None:
-        """Write the state as it is now, before a step; the manifest then describes the weights of that step.
+    def write(
+        self,
+        writer: BundleWriter,
+        step: int,
+        draws: Draws | None,
+        batch: list[CallArguments] | None = None,
+    ) -> None:
+        """Write the state as it is now, before a step; the manifest then describes the weights of
+        that step.
 
-        ``batch``: what the model is given in that step, if its inputs come from a loop of the user's own.
+        ``batch``: what the model is given in that step, if its inputs come from a loop of the
+        user's own.
 
         Raises:
             CaptureError: if it cannot be written, or a weight or an input cannot be saved.
         """
-        records, writer.manifest.capture["inputs"] = state_records(self._modules, self._inputs if batch is None else batch)
+        records, writer.manifest.capture["inputs"] = state_records(
+            self._modules, self._inputs if batch is None else batch
+        )
         state, more = self._state(step, draws)
         writer.write_state([*records, *more])
         writer.manifest.capture["training_state"] = msgspec.to_builtins(state)
-        lost = [entry for entry in state.missing if entry.component is not Component.DATA]  # whose digests are compared
-        writer.manifest.notes += [f"--save-state: not all of the {entry.component} could be saved: {entry.reason}" for entry in lost]
+        lost = [
+            entry for entry in state.missing if entry.component is not Component.DATA
+        ]  # whose digests are compared
+        writer.manifest.notes += [
+            f"--save-state: not all of the {entry.component} could be saved: {entry.reason}"
+            for entry in lost
+        ]
         if step:
             writer.manifest.model.update(describe_tensors(self._modules))
 
@@ -149,7 +190,11 @@ class StateSaver:
             draws=None if draws is None else draws.saved(),
             gradients=parts.take(Component.GRADIENTS, "gradients", self._gradients()),
             attributes=self._attributes(),
-            buffers=tuple(name for name, tensor in self._computed_now() if not self._computed[name].same(Frozen.of(tensor))),
+            buffers=tuple(
+                name
+                for name, tensor in self._computed_now()
+                if not self._computed[name].same(Frozen.of(tensor))
+            ),
             missing=(*parts.missing, *self._not_saved(step, draws)),
             unused=tuple(self._unused(objects)),
         )
@@ -157,11 +202,23 @@ class StateSaver:
 
     def _object(self, part: TrainingPart, parts: _Parts) -> SavedObject:
         first, options = self._options[part.place], part.options()
-        changed = [name for name, value in options.items() if name not in first or not first[name].same(Frozen.of(value))]
-        taken = {name: parts.take(part.component, f"{part.place} {name}", value) for name, value in options.items()}
+        changed = [
+            name
+            for name, value in options.items()
+            if name not in first or not first[name].same(Frozen.of(value))
+        ]
+        taken = {
+            name: parts.take(part.component, f"{part.place} {name}", value)
+            for name, value in options.items()
+        }
         if part.component is not Component.OPTIMIZER:
             if not part.has_state:
-                parts.missing.append(Missing(part.component, f"a {part.kind.rpartition('.')[2]} has no state_dict and load_state_dict"))
+                parts.missing.append(
+                    Missing(
+                        part.component,
+                        f"a {part.kind.rpartition('.')[2]} has no state_dict and load_state_dict",
+                    )
+                )
             return SavedObject(part.kind, taken, tuple(changed))
         names, groups, unknown = names_of(self._modules), [], 0
         for group in part.parameters():
@@ -170,18 +227,40 @@ class StateSaver:
         if unknown:
             reason = f"{part.place} holds {unknown} parameter(s) that the model does not have"
             parts.missing.append(Missing(part.component, reason))
-        return SavedObject(part.kind, taken, tuple(changed), tuple(groups), self._optimizer_state(part, parts, groups))
+        return SavedObject(
+            part.kind,
+            taken,
+            tuple(changed),
+            tuple(groups),
+            self._optimizer_state(part, parts, groups),
+        )
 
-    def _optimizer_state(self, part: TrainingPart, parts: _Parts, groups: list[tuple[str, ...]]) -> dict[str, Any]:
+    def _optimizer_state(
+        self, part: TrainingPart, parts: _Parts, groups: list[tuple[str, ...]]
+    ) -> dict[str, Any]:
         """An optimizer's state by parameter, taken apart."""
         try:
             table = part.live.state_dict() if part.has_state else None
         except Exception as error:  # ZeroRedundancyOptimizer's, of which each rank has a part
             reason = str(error).strip().partition("\n")[0]
-            parts.missing.append(Missing(part.component, f"{part.place}: its state_dict fails ({type(error).__name__}: {reason})"))
+            parts.missing.append(
+                Missing(
+                    part.component,
+                    f"{part.place}: its state_dict fails ({type(error).__name__}: {reason})",
+                )
+            )
             return {}
-        if not isinstance(table, Mapping) or not isinstance(table.get("state"), Mapping) or "param_groups" not in table:
-            parts.missing.append(Missing(part.component, f"{part.place}: its state_dict is not that of a torch.optim.Optimizer"))
+        if (
+            not isinstance(table, Mapping)
+            or not isinstance(table.get("state"), Mapping)
+            or "param_groups" not in table
+        ):
+            parts.missing.append(
+                Missing(
+                    part.component,
+                    f"{part.place}: its state_dict is not that of a torch.optim.Optimizer",
+                )
+            )
             return {}
         names = [name for group in groups for name in group]
         state: dict[str, Any] = {}
@@ -192,47 +271,76 @@ class StateSaver:
             elif key < len(names) and names[key]:
                 state[names[key]] = parts.take(part.component, f"{part.place} {names[key]}", value)
         if others:
-            state[OF_NO_PARAMETER] = parts.take(part.component, f"{part.place} {OF_NO_PARAMETER}", others)
+            state[OF_NO_PARAMETER] = parts.take(
+                part.component, f"{part.place} {OF_NO_PARAMETER}", others
+            )
         return state
 
     def _random(self, parts: _Parts, step: int) -> dict[str, Any]:
         now = RandomState.now(self._device)
         version, numbers, gauss = now.python
-        table: dict[str, Any] = {"devices": now.devices, "python": [version, torch.tensor(numbers, dtype=torch.int64), gauss]}
+        table: dict[str, Any] = {
+            "devices": now.devices,
+            "python": [version, torch.tensor(numbers, dtype=torch.int64), gauss],
+        }
         if isinstance(now.numpy, tuple):
             kind, keys, *position = now.numpy
-            table["numpy"] = [str(kind), torch.tensor(keys.tolist(), dtype=torch.int64), *(number + 0 for number in position)]
+            table["numpy"] = [
+                str(kind),
+                torch.tensor(keys.tolist(), dtype=torch.int64),
+                *(number + 0 for number in position),
+            ]
         else:
-            parts.missing.append(Missing(Component.RANDOM, "numpy.random has another bit generator than MT19937"))
+            parts.missing.append(
+                Missing(Component.RANDOM, "numpy.random has another bit generator than MT19937")
+            )
         if step:
             for name, module in self._modules.named.items():
                 for attribute in generators_of(module):
                     place = f"{name}.{attribute}" if name else attribute
-                    parts.missing.append(Missing(Component.RANDOM, f"{place}: a generator of the model's own cannot be saved"))
+                    parts.missing.append(
+                        Missing(
+                            Component.RANDOM,
+                            f"{place}: a generator of the model's own cannot be saved",
+                        )
+                    )
         return parts.take(Component.RANDOM, "random", table)
 
     def _gradients(self) -> dict[str, torch.Tensor]:
         names = names_of(self._modules)
-        tensors = {names[id(tensor)]: tensor for kind, _, tensor in self._modules.tensors() if kind == "parameters"}
+        tensors = {
+            names[id(tensor)]: tensor
+            for kind, _, tensor in self._modules.tensors()
+            if kind == "parameters"
+        }
         return {name: tensor.grad for name, tensor in tensors.items() if tensor.grad is not None}
 
     def _attributes(self) -> dict[str, dict[str, Any]]:
         now = {name: plain_numbers(module) for name, module in self._modules.named.items()}
         changed = {
-            name: {key: value for key, value in table.items() if key not in self._numbers[name] or self._numbers[name][key] != value}
+            name: {
+                key: value
+                for key, value in table.items()
+                if key not in self._numbers[name] or self._numbers[name][key] != value
+            }
             for name, table in now.items()
         }
         return {name: table for name, table in changed.items() if table}
 
     def _computed_now(self) -> Iterable[tuple[str, torch.Tensor]]:
-        return ((f"{module}.{buffer}" if module else buffer, tensor) for module, buffer, tensor in self._modules.computed())
+        return (
+            (f"{module}.{buffer}" if module else buffer, tensor)
+            for module, buffer, tensor in self._modules.computed()
+        )
 
     def _not_saved(self, step: int, draws: Draws | None) -> Iterable[Missing]:
         if self._inputs is None:
             cure = f"; let it begin with the batch of step {step}" if step else ""
             yield Missing(Component.DATA, f"the batches come from a loop of your own{cure}")
         if step and draws is None and self._matched:
-            yield Missing(Component.RANDOM, "this version of torch does not let random operations be matched")
+            yield Missing(
+                Component.RANDOM, "this version of torch does not let random operations be matched"
+            )
 
     def _unused(self, objects: Mapping[Component, Any]) -> Iterable[Missing]:
         for component in (Component.OPTIMIZER, Component.SCHEDULER, Component.SCALER):
@@ -242,20 +350,30 @@ class StateSaver:
 
 
 class UnknownOptimizers:
-    """Sees optimizers that step parameters of the model although the capture was not given them: their state is not saved."""
+    """Sees optimizers that step parameters of the model although the capture was not given them:
+    their state is not saved.
+    """
 
     def __init__(self, modules: Modules, training: Training) -> None:
-        inner = (getattr(optimizer, "optimizer", None) for optimizer in training.optimizers)  # of a wrapper
+        inner = (
+            getattr(optimizer, "optimizer", None) for optimizer in training.optimizers
+        )  # of a wrapper
         self._known = {id(each) for each in (*training.optimizers, *inner)}
         self._parameters = set(names_of(modules))
         self._kinds: dict[str, bool] = {}  # and whether it had no state
         self._handle = register_optimizer_step_pre_hook(self._steps)
 
     def _steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if any(id(each) in self._known for each in (optimizer, *running_steps())):  # also one that a known one steps
+        if any(
+            id(each) in self._known for each in (optimizer, *running_steps())
+        ):  # also one that a known one steps
             return
         self._known.add(id(optimizer))
-        if any(id(tensor) in self._parameters for group in optimizer.param_groups for tensor in group["params"]):
+        if any(
+            id(tensor) in self._parameters
+            for group in optimizer.param_groups
+            for tensor in group["params"]
+        ):
             self._kinds.setdefault(type(optimizer).__name__, not optimizer.state)
 
     def remove(self) -> None:
@@ -265,4 +383,8 @@ class UnknownOptimizers:
     def missing(self, step: int) -> list[Missing]:
         """What a state before this step lacks; one that is new in step 0 has none."""
         reason = "stepped the model's parameters, but the capture was not given it (optimizer=…)"
-        return [Missing(Component.OPTIMIZER, f"{kind} {reason}") for kind, new in self._kinds.items() if step or not new]
+        return [
+            Missing(Component.OPTIMIZER, f"{kind} {reason}")
+            for kind, new in self._kinds.items()
+            if step or not new
+        ]

@@ -6,4 +6,15 @@ from accucompare.report.contents.layer_tables import all_layers, sized, unmatche
 from accucompare.report.contents.summary_sheet import meaning, summary
 from accucompare.report.contents.training_tables import step_columns, training
 
-__all__ = ["all_layers", "divergence", "group_columns", "meaning", "sized", "step_columns", "summaries", "summary", "training", "unmatched"]
+__all__ = [
+    "all_layers",
+    "divergence",
+    "group_columns",
+    "meaning",
+    "sized",
+    "step_columns",
+    "summaries",
+    "summary",
+    "training",
+    "unmatched",
+]

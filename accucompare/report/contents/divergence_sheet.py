@@ -1,4 +1,6 @@
-"""The sheet *Divergence*: the relative L2 error of every output over the execution order, as a chart and the data behind it."""
+"""The sheet *Divergence*: the relative L2 error of every output over the execution order, as a
+chart and the data behind it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from accucompare.text import cut
 _LABEL = 26  # characters of a layer's name under the axis
 _CHART_LINES = 30
 
-_BASELINE = ChartSeries("baseline", looks.BASELINE_CURVE, width=3.5)  # below the others, and seen where they cover it
+_BASELINE = ChartSeries(
+    "baseline", looks.BASELINE_CURVE, width=3.5
+)  # below the others, and seen where they cover it
 _SERIES = (
     ChartSeries("relative L2", looks.CURVE),
     ChartSeries("tolerance", looks.LIMIT_CURVE, width=1.25, dashed=True),
@@ -41,7 +45,9 @@ _SERIES = (
 
 @dataclass(frozen=True)
 class _Point:
-    """One output in the chart: its row, the row's number, its relative L2 error, the limit on that, and the baseline's."""
+    """One output in the chart: its row, the row's number, its relative L2 error, the limit on that,
+    and the baseline's.
+    """
 
     number: int
     row: Row
@@ -62,10 +68,21 @@ def divergence(comparison: Result, layers: Table, found: Overview) -> Table:
 
     columns = [
         Column("#", lambda point: point.number, COUNT, 8),
-        Column("layer", lambda point: layer(point.row), TEXT, 44, link=lambda point: found.link(layers, point.number - 1)),
+        Column(
+            "layer",
+            lambda point: layer(point.row),
+            TEXT,
+            44,
+            link=lambda point: found.link(layers, point.number - 1),
+        ),
         Column("relative L2", lambda point: drawn(point.error), SCIENTIFIC, 16),
         Column("tolerance", lambda point: point.limit, SCIENTIFIC, 16),
-        Column("over tolerance", lambda point: drawn(point.error) if point.row.status is Status.FAIL else None, SCIENTIFIC, 16),
+        Column(
+            "over tolerance",
+            lambda point: drawn(point.error) if point.row.status is Status.FAIL else None,
+            SCIENTIFIC,
+            16,
+        ),
         Column("under the axis", lambda point: _label(layer(point.row)), TEXT, 40),
         Column("measured", lambda point: point.error, SCIENTIFIC, 16),
     ]
@@ -74,12 +91,34 @@ def divergence(comparison: Result, layers: Table, found: Overview) -> Table:
         columns.append(Column("baseline", lambda point: drawn(point.baseline), SCIENTIFIC, 16))
         series.insert(0, _BASELINE)
     titles = ("", "outputs in execution order", "relative L2 error (logarithmic)")
-    chart = Chart("A4", series, "under the axis", titles, size=(27.5, 15), labels=40, bounds=(low, high), spanned=True)
+    chart = Chart(
+        "A4",
+        series,
+        "under the axis",
+        titles,
+        size=(27.5, 15),
+        labels=40,
+        bounds=(low, high),
+        spanned=True,
+    )
     heading = [
-        Line([SheetItem("Relative L2 error of every output, in execution order", SECTION)], height=26),
-        Line([SheetItem(_caption(len(found.points.places), shown, low, high), CAPTION)], spread=0, height=44),
+        Line(
+            [SheetItem("Relative L2 error of every output, in execution order", SECTION)], height=26
+        ),
+        Line(
+            [SheetItem(_caption(len(found.points.places), shown, low, high), CAPTION)],
+            spread=0,
+            height=44,
+        ),
     ]
-    return Table("Divergence", columns, shown, heading=heading, space=1 + _CHART_LINES, charts=[chart] if shown else [])
+    return Table(
+        "Divergence",
+        columns,
+        shown,
+        heading=heading,
+        space=1 + _CHART_LINES,
+        charts=[chart] if shown else [],
+    )
 
 
 def _point(place: int, row: Row) -> _Point:
@@ -88,8 +127,15 @@ def _point(place: int, row: Row) -> _Point:
 
 
 def _bounds(shown: Sequence[_Point]) -> tuple[float, float]:
-    """Powers of ten as the ends of a logarithmic axis; every positive finite value lies between them."""
-    values = [value for point in shown for value in (point.error, point.limit, point.baseline) if value and math.isfinite(value)]
+    """Powers of ten as the ends of a logarithmic axis; every positive finite value lies between
+    them.
+    """
+    values = [
+        value
+        for point in shown
+        for value in (point.error, point.limit, point.baseline)
+        if value and math.isfinite(value)
+    ]
     if not values:
         return 1e-8, 1.0
     low, high = (math.floor(math.log10(value)) for value in (min(values), max(values)))
@@ -97,7 +143,8 @@ def _bounds(shown: Sequence[_Point]) -> tuple[float, float]:
 
 
 def _label(name: str, most: int = _LABEL) -> str:
-    """A layer's name in few characters: its numbers, which tell blocks apart, its last part, and as much of the rest as fits.
+    """A layer's name in few characters: its numbers, which tell blocks apart, its last part, and as
+    much of the rest as fits.
 
     ``encoder.layer.2.attention.output.LayerNorm`` becomes ``…layer.2…output.LayerNorm``.
     """
@@ -124,7 +171,8 @@ def _caption(count: int, shown: Sequence[_Point], low: float, high: float) -> st
     if not shown:
         return "No output could be measured, so there is nothing to draw."
     parts = [
-        "Tolerance: the limit on the relative L2 error where there is one; elsewhere the one that the error as a"
+        "Tolerance: the limit on the relative L2 error where there is one; elsewhere the one that"
+        " the error as a"
         + " multiple of its limit implies (relative L2 / x limit), and none where that is unknown."
     ]
     if any(point.row.record is not None and point.row.record.role is Role.INPUT for point in shown):
@@ -132,10 +180,16 @@ def _caption(count: int, shown: Sequence[_Point], low: float, high: float) -> st
     if any(point.baseline is not None for point in shown):
         parts.append("Baseline: the error that rounding alone makes.")
     if any(point.error < low for point in shown):
-        parts.append(f"A logarithmic axis has no zero: outputs without any difference are drawn at {low:.0e}; see the column measured.")
+        parts.append(
+            "A logarithmic axis has no zero: outputs without any difference are drawn at"
+            f" {low:.0e}; see the column measured."
+        )
     if any(not point.error <= high for point in shown):
         parts.append(f"Errors that are infinite or not a number are drawn at {high:.0e}.")
     if len(shown) < count:
         run = math.ceil(count / len(shown))
-        parts.append(f"{count:,} outputs are too many for a chart: of each {run} neighbours the worst is drawn.")
+        parts.append(
+            f"{count:,} outputs are too many for a chart: of each {run} neighbours the worst is"
+            " drawn."
+        )
     return " ".join(parts)

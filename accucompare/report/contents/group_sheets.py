@@ -1,4 +1,6 @@
-"""The sheets that sum up very many rows, or several ranks or steps: *By layer*, *By rank*, *By step*, and a heat map of each of the two."""
+"""The sheets that sum up very many rows, or several ranks or steps: *By layer*, *By rank*, *By
+step*, and a heat map of each of the two.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ _SAME, _NARROW = "=", 6.5
 
 
 def summaries(comparison: Result, layers: Table, found: Overview) -> list[Table]:
-    """The sheets; their links lead to rows of *Layers*. None of a comparison that its rows tell all about."""
+    """The sheets; their links lead to rows of *Layers*. None of a comparison that its rows tell all
+    about.
+    """
     if not found.summarised:
         return []
     tables = [_groups(comparison, layers, found, "layer", found.layers)]
@@ -50,7 +54,9 @@ def summaries(comparison: Result, layers: Table, found: Overview) -> list[Table]
 
 
 def group_columns(name: str, groups: Groups) -> list[Column]:
-    """What is shown of each group, whose number is the row; ``name`` says what the groups are: ``layer``, ``rank`` or ``step``."""
+    """What is shown of each group, whose number is the row; ``name`` says what the groups are:
+    ``layer``, ``rank`` or ``step``.
+    """
 
     def measured(values: Array) -> Any:
         listed = [None if value == NONE else value for value in values.tolist()]
@@ -61,14 +67,25 @@ def group_columns(name: str, groups: Groups) -> list[Column]:
 
     of_layers = name == "layer"
     columns = [
-        Column(name, groups.names.__getitem__, TEXT if of_layers else COUNT, 40 if of_layers else 8),
+        Column(
+            name, groups.names.__getitem__, TEXT if of_layers else COUNT, 40 if of_layers else 8
+        ),
         Column("rows", counted(groups.rows), COUNT, 10),
         Column("failing", counted(groups.failing), COUNT, 10, "verdict"),
         Column("layers failing", counted(groups.layers_failing), COUNT, 10, "verdict"),
         Column("not compared", counted(groups.not_compared), COUNT, 10, "verdict"),
-        Column("worst x limit", measured(groups.worst.used), EXCESS, 10, "judgement", scale=Scale.BAR),
+        Column(
+            "worst x limit", measured(groups.worst.used), EXCESS, 10, "judgement", scale=Scale.BAR
+        ),
         Column("worst excess", measured(groups.worst.excess), EXCESS, 10, "baseline", sparse=True),
-        Column("worst relative L2", measured(groups.worst.rel_l2), SCIENTIFIC, 12, "difference", scale=Scale.SHADES),
+        Column(
+            "worst relative L2",
+            measured(groups.worst.rel_l2),
+            SCIENTIFIC,
+            12,
+            "difference",
+            scale=Scale.SHADES,
+        ),
     ]
     return [column for column in columns if column.title != "layers failing" or not of_layers]
 
@@ -82,9 +99,18 @@ def _groups(comparison: Result, layers: Table, found: Overview, name: str, group
     columns = sized(group_columns(name, groups), groups.names if name == "layer" else [])
     columns += [
         Column("#", lambda group: places[group] + 1 if places[group] >= 0 else None, COUNT, 10),
-        Column("worst row", where, TEXT, 60, link=lambda group: found.link(layers, places[group] if places[group] >= 0 else None)),
+        Column(
+            "worst row",
+            where,
+            TEXT,
+            60,
+            link=lambda group: found.link(layers, places[group] if places[group] >= 0 else None),
+        ),
     ]
-    note = f"All {found.total:,} rows by their {name}; worst: by the error as a multiple of its limit. inf: it fails without a number"
+    note = (
+        f"All {found.total:,} rows by their {name}; worst: by the error as a multiple of its limit."
+        " inf: it fails without a number"
+    )
     rows: Sequence[int] = range(len(groups.names))
     if len(rows) > MOST_ROWS:
         rows = np.sort(np.argsort(-groups.worst.used, kind="stable")[:MOST_ROWS]).tolist()
@@ -113,9 +139,15 @@ def _heat(heat: HeatMap) -> Table:
     def cell(at: int) -> Any:
         return lambda line: lines[line][at]
 
-    legend = "in powers of ten: over 0 fails. =: no difference. inf: fails without a number. Empty: not compared."
+    legend = (
+        "in powers of ten: over 0 fails. =: no difference. inf: fails without a number. Empty: not"
+        " compared."
+    )
     where = "on" if heat.across == "rank" else "in"
-    note = f"The largest error of each layer {where} each {heat.across}, as a multiple of its limit, {legend} {heat_note(heat)}".rstrip()
+    note = (
+        f"The largest error of each layer {where} each {heat.across}, as a multiple of its limit,"
+        f" {legend} {heat_note(heat)}".rstrip()
+    )
     columns = [
         Column("layer", heat.layers.__getitem__, TEXT, 40),
         *(Column(title, cell(at), LOGARITHM, max(_NARROW, len(title) + 2), "difference", scale=Scale.HEAT)

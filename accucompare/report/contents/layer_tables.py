@@ -1,4 +1,6 @@
-"""The large tables: *Layers*, one row per row of the comparison, and *Unmatched*, the rows that have only one side."""
+"""The large tables: *Layers*, one row per row of the comparison, and *Unmatched*, the rows that
+have only one side.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,17 @@ _UNMATCHED_TITLES = (
 #: How rows are coloured; the first rule that holds wins.
 _COLORING = (
     (f'{{reason}}="{Reason.NON_FINITE.value}"', Look(bold=True, color=WHITE, fill=DARK)),
-    ("OR({})".format(",".join(f'{{reason}}="{reason.value}"' for reason in GREYED)), Look(color=SLATE, fill=GREY)),
+    (
+        "OR({})".format(",".join(f'{{reason}}="{reason.value}"' for reason in GREYED)),
+        Look(color=SLATE, fill=GREY),
+    ),
     (f'{{status}}="{Status.FAIL.value}"', Look(color=DARK_RED, fill=PALE_RED)),
     (f'{{reason}}="{Reason.NOT_DETERMINISTIC.value}"', Look(color=BROWN, fill=GREY_AMBER)),
     (
-        f'OR({{reason}}="{Reason.OVER_PRECISE.value}",AND({{status}}="{Status.PASS.value}",ISNUMBER({{x limit}}),{{x limit}}>{NEAR}))',
+        (
+            f'OR({{reason}}="{Reason.OVER_PRECISE.value}",AND({{status}}="{Status.PASS.value}",ISNUMBER({{x'
+            f" limit}}),{{x limit}}>{NEAR}))"
+        ),
         Look(color=BROWN, fill=AMBER),
     ),
 )
@@ -57,7 +65,9 @@ def all_layers(comparison: Result, found: Overview) -> Table:
     numbers, heading = None, []
     if found.places is not None:
         rows, numbers = Chosen(comparison.rows, found.places), (found.places + 1).tolist()
-        heading = [Line([SheetItem(what_is_held(found, "This sheet", "other sheets lead to"), MUTED_TEXT)])]
+        heading = [
+            Line([SheetItem(what_is_held(found, "This sheet", "other sheets lead to"), MUTED_TEXT)])
+        ]
     return Table(
         "Layers", sized(COLUMNS, found.layers.names), rows, nothing="Nothing: the bundles hold no record.", numbers=numbers,
         heading=heading, frozen=4, dense=True, coloring=_COLORING, depth=lambda row: min(row.module.count("."), _MOST_LEVELS), large=True,
@@ -79,4 +89,6 @@ def unmatched(comparison: Result, found: Overview) -> Table:
 def sized(columns: Sequence[Column], names: Iterable[str]) -> list[Column]:
     """The columns, that of the layers as wide as their names are."""
     width = min(max(max(map(len, names), default=0) + 2, 16), _WIDEST_NAME)
-    return [column._replace(width=width) if column.title == "layer" else column for column in columns]
+    return [
+        column._replace(width=width) if column.title == "layer" else column for column in columns
+    ]

@@ -56,7 +56,12 @@ _ALARM = Look(bold=True, line=looks.LINE, color=looks.DARK_RED, fill=looks.PALE_
 def summary(comparison: Result, layers: Table, found: Overview) -> Page:
     """The sheet; its links lead to rows of *Layers*."""
     widths = _WIDTHS if comparison.baseline is None else _WIDTHS_OF_THREE
-    return Page("Summary", widths, list(_lines(comparison, layers, found)), tab=looks.GREEN if decide(comparison).passed else looks.RED)
+    return Page(
+        "Summary",
+        widths,
+        list(_lines(comparison, layers, found)),
+        tab=looks.GREEN if decide(comparison).passed else looks.RED,
+    )
 
 
 def _lines(comparison: Result, layers: Table, found: Overview) -> Iterator[Line]:
@@ -66,20 +71,29 @@ def _lines(comparison: Result, layers: Table, found: Overview) -> Iterator[Line]
     decided = decide(comparison)
     said = decision_words.conclusion(decided, comparison)
     yield Line([], height=8)
-    yield _wide(decision_words.verdict(decided.answer), looks.verdict_look(decided.passed), height=52)
-    yield _wide(said, looks.BOLD._replace(size=14, wrap=True), height=max(24, 18 * (1 + len(said) // 115)))
+    yield _wide(
+        decision_words.verdict(decided.answer), looks.verdict_look(decided.passed), height=52
+    )
+    yield _wide(
+        said, looks.BOLD._replace(size=14, wrap=True), height=max(24, 18 * (1 + len(said) // 115))
+    )
     yield _wide(meaning(comparison), looks.BOLD._replace(size=12, wrap=True), height=36)
     yield _fact("golden", str(comparison.golden.path))
     yield _fact("candidate", str(comparison.candidate.path))
     yield from _expectation(comparison)
     yield _fact("tolerance", culprits.tolerance(comparison))
-    made = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, by accucompare {__version__}: {without_credentials(shlex.join(sys.argv))}"
+    made = (
+        f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, by accucompare {__version__}:"
+        f" {without_credentials(shlex.join(sys.argv))}"
+    )
     yield _fact(_MADE, made, looks.WRAPPED, per_line=140)
     if found.places is not None:
         held = what_is_held(found, "The sheet Layers", "other sheets lead to")
         yield _fact("rows", held, looks.WRAPPED, per_line=140)
     if found.until is not None:
-        yield _fact("identical until", culprits.identical_until(comparison), looks.LINK, link(found.until))
+        yield _fact(
+            "identical until", culprits.identical_until(comparison), looks.LINK, link(found.until)
+        )
     yield from _training(comparison)
     yield from _culprits(comparison, [link(place) for place in found.culprits])
     yield from _first_divergence(comparison, link(found.first))
@@ -102,9 +116,14 @@ def meaning(comparison: Result) -> str:
             + (f", the first at {_short(first.place)}." if first else ".")
         )
     elif not comparison.compared and comparison.steps_judged:
-        sentences.append(f"Losses and gradient norms of {comparison.steps_judged:,} steps were compared; no layer was.")
+        sentences.append(
+            f"Losses and gradient norms of {comparison.steps_judged:,} steps were compared; no"
+            " layer was."
+        )
     elif passed:
-        sentences.append(f"All {passed:,} rows that could be compared are {culprits.agreement(comparison)}.")
+        sentences.append(
+            f"All {passed:,} rows that could be compared are {culprits.agreement(comparison)}."
+        )
     else:
         sentences.append("Nothing could be compared, which is no pass.")
     if comparison.counts()[Reason.NOT_COMPARABLE]:
@@ -114,9 +133,13 @@ def meaning(comparison: Result) -> str:
     if comparison.by_statistics:
         sentences.append(f"{comparison.by_statistics:,} were judged {BY_STATISTICS}.")
     if nonfinite := comparison.nonfinite_on_both:
-        sentences.append(f"{nonfinite:,} {'holds' if nonfinite == 1 else 'hold'} NaN or Inf on both sides.")
+        sentences.append(
+            f"{nonfinite:,} {'holds' if nonfinite == 1 else 'hold'} NaN or Inf on both sides."
+        )
     if failed and comparison.incomplete:  # else it is the trouble itself
-        sentences.append(f"The capture of {' and of '.join(comparison.incomplete)} did not run to its end.")
+        sentences.append(
+            f"The capture of {' and of '.join(comparison.incomplete)} did not run to its end."
+        )
     if comparison.damage:
         sentences.append(f"{len(comparison.damage):,} could not be read.")
     return " ".join(sentences)
@@ -126,9 +149,17 @@ def _short(place: str, most: int = 120) -> str:
     return place if len(place) <= most else place[: most - 1] + "…"
 
 
-def _fact(name: str, value: str, look: Look = looks.BOLD, link: str = "", per_line: int = 0) -> Line:
-    """A name, and beside it what is known of it; a text of more characters than fit in a line takes more lines."""
-    return Line([SheetItem(name, looks.MUTED_TEXT), SheetItem(value, look, link)], spread=1, height=_height(value, per_line))
+def _fact(
+    name: str, value: str, look: Look = looks.BOLD, link: str = "", per_line: int = 0
+) -> Line:
+    """A name, and beside it what is known of it; a text of more characters than fit in a line takes
+    more lines.
+    """
+    return Line(
+        [SheetItem(name, looks.MUTED_TEXT), SheetItem(value, look, link)],
+        spread=1,
+        height=_height(value, per_line),
+    )
 
 
 def _wide(value: str, look: Look, link: str = "", height: float = 0) -> Line:
@@ -163,7 +194,9 @@ def _training(comparison: Result) -> Iterator[Line]:
     yield from _section("Training")
     for line in training_words.settings(found):
         yield _fact("told otherwise", line, _ALARM._replace(line=""), per_line=140)
-    look = looks.BOLD._replace(wrap=True, vertical="top", color=looks.DARK_RED if found.parting is not None else looks.INK)
+    look = looks.BOLD._replace(
+        wrap=True, vertical="top", color=looks.DARK_RED if found.parting is not None else looks.INK
+    )
     if sentence:
         yield _fact("steps", sentence, look, per_line=120)
     for line in training_words.details(comparison, found):
@@ -171,7 +204,10 @@ def _training(comparison: Result) -> Iterator[Line]:
     if comparison.acceptance is not None:
         yield _fact("standard", training_words.acceptance_sentence(comparison.acceptance))
         for met in comparison.acceptance.rules:
-            words = f"{training_words.outcome(met)}: {met.rule.measure.value} is {training_words.measured(met)} apart (limit {met.rule})"
+            words = (
+                f"{training_words.outcome(met)}: {met.rule.measure.value} is"
+                f" {training_words.measured(met)} apart (limit {met.rule})"
+            )
             yield _fact("", words, looks.PLAIN_LOOK if met.passed else _ALARM._replace(line=""))
 
 
@@ -180,7 +216,10 @@ def _culprits(comparison: Result, links: Sequence[str]) -> Iterator[Line]:
         return
 
     link_of = {id(culprit): link for culprit, link in zip(comparison.culprits, links, strict=True)}
-    name, plain = looks.MUTED_TEXT._replace(align="right", vertical="top"), looks.WRAPPED._replace(indent=1)
+    name, plain = (
+        looks.MUTED_TEXT._replace(align="right", vertical="top"),
+        looks.WRAPPED._replace(indent=1),
+    )
 
     def below(culprit: Culprit) -> Iterator[Line]:
         for title, words, look in (
@@ -189,11 +228,20 @@ def _culprits(comparison: Result, links: Sequence[str]) -> Iterator[Line]:
             ("hint", "; ".join(culprit.hints), plain._replace(color=looks.MUTED)),
         ):
             if words:
-                yield Line([SheetItem(title, name), SheetItem(words, look)], spread=1, height=_height(words, 140))
+                yield Line(
+                    [SheetItem(title, name), SheetItem(words, look)],
+                    spread=1,
+                    height=_height(words, 140),
+                )
 
     shown = comparison.culprits[:_MOST_CULPRITS]
     columns = [
-        Column("place", partial(culprits.place_words, comparison), link=lambda culprit: link_of[id(culprit)], wrap=True),
+        Column(
+            "place",
+            partial(culprits.place_words, comparison),
+            link=lambda culprit: link_of[id(culprit)],
+            wrap=True,
+        ),
         Column("site, reason", culprits.kind, wrap=True),
         Column("what shows it", lambda culprit: _kind(culprit.row), wrap=True),
         Column("excess", culprits.excess_words, EXCESS),
@@ -216,11 +264,15 @@ def _first_divergence(comparison: Result, link: str) -> Iterator[Line]:
         return
     yield from _section("First divergence, in execution order")
     yield _wide(layer(first), looks.LINK._replace(size=12, bold=True, line=""), link, height=20)
-    what = f"{_kind(first)}: {'; '.join(filter(None, (MEANING[first.reason], first.verdict.detail)))}."
+    what = (
+        f"{_kind(first)}: {'; '.join(filter(None, (MEANING[first.reason], first.verdict.detail)))}."
+    )
     yield _wide(what, looks.WRAPPED, height=_height(what, 160))
     numbers_in_words = [f"{first.reason.value}"]
     if first.metrics is not None:
-        numbers_in_words.append(f"relative L2 {first.metrics.rel_l2:.2e}, max abs diff {first.metrics.max_abs:.2e}")
+        numbers_in_words.append(
+            f"relative L2 {first.metrics.rel_l2:.2e}, max abs diff {first.metrics.max_abs:.2e}"
+        )
     if first.verdict.tolerance:
         numbers_in_words.append(f"tolerance {first.verdict.tolerance}")
     if first.verdict.needed:
@@ -247,7 +299,9 @@ def _preflight(comparison: Result) -> Iterator[Line]:
     for finding in comparison.preflight[:_MOST_LISTED]:
         look = _ALARM if finding.serious else looks.CELL_TOP
         yield Line(
-            [SheetItem(finding.topic, look), SheetItem(finding.message, looks.CELL_WRAPPED)], spread=1, height=_height(finding.message, 120)
+            [SheetItem(finding.topic, look), SheetItem(finding.message, looks.CELL_WRAPPED)],
+            spread=1,
+            height=_height(finding.message, 120),
         )
     yield from _rest(len(comparison.preflight))
 
@@ -258,14 +312,23 @@ def _rest(count: int, shown: int = _MOST_LISTED) -> Iterator[Line]:
 
 
 def _height(message: str, characters: int) -> float:
-    """Points for a text that wraps at about so many characters, 0 for never; merged cells do not grow by themselves."""
+    """Points for a text that wraps at about so many characters, 0 for never; merged cells do not
+    grow by themselves.
+    """
     return 15 * min(1 + len(message) // characters, 8) if characters else 0
 
 
 def _counts(comparison: Result) -> Iterator[Line]:
     def line(name: str, count: int, note: str, look: Look, plain: Look = looks.CELL) -> Line:
         number = plain._replace(align="right", format=COUNT)
-        return Line([SheetItem(name, look), SheetItem(count, number), SheetItem(note, plain._replace(indent=1))], spread=2)
+        return Line(
+            [
+                SheetItem(name, look),
+                SheetItem(count, number),
+                SheetItem(note, plain._replace(indent=1)),
+            ],
+            spread=2,
+        )
 
     counts = comparison.counts()
     yield from _section("Rows by reason")
@@ -278,20 +341,36 @@ def _counts(comparison: Result) -> Iterator[Line]:
     for reason in Reason:
         if counts[reason]:
             yield line(reason.value, counts[reason], MEANING[reason], looks.REASON_LOOK[reason])
-    yield line("total", len(comparison.rows), "every record of either bundle, in one row", looks.TOTAL, looks.TOTAL)
+    yield line(
+        "total",
+        len(comparison.rows),
+        "every record of either bundle, in one row",
+        looks.TOTAL,
+        looks.TOTAL,
+    )
     if comparison.left_out:
         note = "records of both bundles that --only and --skip left out; not in the total"
         yield line("left out", comparison.left_out, note, looks.CELL)
 
 
 def _worst(rows: Sequence[tuple[Row, str]]) -> Iterator[Line]:
-    """The rows with the largest relative L2 errors, those that fail first, each with what leads to it."""
-    yield from _section("Furthest from golden, by relative L2 error: what fails, and then the others")
+    """The rows with the largest relative L2 errors, those that fail first, each with what leads to
+    it.
+    """
+    yield from _section(
+        "Furthest from golden, by relative L2 error: what fails, and then the others"
+    )
     if not rows:
         yield _wide("No row differs.", looks.MUTED_TEXT)
         return
-    shown = [Column("layer", layer), Column("what", _kind), *chosen(COLUMNS, "reason", "relative L2", "max abs diff", "x limit")]
-    columns = [column._replace(group="record", get=_of_row(column.get)) for column in shown if column.get]
+    shown = [
+        Column("layer", layer),
+        Column("what", _kind),
+        *chosen(COLUMNS, "reason", "relative L2", "max abs diff", "x limit"),
+    ]
+    columns = [
+        column._replace(group="record", get=_of_row(column.get)) for column in shown if column.get
+    ]
     yield from table_lines([columns[0]._replace(link=lambda line: line[1]), *columns[1:]], rows)
 
 
@@ -310,7 +389,11 @@ def _damage(comparison: Result) -> Iterator[Line]:
 
 def _captures(comparison: Result) -> Iterator[Line]:
     third = comparison.baseline
-    listed = entries(comparison.golden.manifest, comparison.candidate.manifest, None if third is None else third.manifest)
+    listed = entries(
+        comparison.golden.manifest,
+        comparison.candidate.manifest,
+        None if third is None else third.manifest,
+    )
     shown = important(listed)
     yield from _section("What was compared")
     columns = [*entry_columns(("golden", "candidate", "baseline")[: 3 if third else 2]), DIFFERS]
@@ -320,5 +403,7 @@ def _captures(comparison: Result) -> Iterator[Line]:
         height=lambda entry: _height(max(entry.values, key=len), 42),
     )  # fmt: skip
     others = sum(entry.differs for entry in listed) - sum(entry.differs for entry in shown)
-    note = f"{len(listed) - len(shown)} more entries in the sheet Environment" + (f", {others} of them different." if others else ".")
+    note = f"{len(listed) - len(shown)} more entries in the sheet Environment" + (
+        f", {others} of them different." if others else "."
+    )
     yield _wide(note, looks.MUTED_TEXT)

@@ -1,4 +1,6 @@
-"""The sheet *Training*: every step of two runs, with charts of losses, their difference, gradient norms and learning rates."""
+"""The sheet *Training*: every step of two runs, with charts of losses, their difference, gradient
+norms and learning rates.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ _Get = Callable[[StepPair], Value]
 
 
 def training(comparison: Result) -> list[Table]:
-    """The table of steps with its charts, and the hidden one that these are drawn from; none without training."""
+    """The table of steps with its charts, and the hidden one that these are drawn from; none
+    without training.
+    """
     found = comparison.training
     if found is None:
         return []
@@ -63,7 +67,14 @@ def training(comparison: Result) -> list[Table]:
             Column("", lambda met: None),
             Column("outcome", words.outcome),
         ]
-        heading += [Line([]), *table_lines(columns, comparison.acceptance.rules, fill=lambda met: "" if met.passed else PALE_RED)]
+        heading += [
+            Line([]),
+            *table_lines(
+                columns,
+                comparison.acceptance.rules,
+                fill=lambda met: "" if met.passed else PALE_RED,
+            ),
+        ]
     columns = step_columns(found)
     data = _chart_data(found)
     letter = column_letter(len(columns) + 2)
@@ -89,7 +100,13 @@ def _heading(comparison: Result, found: TrainingResult) -> Iterator[tuple[str, L
         SECTION,
     )
     if comparison.acceptance is not None:
-        yield f"The candidate {words.acceptance_sentence(comparison.acceptance)} ({comparison.acceptance.preset.source})", BOLD
+        yield (
+            (
+                f"The candidate {words.acceptance_sentence(comparison.acceptance)}"
+                f" ({comparison.acceptance.preset.source})"
+            ),
+            BOLD,
+        )
     for line in words.settings(found):
         yield line, PLAIN_LOOK
     for line in words.details(comparison, found):
@@ -139,22 +156,46 @@ def _skipped(side: str) -> _Get:
 
 
 def step_columns(found: TrainingResult) -> list[Column]:
-    """What is shown of each step: both sides' numbers, their differences and limits, and what the sides were told to do."""
+    """What is shown of each step: both sides' numbers, their differences and limits, and what the
+    sides were told to do.
+    """
     columns = [Column("step", lambda pair: pair.step, COUNT, 8)]
     if found.several_ranks:
         columns.append(Column("rank", lambda pair: pair.rank, COUNT, 7))
-    for name, quantity in (("loss", Quantity.LOSS), ("norm", Quantity.NORM), ("clipped", Quantity.CLIPPED)):
+    for name, quantity in (
+        ("loss", Quantity.LOSS),
+        ("norm", Quantity.NORM),
+        ("clipped", Quantity.CLIPPED),
+    ):
         what = "clipped norm" if quantity is Quantity.CLIPPED else name
         columns += [
             Column(f"golden {what}", _side("golden", quantity), _SIX, 12, "golden", sparse=True),
-            Column(f"candidate {what}", _side("candidate", quantity), _SIX, 12, "candidate", sparse=True),
-            Column(f"{what} difference", _apart(name, "relative"), SCIENTIFIC, 12, "difference", sparse=True),
-            Column(f"{what} limit", _apart(name, "limit"), SCIENTIFIC, 11, "judgement", sparse=True),
+            Column(
+                f"candidate {what}",
+                _side("candidate", quantity),
+                _SIX,
+                12,
+                "candidate",
+                sparse=True,
+            ),
+            Column(
+                f"{what} difference",
+                _apart(name, "relative"),
+                SCIENTIFIC,
+                12,
+                "difference",
+                sparse=True,
+            ),
+            Column(
+                f"{what} limit", _apart(name, "limit"), SCIENTIFIC, 11, "judgement", sparse=True
+            ),
         ]
     for side in ("golden", "candidate"):
         columns += [
             Column(f"{side} learning rate", _rate(side), SCIENTIFIC, 11, side, sparse=True),
-            Column(f"{side} loss scale", _field(side, "loss_scale"), GENERAL, 11, side, sparse=True),
+            Column(
+                f"{side} loss scale", _field(side, "loss_scale"), GENERAL, 11, side, sparse=True
+            ),
             Column(f"{side} updates", _field(side, "updates"), COUNT, 10, side, sparse=True),
             Column(f"{side} skipped", _skipped(side), TEXT, 10, side),
         ]
@@ -163,16 +204,25 @@ def step_columns(found: TrainingResult) -> list[Column]:
 
 
 def _chart_data(found: TrainingResult) -> Table:
-    """The hidden table that the charts are drawn from: of neighbouring steps the one that is furthest apart."""
+    """The hidden table that the charts are drawn from: of neighbouring steps the one that is
+    furthest apart.
+    """
 
     def parts(pair: StepPair) -> bool:
-        return found.parting is not None and (found.parting.rank, found.parting.step) == (pair.rank, pair.step)
+        return found.parting is not None and (found.parting.rank, found.parting.step) == (
+            pair.rank,
+            pair.step,
+        )
 
     def height(pair: StepPair) -> tuple[bool, float]:
         return parts(pair), abs(pair.loss.relative) if pair.loss is not None else -1.0
 
     first = min((pair.rank for pair in found.pairs), default=0)
-    own = [pair for pair in found.pairs if pair.rank == (found.parting.rank if found.parting is not None else first)]
+    own = [
+        pair
+        for pair in found.pairs
+        if pair.rank == (found.parting.rank if found.parting is not None else first)
+    ]
     shown = thinned(own, lambda group: max(group, key=height))
 
     def marked(get: _Get) -> _Get:
@@ -213,7 +263,11 @@ def _positive(get: _Get) -> _Get:
 
     def size(pair: StepPair) -> Value:
         value = get(pair)
-        return abs(value) if isinstance(value, (int, float)) and value and math.isfinite(value) else None
+        return (
+            abs(value)
+            if isinstance(value, (int, float)) and value and math.isfinite(value)
+            else None
+        )
 
     return size
 
@@ -228,10 +282,16 @@ def _charts(found: TrainingResult, data: Table, letter: str) -> list[Chart]:
             ChartSeries(f"candidate {what}", _CANDIDATE, 1.25, marked=_MARKED),
         ]
 
-    marks = [ChartSeries(f"{_PARTS}, {what}", _PARTING, width=0) for what in ("loss", "difference", "gradient norm")]
+    marks = [
+        ChartSeries(f"{_PARTS}, {what}", _PARTING, width=0)
+        for what in ("loss", "difference", "gradient norm")
+    ]
     if found.parting is None:
         marks = []
-    difference = [ChartSeries("limit", _LIMIT, dashed=True), ChartSeries("relative difference", _GOLDEN, marked=_MARKED)]
+    difference = [
+        ChartSeries("limit", _LIMIT, dashed=True),
+        ChartSeries("relative difference", _GOLDEN, marked=_MARKED),
+    ]
     drawn = [
         ("loss", [*both("loss"), *marks[:1]], "", False),
         ("relative difference of the loss (logarithmic)", [*difference, *marks[1:2]], "", True),
@@ -241,9 +301,16 @@ def _charts(found: TrainingResult, data: Table, letter: str) -> list[Chart]:
     titles = {column.title: column for column in data.columns}
 
     def holds(series: list[ChartSeries]) -> bool:
-        return any(get(pair) is not None for each in series if (get := titles[each.column].get) is not None for pair in data.rows)
+        return any(
+            get(pair) is not None
+            for each in series
+            if (get := titles[each.column].get) is not None
+            for pair in data.rows
+        )
 
-    shown = [each for each in drawn if holds([each[1][-1] if each[1][-1] not in marks else each[1][-2]])]
+    shown = [
+        each for each in drawn if holds([each[1][-1] if each[1][-1] not in marks else each[1][-2]])
+    ]
     return [
         Chart(
             f"{letter}{2 + place * _CHART_LINES}",

@@ -10,7 +10,12 @@ from openpyxl.chart import Series as Drawn
 from openpyxl.chart.shapes import GraphicalProperties
 from openpyxl.chart.text import RichText
 from openpyxl.drawing.line import LineProperties
-from openpyxl.drawing.text import CharacterProperties, Paragraph, ParagraphProperties, RichTextProperties
+from openpyxl.drawing.text import (
+    CharacterProperties,
+    Paragraph,
+    ParagraphProperties,
+    RichTextProperties,
+)
 from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.report.table import TEXT, Chart, ChartSeries, Table, looks
@@ -39,19 +44,29 @@ def draw(sheet: Worksheet, chart: Chart, table: Table) -> None:
 
 def _cells(table: Table, title: str, header: bool = False) -> Reference:
     letter = table.letters[title]
-    return Reference(range_string=f"'{table.title}'!${letter}${table.header + (not header)}:${letter}${table.header + len(table.rows)}")
+    return Reference(
+        range_string=(
+            f"'{table.title}'!${letter}${table.header + (not header)}:${letter}${table.header + len(table.rows)}"
+        )
+    )
 
 
 def _series(series: ChartSeries, values: Reference, count: int) -> Any:
     drawn: Any = Drawn(values, title_from_data=True)
     drawn.smooth = False
-    line = LineProperties(solidFill=series.color, w=round(series.width * _POINT), prstDash="dash" if series.dashed else None)
+    line = LineProperties(
+        solidFill=series.color,
+        w=round(series.width * _POINT),
+        prstDash="dash" if series.dashed else None,
+    )
     drawn.graphicalProperties.line = line if series.width else LineProperties(noFill=True)
     drawn.marker.symbol = "none"
     if not series.width or count <= series.marked:
         drawn.marker.symbol = "circle"
         drawn.marker.size = 6 if count <= _SMALL_MARKS else 4
-        drawn.marker.graphicalProperties = GraphicalProperties(solidFill=series.color, ln=LineProperties(solidFill=looks.WHITE[2:], w=3175))
+        drawn.marker.graphicalProperties = GraphicalProperties(
+            solidFill=series.color, ln=LineProperties(solidFill=looks.WHITE[2:], w=3175)
+        )
     return drawn
 
 
@@ -69,7 +84,9 @@ def _axes(drawn: Any, chart: Chart, count: int, names: bool) -> None:
     x.tickLblSkip = x.tickMarkSkip = max(1, math.ceil(count / chart.labels))
     x.txPr, y.txPr = _small(rotation=-5_400_000 if names else 0), _small()
     for each in (x, y):
-        each.graphicalProperties = GraphicalProperties(ln=LineProperties(solidFill=looks.AXIS, w=9525))
+        each.graphicalProperties = GraphicalProperties(
+            ln=LineProperties(solidFill=looks.AXIS, w=9525)
+        )
     for each in (drawn, x, y):
         if each.title is not None:
             each.title.overlay = False

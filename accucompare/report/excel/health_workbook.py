@@ -10,7 +10,12 @@ from accucompare.report.excel.worksheets import write_workbook
 from accucompare.report.table import AMBER, GREEN, PALE_RED, RED, SECTION, Line, SheetItem, Table
 from accucompare.report.watched import HEALTH, headline, norm_sheets
 
-_TABS = {CheckStatus.FAIL: RED, CheckStatus.WARN: AMBER, CheckStatus.PASS: GREEN, CheckStatus.NOT_LOOKED_AT: ""}
+_TABS = {
+    CheckStatus.FAIL: RED,
+    CheckStatus.WARN: AMBER,
+    CheckStatus.PASS: GREEN,
+    CheckStatus.NOT_LOOKED_AT: "",
+}
 _FILLS = {CheckStatus.FAIL: PALE_RED, CheckStatus.WARN: AMBER}
 
 
@@ -22,13 +27,27 @@ def health_sheet(ranks: Ranks, health: Health) -> Table:
 
     columns = [column for column in HEALTH if ranks.several or column.title != "rank"]
     heading = [Line([SheetItem(f"The checklist: {headline(health)}", SECTION)])]
-    return Table("Health", columns, health.results, heading=heading, frozen=3, fill=fill, tab=_TABS[health.status], pages_wide=2)
+    return Table(
+        "Health",
+        columns,
+        health.results,
+        heading=heading,
+        frozen=3,
+        fill=fill,
+        tab=_TABS[health.status],
+        pages_wide=2,
+    )
 
 
 def write_health(ranks: Ranks, health: Health, path: Path) -> Path:
-    """Write the checklist as an Excel report, with the norms of each parameter behind it, and return its path.
+    """Write the checklist as an Excel report, with the norms of each parameter behind it, and
+    return its path.
 
     Raises:
         ReportError: if it cannot be written.
     """
-    return write_workbook(path, f"the checklist of {ranks.path.name}", [health_sheet(ranks, health), *norm_sheets(ranks)])
+    return write_workbook(
+        path,
+        f"the checklist of {ranks.path.name}",
+        [health_sheet(ranks, health), *norm_sheets(ranks)],
+    )

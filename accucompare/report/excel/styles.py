@@ -17,7 +17,16 @@ from openpyxl.worksheet.hyperlink import Hyperlink
 from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.report.excel.xml_rows import number_or_text
-from accucompare.report.table import DARK, DARK_RED, HEAT_SCALE, PLAIN_LOOK, WHITE, Look, Scale, Value
+from accucompare.report.table import (
+    DARK,
+    DARK_RED,
+    HEAT_SCALE,
+    PLAIN_LOOK,
+    WHITE,
+    Look,
+    Scale,
+    Value,
+)
 
 
 def styled(sheet: Worksheet, value: Value, look: Look = PLAIN_LOOK, link: str = "") -> Cell:
@@ -28,7 +37,13 @@ def styled(sheet: Worksheet, value: Value, look: Look = PLAIN_LOOK, link: str = 
     known = _styles.setdefault(cast(Workbook, sheet.parent), {})
     if look not in known:  # openpyxl hashes and compares every part for each cell
         font, fill, alignment, border = _parts(look)
-        cell.font, cell.fill, cell.alignment, cell.border, cell.number_format = font, fill, alignment, border, look.format
+        cell.font, cell.fill, cell.alignment, cell.border, cell.number_format = (
+            font,
+            fill,
+            alignment,
+            border,
+            look.format,
+        )
         known[look] = copy(cell._style)  # type: ignore[attr-defined]
     cell._style = copy(known[look])  # type: ignore[attr-defined]
     if link:
@@ -43,9 +58,17 @@ _styles: WeakKeyDictionary[Workbook, dict[Look, Any]] = WeakKeyDictionary()
 @lru_cache(maxsize=256)
 def _parts(look: Look) -> tuple[Font, PatternFill, Alignment, Border]:
     return (
-        Font(name="Calibri", size=look.size, bold=look.bold, color=look.color, underline="single" if look.underline else None),
+        Font(
+            name="Calibri",
+            size=look.size,
+            bold=look.bold,
+            color=look.color,
+            underline="single" if look.underline else None,
+        ),
         PatternFill("solid", fgColor=look.fill) if look.fill else PatternFill(),
-        Alignment(horizontal=look.align, vertical=look.vertical, wrap_text=look.wrap, indent=look.indent),
+        Alignment(
+            horizontal=look.align, vertical=look.vertical, wrap_text=look.wrap, indent=look.indent
+        ),
         Border(bottom=Side("thin", color=look.line)) if look.line else Border(),
     )
 
@@ -56,32 +79,55 @@ def hyperlink(cell: str, location: str) -> Hyperlink:
 
 
 def row_rules(coloring: Sequence[tuple[str, Look]], cells: dict[str, str]) -> list[Rule]:
-    """The rules that colour the rows of a table; ``cells`` are those of its first row, by the titles of their columns."""
+    """The rules that colour the rows of a table; ``cells`` are those of its first row, by the
+    titles of their columns.
+    """
     rules = []
     for formula, look in coloring:
         style = DifferentialStyle(
-            font=Font(color=look.color, bold=look.bold or None), fill=PatternFill("solid", fgColor=look.fill, bgColor=look.fill)
+            font=Font(color=look.color, bold=look.bold or None),
+            fill=PatternFill("solid", fgColor=look.fill, bgColor=look.fill),
         )
-        rules.append(Rule(type="expression", formula=[formula.format_map(cells)], stopIfTrue=True, dxf=style))
+        rules.append(
+            Rule(type="expression", formula=[formula.format_map(cells)], stopIfTrue=True, dxf=style)
+        )
     return rules
 
 
 def heat_rules(first: str) -> list[Rule]:
-    """The rules that colour a heat map, whose first cell this is: white for what is far below its limit, red for what is far over it."""
-    style = DifferentialStyle(font=Font(color=WHITE, bold=True), fill=PatternFill("solid", fgColor=DARK, bgColor=DARK))
+    """The rules that colour a heat map, whose first cell this is: white for what is far below its
+    limit, red for what is far over it.
+    """
+    style = DifferentialStyle(
+        font=Font(color=WHITE, bold=True), fill=PatternFill("solid", fgColor=DARK, bgColor=DARK)
+    )
     endless = Rule(type="expression", formula=[f'{first}="inf"'], stopIfTrue=True, dxf=style)
     over = Rule(
-        type="expression", formula=[f"AND(ISNUMBER({first}),{first}>0)"], dxf=DifferentialStyle(font=Font(color=DARK_RED, bold=True))
+        type="expression",
+        formula=[f"AND(ISNUMBER({first}),{first}>0)"],
+        dxf=DifferentialStyle(font=Font(color=DARK_RED, bold=True)),
     )
     steps = [FormatObject(type="num", val=power) for power in (-3, 0, 3)]
-    return [endless, over, Rule(type="colorScale", colorScale=ColorScale(cfvo=steps, color=[Color(each) for each in HEAT_SCALE]))]
+    return [
+        endless,
+        over,
+        Rule(
+            type="colorScale",
+            colorScale=ColorScale(cfvo=steps, color=[Color(each) for each in HEAT_SCALE]),
+        ),
+    ]
 
 
 def scale_rule(scale: Scale) -> Rule:
     """The rule that shows a column's sizes at a glance."""
     if scale is Scale.BAR:
         whole = [FormatObject(type="num", val=end) for end in (0, 1)]
-        return Rule(type="dataBar", dataBar=DataBar(cfvo=whole, color=Color("FF9CC3E6"), minLength=0, maxLength=100))
+        return Rule(
+            type="dataBar",
+            dataBar=DataBar(cfvo=whole, color=Color("FF9CC3E6"), minLength=0, maxLength=100),
+        )
     steps = [FormatObject(type="percentile", val=percent) for percent in (5, 50, 95)]
-    blues = ColorScale(cfvo=steps, color=[Color(shade) for shade in ("FFFFFFFF", "FFE3EEF9", "FF9CC3E6")])
+    blues = ColorScale(
+        cfvo=steps, color=[Color(shade) for shade in ("FFFFFFFF", "FFE3EEF9", "FF9CC3E6")]
+    )
     return Rule(type="colorScale", colorScale=blues)

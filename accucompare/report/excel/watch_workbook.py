@@ -1,4 +1,6 @@
-"""The Excel report of a watch: *Findings*, *Frames*, *Steps*, numbers by parameter, *Warnings*, *Health*, *Environment*."""
+"""The Excel report of a watch: *Findings*, *Frames*, *Steps*, numbers by parameter, *Warnings*,
+*Health*, *Environment*.
+"""
 
 from __future__ import annotations
 
@@ -64,11 +66,25 @@ def write_watch(ranks: Ranks, path: Path) -> Path:
 
 
 def _table(
-    ranks: Ranks, title: str, columns: Sequence[Column], rows: Sequence[Any], heading: Sequence[tuple[str, Look]], **more: Any
+    ranks: Ranks,
+    title: str,
+    columns: Sequence[Column],
+    rows: Sequence[Any],
+    heading: Sequence[tuple[str, Look]],
+    **more: Any,
 ) -> Table:
     """A table, with what tells ranks apart if there are several."""
-    shown = [column for column in columns if ranks.several or column.title not in ("rank", "coordinates")]
-    return Table(title, shown, rows, heading=[Line([SheetItem(*line)]) for line in heading], pages_wide=2, **more)
+    shown = [
+        column for column in columns if ranks.several or column.title not in ("rank", "coordinates")
+    ]
+    return Table(
+        title,
+        shown,
+        rows,
+        heading=[Line([SheetItem(*line)]) for line in heading],
+        pages_wide=2,
+        **more,
+    )
 
 
 def _findings(ranks: Ranks, health: Health | None) -> Table:
@@ -78,29 +94,79 @@ def _findings(ranks: Ranks, health: Health | None) -> Table:
         return AMBER if row.finding.cause is Cause.NEAR else PALE_RED
 
     heading = [(verdict_line(ranks, health, alone=False).plain, SECTION)]
-    heading += [(line, PLAIN_LOOK if place else BOLD) for place, line in enumerate(log.main_answer(ranks).splitlines())]
+    heading += [
+        (line, PLAIN_LOOK if place else BOLD)
+        for place, line in enumerate(log.main_answer(ranks).splitlines())
+    ]
     heading += [(note, MUTED_TEXT) for note in ranks.notes[:3]]
     rows = [log.FindingRow(run, finding) for run, finding in ranks.findings]
     tab, frozen = RED if rows or ranks.trouble or checks_fail(health) else GREEN, 3 + ranks.several
-    return _table(ranks, "Findings", log.FINDINGS, rows, heading, nothing="Nothing was found.", frozen=frozen, fill=fill, tab=tab)
+    return _table(
+        ranks,
+        "Findings",
+        log.FINDINGS,
+        rows,
+        heading,
+        nothing="Nothing was found.",
+        frozen=frozen,
+        fill=fill,
+        tab=tab,
+    )
 
 
 def _frames(ranks: Ranks) -> Table:
     def fill(row: log.TensorRow) -> str:
-        return PALE_RED if row.origin else AMBER if row.tensor is not None and not row.tensor.finite else ""
+        return (
+            PALE_RED
+            if row.origin
+            else AMBER
+            if row.tensor is not None and not row.tensor.finite
+            else ""
+        )
 
-    rows = [row for run in ranks.ranks for frames in run.frames for row in log.tensor_rows(frames, run)]
-    heading = [("The last calls before a finding, and all of traced steps, in the order in which they ended", SECTION)]
-    return _table(ranks, "Frames", log.FRAMES, rows, heading, nothing="No frames were kept.", frozen=3 + ranks.several, fill=fill)
+    rows = [
+        row for run in ranks.ranks for frames in run.frames for row in log.tensor_rows(frames, run)
+    ]
+    heading = [
+        (
+            (
+                "The last calls before a finding, and all of traced steps, in the order in which"
+                " they ended"
+            ),
+            SECTION,
+        )
+    ]
+    return _table(
+        ranks,
+        "Frames",
+        log.FRAMES,
+        rows,
+        heading,
+        nothing="No frames were kept.",
+        frozen=3 + ranks.several,
+        fill=fill,
+    )
 
 
 def _warnings(ranks: Ranks) -> Table:
     def fill(row: log.WarningRow) -> str:
         return PALE_RED if row.alarm else ""
 
-    rows = sorted((row for run in ranks.ranks for row in log.warning_rows(run)), key=lambda row: (row.alert.step, row.run.start.rank))
+    rows = sorted(
+        (row for run in ranks.ranks for row in log.warning_rows(run)),
+        key=lambda row: (row.alert.step, row.run.start.rank),
+    )
     heading = [("What was not wrong yet, and the loss scale", SECTION)]
-    return _table(ranks, "Warnings", log.WARNINGS, rows, heading, nothing="Nothing was warned of.", frozen=1 + ranks.several, fill=fill)
+    return _table(
+        ranks,
+        "Warnings",
+        log.WARNINGS,
+        rows,
+        heading,
+        nothing="Nothing was warned of.",
+        frozen=1 + ranks.several,
+        fill=fill,
+    )
 
 
 def _steps(ranks: Ranks) -> list[Table]:
@@ -113,14 +179,36 @@ def _steps(ranks: Ranks) -> list[Table]:
 
     run = log.main_run(ranks)
     data = _chart_data(run.steps)
-    charts = _charts(data, f", rank {run.start.rank}" if ranks.several else "", column_letter(len(log.STEPS) + 1 + ranks.several))
-    rows, heading = [row for run in ranks.ranks for row in log.step_rows(run)], [("Every step that was watched", SECTION)]
+    charts = _charts(
+        data,
+        f", rank {run.start.rank}" if ranks.several else "",
+        column_letter(len(log.STEPS) + 1 + ranks.several),
+    )
+    rows, heading = (
+        [row for run in ranks.ranks for row in log.step_rows(run)],
+        [("Every step that was watched", SECTION)],
+    )
     frozen = 1 + ranks.several
-    return [_table(ranks, "Steps", log.STEPS, rows, heading, nothing="No step was watched.", frozen=frozen, fill=fill, charts=charts), data]
+    return [
+        _table(
+            ranks,
+            "Steps",
+            log.STEPS,
+            rows,
+            heading,
+            nothing="No step was watched.",
+            frozen=frozen,
+            fill=fill,
+            charts=charts,
+        ),
+        data,
+    ]
 
 
 def _chart_data(steps: Sequence[Step]) -> Table:
-    """The hidden table that the charts are drawn from: of neighbouring steps the last one, or the first that is not finite."""
+    """The hidden table that the charts are drawn from: of neighbouring steps the last one, or the
+    first that is not finite.
+    """
     shown = thinned(steps, lambda group: next(filter(_is_bad, group), group[-1]))
     top = max((norm for step in shown if (norm := _positive(step.grad_norm))), default=1.0)
     columns = [
@@ -143,20 +231,33 @@ def _positive(number: Number | None) -> float | None:
 
 def _charts(data: Table, of_rank: str, letter: str) -> list[Chart]:
     """What there is to draw, one chart below the other from this column on."""
-    norm, scale = ChartSeries("grad_norm", looks.CURVE, marked=_MARKED), ChartSeries("loss scale", looks.SCALE_CURVE, marked=_MARKED)
+    norm, scale = (
+        ChartSeries("grad_norm", looks.CURVE, marked=_MARKED),
+        ChartSeries("loss scale", looks.SCALE_CURVE, marked=_MARKED),
+    )
     drawn = []
     if any(step.grad_norm for step in data.rows):
         drawn.append(("grad_norm", [norm, ChartSeries(_NOT_FINITE, looks.OVER, width=0)]))
     if any(_positive(step.scale) for step in data.rows):
         drawn.append(("loss scale", [scale]))
     return [
-        Chart(f"{letter}{2 + place * _CHART_LINES}", series, "step", (title + of_rank, "step", ""), size=(24, 8), labels=20, data=data)
+        Chart(
+            f"{letter}{2 + place * _CHART_LINES}",
+            series,
+            "step",
+            (title + of_rank, "step", ""),
+            size=(24, 8),
+            labels=20,
+            data=data,
+        )
         for place, (title, series) in enumerate(drawn)
     ]
 
 
 def _environment(ranks: Ranks) -> Table:
-    """How each rank ran; what is not as in the first column is marked, but for what is each rank's own."""
+    """How each rank ran; what is not as in the first column is marked, but for what is each rank's
+    own.
+    """
     shown, listed = rank_entries(ranks)
     left_out = len(ranks.ranks) - len(shown)
     note = f"{left_out:,} more ranks are not shown." if left_out else ""

@@ -1,7 +1,7 @@
 """The Excel report of a comparison.
 
-*Summary*, *Training* if there is any, *Layers*, summaries of very many rows or of several ranks or steps, *Divergence*, *Unmatched*,
-*Environment*.
+*Summary*, *Training* if there is any, *Layers*, summaries of very many rows or of several ranks or
+steps, *Divergence*, *Unmatched*, *Environment*.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from pathlib import Path
 from accucompare.compare.result import Result
 from accucompare.errors import ReportError
 from accucompare.files import is_stream
-from accucompare.report.contents import all_layers, divergence, summaries, summary, training, unmatched
+from accucompare.report.contents import (
+    all_layers,
+    divergence,
+    summaries,
+    summary,
+    training,
+    unmatched,
+)
 from accucompare.report.excel.worksheets import write_workbook
 from accucompare.report.table import Page, Table, environment_sheets, overview_of
 
@@ -21,10 +28,16 @@ def write_excel(comparison: Result, path: Path) -> Path:
     """Write the Excel report, and return its path.
 
     Raises:
-        ReportError: if the path is a directory or does not end in ``.xlsx``, or the file cannot be written.
+        ReportError: if the path is a directory or does not end in ``.xlsx``, or the file cannot be
+            written.
     """
-    if path.suffix.lower() != ".xlsx" and not os.path.isdir(path) and not is_stream(path):  # of a directory, that is said first
-        raise ReportError(f"{path}: an Excel report's name must end in .xlsx, such as {path.stem or 'report'}.xlsx")
+    if (
+        path.suffix.lower() != ".xlsx" and not os.path.isdir(path) and not is_stream(path)
+    ):  # of a directory, that is said first
+        raise ReportError(
+            f"{path}: an Excel report's name must end in .xlsx, such as"
+            f" {path.stem or 'report'}.xlsx"
+        )
     found = overview_of(comparison)
     layers = all_layers(comparison, found)
     sheets: list[Page | Table] = [
@@ -36,4 +49,6 @@ def write_excel(comparison: Result, path: Path) -> Path:
         unmatched(comparison, found),
         environment_sheets(comparison),
     ]
-    return write_workbook(path, f"{comparison.golden.path.name} and {comparison.candidate.path.name} compared", sheets)
+    return write_workbook(
+        path, f"{comparison.golden.path.name} and {comparison.candidate.path.name} compared", sheets
+    )

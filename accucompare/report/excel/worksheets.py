@@ -23,7 +23,18 @@ from accucompare.files import is_stdout, written_whole
 from accucompare.report.excel.charts import draw
 from accucompare.report.excel.styles import heat_rules, hyperlink, row_rules, scale_rule, styled
 from accucompare.report.excel.xml_rows import SheetRows, save_with_rows, text
-from accucompare.report.table import LINE, MUTED_TEXT, Column, Line, Page, Scale, SheetItem, Table, header_look, row_looks
+from accucompare.report.table import (
+    LINE,
+    MUTED_TEXT,
+    Column,
+    Line,
+    Page,
+    Scale,
+    SheetItem,
+    Table,
+    header_look,
+    row_looks,
+)
 
 _MOST_LINKS = 65_530  # that Excel opens in a sheet
 _WRITE_ERRORS: tuple[type[Exception], ...] = ()
@@ -50,7 +61,10 @@ def write_workbook(path: Path, title: str, sheets: Iterable[Page | Table]) -> Pa
 
     def write(temporary: Path) -> None:
         if is_stdout(path) and sys.stdout.isatty():
-            raise ReportError(f"{path}: a terminal cannot show a workbook; name a file, such as report.xlsx, or add > report.xlsx")
+            raise ReportError(
+                f"{path}: a terminal cannot show a workbook; name a file, such as report.xlsx, or"
+                " add > report.xlsx"
+            )
         _write(temporary, title, sheets)
 
     return written_whole(path, write, _WRITE_ERRORS)
@@ -60,19 +74,28 @@ def _write(path: Path, title: str, sheets: Iterable[Page | Table]) -> None:
     workbook = Workbook(write_only=True)
     workbook.properties.creator = "accucompare"
     workbook.properties.title = text(title)
-    workbook.calculation.fullCalcOnLoad = False  # there is nothing to calculate, so closing it asks nothing
+    workbook.calculation.fullCalcOnLoad = (
+        False  # there is nothing to calculate, so closing it asks nothing
+    )
     without_rows = BytesIO()  # so small
     rows: list[SheetRows] = []
     try:
         for sheet in sheets:
             if isinstance(sheet, Page):
-                _append(_add_sheet(workbook, sheet.title, sheet.widths, sheet.tab), sheet.lines, first=2, last=len(sheet.widths))
+                _append(
+                    _add_sheet(workbook, sheet.title, sheet.widths, sheet.tab),
+                    sheet.lines,
+                    first=2,
+                    last=len(sheet.widths),
+                )
             else:
                 rows += _add_table(workbook, sheet)
         workbook.save(without_rows)
     except BaseException:
         for each in workbook.worksheets:
-            with suppress(Exception):  # or Python warns about half-written sheets when it deletes them
+            with suppress(
+                Exception
+            ):  # or Python warns about half-written sheets when it deletes them
                 each.close()
         raise
     save_with_rows(without_rows, rows, path)
@@ -88,7 +111,14 @@ def _add_table(workbook: Workbook, table: Table) -> list[SheetRows]:
 
 def _add_rows(workbook: Workbook, table: Table, title: str, start: int, stop: int) -> SheetRows:
     facts = _facts(table, start, stop)
-    sheet = _add_sheet(workbook, title, [column.width for column in table.columns], table.tab, table.pages_wide, table.large)
+    sheet = _add_sheet(
+        workbook,
+        title,
+        [column.width for column in table.columns],
+        table.tab,
+        table.pages_wide,
+        table.large,
+    )
     if table.hidden:
         sheet.sheet_state = "hidden"
     _fold(sheet, table.columns, facts)
@@ -118,10 +148,19 @@ def _add_rows(workbook: Workbook, table: Table, title: str, start: int, stop: in
 
 
 def _add_sheet(
-    workbook: Workbook, title: str, widths: Sequence[float], tab: str = "", pages_wide: int = 1, large: bool = False
+    workbook: Workbook,
+    title: str,
+    widths: Sequence[float],
+    tab: str = "",
+    pages_wide: int = 1,
+    large: bool = False,
 ) -> Worksheet:
-    """A new sheet with these column widths, printed in landscape format on so many pages side by side; large is A3."""
-    sheet = cast(Worksheet, workbook.create_sheet(title))  # a write-only sheet has the attributes used here, which its type does not list
+    """A new sheet with these column widths, printed in landscape format on so many pages side by
+    side; large is A3.
+    """
+    sheet = cast(
+        Worksheet, workbook.create_sheet(title)
+    )  # a write-only sheet has the attributes used here, which its type does not list
     for number, width in enumerate(widths, 1):
         sheet.column_dimensions[get_column_letter(number)].width = width
     sheet.sheet_view.showGridLines = False
@@ -144,9 +183,13 @@ def _append(sheet: Worksheet, lines: Sequence[Line], first: int, last: int) -> N
             sheet.row_dimensions[number].height = line.height
         items = list(line.items)
         if line.spread is not None:  # each merged cell has its own border and fill
-            sheet.merged_cells.add(f"{get_column_letter(first + line.spread)}{number}:{get_column_letter(last - line.free)}{number}")
+            sheet.merged_cells.add(
+                f"{get_column_letter(first + line.spread)}{number}:{get_column_letter(last - line.free)}{number}"
+            )
             after = line.spread + 1
-            items[after:after] = [SheetItem(None, items[line.spread].look)] * (last - first + 1 - len(items))
+            items[after:after] = [SheetItem(None, items[line.spread].look)] * (
+                last - first + 1 - len(items)
+            )
         margin = [line.margin and styled(sheet, *line.margin)] * (first - 1)
         sheet.append([*margin, *(styled(sheet, *item) for item in items)])
 
@@ -170,7 +213,9 @@ class _Facts(NamedTuple):
 def _facts(table: Table, start: int, stop: int) -> _Facts:
     """Found in one pass, for a row may be made each time it is asked for."""
     empty = {column.title: column.get for column in table.columns if column.sparse and column.get}
-    alike: dict[str, set[Any]] = {column.title: set() for column in table.columns if column.several and column.get}
+    alike: dict[str, set[Any]] = {
+        column.title: set() for column in table.columns if column.several and column.get
+    }
     getters = {column.title: column.get for column in table.columns if column.get}
     several: set[str] = set()
     fills: dict[str | tuple[str, ...], None] = {}
@@ -193,10 +238,14 @@ def _facts(table: Table, start: int, stop: int) -> _Facts:
 
 def _fold(sheet: Worksheet, columns: Sequence[Column], facts: _Facts) -> None:
     """Hide columns without values, and fold those that not everybody needs."""
-    if most := max(column.folded for column in columns):  # openpyxl would write it before it counts the levels
+    if most := max(
+        column.folded for column in columns
+    ):  # openpyxl would write it before it counts the levels
         sheet.column_dimensions.max_outline = most
     before, level_before = None, 0
-    for number, column in enumerate(columns, 1):  # hidden, not left out: every report has the same columns in the same places
+    for number, column in enumerate(
+        columns, 1
+    ):  # hidden, not left out: every report has the same columns in the same places
         dimension = sheet.column_dimensions[get_column_letter(number)]
         if column.title in facts.empty:
             dimension.hidden = True
@@ -227,7 +276,9 @@ def _color(sheet: Worksheet, table: Table, last: int) -> None:
             if column.scale is scale:
                 add(scale_rule(scale), letters[column.title], letters[column.title])
         if scale is Scale.BAR:
-            for rule in row_rules(table.coloring, {title: f"${letter}{first}" for title, letter in letters.items()}):
+            for rule in row_rules(
+                table.coloring, {title: f"${letter}{first}" for title, letter in letters.items()}
+            ):
                 add(rule, "A", get_column_letter(len(letters)))
 
 
@@ -235,5 +286,10 @@ def _link(sheet: Any, table: Table, start: int, stop: int) -> None:
     """Add the links of the rows; openpyxl writes them at the end of the sheet."""
     for column, letter in zip(table.columns, table.letters.values(), strict=True):
         if column.link:
-            links = enumerate(map(column.link, (table.rows[index] for index in range(start, stop))), table.header + 1)
-            sheet._hyperlinks += islice((hyperlink(f"{letter}{line}", link) for line, link in links if link), _MOST_LINKS)
+            links = enumerate(
+                map(column.link, (table.rows[index] for index in range(start, stop))),
+                table.header + 1,
+            )
+            sheet._hyperlinks += islice(
+                (hyperlink(f"{letter}{line}", link) for line, link in links if link), _MOST_LINKS
+            )

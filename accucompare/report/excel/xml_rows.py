@@ -1,4 +1,6 @@
-"""Rows of a table, written as XML into the workbook that openpyxl made: one row in memory at a time."""
+"""Rows of a table, written as XML into the workbook that openpyxl made: one row in memory at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _LOOKS_ESCAPED = re.compile("_(?=x[0-9A-Fa-f]{4}_)")  # Excel reads _x0041_ in a
 
 @lru_cache(maxsize=4096)
 def text(value: str) -> str:
-    """Text that a cell can hold: invisible characters and those that XML forbids are escaped; a text that is too long is cut."""
+    """Text that a cell can hold: invisible characters and those that XML forbids are escaped; a
+    text that is too long is cut.
+    """
     value = _LOOKS_ESCAPED.sub("_x005F_", printable(value))
     if len(value) * 2 <= TEXT_LIMIT or len(units := value.encode("utf-16-le")) <= TEXT_LIMIT * 2:
         return value
@@ -60,8 +64,8 @@ class SheetRows(NamedTuple):
 def save_with_rows(workbook: BinaryIO, sheets: Sequence[SheetRows], path: Path) -> None:
     """Copy a workbook, and put the rows into its sheets.
 
-    openpyxl writes everything but these rows. For each of their millions of cells it would fill a Cell, look up its style and write it
-    tag by tag, which takes five times as long.
+    openpyxl writes everything but these rows. For each of their millions of cells it would fill a
+    Cell, look up its style and write it tag by tag, which takes five times as long.
 
     Args:
         workbook: the file that openpyxl saved.
@@ -76,12 +80,16 @@ def save_with_rows(workbook: BinaryIO, sheets: Sequence[SheetRows], path: Path) 
                 target.writestr(part, content)
                 continue
             above, below = content.split(_END)  # text in a cell cannot hold it: its < is escaped
-            # zipfile must know in advance whether it exceeds 2 GB; on the report's own disk, so that what is said of a full one is true
+            # zipfile must know in advance whether it exceeds 2 GB; on the report's own disk, so
+            # that what is said of a full one is true
             sheet = path.with_name(f"{path.name}.sheet")
             try:
                 with sheet.open("wb") as file:
                     file.write(above)
-                    file.writelines(row.encode("ascii", "xmlcharrefreplace") for row in _rows(by_part[part.filename]))
+                    file.writelines(
+                        row.encode("ascii", "xmlcharrefreplace")
+                        for row in _rows(by_part[part.filename])
+                    )
                     file.write(_END + below)
                 target.write(sheet, part.filename)
             finally:
@@ -90,28 +98,42 @@ def save_with_rows(workbook: BinaryIO, sheets: Sequence[SheetRows], path: Path) 
 
 
 def _rows(sheet: SheetRows) -> Iterator[str]:
-    """The XML of every row, below the header; few rows are looked at together, column by column, which is faster."""
+    """The XML of every row, below the header; few rows are looked at together, column by column,
+    which is faster.
+    """
     table = sheet.table
     for start in range(sheet.start, sheet.stop, _AT_ONCE):
         places = range(start, min(start + _AT_ONCE, sheet.stop))
         rows = [table.rows[place] for place in places]
-        numbers = [place + 1 for place in places] if table.numbers is None else [table.numbers[place] for place in places]
+        numbers = (
+            [place + 1 for place in places]
+            if table.numbers is None
+            else [table.numbers[place] for place in places]
+        )
         (values,) = value_blocks(table.columns, rows, len(rows), numbers)
         fills = [table.fill(row) for row in rows]
         styles = zip(*(sheet.styles[fill] for fill in fills), strict=True)
         first = table.header + 1 + start - sheet.start
         columns = [
             _column(letter, first, own_styles, own_values, table.dense)
-            for letter, own_styles, own_values in zip(table.letters.values(), styles, values, strict=True)
+            for letter, own_styles, own_values in zip(
+                table.letters.values(), styles, values, strict=True
+            )
         ]
-        for line, (row, cells) in enumerate(zip(rows, zip(*columns, strict=True), strict=True), first):
+        for line, (row, cells) in enumerate(
+            zip(rows, zip(*columns, strict=True), strict=True), first
+        ):
             height = table.height(row) if table.height else 0
             level = table.depth(row) if table.depth else 0
-            attributes = (f' ht="{height}" customHeight="1"' if height else "") + (f' outlineLevel="{level}"' if level else "")
+            attributes = (f' ht="{height}" customHeight="1"' if height else "") + (
+                f' outlineLevel="{level}"' if level else ""
+            )
             yield f'<row r="{line}"{attributes}>{"".join(cells)}</row>'
 
 
-def _column(letter: str, first: int, styles: Iterable[int], values: Iterable[Value], dense: bool) -> list[str]:
+def _column(
+    letter: str, first: int, styles: Iterable[int], values: Iterable[Value], dense: bool
+) -> list[str]:
     """The XML of a few cells of a column, from a line on. Nearly all are numbers, or empty."""
     return [
         f'<c r="{letter}{line}" s="{style}" t="n"><v>{value!r}</v></c>'
@@ -124,7 +146,9 @@ def _column(letter: str, first: int, styles: Iterable[int], values: Iterable[Val
 
 
 def _cell(place: str, style: int, value: Value, dense: bool) -> str:
-    """The XML of a cell; an empty one is left out of a dense table. Text is marked as text, so it is never taken for a formula."""
+    """The XML of a cell; an empty one is left out of a dense table. Text is marked as text, so it
+    is never taken for a formula.
+    """
     if value is None or value == "":
         return "" if dense else f'<c r="{place}" s="{style}" t="n" />'
     value = number_or_text(value)

@@ -7,4 +7,12 @@ from accucompare.report.files.parquet import require_pyarrow, write_parquet
 from accucompare.report.files.perfetto import write_perfetto
 from accucompare.report.files.written_comparison import read_written
 
-__all__ = ["read_written", "require_pyarrow", "write_health_json", "write_json", "write_model_explorer", "write_parquet", "write_perfetto"]
+__all__ = [
+    "read_written",
+    "require_pyarrow",
+    "write_health_json",
+    "write_json",
+    "write_model_explorer",
+    "write_parquet",
+    "write_perfetto",
+]

@@ -33,16 +33,25 @@ _STAGE = {
 _MOST_DEPTH = 200  # calls inside calls; real models have some ten
 _Key = tuple[Any, ...]  # rank, step, stage, name, call; and the operator
 #: Roles of values that go into a call.
-ENTERS = (Role.INPUT, Role.GRAD_OUTPUT, Role.COMPUTED_BUFFER, Role.BUFFER_BEFORE, Role.OP_INPUT, Role.OP_GRAD_OUTPUT)
+ENTERS = (
+    Role.INPUT,
+    Role.GRAD_OUTPUT,
+    Role.COMPUTED_BUFFER,
+    Role.BUFFER_BEFORE,
+    Role.OP_INPUT,
+    Role.OP_GRAD_OUTPUT,
+)
 
 
 @dataclass
 class CallNode:
-    """A call of a module, or of an operator in a module's own code; or the update of a module's parameters.
+    """A call of a module, or of an operator in a module's own code; or the update of a module's
+    parameters.
 
     Attributes:
         name, call: the module's, as in a record.
-        operator: the operator with its number, ``aten.bmm.default#0``; ``""`` for the module's own call.
+        operator: the operator with its number, ``aten.bmm.default#0``; ``""`` for the module's own
+            call.
         type: the class of the module.
         rows: its rows, by their numbers (from 1).
         inside: the calls that it made.
@@ -56,10 +65,16 @@ class CallNode:
     inside: list[CallNode] = field(default_factory=list)
 
     def title(self, around: CallNode | None) -> str:
-        """Its name within the call that made it, ``attn.c_proj``; and which call it is, if not the first."""
+        """Its name within the call that made it, ``attn.c_proj``; and which call it is, if not the
+        first.
+        """
         if self.operator:
             return self.operator
-        name = self.name if around is None or not around.name else self.name.removeprefix(f"{around.name}.")
+        name = (
+            self.name
+            if around is None or not around.name
+            else self.name.removeprefix(f"{around.name}.")
+        )
         return f"{display_name(name)} call {self.call}" if self.call else display_name(name)
 
 
@@ -74,7 +89,9 @@ class Pass:
 
 
 def passes(rows: Sequence[WrittenRow]) -> list[Pass]:
-    """All calls of a comparison by rank, step and stage, each of these in execution order. Modules never called are left out."""
+    """All calls of a comparison by rank, step and stage, each of these in execution order. Modules
+    never called are left out.
+    """
     found: dict[tuple[int, int, CallStage], Pass] = {}
     calls: dict[_Key, CallNode] = {}
     callers: dict[_Key, _Key] = {}
@@ -103,11 +120,16 @@ def passes(rows: Sequence[WrittenRow]) -> list[Pass]:
             found[rank, step, stage].calls.append(call)
         else:
             caller.inside.append(call)
-    return [found[place] for place in sorted(found, key=lambda place: (*place[:2], list(CallStage).index(place[2])))]
+    return [
+        found[place]
+        for place in sorted(found, key=lambda place: (*place[:2], list(CallStage).index(place[2])))
+    ]
 
 
 def _too_deep(callers: dict[_Key, _Key], key: _Key) -> bool:
-    """Whether a call has more callers than the drawing has room for, or is among them: so says only a damaged file."""
+    """Whether a call has more callers than the drawing has room for, or is among them: so says only
+    a damaged file.
+    """
     for _ in range(_MOST_DEPTH):
         if key not in callers:
             return False
@@ -116,10 +138,15 @@ def _too_deep(callers: dict[_Key, _Key], key: _Key) -> bool:
 
 
 def worst(rows: Iterable[WrittenRow]) -> WrittenRow | None:
-    """The row that tells most: one that fails before one that passes, then the one furthest over its limit, then from golden."""
+    """The row that tells most: one that fails before one that passes, then the one furthest over
+    its limit, then from golden.
+    """
 
     def rank(row: WrittenRow) -> tuple[float, ...]:
         status = (Status.FAIL, Status.NOT_COMPARED, Status.PASS).index(row.status)
-        return -status, *(-1.0 if number is None or math.isnan(number) else number for number in (row.used, row.rel_l2))
+        return -status, *(
+            -1.0 if number is None or math.isnan(number) else number
+            for number in (row.used, row.rel_l2)
+        )
 
     return max(rows, key=rank, default=None)

@@ -11,7 +11,8 @@ from accucompare.files import written_whole
 from accucompare.report.files.written_comparison import WrittenMetrics, WrittenRow
 from accucompare.text import printable
 
-#: What log10 of an error is shown as, where it has no such number: of tensors that are equal, and of an error without bound.
+# : What log10 of an error is shown as, where it has no such number: of tensors that are equal, and
+# of an error without bound.
 LOG_OF_EQUAL, LOG_OF_UNBOUNDED = -20.0, 20.0
 
 
@@ -33,16 +34,23 @@ def facts(row: WrittenRow) -> dict[str, str]:
         "golden dtype": "" if row.golden is None else row.golden.dtype,
         "candidate dtype": "" if row.candidate is None else row.candidate.dtype,
     }
-    return {name: printable(value) if isinstance(value, str) else f"{value:.6g}" for name, value in told.items() if value not in (None, "")}
+    return {
+        name: printable(value) if isinstance(value, str) else f"{value:.6g}"
+        for name, value in told.items()
+        if value not in (None, "")
+    }
 
 
 def log_of(value: float | None) -> float | None:
-    """log10 of an error, within the bounds above; ``None`` if there is none, or it is not a number."""
+    """log10 of an error, within the bounds above; ``None`` if there is none, or it is not a
+    number."""
     if value is None or math.isnan(value):
         return None
     if value <= 0:
         return LOG_OF_EQUAL
-    return round(max(LOG_OF_EQUAL, math.log10(value)), 4) if math.isfinite(value) else LOG_OF_UNBOUNDED
+    return (
+        round(max(LOG_OF_EQUAL, math.log10(value)), 4) if math.isfinite(value) else LOG_OF_UNBOUNDED
+    )
 
 
 def write_text(content: Any, path: Path) -> Path:

@@ -26,10 +26,12 @@ from accucompare.report.words import decision_words, place_words
 
 
 def write_json(comparison: Result, path: Path) -> Path:
-    """Write verdict, findings, counts and every row; NaN and infinities as the strings ``"nan"``, ``"inf"``, ``"-inf"``.
+    """Write verdict, findings, counts and every row; NaN and infinities as the strings ``"nan"``,
+    ``"inf"``, ``"-inf"``.
 
-    A path that ends in ``.jsonl`` or ``.ndjson`` gets JSON lines: the first is all but the rows, with their number as ``row_count``, and
-    each further one is a row. Of the rows one is in memory at a time.
+    A path that ends in ``.jsonl`` or ``.ndjson`` gets JSON lines: the first is all but the rows,
+    with their number as ``row_count``, and each further one is a row. Of the rows one is in memory
+    at a time.
 
     Raises:
         ReportError: if the file cannot be written.
@@ -73,8 +75,13 @@ def head(comparison: Result) -> dict[str, Any]:
         "first_divergence": None if first is None else comparison.place(first),
         "training": None if comparison.training is None else _training(comparison.training),
         "acceptance": None if comparison.acceptance is None else _acceptance(comparison.acceptance),
-        "culprits": [_culprit(comparison, culprit, place_words) for culprit, place_words in zip(comparison.culprits, places, strict=True)],
-        "preflight": [{name: getattr(finding, name) for name in _FINDING} for finding in comparison.preflight],
+        "culprits": [
+            _culprit(comparison, culprit, place_words)
+            for culprit, place_words in zip(comparison.culprits, places, strict=True)
+        ],
+        "preflight": [
+            {name: getattr(finding, name) for name in _FINDING} for finding in comparison.preflight
+        ],
         "damage": comparison.damage,
     }
     plain: dict[str, Any] = _plain(content)
@@ -94,32 +101,47 @@ def _document(comparison: Result) -> Iterator[bytes]:
 
 def _lines(comparison: Result) -> Iterator[bytes]:
     yield _line({**head(comparison), "row_count": len(comparison.rows)})
-    encode = msgspec.json.Encoder().encode  # ten times as fast, but it makes null of what JSON has no number for
+    encode = (
+        msgspec.json.Encoder().encode
+    )  # ten times as fast, but it makes null of what JSON has no number for
     for row, producer in with_producers(comparison.rows):
         content = _row(row, producer)
         try:
             yield encode(content) + b"\n" if _is_finite(content) else _line(_plain(content))
-        except (UnicodeEncodeError, OverflowError):  # half a surrogate; an integer of more than 64 bits
+        except (
+            UnicodeEncodeError,
+            OverflowError,
+        ):  # half a surrogate; an integer of more than 64 bits
             yield _line(_plain(content))
 
 
 def _line(content: dict[str, Any]) -> bytes:
-    return _encoded(json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n")
+    return _encoded(
+        json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+    )
 
 
 def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "backslashreplace")  # lone surrogates, as of file names, become JSON's \udc80
+    return text.encode(
+        "utf-8", "backslashreplace"
+    )  # lone surrogates, as of file names, become JSON's \udc80
 
 
 def _is_finite(row: dict[str, Any]) -> bool:
-    """Whether JSON can hold every float of a row. A sum that overflows tells no more than that it must be looked at closely."""
+    """Whether JSON can hold every float of a row. A sum that overflows tells no more than that it
+    must be looked at closely.
+    """
     sides = [side["statistics"] for side in (row["golden"], row["candidate"]) if side]
     tables = [row, *(table for table in (*sides, row["metrics"]) if table)]
-    return isfinite(sum([value for table in tables for value in table.values() if type(value) is float]))
+    return isfinite(
+        sum([value for table in tables for value in table.values() if type(value) is float])
+    )
 
 
 def _indented(value: Any, line: str) -> str:
-    """A value as ``json.dumps`` writes it with an indent of 1, in a quarter of the time; ``line`` is a new line with its indent."""
+    """A value as ``json.dumps`` writes it with an indent of 1, in a quarter of the time; ``line``
+    is a new line with its indent.
+    """
     if isinstance(value, str):
         return _quoted(value)
     if value is None or isinstance(value, bool):
@@ -137,13 +159,21 @@ def _indented(value: Any, line: str) -> str:
 
 
 def _culprit(comparison: Result, culprit: Culprit, at: int | None) -> dict[str, Any]:
-    """A culprit; ``row`` is the number (from 1) of the row that shows it, which is at this place (from 0)."""
+    """A culprit; ``row`` is the number (from 1) of the row that shows it, which is at this place
+    (from 0).
+    """
     number = None if at is None else at + 1
-    shown = {name: getattr(culprit, name) for name in ("name", "call", "stage", "site", "before", "reason", "excess", "over_limit")}
+    shown = {
+        name: getattr(culprit, name)
+        for name in ("name", "call", "stage", "site", "before", "reason", "excess", "over_limit")
+    }
     more = {name: getattr(culprit, name) for name in ("jump", "seen", "words", "hints")}
     more["configured"] = [asdict(option) for option in culprit.configured]
     if (scaled := culprit.scaled) is not None:
-        more["scaled"] = {name: getattr(scaled, name) for name in ("factor", "spread", "count", "rank", "step", "of_loss", "of_parameters")}
+        more["scaled"] = {
+            name: getattr(scaled, name)
+            for name in ("factor", "spread", "count", "rank", "step", "of_loss", "of_parameters")
+        }
     difference = {} if culprit.difference is None else {"difference": asdict(culprit.difference)}
     return {
         "place": place_words(comparison, culprit),
@@ -158,13 +188,19 @@ def _culprit(comparison: Result, culprit: Culprit, at: int | None) -> dict[str, 
 def _training(found: TrainingResult) -> dict[str, Any]:
     names = ("judged_by", "dtype", "compared", "judged", "identical", "same_batches")
     shown = {name: getattr(found, name) for name in names}
-    drifts = {name: _fields(getattr(found, name)) for name in ("loss", "norm", "expected_loss", "expected_norm")}
+    drifts = {
+        name: _fields(getattr(found, name))
+        for name in ("loss", "norm", "expected_loss", "expected_norm")
+    }
     return {
         **shown,
         "settings": [asdict(setting) for setting in found.settings],
         "parting": None if found.parting is None else _parting(found.parting),
         "other_bits": None if found.other_bits is None else _parting(found.other_bits),
-        "drift": {name: None if each is None else {**each, "biased": getattr(found, name).biased} for name, each in drifts.items()},
+        "drift": {
+            name: None if each is None else {**each, "biased": getattr(found, name).biased}
+            for name, each in drifts.items()
+        },
         "steps": [_step(pair) for pair in found.pairs],
     }
 
@@ -174,14 +210,30 @@ def _fields(value: Any) -> dict[str, Any] | None:
 
 
 def _parting(parting: Parting) -> dict[str, Any]:
-    values = {name: getattr(parting, name) for name in ("rank", "step", "rung", "quantity", "golden", "candidate")}
-    apart = {} if parting.apart is None else {"relative": parting.apart.relative, "limit": parting.apart.limit}
+    values = {
+        name: getattr(parting, name)
+        for name in ("rank", "step", "rung", "quantity", "golden", "candidate")
+    }
+    apart = (
+        {}
+        if parting.apart is None
+        else {"relative": parting.apart.relative, "limit": parting.apart.limit}
+    )
     row = None if parting.row is None else parting.row.place
-    return {"sentence": str(parting), **values, **apart, "setting": _fields(parting.setting), "row": row}
+    return {
+        "sentence": str(parting),
+        **values,
+        **apart,
+        "setting": _fields(parting.setting),
+        "row": row,
+    }
 
 
 def _step(pair: StepPair) -> dict[str, Any]:
-    numbers = {quantity.value: {"relative": apart.relative, "limit": apart.limit, "over": apart.over} for quantity, apart in pair.numbers}
+    numbers = {
+        quantity.value: {"relative": apart.relative, "limit": apart.limit, "over": apart.over}
+        for quantity, apart in pair.numbers
+    }
     sides = {name: None if side is None else msgspec.to_builtins(side) for name, side in
              (("golden", pair.golden), ("candidate", pair.candidate))}  # fmt: skip
     return {"rank": pair.rank, "step": pair.step, **sides, **numbers}
@@ -201,7 +253,13 @@ def _acceptance(found: Acceptance) -> dict[str, Any]:
         for met in found.rules
     ]
     least = found.preset.least_steps
-    shown = {"standard": found.standard, "source": found.preset.source, "passed": found.passed, "steps": found.steps, "least_steps": least}
+    shown = {
+        "standard": found.standard,
+        "source": found.preset.source,
+        "passed": found.passed,
+        "steps": found.steps,
+        "least_steps": least,
+    }
     return {**shown, "rules": rules}
 
 
@@ -213,7 +271,8 @@ _PLACE = ("rank", "step", "call", "role", "path", "order", "type", "parent")
 
 
 def _row(row: Row, producer: int | None) -> dict[str, Any]:
-    """A row; ``producer`` is the number (from 1) of the row that gave this very tensor, if one did."""
+    """A row; ``producer`` is the number (from 1) of the row that gave this very tensor, if one
+    did."""
     record = row.record
     place_words = {} if record is None else {name: getattr(record, name) for name in _PLACE}
     return {
@@ -251,7 +310,13 @@ def _side(record: Record | None) -> dict[str, Any] | None:
     if record is None:
         return None
     statistics = record.statistics.to_json() if record.statistics else None
-    return {"name": record.name, "shape": record.shape, "dtype": record.dtype, "layout": record.layout, "statistics": statistics}
+    return {
+        "name": record.name,
+        "shape": record.shape,
+        "dtype": record.dtype,
+        "layout": record.layout,
+        "statistics": statistics,
+    }
 
 
 def _plain(value: Any) -> Any:

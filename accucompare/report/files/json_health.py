@@ -15,7 +15,8 @@ from accucompare.report.watched import headline
 
 
 def write_health_json(ranks: Ranks, health: Health, path: Path) -> Path:
-    """Write every check with its result; NaN and infinities as the strings ``"nan"``, ``"inf"``, ``"-inf"``.
+    """Write every check with its result; NaN and infinities as the strings ``"nan"``, ``"inf"``,
+    ``"-inf"``.
 
     Raises:
         ReportError: if the file cannot be written.
@@ -29,7 +30,9 @@ def write_health_json(ranks: Ranks, health: Health, path: Path) -> Path:
         "checks": [_check(result) for result in health.results],
         "notes": ranks.notes,
     }
-    encoded = (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
+    encoded = (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode(
+        "utf-8", "backslashreplace"
+    )
     return written_whole(path, lambda temporary: temporary.write_bytes(encoded))
 
 

@@ -1,8 +1,8 @@
 """The comparison for Model Explorer: a graph of the calls, and values for its nodes.
 
-A stage of a step is a graph, a call a node, a module that calls others a group with two nodes: what goes into it, and what comes out.
-The field names are those of model_explorer/graph_builder.py and node_data_builder.py (ai-edge-model-explorer 0.1.34).
-"""
+A stage of a step is a graph, a call a node, a module that calls others a group with two nodes: what
+goes into it, and what comes out. The field names are those of model_explorer/graph_builder.py and
+node_data_builder.py (ai-edge-model-explorer 0.1.34)."""
 
 from __future__ import annotations
 
@@ -54,12 +54,23 @@ class NodeData(NamedTuple):
 
 #: More than half of a limit is amber, as in the Excel report.
 NODE_DATA = (
-    NodeData("limit", "log10 of x limit", lambda row: row.used, ((round(math.log10(NEAR), 5), PALE_GREEN), (0.0, AMBER), (20.0, PALE_RED))),
+    NodeData(
+        "limit",
+        "log10 of x limit",
+        lambda row: row.used,
+        ((round(math.log10(NEAR), 5), PALE_GREEN), (0.0, AMBER), (20.0, PALE_RED)),
+    ),
     NodeData(
         "rel-l2",
         "log10 of relative L2",
         lambda row: row.rel_l2,
-        ((-7.0, PALE_GREEN), (-4.0, "FFF0F4C3"), (-2.0, AMBER), (0.0, "FFFFCC80"), (20.0, PALE_RED)),
+        (
+            (-7.0, PALE_GREEN),
+            (-4.0, "FFF0F4C3"),
+            (-2.0, AMBER),
+            (0.0, "FFFFCC80"),
+            (20.0, PALE_RED),
+        ),
     ),
 )
 
@@ -91,7 +102,9 @@ def write_model_explorer(written: Written, path: Path) -> list[Path]:
         node_of = {number: node for node in nodes for number in node.rows}
         graphs.append({"id": _title(each), "nodes": [_node(node, node_of) for node in nodes]})
         results.append((_title(each), nodes))
-    label = printable(f"{Path(written.golden).name} and {Path(written.candidate).name}: {written.conclusion}")
+    label = printable(
+        f"{Path(written.golden).name} and {Path(written.candidate).name}: {written.conclusion}"
+    )
     files = [write_text({"label": label, "graphs": graphs}, path)]
     if not is_stream(path):
         for kind in NODE_DATA:
@@ -113,21 +126,34 @@ def _nodes(each: Pass) -> list[_Node]:
     """The nodes in execution order."""
     nodes: list[_Node] = []
 
-    def add(call: CallNode, label: str, space: tuple[str, ...], rows: _Rows, before: _Node | None) -> _Node:
+    def add(
+        call: CallNode, label: str, space: tuple[str, ...], rows: _Rows, before: _Node | None
+    ) -> _Node:
         place = printable(f"{call.name or '(root)'} {call.operator}".rstrip())
         nodes.append(_Node(f"{len(nodes)} {place}", label, "/".join(space), call, rows, before))
         return nodes[-1]
 
-    def lay(calls: Sequence[CallNode], around: CallNode | None, space: tuple[str, ...], before: _Node | None) -> _Node | None:
+    def lay(
+        calls: Sequence[CallNode],
+        around: CallNode | None,
+        space: tuple[str, ...],
+        before: _Node | None,
+    ) -> _Node | None:
         for call in calls:
-            *groups, last = call.title(around).split(".") if not call.operator else [call.title(around)]
+            *groups, last = (
+                call.title(around).split(".") if not call.operator else [call.title(around)]
+            )
             within = (*space, *map(_part, groups))
             if not call.inside:
                 before = add(call, printable(last), within, call.rows, before)
                 continue
             inner = within if not call.name and not call.call else (*within, _part(last))
             going_in, coming_out = _sides(call.rows)
-            first = add(call, f"into {printable(last)}", inner, going_in, before) if going_in else before
+            first = (
+                add(call, f"into {printable(last)}", inner, going_in, before)
+                if going_in
+                else before
+            )
             before = lay(call.inside, call, inner, first)
             if coming_out:
                 before = add(call, f"out of {printable(last)}", inner, coming_out, before)
@@ -146,7 +172,11 @@ def _sides(rows: _Rows) -> tuple[_Rows, _Rows]:
 def _node(node: _Node, node_of: dict[int, _Node]) -> JSON:
     entering, leaving = _sides(node.rows)
     telling = worst(node.rows.values())
-    shown = {"layer": printable(node.call.name or "(root)"), "call": str(node.call.call), "class": printable(node.call.type)}
+    shown = {
+        "layer": printable(node.call.name or "(root)"),
+        "call": str(node.call.call),
+        "class": printable(node.call.type),
+    }
     if telling is not None:
         shown |= _told(telling)
     return {
@@ -155,26 +185,42 @@ def _node(node: _Node, node_of: dict[int, _Node]) -> JSON:
         "namespace": node.namespace,
         "attrs": _pairs(shown),
         "incomingEdges": _edges(node, entering or leaving, node_of),
-        "inputsMetadata": [{"id": str(number), "attrs": _pairs(_told(row))} for number, row in entering.items()],
-        "outputsMetadata": [{"id": str(number), "attrs": _pairs(_told(row))} for number, row in leaving.items()],
+        "inputsMetadata": [
+            {"id": str(number), "attrs": _pairs(_told(row))} for number, row in entering.items()
+        ],
+        "outputsMetadata": [
+            {"id": str(number), "attrs": _pairs(_told(row))} for number, row in leaving.items()
+        ],
         **({} if telling is None else {"style": {"backgroundColor": _color(telling)}}),
     }
 
 
 def _edges(node: _Node, takes: _Rows, node_of: dict[int, _Node]) -> list[JSON]:
-    """From what made the values that the node takes; where none is known, from what ran before it in the same module."""
+    """From what made the values that the node takes; where none is known, from what ran before it
+    in the same module.
+    """
     edges = []
     for number, row in takes.items():
         source = node_of.get(row.producer or 0)
         if source is not None and source is not node:
-            edges.append({"sourceNodeId": source.id, "sourceNodeOutputId": str(row.producer), "targetNodeInputId": str(number)})
+            edges.append(
+                {
+                    "sourceNodeId": source.id,
+                    "sourceNodeOutputId": str(row.producer),
+                    "targetNodeInputId": str(number),
+                }
+            )
     if not edges and node.before is not None:
-        edges.append({"sourceNodeId": node.before.id, "sourceNodeOutputId": "0", "targetNodeInputId": "0"})
+        edges.append(
+            {"sourceNodeId": node.before.id, "sourceNodeOutputId": "0", "targetNodeInputId": "0"}
+        )
     return edges
 
 
 def _node_data(kind: NodeData, nodes: Sequence[_Node]) -> JSON:
-    """A node's value is that of the row that tells most; one that fails without a number, as for NaN, has its reason's colour."""
+    """A node's value is that of the row that tells most; one that fails without a number, as for
+    NaN, has its reason's colour.
+    """
     results: JSON = {}
     for node in nodes:
         row = worst(node.rows.values())
@@ -187,7 +233,9 @@ def _node_data(kind: NodeData, nodes: Sequence[_Node]) -> JSON:
     return {
         "name": kind.title,
         "results": results,
-        "thresholds": [{"value": value, "bgColor": _css(color)} for value, color in kind.thresholds],
+        "thresholds": [
+            {"value": value, "bgColor": _css(color)} for value, color in kind.thresholds
+        ],
     }
 
 

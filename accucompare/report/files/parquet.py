@@ -1,4 +1,6 @@
-"""Every row of a comparison as a Parquet file, for pandas, DuckDB and Polars: the columns of the sheet *Layers*, with types."""
+"""Every row of a comparison as a Parquet file, for pandas, DuckDB and Polars: the columns of the
+sheet *Layers*, with types.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,30 @@ from accucompare.text import storable
 if TYPE_CHECKING:
     import pyarrow
 
-_IN_BLOCK, _BLOCKS = 1 << 13, 8  # rows that are read together, and how many of these are written together
+_IN_BLOCK, _BLOCKS = (
+    1 << 13,
+    8,
+)  # rows that are read together, and how many of these are written together
 _DIGITS = 20  # of the largest integer of 64 bits
 #: Columns of which tensors of integers make integers, beyond what a float64 holds.
-_INTEGERS = ("golden there", "candidate there", "golden min", "golden max", "candidate min", "candidate max")
+_INTEGERS = (
+    "golden there",
+    "candidate there",
+    "golden min",
+    "golden max",
+    "candidate min",
+    "candidate max",
+)
 
 
 def write_parquet(comparison: Result, path: Path) -> Path:
     """Write every row, in groups of 65,536, one of which is in memory.
 
-    Counts are unsigned integers, text is dictionary-encoded, all else is float64: ``null`` where there is nothing, NaN where something is
-    no number. An integer of a tensor that float64 cannot hold is exact in a column of its own (``golden min (exact)``), which is ``null``
-    elsewhere; so all files have the same columns. The metadata hold under ``accucompare`` what the JSON lines' first line does.
+    Counts are unsigned integers, text is dictionary-encoded, all else is float64: ``null`` where
+    there is nothing, NaN where something is no number. An integer of a tensor that float64 cannot
+    hold is exact in a column of its own (``golden min (exact)``), which is ``null`` elsewhere; so
+    all files have the same columns. The metadata hold under ``accucompare`` what the JSON lines'
+    first line does.
 
     Raises:
         ReportError: if pyarrow is missing, or the file cannot be written.
@@ -37,15 +51,32 @@ def write_parquet(comparison: Result, path: Path) -> Path:
     arrow, parquet = require_pyarrow()
     columns, kinds = zip(*_columns(arrow), strict=True)
     about = {**head(comparison), "row_count": len(comparison.rows)}
-    metadata = {"accucompare": json.dumps(about, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")}
-    schema = arrow.schema([(column.title, kind) for column, kind in zip(columns, kinds, strict=True)], metadata=metadata)
+    metadata = {
+        "accucompare": (
+            json.dumps(about, ensure_ascii=False, allow_nan=False).encode(
+                "utf-8", "backslashreplace"
+            )
+        )
+    }
+    schema = arrow.schema(
+        [(column.title, kind) for column, kind in zip(columns, kinds, strict=True)],
+        metadata=metadata,
+    )
 
     def write(temporary: Path) -> None:
-        with temporary.open("wb") as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+        with (
+            temporary.open("wb") as file,
+            parquet.ParquetWriter(file, schema, compression="zstd") as writer,
+        ):
             blocks = value_blocks(columns, comparison.rows, _IN_BLOCK)
-            batches = (arrow.record_batch(list(map(_array, repeat(arrow), kinds, block)), schema=schema) for block in blocks)
+            batches = (
+                arrow.record_batch(list(map(_array, repeat(arrow), kinds, block)), schema=schema)
+                for block in blocks
+            )
             while group := list(islice(batches, _BLOCKS)):
-                writer.write_table(arrow.Table.from_batches(group, schema), row_group_size=_IN_BLOCK * _BLOCKS)
+                writer.write_table(
+                    arrow.Table.from_batches(group, schema), row_group_size=_IN_BLOCK * _BLOCKS
+                )
 
     return written_whole(path, write, (arrow.ArrowException,))
 
@@ -60,7 +91,10 @@ def require_pyarrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise ReportError(f"a Parquet file needs pyarrow ({error}); install it with: pip install 'accucompare[parquet]'") from None
+        raise ReportError(
+            f"a Parquet file needs pyarrow ({error}); install it with: pip install"
+            " 'accucompare[parquet]'"
+        ) from None
     return pyarrow, pyarrow.parquet
 
 
@@ -91,7 +125,9 @@ def _kind(arrow: Any, column: Column) -> pyarrow.DataType:
 
 def _array(arrow: Any, kind: pyarrow.DataType, values: Sequence[Value]) -> pyarrow.Array:
     if kind == arrow.float64():
-        return arrow.array([None if value is None else float(value) for value in values], kind)  # NaN stays NaN
+        return arrow.array(
+            [None if value is None else float(value) for value in values], kind
+        )  # NaN stays NaN
     if not arrow.types.is_dictionary(kind):
         return arrow.array(values, kind)
     known: dict[Value, int] = {}

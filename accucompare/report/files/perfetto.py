@@ -1,7 +1,8 @@
-"""The comparison as a trace for Perfetto: golden and candidate as two tracks of slices of one width, with arrows between the pairs.
+"""The comparison as a trace for Perfetto: golden and candidate as two tracks of slices of one
+width, with arrows between the pairs.
 
-A step of a rank is a process, so that steps and ranks are apart; time says the order only. The format is the trace-event JSON of Chromium
-("Trace Event Format", 2016), which Perfetto reads.
+A step of a rank is a process, so that steps and ranks are apart; time says the order only. The
+format is the trace-event JSON of Chromium ("Trace Event Format", 2016), which Perfetto reads.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from accucompare.text import printable
 
 TraceEvent = dict[str, Any]
 
-#: In microseconds of the trace: a call without calls inside; what is left free at both ends of one with calls; and between stages.
+# : In microseconds of the trace: a call without calls inside; what is left free at both ends of one
+# with calls; and between stages.
 WIDTH, MARGIN, PAUSE = 1000, 10, 500
-#: A process has a number of tens; its tracks those after it, for Perfetto names a track by its own number alone.
+# : A process has a number of tens; its tracks those after it, for Perfetto names a track by its own
+# number alone.
 TENS, GOLDEN, CANDIDATE = 10, 1, 2
 
 
@@ -40,9 +43,16 @@ def write_perfetto(written: Written, path: Path) -> Path:
             processes[place] = TENS * (len(processes) + 1)
             trace.events += _titles(processes[place], each, written)
         begins[each.rank] = trace.stage(each, processes[place], begins.get(each.rank, 0)) + PAUSE
-    about = {"golden": written.golden, "candidate": written.candidate, "conclusion": written.conclusion, "time": "the order of calls only"}
+    about = {
+        "golden": written.golden,
+        "candidate": written.candidate,
+        "conclusion": written.conclusion,
+        "time": "the order of calls only",
+    }
     shown = {name: printable(value) for name, value in about.items()}
-    return write_text({"traceEvents": trace.events, "displayTimeUnit": "ms", "metadata": shown}, path)
+    return write_text(
+        {"traceEvents": trace.events, "displayTimeUnit": "ms", "metadata": shown}, path
+    )
 
 
 def _titles(process: int, each: Pass, written: Written) -> Iterator[TraceEvent]:
@@ -50,9 +60,22 @@ def _titles(process: int, each: Pass, written: Written) -> Iterator[TraceEvent]:
     place = {"ph": "M", "pid": process}
     yield {**place, "name": "process_name", "args": {"name": f"rank {each.rank}, step {each.step}"}}
     yield {**place, "name": "process_sort_index", "args": {"sort_index": process}}
-    for track, side, path in ((GOLDEN, "golden", written.golden), (CANDIDATE, "candidate", written.candidate)):
-        yield {**place, "tid": process + track, "name": "thread_name", "args": {"name": printable(f"{side}: {path}")}}
-        yield {**place, "tid": process + track, "name": "thread_sort_index", "args": {"sort_index": track}}
+    for track, side, path in (
+        (GOLDEN, "golden", written.golden),
+        (CANDIDATE, "candidate", written.candidate),
+    ):
+        yield {
+            **place,
+            "tid": process + track,
+            "name": "thread_name",
+            "args": {"name": printable(f"{side}: {path}")},
+        }
+        yield {
+            **place,
+            "tid": process + track,
+            "name": "thread_sort_index",
+            "args": {"sort_index": track},
+        }
 
 
 @dataclass
@@ -66,26 +89,39 @@ class _Trace:
         """Draw a stage, and return where it ends."""
         number = len(self.events)
         end = self._inside(each.calls, None, process, begin + MARGIN) + MARGIN
-        around = [_slice(str(each.stage), process, track, begin, end, {}) for track in (GOLDEN, CANDIDATE)]
+        around = [
+            _slice(str(each.stage), process, track, begin, end, {}) for track in (GOLDEN, CANDIDATE)
+        ]
         self.events[number:number] = around
         return end
 
-    def _inside(self, calls: Sequence[CallNode], around: CallNode | None, process: int, begin: int) -> int:
+    def _inside(
+        self, calls: Sequence[CallNode], around: CallNode | None, process: int, begin: int
+    ) -> int:
         for call in calls:
             number = len(self.events)
-            end = self._inside(call.inside, call, process, begin + MARGIN) + MARGIN if call.inside else begin + WIDTH
+            end = (
+                self._inside(call.inside, call, process, begin + MARGIN) + MARGIN
+                if call.inside
+                else begin + WIDTH
+            )
             self.events[number:number] = self._call(call, around, process, begin, end)
             begin = end
         return begin
 
-    def _call(self, call: CallNode, around: CallNode | None, process: int, begin: int, end: int) -> Iterator[TraceEvent]:
+    def _call(
+        self, call: CallNode, around: CallNode | None, process: int, begin: int, end: int
+    ) -> Iterator[TraceEvent]:
         """A call on both tracks, or on the one that has it; its arrow; and its error."""
         rows = call.rows.values()
         telling = worst(rows)
         title = printable(call.title(around))
         if telling is not None and telling.status is Status.FAIL:
             title = f"{title} [{telling.reason.value}]"
-        told: dict[str, Any] = {"layer": printable(call.name or "(root)"), "class": printable(call.type)}
+        told: dict[str, Any] = {
+            "layer": printable(call.name or "(root)"),
+            "class": printable(call.type),
+        }
         told |= {row.value: facts(row) for row in rows}
         on_golden = not rows or any(row.golden for row in rows)
         on_candidate = not rows or any(row.candidate for row in rows)
@@ -101,8 +137,25 @@ class _Trace:
         if not call.inside and telling is not None:
             value = log_of(telling.rel_l2)
             if value is not None:
-                yield {"name": "relative L2", "ph": "C", "pid": process, "ts": begin, "args": {"log10": value}}
+                yield {
+                    "name": "relative L2",
+                    "ph": "C",
+                    "pid": process,
+                    "ts": begin,
+                    "args": {"log10": value},
+                }
 
 
-def _slice(name: str, process: int, track: int, begin: int, end: int, told: dict[str, Any]) -> TraceEvent:
-    return {"name": name, "cat": "call", "ph": "X", "pid": process, "tid": process + track, "ts": begin, "dur": end - begin, "args": told}
+def _slice(
+    name: str, process: int, track: int, begin: int, end: int, told: dict[str, Any]
+) -> TraceEvent:
+    return {
+        "name": name,
+        "cat": "call",
+        "ph": "X",
+        "pid": process,
+        "tid": process + track,
+        "ts": begin,
+        "dur": end - begin,
+        "args": told,
+    }

@@ -100,15 +100,25 @@ def read_written(path: Path) -> Written:
     try:
         written = _of_lines(content) if is_lines(path) else _decoded(content, Written)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        name = path.name if path.suffix.lower() == ".json" or is_lines(path) else path.with_suffix(".json").name  # not over a report
+        name = (
+            path.name
+            if path.suffix.lower() == ".json" or is_lines(path)
+            else path.with_suffix(".json").name
+        )  # not over a report
         raise UsageError(
             f"{path}: is not a comparison of this version ({str(error)[:200]}); "
             f"write one with `accucompare diff GOLDEN CANDIDATE --json {name}`"
         ) from None
     if all(row.role is None for row in written.rows):
         raise UsageError(f"{path}: compares no call of any layer; there is nothing to draw")
-    if any(row.producer is not None and row.producer >= number for number, row in enumerate(written.rows, 1)):
-        raise UsageError(f"{path}: is damaged (a producer does not come before its row); write it again with `accucompare diff --json`")
+    if any(
+        row.producer is not None and row.producer >= number
+        for number, row in enumerate(written.rows, 1)
+    ):
+        raise UsageError(
+            f"{path}: is damaged (a producer does not come before its row); write it again with"
+            " `accucompare diff --json`"
+        )
     return written
 
 
@@ -122,7 +132,12 @@ def _of_lines(content: bytes) -> Written:
     head = _decoded(first, _Head)
     if head.row_count != len(others):
         raise ValueError(f"it has {len(others):,} of {head.row_count:,} rows")
-    return Written(head.golden, head.candidate, head.conclusion, [_decoded(line, WrittenRow) for line in others])
+    return Written(
+        head.golden,
+        head.candidate,
+        head.conclusion,
+        [_decoded(line, WrittenRow) for line in others],
+    )
 
 
 def _decoded(content: bytes, kind: type[_T]) -> _T:

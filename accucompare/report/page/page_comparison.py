@@ -1,4 +1,6 @@
-"""The page of a comparison: the sentence, culprits, divergence, the model as a tree, every row, the two environments."""
+"""The page of a comparison: the sentence, culprits, divergence, the model as a tree, every row, the
+two environments.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from urllib.parse import quote
 
 import numpy as np
 
-from accucompare.bundle.format import GRADIENT_ROLES, NODE_ROLES, ROLES_OF, UPDATE_ROLES, Role, display_name
+from accucompare.bundle.format import (
+    GRADIENT_ROLES,
+    NODE_ROLES,
+    ROLES_OF,
+    UPDATE_ROLES,
+    Role,
+    display_name,
+)
 from accucompare.compare.decide import decide
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
@@ -50,9 +59,16 @@ _MOST_CULPRITS = 20
 
 
 def _glue_of(row: Row) -> str:
-    """The module whose own code made a failing value that it gave to another; ``""`` of all other rows."""
+    """The module whose own code made a failing value that it gave to another; ``""`` of all other
+    rows.
+    """
     record = row.record
-    if row.reason is not Reason.GLUE or record is None or record.parent is None or record.role not in (Role.INPUT, Role.GRAD_OUTPUT):
+    if (
+        row.reason is not Reason.GLUE
+        or record is None
+        or record.parent is None
+        or record.role not in (Role.INPUT, Role.GRAD_OUTPUT)
+    ):
         return ""
     return display_name(record.parent[0])
 
@@ -66,7 +82,10 @@ _MORE = (
 
 
 #: Over which heat maps show the worst error of each layer.
-_HEAT_TITLES = {"rank": "x limit of each layer on each rank", "step": "x limit of each layer in each step"}
+_HEAT_TITLES = {
+    "rank": "x limit of each layer on each rank",
+    "step": "x limit of each layer in each step",
+}
 
 
 class Phase(NamedTuple):
@@ -85,13 +104,23 @@ class Phase(NamedTuple):
 
 PHASES = (
     Phase("forward", (*ROLES_OF[RoleGroup.FORWARD], Role.LOSS), (Role.OUTPUT, Role.OP_OUTPUT)),
-    Phase("backward", (*GRADIENT_ROLES, *NODE_ROLES), (Role.GRAD_INPUT, Role.CALL_GRAD, Role.OP_GRAD_INPUT)),
-    Phase("update", (*UPDATE_ROLES, Role.CLIPPED_NORM), (Role.PARAM_GRAD, Role.PARAM_UPDATE, Role.STATE_AFTER)),
+    Phase(
+        "backward",
+        (*GRADIENT_ROLES, *NODE_ROLES),
+        (Role.GRAD_INPUT, Role.CALL_GRAD, Role.OP_GRAD_INPUT),
+    ),
+    Phase(
+        "update",
+        (*UPDATE_ROLES, Role.CLIPPED_NORM),
+        (Role.PARAM_GRAD, Role.PARAM_UPDATE, Role.STATE_AFTER),
+    ),
 )
 
 
 class StepChart(NamedTuple):
-    """A chart of the steps of two runs: the titles of its columns, each with its look, and whether its axis is logarithmic."""
+    """A chart of the steps of two runs: the titles of its columns, each with its look, and whether
+    its axis is logarithmic.
+    """
 
     title: str
     series: tuple[tuple[str, str], ...]
@@ -100,11 +129,24 @@ class StepChart(NamedTuple):
 
 STEP_CHARTS = (
     StepChart("loss", (("golden loss", "golden"), ("candidate loss", "candidate"))),
-    StepChart("relative difference of the loss", (("loss difference", "golden"), ("loss limit", "limit")), True),
+    StepChart(
+        "relative difference of the loss",
+        (("loss difference", "golden"), ("loss limit", "limit")),
+        True,
+    ),
     StepChart("gradient norm", (("golden norm", "golden"), ("candidate norm", "candidate")), True),
-    StepChart("relative difference of the gradient norm", (("norm difference", "golden"), ("norm limit", "limit")), True),
-    StepChart("learning rate", (("golden learning rate", "golden"), ("candidate learning rate", "candidate"))),
-    StepChart("loss scale", (("golden loss scale", "golden"), ("candidate loss scale", "candidate")), True),
+    StepChart(
+        "relative difference of the gradient norm",
+        (("norm difference", "golden"), ("norm limit", "limit")),
+        True,
+    ),
+    StepChart(
+        "learning rate",
+        (("golden learning rate", "golden"), ("candidate learning rate", "candidate")),
+    ),
+    StepChart(
+        "loss scale", (("golden loss scale", "golden"), ("candidate loss scale", "candidate")), True
+    ),
 )
 
 
@@ -112,7 +154,8 @@ def write_comparison_page(comparison: Result, path: Path) -> Path:
     """Write the page of a comparison, and return its path.
 
     Raises:
-        ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be written.
+        ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be
+            written.
     """
 
     found = overview_of(comparison)
@@ -136,25 +179,38 @@ def _head(comparison: Result, found: Overview, data: PageData) -> dict[str, Any]
     return {
         "kind": "comparison",
         "tables": tables,
-        "phases": [{"title": title, "roles": roles, "drawn": drawn} for title, roles, drawn in PHASES],
-        "charts": [{"table": "steps", **chart._asdict()} for chart in STEP_CHARTS] if training is not None else [],
+        "phases": [
+            {"title": title, "roles": roles, "drawn": drawn} for title, roles, drawn in PHASES
+        ],
+        "charts": (
+            [{"table": "steps", **chart._asdict()} for chart in STEP_CHARTS]
+            if training is not None
+            else []
+        ),
         "first": _place(places, found.first),
         "until": _place(places, found.until),
         "culprits": [_place(places, each) for each in found.culprits],
         "heats": heats,
         "near": NEAR,
         "meanings": {reason.value: words for reason, words in MEANING.items()},
-        "parting": training.parting.step if training is not None and training.parting is not None else None,
+        "parting": (
+            training.parting.step if training is not None and training.parting is not None else None
+        ),
     }
 
 
 def _place(places: Array | None, place: int | None) -> int | None:
-    """Where the row of a place stands in the page's table, which holds the rows of these places, or all."""
+    """Where the row of a place stands in the page's table, which holds the rows of these places, or
+    all.
+    """
     return place if place is None or places is None else int(np.searchsorted(places, place))
 
 
-def _summaries(found: Overview, data: PageData) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Write the tables and heat maps that sum up all rows, and return what the head says of each."""
+def _summaries(
+    found: Overview, data: PageData
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Write the tables and heat maps that sum up all rows, and return what the head says of
+    each."""
     groups = [("layer", found.layers), ("rank", found.ranks), ("step", found.steps)]
     tables = [
         data.table(f"by {name}", group_columns(name, each), range(len(each.names)))
@@ -168,7 +224,9 @@ def _summaries(found: Overview, data: PageData) -> tuple[list[dict[str, Any]], l
             "across": heat.across,
             "layers": [printable(name) for name in heat.layers],
             "limit": 1,
-            "at": data.matrix([None if size == NONE else size for size in heat.sizes.ravel().tolist()]),
+            "at": data.matrix(
+                [None if size == NONE else size for size in heat.sizes.ravel().tolist()]
+            ),
         }
         for heat in heat_maps(found)
     ]
@@ -176,11 +234,22 @@ def _summaries(found: Overview, data: PageData) -> tuple[list[dict[str, Any]], l
 
 
 def anchor(row: Row) -> str:
-    """The part of a link behind ``#`` that leads to a row, also on a page that is written anew: ``a.fc;role=output;step=2``."""
+    """The part of a link behind ``#`` that leads to a row, also on a page that is written anew:
+    ``a.fc;role=output;step=2``.
+    """
     parts = [quote(printable(layer(row)), safe="")]
     if (record := row.record) is not None:
-        known = ("role", record.role.value), ("path", printable(record.path)), ("call", record.call), ("step", record.step)
-        parts += [f"{name}={quote(str(value), safe='')}" for name, value in (*known, ("rank", record.rank)) if value]
+        known = (
+            ("role", record.role.value),
+            ("path", printable(record.path)),
+            ("call", record.call),
+            ("step", record.step),
+        )
+        parts += [
+            f"{name}={quote(str(value), safe='')}"
+            for name, value in (*known, ("rank", record.rank))
+            if value
+        ]
     return ";".join(parts)
 
 
@@ -188,8 +257,15 @@ def _content(comparison: Result, found: Overview) -> dict[str, Any]:
     """What the template is filled with: words only, made by what every report says."""
     decided = decide(comparison)
     third = comparison.baseline
-    listed = entries(comparison.golden.manifest, comparison.candidate.manifest, None if third is None else third.manifest)
-    paths = [str(side.path) for side in (comparison.golden, comparison.candidate, *([third] if third else []))]
+    listed = entries(
+        comparison.golden.manifest,
+        comparison.candidate.manifest,
+        None if third is None else third.manifest,
+    )
+    paths = [
+        str(side.path)
+        for side in (comparison.golden, comparison.candidate, *([third] if third else []))
+    ]
     counts = comparison.counts()
     first = comparison.first_divergence
     return {
@@ -200,20 +276,42 @@ def _content(comparison: Result, found: Overview) -> dict[str, Any]:
         "meaning": [meaning(comparison)],
         "facts": list(_facts(comparison)),
         "until": culprits.identical_until(comparison),
-        "until_anchor": anchor(comparison.identical_until) if comparison.identical_until is not None else "",
-        "first": None if first is None else {"place": comparison.place(first), "anchor": anchor(first), "what": MEANING[first.reason]},
+        "until_anchor": (
+            anchor(comparison.identical_until) if comparison.identical_until is not None else ""
+        ),
+        "first": (
+            None
+            if first is None
+            else {
+                "place": comparison.place(first),
+                "anchor": anchor(first),
+                "what": MEANING[first.reason],
+            }
+        ),
         "note": culprits.note(comparison) if comparison.culprits else "",
-        "culprits": [_culprit(comparison, culprit) for culprit in comparison.culprits[:_MOST_CULPRITS]],
+        "culprits": [
+            _culprit(comparison, culprit) for culprit in comparison.culprits[:_MOST_CULPRITS]
+        ],
         "more_culprits": max(0, len(comparison.culprits) - _MOST_CULPRITS),
         "preflight": comparison.preflight[:_MOST_LISTED],
         "more_preflight": max(0, len(comparison.preflight) - _MOST_LISTED),
-        "counts": [(reason.value, counts[reason], MEANING[reason]) for reason in Reason if counts[reason]],
+        "counts": [
+            (reason.value, counts[reason], MEANING[reason]) for reason in Reason if counts[reason]
+        ],
         "left_out": comparison.left_out,
         "total": len(comparison.rows),
-        "held": "" if found.places is None else what_is_held(found, "This page", "something in it leads to"),
+        "held": (
+            ""
+            if found.places is None
+            else what_is_held(found, "This page", "something in it leads to")
+        ),
         "summarised": [
             name
-            for name, groups in (("layer", found.layers), ("rank", found.ranks), ("step", found.steps))
+            for name, groups in (
+                ("layer", found.layers),
+                ("rank", found.ranks),
+                ("step", found.steps),
+            )
             if found.summarised and (name == "layer" or len(groups.names) > 1)
         ],
         "heat_notes": [heat_note(heat) for heat in heat_maps(found)] if found.summarised else [],
@@ -232,9 +330,20 @@ def _facts(comparison: Result) -> Iterator[tuple[str, str]]:
         yield "baseline", str(comparison.baseline.path)
     if (feed := comparison.candidate.manifest.feed) is not None:
         kept = len(feed.not_fed)
-        yield "fed", "every call was given golden's values" + (f", but for {kept:,} values" if kept else "") + ", so each error is its own"
+        yield (
+            "fed",
+            "every call was given golden's values"
+            + (f", but for {kept:,} values" if kept else "")
+            + ", so each error is its own",
+        )
     yield "tolerance", culprits.tolerance(comparison)
-    yield "report made", f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC: {without_credentials(shlex.join(sys.argv))}"
+    yield (
+        "report made",
+        (
+            f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC:"
+            f" {without_credentials(shlex.join(sys.argv))}"
+        ),
+    )
 
 
 def _culprit(comparison: Result, culprit: Culprit) -> dict[str, Any]:
@@ -253,7 +362,11 @@ def _culprit(comparison: Result, culprit: Culprit) -> dict[str, Any]:
         "place": culprits.place_words(comparison, culprit),
         "anchor": anchor(culprit.row),
         "kind": culprits.kind(culprit),
-        "numbers": [(title, shown(Column(title, None, form), value)) for title, form, value in numbers if value is not None],
+        "numbers": [
+            (title, shown(Column(title, None, form), value))
+            for title, form, value in numbers
+            if value is not None
+        ],
         "said": [(title, [each for each in words if each]) for title, words in said if any(words)],
     }
 
@@ -272,5 +385,8 @@ def _training(comparison: Result) -> Iterator[tuple[str, str]]:
     if comparison.acceptance is not None:
         yield "strong", training_words.acceptance_sentence(comparison.acceptance)
         for met in comparison.acceptance.rules:
-            words = f"{training_words.outcome(met)}: {met.rule.measure.value} is {training_words.measured(met)} apart (limit {met.rule})"
+            words = (
+                f"{training_words.outcome(met)}: {met.rule.measure.value} is"
+                f" {training_words.measured(met)} apart (limit {met.rule})"
+            )
             yield "" if met.passed else "bad", words

@@ -1,9 +1,10 @@
-"""The data of a page: columns as bytes that a browser unpacks at once, with a head that says where each lies.
+"""The data of a page: columns as bytes that a browser unpacks at once, with a head that says where
+each lies.
 
-A number is kept as the leading bytes of its float64: as many as its shown digits need, and rounded to those. All first bytes of a column
-come first, then all second ones, and so on, for so they compress best. A text is kept once, and a row holds its number. Everything
-is one gzip stream in base64, written while it is made, with the head at its end.
-"""
+A number is kept as the leading bytes of its float64: as many as its shown digits need, and rounded
+to those. All first bytes of a column come first, then all second ones, and so on, for so they
+compress best. A text is kept once, and a row holds its number. Everything is one gzip stream in
+base64, written while it is made, with the head at its end."""
 
 from __future__ import annotations
 
@@ -16,16 +17,35 @@ import numpy as np
 from isal import isal_zlib
 
 from accucompare.numbers import Array
-from accucompare.report.table import COUNT, EXCESS, NUMBER, PERCENT, SCIENTIFIC, TEXT, Column, Value, value_blocks
+from accucompare.report.table import (
+    COUNT,
+    EXCESS,
+    NUMBER,
+    PERCENT,
+    SCIENTIFIC,
+    TEXT,
+    Column,
+    Value,
+    value_blocks,
+)
 from accucompare.text import printable
 
-#: Bytes of a float64 that are kept: 12 bits of the mantissa for three digits, 20 for six; of all other numbers the whole.
+# : Bytes of a float64 that are kept: 12 bits of the mantissa for three digits, 20 for six; of all
+# other numbers the whole.
 _BYTES = {SCIENTIFIC: 3, NUMBER: 4}
-#: Digits that are shown of these: they are rounded to them first, or else the page would round twice and show another last digit.
+# : Digits that are shown of these: they are rounded to them first, or else the page would round
+# twice and show another last digit.
 _DIGITS = {SCIENTIFIC: 3, NUMBER: 6}
 _WHOLE = 8
 #: What the page's script calls the formats.
-_FORMATS = {TEXT: "text", COUNT: "count", SCIENTIFIC: "scientific", EXCESS: "excess", PERCENT: "percent", NUMBER: "number"}
+_FORMATS = {
+    TEXT: "text",
+    COUNT: "count",
+    SCIENTIFIC: "scientific",
+    EXCESS: "excess",
+    PERCENT: "percent",
+    NUMBER: "number",
+}
 _INDEX = 4  # bytes of a text's number
 _BLOCK = 1 << 14  # rows
 #: The first bytes of what stands for no number at all; a NaN is always written as the first.
@@ -43,19 +63,33 @@ class PageData:
         self._waiting = b""
         self._size = 0
 
-    def table(self, title: str, columns: Sequence[Column], rows: Sequence[Any], numbers: Iterable[int] | None = None) -> dict[str, Any]:
-        """Write a table, block by block of its rows and in each column by column, and return what the head says of it.
+    def table(
+        self,
+        title: str,
+        columns: Sequence[Column],
+        rows: Sequence[Any],
+        numbers: Iterable[int] | None = None,
+    ) -> dict[str, Any]:
+        """Write a table, block by block of its rows and in each column by column, and return what
+        the head says of it.
 
-        A number of the candidate's is written as its difference in bits from golden's, since most are nearly equal. ``numbers`` are the
-        rows'; ``None`` for 1, 2, ….
+        A number of the candidate's is written as its difference in bits from golden's, since most
+        are nearly equal. ``numbers`` are the rows'; ``None`` for 1, 2, ….
         """
         at = self._size
         texts: list[dict[Value, int]] = [{} for _ in columns]
         for block in value_blocks(columns, rows, _BLOCK, numbers):
             of_golden: dict[str, Array] = {}
             for column, values, known in zip(columns, block, texts, strict=True):
-                self._add(_planes(_indices(values, known), _INDEX) if column.format == TEXT else _numbers(column, values, of_golden))
-        listed = [self._texts(known) if column.format == TEXT else None for column, known in zip(columns, texts, strict=True)]
+                self._add(
+                    _planes(_indices(values, known), _INDEX)
+                    if column.format == TEXT
+                    else _numbers(column, values, of_golden)
+                )
+        listed = [
+            self._texts(known) if column.format == TEXT else None
+            for column, known in zip(columns, texts, strict=True)
+        ]
         titles = {column.title for column in columns}
         about = [
             {
@@ -68,19 +102,27 @@ class PageData:
         return {"title": title, "rows": len(rows), "at": at, "block": _BLOCK, "columns": about}
 
     def matrix(self, numbers: Sequence[float | None]) -> int:
-        """Write the numbers of a heat map, row after row, in three bytes each, and return where they lie."""
+        """Write the numbers of a heat map, row after row, in three bytes each, and return where
+        they lie.
+        """
         return self._add(_planes(leading_bits(numbers, 3), 3))
 
     def finish(self, head: dict[str, Any]) -> None:
         """Write the head, and its length in the last four bytes."""
-        encoded = json.dumps(head, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
+        encoded = json.dumps(head, ensure_ascii=False, allow_nan=False).encode(
+            "utf-8", "backslashreplace"
+        )
         self._add(encoded)
         self._add(len(encoded).to_bytes(4, "little"))
         self._write(self._gzip.flush(), last=True)
 
     def _texts(self, known: dict[Value, int]) -> list[int]:
-        """Write the texts of a column, without characters that cannot be seen, and return where they lie."""
-        texts = json.dumps(["" if value is None else printable(str(value)) for value in known], ensure_ascii=False).encode()
+        """Write the texts of a column, without characters that cannot be seen, and return where
+        they lie.
+        """
+        texts = json.dumps(
+            ["" if value is None else printable(str(value)) for value in known], ensure_ascii=False
+        ).encode()
         return [self._add(texts), len(texts)]
 
     def _add(self, content: bytes) -> int:
@@ -115,7 +157,9 @@ def _indices(values: list[Value], known: dict[Value, int]) -> Array:
 
 
 def _numbers(column: Column, values: list[Value], of_golden: dict[str, Array]) -> bytes:
-    """The bytes of numbers; ``of_golden`` holds golden's of this block, which the candidate's are told by."""
+    """The bytes of numbers; ``of_golden`` holds golden's of this block, which the candidate's are
+    told by.
+    """
     count = _width(column)
     bits = leading_bits(values, count, _DIGITS.get(column.format, 0))
     if column.title.startswith("golden "):
@@ -125,7 +169,8 @@ def _numbers(column: Column, values: list[Value], of_golden: dict[str, Array]) -
 
 
 def leading_bits(values: Sequence[Value], count: int, digits: int = 0) -> Array:
-    """Numbers as the bits of float64, of which only the first ``count`` bytes are not 0; what is no number has bits of its own.
+    """Numbers as the bits of float64, of which only the first ``count`` bytes are not 0; what is no
+    number has bits of its own.
 
     ``digits``: how many decimal digits they are rounded to before; 0 for all.
     """
@@ -138,7 +183,11 @@ def leading_bits(values: Sequence[Value], count: int, digits: int = 0) -> Array:
     if count < _WHOLE:
         dropped = np.uint64(64 - 8 * count)
         rounded = bits + (np.uint64(1) << (dropped - np.uint64(1)))
-        bits = np.where(np.isfinite(numbers) & ((rounded & _EXPONENT) != _EXPONENT), rounded, bits) >> dropped << dropped
+        bits = (
+            np.where(np.isfinite(numbers) & ((rounded & _EXPONENT) != _EXPONENT), rounded, bits)
+            >> dropped
+            << dropped
+        )
     if not (nan := np.isnan(numbers)).any():
         return bits
     missing = np.array([value is None for value in values], bool)
@@ -146,7 +195,8 @@ def leading_bits(values: Sequence[Value], count: int, digits: int = 0) -> Array:
 
 
 def _to_digits(numbers: Array, digits: int) -> Array:
-    """Numbers rounded to so many decimal digits, but for the few whose power of ten is no float64."""
+    """Numbers rounded to so many decimal digits, but for the few whose power of ten is no
+    float64."""
     with np.errstate(all="ignore"):
         power = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(numbers))))
         rounded = np.rint(numbers * power) / power
@@ -154,7 +204,11 @@ def _to_digits(numbers: Array, digits: int) -> Array:
 
 
 def _planes(numbers: Array, count: int) -> bytes:
-    """The ``count`` highest bytes of 64-bit numbers, or the lowest of others: all first ones, then all second ones."""
+    """The ``count`` highest bytes of 64-bit numbers, or the lowest of others: all first ones, then
+    all second ones.
+    """
     size = numbers.dtype.itemsize
     written = numbers.astype(f">u{size}").view(np.uint8).reshape(-1, size)
-    return written[:, :count].T.tobytes() if size == _WHOLE else written[:, size - count :].T.tobytes()
+    return (
+        written[:, :count].T.tobytes() if size == _WHOLE else written[:, size - count :].T.tobytes()
+    )

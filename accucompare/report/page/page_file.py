@@ -1,4 +1,6 @@
-"""The file of a page: a template filled in, then the data, with nothing that a browser would fetch or run besides our own."""
+"""The file of a page: a template filled in, then the data, with nothing that a browser would fetch
+or run besides our own.
+"""
 
 from __future__ import annotations
 
@@ -19,31 +21,58 @@ from accucompare.version import __version__
 
 _FOLDER = Path(__file__).parent
 _STYLES = ("uPlot.min.css", "page.css")
-_SCRIPTS = ("uPlot.iife.min.js", "data.js", "format.js", "table.js", "chart.js", "heat.js", "tree.js", "details.js", "page.js")
+_SCRIPTS = (
+    "uPlot.iife.min.js",
+    "data.js",
+    "format.js",
+    "table.js",
+    "chart.js",
+    "heat.js",
+    "tree.js",
+    "details.js",
+    "page.js",
+)
 _END = b"</script>\n</body>\n</html>\n"
 
 
-def write_page(path: Path, template: str, content: dict[str, Any], write_data: Callable[[PageData], dict[str, Any]]) -> Path:
+def write_page(
+    path: Path,
+    template: str,
+    content: dict[str, Any],
+    write_data: Callable[[PageData], dict[str, Any]],
+) -> Path:
     """Write a page, and return its path.
 
     Args:
         path: where to; its name must end in ``.html``.
         template: the file in ``page/`` that says what stands in the page.
-        content: what the template is filled with; texts in it are escaped, and so are characters that cannot be seen.
+        content: what the template is filled with; texts in it are escaped, and so are characters
+            that cannot be seen.
         write_data: writes the columns, and returns the head.
 
     Raises:
-        ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be written.
+        ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be
+            written.
     """
-    if path.suffix.lower() != ".html" and not os.path.isdir(path) and not is_stream(path):  # of a directory, that is said first
-        raise ReportError(f"{path}: a page's name must end in .html, such as {path.stem or 'report'}.html")
-    style, script = ("\n".join((_FOLDER / name).read_text("utf-8") for name in names) for names in (_STYLES, _SCRIPTS))
+    if (
+        path.suffix.lower() != ".html" and not os.path.isdir(path) and not is_stream(path)
+    ):  # of a directory, that is said first
+        raise ReportError(
+            f"{path}: a page's name must end in .html, such as {path.stem or 'report'}.html"
+        )
+    style, script = (
+        "\n".join((_FOLDER / name).read_text("utf-8") for name in names)
+        for names in (_STYLES, _SCRIPTS)
+    )
     environment = Environment(
         loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         finalize=lambda value: printable(value) if type(value) is str else value,
     )  # fmt: skip
     environment.filters["thousands"] = lambda number: f"{number:,}"
-    policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri"
+        " 'none'; form-action 'none'"
+    )
     top = environment.get_template(template).render(
         content | {"style": style, "script": script, "policy": policy, "version": __version__}
     )  # fmt: skip

@@ -1,4 +1,6 @@
-"""The page of a watch's log: the answer, findings, frames, histories of steps, heat maps of layers, warnings, the checklist."""
+"""The page of a watch's log: the answer, findings, frames, histories of steps, heat maps of layers,
+warnings, the checklist.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ def write_log_page(ranks: Ranks, path: Path) -> Path:
     """Write the page of the last run of every rank, and return its path.
 
     Raises:
-        ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be written.
+        ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be
+            written.
     """
     health = judge_vitals(ranks)
     verdict, _, sentence = verdict_line(ranks, health).plain.partition("  ")
@@ -64,7 +67,11 @@ def write_health_page(ranks: Ranks, health: Health, path: Path) -> Path:
 def _write(ranks: Ranks, health: Health | None, words: dict[str, Any], path: Path) -> Path:
     shown, listed = rank_entries(ranks)
     run = log.main_run(ranks)
-    counts = [] if health is None else [(status.value, count) for status, count in health.counts().items()]
+    counts = (
+        []
+        if health is None
+        else [(status.value, count) for status, count in health.counts().items()]
+    )
     content = words | {
         "notes": ranks.notes,
         "ending": run.ending,
@@ -80,16 +87,31 @@ def _write(ranks: Ranks, health: Health | None, words: dict[str, Any], path: Pat
 
 def _head(ranks: Ranks, run: Analysis, health: Health | None, data: PageData) -> dict[str, Any]:
     """Write the tables and heat maps, and return what the page's script has to know."""
-    warnings = sorted((row for each in ranks.ranks for row in log.warning_rows(each)), key=lambda row: (row.alert.step, row.run.start.rank))
-    frames = [row for each in ranks.ranks for kept in each.frames for row in log.tensor_rows(kept, each)]
+    warnings = sorted(
+        (row for each in ranks.ranks for row in log.warning_rows(each)),
+        key=lambda row: (row.alert.step, row.run.start.rank),
+    )
+    frames = [
+        row for each in ranks.ranks for kept in each.frames for row in log.tensor_rows(kept, each)
+    ]
     tables = [
-        data.table("findings", _shown(ranks, log.FINDINGS), [log.FindingRow(each, finding) for each, finding in ranks.findings]),
+        data.table(
+            "findings",
+            _shown(ranks, log.FINDINGS),
+            [log.FindingRow(each, finding) for each, finding in ranks.findings],
+        ),
         data.table("frames", _shown(ranks, log.FRAMES), frames),
-        data.table("steps", _shown(ranks, _step_columns(ranks)), [row for each in ranks.ranks for row in log.step_rows(each)]),
+        data.table(
+            "steps",
+            _shown(ranks, _step_columns(ranks)),
+            [row for each in ranks.ranks for row in log.step_rows(each)],
+        ),
         data.table("warnings", _shown(ranks, log.WARNINGS), warnings),
     ]
     if health is not None:
-        worst_first = sorted(health.results, key=lambda result: list(CheckStatus).index(result.status))
+        worst_first = sorted(
+            health.results, key=lambda result: list(CheckStatus).index(result.status)
+        )
         tables.append(data.table("checklist", _shown(ranks, HEALTH), worst_first))
     layers, heats = _heats(run, data)
     return {
@@ -104,7 +126,9 @@ def _head(ranks: Ranks, run: Analysis, health: Health | None, data: PageData) ->
 
 
 def _step_columns(ranks: Ranks) -> list[Column]:
-    """The columns of every report's steps, with the loss and the learning rate that the backward and the update were seen to have."""
+    """The columns of every report's steps, with the loss and the learning rate that the backward
+    and the update were seen to have.
+    """
     seen = {(run.start.rank, vitals.step): vitals for run in ranks.ranks for vitals in run.vitals}
 
     def loss(row: log.StepRow) -> float | None:
@@ -116,23 +140,39 @@ def _step_columns(ranks: Ranks) -> list[Column]:
         vitals = seen.get((row.run.start.rank, row.step.step))
         return None if vitals is None else next((float(each) for each in vitals.lr.values()), None)
 
-    columns = [column._replace(get=loss) if column.title == "loss" else column for column in log.STEPS]
+    columns = [
+        column._replace(get=loss) if column.title == "loss" else column for column in log.STEPS
+    ]
     place = [column.title for column in columns].index("loss scale")
-    return [*columns[:place], Column("learning rate", rate, SCIENTIFIC, 13, "baseline"), *columns[place:]]
+    return [
+        *columns[:place],
+        Column("learning rate", rate, SCIENTIFIC, 13, "baseline"),
+        *columns[place:],
+    ]
 
 
 def _shown(ranks: Ranks, columns: Sequence[Column]) -> list[Column]:
     """The columns, without what tells ranks apart if there is one only."""
-    return [column for column in columns if ranks.several or column.title not in ("rank", "coordinates")]
+    return [
+        column for column in columns if ranks.several or column.title not in ("rank", "coordinates")
+    ]
 
 
 def _heats(run: Analysis, data: PageData) -> tuple[list[str], list[dict[str, Any]]]:
-    """Write the heat maps that the log has numbers for, and return the names of their rows, and what the head says of each."""
+    """Write the heat maps that the log has numbers for, and return the names of their rows, and
+    what the head says of each.
+    """
     names: list[str] = []
     heats = []
     for measure in log.MEASURES:
         names, looks = log.layer_steps(run, measure)
         if looks and names:
             numbers = [look.numbers.get(name) for name in names for look in looks]
-            heats.append({"title": measure.title, "steps": [look.step for look in looks], "at": data.matrix(numbers)})
+            heats.append(
+                {
+                    "title": measure.title,
+                    "steps": [look.step for look in looks],
+                    "at": data.matrix(numbers),
+                }
+            )
     return [printable(name) for name in names], heats

@@ -62,8 +62,25 @@ from accucompare.report.table.looks import (
     header_look,
     row_looks,
 )
-from accucompare.report.table.overview import MOST_ROWS, Chosen, Groups, Overview, overview_of, what_is_held
-from accucompare.report.table.sheets import Chart, ChartSeries, Line, Page, SheetItem, Table, column_letter, table_lines, thinned
+from accucompare.report.table.overview import (
+    MOST_ROWS,
+    Chosen,
+    Groups,
+    Overview,
+    overview_of,
+    what_is_held,
+)
+from accucompare.report.table.sheets import (
+    Chart,
+    ChartSeries,
+    Line,
+    Page,
+    SheetItem,
+    Table,
+    column_letter,
+    table_lines,
+    thinned,
+)
 
 __all__ = [
     "ABSENT",

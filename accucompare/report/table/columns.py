@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 Value = str | int | float | None
 
-# Number formats, as Excel writes them. Zero is shown as a bare 0, so that what is not zero stands out.
+# Number formats, as Excel writes them. Zero is shown as a bare 0, so that what is not zero stands
+# out.
 TEXT = "@"
 COUNT = "#,##0"
 SCIENTIFIC = "0.00E+00;-0.00E+00;0"
@@ -43,7 +44,9 @@ class Scale(str, Enum):
 
     NONE = ""
     BAR = "bar"  # from 0 to 1
-    HEAT = "heat"  # a logarithm to base 10, over 0 for what fails; neighbouring columns have one scale
+    HEAT = (  # a logarithm to base 10, over 0 for what fails; neighbouring columns have one scale
+        "heat"
+    )
     SHADES = "shades"  # among those of the column
     MATRIX = "matrix"  # among those of all such columns, which are neighbours
 
@@ -53,19 +56,23 @@ class Column(NamedTuple):
 
     Attributes:
         title: its header.
-        get: gives its value for a row (``""`` or ``None`` if there is none); is ``None`` if the column shows the row's number.
+        get: gives its value for a row (``""`` or ``None`` if there is none); is ``None`` if the
+            column shows the row's number.
         format: one of the number formats above.
         width: in characters, in Excel.
         group: what it belongs to; neighbours of one group look alike.
-        sparse: whether Excel hides it if no row has a value, as those of the baseline if there is none.
-        folded: its level in Excel's folded outline of columns: 0 if it is always shown, 1 for the most telling of a further group,
-            2 for the rest of that group.
+        sparse: whether Excel hides it if no row has a value, as those of the baseline if there is
+            none.
+        folded: its level in Excel's folded outline of columns: 0 if it is always shown, 1 for the
+            most telling of a further group, 2 for the rest of that group.
         several: whether it is folded only if all rows have the same value.
         scale: how its sizes are shown at a glance.
         wrap: whether its text is broken into lines.
         link: where a click on it leads for a row, as links name it.
-        least: in a terminal: the fewest characters for names, which can be broken; 0 for numbers and words, which cannot.
-        spare: in a terminal: 0 if it is always shown; in a narrow one, the columns with the largest number are left out first.
+        least: in a terminal: the fewest characters for names, which can be broken; 0 for numbers
+            and words, which cannot.
+        spare: in a terminal: 0 if it is always shown; in a narrow one, the columns with the largest
+            number are left out first.
     """
 
     title: str
@@ -84,7 +91,9 @@ class Column(NamedTuple):
 
 
 def limit_on_error(row: Row) -> float | None:
-    """The limit on the relative L2 error: the one in force, or else the error divided by the multiple of its limit."""
+    """The limit on the relative L2 error: the one in force, or else the error divided by the
+    multiple of its limit.
+    """
     if row.verdict.rel_l2_limit is not None:
         return row.verdict.rel_l2_limit or None  # a logarithmic axis has no zero
     used = row.verdict.used
@@ -114,7 +123,8 @@ class Of:
     """Reads what a part of a row says; ``otherwise`` where the row has no such part.
 
     Attributes:
-        part: gives the part, ``None`` if there is none. Who reads many columns of a row looks for it only once.
+        part: gives the part, ``None`` if there is none. Who reads many columns of a row looks for
+            it only once.
         read: gives the value, from the part.
         otherwise: the value where there is no part.
     """
@@ -156,18 +166,28 @@ def _other_shape(row: Row) -> str:
     """The candidate's shape: ``same``, where it is golden's."""
     if row.candidate is None:
         return ""
-    return SAME if row.golden is not None and row.golden.shape == row.candidate.shape else bracketed(row.candidate.shape)
+    return (
+        SAME
+        if row.golden is not None and row.golden.shape == row.candidate.shape
+        else bracketed(row.candidate.shape)
+    )
 
 
 def _other_name(row: Row) -> str:
-    """The candidate's qualified name: ``same``, where it is golden's, and no renaming made them match."""
+    """The candidate's qualified name: ``same``, where it is golden's, and no renaming made them
+    match.
+    """
     if row.golden is None or row.candidate is None:
         return ""
     return SAME if row.golden.name == row.candidate.name else display_name(row.candidate.name)
 
 
 def _where(row: Row) -> str:
-    return bracketed(row.metrics.max_abs_index) if row.metrics and row.metrics.max_abs_index is not None else ""
+    return (
+        bracketed(row.metrics.max_abs_index)
+        if row.metrics and row.metrics.max_abs_index is not None
+        else ""
+    )
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -180,12 +200,21 @@ COLUMNS: tuple[Column, ...] = (
     Column("role", Of(_record, "role.value", ""), TEXT, 16, "record"),
     Column("path", Of(_record, "path", ""), TEXT, 14, "record"),
     Column("reason", attrgetter("reason.value"), TEXT, 15, "verdict"),
-    Column("relative L2", Of(_measured, "rel_l2"), SCIENTIFIC, 12, "difference", scale=Scale.SHADES),
+    Column(
+        "relative L2", Of(_measured, "rel_l2"), SCIENTIFIC, 12, "difference", scale=Scale.SHADES
+    ),
     Column("excess", attrgetter("verdict.excess"), EXCESS, 10, "baseline", sparse=True),
     Column("x limit", attrgetter("verdict.used"), EXCESS, 10, "judgement", scale=Scale.BAR),
     Column("max abs diff", Of(_measured, "max_abs"), SCIENTIFIC, 12, "difference"),
     Column("detail", attrgetter("verdict.detail"), TEXT, 48, "judgement"),
-    Column("golden shape", lambda row: bracketed(row.golden.shape) if row.golden else "", TEXT, 18, "record", folded=1),
+    Column(
+        "golden shape",
+        lambda row: bracketed(row.golden.shape) if row.golden else "",
+        TEXT,
+        18,
+        "record",
+        folded=1,
+    ),
     Column("candidate shape", _other_shape, TEXT, 18, "record", folded=2),
     Column("golden dtype", Of(_golden, "dtype", ""), TEXT, 11, "record", folded=2),
     Column("candidate dtype", Of(_candidate, "dtype", ""), TEXT, 11, "record", folded=2),
@@ -195,13 +224,31 @@ COLUMNS: tuple[Column, ...] = (
     Column("status", attrgetter("status.value"), TEXT, 13, "judgement", folded=2),
     Column("rule", attrgetter("verdict.rule"), TEXT, 24, "judgement", folded=2),
     Column("would pass at", attrgetter("verdict.needed"), TEXT, 20, "judgement", folded=2),
-    Column("baseline relative L2", attrgetter("baseline"), SCIENTIFIC, 12, "baseline", sparse=True, folded=1),
-    Column("excess limit", attrgetter("verdict.excess_limit"), EXCESS, 12, "baseline", sparse=True, folded=2),
+    Column(
+        "baseline relative L2",
+        attrgetter("baseline"),
+        SCIENTIFIC,
+        12,
+        "baseline",
+        sparse=True,
+        folded=1,
+    ),
+    Column(
+        "excess limit",
+        attrgetter("verdict.excess_limit"),
+        EXCESS,
+        12,
+        "baseline",
+        sparse=True,
+        folded=2,
+    ),
     Column("noise", attrgetter("noise"), SCIENTIFIC, 11, "baseline", sparse=True, folded=2),
     Column("1 − cosine", Of(_measured, "one_minus_cosine"), SCIENTIFIC, 12, "difference", folded=1),
     Column("at index", _where, TEXT, 16, "difference", folded=2),
     Column("golden there", Of(_measured, "golden_at_max"), NUMBER, 14, "difference", folded=2),
-    Column("candidate there", Of(_measured, "candidate_at_max"), NUMBER, 14, "difference", folded=2),
+    Column(
+        "candidate there", Of(_measured, "candidate_at_max"), NUMBER, 14, "difference", folded=2
+    ),
     Column("max rel diff", Of(_measured, "max_rel"), SCIENTIFIC, 12, "difference", folded=2),
     Column("mean abs diff", Of(_measured, "mean_abs"), SCIENTIFIC, 12, "difference", folded=2),
     Column("RMSE", Of(_measured, "rmse"), SCIENTIFIC, 12, "difference", folded=2),
@@ -235,7 +282,9 @@ _AT_ONCE = 256  # rows that are read together, and stay in the processor's cache
 def value_blocks(
     columns: Sequence[Column], rows: Iterable[Any], size: int, numbers: Iterable[int] | None = None
 ) -> Iterator[list[list[Value]]]:
-    """The values of so many rows at a time, by column; few of the rows are in memory. ``numbers`` are theirs; ``None`` for 1, 2, …."""
+    """The values of so many rows at a time, by column; few of the rows are in memory. ``numbers``
+    are theirs; ``None`` for 1, 2, ….
+    """
     each, own_numbers = iter(rows), naturals(1) if numbers is None else iter(numbers)
     while True:
         values: list[list[Value]] = [[] for _ in columns]
@@ -248,8 +297,12 @@ def value_blocks(
         yield values
 
 
-def _of_few(get: Callable[[Any], Value] | None, few: Sequence[Any], parts: dict[Any, list[Any]]) -> Iterable[Value]:
-    """The values of a column in a few rows. A part that several columns read is looked for once, and kept in ``parts``."""
+def _of_few(
+    get: Callable[[Any], Value] | None, few: Sequence[Any], parts: dict[Any, list[Any]]
+) -> Iterable[Value]:
+    """The values of a column in a few rows. A part that several columns read is looked for once,
+    and kept in ``parts``.
+    """
     if get is None:
         return parts[None]
     if not isinstance(get, Of):
@@ -262,12 +315,13 @@ def _of_few(get: Callable[[Any], Value] | None, few: Sequence[Any], parts: dict[
 
 
 def to_dataframe(comparison: Result) -> pandas.DataFrame:
-    """One line per row of the comparison, in its order, under the titles of ``COLUMNS``: always all of them.
+    """One line per row of the comparison, in its order, under the titles of ``COLUMNS``: always all
+    of them.
 
-    Floats stay floats, with NaN and infinities; what was not measured is NaN, too. Counts are ``UInt64``, ``NA`` if there is none. Text
-    is ``""`` if there is none. A column with an integer that float64 cannot hold is ``Int64`` or ``UInt64``, with ``NA`` where there is
-    none; if it has floats too, its dtype is object.
-    """
+    Floats stay floats, with NaN and infinities; what was not measured is NaN, too. Counts are
+    ``UInt64``, ``NA`` if there is none. Text is ``""`` if there is none. A column with an integer
+    that float64 cannot hold is ``Int64`` or ``UInt64``, with ``NA`` where there is none; if it has
+    floats too, its dtype is object."""
     import pandas
 
     read = {column.title: _Read(_DTYPE.get(column.format, "float64")) for column in COLUMNS}
@@ -292,7 +346,9 @@ class _Read:
         if kinds <= {float, type(None)}:
             self._blocks.append(np.array(values, np.float64))
             return
-        self._exact = self._exact and all(float(value) == value for value in values if isinstance(value, int))
+        self._exact = self._exact and all(
+            float(value) == value for value in values if isinstance(value, int)
+        )
         self._blocks.append(values)
 
     def series(self) -> pandas.Series[Any]:
@@ -301,14 +357,31 @@ class _Read:
         if self._dtype != "float64":
             return pandas.Series(list(chain(*self._blocks)), dtype=self._dtype)
         if self._exact:
-            return pandas.Series(np.concatenate([np.zeros(0), *(np.array(block, np.float64) for block in self._blocks)]))
-        values = [None if value is None or value != value else value for block in self._blocks for value in block]
+            return pandas.Series(
+                np.concatenate(
+                    [np.zeros(0), *(np.array(block, np.float64) for block in self._blocks)]
+                )
+            )
+        values = [
+            None if value is None or value != value else value
+            for block in self._blocks
+            for value in block
+        ]
         dtype = "object" if self._floats else _exact_dtype(values)
-        return pandas.Series([math.nan if value is None else value for value in values] if dtype == "object" else values, dtype=dtype)
+        return pandas.Series(
+            (
+                [math.nan if value is None else value for value in values]
+                if dtype == "object"
+                else values
+            ),
+            dtype=dtype,
+        )
 
 
 def _exact_dtype(values: Sequence[Value]) -> str:
-    """pandas' type that holds these numbers exactly, of which one is an integer that float64 cannot hold."""
+    """pandas' type that holds these numbers exactly, of which one is an integer that float64 cannot
+    hold.
+    """
     there = [value for value in values if value is not None]
     if all(isinstance(value, int) for value in there):
         least, most = min(map(int, there)), max(map(int, there))

@@ -1,4 +1,6 @@
-"""The sheet *Environment*: what each bundle, or each rank of a watch, recorded of how it was made, entry by entry."""
+"""The sheet *Environment*: what each bundle, or each rank of a watch, recorded of how it was made,
+entry by entry.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,36 @@ from accucompare.report.table.sheets import Line, SheetItem, Table
 
 ABSENT = "—"
 _LONGEST = 20  # entries of a list or of a table that are shown; of longer ones the number is
-_TABLES = ("parameters", "buffers", "modules", "inputs", "not_fed")  # of one line per layer or tensor: always shown as a number
-_WRAPS_AT, _A_LINE = 56, 40  # characters; a line that wraps breaks at a space or slash, and so holds fewer than fit
+_TABLES = (
+    "parameters",
+    "buffers",
+    "modules",
+    "inputs",
+    "not_fed",
+)  # of one line per layer or tensor: always shown as a number
+_WRAPS_AT, _A_LINE = (
+    56,
+    40,
+)  # characters; a line that wraps breaks at a space or slash, and so holds fewer than fit
 
 #: Entries that differ between any two captures and do not affect their numbers; never marked.
-_EXPECTED = ("command", "command_line", "argv", "created", "time", "started", "finished", "duration", "seconds", "out", "pid", "upload")
+_EXPECTED = (
+    "command",
+    "command_line",
+    "argv",
+    "created",
+    "time",
+    "started",
+    "finished",
+    "duration",
+    "seconds",
+    "out",
+    "pid",
+    "upload",
+)
 
-#: Entries for the summary, the most telling first: their dotted keys, or the beginning of these, and their names there; ``""`` for the
-#: key itself.
+# : Entries for the summary, the most telling first: their dotted keys, or the beginning of these,
+# and their names there; ``""`` for the : key itself.
 _IMPORTANT = {
     "environment.created": "date", "environment.command": "command", "environment.versions": "", "environment.device": "",
     "model.class": "", "model.dtypes": "dtypes of parameters", "capture.dtype": "cast to (--dtype)", "environment.autocast": "",
@@ -58,18 +82,32 @@ class _Value(NamedTuple):
 
 def environment_sheets(comparison: Result) -> Table:
     """The manifests side by side."""
-    sides = [comparison.golden, comparison.candidate, *([comparison.baseline] if comparison.baseline else [])]
+    sides = [
+        comparison.golden,
+        comparison.candidate,
+        *([comparison.baseline] if comparison.baseline else []),
+    ]
     titles = ("golden", "candidate", "baseline")[: len(sides)]
     listed = entries(*(side.manifest for side in sides))
-    note = f"{len(listed)} entries, {sum(entry.differs for entry in listed)} differ. When and by which command is never marked."
+    note = (
+        f"{len(listed)} entries, {sum(entry.differs for entry in listed)} differ. When and by which"
+        " command is never marked."
+    )
     if comparison.baseline:
         note += " What the baseline says is marked where neither golden nor the candidate says it."
     paths = EnvironmentEntry("path", [str(side.path) for side in sides], [False] * len(sides))
     return entry_table("How each bundle was captured", note, titles, [paths, *listed], DIFFERS)
 
 
-def entry_table(heading: str, note: str, titles: Sequence[str], listed: Sequence[EnvironmentEntry], *more: Column) -> Table:
-    """A sheet *Environment* with a column for each of these titles, and more columns to the right."""
+def entry_table(
+    heading: str,
+    note: str,
+    titles: Sequence[str],
+    listed: Sequence[EnvironmentEntry],
+    *more: Column,
+) -> Table:
+    """A sheet *Environment* with a column for each of these titles, and more columns to the
+    right."""
 
     def height(entry: EnvironmentEntry) -> float:
         longest = max(map(len, entry.values))
@@ -77,7 +115,15 @@ def entry_table(heading: str, note: str, titles: Sequence[str], listed: Sequence
 
     lines = [Line([SheetItem(heading, SECTION)], height=26), Line([SheetItem(note, MUTED_TEXT)])]
     columns = [*entry_columns(titles), *more]
-    return Table("Environment", columns, listed, heading=lines, frozen=1, fill=lambda entry: entry_fill(entry, len(more)), height=height)
+    return Table(
+        "Environment",
+        columns,
+        listed,
+        heading=lines,
+        frozen=1,
+        fill=lambda entry: entry_fill(entry, len(more)),
+        height=height,
+    )
 
 
 def entry_columns(titles: Sequence[str]) -> list[Column]:
@@ -87,33 +133,55 @@ def entry_columns(titles: Sequence[str]) -> list[Column]:
         return lambda entry: entry.values[number]
 
     keys = Column("entry", lambda entry: entry.key, TEXT, 38, wrap=True)
-    return [keys, *(Column(title, value(number), TEXT, 52, wrap=True) for number, title in enumerate(titles))]
+    return [
+        keys,
+        *(Column(title, value(number), TEXT, 52, wrap=True) for number, title in enumerate(titles)),
+    ]
 
 
 def entry_fill(entry: EnvironmentEntry, more: int) -> tuple[str, ...]:
     """The colours of an entry's cells, and of more cells to the right."""
-    return tuple(AMBER if marked else "" for marked in (False, *entry.marked, *[entry.differs] * more))
+    return tuple(
+        AMBER if marked else "" for marked in (False, *entry.marked, *[entry.differs] * more)
+    )
 
 
-def entries(golden: Manifest, candidate: Manifest, baseline: Manifest | None = None) -> list[EnvironmentEntry]:
-    """The manifests side by side, in the order of golden's; an entry that golden lacks stands beside those of its table."""
-    tables = [dict(_of_manifest(manifest)) for manifest in (golden, candidate, baseline) if manifest is not None]
+def entries(
+    golden: Manifest, candidate: Manifest, baseline: Manifest | None = None
+) -> list[EnvironmentEntry]:
+    """The manifests side by side, in the order of golden's; an entry that golden lacks stands
+    beside those of its table.
+    """
+    tables = [
+        dict(_of_manifest(manifest))
+        for manifest in (golden, candidate, baseline)
+        if manifest is not None
+    ]
     place: dict[str, int] = {}
 
     def position(key: str) -> list[int]:
         parts = key.split(".")
-        return [place.setdefault(".".join(parts[: depth + 1]), len(place)) for depth in range(len(parts))]
+        return [
+            place.setdefault(".".join(parts[: depth + 1]), len(place))
+            for depth in range(len(parts))
+        ]
 
     keys = sorted({key: None for table in tables for key in table}, key=position)
-    return [_entry(key, [table.get(key, _Value(ABSENT, ABSENT)) for table in tables]) for key in keys]
+    return [
+        _entry(key, [table.get(key, _Value(ABSENT, ABSENT)) for table in tables]) for key in keys
+    ]
 
 
 def important(listed: Sequence[EnvironmentEntry]) -> list[EnvironmentEntry]:
     """The entries for the summary, called as it calls them."""
     shown = []
     for start, name in _IMPORTANT.items():
-        of_it = [entry for entry in listed if entry.key == start or entry.key.startswith(f"{start}.")]
-        shown += [entry._replace(key=name or entry.key.partition(".")[2] or entry.key) for entry in of_it]
+        of_it = [
+            entry for entry in listed if entry.key == start or entry.key.startswith(f"{start}.")
+        ]
+        shown += [
+            entry._replace(key=name or entry.key.partition(".")[2] or entry.key) for entry in of_it
+        ]
     return shown
 
 
@@ -127,9 +195,17 @@ def _entry(key: str, values: Sequence[_Value]) -> EnvironmentEntry:
     differs = golden.compared != candidate.compared
     if differs and golden.shown == candidate.shown:
         candidate = candidate._replace(shown=f"{candidate.shown} (contents differ)")
-    apart = [telling and third.compared not in (golden.compared, candidate.compared) for third in baseline]
+    apart = [
+        telling and third.compared not in (golden.compared, candidate.compared)
+        for third in baseline
+    ]
     marked = differs and telling
-    return EnvironmentEntry(key, [value.shown for value in (golden, candidate, *baseline)], [marked, marked, *apart], marked)
+    return EnvironmentEntry(
+        key,
+        [value.shown for value in (golden, candidate, *baseline)],
+        [marked, marked, *apart],
+        marked,
+    )
 
 
 def _of_manifest(manifest: Manifest) -> Iterator[tuple[str, _Value]]:
@@ -140,8 +216,20 @@ def _of_manifest(manifest: Manifest) -> Iterator[tuple[str, _Value]]:
     yield "steps", _value(len(manifest.steps))
     yield "records", _value(sum(step.records for step in manifest.steps))
     feed = manifest.capture.get("feed")
-    of_feed = {"feed": feed.get("golden"), "feed_identity": feed.get("identity"), "not_fed": feed.get("not_fed")} if feed else {}
-    for name, table in (("environment", manifest.environment), ("capture", {**manifest.capture, **of_feed}), ("model", manifest.model)):
+    of_feed = (
+        {
+            "feed": feed.get("golden"),
+            "feed_identity": feed.get("identity"),
+            "not_fed": feed.get("not_fed"),
+        }
+        if feed
+        else {}
+    )
+    for name, table in (
+        ("environment", manifest.environment),
+        ("capture", {**manifest.capture, **of_feed}),
+        ("model", manifest.model),
+    ):
         yield from flat(name, table)
     yield "inputs", _Value(_number(manifest.inputs, "step"), manifest.inputs)
     for number, note in enumerate(manifest.notes, 1):
@@ -149,7 +237,9 @@ def _of_manifest(manifest: Manifest) -> Iterator[tuple[str, _Value]]:
 
 
 def flat(key: str, value: Any, longest: int = _LONGEST) -> Iterator[tuple[str, _Value]]:
-    """The values of a table under dotted keys; of a table or list with more entries than ``longest``, their number."""
+    """The values of a table under dotted keys; of a table or list with more entries than
+    ``longest``, their number.
+    """
     if isinstance(value, (dict, list)) and (_last(key) in _TABLES or len(value) > longest):
         yield key, _Value(_number(value, "entry"), value)
     elif isinstance(value, dict):

@@ -17,7 +17,8 @@ class Extremes(NamedTuple):
 
     Attributes:
         groups: their numbers, in order.
-        used: the largest error as a multiple of its limit; infinite if a row fails without a number; ``NONE`` if none was measured.
+        used: the largest error as a multiple of its limit; infinite if a row fails without a
+            number; ``NONE`` if none was measured.
         places: of the first rows with that.
         rel_l2, excess: the largest ones, wherever they are.
     """
@@ -32,13 +33,21 @@ class Extremes(NamedTuple):
         """The same of larger groups, whose number for each group is given."""
         order = np.argsort(groups, kind="stable")
         groups, used, places = groups[order], self.used[order], self.places[order]
-        starts = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]]) if len(groups) else np.zeros(0, np.int64)
+        starts = (
+            np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]])
+            if len(groups)
+            else np.zeros(0, np.int64)
+        )
         if not len(starts):
             return self._replace(groups=groups)
         worst = np.maximum.reduceat(used, starts)
         lengths = np.diff(np.r_[starts, len(groups)])
-        first = np.minimum.reduceat(np.where(used == np.repeat(worst, lengths), places, np.iinfo(np.int64).max), starts)
-        rel_l2, excess = (np.maximum.reduceat(each[order], starts) for each in (self.rel_l2, self.excess))
+        first = np.minimum.reduceat(
+            np.where(used == np.repeat(worst, lengths), places, np.iinfo(np.int64).max), starts
+        )
+        rel_l2, excess = (
+            np.maximum.reduceat(each[order], starts) for each in (self.rel_l2, self.excess)
+        )
         return Extremes(groups[starts], worst, first, rel_l2, excess)
 
 

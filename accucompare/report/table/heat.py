@@ -1,4 +1,5 @@
-"""Heat maps of layers by ranks and by steps: the largest error of each as a multiple of its limit."""
+"""Heat maps of layers by ranks and by steps: the largest error of each as a multiple of its
+limit."""
 
 from __future__ import annotations
 
@@ -21,9 +22,11 @@ class HeatMap:
     Attributes:
         across: what its columns are: ``rank`` or ``step``.
         layers: the names of its lines, in execution order.
-        columns: the numbers of the ranks or steps; where there are too many, of neighbours the first and the last: ``0–7``.
-        sizes: lines by columns: the largest error as a multiple of its limit; 0 where nothing differs, infinite where a row fails without
-            a number, ``NONE`` where nothing was compared.
+        columns: the numbers of the ranks or steps; where there are too many, of neighbours the
+            first and the last: ``0–7``.
+        sizes: lines by columns: the largest error as a multiple of its limit; 0 where nothing
+            differs, infinite where a row fails without a number, ``NONE`` where nothing was
+            compared.
         left_out: how many layers it leaves out, none of which is worse than those that it shows.
         together: how many neighbours share a column.
     """
@@ -39,14 +42,24 @@ class HeatMap:
 def heat_maps(found: Overview) -> list[HeatMap]:
     """Those that have several columns."""
     sides = (("rank", found.ranks, found.pairs_by_rank), ("step", found.steps, found.pairs_by_step))
-    return [_heat_map(across, groups, pairs, found.layers) for across, groups, pairs in sides if len(groups.names) > 1]
+    return [
+        _heat_map(across, groups, pairs, found.layers)
+        for across, groups, pairs in sides
+        if len(groups.names) > 1
+    ]
 
 
 def heat_note(heat: HeatMap) -> str:
     """What a heat map leaves out, in words; ``""`` for nothing."""
-    parts = [f"Of every {heat.together} neighbouring {heat.across}s the worst is shown."] if heat.together > 1 else []
+    parts = (
+        [f"Of every {heat.together} neighbouring {heat.across}s the worst is shown."]
+        if heat.together > 1
+        else []
+    )
     if heat.left_out:
-        parts.append(f"The {len(heat.layers):,} worst layers are shown; {heat.left_out:,} more are left out.")
+        parts.append(
+            f"The {len(heat.layers):,} worst layers are shown; {heat.left_out:,} more are left out."
+        )
     return " ".join(parts)
 
 
@@ -60,7 +73,21 @@ def _heat_map(across: str, groups: Groups, pairs: Extremes, layers: Groups) -> H
     starts = range(0, len(groups.names), together)
     sizes = np.full((len(shown), len(starts)), NONE)
     lines = line_of[first_of(pairs.groups)]
-    np.maximum.at(sizes, (lines[lines >= 0], second_of(pairs.groups)[lines >= 0] // together), pairs.used[lines >= 0])
-    ends = [(groups.names[start], groups.names[min(start + together, len(groups.names)) - 1]) for start in starts]
+    np.maximum.at(
+        sizes,
+        (lines[lines >= 0], second_of(pairs.groups)[lines >= 0] // together),
+        pairs.used[lines >= 0],
+    )
+    ends = [
+        (groups.names[start], groups.names[min(start + together, len(groups.names)) - 1])
+        for start in starts
+    ]
     columns = [str(first) if first == last else f"{first}–{last}" for first, last in ends]
-    return HeatMap(across, [layers.names[at] for at in shown], columns, sizes, len(compared) - len(shown), together)
+    return HeatMap(
+        across,
+        [layers.names[at] for at in shown],
+        columns,
+        sizes,
+        len(compared) - len(shown),
+        together,
+    )

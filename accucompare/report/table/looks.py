@@ -18,7 +18,14 @@ WHITE, DARK_RED, SLATE = "FFFFFFFF", "FF9C0006", "FF4B5563"
 HEAT_SCALE = ("FFFFFFFF", AMBER, "FFE05252")
 
 #: Colours of charts, which have no alpha channel: curves, and what is around them.
-CURVE, OTHER_CURVE, OVER, LIMIT_CURVE, BASELINE_CURVE, SCALE_CURVE = BLUE[2:], "E07B00", RED[2:], "C77700", "A5D6A7", "2F6F73"
+CURVE, OTHER_CURVE, OVER, LIMIT_CURVE, BASELINE_CURVE, SCALE_CURVE = (
+    BLUE[2:],
+    "E07B00",
+    RED[2:],
+    "C77700",
+    "A5D6A7",
+    "2F6F73",
+)
 #: Of curves side by side.
 CURVES = (CURVE, "E07B00", "2E7D32", "8E44AD", "C62828", "00838F", "6D4C41", "9AA5B1")
 GRID, AXIS, LETTERS = "E5E7EB", "9CA3AF", SLATE[2:]
@@ -71,7 +78,10 @@ TOTAL = Look(bold=True, fill="FFF3F4F6", line=MUTED)
 #: How a reason's name looks in the table of counts: as its rows do in *Layers*.
 REASON_LOOK = {
     **{reason: Look(bold=True, line=LINE, fill=PALE_RED, color=DARK_RED) for reason in Reason},
-    **{reason: Look(bold=True, line=LINE, fill=PALE_GREEN, color=GREEN) for reason in (Reason.IDENTICAL, Reason.OK)},
+    **{
+        reason: Look(bold=True, line=LINE, fill=PALE_GREEN, color=GREEN)
+        for reason in (Reason.IDENTICAL, Reason.OK)
+    },
     **{reason: Look(bold=True, line=LINE, fill=GREY) for reason in GREYED},
     Reason.OVER_PRECISE: Look(bold=True, line=LINE, fill=AMBER, color=BROWN),
     Reason.NOT_DETERMINISTIC: Look(bold=True, line=LINE, fill=GREY_AMBER, color=BROWN),
@@ -83,21 +93,38 @@ def verdict_look(passed: bool) -> Look:
     return Look(size=30, bold=True, color=WHITE, fill=GREEN if passed else RED, align="center")
 
 
-def row_looks(columns: Sequence[Column], fill: str | tuple[str, ...] = "", line: str = LINE) -> list[Look]:
+def row_looks(
+    columns: Sequence[Column], fill: str | tuple[str, ...] = "", line: str = LINE
+) -> list[Look]:
     """The looks of a row's cells; ``fill`` is the colour of all, or of each."""
     fills = (fill,) * len(columns) if isinstance(fill, str) else fill
-    return [_look(column)._replace(fill=color, line=line) for column, color in zip(columns, fills, strict=True)]
+    return [
+        _look(column)._replace(fill=color, line=line)
+        for column, color in zip(columns, fills, strict=True)
+    ]
 
 
 def header_look(column: Column) -> Look:
     """The look of a column's title."""
     look = Look() if column.format == TEXT else Look(align="right")
-    return look._replace(bold=True, color=WHITE, fill=GROUPS[column.group], wrap=True, indent=int(column.format == TEXT))
+    return look._replace(
+        bold=True,
+        color=WHITE,
+        fill=GROUPS[column.group],
+        wrap=True,
+        indent=int(column.format == TEXT),
+    )
 
 
 def _look(column: Column) -> Look:
-    """Numbers to the right, and text that stands for one (NaN) too; text indented, so that it keeps clear of them."""
-    look = Look(indent=1, format=TEXT) if column.format == TEXT else Look(align="right", format=column.format)
+    """Numbers to the right, and text that stands for one (NaN) too; text indented, so that it keeps
+    clear of them.
+    """
+    look = (
+        Look(indent=1, format=TEXT)
+        if column.format == TEXT
+        else Look(align="right", format=column.format)
+    )
     if column.link:
         look = look._replace(color=BLUE, underline=True)
     return look._replace(wrap=True, vertical="top") if column.wrap else look

@@ -1,8 +1,9 @@
-"""What a report shows of a comparison of any size, found in one pass over its rows: which of them, and what all of them come to.
+"""What a report shows of a comparison of any size, found in one pass over its rows: which of them,
+and what all of them come to.
 
-Up to ``MOST_ROWS`` rows, a workbook and a page hold every row. Of more they hold those that fail, those near their limit, and those that
-something in the report leads to; summaries by layer, rank and step count all of them.
-"""
+Up to ``MOST_ROWS`` rows, a workbook and a page hold every row. Of more they hold those that fail,
+those near their limit, and those that something in the report leads to; summaries by layer, rank
+and step count all of them."""
 
 from __future__ import annotations
 
@@ -41,13 +42,20 @@ def _mask(*reasons: Reason) -> Array:
 
 
 _FAILS, _NOT_COMPARED = (
-    _mask(*(reason for reason, of_it in STATUS_OF.items() if of_it is status)) for status in (Status.FAIL, Status.NOT_COMPARED)
+    _mask(*(reason for reason, of_it in STATUS_OF.items() if of_it is status))
+    for status in (Status.FAIL, Status.NOT_COMPARED)
 )
-_ONE_SIDE, _GLUE, _TOO_PRECISE = _mask(*UNMATCHED, Reason.NOT_CALLED), _mask(Reason.GLUE), _mask(Reason.OVER_PRECISE)
+_ONE_SIDE, _GLUE, _TOO_PRECISE = (
+    _mask(*UNMATCHED, Reason.NOT_CALLED),
+    _mask(Reason.GLUE),
+    _mask(Reason.OVER_PRECISE),
+)
 
 
 class Chosen(Sequence[Row]):
-    """Some rows of a comparison, taken from it when they are asked for; ``places`` are theirs in it, from 0."""
+    """Some rows of a comparison, taken from it when they are asked for; ``places`` are theirs in
+    it, from 0.
+    """
 
     def __init__(self, rows: Sequence[Row], places: Array) -> None:
         self._rows, self._places = rows, places
@@ -88,7 +96,8 @@ class Groups:
 
 @dataclass(frozen=True)
 class Points:
-    """The outputs that were measured, in execution order, for the chart; in a fed capture also the inputs that glue made wrong.
+    """The outputs that were measured, in execution order, for the chart; in a fed capture also the
+    inputs that glue made wrong.
 
     Attributes:
         places: of their rows.
@@ -109,18 +118,22 @@ class Overview:
 
     Attributes:
         total: how many rows there are.
-        places: of the rows that are held, in the order in which a workbook shows them; ``None`` if all are, in their own.
-        failing, near: how many rows fail, and are near their limit (or are closer to golden than they should be).
+        places: of the rows that are held, in the order in which a workbook shows them; ``None`` if
+            all are, in their own.
+        failing, near: how many rows fail, and are near their limit (or are closer to golden than
+            they should be).
         failing_held, near_held: how many of these are held.
         left_out: how many rows of each reason are not held.
         layers, ranks, steps: all rows, in groups.
-        pairs_by_rank, pairs_by_step: the worst of each layer on each rank, and in each step; the second number of each pair is that of
-            ``ranks.names`` or ``steps.names``.
+        pairs_by_rank, pairs_by_step: the worst of each layer on each rank, and in each step; the
+            second number of each pair is that of ``ranks.names`` or ``steps.names``.
         points: for the chart.
-        furthest: the places of the rows that fail, and then of the others, with the largest relative L2 errors.
+        furthest: the places of the rows that fail, and then of the others, with the largest
+            relative L2 errors.
         one_sided: the places of rows with one side only, or no side; as many as are held.
         one_sided_count: how many of those there are.
-        first, until: the places of the first divergence, and of the row until which all is identical; ``None`` if there is none.
+        first, until: the places of the first divergence, and of the row until which all is
+            identical; ``None`` if there is none.
         culprits: the places of the culprits' rows, in the culprits' order.
     """
 
@@ -146,7 +159,9 @@ class Overview:
 
     @property
     def summarised(self) -> bool:
-        """Whether there are several ranks or steps, or more rows than are held, so that summaries tell more than rows."""
+        """Whether there are several ranks or steps, or more rows than are held, so that summaries
+        tell more than rows.
+        """
         return self.places is not None or len(self.ranks.names) > 1 or len(self.steps.names) > 1
 
     def link(self, layers: Table, place: int | None) -> str:
@@ -156,7 +171,11 @@ class Overview:
 
     @cached_property
     def _positions(self) -> dict[int, int]:
-        return {} if self.places is None else {place: position for position, place in enumerate(self.places.tolist())}
+        return (
+            {}
+            if self.places is None
+            else {place: position for position, place in enumerate(self.places.tolist())}
+        )
 
     def position(self, place: int) -> int | None:
         """Where the row of this place stands among those that are held; ``None`` if it is not."""
@@ -164,13 +183,24 @@ class Overview:
 
 
 def what_is_held(found: Overview, where: str, leads: str) -> str:
-    """Which rows a report of very many holds and leaves out, in words; ``leads``: what the others are held for."""
+    """Which rows a report of very many holds and leaves out, in words; ``leads``: what the others
+    are held for.
+    """
     assert found.places is not None
-    kinds = ((found.failing_held, found.failing, "that fail"), (found.near_held, found.near, "near their limit or over-precise"))
-    parts = [f"{f'all {whole:,}' if held == whole else f'{held:,} of {whole:,}'} {what}" for held, whole, what in kinds if whole]
+    kinds = (
+        (found.failing_held, found.failing, "that fail"),
+        (found.near_held, found.near, "near their limit or over-precise"),
+    )
+    parts = [
+        f"{f'all {whole:,}' if held == whole else f'{held:,} of {whole:,}'} {what}"
+        for held, whole, what in kinds
+        if whole
+    ]
     if others := len(found.places) - found.failing_held - found.near_held:
         parts.append(f"{others:,} {'more ' if parts else ''}that {leads}")
-    left_out = ", ".join(f"{found.left_out[reason]:,} {reason.value}" for reason in Reason if found.left_out[reason])
+    left_out = ", ".join(
+        f"{found.left_out[reason]:,} {reason.value}" for reason in Reason if found.left_out[reason]
+    )
     return (
         f"{where} holds {len(found.places):,} of {found.total:,} rows: {', '.join(parts)}. "
         f"Left out: {left_out}. --parquet PATH and --json PATH.jsonl write every row."
@@ -181,7 +211,9 @@ _last: tuple[weakref.ref[Result], Overview] | None = None
 
 
 def overview_of(comparison: Result) -> Overview:
-    """What a report shows of a comparison. That of the last one is kept, since several reports are written of it."""
+    """What a report shows of a comparison. That of the last one is kept, since several reports are
+    written of it.
+    """
     global _last
     if _last is None or _last[0]() is not comparison:
         _last = weakref.ref(comparison), _looked_over(comparison)
@@ -196,7 +228,11 @@ def blocks(rows: Iterable[Row], size: int = _BLOCK) -> Iterator[list[Row]]:
 
 
 def _looked_over(comparison: Result) -> Overview:
-    led_to = [comparison.first_divergence, comparison.identical_until, *(culprit.row for culprit in comparison.culprits)]
+    led_to = [
+        comparison.first_divergence,
+        comparison.identical_until,
+        *(culprit.row for culprit in comparison.culprits),
+    ]
     found = _Pass(comparison.fed, Finder(led_to))
     for rows in blocks(comparison.rows):
         found.add(rows)
@@ -204,10 +240,12 @@ def _looked_over(comparison: Result) -> Overview:
 
 
 class Finder:
-    """Finds the places of a few rows, which may be made anew whenever they are asked for: by what they are about.
+    """Finds the places of a few rows, which may be made anew whenever they are asked for: by what
+    they are about.
 
     Attributes:
-        places: of the rows that were given, from 0; ``None`` of those that were not found (yet), and of ``None``.
+        places: of the rows that were given, from 0; ``None`` of those that were not found (yet),
+            and of ``None``.
     """
 
     def __init__(self, wanted: Sequence[Row | None]) -> None:
@@ -242,7 +280,9 @@ def _fails_first(errors: Array, fails: Array) -> Array:
 
 
 class _Columns(NamedTuple):
-    """Of each row: its reason's code, its layer's number, its rank and step, whether it is an output; and its errors."""
+    """Of each row: its reason's code, its layer's number, its rank and step, whether it is an
+    output; and its errors.
+    """
 
     codes: Array
     layers: Array
@@ -256,7 +296,9 @@ class _Columns(NamedTuple):
 
 
 class _Pass:
-    """One pass over all rows, block by block, which keeps of each row the few numbers that an overview is made of."""
+    """One pass over all rows, block by block, which keeps of each row the few numbers that an
+    overview is made of.
+    """
 
     def __init__(self, fed: bool, finder: Finder) -> None:
         self.fed, self.finder, self.total = fed, finder, 0
@@ -277,19 +319,28 @@ class _Pass:
             np.array([known.setdefault(layer(row), len(known)) for row in rows], np.int64),
             np.array([_NOWHERE if record is None else record.rank for record in records], np.int64),
             np.array([_NOWHERE if record is None else record.step for record in records], np.int64),
-            np.array([record is not None and record.role is Role.OUTPUT for record in records], np.bool_),
+            np.array(
+                [record is not None and record.role is Role.OUTPUT for record in records], np.bool_
+            ),
             np.array([verdict.used for verdict in verdicts], np.float64),
             np.array([verdict.excess for verdict in verdicts], np.float64),
             *_measured(metrics),
         )
 
     def overview(self) -> Overview:
-        rows = _Columns(*(np.concatenate(each) for each in zip(self._columns([]), *self.blocks, strict=True)))
+        rows = _Columns(
+            *(np.concatenate(each) for each in zip(self._columns([]), *self.blocks, strict=True))
+        )
         self.blocks.clear()
         fails, not_compared = _FAILS[rows.codes], _NOT_COMPARED[rows.codes]
         failing, one_sided = np.flatnonzero(fails), np.flatnonzero(_ONE_SIDE[rows.codes])
-        near = np.flatnonzero(~(fails | not_compared) & ((rows.used > NEAR) | _TOO_PRECISE[rows.codes]))
-        near_count, near = len(near), _largest(near, np.nan_to_num(rows.used[near], nan=0.0), MOST_ROWS)
+        near = np.flatnonzero(
+            ~(fails | not_compared) & ((rows.used > NEAR) | _TOO_PRECISE[rows.codes])
+        )
+        near_count, near = (
+            len(near),
+            _largest(near, np.nan_to_num(rows.used[near], nan=0.0), MOST_ROWS),
+        )
         errors = np.where(np.isnan(rows.measured), np.inf, rows.measured)
         off = np.flatnonzero(errors > 0)
         furthest = _largest(off, _fails_first(errors[off], fails[off]), _FURTHEST)
@@ -301,11 +352,21 @@ class _Pass:
             np.where(np.isnan(rows.excess), NONE, rows.excess),
         )
         somewhere = rows.ranks != _NOWHERE  # a module that was never called belongs to no rank
-        known, masks = Extremes(*(each[somewhere] for each in extremes)), (fails[somewhere], not_compared[somewhere])
-        (ranks, by_rank), (steps, by_step) = (_of(numbers[somewhere], masks, known) for numbers in (rows.ranks, rows.steps))
+        known, masks = (
+            Extremes(*(each[somewhere] for each in extremes)),
+            (fails[somewhere], not_compared[somewhere]),
+        )
+        (ranks, by_rank), (steps, by_step) = (
+            _of(numbers[somewhere], masks, known) for numbers in (rows.ranks, rows.steps)
+        )
         names = list(self.layers)
         counts = _counts(rows.layers, (fails, not_compared), len(names))
-        layers = Groups(names, *counts, _of_all(known.by(known.groups), len(names)), (counts[1] > 0).astype(np.int64))
+        layers = Groups(
+            names,
+            *counts,
+            _of_all(known.by(known.groups), len(names)),
+            (counts[1] > 0).astype(np.int64),
+        )
         points = self._points(rows, fails)
         found = [place for place in self.finder.places if place is not None]
         links = np.r_[found, furthest, points.places[points.shown]]
@@ -313,7 +374,13 @@ class _Pass:
         by_code = np.bincount(rows.codes, minlength=len(Reason))
         held = by_code if places is None else np.bincount(rows.codes[places], minlength=len(Reason))
         near_held = near_count if places is None else int(np.isin(places, near).sum())
-        left_out = Counter({reason: int(count) for reason, count in zip(Reason, by_code - held, strict=True) if count})
+        left_out = Counter(
+            {
+                reason: int(count)
+                for reason, count in zip(Reason, by_code - held, strict=True)
+                if count
+            }
+        )
         first, until, *culprits = self.finder.places
         return Overview(
             self.total, places, len(failing), near_count, int(held[_FAILS].sum()), near_held, left_out, layers, ranks, steps,
@@ -337,7 +404,9 @@ class _Pass:
 
 
 def _chosen(failing: Array, near: Array, links: Array, worst: Extremes) -> Array:
-    """The places of the rows that are held: those that fail, those near their limit, and those that something leads to."""
+    """The places of the rows that are held: those that fail, those near their limit, and those that
+    something leads to.
+    """
     of_layers = worst.places[np.argsort(-worst.used, kind="stable")]
     led_to = np.r_[links, of_layers[of_layers >= 0]].astype(np.int64)
     led_to = led_to[np.sort(np.unique(led_to, return_index=True)[1])][: MOST_ROWS // 2]
@@ -367,12 +436,26 @@ def _of(numbers: Array, masks: tuple[Array, Array], known: Extremes) -> tuple[Gr
     names, groups = np.unique(numbers, return_inverse=True)
     pairs = known.by(known.groups << 32 | groups)
     over = np.bincount(second_of(pairs.groups)[pairs.used > 1], minlength=len(names))
-    return Groups(names.tolist(), *_counts(groups, masks, len(names)), pairs.by(second_of(pairs.groups)), over), pairs
+    return (
+        Groups(
+            names.tolist(),
+            *_counts(groups, masks, len(names)),
+            pairs.by(second_of(pairs.groups)),
+            over,
+        ),
+        pairs,
+    )
 
 
 def _of_all(known: Extremes, count: int) -> Extremes:
     """Those of all layers: of modules that were never called nothing is known."""
-    whole = Extremes(np.arange(count), np.full(count, NONE), np.full(count, -1), np.full(count, NONE), np.full(count, NONE))
+    whole = Extremes(
+        np.arange(count),
+        np.full(count, NONE),
+        np.full(count, -1),
+        np.full(count, NONE),
+        np.full(count, NONE),
+    )
     for ours, theirs in zip(whole[1:], known[1:], strict=True):
         ours[known.groups] = theirs
     return whole
@@ -381,11 +464,16 @@ def _of_all(known: Extremes, count: int) -> Extremes:
 def _measured(metrics: Sequence[Metrics | None]) -> tuple[Array, Array]:
     """The relative L2 errors, ``NONE`` where nothing was measured; and where nothing was finite."""
     errors = np.array([NONE if each is None else each.rel_l2 for each in metrics], np.float64)
-    nothing_finite = np.array([each is not None and not each.compared and each.nothing_finite for each in metrics], np.bool_)
+    nothing_finite = np.array(
+        [each is not None and not each.compared and each.nothing_finite for each in metrics],
+        np.bool_,
+    )
     return errors, nothing_finite
 
 
 def _sizes(used: Array, fails: Array, not_compared: Array) -> Array:
-    """The errors as multiples of their limits: over 1 of what fails, infinite if that has no number; ``NONE`` of what was not compared."""
+    """The errors as multiples of their limits: over 1 of what fails, infinite if that has no
+    number; ``NONE`` of what was not compared.
+    """
     passing = np.where(used > 0, np.minimum(used, 1.0), 0.0)
     return np.where(fails, np.where(used > 1, used, np.inf), np.where(not_compared, NONE, passing))

@@ -1,4 +1,6 @@
-"""What a report consists of, as data: pages of lines, and tables with their columns, rows and charts. Formats write them."""
+"""What a report consists of, as data: pages of lines, and tables with their columns, rows and
+charts. Formats write them.
+"""
 
 from __future__ import annotations
 
@@ -111,12 +113,13 @@ class Table:
         numbers: the rows' numbers; ``None`` for 1, 2, …
         heading: lines above the header.
         space: so many empty lines between heading and header, as for a chart.
-        frozen: how many columns stay in view when the sheet is scrolled; the header does too, and has a filter. ``None`` for
-            neither.
-        dense: whether empty cells are left out and grid lines are shown instead of cell borders, as for large tables.
+        frozen: how many columns stay in view when the sheet is scrolled; the header does too, and
+            has a filter. ``None`` for neither.
+        dense: whether empty cells are left out and grid lines are shown instead of cell borders, as
+            for large tables.
         fill: gives the colour of a row, or of each of its cells; ``""`` for none.
-        coloring: conditions that colour rows, as Excel's formulas; the first that holds wins. ``{reason}`` stands for the row's cell
-            in the column *reason*.
+        coloring: conditions that colour rows, as Excel's formulas; the first that holds wins.
+            ``{reason}`` stands for the row's cell in the column *reason*.
         depth: a row's level in the outline; ``None`` for a table without one.
         height: a row's height in points; 0 for the usual one.
         charts: what is drawn, on the first sheet.
@@ -158,21 +161,31 @@ class Table:
     @cached_property
     def letters(self) -> dict[str, str]:
         """The columns' letters, by their titles."""
-        return {column.title: column_letter(number) for number, column in enumerate(self.columns, 1)}
+        return {
+            column.title: column_letter(number) for number, column in enumerate(self.columns, 1)
+        }
 
     def pages(self) -> Iterator[tuple[str, int, int]]:
         """For each sheet: its title, and the indices of its first row and after its last one."""
         for page, start in enumerate(range(0, max(len(self.rows), 1), self._capacity)):
-            yield f"{self.title} {page + 1}" if page else self.title, start, min(start + self._capacity, len(self.rows))
+            yield (
+                f"{self.title} {page + 1}" if page else self.title,
+                start,
+                min(start + self._capacity, len(self.rows)),
+            )
 
     def place(self, index: int, title: str) -> str:
-        """The cell of a row in the column of this title, as links name it; quoted, since a sheet's title may hold a space."""
+        """The cell of a row in the column of this title, as links name it; quoted, since a sheet's
+        title may hold a space.
+        """
         page, offset = divmod(index, self._capacity)
         return f"'{self.title}{f' {page + 1}' if page else ''}'!{self.letters[title]}{self.header + 1 + offset}"
 
 
 def column_letter(number: int) -> str:
-    """What Excel calls the column of this number, counted from 1: A, …, Z, AA, …. openpyxl's own would load all of it for a page."""
+    """What Excel calls the column of this number, counted from 1: A, …, Z, AA, …. openpyxl's own
+    would load all of it for a page.
+    """
     letters = ""
     while number:
         number, digit = divmod(number - 1, 26)
@@ -191,16 +204,33 @@ def table_lines(
     below: Callable[[Any], Iterable[Line]] = lambda row: (),
     numbered: bool = False,
 ) -> Iterator[Line]:
-    """A small table among the lines of a page: a header and its rows; below each what ``below`` gives, before it its number."""
+    """A small table among the lines of a page: a header and its rows; below each what ``below``
+    gives, before it its number.
+    """
     count = Column("#", None, COUNT)
     margin = SheetItem(count.title, header_look(count)) if numbered else None
-    yield Line([SheetItem(column.title, header_look(column)) for column in columns], spread, free=free, margin=margin)
+    yield Line(
+        [SheetItem(column.title, header_look(column)) for column in columns],
+        spread,
+        free=free,
+        margin=margin,
+    )
     for number, row in enumerate(rows, 1):
         items = [
-            SheetItem(number if column.get is None else column.get(row), look, column.link(row) if column.link else "")
+            SheetItem(
+                number if column.get is None else column.get(row),
+                look,
+                column.link(row) if column.link else "",
+            )
             for column, look in zip(columns, row_looks(columns, fill(row)), strict=True)
         ]
-        yield Line(items, spread, height(row), free, SheetItem(number, row_looks([count], fill(row))[0]) if numbered else None)
+        yield Line(
+            items,
+            spread,
+            height(row),
+            free,
+            SheetItem(number, row_looks([count], fill(row))[0]) if numbered else None,
+        )
         yield from below(row)
 
 

@@ -2,6 +2,21 @@
 
 from accucompare.report.terminal.tables import print_table, shown
 from accucompare.report.terminal.terminal import print_comparison
-from accucompare.report.terminal.terminal_bundle import print_capture, print_import, print_records, print_tensor, print_verified
+from accucompare.report.terminal.terminal_bundle import (
+    print_capture,
+    print_import,
+    print_records,
+    print_tensor,
+    print_verified,
+)
 
-__all__ = ["print_capture", "print_comparison", "print_import", "print_records", "print_table", "print_tensor", "print_verified", "shown"]
+__all__ = [
+    "print_capture",
+    "print_comparison",
+    "print_import",
+    "print_records",
+    "print_table",
+    "print_tensor",
+    "print_verified",
+    "shown",
+]

@@ -1,4 +1,6 @@
-"""Tables in a terminal: as wide as it is; a name that is too long is cut in its middle, and a number never. In a pipe, names are whole."""
+"""Tables in a terminal: as wide as it is; a name that is too long is cut in its middle, and a
+number never. In a pipe, names are whole.
+"""
 
 from __future__ import annotations
 
@@ -42,68 +44,107 @@ def print_table(
 ) -> None:
     """Print a table.
 
-    If a terminal is too narrow, columns that can be spared are left out and named below the table, and long names are cut in the middle.
-    In a pipe or a file, all columns and names are printed whole, each row in one line.
+    If a terminal is too narrow, columns that can be spared are left out and named below the table,
+    and long names are cut in the middle. In a pipe or a file, all columns and names are printed
+    whole, each row in one line.
 
     Args:
         console: where to.
-        columns, rows: of the table; of a row without any value only ``above`` and ``below`` are printed.
+        columns, rows: of the table; of a row without any value only ``above`` and ``below`` are
+            printed.
         title: its heading, if it has one.
         style: of a cell.
         above, below: lines around a row; those below are wrapped, and begin at the second column.
     """
-    lines = [[shown(column, number if column.get is None else column.get(row)) for column in columns] for number, row in enumerate(rows, 1)]
-    widest = [max([cell_len(column.title), *(cell_len(line[at]) for line in lines)]) for at, column in enumerate(columns)]
+    lines = [
+        [shown(column, number if column.get is None else column.get(row)) for column in columns]
+        for number, row in enumerate(rows, 1)
+    ]
+    widest = [
+        max([cell_len(column.title), *(cell_len(line[at]) for line in lines)])
+        for at, column in enumerate(columns)
+    ]
     left = list(range(len(columns)))
 
     def needed() -> int:
-        least = (min(widest[at], columns[at].least) if columns[at].least else widest[at] for at in left)
+        least = (
+            min(widest[at], columns[at].least) if columns[at].least else widest[at] for at in left
+        )
         return sum(least) + _GAP * (len(left) - 1)
 
     left_out = []
-    while console.is_terminal and needed() > console.width and any(columns[at].spare for at in left):
+    while (
+        console.is_terminal and needed() > console.width and any(columns[at].spare for at in left)
+    ):
         spared = max(left, key=lambda at: columns[at].spare)
         left.remove(spared)
         left_out.append(columns[spared].title)
     widths = [widest[at] for at in left]
     if console.is_terminal:
-        widths = _shared(widths, [columns[at].least for at in left], console.width - _GAP * (len(left) - 1))
+        widths = _shared(
+            widths, [columns[at].least for at in left], console.width - _GAP * (len(left) - 1)
+        )
     if title:
         print_heading(console, title)
     right = [columns[at].format != TEXT for at in left]
-    _print(console, [Text(cut(columns[at].title, width, cell_len), "bold") for at, width in zip(left, widths, strict=True)], widths, right)
+    _print(
+        console,
+        [
+            Text(cut(columns[at].title, width, cell_len), "bold")
+            for at, width in zip(left, widths, strict=True)
+        ],
+        widths,
+        right,
+    )
     indent = widths[0] + _GAP
     for row, line in zip(rows, lines, strict=True):
         for text in above(row):
             console.print(text, soft_wrap=True)
         if any(line):
-            cells = [Text(cut(line[at], width, cell_len), style(row, columns[at])) for at, width in zip(left, widths, strict=True)]
+            cells = [
+                Text(cut(line[at], width, cell_len), style(row, columns[at]))
+                for at, width in zip(left, widths, strict=True)
+            ]
             _print(console, cells, widths, right)
         for text in below(row):
             for part in text.wrap(console, max(console.width - indent, 1)):
                 part.rstrip()
                 console.print(Text(" " * indent).append_text(part), soft_wrap=True)
     if left_out:
-        console.print(Text(f"not shown in {console.width} columns: {', '.join(reversed(left_out))}", "bright_black"), soft_wrap=True)
+        console.print(
+            Text(
+                f"not shown in {console.width} columns: {', '.join(reversed(left_out))}",
+                "bright_black",
+            ),
+            soft_wrap=True,
+        )
 
 
 def _shared(widest: Sequence[int], names: Sequence[int], width: int) -> list[int]:
-    """The widths of columns: what each needs; names share what the others leave, if that is less than they need."""
+    """The widths of columns: what each needs; names share what the others leave, if that is less
+    than they need.
+    """
     widths = [0 if name else most for most, name in zip(widest, names, strict=True)]
     room = width - sum(widths)
     waiting = sorted((at for at, name in enumerate(names) if name), key=lambda at: widest[at])
-    least = sum(min(widest[at], names[at]) for at in waiting) <= room  # whether there is room for what each should have
+    least = (
+        sum(min(widest[at], names[at]) for at in waiting) <= room
+    )  # whether there is room for what each should have
     for count, at in zip(range(len(waiting), 0, -1), waiting, strict=True):
         widths[at] = min(widest[at], max(room // count, names[at] if least else _LEAST_NAME))
         room -= widths[at]
     return widths
 
 
-def _print(console: Console, cells: Sequence[Text], widths: Sequence[int], right: Sequence[bool]) -> None:
+def _print(
+    console: Console, cells: Sequence[Text], widths: Sequence[int], right: Sequence[bool]
+) -> None:
     """A line of the table."""
     line = Text()
     for cell, width, to_the_right in zip(cells, widths, right, strict=True):
         space = " " * (width - cell_len(cell.plain))
-        line.append_text(Text.assemble(space, cell) if to_the_right else Text.assemble(cell, space)).append(" " * _GAP)
+        line.append_text(
+            Text.assemble(space, cell) if to_the_right else Text.assemble(cell, space)
+        ).append(" " * _GAP)
     line.rstrip()
     console.print(line, soft_wrap=True)

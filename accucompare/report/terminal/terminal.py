@@ -15,8 +15,24 @@ from accucompare.compare.decide import Answer, Decision, decide
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
 from accucompare.compare.rows import BY_STATISTICS, MEANING, Reason, Row, Status
-from accucompare.report.console import fitted, open_console, print_heading, print_rest, safe_text, short_number
-from accucompare.report.table import COLUMNS, COUNT, EXCESS, GENERAL, SCIENTIFIC, Column, chosen, overview_of
+from accucompare.report.console import (
+    fitted,
+    open_console,
+    print_heading,
+    print_rest,
+    safe_text,
+    short_number,
+)
+from accucompare.report.table import (
+    COLUMNS,
+    COUNT,
+    EXCESS,
+    GENERAL,
+    SCIENTIFIC,
+    Column,
+    chosen,
+    overview_of,
+)
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
 from accucompare.report.words import culprit_words as culprits
 from accucompare.report.words import decision_words
@@ -30,7 +46,9 @@ _WORST_SHOWN = 8
 
 
 def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -> None:
-    """Print the verdict, how far all is identical, what pre-flight found, the culprits, the first divergence, the worst rows, counts."""
+    """Print the verdict, how far all is identical, what pre-flight found, the culprits, the first
+    divergence, the worst rows, counts.
+    """
     console = open_console()
     console.print(_verdict_line(comparison), soft_wrap=True)
     if quiet:
@@ -52,7 +70,13 @@ def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -
     if line := _ranks_and_steps(comparison):
         console.print(line, soft_wrap=True)
     if nonfinite := comparison.nonfinite_on_both:
-        console.print(Text(f"{nonfinite} {'row holds' if nonfinite == 1 else 'rows hold'} NaN or Inf on both sides", "yellow"))
+        console.print(
+            Text(
+                f"{nonfinite} {'row holds' if nonfinite == 1 else 'rows hold'} NaN or Inf on both"
+                " sides",
+                "yellow",
+            )
+        )
     if not comparison.series_only:
         console.print(safe_text(f"tolerance: {culprits.tolerance(comparison)}"))
     for report in reports:
@@ -60,9 +84,14 @@ def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -
 
 
 def _verdict_line(comparison: Result) -> Text:
-    sides, decided = f"{comparison.candidate.path} against {comparison.golden.path}", decide(comparison)
+    sides, decided = (
+        f"{comparison.candidate.path} against {comparison.golden.path}",
+        decide(comparison),
+    )
     verdict = decision_words.verdict(decided.answer), "bold green" if decided.passed else "bold red"
-    return Text.assemble(verdict, safe_text(f"  {sides}: {'; '.join(_sentences(comparison, decided))}"))
+    return Text.assemble(
+        verdict, safe_text(f"  {sides}: {'; '.join(_sentences(comparison, decided))}")
+    )
 
 
 def _sentences(comparison: Result, decided: Decision) -> Iterator[str]:
@@ -94,12 +123,17 @@ def _print_preflight(console: Console, comparison: Result) -> None:
     if comparison.preflight:
         print_heading(console, "Pre-flight")
     for finding in comparison.preflight:
-        line = safe_text(f"  {'!' if finding.serious else '·'} {finding.message}", "yellow" if finding.serious else "")
+        line = safe_text(
+            f"  {'!' if finding.serious else '·'} {finding.message}",
+            "yellow" if finding.serious else "",
+        )
         console.print(line, soft_wrap=True)  # a command in it can be copied whole
 
 
 def _print_training(console: Console, comparison: Result) -> None:
-    """What two runs were told to do otherwise, where they part, how they wander, and what came of a standard."""
+    """What two runs were told to do otherwise, where they part, how they wander, and what came of a
+    standard.
+    """
     found, sentence = comparison.training, training.steps_sentence(comparison)
     if found is None or not (sentence or comparison.acceptance):
         return
@@ -107,7 +141,10 @@ def _print_training(console: Console, comparison: Result) -> None:
     for line in training.settings(found):
         console.print(safe_text(f"  ! {line}", "yellow"), soft_wrap=True)
     if sentence:
-        console.print(safe_text(f"  {sentence}", "bold red" if found.parting is not None else ""), soft_wrap=True)
+        console.print(
+            safe_text(f"  {sentence}", "bold red" if found.parting is not None else ""),
+            soft_wrap=True,
+        )
     for line in training.details(comparison, found):
         console.print(safe_text(f"  {line}", "bright_black"), soft_wrap=True)
     if comparison.acceptance is not None:
@@ -117,7 +154,12 @@ def _print_training(console: Console, comparison: Result) -> None:
             Column("limit", lambda met: str(met.rule), GENERAL),
             Column("", training.outcome, GENERAL),
         ]
-        print_table(console, columns, comparison.acceptance.rules, f"Standard {comparison.acceptance.standard.value}")
+        print_table(
+            console,
+            columns,
+            comparison.acceptance.rules,
+            f"Standard {comparison.acceptance.standard.value}",
+        )
 
 
 def _print_culprits(console: Console, comparison: Result) -> None:
@@ -127,7 +169,9 @@ def _print_culprits(console: Console, comparison: Result) -> None:
         return
     columns = [
         Column("#", None, COUNT),
-        Column("place", lambda culprit: culprits.place_words(comparison, culprit), least=NAME_WIDTH),
+        Column(
+            "place", lambda culprit: culprits.place_words(comparison, culprit), least=NAME_WIDTH
+        ),
         Column("excess", culprits.excess_words, EXCESS),
         Column("x limit", culprits.over_limit, EXCESS),
         Column("rel L2", culprits.error, SCIENTIFIC),
@@ -136,7 +180,13 @@ def _print_culprits(console: Console, comparison: Result) -> None:
         del columns[2]
     print_heading(console, "Culprits")
     console.print(safe_text(culprits.note(comparison), "bright_black"))
-    print_table(console, columns, shown, style=lambda culprit, column: "bold red" if column.title == "place" else "", below=_about)
+    print_table(
+        console,
+        columns,
+        shown,
+        style=lambda culprit, column: "bold red" if column.title == "place" else "",
+        below=_about,
+    )
     print_rest(console, len(comparison.culprits), _CULPRITS_SHOWN)
 
 
@@ -152,7 +202,11 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
     print_heading(console, "First divergence")
     record = row.record
     assert record is not None
-    dtypes = record.dtype if row.candidate is None or row.candidate.dtype == record.dtype else f"{record.dtype} → {row.candidate.dtype}"
+    dtypes = (
+        record.dtype
+        if row.candidate is None or row.candidate.dtype == record.dtype
+        else f"{record.dtype} → {row.candidate.dtype}"
+    )
     about = f"  ({record.type}, {dtypes} {list(record.shape)})"
     place = fitted(console, printable(comparison.place(row)), used=2 + cell_len(printable(about)))
     console.print(Text.assemble("  ", (place, "bold red"), safe_text(about)), soft_wrap=True)
@@ -163,18 +217,24 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
     elif metrics is not None:
         where = ""
         if metrics.max_abs_index is not None:
-            sides = f"golden {short_number(metrics.golden_at_max)}, candidate {short_number(metrics.candidate_at_max)}"
+            sides = (
+                f"golden {short_number(metrics.golden_at_max)}, candidate"
+                f" {short_number(metrics.candidate_at_max)}"
+            )
             where = f" at {list(metrics.max_abs_index)} ({sides})"
         console.print(
-            f"  {'of the finite values: ' if metrics.nonfinite_mismatch else ''}relative L2 {metrics.rel_l2:.2e}, "
-            f"1 - cosine {metrics.one_minus_cosine:.2e}, max difference {metrics.max_abs:.2e}{where}"
+            f"  {'of the finite values: ' if metrics.nonfinite_mismatch else ''}relative L2"
+            f" {metrics.rel_l2:.2e}, 1 - cosine {metrics.one_minus_cosine:.2e}, max difference"
+            f" {metrics.max_abs:.2e}{where}"
         )
         needed = f"; would pass at {verdict.needed}" if verdict.needed else ""
         console.print(safe_text(f"  limit: {verdict.tolerance} ({verdict.rule}){needed}"))
 
 
 def _print_worst(console: Console, comparison: Result) -> None:
-    """The rows furthest over their limit; where none fails, those that use more than half of it, if there are such."""
+    """The rows furthest over their limit; where none fails, those that use more than half of it, if
+    there are such.
+    """
     rows = [row for row in comparison.worst(_WORST_SHOWN) if row.status is Status.FAIL]
     failing = bool(rows)
     if not comparison.counts_by_status()[Status.FAIL]:
@@ -188,7 +248,11 @@ def _print_worst(console: Console, comparison: Result) -> None:
 
         def get(row: Row) -> str:
             assert row.metrics is not None
-            return "" if row.metrics.nothing_finite else f"{culprits.mark(row)}{getattr(row.metrics, name):.2e}"
+            return (
+                ""
+                if row.metrics.nothing_finite
+                else f"{culprits.mark(row)}{getattr(row.metrics, name):.2e}"
+            )
 
         return get
 
@@ -201,7 +265,13 @@ def _print_worst(console: Console, comparison: Result) -> None:
         Column("would pass at", lambda row: row.verdict.needed, GENERAL, spare=1),
     ]
     title = "Worst rows" if failing else "Closest to the limit, and within it"
-    print_table(console, columns, rows, title, style=lambda row, column: _STYLE[row.status] if column.title == "reason" else "")
+    print_table(
+        console,
+        columns,
+        rows,
+        title,
+        style=lambda row, column: _STYLE[row.status] if column.title == "reason" else "",
+    )
 
 
 def _print_unmatched(console: Console, comparison: Result) -> None:
@@ -213,14 +283,18 @@ def _print_unmatched(console: Console, comparison: Result) -> None:
         *chosen(COLUMNS, "reason"),
         Column("nearest name on the other side", lambda row: row.nearest, least=16),
     ]
-    print_table(console, columns, unmatched[:_UNMATCHED_SHOWN], f"Only on one side ({len(unmatched)})")
+    print_table(
+        console, columns, unmatched[:_UNMATCHED_SHOWN], f"Only on one side ({len(unmatched)})"
+    )
     print_rest(console, len(unmatched), _UNMATCHED_SHOWN)
     if any(row.nearest not in ("", row.module) for row in unmatched):
         console.print("--map OLD=NEW compares a layer with one of another name")
 
 
 def _ranks_and_steps(comparison: Result) -> str:
-    """Which rank is worst, and in which step failing begins, where there are several of each; ``""`` if none fails."""
+    """Which rank is worst, and in which step failing begins, where there are several of each;
+    ``""`` if none fails.
+    """
     manifests = (comparison.golden.manifest, comparison.candidate.manifest)
     several = any(manifest.ranks > 1 or len(manifest.steps) > 1 for manifest in manifests)
     if not several or not comparison.counts_by_status()[Status.FAIL]:
@@ -231,9 +305,15 @@ def _ranks_and_steps(comparison: Result) -> str:
     if len(ranks.names) > 1 and (failing := np.flatnonzero(ranks.failing)).size:
         worst = failing[np.lexsort((ranks.failing[failing], ranks.worst.used[failing]))[-1]]
         at = f"{ranks.failing[worst]} of its {ranks.rows[worst]} rows fail"
-        parts.append(f"{len(failing)} of {len(ranks.names)} ranks {_fail(len(failing))}, rank {ranks.names[worst]} worst ({at})")
+        parts.append(
+            f"{len(failing)} of {len(ranks.names)} ranks {_fail(len(failing))}, rank"
+            f" {ranks.names[worst]} worst ({at})"
+        )
     if len(steps.names) > 1 and (failing := np.flatnonzero(steps.failing)).size:
-        parts.append(f"{len(failing)} of {len(steps.names)} steps {_fail(len(failing))}, the first is step {steps.names[failing[0]]}")
+        parts.append(
+            f"{len(failing)} of {len(steps.names)} steps {_fail(len(failing))}, the first is step"
+            f" {steps.names[failing[0]]}"
+        )
     return "; ".join(parts)
 
 
@@ -243,6 +323,13 @@ def _fail(count: int) -> str:
 
 def _counts(comparison: Result) -> str:
     counts = comparison.counts()
-    parts = ", ".join(f"{counts[reason]} {reason.value}" for reason in Reason if counts[reason]) or "nothing to compare"
-    left_out = f"; {counted(comparison.left_out, 'record')} left out by --only and --skip" if comparison.left_out else ""
+    parts = (
+        ", ".join(f"{counts[reason]} {reason.value}" for reason in Reason if counts[reason])
+        or "nothing to compare"
+    )
+    left_out = (
+        f"; {counted(comparison.left_out, 'record')} left out by --only and --skip"
+        if comparison.left_out
+        else ""
+    )
     return f"{counted(len(comparison.rows), 'row')}: {parts}{left_out}"

@@ -1,4 +1,6 @@
-"""What ``capture``, ``show`` and ``verify`` print of a bundle: what there is, its records, one tensor, whether all is as it was written."""
+"""What ``capture``, ``show`` and ``verify`` print of a bundle: what there is, its records, one
+tensor, whether all is as it was written.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from accucompare.selection import Mode
 from accucompare.text import counted
 
 _DAMAGE_SHOWN = 10
-_VERIFIED = 256 << 20  # bytes: a tensor of up to so many is read whole, and verified, before a part of it is shown
+_VERIFIED = (
+    256 << 20
+)  # bytes: a tensor of up to so many is read whole, and verified, before a part of it is shown
 _VALUES_SHOWN = 200  # of a tensor; of a larger one, those at the ends
 
 
@@ -42,7 +46,9 @@ def print_capture(path: Place) -> None:
         console.print(safe_text(f"captured {what} in {path}"), soft_wrap=True)
         idle = bundle.manifest.model.get("not_called") or []
         if idle:
-            shown = ", ".join(display_name(name) for name in idle[:3]) + (f", and {len(idle) - 3} more" if len(idle) > 3 else "")
+            shown = ", ".join(display_name(name) for name in idle[:3]) + (
+                f", and {len(idle) - 3} more" if len(idle) > 3 else ""
+            )
             console.print(f"registered but never called: {shown}", soft_wrap=True)
         for note in bundle.manifest.notes:
             console.print(safe_text(f"note: {note}"), soft_wrap=True)
@@ -55,18 +61,23 @@ def _sizes(path: Place) -> Iterable[int]:
     return [file.stat().st_size for file in path.glob("rank*/*")]
 
 
-def print_import(path: Place, tool: str, records: int, without_values: int, weights: int, notes: list[str]) -> None:
+def print_import(
+    path: Place, tool: str, records: int, without_values: int, weights: int, notes: list[str]
+) -> None:
     """Say what was imported, and what was left out of it.
 
     Args:
         path: the bundle.
         tool: whose dump it was made of.
-        records, without_values: how many there are, and how many of them have statistics only, or are no tensors.
+        records, without_values: how many there are, and how many of them have statistics only, or
+            are no tensors.
         weights: whose digests the manifest has.
         notes: sentences, among them what was left out.
     """
     console = open_console()
-    what = counted(records, "record") + (f" ({without_values} of them without values)" if without_values else "")
+    what = counted(records, "record") + (
+        f" ({without_values} of them without values)" if without_values else ""
+    )
     weighed = f" and the digests of {weights} weights" if weights else ""
     console.print(safe_text(f"imported {what}{weighed} from {tool} into {path}"), soft_wrap=True)
     for note in notes:
@@ -76,19 +87,28 @@ def print_import(path: Place, tool: str, records: int, without_values: int, weig
 def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
     """Print whether a bundle is as it was written, and what is damaged."""
     console = open_console()
-    of_tensors = f", {_size(verified.nbytes)} read" if verified.nbytes else ", which keep no tensors" if verified.records else ""
+    of_tensors = (
+        f", {_size(verified.nbytes)} read"
+        if verified.nbytes
+        else ", which keep no tensors"
+        if verified.records
+        else ""
+    )
     amount = f"{counted(verified.records, 'record')}{of_tensors}"
     if verified.damage:
         verdict = Text.assemble(
-            (Headline.TROUBLE.value, "bold red"), safe_text(f"  {bundle.path}: {len(verified.damage)} damaged; {amount}")
+            (Headline.TROUBLE.value, "bold red"),
+            safe_text(f"  {bundle.path}: {len(verified.damage)} damaged; {amount}"),
         )
     elif not bundle.complete:
         verdict = Text.assemble(
-            (Headline.TROUBLE.value, "bold red"), safe_text(f"  {bundle.path}: incomplete; what there is is sound: {amount}")
+            (Headline.TROUBLE.value, "bold red"),
+            safe_text(f"  {bundle.path}: incomplete; what there is is sound: {amount}"),
         )
     else:
         verdict = Text.assemble(
-            (Headline.OK.value, "bold green"), safe_text(f"  {bundle.path}: every record is as it was written; {amount}")
+            (Headline.OK.value, "bold green"),
+            safe_text(f"  {bundle.path}: every record is as it was written; {amount}"),
         )
     console.print(verdict, soft_wrap=True)
     for damage in [] if quiet else verified.damage[:_DAMAGE_SHOWN]:
@@ -97,8 +117,11 @@ def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
         console.print(f"… and {len(verified.damage) - _DAMAGE_SHOWN} more")
 
 
-def print_records(bundle: Bundle, step: int | None, rank: int | None, glob: str | None = None) -> None:
-    """List the records of a bundle: order, name, type, role, shape, dtype, min, max, mean, L2, NaN and Inf.
+def print_records(
+    bundle: Bundle, step: int | None, rank: int | None, glob: str | None = None
+) -> None:
+    """List the records of a bundle: order, name, type, role, shape, dtype, min, max, mean, L2, NaN
+    and Inf.
 
     Args:
         bundle: the bundle.
@@ -111,14 +134,23 @@ def print_records(bundle: Bundle, step: int | None, rank: int | None, glob: str 
     records = [
         record
         for record in bundle.records()
-        if step in (None, record.step) and rank in (None, record.rank) and (glob is None or fnmatchcase(display_name(record.name), glob))
+        if step in (None, record.step)
+        and rank in (None, record.rank)
+        and (glob is None or fnmatchcase(display_name(record.name), glob))
     ]
-    asked = ", ".join(f"{what} {value}" for what, value in (("step", step), ("rank", rank)) if value is not None)
+    asked = ", ".join(
+        f"{what} {value}" for what, value in (("step", step), ("rank", rank)) if value is not None
+    )
     if not records and asked:
         of = f" of a layer that matches {glob!r}" if glob is not None else ""
-        raise UsageError(f"{bundle.path}: holds no record of {asked}{of}; `accucompare show {bundle.path}` lists them")
+        raise UsageError(
+            f"{bundle.path}: holds no record of {asked}{of}; `accucompare show {bundle.path}` lists"
+            " them"
+        )
     if not records and glob is not None:
-        raise UsageError(f"{bundle.path}: no layer matches {glob!r}; `accucompare show {bundle.path}` lists them")
+        raise UsageError(
+            f"{bundle.path}: no layer matches {glob!r}; `accucompare show {bundle.path}` lists them"
+        )
     console = open_console()
     if not bundle.complete:
         console.print(safe_text(f"{bundle.path} is incomplete", "yellow"))
@@ -139,61 +171,103 @@ def _least(record: Record) -> Value:
 _RECORDS = (
     Column("rank.step", lambda record: f"{record.rank}.{record.step}", GENERAL),
     Column("#", lambda record: record.order, COUNT),
-    Column("layer", lambda record: display_name(record.name) + (f" #{record.call}" if record.call else ""), least=NAME_WIDTH),
+    Column(
+        "layer",
+        lambda record: display_name(record.name) + (f" #{record.call}" if record.call else ""),
+        least=NAME_WIDTH,
+    ),
     Column("type", lambda record: record.type, least=12, spare=5),
-    Column("role", lambda record: f"{record.role.value}{'.' + record.path if record.path else ''}", least=12),
+    Column(
+        "role",
+        lambda record: f"{record.role.value}{'.' + record.path if record.path else ''}",
+        least=12,
+    ),
     Column("shape", lambda record: "x".join(map(str, record.shape)) or "-", GENERAL),
     Column("dtype", lambda record: record.dtype or record.detail_and_line[:24], GENERAL),
     Column("min", _least, EXCESS, spare=2),
     Column("max", _statistic("max"), EXCESS, spare=2),
     Column("mean", _statistic("mean"), EXCESS, spare=4),
     Column("L2", _statistic("l2"), EXCESS, spare=3),
-    Column("NaN/Inf", lambda record: f"{record.statistics.nan}/{record.statistics.inf}" if record.statistics else "", GENERAL, spare=1),
+    Column(
+        "NaN/Inf",
+        lambda record: (
+            f"{record.statistics.nan}/{record.statistics.inf}" if record.statistics else ""
+        ),
+        GENERAL,
+        spare=1,
+    ),
 )
 
 
 def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path | None) -> None:
-    """Print one tensor's statistics and values, or a part of them, and save those as ``.npy`` if asked to.
+    """Print one tensor's statistics and values, or a part of them, and save those as ``.npy`` if
+    asked to.
 
     Raises:
-        RecordError: if it is no value that is recorded, or is damaged, or its values are asked for and were not recorded.
+        RecordError: if it is no value that is recorded, or is damaged, or its values are asked for
+            and were not recorded.
         UsageError: if the slice makes no sense for the shape.
         ReportError: if the file cannot be written.
     """
     statistics = record.statistics
-    wanted = record.member is not None or not record.layout.has_data or slices is not None or save is not None
+    wanted = (
+        record.member is not None
+        or not record.layout.has_data
+        or slices is not None
+        or save is not None
+    )
     stored = bundle.stored(record) if wanted else None  # raises if there are no values
     index = _index(slices, record.shape) if slices is not None else ()
     if checked := stored is not None and (slices is None or stored.nbytes <= _VERIFIED):
         stored.read()  # to verify it; a block in memory at a time
     console = open_console()
-    console.print(safe_text(f"{record.key}: {record.type}, {record.dtype} {list(record.shape)}"), soft_wrap=True)
+    console.print(
+        safe_text(f"{record.key}: {record.type}, {record.dtype} {list(record.shape)}"),
+        soft_wrap=True,
+    )
     if statistics is not None:
-        sizes = ", ".join(f"{title} {short_number(getattr(statistics, title.lower()))}" for title in ("min", "max", "mean", "L2"))
+        sizes = ", ".join(
+            f"{title} {short_number(getattr(statistics, title.lower()))}"
+            for title in ("min", "max", "mean", "L2")
+        )
         console.print(f"{sizes}, {statistics.nan} NaN, {statistics.inf} Inf")
     if stored is None:
         mode = bundle.manifest.options.mode
-        console.print(safe_text("its values were not recorded" + (f" (--mode {mode})" if mode not in (None, Mode.TENSORS) else "")))
+        console.print(
+            safe_text(
+                "its values were not recorded"
+                + (f" (--mode {mode})" if mode not in (None, Mode.TENSORS) else "")
+            )
+        )
         return
     console.print(_printed(stored, index, DTYPES[record.dtype]))
     if not checked:
-        whole = f"only this part of its {_size(stored.nbytes)} was read, unverified; accucompare verify {bundle.path} reads all"
+        whole = (
+            f"only this part of its {_size(stored.nbytes)} was read, unverified; accucompare verify"
+            f" {bundle.path} reads all"
+        )
         console.print(safe_text(whole), soft_wrap=True)
     if save is not None:
         try:
             part = widen(stored.part(index), DTYPES[record.dtype])
         except MemoryError:
-            raise RecordError(f"{record.key}: does not fit into memory; give a part of it (--slice)") from None
+            raise RecordError(
+                f"{record.key}: does not fit into memory; give a part of it (--slice)"
+            ) from None
         written_whole(save, lambda temporary: _save(temporary, part))
         console.print(safe_text(f"saved {part.dtype} {list(part.shape)} to {save}"), soft_wrap=True)
 
 
 def _printed(stored: StoredTensor, index: Index, dtype: DType) -> str:
-    """The values of a part, as NumPy prints them; of a large one only those that it shows are read, three at each end of each axis."""
+    """The values of a part, as NumPy prints them; of a large one only those that it shows are read,
+    three at each end of each axis.
+    """
     shape = stored.shape_of(index)
     if math.prod(shape) <= _VALUES_SHOWN:
         return np.array2string(widen(stored.part(index), dtype), max_line_width=WIDTH)
-    ends = [[slice(None)] if length <= 7 else [slice(0, 4), slice(-3, None)] for length in shape]  # the fourth stands for those between
+    ends = [
+        [slice(None)] if length <= 7 else [slice(0, 4), slice(-3, None)] for length in shape
+    ]  # the fourth stands for those between
     shown = np.empty([min(length, 7) for length in shape], dtype.widened)
     for place in itertools.product(*ends):
         shown[place] = widen(stored.part(index, place), dtype)
@@ -204,18 +278,28 @@ def _save(path: Path, values: Array) -> None:
     with path.open("wb") as file:  # np.save would append .npy to another suffix
         values = np.ascontiguousarray(values).reshape(values.shape)
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
-        file.write(memoryview(values.reshape(-1).view("u1")))  # NumPy's own writing does not say why it fails
+        file.write(
+            memoryview(values.reshape(-1).view("u1"))
+        )  # NumPy's own writing does not say why it fails
 
 
 def _index(text: str, shape: tuple[int, ...]) -> Index:
     try:
-        parts: Index = tuple(_slice_part(part.strip()) for part in text.strip().strip("[]").split(",") if part.strip())
+        parts: Index = tuple(
+            _slice_part(part.strip())
+            for part in text.strip().strip("[]").split(",")
+            if part.strip()
+        )
         np.broadcast_to(np.zeros(()), shape)[parts]
         return parts
     except ValueError:
-        raise UsageError(f"--slice {text!r}: write it as in NumPy, such as '0, :4'; the shape is {list(shape)}") from None
+        raise UsageError(
+            f"--slice {text!r}: write it as in NumPy, such as '0, :4'; the shape is {list(shape)}"
+        ) from None
     except IndexError as error:
-        raise UsageError(f"--slice {text!r}: cannot be taken of shape {list(shape)} ({error})") from None
+        raise UsageError(
+            f"--slice {text!r}: cannot be taken of shape {list(shape)} ({error})"
+        ) from None
 
 
 def _slice_part(part: str) -> int | slice | object:

@@ -6,7 +6,14 @@ from accucompare.report.watched.norms_by_step import norm_sheets
 from accucompare.report.watched.terminal_gradcheck import print_gradcheck
 from accucompare.report.watched.terminal_health import print_health, print_health_briefly
 from accucompare.report.watched.terminal_overflows import print_overflows
-from accucompare.report.watched.terminal_watch import checks_fail, print_analysis, print_finding, print_frames, print_watched, verdict_line
+from accucompare.report.watched.terminal_watch import (
+    checks_fail,
+    print_analysis,
+    print_finding,
+    print_frames,
+    print_watched,
+    verdict_line,
+)
 from accucompare.report.watched.watch_environment import rank_entries
 
 __all__ = [

@@ -7,14 +7,23 @@ from accucompare.report.table import COUNT, NUMBER, TEXT, Column
 
 
 def headline(health: Health) -> str:
-    """The result in a line, with what was not looked at: ``WARN in 1 of 27 checks, 38 not looked at``."""
+    """The result in a line, with what was not looked at: ``WARN in 1 of 27 checks, 38 not looked
+    at``.
+    """
     counts = health.counts()
     unseen = counts.pop(CheckStatus.NOT_LOOKED_AT)
-    wrong = [f"{status.value} in {counts[status]:,}" for status in (CheckStatus.FAIL, CheckStatus.WARN) if counts[status]]
+    wrong = [
+        f"{status.value} in {counts[status]:,}"
+        for status in (CheckStatus.FAIL, CheckStatus.WARN)
+        if counts[status]
+    ]
     total = sum(counts.values())
     if not total:
         return f"{CheckStatus.NOT_LOOKED_AT.value}: none of {unseen:,} checks"
-    return f"{', '.join(wrong) if wrong else CheckStatus.PASS.value} of {total:,} checks, {unseen:,} not looked at"
+    return (
+        f"{', '.join(wrong) if wrong else CheckStatus.PASS.value} of {total:,} checks, {unseen:,}"
+        " not looked at"
+    )
 
 
 def limits(result: Checklist) -> str:

@@ -1,4 +1,6 @@
-"""The sheets of a watch's log with a number of each parameter in each step: shaded as a heat map, and a few of them as curves."""
+"""The sheets of a watch's log with a number of each parameter in each step: shaded as a heat map,
+and a few of them as curves.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from accucompare.report.table import (
     Table,
     thinned,
 )
-from accucompare.report.watched.watch_columns import MEASURES, LayerStep, WatchMeasure, layer_steps, main_run
+from accucompare.report.watched.watch_columns import (
+    MEASURES,
+    LayerStep,
+    WatchMeasure,
+    layer_steps,
+    main_run,
+)
 from accucompare.text import printable
 
 #: A sheet has a column for each of so many parameters.
@@ -32,10 +40,16 @@ _CHART_LINES = 17
 
 
 def norm_sheets(ranks: Ranks) -> list[Table]:
-    """A sheet for each number of each parameter that the log has, of the rank of which all is shown; none of a log without."""
+    """A sheet for each number of each parameter that the log has, of the rank of which all is
+    shown; none of a log without.
+    """
     run = main_run(ranks)
     of_rank = f", rank {run.start.rank}" if ranks.several else ""
-    return [sheet for measure in MEASURES if (sheet := _sheet(run, measure, measure.title + of_rank)) is not None]
+    return [
+        sheet
+        for measure in MEASURES
+        if (sheet := _sheet(run, measure, measure.title + of_rank)) is not None
+    ]
 
 
 def _sheet(run: Analysis, measure: WatchMeasure, title: str) -> Table | None:
@@ -45,11 +59,18 @@ def _sheet(run: Analysis, measure: WatchMeasure, title: str) -> Table | None:
     rows = thinned(looks, lambda group: group[-1])
     shown = names[:_MOST]
     columns = [Column("step", lambda row: row.step, COUNT, 10)]
-    columns += [Column(printable(name), _number(name), SCIENTIFIC, 14, "difference", scale=Scale.MATRIX) for name in shown]
-    note = "Parameters side by side, steps below each other; darker is larger. Empty: not looked at."
+    columns += [
+        Column(printable(name), _number(name), SCIENTIFIC, 14, "difference", scale=Scale.MATRIX)
+        for name in shown
+    ]
+    note = (
+        "Parameters side by side, steps below each other; darker is larger. Empty: not looked at."
+    )
     note += f" {len(names) - _MOST:,} more parameters are left out." if len(names) > _MOST else ""
     drawn = _ends(rows, shown)
-    series = [ChartSeries(printable(name), color) for name, color in zip(drawn, CURVES, strict=False)]
+    series = [
+        ChartSeries(printable(name), color) for name, color in zip(drawn, CURVES, strict=False)
+    ]
     titles = (f"{title}: the largest and the smallest at the end", "step", "")
     chart = Chart("B4", series, "step", titles, size=(24, 8), labels=20, spanned=True)
     return Table(
@@ -69,8 +90,17 @@ def _number(name: str) -> Callable[[LayerStep], float | None]:
 
 
 def _ends(rows: Sequence[LayerStep], names: Sequence[str]) -> list[str]:
-    """The parameters with the largest and the smallest numbers at the end, of those that a logarithmic axis can show."""
-    known = {name: [each for row in rows if (each := row.numbers.get(name)) is not None] for name in names}
-    last = {name: numbers[-1] for name, numbers in known.items() if numbers and all(0 < each < math.inf for each in numbers)}
+    """The parameters with the largest and the smallest numbers at the end, of those that a
+    logarithmic axis can show.
+    """
+    known = {
+        name: [each for row in rows if (each := row.numbers.get(name)) is not None]
+        for name in names
+    }
+    last = {
+        name: numbers[-1]
+        for name, numbers in known.items()
+        if numbers and all(0 < each < math.inf for each in numbers)
+    }
     by_size = sorted(last, key=last.__getitem__, reverse=True)
     return by_size if len(by_size) <= 2 * _DRAWN else [*by_size[:_DRAWN], *by_size[-_DRAWN:]]

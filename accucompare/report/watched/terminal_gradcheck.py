@@ -10,10 +10,21 @@ from accucompare.findings.differences import FunctionGradients, GradientCheck
 from accucompare.findings.words import printable_value
 from accucompare.report.console import open_console
 
-_STYLES = {CheckStatus.FAIL: "bold red", CheckStatus.WARN: "yellow", CheckStatus.PASS: "green", CheckStatus.NOT_LOOKED_AT: "bright_black"}
+_STYLES = {
+    CheckStatus.FAIL: "bold red",
+    CheckStatus.WARN: "yellow",
+    CheckStatus.PASS: "green",
+    CheckStatus.NOT_LOOKED_AT: "bright_black",
+}
 _MODULES_SHOWN = 3
-_NONE = "the first forward and the loss apply no custom autograd Function; PyTorch's own derivatives are not checked"
-_ON_PURPOSE = "if that is on purpose, as of a straight-through estimator or a gradient reversal, leave it out: --skip MODULE"
+_NONE = (
+    "the first forward and the loss apply no custom autograd Function; PyTorch's own derivatives"
+    " are not checked"
+)
+_ON_PURPOSE = (
+    "if that is on purpose, as of a straight-through estimator or a gradient reversal, leave it"
+    " out: --skip MODULE"
+)
 
 
 def print_gradcheck(found: GradientCheck, quiet: bool = False) -> None:
@@ -22,12 +33,26 @@ def print_gradcheck(found: GradientCheck, quiet: bool = False) -> None:
     ``quiet``: print the verdict line only.
     """
     console = open_console()
-    counts = {status: len(found.of(status)) for status in (CheckStatus.PASS, CheckStatus.WARN, CheckStatus.FAIL, CheckStatus.NOT_LOOKED_AT)}
+    counts = {
+        status: len(found.of(status))
+        for status in (
+            CheckStatus.PASS,
+            CheckStatus.WARN,
+            CheckStatus.FAIL,
+            CheckStatus.NOT_LOOKED_AT,
+        )
+    }
     words = ", ".join(f"{count} {status.value}" for status, count in counts.items() if count)
     names = len({each.name for each in found.functions})
     forms = f" in {len(found.functions):,} forms of calls" if len(found.functions) > names else ""
-    what = f"{names:,} custom Function{'s' if names > 1 else ''}{forms}: {words}" if found.functions else _NONE
-    console.print(Text.assemble((found.status.value, _STYLES[found.status]), f"  {what}"), soft_wrap=True)
+    what = (
+        f"{names:,} custom Function{'s' if names > 1 else ''}{forms}: {words}"
+        if found.functions
+        else _NONE
+    )
+    console.print(
+        Text.assemble((found.status.value, _STYLES[found.status]), f"  {what}"), soft_wrap=True
+    )
     if quiet:
         return
     for each in found.functions:
@@ -41,8 +66,14 @@ def _line(each: FunctionGradients) -> Text:
     line = Text(f"  {status.value:<13} ", _STYLES[status])
     line.append(printable_value(each.name, 80), "bold" if status is CheckStatus.FAIL else "")
     if each.modules:
-        more = f" and {len(each.modules) - _MODULES_SHOWN} more" if len(each.modules) > _MODULES_SHOWN else ""
-        line.append(f" in {', '.join(printable_value(display_name(name)) for name in each.modules[:_MODULES_SHOWN])}{more}")
+        more = (
+            f" and {len(each.modules) - _MODULES_SHOWN} more"
+            if len(each.modules) > _MODULES_SHOWN
+            else ""
+        )
+        line.append(
+            f" in {', '.join(printable_value(display_name(name)) for name in each.modules[:_MODULES_SHOWN])}{more}"
+        )
     line.append(f" ({printable_value(each.given, 200)})" if each.given else "")
     line.append(f": {printable_value(each.outcome.measured, 500)}")
     return line

@@ -12,12 +12,23 @@ from accucompare.findings.words import printable_value
 from accucompare.report.console import open_console, print_heading
 from accucompare.report.watched.health_columns import headline, limits
 
-_STYLES = {CheckStatus.FAIL: "bold red", CheckStatus.WARN: "yellow", CheckStatus.PASS: "green", CheckStatus.NOT_LOOKED_AT: "bright_black"}
-_WORDS = {CheckStatus.FAIL: "FAIL", CheckStatus.WARN: "WARN", CheckStatus.PASS: "PASS", CheckStatus.NOT_LOOKED_AT: "not looked at"}
+_STYLES = {
+    CheckStatus.FAIL: "bold red",
+    CheckStatus.WARN: "yellow",
+    CheckStatus.PASS: "green",
+    CheckStatus.NOT_LOOKED_AT: "bright_black",
+}
+_WORDS = {
+    CheckStatus.FAIL: "FAIL",
+    CheckStatus.WARN: "WARN",
+    CheckStatus.PASS: "PASS",
+    CheckStatus.NOT_LOOKED_AT: "not looked at",
+}
 
 
 def print_health(ranks: Ranks, health: Health, *, quiet: bool = False) -> None:
-    """Print the checklist, layer by layer: of each check what was measured and its thresholds, and what to do where it is not passed.
+    """Print the checklist, layer by layer: of each check what was measured and its thresholds, and
+    what to do where it is not passed.
 
     ``quiet``: print the line with the counts only.
     """
@@ -40,11 +51,18 @@ def print_health_briefly(ranks: Ranks, health: Health) -> None:
         if result.check is not FINITE:  # the verdict of the watch stands above
             _print(console, result)
     if health.status is not CheckStatus.NOT_LOOKED_AT:
-        console.print(f"all checks: accucompare health {printable_value(str(ranks.path), 400)}", soft_wrap=True)
+        console.print(
+            f"all checks: accucompare health {printable_value(str(ranks.path), 400)}",
+            soft_wrap=True,
+        )
 
 
 def _counts(ranks: Ranks, health: Health) -> Text:
-    return Text.assemble("checklist: ", (headline(health), _STYLES[health.status]), f"  {printable_value(str(ranks.path), 400)}")
+    return Text.assemble(
+        "checklist: ",
+        (headline(health), _STYLES[health.status]),
+        f"  {printable_value(str(ranks.path), 400)}",
+    )
 
 
 def _print(console: Console, result: Checklist, with_limits: bool = False) -> None:
@@ -52,7 +70,11 @@ def _print(console: Console, result: Checklist, with_limits: bool = False) -> No
     outcome = result.outcome
     line = Text(f"  {_WORDS[result.status]:<13} ", _STYLES[result.status])
     line.append(f"{result.check.id}: ", "bold")
-    place = [f"rank {result.rank}"] if result.rank is not None and result.status in (CheckStatus.FAIL, CheckStatus.WARN) else []
+    place = (
+        [f"rank {result.rank}"]
+        if result.rank is not None and result.status in (CheckStatus.FAIL, CheckStatus.WARN)
+        else []
+    )
     place += [f"step {outcome.step}"] if outcome.step is not None else []
     place += [printable_value(display_name(outcome.place), 120)] if outcome.place else []
     line.append(f"{', '.join(place)}: " if place else "")

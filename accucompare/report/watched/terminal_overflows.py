@@ -25,17 +25,37 @@ def print_overflows(path: Path, overflows: Overflows, quiet: bool = False) -> No
     """
     console = open_console()
     found, unreadable = overflows.found, overflows.unreadable
-    word, style = (Headline.TROUBLE.value, "bold red") if unreadable else (Headline.NOT_FINITE.value, "bold red")
-    many = "" if not found else f"{counted(len(found), 'overflow')}, the first of {found[0].name}: {found[0].what}"
-    damaged = f"{counted(len(unreadable), 'file')} could not be read, the first {unreadable[0]}" if unreadable else ""
-    console.print(Text.assemble((word, style), safe_text(f"  {path}: {'; '.join(filter(None, (damaged, many)))}")), soft_wrap=True)
+    word, style = (
+        (Headline.TROUBLE.value, "bold red")
+        if unreadable
+        else (Headline.NOT_FINITE.value, "bold red")
+    )
+    many = (
+        ""
+        if not found
+        else f"{counted(len(found), 'overflow')}, the first of {found[0].name}: {found[0].what}"
+    )
+    damaged = (
+        f"{counted(len(unreadable), 'file')} could not be read, the first {unreadable[0]}"
+        if unreadable
+        else ""
+    )
+    console.print(
+        Text.assemble(
+            (word, style), safe_text(f"  {path}: {'; '.join(filter(None, (damaged, many)))}")
+        ),
+        soft_wrap=True,
+    )
     if quiet:
         return
     for number, each in enumerate(found[:_SHOWN], 1):
         console.print()
         console.print(safe_text(f"{number}. {each.name}"), style="bold", soft_wrap=True)
         console.print(safe_text(f"   {each.what}"), soft_wrap=True)
-        console.print(safe_text(f"   {each.where}, time {each.time}, {each.file.relative_to(path)}"), soft_wrap=True)
+        console.print(
+            safe_text(f"   {each.where}, time {each.time}, {each.file.relative_to(path)}"),
+            soft_wrap=True,
+        )
         for name, what in () if each.operator is None else outputs_of(each.operator):
             console.print(safe_text(f"   {name}: {what}"), soft_wrap=True)
     if len(found) > _SHOWN:

@@ -1,4 +1,6 @@
-"""What a watch prints: findings with the last frames before them, on stderr, while it runs; the analysis of a log, on stdout."""
+"""What a watch prints: findings with the last frames before them, on stderr, while it runs; the
+analysis of a log, on stdout.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,47 @@ from rich.text import Text
 from accucompare.bundle.format import display_name
 from accucompare.findings.analysis import Analysis, Ranks, Trail
 from accucompare.findings.checklist import CheckStatus, Health
-from accucompare.findings.log import Cause, Direction, Ending, Finding, Frame, Frames, Step, WatchStart
-from accucompare.findings.words import answer, called, finding_headline, kinds, printable_value, short, where
+from accucompare.findings.log import (
+    Cause,
+    Direction,
+    Ending,
+    Finding,
+    Frame,
+    Frames,
+    Step,
+    WatchStart,
+)
+from accucompare.findings.words import (
+    answer,
+    called,
+    finding_headline,
+    kinds,
+    printable_value,
+    short,
+    where,
+)
 from accucompare.report.console import fitted, open_console, print_heading, print_rest
 from accucompare.report.headline import Headline
 from accucompare.report.table import Column, chosen
 from accucompare.report.terminal import print_table
 from accucompare.report.watched.health_columns import headline
-from accucompare.report.watched.watch_columns import FINDINGS, FRAMES, FindingRow, main_answer, main_run, tensor_rows
+from accucompare.report.watched.watch_columns import (
+    FINDINGS,
+    FRAMES,
+    FindingRow,
+    main_answer,
+    main_run,
+    tensor_rows,
+)
 
 _TRAILS_SHOWN, _PASSED_SHOWN, _LISTED = 10, 3, 10
 _NORMS_SHOWN = 10
-_INPUTS = {Cause.RANKS: "finite, of this rank", Cause.INSIDE: "finite", Cause.NEAR: "near the limit", Cause.INPUTS: "already bad"}
+_INPUTS = {
+    Cause.RANKS: "finite, of this rank",
+    Cause.INSIDE: "finite",
+    Cause.NEAR: "near the limit",
+    Cause.INPUTS: "already bad",
+}
 
 
 def print_finding(
@@ -37,7 +68,8 @@ def print_finding(
     with_answer: bool = True,
     console: Console | None = None,
 ) -> None:
-    """Print the answer and the last frames, the one of the finding marked, to stderr, apart from the output of the training loop.
+    """Print the answer and the last frames, the one of the finding marked, to stderr, apart from
+    the output of the training loop.
 
     Args:
         finding: the finding.
@@ -53,20 +85,33 @@ def print_finding(
         _print_answer(console, f"accucompare: {answer(finding, start, directory, scale)}")
     if frames is not None and frames.frames:
         count = len(frames.frames)
-        print_heading(console, "the last call, as it ended" if count == 1 else f"the last {count} calls, as they ended")
+        print_heading(
+            console,
+            (
+                "the last call, as it ended"
+                if count == 1
+                else f"the last {count} calls, as they ended"
+            ),
+        )
         _print_frames(console, frames, finding)
 
 
 def print_frames(frames: Frames, *, console: Console | None = None) -> None:
     """Print all frames of a traced step; to stderr, if no console is given."""
     console = console or open_console(stderr=True)
-    title = f"step {frames.step}: {'all' if frames.traced else 'the last'} {len(frames.frames):,} calls, as they ended"
+    title = (
+        f"step {frames.step}: {'all' if frames.traced else 'the last'} {len(frames.frames):,}"
+        " calls, as they ended"
+    )
     console.print(Text(title, "bold"))
     _print_frames(console, frames)
 
 
-def print_analysis(ranks: Ranks, health: Health | None, reports: Sequence[Path], quiet: bool = False) -> None:
-    """Print the verdict, the answer to the first origin, the findings, the frames, what led to it, and the report's path.
+def print_analysis(
+    ranks: Ranks, health: Health | None, reports: Sequence[Path], quiet: bool = False
+) -> None:
+    """Print the verdict, the answer to the first origin, the findings, the frames, what led to it,
+    and the report's path.
 
     Args:
         ranks: the last run of every rank.
@@ -89,13 +134,20 @@ def print_analysis(ranks: Ranks, health: Health | None, reports: Sequence[Path],
             print_heading(console, "The last calls before the first finding")
             _print_frames(console, frames, finding)
     for run, step in ranks.unexplained[:_LISTED]:
-        console.print(Text(f"{_rank(ranks, run)}step {step.step}: {_unexplained(step)}, and no call was found", "yellow"))
+        console.print(
+            Text(
+                f"{_rank(ranks, run)}step {step.step}: {_unexplained(step)}, and no call was found",
+                "yellow",
+            )
+        )
     run = main_run(ranks)
     _print_history(console, ranks, run)
     _print_warnings(console, ranks)
     console.print()
     if run.ending not in ranks.trouble:  # else it is in the verdict line
-        console.print(Text(f"{_rank(ranks, run)}{run.ending}", "" if run.end else "yellow"), soft_wrap=True)
+        console.print(
+            Text(f"{_rank(ranks, run)}{run.ending}", "" if run.end else "yellow"), soft_wrap=True
+        )
     for note in ranks.notes[:_LISTED]:
         console.print(Text(f"note: {printable_value(note, 400)}", "yellow"), soft_wrap=True)
     for report in reports:
@@ -103,7 +155,8 @@ def print_analysis(ranks: Ranks, health: Health | None, reports: Sequence[Path],
 
 
 def print_watched(ranks: Ranks, health: Health | None, quiet: bool) -> None:
-    """Print the verdict and the answer to the first origin, after a run, what was warned of, and where there is more.
+    """Print the verdict and the answer to the first origin, after a run, what was warned of, and
+    where there is more.
 
     Args:
         ranks: what the run wrote.
@@ -120,7 +173,9 @@ def print_watched(ranks: Ranks, health: Health | None, quiet: bool) -> None:
     told = run.ending in ranks.trouble  # in the verdict line
     if run.end is not None and run.end.ending not in (Ending.FINISHED, Ending.FINDING) and not told:
         console.print(Text(f"{_rank(ranks, run)}{run.ending}"), soft_wrap=True)
-    console.print(f"more: accucompare overflow {printable_value(str(ranks.path), 400)}", soft_wrap=True)
+    console.print(
+        f"more: accucompare overflow {printable_value(str(ranks.path), 400)}", soft_wrap=True
+    )
 
 
 def checks_fail(health: Health | None) -> bool:
@@ -129,27 +184,39 @@ def checks_fail(health: Health | None) -> bool:
 
 
 def verdict_line(ranks: Ranks, health: Health | None, alone: bool = True) -> Text:
-    """The verdict in a line: ``NOT FINITE``, ``FINITE``, ``FINITE, CHECKS FAIL`` or ``TROUBLE``; and what and where, if it stands alone."""
+    """The verdict in a line: ``NOT FINITE``, ``FINITE``, ``FINITE, CHECKS FAIL`` or ``TROUBLE``;
+    and what and where, if it stands alone.
+    """
     path = printable_value(str(ranks.path), 400)
     if ranks.trouble:
-        return Text.assemble((Headline.TROUBLE.value, "bold red"), f"  {path}: {printable_value(ranks.trouble, 600)}")
+        return Text.assemble(
+            (Headline.TROUBLE.value, "bold red"), f"  {path}: {printable_value(ranks.trouble, 600)}"
+        )
     if ranks.first is not None:
         run, finding = ranks.first
         origins = sum(trail.origin is not None for trail in ranks.trails)
         passed = len(ranks.findings) - origins
-        counts = f"{origins:,} {'origin' if origins == 1 else 'origins'}" + (f", {passed:,} passed on" if passed else "")
+        counts = f"{origins:,} {'origin' if origins == 1 else 'origins'}" + (
+            f", {passed:,} passed on" if passed else ""
+        )
         what = f"{finding_headline(finding, run.start)}; " if alone else ""
         return Text.assemble((Headline.NOT_FINITE.value, "bold red"), f"  {path}: {what}{counts}")
     if ranks.unexplained:
         count = len(ranks.unexplained)
-        flag = f"{_unexplained(ranks.unexplained[0][1])} in {count:,} {'step' if count == 1 else 'steps'}, and no call was found"
+        flag = (
+            f"{_unexplained(ranks.unexplained[0][1])} in {count:,}"
+            f" {'step' if count == 1 else 'steps'}, and no call was found"
+        )
         return Text.assemble((Headline.NOT_FINITE.value, "bold red"), f"  {path}: {flag}")
     warned = sum(len(run.warnings) for run in ranks.ranks)
     but = f"; {warned:,} {'warning' if warned == 1 else 'warnings'}" if warned else ""
     steps = f"{ranks.watched:,} watched {'step' if ranks.watched == 1 else 'steps'}"
     finite = f"  {path}: everything was finite in {steps}{but}"
     if health is not None and checks_fail(health):
-        return Text.assemble((Headline.CHECKS_FAIL.value, "bold red"), f"{finite}; but the checklist: {headline(health)}")
+        return Text.assemble(
+            (Headline.CHECKS_FAIL.value, "bold red"),
+            f"{finite}; but the checklist: {headline(health)}",
+        )
     return Text.assemble((Headline.FINITE.value, "bold green"), finite)
 
 
@@ -159,7 +226,10 @@ def _unexplained(step: Step) -> str:
 
 def _print_answer(console: Console, text: str) -> None:
     for number, line in enumerate(text.splitlines()):
-        console.print(Text(line if not number else f"  {line}", "bold red" if not number else ""), soft_wrap=True)
+        console.print(
+            Text(line if not number else f"  {line}", "bold red" if not number else ""),
+            soft_wrap=True,
+        )
 
 
 def _rank(ranks: Ranks, run: Analysis) -> str:
@@ -195,18 +265,29 @@ def _rows(trail: Trail) -> list[FindingRow]:
 
 def inputs_of(finding: Finding) -> str:
     """The inputs of a finding in a word or two."""
-    return "not all looked at" if finding.unseen and finding.cause is not Cause.INPUTS else _INPUTS[finding.cause]
+    return (
+        "not all looked at"
+        if finding.unseen and finding.cause is not Cause.INPUTS
+        else _INPUTS[finding.cause]
+    )
 
 
 def _guilty(finding: Finding, frames: Sequence[Frame]) -> Frame | None:
     """The frame that the finding is of, if it is among them."""
-    same = [frame for frame in frames if (frame.name, frame.call, frame.direction) == (finding.name, finding.call, finding.direction)]
+    same = [
+        frame
+        for frame in frames
+        if (frame.name, frame.call, frame.direction)
+        == (finding.name, finding.call, finding.direction)
+    ]
     exact = [frame for frame in same if frame.order == finding.order]
     return next(reversed(exact or same), None)
 
 
 _TENSORS = [
-    Column("    # call, tensor", lambda row: row.tensor and f"      {called(row.tensor)}", least=32),
+    Column(
+        "    # call, tensor", lambda row: row.tensor and f"      {called(row.tensor)}", least=32
+    ),
     *chosen(FRAMES, "dtype", "shape", "abs min", "abs max", "NaN", "Inf"),
 ]
 
@@ -230,7 +311,13 @@ def _frame_line(console: Console, frame: Frame, guilty: bool) -> Text:
     mark = "  ◀ here" if guilty else ""
     style = "bold red" if guilty else "bold"
     line = Text(f"{frame.order:>5} ", style)
-    line.append(fitted(console, printable_value(display_name(frame.name)), used=line.cell_len + cell_len(behind + mark)))
+    line.append(
+        fitted(
+            console,
+            printable_value(display_name(frame.name)),
+            used=line.cell_len + cell_len(behind + mark),
+        )
+    )
     line.append(behind, "not bold")
     line.append(mark)
     return line
@@ -243,12 +330,24 @@ def _print_history(console: Console, ranks: Ranks, run: Analysis) -> None:
         print_heading(console, f"{_rank(ranks, run)}grad_norm")
         last = norms[-_NORMS_SHOWN:]
         values = " ".join(short(step.grad_norm) for step in last)
-        console.print(Text(f"  steps {last[0].step} to {last[-1].step}: {values}" if len(last) > 1 else f"  step {last[0].step}: {values}"))
+        console.print(
+            Text(
+                f"  steps {last[0].step} to {last[-1].step}: {values}"
+                if len(last) > 1
+                else f"  step {last[0].step}: {values}"
+            )
+        )
     for jump in run.jumps[:_LISTED]:
         before = "" if math.isnan(jump.before) else f" from about {short(jump.before)}"
-        most = "; most of it: " + ", ".join(f"{printable_value(name, 60)} {short(norm)}" for name, norm in jump.step.largest[:3])
+        most = "; most of it: " + ", ".join(
+            f"{printable_value(name, 60)} {short(norm)}" for name, norm in jump.step.largest[:3]
+        )
         console.print(
-            Text(f"  jumped in step {jump.step.step}{before} to {short(jump.step.grad_norm)}{most if jump.step.largest else ''}", "yellow")
+            Text(
+                f"  jumped in step {jump.step.step}{before} to"
+                f" {short(jump.step.grad_norm)}{most if jump.step.largest else ''}",
+                "yellow",
+            )
         )
     if len(run.jumps) > _LISTED:
         console.print(f"  … and {len(run.jumps) - _LISTED:,} more jumps in the report")
@@ -262,14 +361,26 @@ def _print_scale(console: Console, ranks: Ranks, run: Analysis) -> None:
     skipped = sum(each.skipped for each in run.scaled)
     scales += [each.scale for each in run.scaled[-1:]] if not scales else []
     print_heading(console, f"{_rank(ranks, run)}loss scale")
-    summary = f"  {scales[0]:g} at first, {scales[-1]:g} at last, {min(scales):g} at least; {skipped:,} of {len(run.steps):,} steps skipped"
+    summary = (
+        f"  {scales[0]:g} at first, {scales[-1]:g} at last, {min(scales):g} at least; {skipped:,}"
+        f" of {len(run.steps):,} steps skipped"
+    )
     console.print(Text(summary))
     if not run.alarms:
-        console.print(Text("  a skipped step now and then is normal: the scale was too large" if skipped else "  never too large"))
+        console.print(
+            Text(
+                "  a skipped step now and then is normal: the scale was too large"
+                if skipped
+                else "  never too large"
+            )
+        )
         return
     worst = max(each.in_a_row for each in run.alarms)
     first = run.alarms[0]
-    text = printable_value(first.text, 300) or f"the scale fell to {first.scale:g}, {worst} steps were skipped in a row: this is not normal"
+    text = (
+        printable_value(first.text, 300)
+        or f"the scale fell to {first.scale:g}, {worst} steps were skipped in a row: this is not normal"
+    )
     console.print(Text(f"  alarm in step {first.step}: {text}", "bold red"))
 
 
@@ -280,6 +391,12 @@ def _print_warnings(console: Console, ranks: Ranks) -> None:
     warned.sort(key=lambda pair: pair[1].step)
     print_heading(console, "Warnings")
     for run, warning in warned[:_LISTED]:
-        console.print(Text(f"  {_rank(ranks, run)}step {warning.step}: {printable_value(warning.text, 300)}", "yellow"), soft_wrap=True)
+        console.print(
+            Text(
+                f"  {_rank(ranks, run)}step {warning.step}: {printable_value(warning.text, 300)}",
+                "yellow",
+            ),
+            soft_wrap=True,
+        )
     if len(warned) > _LISTED:
         console.print(f"  … and {len(warned) - _LISTED:,} more in the report")

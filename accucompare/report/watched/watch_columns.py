@@ -1,4 +1,6 @@
-"""What a watch's log holds, as rows and columns: findings, the frames' tensors, steps, warnings. Every report of a watch reads them."""
+"""What a watch's log holds, as rows and columns: findings, the frames' tensors, steps, warnings.
+Every report of a watch reads them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,17 @@ from typing import NamedTuple
 
 from accucompare.bundle.format import display_name
 from accucompare.findings.analysis import Analysis, Ranks
-from accucompare.findings.log import Alert, AlertKind, Finding, Frame, Frames, Number, Step, TensorRange, TrainingSetup
+from accucompare.findings.log import (
+    Alert,
+    AlertKind,
+    Finding,
+    Frame,
+    Frames,
+    Number,
+    Step,
+    TensorRange,
+    TrainingSetup,
+)
 from accucompare.findings.words import answer, called, described, hints_for, smallest
 from accucompare.report.table import COUNT, GENERAL, NUMBER, TEXT, Column, Value, bracketed
 
@@ -16,7 +28,9 @@ _RANK = Column("rank", lambda row: row.run.start.rank, COUNT, 7)
 
 
 def main_run(ranks: Ranks) -> Analysis:
-    """The run of which all is shown: the one with the first origin, or the first; all ranks' would be too many."""
+    """The run of which all is shown: the one with the first origin, or the first; all ranks' would
+    be too many.
+    """
     return ranks.first[0] if ranks.first is not None else ranks.ranks[0]
 
 
@@ -36,7 +50,9 @@ def _number(value: Number | None) -> Value:
 
 
 class FindingRow(NamedTuple):
-    """A finding; where not all that its origin passed through is shown, the last one counts how many more there are."""
+    """A finding; where not all that its origin passed through is shown, the last one counts how
+    many more there are.
+    """
 
     run: Analysis
     finding: Finding
@@ -47,11 +63,19 @@ _INPUT_ROLES = ("input", "weight", "buffer")
 
 
 def _inputs(row: FindingRow) -> list[TensorRange]:
-    return [tensor for tensor in row.finding.operator_tensors or row.finding.tensors if tensor.role in _INPUT_ROLES]
+    return [
+        tensor
+        for tensor in row.finding.operator_tensors or row.finding.tensors
+        if tensor.role in _INPUT_ROLES
+    ]
 
 
 def _outputs(row: FindingRow) -> list[TensorRange]:
-    return [tensor for tensor in row.finding.operator_tensors or row.finding.tensors if tensor.role not in _INPUT_ROLES]
+    return [
+        tensor
+        for tensor in row.finding.operator_tensors or row.finding.tensors
+        if tensor.role not in _INPUT_ROLES
+    ]
 
 
 def _largest_input(row: FindingRow) -> Value:
@@ -77,7 +101,9 @@ def _hints(row: FindingRow) -> str:
 
 
 def _notes(row: FindingRow) -> str:
-    return "; ".join([*row.finding.notes, *(f"reproducer: {note}" for note in row.finding.reproducer_notes)])
+    return "; ".join(
+        [*row.finding.notes, *(f"reproducer: {note}" for note in row.finding.reproducer_notes)]
+    )
 
 
 FINDINGS = (
@@ -85,7 +111,13 @@ FINDINGS = (
     Column("step", lambda row: row.finding.step, COUNT, 9),
     _RANK,
     Column("place", lambda row: row.finding.place, TEXT, 52, least=24),
-    Column("begins here", lambda row: "origin" if row.finding.origin else "passed on", TEXT, 13, "verdict"),
+    Column(
+        "begins here",
+        lambda row: "origin" if row.finding.origin else "passed on",
+        TEXT,
+        13,
+        "verdict",
+    ),
     Column("what", lambda row: ", ".join(row.finding.kinds), TEXT, 15, "verdict"),
     Column("cause", lambda row: row.finding.cause.value, TEXT, 22, "verdict"),
     Column("class", lambda row: row.finding.type, TEXT, 22, least=12),
@@ -93,7 +125,14 @@ FINDINGS = (
     Column("direction", lambda row: row.finding.direction.value, TEXT, 11),
     Column("made in", lambda row: row.finding.site.value, TEXT, 11),
     Column("order in step", lambda row: row.finding.order, COUNT, 9),
-    Column("coordinates", lambda row: ", ".join(f"{axis} {index}" for axis, index in row.run.start.coordinates.items()), TEXT, 18),
+    Column(
+        "coordinates",
+        lambda row: ", ".join(
+            f"{axis} {index}" for axis, index in row.run.start.coordinates.items()
+        ),
+        TEXT,
+        18,
+    ),
     Column("operator", lambda row: row.finding.operator, TEXT, 24, "difference"),
     Column("source line", lambda row: row.finding.line, TEXT, 28, "difference"),
     Column("largest that went in", _largest_input, NUMBER, 15, "golden"),
@@ -101,8 +140,16 @@ FINDINGS = (
     Column("Inf that came out", _output_count("inf"), COUNT, 12, "not finite"),
     Column("what went in", lambda row: _described(_inputs(row)), TEXT, 60, "golden"),
     Column("what came out", lambda row: _described(_outputs(row)), TEXT, 60, "not finite"),
-    Column("weights not finite", lambda row: _described(row.finding.weights), TEXT, 40, "not finite"),
-    Column("gradients not finite", lambda row: ", ".join(row.finding.parameters), TEXT, 40, "not finite"),
+    Column(
+        "weights not finite", lambda row: _described(row.finding.weights), TEXT, 40, "not finite"
+    ),
+    Column(
+        "gradients not finite",
+        lambda row: ", ".join(row.finding.parameters),
+        TEXT,
+        40,
+        "not finite",
+    ),
     Column("legal Inf in", lambda row: ", ".join(row.finding.legal), TEXT, 18),
     Column("what to try", _hints, TEXT, 90, "judgement"),
     Column("reproducer", lambda row: row.finding.reproducer, TEXT, 44, "judgement"),
@@ -120,7 +167,9 @@ FINDINGS = (
 
 
 class TensorRow(NamedTuple):
-    """A tensor of a frame, or ``None`` for a frame without any; whether it is its frame's first; whether the frame is an origin."""
+    """A tensor of a frame, or ``None`` for a frame without any; whether it is its frame's first;
+    whether the frame is an origin.
+    """
 
     run: Analysis | None
     frames: Frames
@@ -132,7 +181,10 @@ class TensorRow(NamedTuple):
 
 def tensor_rows(frames: Frames, run: Analysis | None = None) -> Iterator[TensorRow]:
     """A row for each tensor of each frame; one for a frame without any."""
-    origins = {(origin.step, origin.name, origin.call, origin.direction) for origin in (run.origins if run else [])}
+    origins = {
+        (origin.step, origin.name, origin.call, origin.direction)
+        for origin in (run.origins if run else [])
+    }
     for frame in frames.frames:
         is_origin = (frames.step, frame.name, frame.call, frame.direction) in origins
         tensors: Sequence[TensorRange | None] = frame.tensors or [None]
@@ -162,7 +214,13 @@ FRAMES = (
     Column("max", _of_tensor(lambda tensor: _number(tensor.high)), NUMBER, 14, "difference"),
     Column("NaN", _of_tensor(lambda tensor: tensor.nan or None), COUNT, 11, "not finite"),
     Column("Inf", _of_tensor(lambda tensor: tensor.inf or None), COUNT, 11, "not finite"),
-    Column("kept because", lambda row: "traced" if row.frames.traced else "before a finding", TEXT, 16, "judgement"),
+    Column(
+        "kept because",
+        lambda row: "traced" if row.frames.traced else "before a finding",
+        TEXT,
+        16,
+        "judgement",
+    ),
 )
 
 
@@ -227,15 +285,24 @@ def warning_rows(run: Analysis) -> Iterator[WarningRow]:
     for alert in run.warnings:
         yield WarningRow(run, alert, False)
     for each in run.scaled:
-        words = each.text or f"the loss scale is {each.scale:g} now" + (", the step was skipped" if each.skipped else "")
-        yield WarningRow(run, Alert(AlertKind.SCALE, words, each.step, value=each.scale), id(each) in alarms)
+        words = each.text or f"the loss scale is {each.scale:g} now" + (
+            ", the step was skipped" if each.skipped else ""
+        )
+        yield WarningRow(
+            run, Alert(AlertKind.SCALE, words, each.step, value=each.scale), id(each) in alarms
+        )
 
 
 WARNINGS = (
     Column("step", lambda row: row.alert.step, COUNT, 10),
     _RANK,
     Column("kind", lambda row: row.alert.kind.value, TEXT, 18, "verdict"),
-    Column("module", lambda row: display_name(row.alert.name) if row.alert.type else row.alert.name, TEXT, 44),
+    Column(
+        "module",
+        lambda row: display_name(row.alert.name) if row.alert.type else row.alert.name,
+        TEXT,
+        44,
+    ),
     Column("class", lambda row: row.alert.type, TEXT, 22),
     Column("value", lambda row: _number(row.alert.value), NUMBER, 15, "difference"),
     Column("dtype", lambda row: row.alert.dtype, TEXT, 11),
@@ -275,11 +342,19 @@ def layer_steps(run: Analysis, measure: WatchMeasure) -> tuple[list[str], list[L
     """The names of all parameters, and a measurement of theirs in each step that has it."""
     names = list(dict.fromkeys(fact.name for setup in run.setups for fact in setup.parameters))
     of_steps = [vitals for vitals in run.vitals if measure.name in vitals.layers]
-    return names, [LayerStep(vitals.step, _by_name(run.setups, vitals.step, vitals.layers[measure.name])) for vitals in of_steps]
+    return names, [
+        LayerStep(vitals.step, _by_name(run.setups, vitals.step, vitals.layers[measure.name]))
+        for vitals in of_steps
+    ]
 
 
-def _by_name(setups: Sequence[TrainingSetup], step: int, numbers: Sequence[Number | None]) -> dict[str, float | None]:
+def _by_name(
+    setups: Sequence[TrainingSetup], step: int, numbers: Sequence[Number | None]
+) -> dict[str, float | None]:
     """The numbers of a step by the parameters' names, which stand in the setup that held then."""
     setup = [each for each in setups if each.step <= step][-1:] or setups[:1]
     names = [fact.name for each in setup for fact in each.parameters]
-    return {name: None if number is None else float(number) for name, number in zip(names, numbers, strict=False)}
+    return {
+        name: None if number is None else float(number)
+        for name, number in zip(names, numbers, strict=False)
+    }

@@ -14,7 +14,9 @@ _OWN = ("log", "rank", "time", "device")  # what each rank has of its own
 
 
 def rank_entries(ranks: Ranks) -> tuple[list[Analysis], list[EnvironmentEntry]]:
-    """The ranks that are shown, the main one first, and what each recorded of how it ran; what differs is marked."""
+    """The ranks that are shown, the main one first, and what each recorded of how it ran; what
+    differs is marked.
+    """
     first = main_run(ranks)
     shown = [first, *(run for run in ranks.ranks if run is not first)][:MAX_RANKS]
     tables = [dict(_entries(run)) for run in shown]
@@ -23,7 +25,10 @@ def rank_entries(ranks: Ranks) -> tuple[list[Analysis], list[EnvironmentEntry]]:
         values = [table.get(key, ABSENT) for table in tables]
         marked = [value != values[0] and key not in _OWN for value in values]
         listed.append(EnvironmentEntry(key, values, marked, any(marked)))
-    listed += [EnvironmentEntry("note", [note] + [""] * (len(shown) - 1), [False] * len(shown)) for note in ranks.notes]
+    listed += [
+        EnvironmentEntry("note", [note] + [""] * (len(shown) - 1), [False] * len(shown))
+        for note in ranks.notes
+    ]
     return shown, listed
 
 
@@ -31,7 +36,17 @@ def _entries(run: Analysis) -> Iterator[tuple[str, str]]:
     start = run.start
     yield "log", str(run.path or "")
     yield "end", run.ending
-    facts = ("rank", "ranks", "model", "parameters", "device", "saturates", "case", "time", "version")
+    facts = (
+        "rank",
+        "ranks",
+        "model",
+        "parameters",
+        "device",
+        "saturates",
+        "case",
+        "time",
+        "version",
+    )
     for name in (*facts, "coordinates", "options", "environment"):
         for key, value in flat(name, getattr(start, name), longest=sys.maxsize):
             yield key, value.shown

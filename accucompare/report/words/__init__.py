@@ -4,4 +4,11 @@ from accucompare.report.words import culprit_words, decision_words, training_wor
 from accucompare.report.words.assertion import failure, nan_on_both
 from accucompare.report.words.culprit_words import place_words
 
-__all__ = ["culprit_words", "decision_words", "failure", "nan_on_both", "place_words", "training_words"]
+__all__ = [
+    "culprit_words",
+    "decision_words",
+    "failure",
+    "nan_on_both",
+    "place_words",
+    "training_words",
+]

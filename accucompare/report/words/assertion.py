@@ -1,4 +1,6 @@
-"""What a failed assertion says of a comparison, in the manner of ``torch.testing.assert_close``: culprits, counts, what would pass."""
+"""What a failed assertion says of a comparison, in the manner of ``torch.testing.assert_close``:
+culprits, counts, what would pass.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,16 @@ def failure(comparison: Result) -> str:
 
 
 def nan_on_both(comparison: Result) -> str:
-    """The message of an AssertionError where golden and the candidate both hold NaN; ``""`` if nowhere."""
+    """The message of an AssertionError where golden and the candidate both hold NaN; ``""`` if
+    nowhere.
+    """
     rows = [row for row in comparison.rows if _holds_nan(row.golden) and _holds_nan(row.candidate)]
     if not rows:
         return ""
     return printable(
-        f"Layers hold NaN on both sides, of which nothing can be compared! First: {comparison.place(rows[0])}; {len(rows)} of "
-        f"{len(comparison.rows)} rows. If that is meant, equal_nan=True takes NaN in the same places as equal"
+        "Layers hold NaN on both sides, of which nothing can be compared! First:"
+        f" {comparison.place(rows[0])}; {len(rows)} of {len(comparison.rows)} rows. If that is"
+        " meant, equal_nan=True takes NaN in the same places as equal"
     )
 
 
@@ -47,11 +52,18 @@ def _lines(comparison: Result) -> Iterator[str]:
     if trouble := decision_words.trouble(decide(comparison), comparison):
         yield f"Layers could not be shown to be close! {trouble}"
     else:
-        yield f"Layers are not close! First: {_first(comparison, failing)}; {len(failing)} of {total} rows fail"
+        yield (
+            f"Layers are not close! First: {_first(comparison, failing)}; {len(failing)} of {total}"
+            " rows fail"
+        )
     yield ""
     if failing:
         counts = comparison.counts()
-        kinds = ", ".join(f"{counts[reason]} {reason.value}" for reason in Reason if any(row.reason is reason for row in failing))
+        kinds = ", ".join(
+            f"{counts[reason]} {reason.value}"
+            for reason in Reason
+            if any(row.reason is reason for row in failing)
+        )
         yield f"Mismatched rows: {len(failing)} / {total} ({len(failing) / total:.1%}): {kinds}"
         yield from _greatest(comparison, failing)
         yield would_pass(comparison, failing)
@@ -69,31 +81,58 @@ def _first(comparison: Result, failing: list[Row]) -> str:
     if comparison.culprits:
         return culprits.place_words(comparison, comparison.culprits[0])
     first = comparison.first_divergence or next(iter(failing), None)
-    return f"step {comparison.parting.step}" if first is None and comparison.parting else comparison.place(first) if first else ""
+    return (
+        f"step {comparison.parting.step}"
+        if first is None and comparison.parting
+        else comparison.place(first)
+        if first
+        else ""
+    )
 
 
 def _greatest(comparison: Result, failing: list[Row]) -> Iterator[str]:
-    measured = [(row.metrics.rel_l2, row) for row in failing if row.metrics is not None and not row.metrics.nothing_finite]
+    measured = [
+        (row.metrics.rel_l2, row)
+        for row in failing
+        if row.metrics is not None and not row.metrics.nothing_finite
+    ]
     if measured:
         error, row = max(measured, key=lambda each: each[0])
         least = "at least " if row.by_statistics else "about " if row.by_sketch else ""
-        yield f"Greatest relative L2 error: {least}{error:.2e} at {comparison.place(row)} (limit: {row.verdict.tolerance})"
+        yield (
+            f"Greatest relative L2 error: {least}{error:.2e} at {comparison.place(row)} (limit:"
+            f" {row.verdict.tolerance})"
+        )
 
 
 def would_pass(comparison: Result, failing: list[Row]) -> str:
-    """The smallest limits with which every row would pass, as they are given: ``Would pass: rel_l2=1.01e-02``; or that none would."""
+    """The smallest limits with which every row would pass, as they are given: ``Would pass:
+    rel_l2=1.01e-02``; or that none would.
+    """
     if hopeless := [row for row in failing if not _has_limit(row)]:
         more = f", and {len(hopeless) - 1} more" if len(hopeless) > 1 else ""
-        return f"No tolerance would pass {comparison.place(hopeless[0])} ({hopeless[0].reason.value}){more}"
+        return (
+            f"No tolerance would pass {comparison.place(hopeless[0])}"
+            f" ({hopeless[0].reason.value}){more}"
+        )
     if comparison.tolerances.rules:
         return "Would pass: the limits at each culprit, since limits by layer judge here"
     rows = [row for row in comparison.rows if row.metrics is not None and _has_limit(row)]
     given = comparison.tolerances.otherwise
-    # where a table by dtype or the baseline judged, one limit in their place has to hold for every row
-    own = {name: float(value) for name in _MEASURED if (value := getattr(given, name)) is not None} or {"rel_l2": 0.0}
+    # where a table by dtype or the baseline judged, one limit in their place has to hold for every
+    # row
+    own = {
+        name: float(value) for name in _MEASURED if (value := getattr(given, name)) is not None
+    } or {"rel_l2": 0.0}
     limits = {name: _smallest(name, rows, limit) for name, limit in own.items()}
     if not all(limits.values()):  # a layer is all zeros in golden
-        limits = {"atol": SmallestLimit("atol", max(row.metrics.max_abs for row in rows if row.metrics is not None)).value}
+        limits = {
+            "atol": (
+                SmallestLimit(
+                    "atol", max(row.metrics.max_abs for row in rows if row.metrics is not None)
+                ).value
+            )
+        }
     how = ", by statistics alone" if any(row.by_statistics for row in failing) else ""
     how = how or (", by sketches" if any(row.by_sketch for row in failing) else "")
     return f"Would pass{how}: {', '.join(f'{name}={value}' for name, value in limits.items())}"
@@ -105,12 +144,23 @@ _MEASURED = {"atol": "max_abs", "rtol": "max_rel", "rel_l2": "rel_l2", "cosine":
 
 def _has_limit(row: Row) -> bool:
     """Whether the row is a pair of finite floating numbers, which some limit would pass."""
-    measured = row.golden is not None and row.candidate is not None and row.metrics is not None and not row.metrics.nonfinite_mismatch
-    return measured and all(each.dtype in DTYPES and DTYPES[each.dtype].digits > 0 for each in (row.golden, row.candidate) if each)
+    measured = (
+        row.golden is not None
+        and row.candidate is not None
+        and row.metrics is not None
+        and not row.metrics.nonfinite_mismatch
+    )
+    return measured and all(
+        each.dtype in DTYPES and DTYPES[each.dtype].digits > 0
+        for each in (row.golden, row.candidate)
+        if each
+    )
 
 
 def _smallest(name: str, rows: list[Row], own: float) -> str:
-    """The smallest limit of a kind that passes all rows, and no less than the one that was given; ``""`` if none does."""
+    """The smallest limit of a kind that passes all rows, and no less than the one that was given;
+    ``""`` if none does.
+    """
     errors = []
     for row in rows:
         exact = [each.error for each in row.verdict.smallest if each.name == name]
@@ -131,8 +181,12 @@ def _culprits(comparison: Result) -> Iterator[str]:
         error, over = culprits.error(culprit), culprits.over_limit(culprit)
         parts = [culprits.kind(culprit)]
         parts += [f"relative L2 {error:.2e}"] if error is not None else []
-        parts += [f"{over:.3g} x limit ({culprit.row.verdict.tolerance})"] if over is not None else []
-        parts += [f"would pass at {culprit.row.verdict.needed}"] if culprit.row.verdict.needed else []
+        parts += (
+            [f"{over:.3g} x limit ({culprit.row.verdict.tolerance})"] if over is not None else []
+        )
+        parts += (
+            [f"would pass at {culprit.row.verdict.needed}"] if culprit.row.verdict.needed else []
+        )
         yield f"  {number}. {culprits.place_words(comparison, culprit)}: {', '.join(parts)}"
         if number <= _DESCRIBED:
             about = [

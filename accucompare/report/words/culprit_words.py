@@ -1,4 +1,6 @@
-"""What every report says of the culprits: where, how far beyond what is expected, and how certain that is."""
+"""What every report says of the culprits: where, how far beyond what is expected, and how certain
+that is.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from accucompare.report.words.decision_words import trust
 
 #: What a culprit is, and what the two measures of its error mean.
 _CULPRIT = "where errors are made, the most certain first"
-_EXCESS = "excess: the relative L2 error as a multiple of the baseline's, which rounding alone makes"
+_EXCESS = (
+    "excess: the relative L2 error as a multiple of the baseline's, which rounding alone makes"
+)
 _OPTIONS_SHOWN = 5  # of what is configured otherwise
 _OVER_LIMIT = "x limit: the error as a multiple of its limit"
 
@@ -60,7 +64,9 @@ def note(comparison: Result) -> str:
 
 
 def identical_until(comparison: Result) -> str:
-    """``bit for bit identical until encoder.1.norm output: relative L2 4.50e-06``; ``""`` where there is no such row."""
+    """``bit for bit identical until encoder.1.norm output: relative L2 4.50e-06``; ``""`` where
+    there is no such row.
+    """
     row = comparison.identical_until
     if row is None:
         return ""
@@ -74,18 +80,27 @@ def _difference(row: Row) -> str:
         return row.verdict.detail or row.reason.value
     if not metrics.max_abs:
         return row.verdict.detail or "other bits of equal value"
-    if different := differing(metrics) if row.golden is not None and not DTYPES[row.golden.dtype].digits else 0:
+    if different := (
+        differing(metrics) if row.golden is not None and not DTYPES[row.golden.dtype].digits else 0
+    ):
         return f"{different:,} of {metrics.compared:,} values different"
-    return f"relative L2 {'at least ' if row.by_statistics else 'about ' if row.by_sketch else ''}{metrics.rel_l2:.2e}"
+    return (
+        "relative L2"
+        f" {'at least ' if row.by_statistics else 'about ' if row.by_sketch else ''}{metrics.rel_l2:.2e}"
+    )
 
 
 def place_words(comparison: Result, culprit: Culprit) -> str:
-    """Where a culprit is, with step and rank where there are several: ``encoder.0 (glue, before fc1) (step 2)``."""
+    """Where a culprit is, with step and rank where there are several: ``encoder.0 (glue, before
+    fc1) (step 2)``.
+    """
     return culprit.place + comparison.step_and_rank(culprit.row)
 
 
 def excess_words(culprit: Culprit) -> float | None:
-    """Its excess; ``None`` without a baseline, for another shape or kind of number, and for integers."""
+    """Its excess; ``None`` without a baseline, for another shape or kind of number, and for
+    integers.
+    """
     return None if is_choice(culprit.row) else culprit.excess or None
 
 
@@ -101,15 +116,24 @@ def error(culprit: Culprit) -> float | None:
 
 
 def configuration_words(culprit: Culprit) -> str:
-    """The options of its module that differ: ``configured otherwise: eps is 1e-12 in golden, 0.01 in the candidate``; or ``""``."""
-    options = [f"{option.name} is {option.golden} in golden, {option.candidate} in the candidate" for option in culprit.configured]
+    """The options of its module that differ: ``configured otherwise: eps is 1e-12 in golden, 0.01
+    in the candidate``; or ``""``.
+    """
+    options = [
+        f"{option.name} is {option.golden} in golden, {option.candidate} in the candidate"
+        for option in culprit.configured
+    ]
     more = [f"and {len(options) - _OPTIONS_SHOWN} more"] if len(options) > _OPTIONS_SHOWN else []
     return f"configured otherwise: {'; '.join(options[:_OPTIONS_SHOWN] + more)}" if options else ""
 
 
 def kind(culprit: Culprit) -> str:
     """Site and reason in words: ``module, introduced, 14 times what went in, in 3 calls``."""
-    parts = [culprit.site] if culprit.site == culprit.reason.value else [culprit.site, culprit.reason.value]
+    parts = (
+        [culprit.site]
+        if culprit.site == culprit.reason.value
+        else [culprit.site, culprit.reason.value]
+    )
     if culprit.jump is not None and math.isfinite(culprit.jump):
         parts.append(f"{culprit.jump:.3g} times what went in")
     if culprit.seen > 1:

@@ -7,7 +7,16 @@ import math
 from accucompare.bundle.format import SERIES_ROLES, WRITTEN_ROLES, Role
 from accucompare.compare import facts
 from accucompare.compare.decide import Answer, Decision
-from accucompare.compare.facts import BareFact, Clear, Differs, Fact, Judged, Order, Otherwise, Trouble
+from accucompare.compare.facts import (
+    BareFact,
+    Clear,
+    Differs,
+    Fact,
+    Judged,
+    Order,
+    Otherwise,
+    Trouble,
+)
 from accucompare.compare.limits import float_dtype
 from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, different_values
 from accucompare.compare.result import Result
@@ -27,8 +36,14 @@ _VERDICTS = {
 }
 
 #: How often the first culprit was the right one among planted faults (`make bench-faults`).
-FREE = "without a baseline, the first layer over tolerance is where the error was made in about half of the cases only"
-FREE_WITH_BASELINE = "free-running, the first culprit is the right one in about 9 of 10 cases; a fed capture is surer"
+FREE = (
+    "without a baseline, the first layer over tolerance is where the error was made in about half"
+    " of the cases only"
+)
+FREE_WITH_BASELINE = (
+    "free-running, the first culprit is the right one in about 9 of 10 cases; a fed capture is"
+    " surer"
+)
 
 
 def verdict(answer: Answer) -> str:
@@ -73,15 +88,21 @@ _BARE = {
     BareFact.NOTHING_COMPARED: "nothing could be compared",
     BareFact.INPUTS_DIFFER: "the two models were given different inputs",
     BareFact.OVER_GIVEN: "over the tolerance asked for",
-    BareFact.RUNS_BY_FIXED_LIMITS: "by fixed limits: a baseline, or a second golden run, tells how far such runs wander",
+    BareFact.RUNS_BY_FIXED_LIMITS: (
+        "by fixed limits: a baseline, or a second golden run, tells how far such runs wander"
+    ),
     BareFact.IDENTICAL: "identical",
     BareFact.IDENTICAL_SO_FAR: "identical in what was compared",
     BareFact.ROUNDING_AT_MOST: "rounding at most",
     BareFact.ROUNDING: "rounding",
     BareFact.ROUNDING_BY_FIXED_LIMITS: "rounding, as far as fixed limits tell",
     BareFact.FORWARD_ONLY: "forward only: the case has a loss, of which no gradient was compared",
-    BareFact.BY_HASHES: "by hashes of another tool: no values were read, and those of other values may be equal",
-    BareFact.GOLDEN_MADE_HERE: "golden was made here, in the candidate's environment, whose own faults are not seen",
+    BareFact.BY_HASHES: (
+        "by hashes of another tool: no values were read, and those of other values may be equal"
+    ),
+    BareFact.GOLDEN_MADE_HERE: (
+        "golden was made here, in the candidate's environment, whose own faults are not seen"
+    ),
 }
 
 _ORDER = {
@@ -110,15 +131,26 @@ def _trouble(fact: Trouble, result: Result) -> str:
             return acceptance.trouble_of(training, incomplete)
         case facts.HashesOfOneSide(golden):
             side, other = ("golden", "the candidate") if golden else ("the candidate", "golden")
-            return f"{side} holds hashes of operators, and {other} values: compare it with another log of hashes"
+            return (
+                f"{side} holds hashes of operators, and {other} values: compare it with another log"
+                " of hashes"
+            )
         case facts.NotVerified(findings):
-            return findings[0].message + (f"; and {len(findings) - 1} more" if len(findings) > 1 else "")
+            return findings[0].message + (
+                f"; and {len(findings) - 1} more" if len(findings) > 1 else ""
+            )
         case facts.Damaged(count):
             return f"{count} record(s) could not be read"
         case facts.Unfinished(sides):
-            return f"what there is agrees, but the capture of {' and of '.join(sides)} did not run to its end"
+            return (
+                f"what there is agrees, but the capture of {' and of '.join(sides)} did not run to"
+                " its end"
+            )
         case facts.NotDeterministic(rows):
-            return f"{len(rows)} row(s) are not deterministic, the first {result.place(rows[0])} ({rows[0].verdict.detail})"
+            return (
+                f"{len(rows)} row(s) are not deterministic, the first {result.place(rows[0])}"
+                f" ({rows[0].verdict.detail})"
+            )
         case facts.PoorBaseline(finding):
             return finding.message
         case facts.StepsProveNothing(training):
@@ -129,15 +161,31 @@ def _trouble(fact: Trouble, result: Result) -> str:
         case facts.JudgedByFew(judged, compared):
             return f"the baseline judges {judged} of {compared} compared rows only"
         case facts.FarBeyond(row, failed):
-            far = f"{result.place(row)} is off{_by_how_much(row)}, far beyond rounding, and so is the baseline: it may have the fault too"
-            return far if failed else f"{far}, or rounding changed a choice before; a fed capture tells"
+            far = (
+                f"{result.place(row)} is off{_by_how_much(row)}, far beyond rounding, and so is the"
+                " baseline: it may have the fault too"
+            )
+            return (
+                far
+                if failed
+                else f"{far}, or rounding changed a choice before; a fed capture tells"
+            )
         case facts.MayHide(first, count, total):
             where = f"{result.place(first)} ({first.verdict.detail})"
-            return f"what was compared agrees, but {count} of {total} rows could not be, and an error may hide there: first {where}"
+            return (
+                f"what was compared agrees, but {count} of {total} rows could not be, and an error"
+                f" may hide there: first {where}"
+            )
         case facts.NoOutput(given):
-            return f"nothing that the model returned for {result.place(given)}, or wrote into arguments or buffers, could be compared"
+            return (
+                f"nothing that the model returned for {result.place(given)}, or wrote into"
+                " arguments or buffers, could be compared"
+            )
         case facts.OptimizersDiffer(code):
-            return f"what was compared agrees, but the optimizer's code differs ({code}), and no update was compared"
+            return (
+                f"what was compared agrees, but the optimizer's code differs ({code}), and no"
+                " update was compared"
+            )
 
 
 def _by_how_much(row: Row) -> str:
@@ -162,14 +210,27 @@ def _differs(fact: Differs, result: Result) -> str:
         case facts.FirstOver(culprit, order):
             return f"{_named(culprit, result)} {_ORDER[order]}; {FREE}"
         case facts.OtherGlue(culprit, values_off):
-            after = "values after it are off, and may be for that" if values_off else "no value after it shows an error of its own"
+            after = (
+                "values after it are off, and may be for that"
+                if values_off
+                else "no value after it shows an error of its own"
+            )
             return f"{_named(culprit, result)}; {after}"
         case facts.Blamed(culprits, more):
-            return "; and ".join([*(_named(culprit, result) for culprit in culprits), *([f"{more} more"] if more else [])])
+            return "; and ".join(
+                [
+                    *(_named(culprit, result) for culprit in culprits),
+                    *([f"{more} more"] if more else []),
+                ]
+            )
         case facts.Unproved():
             return _unproved(fact, result)
         case facts.ByFixedLimits(refused):
-            return "by fixed limits: a baseline tells" if refused is None else f"by fixed limits, since {refused}"
+            return (
+                "by fixed limits: a baseline tells"
+                if refused is None
+                else f"by fixed limits, since {refused}"
+            )
 
 
 def _clear(fact: Clear, result: Result) -> str:
@@ -183,38 +244,64 @@ def _clear(fact: Clear, result: Result) -> str:
         case facts.MadeOtherwise(how, findings):
             return f"{_OTHERWISE[how]}: {findings[0].message}{_and_more(len(findings))}"
         case facts.TrainedOtherwise(rows):
-            return f"trained otherwise: {result.place(rows[0])}: {_both(rows[0])}{_and_more(len(rows))}"
+            return (
+                f"trained otherwise: {result.place(rows[0])}:"
+                f" {_both(rows[0])}{_and_more(len(rows))}"
+            )
 
 
 def _uncovered(fact: facts.Uncovered, result: Result) -> str:
     match fact:
         case facts.SeriesOnly(steps):
-            return f"by the losses and gradient norms of {steps:,} steps alone: no layer was compared"
+            return (
+                f"by the losses and gradient norms of {steps:,} steps alone: no layer was compared"
+            )
         case facts.WeightsReplaced(names):
             more = ", …" if len(names) > 1 else ""
-            return f"{len(names)} of the case's own weights were not golden's, and were replaced by them ({names[0]}{more})"
+            return (
+                f"{len(names)} of the case's own weights were not golden's, and were replaced by"
+                f" them ({names[0]}{more})"
+            )
         case facts.CaseOverruled(names):
-            return f"not golden's in the case, and replaced by golden's: {', '.join(names[:2])}{_and_more(len(names), shown=2)}"
+            return (
+                "not golden's in the case, and replaced by golden's:"
+                f" {', '.join(names[:2])}{_and_more(len(names), shown=2)}"
+            )
         case facts.NotFiniteFrom(step):
             return f"NaN or Inf on both sides from step {step} on"
         case facts.FewerSteps(compared, total):
             return f"{compared} of {total} steps"
         case facts.BuffersNotRecorded(golden):
             side = "golden" if golden else "the candidate"
-            return f"what calls write into buffers was not compared: {side} was captured by a version that does not record it"
+            return (
+                f"what calls write into buffers was not compared: {side} was captured by a version"
+                " that does not record it"
+            )
         case facts.CapturedInPart(sides, only, skip, roles):
-            options = [*(f"--only {value}" for value in only), *(f"--skip {value}" for value in skip)]
+            options = [
+                *(f"--only {value}" for value in only),
+                *(f"--skip {value}" for value in skip),
+            ]
             options += [f"--roles {','.join(roles)}"] if roles else []
             return f"{' and '.join(sides)} captured with {' '.join(options)}"
         case facts.RecordsLeftOut(count):
             return f"{counted(count, 'record')} left out by --only and --skip"
         case facts.NotCompared(rows, total):
-            return f"{len(rows)} of {total} rows could not be compared, the first {result.place(rows[0])}, {rows[0].verdict.detail}"
+            return (
+                f"{len(rows)} of {total} rows could not be compared, the first"
+                f" {result.place(rows[0])}, {rows[0].verdict.detail}"
+            )
         case facts.BroadcastRows(rows):
-            return f"{counted(len(rows), 'row')} of two shapes, the first {result.place(rows[0])}, the same when broadcast"
+            return (
+                f"{counted(len(rows), 'row')} of two shapes, the first {result.place(rows[0])}, the"
+                " same when broadcast"
+            )
         case facts.AloneRows(rows):
             first = result.place(rows[0])
-            return f"{counted(len(rows), 'row')} on one side only, the first {first}, and all that both compute around it agrees"
+            return (
+                f"{counted(len(rows), 'row')} on one side only, the first {first}, and all that"
+                " both compute around it agrees"
+            )
         case facts.RowsJudged(how, count):
             return f"{counted(count, 'row')} {_JUDGED[how]}"
         case facts.BaselineNotProved(why):
@@ -233,7 +320,10 @@ def _unproved(fact: facts.Unproved, result: Result) -> str:
     places = list(dict.fromkeys(result.place(row) for row in fact.rows))
     precision = float_dtype(result.golden.manifest)
     also = f", also in {precision}" if precision else ""
-    return f"the candidate's environment does not compute golden's own values{also}: {places[0]}{_and_more(len(places))}"
+    return (
+        f"the candidate's environment does not compute golden's own values{also}:"
+        f" {places[0]}{_and_more(len(places))}"
+    )
 
 
 def _named(culprit: Culprit, result: Result) -> str:
@@ -249,18 +339,37 @@ def _named(culprit: Culprit, result: Result) -> str:
     if culprit.buffer and metrics is not None and metrics.max_rel is not None:
         return f"the model computes another {culprit.buffer}: max rel diff {metrics.max_rel:.3g}"
     if record.role in WRITTEN_ROLES and culprit.reason in UNMATCHED:
-        return f"{culprit.place}{step}: only {'golden' if culprit.row.candidate is None else 'the candidate'} writes there"
+        return (
+            f"{culprit.place}{step}: only"
+            f" {'golden' if culprit.row.candidate is None else 'the candidate'} writes there"
+        )
     if culprit.row.lost:
         if culprit.stage is Stage.BETWEEN:
-            return f"{culprit.place}, in {'golden' if culprit.reason is Reason.MISSING else 'the candidate'} alone"
-        has, lacks = ("golden", "the candidate") if culprit.reason is Reason.MISSING else ("the candidate", "golden")
-        what = "makes it" if record.role is Role.PARAM_UPDATE or culprit.whole else "has a gradient there"
-        return f"{culprit.place}{step}: {has} {what}, {lacks} {'does not' if what == 'makes it' else 'has none'}"
+            return (
+                f"{culprit.place}, in"
+                f" {'golden' if culprit.reason is Reason.MISSING else 'the candidate'} alone"
+            )
+        has, lacks = (
+            ("golden", "the candidate")
+            if culprit.reason is Reason.MISSING
+            else ("the candidate", "golden")
+        )
+        what = (
+            "makes it"
+            if record.role is Role.PARAM_UPDATE or culprit.whole
+            else "has a gradient there"
+        )
+        return (
+            f"{culprit.place}{step}: {has} {what}, {lacks}"
+            f" {'does not' if what == 'makes it' else 'has none'}"
+        )
     if culprit.reason in (*STRUCTURAL, Reason.NON_FINITE):
         return f"{culprit.place}{step}, {culprit.reason.value}"
     if different := different_values(culprit.row):
         return f"{culprit.place}{step}, {different}"
-    if record.role is Role.STATE_BEFORE and metrics is not None and metrics.elements == 1:  # a number of a parameter group
+    if (
+        record.role is Role.STATE_BEFORE and metrics is not None and metrics.elements == 1
+    ):  # a number of a parameter group
         return f"{culprit.place}{step}: {_both(culprit.row)}"
     if not culprit.size:  # digests differ, and nothing was measured
         return f"{culprit.place}{step}, other bits"
@@ -270,7 +379,10 @@ def _named(culprit: Culprit, result: Result) -> str:
 
 def _number_named(culprit: Culprit, step: int | None) -> str:
     """``the loss in step 2: 0.5464 in the candidate, 0.0464 in golden``."""
-    golden, candidate = (None if record is None else number_of(record) for record in (culprit.row.golden, culprit.row.candidate))
+    golden, candidate = (
+        None if record is None else number_of(record)
+        for record in (culprit.row.golden, culprit.row.candidate)
+    )
     if culprit.stage is Stage.UPDATE:
         return clipped(golden, candidate) + ("" if step is None else f", step {step}")
     where = culprit.place + ("" if step is None else f" in step {step}")
@@ -279,5 +391,7 @@ def _number_named(culprit: Culprit, step: int | None) -> str:
 
 def _both(row: Row) -> str:
     """A number on both sides, by its statistics, which every mode keeps."""
-    golden, candidate = (math.nan if record is None else number_of(record) for record in (row.golden, row.candidate))
+    golden, candidate = (
+        math.nan if record is None else number_of(record) for record in (row.golden, row.candidate)
+    )
     return f"{golden:g} in golden, {candidate:g} in the candidate"

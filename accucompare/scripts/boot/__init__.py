@@ -1,1 +1,3 @@
-"""On the PYTHONPATH of a script that is captured; makes the directory part of the installed package."""
+"""On the PYTHONPATH of a script that is captured; makes the directory part of the installed
+package.
+"""

@@ -31,9 +31,11 @@ class Context(Snapshot):
         versions: how often each parameter had been written into.
         indices: how often each module had been called in the step.
         attributes: of all modules, other than parameters, buffers and modules.
-        own: whether its parameters were the model's own, and not what ``functional_call`` has put in their place.
+        own: whether its parameters were the model's own, and not what ``functional_call`` has put
+            in their place.
         obstacle: why it cannot be run again, and is not kept; empty if it is.
-        talks: why this rank alone cannot run it again, as ``"talks to other ranks"``; empty if it may be tried.
+        talks: why this rank alone cannot run it again, as ``"talks to other ranks"``; empty if it
+            may be tried.
     """
 
     device: torch.device
@@ -59,21 +61,42 @@ class Contexts:
         self._copies: dict[str, tuple[int, int, torch.Tensor]] = {}  # of buffers: id, version, copy
         self._parameters = [tensor for *_, tensor in self._parameters_now()]
         self._ranks = ranks
-        self._obstacle, self._talks = _obstacle(modules, ranks), _talks(modules) if ranks > 1 else ""
+        self._obstacle, self._talks = (
+            _obstacle(modules, ranks),
+            _talks(modules) if ranks > 1 else "",
+        )
         self._collectives: int | None = 0  # when the last call began
 
-    def keep(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any], indices: Counter[str]) -> None:
-        """Keep a call that begins. ``indices``: how often each module has been called, this call included."""
+    def keep(
+        self,
+        call: WatchedCall,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        indices: Counter[str],
+    ) -> None:
+        """Keep a call that begins. ``indices``: how often each module has been called, this call
+        included.
+        """
         if len(self.kept) >= _MOST:
             return
         indices[call.name] -= 1
         obstacle = self._obstacle or _stateful(args, kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             obstacle = "it was called inside a function transform"
-        own = all(tensor is parameter for (*_, tensor), parameter in zip(self._parameters_now(), self._parameters, strict=False))
+        own = all(
+            tensor is parameter
+            for (*_, tensor), parameter in zip(
+                self._parameters_now(), self._parameters, strict=False
+            )
+        )
         if not own:
-            obstacle = obstacle or "its parameters were others than when the watch began, as functional_call lets them be"
-        copied: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}) if obstacle else copies_of(args, kwargs)
+            obstacle = (
+                obstacle
+                or "its parameters were others than when the watch began, as functional_call lets them be"
+            )
+        copied: tuple[tuple[Any, ...], dict[str, Any]] = (
+            ((), {}) if obstacle else copies_of(args, kwargs)
+        )
         context = Context(
             module=call.module,
             name=call.name,
@@ -102,7 +125,9 @@ class Contexts:
             return
         now = collectives()
         if now is None or now != self._collectives:
-            context.talks = context.talks or ("talks to other ranks" if now is not None else "may talk to other ranks")
+            context.talks = context.talks or (
+                "talks to other ranks" if now is not None else "may talk to other ranks"
+            )
 
     def find(self, key: tuple[str, int] | None) -> Context | None:
         """What is kept of the call of this name and index."""
@@ -143,8 +168,13 @@ def _obstacle(modules: Modules, ranks: int) -> str:
 
 
 def _talks(modules: Modules) -> str:
-    """Why a model's calls may talk to other ranks in ways that nobody counts, or hold random states that are not known."""
-    if any(type(module).__module__.startswith("transformer_engine") for module in modules.named.values()):
+    """Why a model's calls may talk to other ranks in ways that nobody counts, or hold random states
+    that are not known.
+    """
+    if any(
+        type(module).__module__.startswith("transformer_engine")
+        for module in modules.named.values()
+    ):
         return "may talk to other ranks, by Transformer Engine"
     return ""
 
@@ -157,7 +187,9 @@ def _stateful(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return ""
 
 
-def copies_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def copies_of(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments with copies of all tensors; one that comes twice is one tensor in the copy, too."""
     copies: dict[int, torch.Tensor] = {}
 
@@ -168,6 +200,11 @@ def copies_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any,
         return copies[id(tensor)]
 
     def all_of(value: Any) -> Any:
-        return replaced(value, {path: copied(part) for path, part in leaves(value) if isinstance(part, torch.Tensor)})
+        return replaced(
+            value,
+            {path: copied(part) for path, part in leaves(value) if isinstance(part, torch.Tensor)},
+        )
 
-    return tuple(all_of(value) for value in args), {name: all_of(value) for name, value in kwargs.items()}
+    return tuple(all_of(value) for value in args), {
+        name: all_of(value) for name, value in kwargs.items()
+    }

@@ -1,4 +1,6 @@
-"""Explains a finding while the model is still as it was: by its weights, and by running the step again."""
+"""Explains a finding while the model is still as it was: by its weights, and by running the step
+again.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +41,28 @@ class Explainer:
             notes: what was seen in its step.
 
         Returns:
-            The finding with all that; and what the module call was given, for a reproducer, or ``None`` if the step could not be run again.
+            The finding with all that; and what the module call was given, for a reproducer, or
+            ``None`` if the step could not be run again.
         """
         context = self._context_of(finding, notes)
         module = self._modules.named.get(finding.name)
         weights: list[TensorRange] | None = []
-        if module is not None and finding.direction is Direction.FORWARD and finding.site in _OF_ITS_OWN:
-            same = context is not None and context.own and context.versions == self._contexts.versions()
+        if (
+            module is not None
+            and finding.direction is Direction.FORWARD
+            and finding.site in _OF_ITS_OWN
+        ):
+            same = (
+                context is not None
+                and context.own
+                and context.versions == self._contexts.versions()
+            )
             weights = _weights_at(finding, module, notes, context, same)
-            finding = finding if weights is not None else replace(finding, unseen=[*finding.unseen, "weights"])
+            finding = (
+                finding
+                if weights is not None
+                else replace(finding, unseen=[*finding.unseen, "weights"])
+            )
         if finding.site is Site.INPUT and context is not None:
             finding = finding.noting(*_first_places(finding, context))
         if finding.site in _OUTSIDE or not finding.type:  # no type: a point outside of the model
@@ -55,12 +70,24 @@ class Explainer:
         if context is None and finding.site is Site.SUM:
             return finding, None
         if finding.second:
-            return finding.noting("the step was not run again: it was in a second backward, through gradients"), None
+            return (
+                finding.noting(
+                    "the step was not run again: it was in a second backward, through gradients"
+                ),
+                None,
+            )
         if context is None:
             blamed = _blame_weights(finding, weights or [])
-            return blamed.noting("the step was not run again: what that call was given was not kept"), None
-        again = second_run(context, finding, notes, self._modules, self._contexts.versions(), self._limits)
-        if again.note and (again.showed or _blame_weights(finding, weights or []) is finding):  # what a weight has, it has been given
+            return (
+                blamed.noting("the step was not run again: what that call was given was not kept"),
+                None,
+            )
+        again = second_run(
+            context, finding, notes, self._modules, self._contexts.versions(), self._limits
+        )
+        if again.note and (
+            again.showed or _blame_weights(finding, weights or []) is finding
+        ):  # what a weight has, it has been given
             finding = finding.noting(again.note)
         if again.reproducer_note:
             finding = replace(finding, reproducer_notes=[again.reproducer_note])
@@ -69,33 +96,55 @@ class Explainer:
         return _blame_weights(finding, weights or []), again.snapshot
 
     def part_of_this_rank(self, finding: Finding) -> tuple[Finding, Snapshot | None]:
-        """A finding of another rank, with what this one has of the last call that both have made together; ``None`` if there is none."""
-        context = next((each for each in reversed(self._contexts.kept) if each.talks and not each.obstacle), None)
+        """A finding of another rank, with what this one has of the last call that both have made
+        together; ``None`` if there is none.
+        """
+        context = next(
+            (each for each in reversed(self._contexts.kept) if each.talks and not each.obstacle),
+            None,
+        )
         if context is None:
             return finding, None
         part = part_of_this_rank(context, context.talks)
         return replace(finding, reproducer_notes=[part.reproducer_note]), part.snapshot
 
     def origins_again(self, finding: Finding, notes: Sequence[Note]) -> list[Finding] | None:
-        """What the operators of the module in which something began tell of it, when the call is run again.
+        """What the operators of the module in which something began tell of it, when the call is
+        run again.
 
         Returns:
-            Nothing of an Inf alone that something was filled with, which is legal; ``None`` if they cannot tell.
+            Nothing of an Inf alone that something was filled with, which is legal; ``None`` if they
+            cannot tell.
         """
         module = self._modules.named.get(finding.name)
-        if finding.direction is not Direction.FORWARD or finding.site not in _OF_ITS_OWN or not finding.origin or module is None:
+        if (
+            finding.direction is not Direction.FORWARD
+            or finding.site not in _OF_ITS_OWN
+            or not finding.origin
+            or module is None
+        ):
             return None
         context = self._context_of(finding, notes)
         if context is None or any(map(_is_spoilt, module.parameters())):
             return None
-        found = origins_again(context, finding, self._modules, self._contexts.versions(), self._limits)
+        found = origins_again(
+            context, finding, self._modules, self._contexts.versions(), self._limits
+        )
         return None if not found and not set(finding.kinds) <= INFINITE else found
 
     def has_spoilt_a_buffer(self) -> bool:
         """Whether a buffer is not finite that was when a call of this step began."""
-        buffers = {name: tensor for kind, name, tensor in self._modules.tensors() if kind == "buffers"}
-        pairs = ((copy, buffers.get(name)) for context in self._contexts.kept for name, copy in context.buffers.items())
-        return any(now is not None and not _is_finite(now) and _is_finite(copy) for copy, now in pairs)
+        buffers = {
+            name: tensor for kind, name, tensor in self._modules.tensors() if kind == "buffers"
+        }
+        pairs = (
+            (copy, buffers.get(name))
+            for context in self._contexts.kept
+            for name, copy in context.buffers.items()
+        )
+        return any(
+            now is not None and not _is_finite(now) and _is_finite(copy) for copy, now in pairs
+        )
 
     def _context_of(self, finding: Finding, notes: Sequence[Note]) -> Context | None:
         """The outermost call of a finding; ``None`` of a sum over several."""
@@ -127,25 +176,44 @@ def _first_places(finding: Finding, context: Context) -> list[str]:
             places = (~torch.isfinite(part.detach())).nonzero()
             if len(places):
                 rows = len(torch.unique(places[:, 0]))
-                notes.append(f"input {entry.path}: the first at index {places[0].tolist()}; in {rows} of {len(part)} along its first axis")
+                notes.append(
+                    f"input {entry.path}: the first at index {places[0].tolist()}; in {rows} of"
+                    f" {len(part)} along its first axis"
+                )
     return notes
 
 
 def _weights_at(
     finding: Finding, module: nn.Module, notes: Sequence[Note], context: Context | None, same: bool
 ) -> list[TensorRange] | None:
-    """What a call had of weights and buffers: its module's own, and those of modules in it that were not called, whose it may use.
+    """What a call had of weights and buffers: its module's own, and those of modules in it that
+    were not called, whose it may use.
 
     Args:
         same: whether the parameters are the ones that the call had.
 
     Returns:
-        All of them as they were when it began; ``None`` if some were not looked at then, and are others now.
+        All of them as they were when it began; ``None`` if some were not looked at then, and are
+        others now.
     """
     prefix = f"{finding.name}." if finding.name else ""
-    began = next((each for each in notes if each.what is What.BEGAN and each.place.key == (finding.name, finding.call)), None)
-    entry = [extrema.range_of(role, path) for role, path, extrema in began.parts if role != "input"] if began is not None else []
-    known, called = {each.path for each in entry}, {each.place.name for each in notes if each.what is What.BEGAN}
+    began = next(
+        (
+            each
+            for each in notes
+            if each.what is What.BEGAN and each.place.key == (finding.name, finding.call)
+        ),
+        None,
+    )
+    entry = (
+        [extrema.range_of(role, path) for role, path, extrema in began.parts if role != "input"]
+        if began is not None
+        else []
+    )
+    known, called = (
+        {each.path for each in entry},
+        {each.place.name for each in notes if each.what is What.BEGAN},
+    )
     before = context.buffers if context is not None else {}
     for owner, child in module.named_modules():
         if owner and prefix + owner in called:
@@ -165,7 +233,9 @@ def _weights_at(
 def _blame_weights(finding: Finding, weights: Sequence[TensorRange]) -> Finding:
     """If a module's own weights are not finite, they are the origin."""
     bad = [entry for entry in weights if not entry.finite]
-    bad = [entry for entry in bad if entry.role == "weight" or math.isnan(entry.abs_max)]  # a buffer may well hold a mask of -Inf
+    bad = [
+        entry for entry in bad if entry.role == "weight" or math.isnan(entry.abs_max)
+    ]  # a buffer may well hold a mask of -Inf
     made_of = [entry for entry in finding.operator_tensors if entry.role == "input"]
     if not bad or (made_of and all(entry.finite for entry in made_of)):
         return finding
@@ -173,12 +243,21 @@ def _blame_weights(finding: Finding, weights: Sequence[TensorRange]) -> Finding:
 
 
 def _refined(finding: Finding, again: Finding) -> Finding:
-    """With what the second run knows better: the operator and its source line, and where it was, if that is another place."""
+    """With what the second run knows better: the operator and its source line, and where it was, if
+    that is another place.
+    """
     place = (finding.name, finding.call, finding.near)
-    if finding.site in (Site.MODULE, Site.GLUE, Site.SUM) and place != (again.name, again.call, again.near):
+    if finding.site in (Site.MODULE, Site.GLUE, Site.SUM) and place != (
+        again.name,
+        again.call,
+        again.near,
+    ):
         finding = replace(
             finding.noting(f"by outputs alone it was first seen in {finding.place}"),
-            **{name: getattr(again, name) for name in ("name", "call", "type", "site", "near", "kinds", "cause")},
+            **{
+                name: getattr(again, name)
+                for name in ("name", "call", "type", "site", "near", "kinds", "cause")
+            },
         )
     return replace(
         finding.noting(*again.notes),

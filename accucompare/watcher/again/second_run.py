@@ -1,9 +1,9 @@
 """Running a step again, to see what made a value that is not finite: by which operator, from what.
 
-While a step runs, only what is needed to run it again is kept of it: copies of what outermost calls were given, the states of the random
-generators, and the buffers. When something is found, those calls run again, hooks on operators included. Afterwards the random
-generators, the buffers, plain attributes of modules and gradients are what they were; parameters never change.
-"""
+While a step runs, only what is needed to run it again is kept of it: copies of what outermost calls
+were given, the states of the random generators, and the buffers. When something is found, those
+calls run again, hooks on operators included. Afterwards the random generators, the buffers, plain
+attributes of modules and gradients are what they were; parameters never change."""
 
 from __future__ import annotations
 
@@ -19,11 +19,29 @@ from msgspec.structs import replace
 
 from accucompare import devices
 from accucompare.bundle.format import display_name
-from accucompare.findings.log import FLAG, MINUS, NAN, PLUS, Direction, Finding, Site, WatchLimits, What, kinds_of
+from accucompare.findings.log import (
+    FLAG,
+    MINUS,
+    NAN,
+    PLUS,
+    Direction,
+    Finding,
+    Site,
+    WatchLimits,
+    What,
+    kinds_of,
+)
 from accucompare.findings.origins import find_origins
 from accucompare.live.around import TalksError, silence
 from accucompare.live.autograd import register_first_hook
-from accucompare.live.modules import Modules, in_backward, listens, plain_numbers, points, set_attributes
+from accucompare.live.modules import (
+    Modules,
+    in_backward,
+    listens,
+    plain_numbers,
+    points,
+    set_attributes,
+)
 from accucompare.live.numerics import autocast_now, autocast_then
 from accucompare.live.operators import RandomState, random_state_kept
 from accucompare.live.values import leaves
@@ -42,7 +60,8 @@ class SecondRun:
     """What a second run has shown.
 
     Attributes:
-        finding: the same finding, with the operator that made it; ``None`` if it did not show again.
+        finding: the same finding, with the operator that made it; ``None`` if it did not show
+            again.
         snapshot: what the module call was given.
         note: why there is no second run, or how it differs; empty if all is well.
         reproducer_note: why there can be no reproducer of it; empty if there can.
@@ -57,7 +76,12 @@ class SecondRun:
 
 
 def second_run(
-    context: Context, finding: Finding, notes: Sequence[Note], modules: Modules, versions: list[int], limits: WatchLimits
+    context: Context,
+    finding: Finding,
+    notes: Sequence[Note],
+    modules: Modules,
+    versions: list[int],
+    limits: WatchLimits,
 ) -> SecondRun:
     """Run an outermost call again, and its backward if the finding is one's.
 
@@ -66,7 +90,8 @@ def second_run(
         finding: to be explained.
         notes: of the step itself, which is believed where the second run differs.
         modules: of the model.
-        versions: of the parameters now: if they were written into since, the call would be another one.
+        versions: of the parameters now: if they were written into since, the call would be another
+            one.
         limits: what is a finding.
     """
     backward = finding.direction is Direction.BACKWARD
@@ -76,47 +101,92 @@ def second_run(
     if context.talks:
         return part_of_this_rank(context, context.talks)
     if backward and not context.grads:
-        return SecondRun(note="the backward was not run again: no gradient arrived at what the model gave")
+        return SecondRun(
+            note="the backward was not run again: no gradient arrived at what the model gave"
+        )
     try:
         with _nothing_changed(context, modules):
             overflowed = devices.backend(context.device.type).overflowed
-            flagged = functools.partial(overflowed, context.device) if FLAG in finding.kinds else None
+            flagged = (
+                functools.partial(overflowed, context.device) if FLAG in finding.kinds else None
+            )
             again, differs = None, ""
-            for with_backward in (True,) if backward else (False, True) if context.grads else (False,):  # it may show there only
-                watcher = _SecondWatcher(modules, context, Scope(frames=True, operators=True, lines=with_backward), overflowed=flagged)
+            for with_backward in (
+                (True,) if backward else (False, True) if context.grads else (False,)
+            ):  # it may show there only
+                watcher = _SecondWatcher(
+                    modules,
+                    context,
+                    Scope(frames=True, operators=True, lines=with_backward),
+                    overflowed=flagged,
+                )
                 watcher.run_again(with_backward)
-                findings = find_origins([each.read() for each in watcher.notes], finding.step, limits, True)
-                again = again or _same([each for each in findings if not _was_finite(each, notes)], finding)
+                findings = find_origins(
+                    [each.read() for each in watcher.notes], finding.step, limits, True
+                )
+                again = again or _same(
+                    [each for each in findings if not _was_finite(each, notes)], finding
+                )
                 if backward:
-                    differs = _difference(notes[: finding.order], watcher.notes if again is None else watcher.notes[: again.order])
+                    differs = _difference(
+                        notes[: finding.order],
+                        watcher.notes if again is None else watcher.notes[: again.order],
+                    )
                 if again is not None:
                     break
             if again is None and finding.site is Site.SUM:
-                return SecondRun(reproducer_note="none, for one call does not show a sum over several")
-            if differs and (again is None or (again.name, again.call, again.near) != (finding.name, finding.call, finding.near)):
+                return SecondRun(
+                    reproducer_note="none, for one call does not show a sum over several"
+                )
+            if differs and (
+                again is None
+                or (again.name, again.call, again.near)
+                != (finding.name, finding.call, finding.near)
+            ):
                 return SecondRun(note=differs)
             if again is None:
-                reason = "the model or its device may not be deterministic" + (", or a hook on a tensor has made it" if backward else "")
-                return SecondRun(note=f"it did not show when the step was run again: {reason}", showed=False)
+                reason = "the model or its device may not be deterministic" + (
+                    ", or a hook on a tensor has made it" if backward else ""
+                )
+                return SecondRun(
+                    note=f"it did not show when the step was run again: {reason}", showed=False
+                )
             if differs:
                 again = replace(again.noting(differs), tensors=finding.tensors, kinds=finding.kinds)
             watcher = _SecondWatcher(modules, context, Scope(), (again.name, again.call))
             watcher.sees_returns = True
             watcher.run_again(backward)
-            if again.direction is Direction.FORWARD and again.site is Site.MODULE and FLAG not in again.kinds and not watcher.returned_it:
-                return SecondRun(again, reproducer_note="none, for a hook on the module made it, and not the module itself")
+            if (
+                again.direction is Direction.FORWARD
+                and again.site is Site.MODULE
+                and FLAG not in again.kinds
+                and not watcher.returned_it
+            ):
+                return SecondRun(
+                    again,
+                    reproducer_note=(
+                        "none, for a hook on the module made it, and not the module itself"
+                    ),
+                )
             return SecondRun(again, watcher.snapshot)
     except TalksError as error:
         return part_of_this_rank(context, f"talks to other ranks ({error})")
     except Exception as error:  # whatever a model may raise when it is called once more
-        return SecondRun(note=f"the step could not be run again: {type(error).__name__}: {_first_line(error)}")
+        return SecondRun(
+            note=f"the step could not be run again: {type(error).__name__}: {_first_line(error)}"
+        )
 
 
 def part_of_this_rank(context: Context, talks: str) -> SecondRun:
     """What this rank has of a call that needs others."""
     what = display_name(context.name)
-    has = f"it holds what this rank has of {what}: inputs, weights, random states; to run it, every rank is needed, for it {talks}"
-    return SecondRun(snapshot=context, note=f"the step was not run again: {what} {talks}", reproducer_note=has)
+    has = (
+        f"it holds what this rank has of {what}: inputs, weights, random states; to run it, every"
+        f" rank is needed, for it {talks}"
+    )
+    return SecondRun(
+        snapshot=context, note=f"the step was not run again: {what} {talks}", reproducer_note=has
+    )
 
 
 def _obstacle(context: Context, modules: Modules, versions: list[int]) -> str:
@@ -128,12 +198,14 @@ def _obstacle(context: Context, modules: Modules, versions: list[int]) -> str:
     return context.obstacle
 
 
-def origins_again(context: Context, finding: Finding, modules: Modules, versions: list[int], limits: WatchLimits) -> list[Finding] | None:
+def origins_again(
+    context: Context, finding: Finding, modules: Modules, versions: list[int], limits: WatchLimits
+) -> list[Finding] | None:
     """Run a forward again and find, by its operators, the origins in the module of a finding.
 
     Returns:
-        None of an Inf that something was filled with, which no operator has computed; ``None`` if the call cannot be run again, or what
-        it gives is finite then.
+        None of an Inf that something was filled with, which no operator has computed; ``None`` if
+        the call cannot be run again, or what it gives is finite then.
     """
     if context.talks or _obstacle(context, modules, versions):
         return None
@@ -145,10 +217,18 @@ def origins_again(context: Context, finding: Finding, modules: Modules, versions
         return None
     observations = [each.read() for each in watcher.notes]
     before_a_child = finding.near.startswith("before")  # then what the call gives may be finite
-    ends = [each for each in observations if each.what is What.ENDED and each.place.key == (finding.name, finding.call)]
+    ends = [
+        each
+        for each in observations
+        if each.what is What.ENDED and each.place.key == (finding.name, finding.call)
+    ]
     if not before_a_child and not any(kinds_of(each.tensors) for each in ends):
         return None
-    return [each for each in find_origins(observations, finding.step, limits, True) if each.origin and each.name == finding.name]
+    return [
+        each
+        for each in find_origins(observations, finding.step, limits, True)
+        if each.origin and each.name == finding.name
+    ]
 
 
 class _SecondWatcher(Watcher):
@@ -156,7 +236,8 @@ class _SecondWatcher(Watcher):
 
     Attributes:
         snapshot: what the call of the target was given.
-        returned_it: whether its forward, before hooks of the user's, has returned what is not finite, or saturated.
+        returned_it: whether its forward, before hooks of the user's, has returned what is not
+            finite, or saturated.
     """
 
     def __init__(
@@ -199,7 +280,9 @@ class _SecondWatcher(Watcher):
 
     def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         is_target = (call.name, call.index) == self._target
-        again_by_checkpoint = self.snapshot is not None and not self.snapshot.grad_enabled and in_backward()
+        again_by_checkpoint = (
+            self.snapshot is not None and not self.snapshot.grad_enabled and in_backward()
+        )
         if is_target and (self.snapshot is None or again_by_checkpoint):
             copied = copies_of(args, kwargs)
             self.snapshot = Snapshot(
@@ -210,7 +293,9 @@ class _SecondWatcher(Watcher):
                 kwargs=copied[1],
                 random=RandomState.now(self._context.device),
                 autocast=autocast_now(),
-                buffers={name: buffer.detach().clone() for name, buffer in call.module.named_buffers()},
+                buffers={
+                    name: buffer.detach().clone() for name, buffer in call.module.named_buffers()
+                },
                 grads={},
                 grad_enabled=torch.is_grad_enabled(),
                 numbers={module: plain_numbers(module) for module in call.module.modules()},
@@ -219,22 +304,38 @@ class _SecondWatcher(Watcher):
 
     def returned(self, call: WatchedCall, output: Any) -> None:
         if (call.name, call.index) == self._target:
-            self.returned_it = self.returned_it or any(is_bad(part, saturated=True) for _, part in leaves(output))
+            self.returned_it = self.returned_it or any(
+                is_bad(part, saturated=True) for _, part in leaves(output)
+            )
 
     def ended(self, call: WatchedCall, output: Any) -> None:
         if call.parent is None and not in_backward():
             self._give_real_gradients(output)
         super().ended(call, output)
         snapshot = self.snapshot
-        if snapshot is not None and (call.name, call.index) == self._target and torch.is_grad_enabled():
+        if (
+            snapshot is not None
+            and (call.name, call.index) == self._target
+            and torch.is_grad_enabled()
+        ):
             for path, part in leaves(output):
-                if isinstance(part, torch.Tensor) and part.requires_grad and part.grad_fn is not None:
+                if (
+                    isinstance(part, torch.Tensor)
+                    and part.requires_grad
+                    and part.grad_fn is not None
+                ):
                     part.register_hook(functools.partial(_keep, snapshot.grads, path))  # type: ignore[no-untyped-call]
 
     def _give_real_gradients(self, output: Any) -> None:
-        """Pin each output's gradient to the recorded one; otherwise an output that feeds another one is counted twice."""
+        """Pin each output's gradient to the recorded one; otherwise an output that feeds another
+        one is counted twice.
+        """
         for path, part in leaves(output):
-            if path in self._context.grads and isinstance(part, torch.Tensor) and part.requires_grad:
+            if (
+                path in self._context.grads
+                and isinstance(part, torch.Tensor)
+                and part.requires_grad
+            ):
                 real = always(self._context.grads[path])
                 register_first_hook(part, real)  # before those of the calls in it
                 part.register_hook(real)  # type: ignore[no-untyped-call]  # and after those of the user's, which it has been through
@@ -242,8 +343,16 @@ class _SecondWatcher(Watcher):
     def _backward(self, output: Any, given: Any) -> None:
         grads = self._context.grads
         outputs = [(part, grads[path]) for path, part in leaves(output) if path in grads]
-        inputs = [part for _, part in leaves(given) if isinstance(part, torch.Tensor) and part.requires_grad]
-        inputs += [parameter for parameter in self._modules.named[""].parameters() if parameter.requires_grad]
+        inputs = [
+            part
+            for _, part in leaves(given)
+            if isinstance(part, torch.Tensor) and part.requires_grad
+        ]
+        inputs += [
+            parameter
+            for parameter in self._modules.named[""].parameters()
+            if parameter.requires_grad
+        ]
         tensors, arrived = [part for part, _ in outputs], [grad.clone() for _, grad in outputs]
         if self.snapshot is not None and self._target == (self._context.name, self._context.call):
             self.snapshot.grads.update({path: grad.clone() for path, grad in grads.items()})
@@ -257,19 +366,31 @@ class _SecondWatcher(Watcher):
 
 @contextlib.contextmanager
 def _nothing_changed(context: Context, modules: Modules, backward: bool = True) -> Iterator[None]:
-    """Put back, at the end, all that running a model again may change; ``backward``: whether that is run, too."""
-    buffers = {(prefix, name): value for prefix, module in modules.named.items() for name, value in module._buffers.items()}
+    """Put back, at the end, all that running a model again may change; ``backward``: whether that
+    is run, too.
+    """
+    buffers = {
+        (prefix, name): value
+        for prefix, module in modules.named.items()
+        for name, value in module._buffers.items()
+    }
     attributes = {module: dict(vars(module)) for module in modules.named.values()}
     parameters = list(modules.named[""].parameters())
     grads = [parameter.grad for parameter in parameters]
-    mains = [(main, main.clone()) for each in parameters if backward and isinstance(main := getattr(each, MAIN_GRAD, None), torch.Tensor)]
+    mains = [
+        (main, main.clone())
+        for each in parameters
+        if backward and isinstance(main := getattr(each, MAIN_GRAD, None), torch.Tensor)
+    ]
     for parameter in parameters:
         parameter.grad = None
     try:
         with (
             random_state_kept(context.device),
             silence(),
-            torch.autograd.set_detect_anomaly(context.grad_enabled, check_nan=False),  # it notes the source line of each node
+            torch.autograd.set_detect_anomaly(
+                context.grad_enabled, check_nan=False
+            ),  # it notes the source line of each node
         ):
             yield
     finally:
@@ -285,26 +406,49 @@ def _nothing_changed(context: Context, modules: Modules, backward: bool = True) 
 
 
 def _same(findings: list[Finding], finding: Finding) -> Finding | None:
-    """The origin that the second run shows for a finding: it may know better where in the same pass it began."""
-    origins = [each for each in findings if each.origin and each.direction is finding.direction and each.site is not Site.LOSS]
-    exact = (each for each in origins if (each.name, each.call, each.near) == (finding.name, finding.call, finding.near))
+    """The origin that the second run shows for a finding: it may know better where in the same pass
+    it began.
+    """
+    origins = [
+        each
+        for each in findings
+        if each.origin and each.direction is finding.direction and each.site is not Site.LOSS
+    ]
+    exact = (
+        each
+        for each in origins
+        if (each.name, each.call, each.near) == (finding.name, finding.call, finding.near)
+    )
     return next(exact, origins[0] if origins else None)
 
 
 def _was_finite(finding: Finding, notes: Sequence[Note]) -> bool:
-    """Whether the step itself has seen what a finding of the second run is about, and it was finite."""
+    """Whether the step itself has seen what a finding of the second run is about, and it was
+    finite.
+    """
     backward = finding.direction is Direction.BACKWARD
-    if not _NOT_FINITE & set(finding.kinds) or finding.site not in (Site.MODULE, Site.GLUE) or (not backward and finding.near):
+    if (
+        not _NOT_FINITE & set(finding.kinds)
+        or finding.site not in (Site.MODULE, Site.GLUE)
+        or (not backward and finding.near)
+    ):
         return False
     what, operator = (What.GRADIENT, finding.operator) if backward else (What.ENDED, "")
     observations = [
-        each for each in notes if each.what is what and each.place.key == (finding.name, finding.call) and each.operator == operator
+        each
+        for each in notes
+        if each.what is what
+        and each.place.key == (finding.name, finding.call)
+        and each.operator == operator
     ]
-    return bool(observations) and all(extrema.finite for each in observations for *_, extrema in each.parts)
+    return bool(observations) and all(
+        extrema.finite for each in observations for *_, extrema in each.parts
+    )
 
 
 def _difference(notes: Sequence[Note], noted_again: Sequence[Note]) -> str:
-    """How gradients of the step differ from those of the second run, in a sentence; empty if they do not.
+    """How gradients of the step differ from those of the second run, in a sentence; empty if they
+    do not.
 
     A hook that the user has put on a tensor of the step is not there in the second run.
     """
@@ -313,8 +457,13 @@ def _difference(notes: Sequence[Note], noted_again: Sequence[Note]) -> str:
         table: dict[tuple[Any, ...], list[tuple[Note, float]]] = {}
         for each in notes:
             if each.what is What.GRADIENT:
-                largest = max((max(abs(extrema.low), abs(extrema.high)) for *_, extrema in each.parts), default=0.0)
-                table.setdefault((each.place.key, each.operator, each.near), []).append((each, largest))
+                largest = max(
+                    (max(abs(extrema.low), abs(extrema.high)) for *_, extrema in each.parts),
+                    default=0.0,
+                )
+                table.setdefault((each.place.key, each.operator, each.near), []).append(
+                    (each, largest)
+                )
         return table
 
     others = gradients(noted_again)
@@ -323,14 +472,17 @@ def _difference(notes: Sequence[Note], noted_again: Sequence[Note]) -> str:
             if len(own) == len(others[key]) and not math.isclose(largest, other, rel_tol=_ALIKE):
                 where = f"{display_name(each.place.name)} ({each.operator})"
                 return (
-                    f"the second run differs, and the step is believed: the largest gradient in {where} was {largest:.4g} in the step and "
-                    f"{other:.4g} in the second run, where hooks on tensors of the step are missing"
+                    "the second run differs, and the step is believed: the largest gradient in"
+                    f" {where} was {largest:.4g} in the step and {other:.4g} in the second run,"
+                    " where hooks on tensors of the step are missing"
                 )
     return ""
 
 
 def _checkpoints_reentrantly(outputs: list[torch.Tensor]) -> bool:
-    """Whether there is activation checkpointing of the kind that cannot be asked for gradients of chosen tensors."""
+    """Whether there is activation checkpointing of the kind that cannot be asked for gradients of
+    chosen tensors.
+    """
     nodes, visited = [tensor.grad_fn for tensor in outputs], set()
     while nodes:
         node = nodes.pop()

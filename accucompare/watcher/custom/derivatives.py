@@ -1,10 +1,11 @@
 """Whether the backward of a custom autograd Function is the derivative of its forward.
 
-A Function is called again with the arguments that a run gave it, in float64. For random directions v of an argument and u of an output,
-<u, f(x + hv) - f(x - hv)> / 2h is compared with <backward(u), v>. The error is relative to that derivative alone, argument by argument, so
-that neither a large module nor a small gradient hides it. ``torch.autograd.gradcheck`` has an absolute tolerance instead: its fast mode
-passes a backward of the wrong sign where derivatives are small, and the time of its slow mode is square in the size.
-"""
+A Function is called again with the arguments that a run gave it, in float64. For random directions
+v of an argument and u of an output, <u, f(x + hv) - f(x - hv)> / 2h is compared with <backward(u),
+v>. The error is relative to that derivative alone, argument by argument, so that neither a large
+module nor a small gradient hides it. ``torch.autograd.gradcheck`` has an absolute tolerance
+instead: its fast mode passes a backward of the wrong sign where derivatives are small, and the time
+of its slow mode is square in the size."""
 
 from __future__ import annotations
 
@@ -22,20 +23,26 @@ from accucompare.findings.checklist import CheckOutcome, failed, not_looked_at, 
 from accucompare.live.modules import has_setup
 from accucompare.live.values import leaves, replaced
 
-#: Random directions of each argument. With fewer, a fault in a small part of a tensor may be missed; time permitting, so many are taken.
+# : Random directions of each argument. With fewer, a fault in a small part of a tensor may be
+# missed; time permitting, so many are taken.
 _DIRECTIONS, _FEWEST = 8, 2
 #: Seconds for one form of a Function.
 SECONDS = 20.0
-#: Steps h, in units of the argument's median, in the order in which they are tried. In float64 the first has 1e-8 of truncation and
-#: 1e-12 of rounding; a forward that computes in float32 inside needs a larger one, and one with kinks a smaller one.
+# : Steps h, in units of the argument's median, in the order in which they are tried. In float64 the
+# first has 1e-8 of truncation and : 1e-12 of rounding; a forward that computes in float32 inside
+# needs a larger one, and one with kinks a smaller one.
 _STEPS = (1e-4, 1e-2, 1e-6, 1e-8)
-#: The largest relative error that passes. In float64 right ones have 1e-7 (measured), and a factor of 1.001 has 1e-3.
+# : The largest relative error that passes. In float64 right ones have 1e-7 (measured), and a factor
+# of 1.001 has 1e-3.
 _TOLERANCE = 1e-5
-#: An error is also allowed to be so many times what half the step changes: the finite differences are no better than that.
+# : An error is also allowed to be so many times what half the step changes: the finite differences
+# are no better than that.
 _NOISE = 10.0
-#: If more would have to be allowed, finite differences are too coarse to tell anything. A wrong sign has 2, a factor of 1.02 has 0.02.
+# : If more would have to be allowed, finite differences are too coarse to tell anything. A wrong
+# sign has 2, a factor of 1.02 has 0.02.
 _COARSEST = 1e-2
-#: How far inputs are moved for the second look, in units of the argument's median: beside a kink, a function has a derivative.
+# : How far inputs are moved for the second look, in units of the argument's median: beside a kink,
+# a function has a derivative.
 _BESIDE = 1e-3
 #: Two calls with the same arguments may differ by so much: sums of several threads.
 _REPEATS = 1e-9
@@ -67,7 +74,8 @@ class _Error:
 
     Attributes:
         argument: which.
-        error: relative to the derivative: 0 where it is right, 2 where it has the wrong sign; NaN where differences are not finite.
+        error: relative to the derivative: 0 where it is right, 2 where it has the wrong sign; NaN
+            where differences are not finite.
         allowed: by tolerance, and by what the differences are worth.
         factor: of the gradient on the derivative, if that is all; else ``None``.
         missing: whether the backward gives none.
@@ -91,12 +99,18 @@ class _Error:
 
     def __str__(self) -> str:
         if not self.seen:
-            return f"the output does not depend on {self.argument}, and the backward gives it a gradient"
+            return (
+                f"the output does not depend on {self.argument}, and the backward gives it a"
+                " gradient"
+            )
         if self.missing:
             return f"the backward gives no gradient of {self.argument}, on which the output depends"
         if self.factor is not None:
             digits = math.ceil(-math.log10(self.allowed))
-            return f"the gradient of {self.argument} is {round(self.factor, digits):g} times the derivative"
+            return (
+                f"the gradient of {self.argument} is {round(self.factor, digits):g} times the"
+                " derivative"
+            )
         return f"the gradient of {self.argument} is off by {self.error:.1e} of the derivative"
 
 
@@ -104,8 +118,12 @@ class _UnfitError(Exception):
     """A Function that cannot be checked, and why."""
 
 
-def check_function(applied: AppliedFunction, seed: int = 0, seconds: float = SECONDS) -> CheckOutcome:
-    """Check one form of a custom Function in float64; in the types that it was given, where it does not run in that."""
+def check_function(
+    applied: AppliedFunction, seed: int = 0, seconds: float = SECONDS
+) -> CheckOutcome:
+    """Check one form of a custom Function in float64; in the types that it was given, where it does
+    not run in that.
+    """
     try:
         return _checked(_Call(applied, torch.float64, seed), seconds)
     except _UnfitError as error:
@@ -123,23 +141,41 @@ def check_function(applied: AppliedFunction, seed: int = 0, seconds: float = SEC
 
 
 def _checked(call: _Call, seconds: float) -> CheckOutcome:
-    """Compare at the recorded inputs; if they disagree, beside them as well, where a kink has no part in it."""
+    """Compare at the recorded inputs; if they disagree, beside them as well, where a kink has no
+    part in it.
+    """
     begun = time.monotonic()
     errors, notes = _errors(call, seconds)
     words = "; ".join(notes)
     if not errors:
         raise _UnfitError(words or "it has no output with a gradient")
     if not any(each.coarse or each.wrong for each in errors):
-        return passed("; ".join([f"its backward is the derivative of its forward, to {max(each.allowed for each in errors):.0e}", *notes]))
+        return passed(
+            "; ".join(
+                [
+                    (
+                        "its backward is the derivative of its forward, to"
+                        f" {max(each.allowed for each in errors):.0e}"
+                    ),
+                    *notes,
+                ]
+            )
+        )
     beside, _ = _errors(call.beside(), max(seconds - (time.monotonic() - begun), seconds / 4))
     wrong, wrong_beside = ([each for each in some if each.wrong] for some in (errors, beside))
     if beside and not any(each.coarse or each.wrong for each in beside):
         how = str(wrong[0]) if wrong else "finite differences tell nothing"
-        return warned(f"its backward is the derivative beside the recorded inputs; at them, as at a kink, {how}")
+        return warned(
+            "its backward is the derivative beside the recorded inputs; at them, as at a kink,"
+            f" {how}"
+        )
     if wrong or wrong_beside:
         return failed("; ".join(dict.fromkeys(map(str, wrong or wrong_beside))))
     coarse = next(each for each in errors if each.coarse)
-    raise _UnfitError(f"finite differences of {coarse.argument} are too coarse to tell: it has jumps, or computes in few digits")
+    raise _UnfitError(
+        f"finite differences of {coarse.argument} are too coarse to tell: it has jumps, or computes"
+        " in few digits"
+    )
 
 
 def _errors(call: _Call, seconds: float) -> tuple[list[_Error], list[str]]:
@@ -149,20 +185,30 @@ def _errors(call: _Call, seconds: float) -> tuple[list[_Error], list[str]]:
     taken = time.monotonic() - begun
     again = call.forward()
     if any(_distance(one, other) > _REPEATS for one, other in zip(outputs, again, strict=True)):
-        raise _UnfitError("it gives other values when it is called again with the same arguments and the same seed")
+        raise _UnfitError(
+            "it gives other values when it is called again with the same arguments and the same"
+            " seed"
+        )
     names, together = list(call.floating), call.joint()
     count = int(seconds / max(4 * taken * len(names), 1e-9))
     if count < _FEWEST:
-        raise _UnfitError(f"one call takes {taken:.1f} s, and {4 * _FEWEST * len(names)} are needed; give a case with smaller inputs")
+        raise _UnfitError(
+            f"one call takes {taken:.1f} s, and {4 * _FEWEST * len(names)} are needed; give a case"
+            " with smaller inputs"
+        )
     notes, found = [], []
     looks = [_Look(call, together, outputs, number) for number in range(min(count, _DIRECTIONS))]
     if not looks[0].differentiable:
         return [], ["none of its outputs has a gradient"]
     for name in names:
         gradients = [look.gradients.get(name) for look in looks]
-        gone = name not in together or all(part is None for each in gradients if each is not None for part in each)
+        gone = name not in together or all(
+            part is None for each in gradients if each is not None for part in each
+        )
         if gone and name not in call.asked:
-            notes.append(f"it gives no gradient of {call.argument(name)}, and the run asks for none")
+            notes.append(
+                f"it gives no gradient of {call.argument(name)}, and the run asks for none"
+            )
             continue
         found += _of_argument(call, name, looks)
     for name in call.asked if len(call.asked) > 1 else ():
@@ -171,9 +217,13 @@ def _errors(call: _Call, seconds: float) -> tuple[list[_Error], list[str]]:
 
 
 class _Call:
-    """A Function with its arguments, to be called again: floating ones in float64, or (``dtype`` is ``None``) as they were."""
+    """A Function with its arguments, to be called again: floating ones in float64, or (``dtype`` is
+    ``None``) as they were.
+    """
 
-    def __init__(self, applied: AppliedFunction, dtype: torch.dtype | None, seed: int, moved_by: float = 0.0) -> None:
+    def __init__(
+        self, applied: AppliedFunction, dtype: torch.dtype | None, seed: int, moved_by: float = 0.0
+    ) -> None:
         self._applied, self._dtype, self._seed, self._moved_by = applied, dtype, seed, moved_by
         generator = torch.Generator().manual_seed(seed)
         #: Floating tensors among the arguments themselves, by path: autograd sees no others.
@@ -181,10 +231,14 @@ class _Call:
         self._others: dict[str, torch.Tensor] = {}
         self.asked: list[str] = []
         for path, value in leaves((applied.args, applied.kwargs)):
-            if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+            if not isinstance(value, torch.Tensor) or not (
+                value.is_floating_point() or value.is_complex()
+            ):
                 continue
             if value.layout is not torch.strided:
-                raise _UnfitError(f"it is given a {str(value.layout).removeprefix('torch.')} tensor")
+                raise _UnfitError(
+                    f"it is given a {str(value.layout).removeprefix('torch.')} tensor"
+                )
             wide = value.detach()
             if dtype is not None:
                 wide = wide.to(torch.complex128 if value.is_complex() else dtype)
@@ -203,14 +257,21 @@ class _Call:
         """The same a little beside the recorded inputs."""
         return _Call(self._applied, self._dtype, self._seed, _BESIDE)
 
-    def forward(self, point: dict[str, torch.Tensor] | None = None, wanted: Sequence[str] = ()) -> list[torch.Tensor]:
-        """Its floating outputs, at a point in place of its own arguments, with the gradients of the wanted ones to follow."""
+    def forward(
+        self, point: dict[str, torch.Tensor] | None = None, wanted: Sequence[str] = ()
+    ) -> list[torch.Tensor]:
+        """Its floating outputs, at a point in place of its own arguments, with the gradients of the
+        wanted ones to follow.
+        """
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(self._seed)
             return self._forward({**self.floating, **(point or {})}, wanted)
 
     def _forward(self, point: dict[str, torch.Tensor], wanted: Sequence[str]) -> list[torch.Tensor]:
-        self.given = {name: value.detach().clone().requires_grad_(name in wanted) for name, value in point.items()}
+        self.given = {
+            name: value.detach().clone().requires_grad_(name in wanted)
+            for name, value in point.items()
+        }
         # it may write into what it is given, which no leaf that has a gradient allows
         copies = {name: value.clone() for name, value in {**self.given, **self._others}.items()}
         plain = {
@@ -224,20 +285,30 @@ class _Call:
         found = [value for _, value in leaves(result) if isinstance(value, torch.Tensor)]
         return [value for value in found if value.is_floating_point() or value.is_complex()]
 
-    def backward(self, along: Sequence[torch.Tensor], wanted: Sequence[str]) -> dict[str, torch.Tensor | None]:
+    def backward(
+        self, along: Sequence[torch.Tensor], wanted: Sequence[str]
+    ) -> dict[str, torch.Tensor | None]:
         """The gradients of the wanted arguments, where its outputs have these."""
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(self._seed)
             outputs = self._forward(self.floating, wanted)
-            pairs = [(one, u.to(one.dtype)) for one, u in zip(outputs, along, strict=True) if one.requires_grad]
+            pairs = [
+                (one, u.to(one.dtype))
+                for one, u in zip(outputs, along, strict=True)
+                if one.requires_grad
+            ]
             if not pairs:
                 return dict.fromkeys(wanted)
             given = [self.given[name] for name in wanted]
-            gradients = torch.autograd.grad([one for one, _ in pairs], given, [u.clone() for _, u in pairs], allow_unused=True)
+            gradients = torch.autograd.grad(
+                [one for one, _ in pairs], given, [u.clone() for _, u in pairs], allow_unused=True
+            )
         return dict(zip(wanted, gradients, strict=True))
 
     def joint(self) -> list[str]:
-        """The arguments whose gradients are asked for together: all floating ones; where the backward refuses that, those of the run."""
+        """The arguments whose gradients are asked for together: all floating ones; where the
+        backward refuses that, those of the run.
+        """
         names = list(self.floating)
         if self.asked and names != self.asked:
             try:
@@ -253,7 +324,11 @@ class _Call:
             return f"argument {index}"
         forward = self._applied.function.forward
         try:
-            names = [each.name for each in inspect.signature(forward).parameters.values() if each.kind is not each.VAR_POSITIONAL]
+            names = [
+                each.name
+                for each in inspect.signature(forward).parameters.values()
+                if each.kind is not each.VAR_POSITIONAL
+            ]
         except (TypeError, ValueError):
             names = []
         names = names if has_setup(self._applied.function) else names[1:]
@@ -263,17 +338,24 @@ class _Call:
 class _Look:
     """Random directions of the outputs, and the gradients along them, of each output alone."""
 
-    def __init__(self, call: _Call, names: Sequence[str], outputs: Sequence[torch.Tensor], number: int) -> None:
+    def __init__(
+        self, call: _Call, names: Sequence[str], outputs: Sequence[torch.Tensor], number: int
+    ) -> None:
         self.generator = torch.Generator().manual_seed(number)
         self.along = [_direction(each, self.generator, scaled=False) for each in outputs]
-        self.differentiable = [at for at, each in enumerate(call.forward(wanted=names)) if each.requires_grad]
+        self.differentiable = [
+            at for at, each in enumerate(call.forward(wanted=names)) if each.requires_grad
+        ]
         self.gradients: dict[str, list[torch.Tensor | None]] = {name: [] for name in names}
         for at in self.differentiable:
             for name, gradient in call.backward(self.only(at), names).items():
                 self.gradients[name].append(gradient)
 
     def only(self, at: int) -> list[torch.Tensor]:
-        return [each if number == at else torch.zeros_like(each) for number, each in enumerate(self.along)]
+        return [
+            each if number == at else torch.zeros_like(each)
+            for number, each in enumerate(self.along)
+        ]
 
 
 def _of_argument(call: _Call, name: str, looks: Sequence[_Look]) -> list[_Error]:
@@ -288,18 +370,26 @@ def _of_argument(call: _Call, name: str, looks: Sequence[_Look]) -> list[_Error]
         ]
         for at in outputs:
             missing = all(look.gradients[name][at] is None for look in looks)
-            found[at].append(_compare([(whole[at], half[at]) for whole, half in pairs], call.argument(name), missing))
+            found[at].append(
+                _compare(
+                    [(whole[at], half[at]) for whole, half in pairs], call.argument(name), missing
+                )
+            )
         if all(each[-1].seen and each[-1].allowed <= _TOLERANCE for each in found.values()):
             break
-    # of a step that changes nothing, only all steps together tell that nothing changes: some may be lost in few digits
+    # of a step that changes nothing, only all steps together tell that nothing changes: some may be
+    # lost in few digits
     return [min(each, key=lambda error: (not error.seen, error.allowed)) for each in found.values()]
 
 
-#: Of one output along one direction: by finite differences, by the backward, and how much of the former is rounding.
+# : Of one output along one direction: by finite differences, by the backward, and how much of the
+# former is rounding.
 _Slopes = tuple[float, float, float]
 
 
-def _differences(call: _Call, name: str, direction: torch.Tensor, step: float, look: _Look) -> list[_Slopes]:
+def _differences(
+    call: _Call, name: str, direction: torch.Tensor, step: float, look: _Look
+) -> list[_Slopes]:
     value = call.floating[name]
     above, below = (value + (sign * step * direction).to(value.dtype) for sign in (1, -1))
     apart = _wide(above) - _wide(below)  # as it was rounded
@@ -311,29 +401,39 @@ def _differences(call: _Call, name: str, direction: torch.Tensor, step: float, l
         u, gradient = look.along[at], look.gradients[name][place]
         change = _wide(ahead[at]) - _wide(behind[at])
         change = torch.where(u == 0, torch.zeros_like(change), change)  # where it is not finite
-        rounding = torch.finfo(ahead[at].dtype).eps * float(torch.linalg.vector_norm(torch.nan_to_num(u * _wide(ahead[at]))))
+        rounding = torch.finfo(ahead[at].dtype).eps * float(
+            torch.linalg.vector_norm(torch.nan_to_num(u * _wide(ahead[at])))
+        )
         predicted = 0.0 if gradient is None else _dot(_wide(gradient), apart)
         slopes.append((_dot(u, change) / (2 * step), predicted / (2 * step), rounding / (2 * step)))
     return slopes
 
 
 def _compare(pairs: Sequence[tuple[_Slopes, _Slopes]], argument: str, missing: bool) -> _Error:
-    """Of all directions together: the error, and by halving the step what the finite differences are worth."""
+    """Of all directions together: the error, and by halving the step what the finite differences
+    are worth.
+    """
     by_differences, by_backward = ([whole[which] for whole, _ in pairs] for which in (0, 1))
     changes, predicted = _rms(by_differences), _rms(by_backward)
     if not math.isfinite(changes + predicted):
         return _Error(argument, math.nan, math.inf)
     rounding = _ROUNDINGS * max(whole[2] for whole, _ in pairs)
     if changes <= rounding:
-        return _Error(argument, 0.0 if predicted <= rounding else 1.0, _TOLERANCE, None, missing, seen=False)
+        return _Error(
+            argument, 0.0 if predicted <= rounding else 1.0, _TOLERANCE, None, missing, seen=False
+        )
     size = max(changes, predicted)
     noise = _rms([whole[0] - half[0] for whole, half in pairs]) / size
     error = _rms([whole[0] - whole[1] for whole, _ in pairs]) / size
     allowed = max(_TOLERANCE, _NOISE * noise)
     factor = None
     if squares := math.fsum(each * each for each in by_differences):
-        fitted = math.fsum(a * b for a, b in zip(by_differences, by_backward, strict=True)) / squares
-        left = _rms([b - fitted * a for a, b in zip(by_differences, by_backward, strict=True)]) / size
+        fitted = (
+            math.fsum(a * b for a, b in zip(by_differences, by_backward, strict=True)) / squares
+        )
+        left = (
+            _rms([b - fitted * a for a, b in zip(by_differences, by_backward, strict=True)]) / size
+        )
         factor = fitted if left <= allowed else None
     return _Error(argument, error, allowed, factor, missing)
 
@@ -347,15 +447,29 @@ def _alone(call: _Call, name: str, look: _Look, notes: list[str]) -> list[_Error
         try:
             alone = call.backward(look.only(at), [name])[name]
         except Exception as error:  # it does not go wrong in silence
-            notes.append(f"where only the gradient of {call.argument(name)} is asked for, the backward raises {type(error).__name__}")
+            notes.append(
+                f"where only the gradient of {call.argument(name)} is asked for, the backward"
+                f" raises {type(error).__name__}"
+            )
             return found
         if together is not None and (alone is None or _distance(alone, together) > _TOLERANCE):
-            found.append(_Error(where, 1.0 if alone is None else _distance(alone, together), _TOLERANCE, None, alone is None))
+            found.append(
+                _Error(
+                    where,
+                    1.0 if alone is None else _distance(alone, together),
+                    _TOLERANCE,
+                    None,
+                    alone is None,
+                )
+            )
     return found
 
 
-def _direction(value: torch.Tensor, generator: torch.Generator, scaled: bool = True) -> torch.Tensor:
-    """Random numbers like a tensor, as large as its median, or as its elements are where these are smaller; zero where it is not finite.
+def _direction(
+    value: torch.Tensor, generator: torch.Generator, scaled: bool = True
+) -> torch.Tensor:
+    """Random numbers like a tensor, as large as its median, or as its elements are where these are
+    smaller; zero where it is not finite.
 
     So what is positive stays so.
     """
@@ -390,4 +504,8 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _rms(values: Sequence[float]) -> float:
-    return math.sqrt(math.fsum(each * each for each in values) / len(values)) if all(map(math.isfinite, values)) else math.inf
+    return (
+        math.sqrt(math.fsum(each * each for each in values) / len(values))
+        if all(map(math.isfinite, values))
+        else math.inf
+    )

@@ -1,4 +1,6 @@
-"""Checks the custom autograd Functions that a case applies against finite differences: ``accucompare gradcheck``."""
+"""Checks the custom autograd Functions that a case applies against finite differences:
+``accucompare gradcheck``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import CaptureError, UsageError
 from accucompare.findings.checklist import CheckOutcome, not_looked_at
 from accucompare.findings.differences import FunctionGradients, GradientCheck
-from accucompare.live.modules import Modules, function_name, is_torchs, name_modules, observed_functions
+from accucompare.live.modules import (
+    Modules,
+    function_name,
+    is_torchs,
+    name_modules,
+    observed_functions,
+)
 from accucompare.live.numerics import eager_stance
 from accucompare.live.values import leaves, replaced
 from accucompare.recorder.session import Casting, build, moved
@@ -36,7 +44,8 @@ def check_gradients(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> GradientCheck:
-    """Build a case on the CPU, run its first forward and its loss, and check each custom autograd Function that was applied.
+    """Build a case on the CPU, run its first forward and its loss, and check each custom autograd
+    Function that was applied.
 
     Args:
         target: the case, see ``accucompare.case.load_case``.
@@ -62,28 +71,50 @@ def check_gradients(
         raise CaptureError(f"{built.name}: the model raised: {explain('cpu', error)}") from error
     selection = Selection.of(tuple(only), tuple(skip))
     if not any(selection.allows(name) for name in seen.called):
-        called = ", ".join([display_name(name) for name in seen.called[:5]] + ["…"] * (len(seen.called) > 5))
-        raise UsageError(f"{built.name}: no module that is called matches --only and --skip; called are {called}")
-    chosen = [each for each in seen.applied.values() if any(selection.allows(name) for name in each.modules)]
+        called = ", ".join(
+            [display_name(name) for name in seen.called[:5]] + ["…"] * (len(seen.called) > 5)
+        )
+        raise UsageError(
+            f"{built.name}: no module that is called matches --only and --skip; called are {called}"
+        )
+    chosen = [
+        each
+        for each in seen.applied.values()
+        if any(selection.allows(name) for name in each.modules)
+    ]
     found, begun = [], time.monotonic()
     for number, each in enumerate(chosen, 1):
         left = _SECONDS_IN_ALL - (time.monotonic() - begun)
-        late = not_looked_at(f"{_SECONDS_IN_ALL:g} seconds were over; give a case with smaller inputs, or --only")
-        found.append(_told(each, check_function(each, seed, min(left, SECONDS)) if left > 0 else late))
+        late = not_looked_at(
+            f"{_SECONDS_IN_ALL:g} seconds were over; give a case with smaller inputs, or --only"
+        )
+        found.append(
+            _told(each, check_function(each, seed, min(left, SECONDS)) if left > 0 else late)
+        )
         if progress is not None:
             progress(number, len(chosen))
     return GradientCheck([*found, *_unseen(values, seen)])
 
 
 def _told(applied: AppliedFunction, outcome: CheckOutcome) -> FunctionGradients:
-    tensors = (value for _, value in leaves((applied.args, applied.kwargs)) if isinstance(value, torch.Tensor))
-    given = ", ".join(f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in tensors)
-    return FunctionGradients(function_name(applied.function), tuple(applied.modules), applied.calls, given, outcome)
+    tensors = (
+        value
+        for _, value in leaves((applied.args, applied.kwargs))
+        if isinstance(value, torch.Tensor)
+    )
+    given = ", ".join(
+        f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in tensors
+    )
+    return FunctionGradients(
+        function_name(applied.function), tuple(applied.modules), applied.calls, given, outcome
+    )
 
 
 @dataclass
 class _Seen:
-    """What a run showed: the modules that were called, those that run now, and the Functions that were applied, by their forms."""
+    """What a run showed: the modules that were called, those that run now, and the Functions that
+    were applied, by their forms.
+    """
 
     called: list[str] = field(default_factory=list)
     running: list[str] = field(default_factory=list)
@@ -91,7 +122,9 @@ class _Seen:
 
     def add(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         parts = dict(leaves((args, kwargs)))
-        code = getattr(inspect.unwrap(function.forward), "__code__", None)  # a class may be made anew in each call
+        code = getattr(
+            inspect.unwrap(function.forward), "__code__", None
+        )  # a class may be made anew in each call
         form = (
             function_name(function),
             code,
@@ -99,7 +132,11 @@ class _Seen:
             *((path, _form_of(value)) for path, value in parts.items()),
         )
         if form not in self.applied:
-            copies = {path: _copied(value) for path, value in parts.items() if isinstance(value, torch.Tensor)}
+            copies = {
+                path: _copied(value)
+                for path, value in parts.items()
+                if isinstance(value, torch.Tensor)
+            }
             self.applied[form] = AppliedFunction(function, *replaced((args, kwargs), copies))
         found = self.applied[form]
         found.calls += 1
@@ -158,7 +195,16 @@ def _unseen(values: Any, seen: _Seen) -> Iterator[FunctionGradients]:
         function = getattr(type(node), "_forward_cls", None)
         if "CppNode" in node.name():
             calls[node.name()] = calls.get(node.name(), 0) + 1
-        elif function is not None and function_name(function) not in named and not is_torchs(function):
+        elif (
+            function is not None
+            and function_name(function) not in named
+            and not is_torchs(function)
+        ):
             calls[function_name(function)] = calls.get(function_name(function), 0) + 1
-    because = "it is in the graph, but was not applied from Python, so that its arguments are not known"
-    yield from (FunctionGradients(name, (), count, "", not_looked_at(because)) for name, count in calls.items())
+    because = (
+        "it is in the graph, but was not applied from Python, so that its arguments are not known"
+    )
+    yield from (
+        FunctionGradients(name, (), count, "", not_looked_at(because))
+        for name, count in calls.items()
+    )

@@ -1,8 +1,9 @@
-"""The smallest and the largest value of tensors: computed where they lie, brought to the host all at once.
+"""The smallest and the largest value of tensors: computed where they lie, brought to the host all
+at once.
 
-A NaN makes both NaN, and an Inf is one of the two, so that one pass over a tensor shows whether it is finite and how near to
-its type's limit it comes. Nothing is read until ``Meter.read``, which waits for a device once.
-"""
+A NaN makes both NaN, and an Inf is one of the two, so that one pass over a tensor shows whether it
+is finite and how near to its type's limit it comes. Nothing is read until ``Meter.read``, which
+waits for a device once."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from accucompare.findings.log import TensorRange, number
 from accucompare.live.values import dtype_name, layout_of
 from accucompare.numbers import DTYPES
 
-#: Of a tensor's elements, at most so many are looked at for underflow: a share is then known to within 2 percentage points.
+# : Of a tensor's elements, at most so many are looked at for underflow: a share is then known to
+# within 2 percentage points.
 _SAMPLE = 4096
 #: So many elements are a block that a processor's cache holds.
 _BLOCK = 1 << 18
@@ -33,11 +35,24 @@ class Extrema:
     Attributes:
         dtype, shape: its own.
         low, high: the smallest and the largest value; NaN if there is one, or until they are read.
-        abs_min, nan, inf: the smallest magnitude and the numbers of NaN and of Inf, where they were asked for.
-        zero, subnormal: of a sample of the values, the shares that are zero and that are subnormal, where they were asked for.
+        abs_min, nan, inf: the smallest magnitude and the numbers of NaN and of Inf, where they were
+            asked for.
+        zero, subnormal: of a sample of the values, the shares that are zero and that are subnormal,
+            where they were asked for.
     """
 
-    __slots__ = ("abs_min", "dtype", "high", "inf", "low", "nan", "shape", "subnormal", "waiting", "zero")
+    __slots__ = (
+        "abs_min",
+        "dtype",
+        "high",
+        "inf",
+        "low",
+        "nan",
+        "shape",
+        "subnormal",
+        "waiting",
+        "zero",
+    )
 
     def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
         self.dtype = dtype
@@ -70,7 +85,9 @@ class Extrema:
     def _counts(self) -> tuple[int | None, int | None]:
         if self.finite:
             return 0, 0
-        return None if self.nan is None else int(self.nan), None if self.inf is None else int(self.inf)
+        return None if self.nan is None else int(self.nan), None if self.inf is None else int(
+            self.inf
+        )
 
 
 class Meter:
@@ -95,20 +112,32 @@ class Meter:
         if not isinstance(value, torch.Tensor):
             return None
         version = -1 if value.is_inference() else value._version
-        wanted = {name for name, is_wanted in (("frames", frames), ("underflow", underflow)) if is_wanted}
+        wanted = {
+            name for name, is_wanted in (("frames", frames), ("underflow", underflow)) if is_wanted
+        }
         known = self._known.get(id(value))
-        if known is not None and version >= 0 and known[0]() is value and known[1] == version and known[2] >= wanted:
+        if (
+            known is not None
+            and version >= 0
+            and known[0]() is value
+            and known[1] == version
+            and known[2] >= wanted
+        ):
             return known[3]
         with outside_transforms(), torch.no_grad():
             data = data_of(value)
             if data is None:
                 return None
-            extrema = Extrema(dtype_name(value.dtype), tuple(data.shape if value.is_nested else value.shape))
+            extrema = Extrema(
+                dtype_name(value.dtype), tuple(data.shape if value.is_nested else value.shape)
+            )
             distinct = _distinct(data)
             low, high = torch.aminmax(distinct)
             extrema.waiting = {"low": low, "high": high}
             if frames:
-                extrema.waiting.update(_details(distinct, low, high, data.numel() // distinct.numel()))
+                extrema.waiting.update(
+                    _details(distinct, low, high, data.numel() // distinct.numel())
+                )
             if underflow:
                 extrema.waiting.update(_small(distinct, value.dtype))
             self._wait_for(extrema)
@@ -116,10 +145,14 @@ class Meter:
         return extrema
 
     def norm(self, tensors: Iterable[torch.Tensor]) -> list[Extrema]:
-        """Begin to find the L2 norms of tensors; each will be both the ``low`` and the ``high``: not finite if the tensor is not."""
+        """Begin to find the L2 norms of tensors; each will be both the ``low`` and the ``high``:
+        not finite if the tensor is not.
+        """
         found = []
         plain = [(tensor, data_of(tensor.detach())) for tensor in tensors]
-        alike: dict[tuple[torch.device, torch.dtype], list[tuple[Extrema, torch.Tensor]]] = defaultdict(list)
+        alike: dict[tuple[torch.device, torch.dtype], list[tuple[Extrema, torch.Tensor]]] = (
+            defaultdict(list)
+        )
         for tensor, data in plain:
             extrema = Extrema(dtype_name(tensor.dtype), tuple(tensor.shape))
             found.append(extrema)
@@ -131,7 +164,9 @@ class Meter:
             if dtype in (torch.float32, torch.float64):
                 norms = torch._foreach_norm([data for _, data in pairs])
             else:  # in half types a norm soon overflows
-                norms = tuple(torch.linalg.vector_norm(data, dtype=torch.float32) for _, data in pairs)
+                norms = tuple(
+                    torch.linalg.vector_norm(data, dtype=torch.float32) for _, data in pairs
+                )
             for (extrema, _), norm in zip(pairs, norms, strict=True):
                 extrema.waiting = {"low": norm, "high": norm}
                 with torch.no_grad():
@@ -139,7 +174,9 @@ class Meter:
         return found
 
     def later(self, low: torch.Tensor, high: torch.Tensor | None = None) -> Extrema:
-        """Leave one number or two, tensors of one element on any device, to ``read``: they will be ``low`` and ``high``."""
+        """Leave one number or two, tensors of one element on any device, to ``read``: they will be
+        ``low`` and ``high``.
+        """
         extrema = Extrema(dtype_name(low.dtype), ())
         extrema.waiting = {"low": low, "high": low if high is None else high}
         with outside_transforms(), torch.no_grad():
@@ -149,24 +186,33 @@ class Meter:
     def _wait_for(self, extrema: Extrema) -> None:
         """Leave what was computed to ``read``.
 
-        What lies in the host's memory is read at once, past PyTorch's dispatcher: thousands of tensors of one element, kept to the end of
-        a step, would lie between the model's large blocks of memory, which then could not be used again.
-        """
+        What lies in the host's memory is read at once, past PyTorch's dispatcher: thousands of
+        tensors of one element, kept to the end of a step, would lie between the model's large
+        blocks of memory, which then could not be used again."""
         for name, tensor in list(extrema.waiting.items()):
             if tensor.device.type == "cpu":
-                setattr(extrema, name, float((tensor.double() if tensor.dtype is torch.bfloat16 else tensor).numpy()))
+                setattr(
+                    extrema,
+                    name,
+                    float((tensor.double() if tensor.dtype is torch.bfloat16 else tensor).numpy()),
+                )
                 del extrema.waiting[name]
         if extrema.waiting:
             self._waiting.append(extrema)
 
     def read(self) -> None:
-        """Fill in everything that was looked at since the last reading; waits for each device once."""
-        alike: dict[tuple[torch.device, torch.dtype], list[tuple[Extrema, str, torch.Tensor]]] = defaultdict(list)
+        """Fill in everything that was looked at since the last reading; waits for each device
+        once."""
+        alike: dict[tuple[torch.device, torch.dtype], list[tuple[Extrema, str, torch.Tensor]]] = (
+            defaultdict(list)
+        )
         for extrema in self._waiting:
             for name, tensor in extrema.waiting.items():
                 alike[tensor.device, tensor.dtype].append((extrema, name, tensor))
         for parts in alike.values():
-            values = torch.stack([tensor for *_, tensor in parts]).to("cpu").to(torch.float64).tolist()
+            values = (
+                torch.stack([tensor for *_, tensor in parts]).to("cpu").to(torch.float64).tolist()
+            )
             for (extrema, name, _), value in zip(parts, values, strict=True):
                 setattr(extrema, name, value)
         for extrema in self._waiting:
@@ -183,10 +229,16 @@ class Meter:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a parameter's values are there: not before a lazy module's first call, nor while FSDP has given them back."""
+    """Whether a parameter's values are there: not before a lazy module's first call, nor while FSDP
+    has given them back.
+    """
     if is_lazy(tensor) or tensor.is_meta:
         return False
-    return type(tensor.data) is not torch.Tensor or tensor.layout is not torch.strided or tensor.untyped_storage().size() > 0
+    return (
+        type(tensor.data) is not torch.Tensor
+        or tensor.layout is not torch.strided
+        or tensor.untyped_storage().size() > 0
+    )
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -212,7 +264,9 @@ def is_hidden(value: Any) -> bool:
     """Whether there may be NaN or Inf in what ``Meter.look`` cannot look at."""
     if not isinstance(value, torch.Tensor) or value.is_meta or value.is_quantized:
         return False
-    return (value.is_floating_point() or value.is_complex()) and (value.is_nested or value.numel() > 0)
+    return (value.is_floating_point() or value.is_complex()) and (
+        value.is_nested or value.numel() > 0
+    )
 
 
 def look_now(value: Any) -> Extrema | None:
@@ -234,12 +288,18 @@ def norm_now(tensor: torch.Tensor) -> float:
 def _of_number(value: float) -> Extrema:
     extrema = Extrema("float64", ())
     extrema.low = extrema.high = value
-    extrema.abs_min, extrema.nan, extrema.inf = abs(value), float(math.isnan(value)), float(math.isinf(value))
+    extrema.abs_min, extrema.nan, extrema.inf = (
+        abs(value),
+        float(math.isnan(value)),
+        float(math.isinf(value)),
+    )
     return extrema
 
 
 def data_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A tensor's own numbers, as a real floating tensor that can be reduced; ``None`` if it has none."""
+    """A tensor's own numbers, as a real floating tensor that can be reduced; ``None`` if it has
+    none.
+    """
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return None
     tensor = plain(tensor)
@@ -251,7 +311,9 @@ def data_of(tensor: torch.Tensor) -> torch.Tensor | None:
     layout = layout_of(tensor)
     if layout is Layout.SPARSE:
         # coalesced: what lies at one place in several parts is their sum
-        tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
+        tensor = (
+            tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
+        )
     elif layout is Layout.NESTED:
         tensor = tensor.values()
     elif layout is not Layout.STRIDED:
@@ -268,21 +330,28 @@ def data_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers as they lie in memory: reduced so, a transposed matrix takes a fifteenth of the time."""
+    """The same numbers as they lie in memory: reduced so, a transposed matrix takes a fifteenth of
+    the time.
+    """
     strides = tensor.stride()
     return tensor.permute(sorted(range(tensor.dim()), key=lambda axis: -strides[axis]))
 
 
 def _distinct(data: torch.Tensor) -> torch.Tensor:
-    """What lies in memory of an expanded tensor, as gradients often are: all the values that there are, once."""
+    """What lies in memory of an expanded tensor, as gradients often are: all the values that there
+    are, once.
+    """
     for dimension, (size, stride) in enumerate(zip(data.shape, data.stride(), strict=True)):
         if stride == 0 and size > 1:
             data = data.narrow(dimension, 0, 1)
     return data
 
 
-def _details(data: torch.Tensor, low: torch.Tensor, high: torch.Tensor, times: int) -> dict[str, torch.Tensor]:
-    """The smallest magnitude; the numbers of NaN and of Inf, unless they can be seen to be 0 without waiting for a device.
+def _details(
+    data: torch.Tensor, low: torch.Tensor, high: torch.Tensor, times: int
+) -> dict[str, torch.Tensor]:
+    """The smallest magnitude; the numbers of NaN and of Inf, unless they can be seen to be 0
+    without waiting for a device.
 
     ``times``: how often each value is there.
     """
@@ -293,16 +362,22 @@ def _details(data: torch.Tensor, low: torch.Tensor, high: torch.Tensor, times: i
 
 
 def _abs_min(data: torch.Tensor) -> torch.Tensor:
-    """The smallest magnitude; block by block on the CPU, where fresh memory for all magnitudes costs nine times the rest."""
+    """The smallest magnitude; block by block on the CPU, where fresh memory for all magnitudes
+    costs nine times the rest.
+    """
     if data.device.type != "cpu" or data.numel() <= 4 * _BLOCK or not data.is_contiguous():
         return data.abs().amin()
     magnitudes = torch.empty(_BLOCK, dtype=data.dtype)
     blocks = torch.split(data.view(-1), _BLOCK)
-    return torch.stack([torch.abs(block, out=magnitudes[: block.numel()]).amin() for block in blocks]).amin()
+    return torch.stack(
+        [torch.abs(block, out=magnitudes[: block.numel()]).amin() for block in blocks]
+    ).amin()
 
 
 def sample_of(data: torch.Tensor) -> torch.Tensor:
-    """At most about twice ``_SAMPLE`` of a tensor's values, at the same places of every tensor of its shape: a view, unless it has gaps."""
+    """At most about twice ``_SAMPLE`` of a tensor's values, at the same places of every tensor of
+    its shape: a view, unless it has gaps.
+    """
     flat = data.permute(sorted(range(data.dim()), key=data.stride, reverse=True)).reshape(-1)
     apart = max(1, flat.numel() // _SAMPLE)
     while math.gcd(apart, flat.numel()) > 1:  # else it might be one column of a matrix

@@ -1,4 +1,6 @@
-"""The source lines of operators outside of the model, without taking the time to note them in every step."""
+"""The source lines of operators outside of the model, without taking the time to note them in every
+step.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,17 @@ import torch
 
 from accucompare.live.autograd import NodeLines
 
-#: For so many losses computed otherwise than those before, lines are noted once more, in the step after the one that shows it.
+# : For so many losses computed otherwise than those before, lines are noted once more, in the step
+# after the one that shows it.
 _MOST_AGAIN = 8
 
 
 class Lines:
     """The source lines of operators outside of the model.
 
-    A loss is computed in the same way in each step, so that its first step is enough, if the graph is the same; where it is
-    another, the lines are noted in the next step again, a few times at most.
+    A loss is computed in the same way in each step, so that its first step is enough, if the graph
+    is the same; where it is another, the lines are noted in the next step again, a few times at
+    most.
 
     Attributes:
         always: note them in every step.

@@ -22,7 +22,8 @@ class WatchedCall(Call):
     Attributes:
         place: which one it is.
         first: the number of the first autograd node that it makes.
-        children: the calls that it has made, by name, each with the number of the first autograd node after it.
+        children: the calls that it has made, by name, each with the number of the first autograd
+            node after it.
         operators: sees the operators of an outermost call.
     """
 
@@ -34,7 +35,9 @@ class WatchedCall(Call):
 
 @dataclass(eq=False)
 class Note(StepObservation):
-    """An observation whose numbers are yet to be read: ``parts`` are (role, path, extrema) of its tensors."""
+    """An observation whose numbers are yet to be read: ``parts`` are (role, path, extrema) of its
+    tensors.
+    """
 
     parts: list[tuple[str, str, Extrema]] = field(default_factory=list)
 
@@ -72,7 +75,11 @@ class NoteListener(Listener[WatchedCall]):
     """
 
     def __init__(
-        self, modules: Modules, meter: Meter, overflowed: Callable[[], bool | None] | None = None, distributed: bool = False
+        self,
+        modules: Modules,
+        meter: Meter,
+        overflowed: Callable[[], bool | None] | None = None,
+        distributed: bool = False,
     ) -> None:
         super().__init__(modules, WatchedCall)
         self.notes: list[Note] = []
@@ -110,18 +117,33 @@ class NoteListener(Listener[WatchedCall]):
         near: str = "",
         parameter: str = "",
     ) -> Note:
-        """Note one thing, and begin to look at its tensors. Arguments as the attributes of ``StepObservation``."""
-        frames = self.scope.frames and what in (What.BEGAN, What.ENDED, What.GRADIENT, What.OPERATOR)
+        """Note one thing, and begin to look at its tensors. Arguments as the attributes of
+        ``StepObservation``.
+        """
+        frames = self.scope.frames and what in (
+            What.BEGAN,
+            What.ENDED,
+            What.GRADIENT,
+            What.OPERATOR,
+        )
         underflow = self.scope.underflow and what in (What.ENDED, What.GRADIENT)
         parts = list(parts)
-        looked = [(role, path, self.meter.look(value, frames, underflow)) for role, path, value in parts]
+        looked = [
+            (role, path, self.meter.look(value, frames, underflow)) for role, path, value in parts
+        ]
         extrema = [(role, path, each) for role, path, each in looked if each]
-        note = Note(what, place, [], operator, line, near, parameter, len(self.notes), parts=extrema)
+        note = Note(
+            what, place, [], operator, line, near, parameter, len(self.notes), parts=extrema
+        )
         if self._distributed and what in (What.BEGAN, What.ENDED):
             before, self._collectives = self._collectives, collectives()
             note.talked = self._collectives != before
         if len(note.parts) < len(looked):
-            hidden = [part for part, (*_, each) in zip(parts, looked, strict=True) if each is None and is_hidden(part[2])]
+            hidden = [
+                part
+                for part, (*_, each) in zip(parts, looked, strict=True)
+                if each is None and is_hidden(part[2])
+            ]
             note.unseen = [f"{role} {path}".rstrip() for role, path, _ in hidden]
             if note.unseen and place.type:
                 self.unseen.setdefault(place.name, note.unseen[0])

@@ -7,7 +7,15 @@ from typing import Any
 
 import torch
 
-from accucompare.live.operators import LEFT_OUT, NO_VALUES, Blank, CallMode, Known, known_of, source_line
+from accucompare.live.operators import (
+    LEFT_OUT,
+    NO_VALUES,
+    Blank,
+    CallMode,
+    Known,
+    known_of,
+    source_line,
+)
 from accucompare.live.values import leaves
 
 #: They move values, but into another type, in which there may be no room for them.
@@ -20,12 +28,18 @@ OwnPart = tuple[str, str, Any]
 class OwnOperators(CallMode):  # type: ignore[no-untyped-call]
     """Sees each operator, before and after it runs."""
 
-    def __init__(self, listening: Callable[[], bool], before: Callable[[list[OwnPart]], Any], after: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        listening: Callable[[], bool],
+        before: Callable[[list[OwnPart]], Any],
+        after: Callable[..., None],
+    ) -> None:
         """
         Args:
             listening: whether the code that runs is a module's own.
             before: is called with the inputs, before the operator may overwrite them.
-            after: is called with what ``before`` returned, the operator's name, the source line that called it, and the outputs.
+            after: is called with what ``before`` returned, the operator's name, the source line
+                that called it, and the outputs.
         """
         super().__init__()
         self._listening = listening
@@ -39,18 +53,35 @@ class OwnOperators(CallMode):  # type: ignore[no-untyped-call]
             result = op(*args, **kwargs)
             self._blank.add(result)
             return result
-        if not self.entered or (known.left_out and known.name not in _CASTS) or not self._listening():
+        if (
+            not self.entered
+            or (known.left_out and known.name not in _CASTS)
+            or not self._listening()
+        ):
             return op(*args, **kwargs)
         before = self._before(list(self._inputs(known, args, kwargs)))
         result = op(*args, **kwargs)
-        returned = result[: known.outputs] if known.outputs else result  # the rest is for the backward
-        self._after(before, str(op), source_line() or "", [("output", path, part) for path, part in leaves(returned)])
+        returned = (
+            result[: known.outputs] if known.outputs else result
+        )  # the rest is for the backward
+        self._after(
+            before,
+            str(op),
+            source_line() or "",
+            [("output", path, part) for path, part in leaves(returned)],
+        )
         return result
 
-    def _inputs(self, known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[OwnPart]:
+    def _inputs(
+        self, known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[OwnPart]:
         """What is read; not memory that nothing has been written into."""
         for name, value in {**dict(zip(known.arguments, args, strict=False)), **kwargs}.items():
-            blank = name in known.written and isinstance(value, torch.Tensor) and self._blank.take(value)
+            blank = (
+                name in known.written
+                and isinstance(value, torch.Tensor)
+                and self._blank.take(value)
+            )
             if blank or name in known.unread or (known.name == "copy_" and name == "self"):
                 continue
             for path, part in leaves(value, name):

@@ -1,4 +1,6 @@
-"""What a watch looks at in a backward: every operator's gradient, and the norm of every parameter's."""
+"""What a watch looks at in a backward: every operator's gradient, and the norm of every
+parameter's.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from typing import Any
 import torch
 
 from accucompare.findings.log import OUTSIDE, ModuleCall, What
-from accucompare.live.autograd import PASSING_ON, GradientListener, Grads, OperatorOfGradient, Parameter, gradient_state, line_of
+from accucompare.live.autograd import (
+    PASSING_ON,
+    GradientListener,
+    Grads,
+    OperatorOfGradient,
+    Parameter,
+    gradient_state,
+    line_of,
+)
 from accucompare.live.modules import Modules
 from accucompare.watcher.looking.extrema import Extrema
 from accucompare.watcher.looking.lines import Lines
@@ -31,9 +41,15 @@ class Gradients(GradientListener[ModuleCall]):
     """
 
     def __init__(
-        self, watcher: NoteListener, modules: Modules, distributed: bool, arrived: Callable[[ModuleCall, str, torch.Tensor], None]
+        self,
+        watcher: NoteListener,
+        modules: Modules,
+        distributed: bool,
+        arrived: Callable[[ModuleCall, str, torch.Tensor], None],
     ) -> None:
-        """``arrived``: is called with the gradient that an output of an outermost call got from outside of the model."""
+        """``arrived``: is called with the gradient that an output of an outermost call got from
+        outside of the model.
+        """
         super().__init__(watcher, modules, distributed)
         self.norms: dict[str, Extrema] = {}
         self.extrema: dict[str, Extrema] = {}
@@ -80,25 +96,52 @@ class Gradients(GradientListener[ModuleCall]):
                 self.hook(node, functools.partial(look, node.name(), line))
         self.lines.end()
 
-    def operator_gradient(self, call: ModuleCall, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads) -> None:
+    def operator_gradient(
+        self,
+        call: ModuleCall,
+        operator: OperatorOfGradient,
+        grad_inputs: Grads,
+        grad_outputs: Grads,
+    ) -> None:
         if self._watcher.scope.lines:
             self._watcher.note(What.SUM, self._used_in(operator.number, call), _parts(grad_outputs))
-        self._watcher.note(What.GRADIENT, call, _made(grad_inputs, grad_outputs), operator.name, operator.line, operator.near)
+        self._watcher.note(
+            What.GRADIENT,
+            call,
+            _made(grad_inputs, grad_outputs),
+            operator.name,
+            operator.line,
+            operator.near,
+        )
         self._watcher.look_at_flag_backward(call, operator.name)
 
-    def second_gradient(self, call: ModuleCall, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads) -> None:
-        self._watcher.note(What.SECOND, call, _made(grad_inputs, grad_outputs), operator.name, near=operator.near)
+    def second_gradient(
+        self,
+        call: ModuleCall,
+        operator: OperatorOfGradient,
+        grad_inputs: Grads,
+        grad_outputs: Grads,
+    ) -> None:
+        self._watcher.note(
+            What.SECOND, call, _made(grad_inputs, grad_outputs), operator.name, near=operator.near
+        )
 
     def _used_in(self, number: int, place: ModuleCall) -> ModuleCall:
-        """The innermost module that holds all uses of what a node gave; the gradients of the uses are summed there."""
+        """The innermost module that holds all uses of what a node gave; the gradients of the uses
+        are summed there.
+        """
         paths = [used.name.split(".") if used.name else [] for used in self.uses[number]]
         shared = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
         name = ".".join(parts[0] for parts in shared) if paths else place.name
         return ModuleCall(name, 0, self._types.get(name, ""), None)
 
-    def output_gradient(self, call: ModuleCall, path: str, grad: torch.Tensor, from_outside: bool) -> None:
+    def output_gradient(
+        self, call: ModuleCall, path: str, grad: torch.Tensor, from_outside: bool
+    ) -> None:
         self._watcher.note(What.ARRIVED, call, [("grad", path, grad)])
-        if from_outside:  # else what is kept for a second run would be as large as logits are, and comes about there again
+        # else what is kept for a second run would be as large as logits are, and comes about there
+        # again
+        if from_outside:
             self._arrived(call, path, grad)
 
     def parameter_gradient(self, parameter: Parameter, grad: torch.Tensor, hooked: bool) -> None:
@@ -112,24 +155,44 @@ class Gradients(GradientListener[ModuleCall]):
         self._note_parameter(What.HOOKED, parameter, grad)
 
     def _note_parameter(self, what: What, parameter: Parameter, grad: torch.Tensor) -> None:
-        self._watcher.note(what, self.place_of(parameter), [("grad", parameter.name, grad)], parameter=parameter.own)
+        self._watcher.note(
+            what,
+            self.place_of(parameter),
+            [("grad", parameter.name, grad)],
+            parameter=parameter.own,
+        )
 
     def backward_ended(self) -> None:
         having = [parameter for parameter in self.parameters if parameter.tensor.grad is not None]
         self.norms = self._norms(having)
-        doubtful = [each for each in having if not self.norms[each.name].finite]  # a finite norm is one of finite numbers alone
-        looked = {parameter.name: self._watcher.meter.look(parameter.tensor.grad) for parameter in doubtful}
+        doubtful = [
+            each for each in having if not self.norms[each.name].finite
+        ]  # a finite norm is one of finite numbers alone
+        looked = {
+            parameter.name: self._watcher.meter.look(parameter.tensor.grad)
+            for parameter in doubtful
+        }
         self.extrema = {name: extrema for name, extrema in looked.items() if extrema is not None}
         self.states = {parameter.name: gradient_state(parameter.tensor) for parameter in having}
 
     def look_again(self, tensors: Iterable[torch.Tensor]) -> None:
-        """An update of these parameters begins: look at gradients that were written into since the backward, as by clipping."""
+        """An update of these parameters begins: look at gradients that were written into since the
+        backward, as by clipping.
+        """
         updated = {id(tensor) for tensor in tensors}
-        having = [each for each in self.parameters if id(each.tensor) in updated and each.tensor.grad is not None]
-        self.late |= self._norms([each for each in having if gradient_state(each.tensor) != self.states.get(each.name)])
+        having = [
+            each
+            for each in self.parameters
+            if id(each.tensor) in updated and each.tensor.grad is not None
+        ]
+        self.late |= self._norms(
+            [each for each in having if gradient_state(each.tensor) != self.states.get(each.name)]
+        )
 
     def _norms(self, parameters: Sequence[Parameter]) -> dict[str, Extrema]:
-        norms = self._watcher.meter.norm([each.tensor.grad for each in parameters if each.tensor.grad is not None])
+        norms = self._watcher.meter.norm(
+            [each.tensor.grad for each in parameters if each.tensor.grad is not None]
+        )
         return {each.name: norm for each, norm in zip(parameters, norms, strict=True)}
 
 
@@ -139,4 +202,6 @@ def _parts(grads: Grads) -> list[OwnPart]:
 
 def _made(grad_inputs: Grads, grad_outputs: Grads) -> list[OwnPart]:
     """What a node's backward has made, and not only passed on."""
-    return [part for part in _parts(grad_inputs) if not any(part[2] is each for each in grad_outputs)]
+    return [
+        part for part in _parts(grad_inputs) if not any(part[2] is each for each in grad_outputs)
+    ]

@@ -1,4 +1,6 @@
-"""The hooks of a watch: what every module call of a step takes and gives, and its gradients in the backward."""
+"""The hooks of a watch: what every module call of a step takes and gives, and its gradients in the
+backward.
+"""
 
 from __future__ import annotations
 
@@ -55,13 +57,17 @@ class Watcher(NoteListener):
         """
         Args:
             outermost: is called for outermost calls.
-            overflowed: whether the device's overflow flag is up, which clears it; if it is to be asked at every call.
-            distributed: whether gradients are summed over ranks, so that this rank's own are to be looked at before.
+            overflowed: whether the device's overflow flag is up, which clears it; if it is to be
+                asked at every call.
+            distributed: whether gradients are summed over ranks, so that this rank's own are to be
+                looked at before.
         """
         super().__init__(modules, meter, overflowed, distributed)
         self.gradients = Gradients(self, modules, distributed, self._arrived)
         self._outermost = outermost
-        self._again: dict[str, int] = {}  # how many calls of a module activation checkpointing has run again
+        self._again: dict[
+            str, int
+        ] = {}  # how many calls of a module activation checkpointing has run again
 
     def install(self) -> None:
         super().install()
@@ -100,9 +106,15 @@ class Watcher(NoteListener):
                 self._outermost.given(call, args, kwargs)
             self._look_at_flag(call)
             parts = [("input", path, value) for path, value in arguments_of(args, kwargs)]
-            self.note(What.BEGAN, call.place, [*parts, *(_weights(call.module) if self.scope.frames else ())])
+            self.note(
+                What.BEGAN,
+                call.place,
+                [*parts, *(_weights(call.module) if self.scope.frames else ())],
+            )
             if self.scope.operators and call.parent is None:
-                call.operators = OwnOperators(self._in_own_code, self._before_operator, self._after_operator)
+                call.operators = OwnOperators(
+                    self._in_own_code, self._before_operator, self._after_operator
+                )
                 call.operators.enter()
         call.first = torch._C._autograd._get_sequence_nr()
 
@@ -118,18 +130,28 @@ class Watcher(NoteListener):
                 if call.parent is None:
                     self._outermost.returned(call)
         if (caller := self.caller(call)) is not None:
-            caller.children.append((torch._C._autograd._get_sequence_nr(), within(call.place, caller.place)))
+            caller.children.append(
+                (torch._C._autograd._get_sequence_nr(), within(call.place, caller.place))
+            )
         if torch.is_grad_enabled() and not self._is_differentiated(call):
-            tensors = [(path, plain(value)) for _, path, value in outputs if isinstance(value, torch.Tensor)]
+            tensors = [
+                (path, plain(value))
+                for _, path, value in outputs
+                if isinstance(value, torch.Tensor)
+            ]
             tensors = [(path, value) for path, value in tensors if value.requires_grad]
             line = line_of if self.scope.lines else None
-            self.gradients.follow(call.place, call.first, call.children, [tensor for _, tensor in tensors], line)
+            self.gradients.follow(
+                call.place, call.first, call.children, [tensor for _, tensor in tensors], line
+            )
             if call.parent is None and not in_backward():
                 for path, tensor in tensors:
                     self.gradients.expect(call.place, path, tensor)
 
     def _is_differentiated(self, call: WatchedCall) -> bool:
-        """Whether a function transform takes gradients of a call, for which autograd's hooks are not called."""
+        """Whether a function transform takes gradients of a call, for which autograd's hooks are
+        not called.
+        """
         if torch._C._functorch.peek_interpreter_stack() is None:
             return False
         from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
@@ -137,7 +159,9 @@ class Watcher(NoteListener):
         transforms = {interpreter.key() for interpreter in retrieve_all_functorch_interpreters()}
         if transforms <= {TransformType.Vmap}:
             return False
-        if call.parent is None and not in_backward():  # else what comes of them goes on through the model
+        if (
+            call.parent is None and not in_backward()
+        ):  # else what comes of them goes on through the model
             self.unseen.setdefault(call.name, "the gradients that a function transform takes")
         return True
 
@@ -156,20 +180,35 @@ class Watcher(NoteListener):
         if ended or caller is None:
             self.note(What.FLAG, call.place, ())
         else:
-            self.note(What.FLAG, caller.place, (), near=f"before {call.name.removeprefix(caller.name + '.')}")
+            self.note(
+                What.FLAG,
+                caller.place,
+                (),
+                near=f"before {call.name.removeprefix(caller.name + '.')}",
+            )
 
     def _in_own_code(self) -> bool:
         call = self.running()
         return call is not None and self.is_running(call) and not in_backward()
 
     def _before_operator(self, inputs: list[OwnPart]) -> list[tuple[str, str, Extrema]]:
-        looked = [(role, path, self.meter.look(value, self.scope.frames)) for role, path, value in inputs]
+        looked = [
+            (role, path, self.meter.look(value, self.scope.frames)) for role, path, value in inputs
+        ]
         return [(role, path, each) for role, path, each in looked if each]
 
-    def _after_operator(self, inputs: list[tuple[str, str, Extrema]], operator: str, line: str, outputs: list[OwnPart]) -> None:
+    def _after_operator(
+        self,
+        inputs: list[tuple[str, str, Extrema]],
+        operator: str,
+        line: str,
+        outputs: list[OwnPart],
+    ) -> None:
         call = self.running()
         for *_, value in outputs:
-            self.meter.forget_one(value)  # an operator that writes into its input has not raised its version yet
+            self.meter.forget_one(
+                value
+            )  # an operator that writes into its input has not raised its version yet
         if call is not None:
             note = self.note(What.OPERATOR, call.place, outputs, operator, line)
             note.parts[:0] = inputs
@@ -177,11 +216,28 @@ class Watcher(NoteListener):
     def point(self, tensor: torch.Tensor, label: str) -> None:
         """A point of the user's own."""
         call = self.running()
-        self.run(lambda: self.note(What.POINT, call.place if call else OUTSIDE, [("point", "", tensor)], near=label) and None, label, ())
+        self.run(
+            lambda: (
+                self.note(
+                    What.POINT, call.place if call else OUTSIDE, [("point", "", tensor)], near=label
+                )
+                and None
+            ),
+            label,
+            (),
+        )
 
 
 def _weights(module: nn.Module) -> list[OwnPart]:
     return [
-        *(("weight", name, tensor) for name, tensor in module._parameters.items() if tensor is not None),
-        *(("buffer", name, tensor) for name, tensor in module._buffers.items() if tensor is not None),
+        *(
+            ("weight", name, tensor)
+            for name, tensor in module._parameters.items()
+            if tensor is not None
+        ),
+        *(
+            ("buffer", name, tensor)
+            for name, tensor in module._buffers.items()
+            if tensor is not None
+        ),
     ]

@@ -1,4 +1,6 @@
-"""What the model is given in a step, for the checklist: ranges, digests of samples, features that never change, masks and padding."""
+"""What the model is given in a step, for the checklist: ranges, digests of samples, features that
+never change, masks and padding.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class GivenTensor:
     Attributes:
         path, dtype, shape: which, and what.
         ends: its smallest and its largest value.
-        digest: of a sample, if it could be taken at once; else it is made of ``sample``, which lies on a device.
+        digest: of a sample, if it could be taken at once; else it is made of ``sample``, which lies
+            on a device.
         facts: by a field of ``Given``, a number to be read.
     """
 
@@ -49,12 +52,18 @@ class GivenTensor:
             facts["pads_left"] = None if sides.low == sides.high else bool(sides.low)
         if (ends := self.facts.get("first")) is not None:
             facts["first"] = number(ends.low), number(ends.high)
-        low, high = (None, None) if self.ends is None else (number(self.ends.low), number(self.ends.high))
+        low, high = (
+            (None, None) if self.ends is None else (number(self.ends.low), number(self.ends.high))
+        )
         return Given(self.path, self.dtype, self.shape, low, high, self.digest, **facts)
 
 
 def look_at_batch(
-    parts: Iterable[tuple[str, Any]], meter: Meter, closely: bool, pad: int | None, pad_ends: bool = False
+    parts: Iterable[tuple[str, Any]],
+    meter: Meter,
+    closely: bool,
+    pad: int | None,
+    pad_ends: bool = False,
 ) -> list[GivenTensor]:
     """Begin to look at what the model is given.
 
@@ -76,18 +85,32 @@ def look_at_batch(
 
 def digest_of_sample(sample: torch.Tensor, shape: tuple[int, ...]) -> str:
     """Of a sample on the host, and of the shape of the tensor that it is from."""
-    raw = sample.contiguous().reshape(-1).view(torch.uint8).numpy() if sample.dtype is not torch.bool else sample.contiguous().numpy()
+    raw = (
+        sample.contiguous().reshape(-1).view(torch.uint8).numpy()
+        if sample.dtype is not torch.bool
+        else sample.contiguous().numpy()
+    )
     hasher = xxhash.xxh3_64(repr(shape).encode())
     hasher.update(raw)
     return hasher.hexdigest()
 
 
 def _is_plain(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor) or value.is_meta or value.is_quantized or value.is_nested or hasattr(value, "to_local"):
+    if (
+        not isinstance(value, torch.Tensor)
+        or value.is_meta
+        or value.is_quantized
+        or value.is_nested
+        or hasattr(value, "to_local")
+    ):
         return False
     if torch._C._functorch.is_functorch_wrapped_tensor(value) or value.layout is not torch.strided:
         return False
-    return value.numel() > 0 and not value.is_complex() and (value.element_size() > 1 or not value.is_floating_point())
+    return (
+        value.numel() > 0
+        and not value.is_complex()
+        and (value.element_size() > 1 or not value.is_floating_point())
+    )
 
 
 def _look(path: str, tensor: torch.Tensor, meter: Meter, closely: bool) -> GivenTensor:
@@ -95,7 +118,9 @@ def _look(path: str, tensor: torch.Tensor, meter: Meter, closely: bool) -> Given
     if tensor.is_floating_point():
         given.ends = meter.look(tensor)
     else:
-        given.ends = meter.later(*torch.aminmax(tensor.to(torch.uint8) if tensor.dtype is torch.bool else tensor))
+        given.ends = meter.later(
+            *torch.aminmax(tensor.to(torch.uint8) if tensor.dtype is torch.bool else tensor)
+        )
     sample = sample_of(tensor)
     if tensor.device.type == "cpu":
         given.digest = digest_of_sample(sample, given.shape)
@@ -109,16 +134,33 @@ def _look(path: str, tensor: torch.Tensor, meter: Meter, closely: bool) -> Given
     return given
 
 
-def _look_at_first(tensors: list[tuple[str, torch.Tensor]], found: list[GivenTensor], meter: Meter) -> None:
-    """Which ids the rows begin with: a tokenizer that adds a special one there gives the same to all."""
+def _look_at_first(
+    tensors: list[tuple[str, torch.Tensor]], found: list[GivenTensor], meter: Meter
+) -> None:
+    """Which ids the rows begin with: a tokenizer that adds a special one there gives the same to
+    all.
+    """
     for (path, ids), given in zip(tensors, found, strict=True):
-        if path.rpartition(".")[2] == "input_ids" and ids.dim() == 2 and not ids.is_floating_point():
+        if (
+            path.rpartition(".")[2] == "input_ids"
+            and ids.dim() == 2
+            and not ids.is_floating_point()
+        ):
             given.facts["first"] = meter.later(*torch.aminmax(ids[:, 0]))
 
 
-def _look_at_mask(tensors: list[tuple[str, torch.Tensor]], found: list[GivenTensor], meter: Meter, pad: int | None, pad_ends: bool) -> None:
+def _look_at_mask(
+    tensors: list[tuple[str, torch.Tensor]],
+    found: list[GivenTensor],
+    meter: Meter,
+    pad: int | None,
+    pad_ends: bool,
+) -> None:
     """What a mask of rows hides, and whether that is the padding of the ids beside it."""
-    by_name = {path.rpartition(".")[2]: (tensor, given) for (path, tensor), given in zip(tensors, found, strict=True)}
+    by_name = {
+        path.rpartition(".")[2]: (tensor, given)
+        for (path, tensor), given in zip(tensors, found, strict=True)
+    }
     mask, given = by_name.get("attention_mask", (None, None))
     if mask is None or given is None or mask.dim() != 2:
         return
@@ -126,9 +168,18 @@ def _look_at_mask(tensors: list[tuple[str, torch.Tensor]], found: list[GivenTens
     given.facts["padding_rows"] = meter.later((~kept.any(1)).float().mean())
     given.facts["pads_left"] = meter.later(*((~kept[:, side]).any().float() for side in (0, -1)))
     ids, _ = by_name.get("input_ids", (None, None))
-    if pad is not None and ids is not None and ids.shape == mask.shape and ids.device == mask.device:
+    if (
+        pad is not None
+        and ids is not None
+        and ids.shape == mask.shape
+        and ids.device == mask.device
+    ):
         is_pad = ids == pad
-        at_an_end = is_pad.long().cumprod(1).bool() | is_pad.flip(1).long().cumprod(1).flip(1).bool()  # inside it may be a word, or end one
+        at_an_end = (
+            is_pad.long().cumprod(1).bool() | is_pad.flip(1).long().cumprod(1).flip(1).bool()
+        )  # inside it may be a word, or end one
         unmasked = ((at_an_end & kept).sum(1) - int(pad_ends)).clamp(min=0)
         given.facts["unmasked_padding"] = meter.later(unmasked.sum() / kept.sum().clamp(min=1))
-        given.facts["masked_content"] = meter.later((~is_pad & ~kept).sum() / (~kept).sum().clamp(min=1))
+        given.facts["masked_content"] = meter.later(
+            (~is_pad & ~kept).sum() / (~kept).sum().clamp(min=1)
+        )

@@ -1,4 +1,6 @@
-"""What becomes of gradients between a backward and the update that is to use them, for the checklist."""
+"""What becomes of gradients between a backward and the update that is to use them, for the
+checklist.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ import torch
 from accucompare.live.autograd import Parameter, gradient_state
 from accucompare.watcher.looking import Extrema, Meter
 
-#: Of gradients that were written into, so many of the smallest are looked at, whether they are zero now.
+# : Of gradients that were written into, so many of the smallest are looked at, whether they are
+# zero now.
 _FEW = 3
 
 
@@ -18,8 +21,10 @@ class GradientUse:
     """Follows the gradients of a model's parameters from one backward to the next.
 
     Attributes:
-        clipped, clipped_behind: whether gradients were clipped before the update of this step, and behind it.
-        strangers: how many parameters an optimizer held that are not the model's, and had no gradient in any update.
+        clipped, clipped_behind: whether gradients were clipped before the update of this step, and
+            behind it.
+        strangers: how many parameters an optimizer held that are not the model's, and had no
+            gradient in any update.
     """
 
     def __init__(self, parameters: Sequence[Parameter], meter: Meter) -> None:
@@ -27,66 +32,113 @@ class GradientUse:
         self.strangers = 0
         self._parameters = parameters
         self._meter = meter
-        self._before: dict[int, tuple[int, int]] = {}  # by a parameter's id: its gradient when the backward that runs began
-        self._fresh: dict[int, tuple[int, int]] = {}  # by a parameter's id: its gradient as the last backward left it, until it is used
+        self._before: dict[
+            int, tuple[int, int]
+        ] = {}  # by a parameter's id: its gradient when the backward that runs began
+        self._fresh: dict[
+            int, tuple[int, int]
+        ] = {}  # by a parameter's id: its gradient as the last backward left it, until it is used
         self._weights: dict[int, int] = {}  # how often each was written into then
-        self._probing = False  # whether the model was given something that a gradient is wanted of, as an attack on it does
+        # whether the model was given something that a gradient is wanted of, as an attack on it
+        # does
+        self._probing = False
         self._probed = False  # whether it was for the last backward
-        self._cleared: list[list[Extrema]] = []  # of each backward since the last update: zero, if what it gave was cleared
+        self._cleared: list[
+            list[Extrema]
+        ] = []  # of each backward since the last update: zero, if what it gave was cleared
         self._thrown: list[list[Extrema]] = []  # those before an update
         self._behind = False  # whether an update was made since the last backward
         self._used: set[int] = set()  # ids of strangers that have had a gradient
 
     def called(self, inputs: Iterable[Any]) -> None:
         """The model is called, to be trained."""
-        self._probing = self._probing or any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs)
+        self._probing = self._probing or any(
+            isinstance(each, torch.Tensor) and each.requires_grad for each in inputs
+        )
 
     def backward_begins(self) -> None:
         """Another backward begins: are the gradients of the last one still there?"""
         fresh = [each for each in self._parameters if id(each.tensor) in self._fresh]
         there = [each for each in fresh if each.tensor.grad is not None]
-        changed = [each for each in there if gradient_state(each.tensor) != self._fresh[id(each.tensor)]]
-        moved = any(each.tensor._version != self._weights[id(each.tensor)] for each in fresh if not each.tensor.is_inference())
+        changed = [
+            each for each in there if gradient_state(each.tensor) != self._fresh[id(each.tensor)]
+        ]
+        moved = any(
+            each.tensor._version != self._weights[id(each.tensor)]
+            for each in fresh
+            if not each.tensor.is_inference()
+        )
         if fresh and len(changed) == len(there) and not moved and not self._probed:
             smallest = sorted(changed, key=lambda each: each.tensor.numel())[:_FEW]
-            self._cleared.append(self._meter.norm([each.tensor.grad for each in smallest if each.tensor.grad is not None]))
+            self._cleared.append(
+                self._meter.norm(
+                    [each.tensor.grad for each in smallest if each.tensor.grad is not None]
+                )
+            )
         self._fresh = {}
-        self._before = {id(each.tensor): gradient_state(each.tensor) for each in self._parameters if each.tensor.grad is not None}
+        self._before = {
+            id(each.tensor): gradient_state(each.tensor)
+            for each in self._parameters
+            if each.tensor.grad is not None
+        }
         self._probed, self._probing = self._probing, False
 
     def backward_ended(self) -> None:
-        """A backward has gone through the model; one for the gradients of inputs alone leaves those of parameters as they were."""
+        """A backward has gone through the model; one for the gradients of inputs alone leaves those
+        of parameters as they were.
+        """
         having = [each for each in self._parameters if each.tensor.grad is not None]
         states = {id(each.tensor): gradient_state(each.tensor) for each in having}
-        self._fresh = {key: state for key, state in states.items() if self._before.get(key) != state}
-        self._weights = {id(each.tensor): -1 if each.tensor.is_inference() else each.tensor._version for each in having}
+        self._fresh = {
+            key: state for key, state in states.items() if self._before.get(key) != state
+        }
+        self._weights = {
+            id(each.tensor): -1 if each.tensor.is_inference() else each.tensor._version
+            for each in having
+        }
         self._behind = False
 
     def clips(self, gradients: Collection[int]) -> None:
         """Gradients with these ids are clipped."""
-        if any(id(each.tensor.grad) in gradients for each in self._parameters if each.tensor.grad is not None):
+        if any(
+            id(each.tensor.grad) in gradients
+            for each in self._parameters
+            if each.tensor.grad is not None
+        ):
             self.clipped_behind = self.clipped_behind or self._behind
             self.clipped = self.clipped or not self._behind
 
     def update_begins(self, optimizer: Any) -> None:
         """An optimizer is about to use the gradients of parameters of the model."""
-        held = {id(tensor): tensor for group in optimizer.param_groups for tensor in group["params"]}
+        held = {
+            id(tensor): tensor for group in optimizer.param_groups for tensor in group["params"]
+        }
         ours = {id(each.tensor): each.tensor for each in self._parameters}
-        others = {key: tensor for key, tensor in held.items() if key not in ours and tensor.requires_grad}
+        others = {
+            key: tensor for key, tensor in held.items() if key not in ours and tensor.requires_grad
+        }
         self._used |= {key for key, tensor in others.items() if tensor.grad is not None}
         self.strangers = len(others.keys() - self._used)
-        made = any(gradient_state(ours[key])[0] != state[0] for key, state in self._fresh.items() if key in held)
+        made = any(
+            gradient_state(ours[key])[0] != state[0]
+            for key, state in self._fresh.items()
+            if key in held
+        )
         if not made:  # else what is applied was put together by hand, perhaps of what was cleared
             self._thrown += self._cleared
         self._cleared = []
 
     def updated(self) -> None:
-        """An optimizer, of this model or of another, has used gradients: those that are there now may be by-products of its."""
+        """An optimizer, of this model or of another, has used gradients: those that are there now
+        may be by-products of its.
+        """
         self._fresh, self._cleared = {}, []
         self._behind = True
 
     def thrown(self) -> int:
-        """How many backwards' gradients were cleared before an update had used them, once that is read."""
+        """How many backwards' gradients were cleared before an update had used them, once that is
+        read.
+        """
         return sum(all(extrema.low == 0 for extrema in each) for each in self._thrown)
 
     def next_step(self) -> None:

@@ -23,7 +23,9 @@ class Loaders:
     def __init__(self) -> None:
         self.last: LoadedBatch | None = None
         self._begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._running: weakref.WeakKeyDictionary[Any, LoadedBatch] = weakref.WeakKeyDictionary()  # by iterator
+        self._running: weakref.WeakKeyDictionary[Any, LoadedBatch] = (
+            weakref.WeakKeyDictionary()
+        )  # by iterator
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
@@ -34,16 +36,22 @@ class Loaders:
         entrances.observe_function_no_more(DataLoader, "__iter__", self._begins)
         entrances.observe_function_no_more(_BaseDataLoaderIter, "__next__", self._gives)
 
-    def _begins(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
+    def _begins(
+        self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[Any], None]:
         def begun(iterator: Any) -> None:
             loader = args[0]
             number = self._numbers.setdefault(loader, len(self._numbers))
             self._begun[loader] = self._begun.get(loader, 0) + 1
-            self._running[iterator] = LoadedBatch(number, self._begun[loader], _batches_of(loader), _shuffles(loader))
+            self._running[iterator] = LoadedBatch(
+                number, self._begun[loader], _batches_of(loader), _shuffles(loader)
+            )
 
         return begun
 
-    def _gives(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
+    def _gives(
+        self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[Any], None]:
         def given(batch: Any) -> None:
             self.last = self._running.get(args[0])  # none of one that was begun before the watch
 
@@ -61,4 +69,7 @@ def _batches_of(loader: Any) -> int:
 
 def _shuffles(loader: Any) -> bool:
     samplers = loader.sampler, getattr(loader.batch_sampler, "sampler", None)
-    return any(isinstance(each, RandomSampler) or (isinstance(each, DistributedSampler) and each.shuffle) for each in samplers)
+    return any(
+        isinstance(each, RandomSampler) or (isinstance(each, DistributedSampler) and each.shuffle)
+        for each in samplers
+    )

@@ -1,4 +1,6 @@
-"""What the functions near the root of a loss were given, for the checklist, read off autograd's graph: nothing of it is computed again."""
+"""What the functions near the root of a loss were given, for the checklist, read off autograd's
+graph: nothing of it is computed again.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from accucompare.findings.log import Labels, LossInput, number
 from accucompare.live.autograd import ACCUMULATES, PASSING_ON
 from accucompare.watcher.looking import Extrema, Meter
 
-#: Functions that take logits or logarithms, by their node; where the prediction is, is their first edge.
+# : Functions that take logits or logarithms, by their node; where the prediction is, is their first
+# edge.
 _TAKING = {
     "LogSoftmaxBackward0": "cross_entropy",
     "BinaryCrossEntropyWithLogitsBackward0": "binary_cross_entropy_with_logits",
@@ -30,7 +33,12 @@ _SPREADING = {
     "SubBackward0": "sub",
 }
 #: Functions with labels.
-_LABELLED = ("NllLossBackward0", "NllLoss2DBackward0", "BinaryCrossEntropyWithLogitsBackward0", "BinaryCrossEntropyBackward0")
+_LABELLED = (
+    "NllLossBackward0",
+    "NllLoss2DBackward0",
+    "BinaryCrossEntropyWithLogitsBackward0",
+    "BinaryCrossEntropyBackward0",
+)
 #: What makes a prediction, by its node.
 _MAKERS = {
     "SoftmaxBackward0": "softmax",
@@ -43,19 +51,28 @@ _MAKERS = {
     "ConvolutionBackward0": "linear",
 }
 #: These, too, leave values as they are, or choose among them.
-_LEAVING = PASSING_ON | {"ToCopyBackward0", "IndexBackward0", "IndexSelectBackward0", "MaskedSelectBackward0", "ExpandBackward0"}
+_LEAVING = PASSING_ON | {
+    "ToCopyBackward0",
+    "IndexBackward0",
+    "IndexSelectBackward0",
+    "MaskedSelectBackward0",
+    "ExpandBackward0",
+}
 #: An axis more, as whoever wants each value to meet each other one asks for it.
 _ADDING = ("UnsqueezeBackward0", "ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0")
 #: So many nodes behind logits lies the weight whose rows the classes are.
 _BEHIND = 12
 _PASSED = 10
-#: Of up to so many classes it is noted which are there: as bits, they are a whole number that float32 holds.
+# : Of up to so many classes it is noted which are there: as bits, they are a whole number that
+# float32 holds.
 _BITS = 24
 
 
 @dataclass(eq=False)
 class LabelsOf:
-    """The labels of one classifier in a step, their numbers yet to be read; of ``ends``, low is above high if all are ignored."""
+    """The labels of one classifier in a step, their numbers yet to be read; of ``ends``, low is
+    above high if all are ignored.
+    """
 
     counts: list[Extrema] = field(default_factory=list)
     ends: list[Extrema] = field(default_factory=list)
@@ -68,7 +85,12 @@ class LabelsOf:
             return None
         bits = functools.reduce(operator.or_, (int(each.low) for each in self.present), 0)
         ends = number(min(each.low for each in some)), number(max(each.high for each in some))
-        return Labels(parameter, int(sum(each.low for each in self.counts)), *ends, bits if self.present else None)
+        return Labels(
+            parameter,
+            int(sum(each.low for each in self.counts)),
+            *ends,
+            bits if self.present else None,
+        )
 
 
 def loss_inputs(nodes: Iterable[Any]) -> list[LossInput]:
@@ -77,7 +99,9 @@ def loss_inputs(nodes: Iterable[Any]) -> list[LossInput]:
     for node in nodes:
         name = node.name()
         if name in _TAKING and (before := node.next_functions[0][0]) is not None:
-            if before.name() not in _TAKING:  # else it is a cross entropy's likelihood, and its logarithm comes next
+            if (
+                before.name() not in _TAKING
+            ):  # else it is a cross entropy's likelihood, and its logarithm comes next
                 found.append(LossInput(_TAKING[name], maker_of(before)))
         elif name in _SPREADING:
             shapes = _shapes(node)
@@ -86,8 +110,11 @@ def loss_inputs(nodes: Iterable[Any]) -> list[LossInput]:
     return found
 
 
-def look_at_labels(nodes: Iterable[Any], meter: Meter, own: Mapping[int, str], found: dict[str, LabelsOf]) -> None:
-    """Begin to look at the labels of the cross entropies among these nodes whose classes are rows of one of the model's parameters.
+def look_at_labels(
+    nodes: Iterable[Any], meter: Meter, own: Mapping[int, str], found: dict[str, LabelsOf]
+) -> None:
+    """Begin to look at the labels of the cross entropies among these nodes whose classes are rows
+    of one of the model's parameters.
 
     Args:
         nodes: behind a loss.
@@ -115,17 +142,29 @@ def look_at_labels(nodes: Iterable[Any], meter: Meter, own: Mapping[int, str], f
             count = torch.tensor(labels.numel(), device="cpu")
             if name.startswith("Nll"):
                 ignored, ends = labels == node._saved_ignore_index, torch.iinfo(labels.dtype)
-                low, high = torch.where(ignored, ends.max, labels), torch.where(ignored, ends.min, labels)
+                low, high = (
+                    torch.where(ignored, ends.max, labels),
+                    torch.where(ignored, ends.min, labels),
+                )
                 count = count - ignored.sum()
                 if classes <= _BITS:
                     every = torch.arange(classes, device=labels.device)
-                    each.present.append(meter.later(((labels.reshape(1, -1) == every[:, None]).any(1) * 2.0 ** every.float()).sum()))
+                    each.present.append(
+                        meter.later(
+                            (
+                                (labels.reshape(1, -1) == every[:, None]).any(1)
+                                * 2.0 ** every.float()
+                            ).sum()
+                        )
+                    )
             each.counts.append(meter.later(count))
             each.ends.append(meter.later(low.amin().double(), high.amax().double()))
 
 
 def maker_of(node: Any) -> str:
-    """The function that made a value, past nodes that change none; empty if it is not one of those that matter."""
+    """The function that made a value, past nodes that change none; empty if it is not one of those
+    that matter.
+    """
     for _ in range(_PASSED):
         if node is None or node.name() not in _LEAVING:
             break
@@ -137,7 +176,9 @@ def maker_of(node: Any) -> str:
 
 
 def parameter_behind(node: Any, rows: int, own: Mapping[int, str]) -> str | None:
-    """The name of the first of the model's parameters behind a node, and near it, that has so many rows."""
+    """The name of the first of the model's parameters behind a node, and near it, that has so many
+    rows.
+    """
     waiting, known = [node], 0
     while waiting and known < _BEHIND:
         node, known = waiting.pop(0), known + 1
@@ -152,13 +193,19 @@ def parameter_behind(node: Any, rows: int, own: Mapping[int, str]) -> str | None
 
 
 def _shapes(node: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The shape of a prediction, and the one to which it was spread if each of its values met each of the target's, unasked; else empty.
+    """The shape of a prediction, and the one to which it was spread if each of its values met each
+    of the target's, unasked; else empty.
 
     A target without a gradient, as data is: two predictions may well be compared each with each.
     """
     predictions = [edge for edge in node.next_functions if edge[0] is not None]
-    fused = node.name() != "SubBackward0"  # what it gives may be one number, and what it was given is kept
-    if len(predictions) != 1 or (sizes := tuple(node._saved_self.shape) if fused else _sizes(node, 0)) is None:
+    fused = (
+        node.name() != "SubBackward0"
+    )  # what it gives may be one number, and what it was given is kept
+    if (
+        len(predictions) != 1
+        or (sizes := tuple(node._saved_self.shape) if fused else _sizes(node, 0)) is None
+    ):
         return None
     before, at = predictions[0]
     while before.name() == "ToCopyBackward0":  # of autocast, behind the spreading

@@ -1,4 +1,6 @@
-"""What a backward begins with, for the checklist: the loss, and what a cross entropy near it was computed of."""
+"""What a backward begins with, for the checklist: the loss, and what a cross entropy near it was
+computed of.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class CrossEntropy:
 
     Attributes:
         classes, dtype: of the log-probabilities.
-        kept: the smallest and the largest label that is not ignored; the former larger than the latter if all are.
+        kept: the smallest and the largest label that is not ignored; the former larger than the
+            latter if all are.
         ignored: the share of labels that are.
         entropy: of the output, if it was asked for; NaN of what are no log-probabilities.
         smoothing: the label smoothing.
@@ -61,7 +64,9 @@ class CrossEntropy:
             number(self.kept.low) if some else None,
             number(self.kept.high) if some else None,
             self.ignored.low,
-            None if self.entropy is None or math.isnan(self.entropy.low) else number(self.entropy.low),
+            None
+            if self.entropy is None or math.isnan(self.entropy.low)
+            else number(self.entropy.low),
             self.smoothing,
             None if self.padding is None else self.padding.low,
             None if self.missed is None or math.isnan(self.missed.low) else number(self.missed.low),
@@ -71,13 +76,21 @@ class CrossEntropy:
 def loss_of(roots: Iterable[Any]) -> torch.Tensor | None:
     """The root of a backward that is a loss: floating, of one element."""
     for root in roots:
-        if isinstance(root, torch.Tensor) and root.numel() == 1 and root.is_floating_point() and not hasattr(root, "to_local"):
+        if (
+            isinstance(root, torch.Tensor)
+            and root.numel() == 1
+            and root.is_floating_point()
+            and not hasattr(root, "to_local")
+        ):
             return root
     return None
 
 
-def cross_entropy_of(loss: torch.Tensor, meter: Meter, closely: bool, padding: Padding | None = None) -> CrossEntropy | None:
-    """Begin to look at the labels and the log-probabilities of the first cross entropy behind a loss, as autograd has saved them.
+def cross_entropy_of(
+    loss: torch.Tensor, meter: Meter, closely: bool, padding: Padding | None = None
+) -> CrossEntropy | None:
+    """Begin to look at the labels and the log-probabilities of the first cross entropy behind a
+    loss, as autograd has saved them.
 
     Args:
         loss: the root of a backward.
@@ -89,7 +102,12 @@ def cross_entropy_of(loss: torch.Tensor, meter: Meter, closely: bool, padding: P
         if node.name() not in ("NllLossBackward0", "NllLoss2DBackward0"):
             continue
         scores = node._saved_self
-        if scores is None or scores.dim() < 1 or scores.numel() == 0 or node._saved_target.numel() == 0:
+        if (
+            scores is None
+            or scores.dim() < 1
+            or scores.numel() == 0
+            or node._saved_target.numel() == 0
+        ):
             return None
         axis = 1 if scores.dim() > 1 else 0
         labels, ignored = node._saved_target, node._saved_ignore_index
@@ -103,14 +121,22 @@ def cross_entropy_of(loss: torch.Tensor, meter: Meter, closely: bool, padding: P
                 apart = max(1, len(scores) // _ROWS)
                 rows = scores[::apart].float()
                 at = labels[::apart, None].clamp(0, classes - 1)
-                found.missed = meter.later(torch.where(is_ignored[::apart], math.nan, -rows.gather(1, at)[:, 0]).nanmean())
+                found.missed = meter.later(
+                    torch.where(is_ignored[::apart], math.nan, -rows.gather(1, at)[:, 0]).nanmean()
+                )
                 chances = rows.exp()
-                entropy = (chances * rows.clamp(min=-1e4)).sum(1).mean().abs()  # 0 x -Inf would be NaN
-                are_logarithms = ((chances.sum(1) - 1).abs() < _UNEVEN).all()  # what is given to nll_loss may be anything
+                entropy = (
+                    (chances * rows.clamp(min=-1e4)).sum(1).mean().abs()
+                )  # 0 x -Inf would be NaN
+                are_logarithms = (
+                    (chances.sum(1) - 1).abs() < _UNEVEN
+                ).all()  # what is given to nll_loss may be anything
                 found.entropy = meter.later(torch.where(are_logarithms, entropy, math.nan))
             if padding is not None and padding.ids == classes and _counts(node, padding.id):
                 flat = labels.reshape(-1)
-                found.padding = meter.later(((flat[1:] == padding.id) & (flat[:-1] == padding.id)).double().mean())
+                found.padding = meter.later(
+                    ((flat[1:] == padding.id) & (flat[:-1] == padding.id)).double().mean()
+                )
         found.smoothing = _smoothing_of(loss.grad_fn, node, classes)
         return found
     return None
@@ -119,16 +145,28 @@ def cross_entropy_of(loss: torch.Tensor, meter: Meter, closely: bool, padding: P
 def _counts(node: Any, label: int) -> bool:
     """Whether a label has a share in what a cross entropy makes one number of."""
     weight = node._saved_weight
-    weighs = weight is None or (weight.device.type == "cpu" and bool(weight[label] != 0))  # a device would have to be waited for
+    weighs = weight is None or (
+        weight.device.type == "cpu" and bool(weight[label] != 0)
+    )  # a device would have to be waited for
     return weighs and node._saved_reduction != 0 and node._saved_ignore_index != label
 
 
 def _smoothing_of(first: Any, likelihood: Any, classes: int) -> float:
-    """The label smoothing of a cross entropy, which torch adds as (1 - s) x its own loss + s / classes x the one over all classes."""
+    """The label smoothing of a cross entropy, which torch adds as (1 - s) x its own loss + s /
+    classes x the one over all classes.
+    """
     for node in nodes_near(first):
-        parts = [part for part, _ in node.next_functions if part is not None and part.name().startswith("MulBackward")]
+        parts = [
+            part
+            for part, _ in node.next_functions
+            if part is not None and part.name().startswith("MulBackward")
+        ]
         factors = [getattr(part, "_saved_other", None) for part in parts]
-        if node.name() != "AddBackward0" or len(parts) != 2 or not any(part.next_functions[0][0] is likelihood for part in parts):
+        if (
+            node.name() != "AddBackward0"
+            or len(parts) != 2
+            or not any(part.next_functions[0][0] is likelihood for part in parts)
+        ):
             continue
         kept, spread = factors if parts[0].next_functions[0][0] is likelihood else reversed(factors)
         if not isinstance(kept, float) or not isinstance(spread, float):

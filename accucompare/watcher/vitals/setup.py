@@ -1,4 +1,6 @@
-"""What a training consists of, for the checklist: parameters and their groups, schedulers, seeds, what the model says of its tokens."""
+"""What a training consists of, for the checklist: parameters and their groups, schedulers, seeds,
+what the model says of its tokens.
+"""
 
 from __future__ import annotations
 
@@ -41,22 +43,41 @@ class SetupFacts:
         renewed: how many optimizers began without state in the place of one that had some.
     """
 
-    def __init__(self, modules: Modules, parameters: Sequence[Parameter], optimizers: list[Any], schedulers: list[Any], every: int) -> None:
-        self.schedulers = [(_numbered(schedulers, at), scheduler) for at, scheduler in enumerate(schedulers)]
+    def __init__(
+        self,
+        modules: Modules,
+        parameters: Sequence[Parameter],
+        optimizers: list[Any],
+        schedulers: list[Any],
+        every: int,
+    ) -> None:
+        self.schedulers = [
+            (_numbered(schedulers, at), scheduler) for at, scheduler in enumerate(schedulers)
+        ]
         self._model = modules.named[""]
         self.pad = self._special("pad")
-        self.tokens = {name: found for name, kind in (("begin", "bos"), ("end", "eos")) if (found := self._special(kind)) is not None}
+        self.tokens = {
+            name: found
+            for name, kind in (("begin", "bos"), ("end", "eos"))
+            if (found := self._special(kind)) is not None
+        }
         self.padding = self._padding(modules)
         self.renewed = 0
         states = zip(GENERATORS, states_of_generators(), strict=True)
-        self._generators = {name: xxhash.xxh3_64_hexdigest(repr(state).encode()) for name, state in states}
+        self._generators = {
+            name: xxhash.xxh3_64_hexdigest(repr(state).encode()) for name, state in states
+        }
         self._parameters = parameters
         self._owners = {name: type(module).__name__ for name, module in modules.named.items()}
         self._optimizers = list(optimizers)
         self._every = every
         self._switched = sum(map(is_switched, modules.named.values()))
         self._twins = list(_twins(modules))
-        self._dropouts = {name: each.p for name, each in modules.named.items() if isinstance(each, _DropoutNd) and each.p > 0}
+        self._dropouts = {
+            name: each.p
+            for name, each in modules.named.items()
+            if isinstance(each, _DropoutNd) and each.p > 0
+        }
         taken = [(type(each).__name__, steps_taken(each)) for each in optimizers]
         self._taken = {name: count for name, count in taken if count is not None}
         self._stepped = {name: stepped(scheduler) for name, scheduler in self.schedulers}
@@ -67,7 +88,9 @@ class SetupFacts:
         if not self.knows(optimizer):
             replaced = [each for each in self._optimizers if _held(each) == _held(optimizer)]
             self.renewed += any(map(_has_state, replaced)) and not _has_state(optimizer)
-            self._optimizers = [each for each in self._optimizers if not any(each is other for other in replaced)]
+            self._optimizers = [
+                each for each in self._optimizers if not any(each is other for other in replaced)
+            ]
             self._optimizers.append(optimizer)
             count = steps_taken(optimizer)
             if count is not None:
@@ -78,10 +101,18 @@ class SetupFacts:
 
     def setup(self, step: int, cycle: int) -> TrainingSetup:
         """As it is now; ``cycle``: after so many steps the same inputs are used again."""
-        groups = {id(tensor): (name, group) for each in self._optimizers for name, group in groups_of(each) for tensor in group["params"]}
+        groups = {
+            id(tensor): (name, group)
+            for each in self._optimizers
+            for name, group in groups_of(each)
+            for tensor in group["params"]
+        }
         return TrainingSetup(
             step,
-            parameters=[self._facts_of(each, *groups.get(id(each.tensor), ("", {}))) for each in self._parameters],
+            parameters=[
+                self._facts_of(each, *groups.get(id(each.tensor), ("", {})))
+                for each in self._parameters
+            ],
             optimizers=[type(each).__name__ for each in self._optimizers],
             taken=dict(self._taken),
             schedulers=self._stepped,
@@ -104,7 +135,9 @@ class SetupFacts:
         """Whether they say something else, but for the step."""
         return msgspec.structs.replace(one, step=other.step) != other
 
-    def _facts_of(self, parameter: Parameter, group: str, options: dict[str, Any]) -> ParameterFacts:
+    def _facts_of(
+        self, parameter: Parameter, group: str, options: dict[str, Any]
+    ) -> ParameterFacts:
         tensor = parameter.tensor
         decay = options.get("weight_decay", 0.0)
         return ParameterFacts(
@@ -121,8 +154,17 @@ class SetupFacts:
 
     def _lengths(self) -> Iterator[tuple[str, int]]:
         for name, scheduler in self.schedulers:
-            length = next((found for each in _LENGTHS if isinstance(found := getattr(scheduler, each, None), int)), None)
-            if length is not None and type(scheduler).__name__.startswith(("Cosine", "OneCycle", "Polynomial")):
+            length = next(
+                (
+                    found
+                    for each in _LENGTHS
+                    if isinstance(found := getattr(scheduler, each, None), int)
+                ),
+                None,
+            )
+            if length is not None and type(scheduler).__name__.startswith(
+                ("Cosine", "OneCycle", "Polynomial")
+            ):
                 yield name, length
 
     def _special(self, kind: str) -> int | None:
@@ -134,8 +176,16 @@ class SetupFacts:
         if self.pad is not None:
             rows = self._vocabulary()
             return None if rows is None else Padding(self.pad, rows)
-        tables = [each for each in modules.named.values() if isinstance(each, nn.Embedding) and each.padding_idx is not None]
-        return Padding(int(tables[0].padding_idx), tables[0].num_embeddings) if len(tables) == 1 else None  # type: ignore[arg-type]
+        tables = [
+            each
+            for each in modules.named.values()
+            if isinstance(each, nn.Embedding) and each.padding_idx is not None
+        ]
+        return (
+            Padding(int(tables[0].padding_idx), tables[0].num_embeddings)
+            if len(tables) == 1
+            else None
+        )  # type: ignore[arg-type]
 
     def _vocabulary(self) -> int | None:
         if not callable(find := getattr(self._model, "get_input_embeddings", None)):
@@ -155,7 +205,12 @@ def _held(optimizer: Any) -> set[int]:
 def _has_state(optimizer: Any) -> bool:
     """Whether an optimizer remembers anything of the updates before."""
     states = getattr(optimizer, "state", {}).values()
-    return any(isinstance(each, torch.Tensor) for state in states if isinstance(state, dict) for each in state.values())
+    return any(
+        isinstance(each, torch.Tensor)
+        for state in states
+        if isinstance(state, dict)
+        for each in state.values()
+    )
 
 
 def parameters_of_this_rank(tensor: torch.Tensor) -> torch.Tensor:
@@ -167,11 +222,17 @@ def parameters_of_this_rank(tensor: torch.Tensor) -> torch.Tensor:
 def states_of_generators() -> tuple[Any, Any]:
     """The states of Python's and of NumPy's generator."""
     name, keys, *rest = np.random.get_state()
-    return random.getstate(), (name, keys.tobytes() if isinstance(keys, np.ndarray) else keys, *rest)
+    return random.getstate(), (
+        name,
+        keys.tobytes() if isinstance(keys, np.ndarray) else keys,
+        *rest,
+    )
 
 
 def is_switched(module: nn.Module) -> bool:
-    """Whether a module computes otherwise in training than in evaluation: dropout with p > 0, norms with running statistics."""
+    """Whether a module computes otherwise in training than in evaluation: dropout with p > 0, norms
+    with running statistics.
+    """
     if isinstance(module, _DropoutNd):
         return module.p > 0
     return isinstance(module, _NormBase) and module.running_mean is not None
@@ -180,8 +241,15 @@ def is_switched(module: nn.Module) -> bool:
 def _twins(modules: Modules) -> Iterator[tuple[str, str]]:
     """Names in one list under which there is one and the same module."""
     for alias, first in modules.aliases.items():
-        (one, own), (other, others) = ((name.rpartition(".")[0], name.rpartition(".")[2]) for name in (first, alias))
-        if one == other and own.isdigit() and others.isdigit() and next(iter(modules.named[first].parameters()), None) is not None:
+        (one, own), (other, others) = (
+            (name.rpartition(".")[0], name.rpartition(".")[2]) for name in (first, alias)
+        )
+        if (
+            one == other
+            and own.isdigit()
+            and others.isdigit()
+            and next(iter(modules.named[first].parameters()), None) is not None
+        ):
             yield first, alias
 
 

@@ -1,4 +1,6 @@
-"""An update, for the checklist: what it was made with, and what it did to a sample of each parameter."""
+"""An update, for the checklist: what it was made with, and what it did to a sample of each
+parameter.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class UpdateVitals:
         rates: by parameter group, the learning rate.
         applied: by scheduler, what it had set when the first update began.
         weights: by parameter, the norm before the update.
-        sizes: by parameter, the mean square of what a sample of it was, and of what was added to it.
+        sizes: by parameter, the mean square of what a sample of it was, and of what was added to
+            it.
         moved: the share of that sample that has changed.
         second_moments: by parameter, the mean of a sample of it.
     """
@@ -41,8 +44,12 @@ class UpdateVitals:
     second_moments: dict[str, Extrema] = field(default_factory=dict)
     before: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def begin(self, optimizer: Any, parameters: Sequence[Parameter], meter: Meter, closely: bool) -> None:
-        """An update begins. ``closely``: keep a sample of each parameter, to compare it with what it will be."""
+    def begin(
+        self, optimizer: Any, parameters: Sequence[Parameter], meter: Meter, closely: bool
+    ) -> None:
+        """An update begins. ``closely``: keep a sample of each parameter, to compare it with what
+        it will be.
+        """
         self.count += 1
         for name, group in groups_of(optimizer):
             rate = group.get("lr")
@@ -55,7 +62,13 @@ class UpdateVitals:
         self.updated |= {each.name for each in ours}
         if closely:
             having = [each for each in ours if has_memory(each.tensor)]
-            self.weights |= dict(zip((each.name for each in having), meter.norm([each.tensor for each in having]), strict=True))
+            self.weights |= dict(
+                zip(
+                    (each.name for each in having),
+                    meter.norm([each.tensor for each in having]),
+                    strict=True,
+                )
+            )
             with torch.no_grad():
                 for each in having:
                     if (data := data_of(each.tensor)) is not None:
@@ -66,15 +79,22 @@ class UpdateVitals:
         held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
         with torch.no_grad():
             for each in parameters:
-                if id(each.tensor) not in held or (before := self.before.pop(each.name, None)) is None:
+                if (
+                    id(each.tensor) not in held
+                    or (before := self.before.pop(each.name, None)) is None
+                ):
                     continue
                 data = data_of(each.tensor)
                 if data is None:
                     continue
                 after = sample_of(data)
                 moved = after != before
-                before = before.double()  # squares of small numbers are 0 in float32, and those of large ones infinite
-                self.sizes[each.name] = meter.later(before.square().mean(), (after.double() - before).square().mean())
+                before = (
+                    before.double()
+                )  # squares of small numbers are 0 in float32, and those of large ones infinite
+                self.sizes[each.name] = meter.later(
+                    before.square().mean(), (after.double() - before).square().mean()
+                )
                 self.moved[each.name] = meter.later(moved.float().mean())
                 moment = _second_moment_of(optimizer, each.tensor)
                 if moment is not None and (data := data_of(moment)) is not None:
@@ -82,30 +102,45 @@ class UpdateVitals:
 
     def lr(self) -> dict[str, Number]:
         """The learning rates, read."""
-        return {name: number(rate.low if isinstance(rate, Extrema) else rate) for name, rate in self.rates.items()}
+        return {
+            name: number(rate.low if isinstance(rate, Extrema) else rate)
+            for name, rate in self.rates.items()
+        }
 
     def layers(self, names: Iterable[str]) -> dict[str, list[Number | None]]:
-        """The columns of ``Vitals.layers`` but ``grad``, read; none of a step that was not looked at closely."""
+        """The columns of ``Vitals.layers`` but ``grad``, read; none of a step that was not looked
+        at closely.
+        """
         names = list(names)
         if not self.weights:
             return {}
-        sizes = {name: (each.high / each.low) ** 0.5 for name, each in self.sizes.items() if each.low > 0}
+        sizes = {
+            name: (each.high / each.low) ** 0.5 for name, each in self.sizes.items() if each.low > 0
+        }
         columns: dict[str, dict[str, float]] = {
             "weight": {name: each.low for name, each in self.weights.items()},
             "update": sizes,
             "moved": {name: each.low for name, each in self.moved.items()},
             "v": {name: each.low for name, each in self.second_moments.items()},
         }
-        return {key: [number(found[name]) if name in found else None for name in names] for key, found in columns.items() if found}
+        return {
+            key: [number(found[name]) if name in found else None for name in names]
+            for key, found in columns.items()
+            if found
+        }
 
 
 def groups_of(optimizer: Any) -> list[tuple[str, dict[str, Any]]]:
     """An optimizer's parameter groups, by name: ``AdamW.0``."""
-    return [(f"{type(optimizer).__name__}.{number}", group) for number, group in enumerate(optimizer.param_groups)]
+    return [
+        (f"{type(optimizer).__name__}.{number}", group)
+        for number, group in enumerate(optimizer.param_groups)
+    ]
 
 
 def steps_taken(optimizer: Any) -> int | None:
-    """How many steps an optimizer's state says that it has taken: the most of any parameter; ``None`` if it keeps no count.
+    """How many steps an optimizer's state says that it has taken: the most of any parameter;
+    ``None`` if it keeps no count.
 
     A count on another device than the host is not read, since that would wait for it.
     """
@@ -113,11 +148,18 @@ def steps_taken(optimizer: Any) -> int | None:
         return None
     counts = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
     known = [
-        int(each) for each in counts if isinstance(each, (int, float)) or (isinstance(each, torch.Tensor) and each.device.type == "cpu")
+        int(each)
+        for each in counts
+        if isinstance(each, (int, float))
+        or (isinstance(each, torch.Tensor) and each.device.type == "cpu")
     ]
     if known:
         return max(known)
-    return 0 if not counts and type(optimizer).__name__.startswith(("Adam", "NAdam", "RAdam")) else None
+    return (
+        0
+        if not counts and type(optimizer).__name__.startswith(("Adam", "NAdam", "RAdam"))
+        else None
+    )
 
 
 def _second_moment_of(optimizer: Any, parameter: torch.Tensor) -> torch.Tensor | None:
@@ -127,12 +169,20 @@ def _second_moment_of(optimizer: Any, parameter: torch.Tensor) -> torch.Tensor |
 
 
 def applied_by(schedulers: Iterable[tuple[str, Any]], optimizer: Any) -> dict[str, Applied]:
-    """By scheduler, how often it has been stepped, and the rates that it has set; ``optimizer``: that updates."""
+    """By scheduler, how often it has been stepped, and the rates that it has set; ``optimizer``:
+    that updates.
+    """
     found = {}
     for name, scheduler in schedulers:
         rates = getattr(scheduler, "_last_lr", None) or []
-        rates = [number(float(rate)) for rate in rates if not isinstance(rate, torch.Tensor) or rate.device.type == "cpu"]
-        found[name] = Applied(stepped(scheduler), rates, getattr(scheduler, "optimizer", optimizer) is optimizer)
+        rates = [
+            number(float(rate))
+            for rate in rates
+            if not isinstance(rate, torch.Tensor) or rate.device.type == "cpu"
+        ]
+        found[name] = Applied(
+            stepped(scheduler), rates, getattr(scheduler, "optimizer", optimizer) is optimizer
+        )
     return found
 
 

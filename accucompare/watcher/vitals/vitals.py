@@ -1,4 +1,6 @@
-"""Collects what the checklist is judged by, step by step. It changes nothing, and waits for a device with the watch, not by itself."""
+"""Collects what the checklist is judged by, step by step. It changes nothing, and waits for a
+device with the watch, not by itself.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,25 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from accucompare.findings.log import LoadedBatch, Lookup, LossInput, Narrowed, Number, Targets, TrainingSetup, Vitals, What, number
-from accucompare.live.autograd import Observer, Parameter, gradient_state, observe_backward, observe_backward_no_more
+from accucompare.findings.log import (
+    LoadedBatch,
+    Lookup,
+    LossInput,
+    Narrowed,
+    Number,
+    Targets,
+    TrainingSetup,
+    Vitals,
+    What,
+    number,
+)
+from accucompare.live.autograd import (
+    Observer,
+    Parameter,
+    gradient_state,
+    observe_backward,
+    observe_backward_no_more,
+)
 from accucompare.live.modules import Modules, arguments_of, in_backward
 from accucompare.live.operators import entrances
 from accucompare.live.values import dtype_name, leaves
@@ -26,18 +45,27 @@ from accucompare.watcher.vitals.gradient_use import GradientUse
 from accucompare.watcher.vitals.loaders import Loaders
 from accucompare.watcher.vitals.loss_inputs import LabelsOf, look_at_labels, loss_inputs
 from accucompare.watcher.vitals.losses import CrossEntropy, cross_entropy_of, loss_of, nodes_near
-from accucompare.watcher.vitals.setup import GENERATORS, SetupFacts, is_switched, states_of_generators
+from accucompare.watcher.vitals.setup import (
+    GENERATORS,
+    SetupFacts,
+    is_switched,
+    states_of_generators,
+)
 from accucompare.watcher.vitals.update_vitals import UpdateVitals, applied_by
 
 #: Classes that cut off what is below zero, or nearly.
-_CUTTING = re.compile(r"^(ReLU6?|(New|Fast|Quick)?GELU(Activation)?|GELUTanh|SiLU(Activation)?|Swish)$")
+_CUTTING = re.compile(
+    r"^(ReLU6?|(New|Fast|Quick)?GELU(Activation)?|GELUTanh|SiLU(Activation)?|Swish)$"
+)
 _RUNNING = ("running_mean", "running_var")
 #: How many frozen parameters with a gradient, and how many inputs in a type too narrow, are named.
 _FEW = 8
 #: Of an embedding, the ids of so many calls in one step are looked at.
 _MOST_LOOKUPS = 16
 #: Names of inputs that are positions or ids.
-_COUNTED = re.compile(r"position|time_?steps?$|(^|[._])ids?$|_ids$|(^|[._])(index|indices)$", re.IGNORECASE)
+_COUNTED = re.compile(
+    r"position|time_?steps?$|(^|[._])ids?$|_ids$|(^|[._])(index|indices)$", re.IGNORECASE
+)
 #: Up to here a type holds all whole numbers.
 _WHOLE = {"bfloat16": 256, "float16": 2048}
 
@@ -46,10 +74,18 @@ class VitalSigns:
     """The numbers of the step that runs.
 
     Attributes:
-        cycle: after so many steps the loop uses the same inputs again, as it was asked to; 0 if that is not known.
+        cycle: after so many steps the loop uses the same inputs again, as it was asked to; 0 if
+            that is not known.
     """
 
-    def __init__(self, modules: Modules, watcher: Watcher, optimizers: Iterable[Any], schedulers: Iterable[Any], every: int) -> None:
+    def __init__(
+        self,
+        modules: Modules,
+        watcher: Watcher,
+        optimizers: Iterable[Any],
+        schedulers: Iterable[Any],
+        every: int,
+    ) -> None:
         """
         Args:
             modules: of the model.
@@ -61,29 +97,56 @@ class VitalSigns:
         self._watcher = watcher
         self._meter: Meter = watcher.meter
         self._every = every
-        self._facts = SetupFacts(modules, watcher.gradients.parameters, list(optimizers), list(schedulers), every)
+        self._facts = SetupFacts(
+            modules, watcher.gradients.parameters, list(optimizers), list(schedulers), every
+        )
         self._written: TrainingSetup | None = None
         self._switched = [
             (module, modules.named[name.rpartition(".")[0]] if name else module)
             for name, module in modules.named.items()
             if is_switched(module)
         ]  # each with the module that it is a part of
-        self._cutting = {name for name, module in modules.named.items() if _CUTTING.match(type(module).__name__)}
+        self._cutting = {
+            name for name, module in modules.named.items() if _CUTTING.match(type(module).__name__)
+        }
         self._named = modules.named
-        self._owners = {name for name, module in modules.named.items() if any(each is not None for each in module._parameters.values())}
+        self._owners = {
+            name
+            for name, module in modules.named.items()
+            if any(each is not None for each in module._parameters.values())
+        }
         self._own = {id(each.tensor): each.name for each in watcher.gradients.parameters}
-        self._tables = {name: module for name, module in modules.named.items() if isinstance(module, nn.Embedding)}
+        self._tables = {
+            name: module
+            for name, module in modules.named.items()
+            if isinstance(module, nn.Embedding)
+        }
         self._matrices = {name for name, module in modules.named.items() if _has_matrix(module)}
         self._use = GradientUse(watcher.gradients.parameters, watcher.meter)
-        self._clippings = [(*place, functools.partial(self._clipping, callers)) for place, callers in entrances.CLIPPING.items()]
-        self._running = [(name, tensor) for kind, name, tensor in modules.tensors() if kind == "buffers" and name.endswith(_RUNNING)]
-        self._alive: dict[str, torch.Tensor] = {}  # by module: which of its units have given something above zero
-        self._states: dict[int, tuple[int, int]] = {}  # by a parameter's id: its gradient as the last update or backward left it
-        self._stale: dict[int, tuple[Extrema, ...]] = {}  # by id, those whose gradient the last update had used, when a backward began
+        self._clippings = [
+            (*place, functools.partial(self._clipping, callers))
+            for place, callers in entrances.CLIPPING.items()
+        ]
+        self._running = [
+            (name, tensor)
+            for kind, name, tensor in modules.tensors()
+            if kind == "buffers" and name.endswith(_RUNNING)
+        ]
+        self._alive: dict[
+            str, torch.Tensor
+        ] = {}  # by module: which of its units have given something above zero
+        self._states: dict[
+            int, tuple[int, int]
+        ] = {}  # by a parameter's id: its gradient as the last update or backward left it
+        self._stale: dict[
+            int, tuple[Extrema, ...]
+        ] = {}  # by id, those whose gradient the last update had used, when a backward began
         self._loaders = Loaders()
         self._observer = Observer(self._begins, self._ends)
         self._handle: Any = None
-        self._drawing: tuple[Any, Any] | None = None  # the states of Python's and NumPy's generators when the model was called
+        self._drawing: tuple[Any, Any] | None = (
+            None  # the states of Python's and NumPy's generators when the model was called
+        )
         self._after: tuple[Any, Any] | None = None  # and when its last call was over
         self._next()
 
@@ -101,12 +164,16 @@ class VitalSigns:
         self._drawn_between: dict[str, None] = {}
         self._buffers: dict[str, Extrema] = {}
         self._idle: dict[str, Extrema] = {}
-        self._root: tuple[int, Extrema, CrossEntropy | None] | None = None  # of the backward that runs
+        self._root: tuple[int, Extrema, CrossEntropy | None] | None = (
+            None  # of the backward that runs
+        )
         self._elsewhere = 0
         self._loss_inputs: dict[LossInput, None] = {}
         self._labels: dict[str, LabelsOf] = {}
         self._lookups: dict[str, list[Extrema]] = {}
-        self._asked: tuple[int, str, torch.Tensor, int] | None = None  # the last cross entropy: classes, type, labels, which are ignored
+        self._asked: tuple[int, str, torch.Tensor, int] | None = (
+            None  # the last cross entropy: classes, type, labels, which are ignored
+        )
         self._use.next_step()
 
     # when
@@ -131,8 +198,13 @@ class VitalSigns:
                 entrances.observe_function_no_more(owner, name, act)
 
     def _entrances(self) -> list[tuple[Any, str, entrances.Before]]:
-        """Functions of which must be known what they are given: a label out of range ends the step before there is a graph."""
-        return [*((torch._C._nn, name, self._asking) for name in ("cross_entropy_loss", "nll_loss_nd")), *self._clippings]
+        """Functions of which must be known what they are given: a label out of range ends the step
+        before there is a graph.
+        """
+        return [
+            *((torch._C._nn, name, self._asking) for name in ("cross_entropy_loss", "nll_loss_nd")),
+            *self._clippings,
+        ]
 
     @property
     def _closely(self) -> bool:
@@ -154,14 +226,26 @@ class VitalSigns:
             return
         trains = torch.is_grad_enabled()
         if trains:
-            evaluated = 0 if root.training else sum(not module.training and _is_trained(whole) for module, whole in self._switched)
-            self._evaluated = evaluated if self._evaluated is None else min(self._evaluated, evaluated)  # an attack may be in evaluation
+            evaluated = (
+                0
+                if root.training
+                else sum(
+                    not module.training and _is_trained(whole) for module, whole in self._switched
+                )
+            )
+            self._evaluated = (
+                evaluated if self._evaluated is None else min(self._evaluated, evaluated)
+            )  # an attack may be in evaluation
             self._loaded = self._loaded or self._loaders.last
             if len(self._given) < 64:
                 ends = self._facts.pad in self._facts.tokens.values()
-                self._given += look_at_batch(arguments_of(args, kwargs), self._meter, self._closely, self._facts.pad, ends)
+                self._given += look_at_batch(
+                    arguments_of(args, kwargs), self._meter, self._closely, self._facts.pad, ends
+                )
         else:
-            self._trained_without = max(self._trained_without, sum(module.training for module, _ in self._switched))
+            self._trained_without = max(
+                self._trained_without, sum(module.training for module, _ in self._switched)
+            )
         if trains:
             self._use.called(value for _, value in arguments_of(args, kwargs))
         self._drawing = states_of_generators()
@@ -175,35 +259,77 @@ class VitalSigns:
             self._drawn |= _differing(self._drawing, self._after)
             self._drawing = None
 
-    def given(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def given(
+        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """A module call begins: of an embedding, look at the ids."""
-        if name not in self._tables or not self._looking() or in_backward() or len(self._lookups.get(name, ())) >= _MOST_LOOKUPS:
+        if (
+            name not in self._tables
+            or not self._looking()
+            or in_backward()
+            or len(self._lookups.get(name, ())) >= _MOST_LOOKUPS
+        ):
             return
-        ids = next((value for _, value in arguments_of(args, kwargs) if isinstance(value, torch.Tensor)), None)
-        if type(ids) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(ids) and ids.numel() and not ids.is_meta:
+        ids = next(
+            (value for _, value in arguments_of(args, kwargs) if isinstance(value, torch.Tensor)),
+            None,
+        )
+        if (
+            type(ids) is torch.Tensor
+            and not torch._C._functorch.is_functorch_wrapped_tensor(ids)
+            and ids.numel()
+            and not ids.is_meta
+        ):
             with torch.no_grad():
                 self._lookups.setdefault(name, []).append(self._meter.later(*torch.aminmax(ids)))
 
     def _asking(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A cross entropy begins: should it be the last thing in this step, its labels are what to look at."""
-        if self._looking() and len(args) > 4 and all(type(each) is torch.Tensor for each in args[:2]):
+        """A cross entropy begins: should it be the last thing in this step, its labels are what to
+        look at.
+        """
+        if (
+            self._looking()
+            and len(args) > 4
+            and all(type(each) is torch.Tensor for each in args[:2])
+        ):
             scores = args[0]
-            self._asked = scores.shape[1 if scores.dim() > 1 else 0] if scores.dim() else 0, dtype_name(scores.dtype), args[1], args[4]
+            self._asked = (
+                scores.shape[1 if scores.dim() > 1 else 0] if scores.dim() else 0,
+                dtype_name(scores.dtype),
+                args[1],
+                args[4],
+            )
 
     def gave(self, name: str, module: nn.Module, output: Any) -> None:
-        """A module call is over: of one that cuts off below zero, note which units have given something above."""
-        if name not in self._cutting or not self._looking() or not self._closely or not torch.is_grad_enabled():
+        """A module call is over: of one that cuts off below zero, note which units have given
+        something above.
+        """
+        if (
+            name not in self._cutting
+            or not self._looking()
+            or not self._closely
+            or not torch.is_grad_enabled()
+        ):
             return
-        if type(output) is not torch.Tensor or output.dim() < 2 or not output.numel() or in_backward():
+        if (
+            type(output) is not torch.Tensor
+            or output.dim() < 2
+            or not output.numel()
+            or in_backward()
+        ):
             return
         with torch.no_grad():
             axis = 1 if output.dim() > 3 else -1
             above = (output.detach() > 0).transpose(axis, -1).flatten(0, -2).any(0)
             known = self._alive.get(name)
-            self._alive[name] = above if known is None or known.shape != above.shape else known | above
+            self._alive[name] = (
+                above if known is None or known.shape != above.shape else known | above
+            )
 
     def _begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
-        if not in_backward() and torch._C._functorch.peek_interpreter_stack() is None:  # else it is a part of a forward
+        if (
+            not in_backward() and torch._C._functorch.peek_interpreter_stack() is None
+        ):  # else it is a part of a forward
             self._guarded(self._backward_begins, roots)
 
     def _backward_begins(self, roots: Any) -> None:
@@ -211,7 +337,10 @@ class VitalSigns:
         self._use.backward_begins()
         same = [each for each in gradients.parameters if self._is_as_it_was(each)]
         self._states = {id(each.tensor): self._states[id(each.tensor)] for each in same}
-        new = sorted((each for each in same if id(each.tensor) not in self._stale), key=lambda each: each.tensor.numel())
+        new = sorted(
+            (each for each in same if id(each.tensor) not in self._stale),
+            key=lambda each: each.tensor.numel(),
+        )
         smallest = [each.tensor.grad for each in new[:3] if each.tensor.grad is not None]
         norms = self._meter.norm(smallest)  # zero, if they were set to zero past autograd
         self._stale = {key: self._stale[key] for key in self._states if key in self._stale}
@@ -219,14 +348,20 @@ class VitalSigns:
         root = loss_of(roots)
         if root is not None:
             loss = self._meter.later(root.detach().clone().reshape(()))
-            found = None if self._entropy else cross_entropy_of(root, self._meter, self._closely, self._facts.padding)
+            found = (
+                None
+                if self._entropy
+                else cross_entropy_of(root, self._meter, self._closely, self._facts.padding)
+            )
             self._root = gradients.backwards, loss, found
             look_at_labels(nodes_near(root.grad_fn), self._meter, self._own, self._labels)
             if self._closely:
                 self._loss_inputs |= dict.fromkeys(loss_inputs(nodes_near(root.grad_fn)))
 
     def _is_as_it_was(self, parameter: Parameter) -> bool:
-        return parameter.tensor.grad is not None and gradient_state(parameter.tensor) == self._states.get(id(parameter.tensor))
+        return parameter.tensor.grad is not None and gradient_state(
+            parameter.tensor
+        ) == self._states.get(id(parameter.tensor))
 
     def _ends(self, given: Any) -> None:
         if not in_backward():
@@ -241,9 +376,15 @@ class VitalSigns:
             self._use.backward_ended()
         elif root is not None:
             self._elsewhere += 1
-        self._states |= {id(each.tensor): gradient_state(each.tensor) for each in gradients.parameters if id(each.tensor) in self._states}
+        self._states |= {
+            id(each.tensor): gradient_state(each.tensor)
+            for each in gradients.parameters
+            if id(each.tensor) in self._states
+        }
 
-    def _clipping(self, callers: Collection[str], caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _clipping(
+        self, callers: Collection[str], caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         if caller in callers and _has_limit(caller):
             self._guarded(self._use.clips, {id(grad) for _, grad in leaves(args)})
 
@@ -255,14 +396,29 @@ class VitalSigns:
         self._facts.add(optimizer)
         self._use.update_begins(optimizer)
         applied = applied_by(self._facts.schedulers, optimizer)
-        self._updates.applied |= {name: each for name, each in applied.items() if each.here or name not in self._updates.applied}
+        self._updates.applied |= {
+            name: each
+            for name, each in applied.items()
+            if each.here or name not in self._updates.applied
+        }
         held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-        ours = [each for each in self._watcher.gradients.parameters if id(each.tensor) in held and each.tensor.grad is not None]
+        ours = [
+            each
+            for each in self._watcher.gradients.parameters
+            if id(each.tensor) in held and each.tensor.grad is not None
+        ]
         self._frozen |= {each.name: None for each in ours if not each.tensor.requires_grad}
-        kept = [each.tensor for each in ours if id(each.tensor) in self._stale and id(each.tensor.grad) == self._states[id(each.tensor)][0]]
+        kept = [
+            each.tensor
+            for each in ours
+            if id(each.tensor) in self._stale
+            and id(each.tensor.grad) == self._states[id(each.tensor)][0]
+        ]
         if kept and not self._kept[0]:
             self._kept = len(kept), [norm for tensor in kept for norm in self._stale[id(tensor)]]
-        self._updates.begin(optimizer, self._watcher.gradients.parameters, self._meter, self._closely)
+        self._updates.begin(
+            optimizer, self._watcher.gradients.parameters, self._meter, self._closely
+        )
 
     def _updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._use.updated()
@@ -273,7 +429,9 @@ class VitalSigns:
         parameters = self._watcher.gradients.parameters
         self._updates.end(optimizer, parameters, self._meter)
         held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-        ours = [each for each in parameters if id(each.tensor) in held and each.tensor.grad is not None]
+        ours = [
+            each for each in parameters if id(each.tensor) in held and each.tensor.grad is not None
+        ]
         self._states = {key: state for key, state in self._states.items() if key not in held}
         self._states |= {id(each.tensor): gradient_state(each.tensor) for each in ours}
         self._stale = {key: norms for key, norms in self._stale.items() if key not in held}
@@ -296,7 +454,10 @@ class VitalSigns:
             for name, tensor in self._running:
                 if (extrema := self._meter.look(tensor)) is not None:
                     self._buffers[name] = extrema
-            self._idle = {name: self._meter.later(1 - alive.float().mean()) for name, alive in self._alive.items()}
+            self._idle = {
+                name: self._meter.later(1 - alive.float().mean())
+                for name, alive in self._alive.items()
+            }
 
     def events(self, scale: float | None, died: bool = False) -> list[TrainingSetup | Vitals]:
         """What is to be written of the step, its numbers read.
@@ -308,8 +469,14 @@ class VitalSigns:
         self._next()
         return found
 
-    def _collect(self, scale: float | None, found: list[TrainingSetup | Vitals], died: bool) -> None:
-        setup = self._facts.setup(self._watcher.step, self.cycle) if self._closely or self._written is None else self._written
+    def _collect(
+        self, scale: float | None, found: list[TrainingSetup | Vitals], died: bool
+    ) -> None:
+        setup = (
+            self._facts.setup(self._watcher.step, self.cycle)
+            if self._closely or self._written is None
+            else self._written
+        )
         if self._written is None or self._facts.differ(setup, self._written):
             found.append(setup)
             self._written = setup
@@ -325,7 +492,9 @@ class VitalSigns:
             backwards=self._watcher.gradients.backwards,
             updates=updates.count,
             lr=updates.lr(),
-            loss=number(math.fsum(losses) / len(losses)) if losses and all(map(math.isfinite, losses)) else _first_bad(losses),
+            loss=number(math.fsum(losses) / len(losses))
+            if losses and all(map(math.isfinite, losses))
+            else _first_bad(losses),
             norm=norm,
             norm_at_update=at_update,
             scale=scale,
@@ -343,12 +512,16 @@ class VitalSigns:
             frozen=list(self._frozen)[:_FEW],
             layers=self._layers(divisor) if self._closely else {},
             idle={name: each.low for name, each in self._idle.items()},
-            buffers={name: (number(each.low), number(each.high)) for name, each in self._buffers.items()},
+            buffers={
+                name: (number(each.low), number(each.high)) for name, each in self._buffers.items()
+            },
             outputs=self._outputs() if self._closely else {},
             died=died,
             elsewhere=self._elsewhere,
             losses=list(self._loss_inputs),
-            labels=[read for name, each in self._labels.items() if (read := each.read(name)) is not None],
+            labels=[
+                read for name, each in self._labels.items() if (read := each.read(name)) is not None
+            ],
             lookups=[self._lookup(name, ids) for name, ids in self._lookups.items()],
             entered=self._entered() if self._closely else None,
             thrown=self._use.thrown(),
@@ -359,13 +532,19 @@ class VitalSigns:
         )
 
     def _targets(self, died: bool) -> Targets | None:
-        """Of the cross entropy that the backward went through; in a step that ended before, of the one that was called last."""
+        """Of the cross entropy that the backward went through; in a step that ended before, of the
+        one that was called last.
+        """
         if self._entropy is not None:
             return self._entropy.read()
         if not died or self._asked is None:
             return None
         classes, dtype, labels, ignored = self._asked
-        if labels.is_floating_point() or labels.device.type != "cpu" or not bool((labels != ignored).any()):
+        if (
+            labels.is_floating_point()
+            or labels.device.type != "cpu"
+            or not bool((labels != ignored).any())
+        ):
             return None
         low, high = torch.aminmax(labels[labels != ignored])
         return Targets(classes, dtype, number(float(low)), number(float(high)))
@@ -379,34 +558,59 @@ class VitalSigns:
         for note in self._watcher.notes:
             if note.what is What.BEGAN and note.place.name in self._matrices:
                 extrema = next((each for role, _, each in note.parts if role == "input"), None)
-                return None if extrema is None else (note.place.name, number(extrema.low), number(extrema.high))
+                return (
+                    None
+                    if extrema is None
+                    else (note.place.name, number(extrema.low), number(extrema.high))
+                )
         return None
 
-    def _norms(self, divisor: float) -> tuple[Number | None, Number | None, tuple[Number, Number] | None]:
-        """Of the gradients of what is updated, when the backward ended and when the update began; and the extrema of what became of one."""
+    def _norms(
+        self, divisor: float
+    ) -> tuple[Number | None, Number | None, tuple[Number, Number] | None]:
+        """Of the gradients of what is updated, when the backward ended and when the update began;
+        and the extrema of what became of one.
+        """
         gradients, updated = self._watcher.gradients, self._updates.updated
-        before = {name: norm.low / divisor for name, norm in gradients.norms.items() if name in updated}
+        before = {
+            name: norm.low / divisor for name, norm in gradients.norms.items() if name in updated
+        }
         if not before:
             return None, None, None
-        after = {**before, **{name: norm.low for name, norm in gradients.late.items() if name in updated}}
+        after = {
+            **before,
+            **{name: norm.low for name, norm in gradients.late.items() if name in updated},
+        }
         ratios = [after[name] / norm for name, norm in before.items() if 0 < norm < math.inf]
-        grown = (number(min(ratios)), number(max(ratios))) if len(ratios) > 1 and gradients.late else None
+        grown = (
+            (number(min(ratios)), number(max(ratios)))
+            if len(ratios) > 1 and gradients.late
+            else None
+        )
         return number(math.hypot(*before.values())), number(math.hypot(*after.values())), grown
 
     def _layers(self, divisor: float) -> dict[str, list[Number | None]]:
         names = [each.name for each in self._watcher.gradients.parameters]
-        norms = self._watcher.gradients.norms or self._watcher.gradients.late  # gradients may be made by hand, without a backward
+        norms = (
+            self._watcher.gradients.norms or self._watcher.gradients.late
+        )  # gradients may be made by hand, without a backward
         grads = [number(norms[name].low / divisor) if name in norms else None for name in names]
         return {**({"grad": grads} if norms else {}), **self._updates.layers(names)}
 
     def _outputs(self) -> dict[str, tuple[Number, Number]]:
-        """Of each module with parameters, the extrema of the first tensor that its first call in the step gave.
+        """Of each module with parameters, the extrema of the first tensor that its first call in
+        the step gave.
 
         Not of one number: it is its own smallest and largest.
         """
         found: dict[str, tuple[Number, Number]] = {}
         for note in self._watcher.notes:
-            if note.what is What.ENDED and note.place.name in self._owners and note.parts and note.place.name not in found:
+            if (
+                note.what is What.ENDED
+                and note.place.name in self._owners
+                and note.parts
+                and note.place.name not in found
+            ):
                 extrema = note.parts[0][2]
                 if math.prod(extrema.shape) < 2:
                     continue
@@ -414,7 +618,9 @@ class VitalSigns:
         return found
 
     def _narrowed(self) -> list[Narrowed]:
-        """Positions and ids that modules were given in half types, beyond the whole numbers that these hold one by one."""
+        """Positions and ids that modules were given in half types, beyond the whole numbers that
+        these hold one by one.
+        """
         found = []
         for note in self._watcher.notes:
             for role, path, extrema in note.parts if note.what is What.BEGAN else ():
@@ -423,17 +629,32 @@ class VitalSigns:
                     continue
                 name = _name_of_argument(type(self._named[note.place.name]).forward, path)
                 if _COUNTED.search(name):
-                    found.append(Narrowed(note.place.name, name, extrema.dtype, number(extrema.high)))
+                    found.append(
+                        Narrowed(note.place.name, name, extrema.dtype, number(extrema.high))
+                    )
         return found[:_FEW]
 
     def final_weights(self) -> list[Number | None]:
-        """The norms of all weights when the watch ends; none if nothing was looked at. It waits for the device, once."""
+        """The norms of all weights when the watch ends; none if nothing was looked at. It waits for
+        the device, once.
+        """
         if not self._every or self._written is None:
             return []
-        parameters = [each for each in self._watcher.gradients.parameters if has_memory(each.tensor)]
-        norms = dict(zip((each.name for each in parameters), self._meter.norm([each.tensor for each in parameters]), strict=True))
+        parameters = [
+            each for each in self._watcher.gradients.parameters if has_memory(each.tensor)
+        ]
+        norms = dict(
+            zip(
+                (each.name for each in parameters),
+                self._meter.norm([each.tensor for each in parameters]),
+                strict=True,
+            )
+        )
         self._meter.read()
-        return [number(norms[each.name].low) if each.name in norms else None for each in self._watcher.gradients.parameters]
+        return [
+            number(norms[each.name].low) if each.name in norms else None
+            for each in self._watcher.gradients.parameters
+        ]
 
 
 def _is_trained(module: nn.Module) -> bool:
@@ -441,17 +662,31 @@ def _is_trained(module: nn.Module) -> bool:
 
 
 def _has_matrix(module: nn.Module) -> bool:
-    """Whether a module multiplies what it is given by a matrix, as no embedding and no norm does."""
-    weight = next((each for name, each in module._parameters.items() if name == "weight"), None)  # a scripted module has no get()
-    return weight is not None and not is_lazy(weight) and weight.dim() > 1 and not isinstance(module, nn.Embedding)
+    """Whether a module multiplies what it is given by a matrix, as no embedding and no norm
+    does."""
+    weight = next(
+        (each for name, each in module._parameters.items() if name == "weight"), None
+    )  # a scripted module has no get()
+    return (
+        weight is not None
+        and not is_lazy(weight)
+        and weight.dim() > 1
+        and not isinstance(module, nn.Embedding)
+    )
 
 
 def _has_limit(clipping: str) -> bool:
-    """Whether the running function of this name clips by a finite limit; with none, it only gives the norm."""
+    """Whether the running function of this name clips by a finite limit; with none, it only gives
+    the norm.
+    """
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != clipping:
         frame = frame.f_back
-    limits = [frame.f_locals.get(name) for name in ("max_norm", "clip_value")] if frame is not None else []
+    limits = (
+        [frame.f_locals.get(name) for name in ("max_norm", "clip_value")]
+        if frame is not None
+        else []
+    )
     return any(isinstance(limit, (int, float)) and math.isfinite(limit) for limit in limits)
 
 
@@ -462,7 +697,11 @@ def _name_of_argument(forward: Any, path: str) -> str:
     if not first.isdigit():
         return path
     try:
-        names = [each.name for each in inspect.signature(forward).parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+        names = [
+            each.name
+            for each in inspect.signature(forward).parameters.values()
+            if each.kind is each.POSITIONAL_OR_KEYWORD
+        ]
     except (TypeError, ValueError):  # of a function that is not Python's
         return path
     return names[int(first) + 1] + dot + rest if int(first) + 1 < len(names) else path
@@ -470,7 +709,11 @@ def _name_of_argument(forward: Any, path: str) -> str:
 
 def _differing(before: tuple[Any, Any], after: tuple[Any, Any]) -> dict[str, None]:
     """Whose states are no longer the same."""
-    return {name: None for name, one, other in zip(GENERATORS, before, after, strict=True) if one != other}
+    return {
+        name: None
+        for name, one, other in zip(GENERATORS, before, after, strict=True)
+        if one != other
+    }
 
 
 def _first_bad(losses: list[float]) -> Number | None:

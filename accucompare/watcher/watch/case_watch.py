@@ -44,8 +44,8 @@ def watch_case(
         options: as for ``accucompare.watch``; the optimizer is the case's.
         dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
         seed: of weights and random operations; 0 if not given.
-        steps: how many, from that of ``options.like`` on; as many as the case has inputs if not given. Inputs are used again from the
-            first if there are fewer.
+        steps: how many, from that of ``options.like`` on; as many as the case has inputs if not
+            given. Inputs are used again from the first if there are fewer.
         deterministic, hf32, tf32: as for ``accucompare.capture``.
         progress: called with the steps done and the steps to do.
 
@@ -61,10 +61,18 @@ def watch_case(
     place = open_device(device)
     numerics = Numerics(place, deterministic=deterministic, hf32=hf32, tf32=tf32, emulate=None)
     casting = Casting(None, dtype)
-    built = build(target, place, casting, seed or 0)  # with inputs of its own: those that a state was saved with may be the bad ones
+    built = build(
+        target, place, casting, seed or 0
+    )  # with inputs of its own: those that a state was saved with may be the bad ones
     case, count = built.case, steps if steps is not None else len(built.inputs)
     training = built.training
-    options = replace(options, optimizer=case.optimizer, scaler=training.scaler, scheduler=list(training.schedulers), case=built.name)
+    options = replace(
+        options,
+        optimizer=case.optimizer,
+        scaler=training.scaler,
+        scheduler=list(training.schedulers),
+        case=built.name,
+    )
     watch: Watch | None = None  # until it is set up
     with numerics.in_force():
         try:
@@ -72,7 +80,9 @@ def watch_case(
                 watch.is_given(built.inputs)
                 for note in _notes(case, place.type, options):
                     watch.say(note)
-                different = len({tuple(id(part) for _, part in arguments_of(*given)) for given in built.inputs})
+                different = len(
+                    {tuple(id(part) for _, part in arguments_of(*given)) for given in built.inputs}
+                )
                 if count > different:
                     watch.reuses(different)
                 first = watch.step_number
@@ -85,15 +95,29 @@ def watch_case(
             pass
         except AccucompareError:
             raise
-        except (Exception, SystemExit) as error:  # a sys.exit(0) in the user's code is no success of the watch
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # a sys.exit(0) in the user's code is no success of the watch
             if watch is None:
-                raise CaptureError(f"{built.name}: the model raised while it was set up: {explain(place.type, error)}") from error
-            message = f"{built.name}: the model raised in step {watch.step_number}: {explain(place.type, error)}"
-            raise CaptureError(f"{message}\nWhat was watched until then: accucompare overflow {out}") from error
+                raise CaptureError(
+                    f"{built.name}: the model raised while it was set up:"
+                    f" {explain(place.type, error)}"
+                ) from error
+            message = (
+                f"{built.name}: the model raised in step {watch.step_number}:"
+                f" {explain(place.type, error)}"
+            )
+            raise CaptureError(
+                f"{message}\nWhat was watched until then: accucompare overflow {out}"
+            ) from error
         except KeyboardInterrupt:
             if watch is None:
                 raise
-            message = f"stopped in step {watch.step_number}; what was watched until then: accucompare overflow {out}"
+            message = (
+                f"stopped in step {watch.step_number}; what was watched until then: accucompare"
+                f" overflow {out}"
+            )
             raise KeyboardInterrupt(message) from None
     return [] if watch is None else watch.findings
 
@@ -101,6 +125,12 @@ def watch_case(
 def _notes(case: Case, device: str, options: WatchOptions) -> Iterator[str]:
     """What was asked for and is not possible here."""
     if case.loss is None:
-        yield "the case has no loss: only its forward was watched; give Case(…, loss=…) to watch gradients"
+        yield (
+            "the case has no loss: only its forward was watched; give Case(…, loss=…) to watch"
+            " gradients"
+        )
     if options.flag_per_module and not backend(device).saturates():
-        yield "--flag-per-module: this device has no overflow flag, for its overflows give Inf; values alone were looked at"
+        yield (
+            "--flag-per-module: this device has no overflow flag, for its overflows give Inf;"
+            " values alone were looked at"
+        )

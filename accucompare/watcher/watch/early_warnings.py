@@ -1,4 +1,6 @@
-"""Warnings before anything is wrong: values near their type's limit, underflow, a flag that no value explains."""
+"""Warnings before anything is wrong: values near their type's limit, underflow, a flag that no
+value explains.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,16 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from accucompare.bundle.format import display_name
-from accucompare.findings.log import OUTSIDE, Alert, AlertKind, Log, ModuleCall, What, near_the_limit, number
+from accucompare.findings.log import (
+    OUTSIDE,
+    Alert,
+    AlertKind,
+    Log,
+    ModuleCall,
+    What,
+    near_the_limit,
+    number,
+)
 from accucompare.text import counted
 from accucompare.watcher.looking import Extrema, Note
 
@@ -14,7 +25,8 @@ _LOGGER = logging.getLogger("accucompare.watch")
 
 #: From this share of subnormal gradients on there is a warning: a few are so in sound runs.
 _UNDERFLOW = 0.1
-#: Types in which what is subnormal is not small beyond use, as it is in those with an exponent of eight bits.
+# : Types in which what is subnormal is not small beyond use, as it is in those with an exponent of
+# eight bits.
 _NARROW = ("float16", "float8")
 
 
@@ -29,11 +41,12 @@ class Lookout:
         self._warned: set[tuple[AlertKind, str]] = set()
 
     def look(self, notes: Iterable[Note], step: int, scaled: bool) -> None:
-        """Warn of outputs and gradients that come near their type's limit, and of gradients that sink below its full precision.
+        """Warn of outputs and gradients that come near their type's limit, and of gradients that
+        sink below its full precision.
 
-        Of what sinks there is one warning for all modules together, with the one in which most does. ``scaled``: the loss has a scale,
-        which is made as large as gradients can bear: they come near the limit by that.
-        """
+        Of what sinks there is one warning for all modules together, with the one in which most
+        does. ``scaled``: the loss has a scale, which is made as large as gradients can bear: they
+        come near the limit by that."""
         sinking: dict[str, tuple[Note, Extrema]] = {}
         for each in notes:
             if each.what is What.ENDED and not self._allow(each.place.name):
@@ -53,34 +66,62 @@ class Lookout:
     def _look_at_underflow(self, note: Note, sinking: dict[str, tuple[Note, Extrema]]) -> None:
         """Keep of each module the gradient of which the largest share is subnormal."""
         for *_, extrema in note.parts:
-            if extrema.zero is None or not extrema.dtype.startswith(_NARROW) or (extrema.subnormal or 0.0) < _UNDERFLOW:
+            if (
+                extrema.zero is None
+                or not extrema.dtype.startswith(_NARROW)
+                or (extrema.subnormal or 0.0) < _UNDERFLOW
+            ):
                 continue
             known = sinking.get(note.place.name)
             if known is None or (extrema.subnormal or 0.0) > (known[1].subnormal or 0.0):
                 sinking[note.place.name] = note, extrema
 
     def _warn_of_underflow(self, sinking: dict[str, tuple[Note, Extrema]], step: int) -> None:
-        new = {name: pair for name, pair in sinking.items() if (AlertKind.UNDERFLOW, name) not in self._warned}
+        new = {
+            name: pair
+            for name, pair in sinking.items()
+            if (AlertKind.UNDERFLOW, name) not in self._warned
+        }
         if not new:
             return
         note, extrema = max(new.values(), key=lambda pair: pair[1].subnormal or 0.0)
         subnormal, zero = extrema.subnormal or 0.0, extrema.zero or 0.0
-        text = f"{subnormal:.0%} of gradients are subnormal in {extrema.dtype}, and {zero:.0%} are zero"
-        more = f"; in {counted(len(new) - 1, 'more module')}, too, {_UNDERFLOW:.0%} or more are subnormal" if len(new) > 1 else ""
-        self.warn(AlertKind.UNDERFLOW, text + more, step, note.place, subnormal + zero, extrema.dtype)
+        text = (
+            f"{subnormal:.0%} of gradients are subnormal in {extrema.dtype}, and {zero:.0%} are"
+            " zero"
+        )
+        more = (
+            f"; in {counted(len(new) - 1, 'more module')}, too, {_UNDERFLOW:.0%} or more are"
+            " subnormal"
+            if len(new) > 1
+            else ""
+        )
+        self.warn(
+            AlertKind.UNDERFLOW, text + more, step, note.place, subnormal + zero, extrema.dtype
+        )
         self._warned |= {(AlertKind.UNDERFLOW, name) for name in new}
 
     def look_at_sums(self, norms: Mapping[str, Extrema], step: int) -> bool:
-        """Warn of gradients that are not finite since they were summed over ranks, this rank's own being finite.
+        """Warn of gradients that are not finite since they were summed over ranks, this rank's own
+        being finite.
 
         Returns:
             Whether there are any.
         """
         spoilt = [name for name, norm in norms.items() if not norm.finite]
         if spoilt:
-            which = f"{len(spoilt)} gradients, such as that of {spoilt[0]}, are" if len(spoilt) > 1 else f"the gradient of {spoilt[0]} is"
+            which = (
+                f"{len(spoilt)} gradients, such as that of {spoilt[0]}, are"
+                if len(spoilt) > 1
+                else f"the gradient of {spoilt[0]} is"
+            )
             text = f"{which} not finite since they were summed over ranks"
-            self.warn(AlertKind.NOTE, f"{text}, and this rank's own were: another rank made it, and its log names where", step, once="sums")
+            self.warn(
+                AlertKind.NOTE,
+                f"{text}, and this rank's own were: another rank made it, and its log names where",
+                step,
+                once="sums",
+            )
         return bool(spoilt)
 
     def warn(
@@ -93,14 +134,27 @@ class Lookout:
         dtype: str = "",
         once: str = "",
     ) -> None:
-        """Warn once of this kind and this module; of what concerns no module, once for each ``once``."""
+        """Warn once of this kind and this module; of what concerns no module, once for each
+        ``once``.
+        """
         key = (kind, place.name if place is not None else once or text)
         if key in self._warned:
             return
         self._warned.add(key)
         about = "" if place is None else f"{display_name(place.name)} ({place.type}): "
         name, call, type_, _ = place or OUTSIDE
-        self._log.write(Alert(kind, about + text, step, name, call, type_, None if value is None else number(value), dtype))
+        self._log.write(
+            Alert(
+                kind,
+                about + text,
+                step,
+                name,
+                call,
+                type_,
+                None if value is None else number(value),
+                dtype,
+            )
+        )
         self.log(step, about + text)
 
     def log(self, step: int, text: str) -> None:

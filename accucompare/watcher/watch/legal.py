@@ -15,7 +15,8 @@ from accucompare.watcher.watch.step_end import Reader
 
 
 class Legal:
-    """Decides what is legal in a step, by running its calls again where it has to; of each place once, until something does harm.
+    """Decides what is legal in a step, by running its calls again where it has to; of each place
+    once, until something does harm.
 
     Attributes:
         harmless: of this step: what began in it, and came to nothing.
@@ -30,12 +31,18 @@ class Legal:
         reporter: Reporter,
         vitals: VitalSigns,
     ) -> None:
-        """``fills``: modules, and the Inf that each fills something with, by which the reader judges; they are added here."""
+        """``fills``: modules, and the Inf that each fills something with, by which the reader
+        judges; they are added here.
+        """
         self.harmless: list[Finding] = []
         self._fills = fills
-        self._of_step: set[tuple[str, str]] = set()  # those of them that were decided upon in this step
+        self._of_step: set[tuple[str, str]] = (
+            set()
+        )  # those of them that were decided upon in this step
         self._poles: set[tuple[str, ...]] = set()  # places, and kinds, of what began at a pole
-        self._again: dict[int, tuple[Finding, list[Finding] | None]] = {}  # by id, this step's, and what running it again has shown
+        self._again: dict[
+            int, tuple[Finding, list[Finding] | None]
+        ] = {}  # by id, this step's, and what running it again has shown
         self._watcher = watcher
         self._reader = reader
         self._explainer = explainer
@@ -48,8 +55,12 @@ class Legal:
         self._again.clear()
 
     def leave_out(self, saturates: bool) -> None:
-        """Take what is legal out of the reader's findings, which it has just read; ``saturates``: the device does."""
-        if self._fills - self._of_step and self._comes_to_something():  # what harmed nothing in earlier steps may do so now
+        """Take what is legal out of the reader's findings, which it has just read; ``saturates``:
+        the device does.
+        """
+        if (
+            self._fills - self._of_step and self._comes_to_something()
+        ):  # what harmed nothing in earlier steps may do so now
             known = self._fills - self._of_step
             self._fills.intersection_update(self._of_step)
             self._reader.read()
@@ -58,8 +69,13 @@ class Legal:
         self._find_harmless(saturates)
 
     def _find_fills(self, known: Collection[tuple[str, str]] = ()) -> None:
-        """Take out what modules fill something with; ``known``: what they did so in earlier steps."""
-        while (filled := next((each for each in self._reader.findings if self._is_fill(each, known)), None)) is not None:
+        """Take out what modules fill something with; ``known``: what they did so in earlier
+        steps."""
+        while (
+            filled := next(
+                (each for each in self._reader.findings if self._is_fill(each, known)), None
+            )
+        ) is not None:
             found = {(filled.name, kind) for kind in filled.kinds}
             self._fills |= found
             self._of_step |= found
@@ -68,15 +84,28 @@ class Legal:
     def _is_fill(self, finding: Finding, known: Collection[tuple[str, str]]) -> bool:
         if id(finding) in self._again or self._reporter.has_reported(finding):
             return False
-        again = self._explainer.origins_again(finding, self._watcher.notes) if set(finding.kinds) <= INFINITE else None
+        again = (
+            self._explainer.origins_again(finding, self._watcher.notes)
+            if set(finding.kinds) <= INFINITE
+            else None
+        )
         self._again[id(finding)] = finding, again
-        return all((finding.name, kind) in known for kind in finding.kinds) if again is None else not again
+        return (
+            all((finding.name, kind) in known for kind in finding.kinds)
+            if again is None
+            else not again
+        )
 
     def _find_harmless(self, saturates: bool) -> None:
         """Take out what comes to nothing, if that is so of everything that began in this step."""
         origins = self._reader.origins
         self.harmless = []
-        if not origins or saturates or self._comes_to_something() or not all(map(self._may_be_harmless, origins)):
+        if (
+            not origins
+            or saturates
+            or self._comes_to_something()
+            or not all(map(self._may_be_harmless, origins))
+        ):
             return
         if not self._explainer.has_spoilt_a_buffer():
             self.harmless, self._reader.findings = origins, []
@@ -88,14 +117,25 @@ class Legal:
         key = finding.name, finding.near, *finding.kinds
         if key not in self._poles and not self._reporter.has_reported(finding):
             if (known := self._again.get(id(finding))) is None or known[1] is None:
-                known = self._again[id(finding)] = finding, self._explainer.origins_again(finding, self._watcher.notes)
+                known = self._again[id(finding)] = (
+                    finding,
+                    self._explainer.origins_again(finding, self._watcher.notes),
+                )
             if known[1] and all(map(is_pole, known[1])):
                 self._poles.add(key)
         return key in self._poles
 
     def _comes_to_something(self) -> bool:
         """Whether what is not finite has reached what the model gives, a gradient or the loss."""
-        outputs = [note for note in self._watcher.notes if note.what is What.ENDED and note.place.parent is None]
+        outputs = [
+            note
+            for note in self._watcher.notes
+            if note.what is What.ENDED and note.place.parent is None
+        ]
         given = kinds_of(tensor for note in outputs for tensor in note.read().tensors)
         norms = self._watcher.gradients.norms.values()
-        return bool(given - {MINUS}) or not all(norm.finite for norm in norms) or not all(map(math.isfinite, self._vitals.losses))
+        return (
+            bool(given - {MINUS})
+            or not all(norm.finite for norm in norms)
+            or not all(map(math.isfinite, self._vitals.losses))
+        )

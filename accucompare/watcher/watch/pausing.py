@@ -1,4 +1,6 @@
-"""Pausing a training whose loss stays NaN or Inf: its state from before is saved, and a run can go on from there."""
+"""Pausing a training whose loss stays NaN or Inf: its state from before is saved, and a run can go
+on from there.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class _Begun:
         buffers, gradients: copies, of those that there were.
         numbers: of each module, the numbers and the text that it keeps.
         groups: of each parameter group of the optimizers, what it holds beside parameters.
-        states: of each scheduler and of the scaler, its state: a loop that skips a bad update steps them all the same.
+        states: of each scheduler and of the scaler, its state: a loop that skips a bad update steps
+            them all the same.
         batch: what the model was given in the step, a call each; copies.
     """
 
@@ -51,17 +54,27 @@ class _Begun:
 
 
 class Pausing:
-    """Saves the state of a training before the first of several steps with a loss that is NaN or Inf.
+    """Saves the state of a training before the first of several steps with a loss that is NaN or
+    Inf.
 
-    The state is saved when that step's update is about to begin, since the update would spoil the weights; a loss that is finite again
-    removes it.
+    The state is saved when that step's update is about to begin, since the update would spoil the
+    weights; a loss that is finite again removes it.
 
     Attributes:
-        state: where the state of before the bad steps is saved; ``None`` if the last loss was finite.
+        state: where the state of before the bad steps is saved; ``None`` if the last loss was
+            finite.
         inputs: of a case, what it is given, one entry a step: saved in place of the batch.
     """
 
-    def __init__(self, modules: Modules, training: Training, device: torch.device, out: Path, times: int, case: str | None) -> None:
+    def __init__(
+        self,
+        modules: Modules,
+        training: Training,
+        device: torch.device,
+        out: Path,
+        times: int,
+        case: str | None,
+    ) -> None:
         """``times``: so many bad losses running are a reason to pause."""
         self.state: Path | None = None
         self.inputs: list[CallArguments] | None = None
@@ -81,18 +94,43 @@ class Pausing:
         with torch.no_grad():
             self._begun = _Begun(
                 RandomState.now(self._device),
-                [(tensor, tensor.detach().clone()) for kind, tensor in tensors if kind == "buffers"],
-                [(each, None if each.grad is None else each.grad.detach().clone()) for kind, each in tensors if kind == "parameters"],
+                [
+                    (tensor, tensor.detach().clone())
+                    for kind, tensor in tensors
+                    if kind == "buffers"
+                ],
+                [
+                    (each, None if each.grad is None else each.grad.detach().clone())
+                    for kind, each in tensors
+                    if kind == "parameters"
+                ],
                 [(vars(module), plain_numbers(module)) for module in self._modules.named.values()],
                 *self._around(),
             )
 
     def _around(self) -> tuple[list[tuple[dict[str, Any], dict[str, Any]]], list[tuple[Any, Any]]]:
-        """The options of all parameter groups, and the states of schedulers and the scaler, as they are now."""
+        """The options of all parameter groups, and the states of schedulers and the scaler, as they
+        are now.
+        """
         parts = self._training.parts
-        groups = [group for part in parts if part.component is Component.OPTIMIZER for group in getattr(part.live, "param_groups", ())]
-        options = [(group, {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}) for group in groups]
-        others = [part.live for part in parts if part.component is not Component.OPTIMIZER and part.has_state]
+        groups = [
+            group
+            for part in parts
+            if part.component is Component.OPTIMIZER
+            for group in getattr(part.live, "param_groups", ())
+        ]
+        options = [
+            (
+                group,
+                {name: copy.deepcopy(value) for name, value in group.items() if name != "params"},
+            )
+            for group in groups
+        ]
+        others = [
+            part.live
+            for part in parts
+            if part.component is not Component.OPTIMIZER and part.has_state
+        ]
         return options, [(live, copy.deepcopy(live.state_dict())) for live in others]
 
     def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -101,7 +139,8 @@ class Pausing:
             self._begun.batch.append(copies_of(args, kwargs))
 
     def look(self, losses: Iterable[float], step: int) -> None:
-        """The update of a step begins, which had these losses: save the state of before, if it is the first bad one.
+        """The update of a step begins, which had these losses: save the state of before, if it is
+        the first bad one.
 
         Raises:
             CaptureError: if the state cannot be written.
@@ -131,24 +170,49 @@ class Pausing:
         return self._running >= self._times
 
     def _save(self, begun: _Begun, step: int, directory: Path) -> None:
-        start = Start(None, None, Selection.of((), ()), (), [], [], model=describe_model(self._modules), begun=step)
+        start = Start(
+            None,
+            None,
+            Selection.of((), ()),
+            (),
+            [],
+            [],
+            model=describe_model(self._modules),
+            begun=step,
+        )
         manifest = start.manifest(CaptureOptions(save_state=True), 1)
-        manifest.environment.update({**describe_environment(self._device, self._case), "autocast": None, "random": None})
-        manifest.notes.append(f"the state of a training before step {step}, whose loss was NaN or Inf")
+        manifest.environment.update(
+            {**describe_environment(self._device, self._case), "autocast": None, "random": None}
+        )
+        manifest.notes.append(
+            f"the state of a training before step {step}, whose loss was NaN or Inf"
+        )
         prepare_directory(directory, overwrite=True)
-        with BundleWriter(directory, manifest) as writer, _put_back(begun, self._device, self._around()):
-            self._saver.write(writer, step, None, self.inputs if self.inputs is not None else begun.batch)
+        with (
+            BundleWriter(directory, manifest) as writer,
+            _put_back(begun, self._device, self._around()),
+        ):
+            self._saver.write(
+                writer, step, None, self.inputs if self.inputs is not None else begun.batch
+            )
         forget_previous(directory)
 
 
 @contextlib.contextmanager
-def _put_back(begun: _Begun, device: torch.device, around: tuple[list[Any], list[Any]]) -> Iterator[None]:
-    """Let a training be meanwhile as it was when its step began. ``around``: what is around the model now."""
+def _put_back(
+    begun: _Begun, device: torch.device, around: tuple[list[Any], list[Any]]
+) -> Iterator[None]:
+    """Let a training be meanwhile as it was when its step began. ``around``: what is around the
+    model now.
+    """
     now = _Begun(
         RandomState.now(device),
         [(tensor, tensor.detach().clone()) for tensor, _ in begun.buffers],
         [(tensor, tensor.grad) for tensor, _ in begun.gradients],
-        [(table, {name: table[name] for name in numbers if name in table}) for table, numbers in begun.numbers],
+        [
+            (table, {name: table[name] for name in numbers if name in table})
+            for table, numbers in begun.numbers
+        ],
         *around,
     )
     _put(begun)

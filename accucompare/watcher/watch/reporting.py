@@ -28,7 +28,14 @@ class Reporter:
     """
 
     def __init__(
-        self, path: Path, start: WatchStart, options: WatchOptions, log: Log, watcher: Watcher, reader: Reader, explainer: Explainer
+        self,
+        path: Path,
+        start: WatchStart,
+        options: WatchOptions,
+        log: Log,
+        watcher: Watcher,
+        reader: Reader,
+        explainer: Explainer,
     ) -> None:
         self.findings: list[Finding] = []
         self._path = path
@@ -38,10 +45,19 @@ class Reporter:
         self._watcher = watcher
         self._reader = reader
         self._explainer = explainer
-        self._reported: dict[int, Finding] = {}  # by id, this step's findings that were reported, before and after they were explained
+        self._reported: dict[
+            int,
+            Finding,
+            # by id, this step's findings that were reported, before and after they were explained
+        ] = {}
         self._reported_places: set[str] = set()  # places that were reported in any step
-        self._others: int | None = None  # the step in which another rank spoilt gradients, with which parameters were updated
-        self._spoilt_update: int | None = None  # the last step in which parameters were updated in spite of a finding
+        self._others: int | None = (
+            # the step in which another rank spoilt gradients, with which parameters were updated
+            None
+        )
+        self._spoilt_update: int | None = (
+            None  # the last step in which parameters were updated in spite of a finding
+        )
         self._reproduced = False
 
     def next_step(self) -> None:
@@ -52,14 +68,18 @@ class Reporter:
         return id(finding) in self._reported
 
     def spoilt_by_others(self, step: int) -> None:
-        """Another rank has spoilt gradients in this step: what follows from the update did not begin here."""
+        """Another rank has spoilt gradients in this step: what follows from the update did not
+        begin here.
+        """
         self._others = step if self._others is None else self._others
 
     @property
     def is_spoilt_by_others(self) -> bool:
         return self._others is not None
 
-    def report(self, scale: float | None, updated: bool, forward_only: bool, may_raise: bool) -> NonFiniteError | None:
+    def report(
+        self, scale: float | None, updated: bool, forward_only: bool, may_raise: bool
+    ) -> NonFiniteError | None:
         """Explain, log and report the findings of this step that were not reported yet.
 
         Args:
@@ -99,7 +119,9 @@ class Reporter:
         if frames is not None and not self._options.quiet:
             from accucompare.report.watched import print_finding
 
-            print_finding(first, self._start, frames, self._path, scale=scale, with_answer=not raises)
+            print_finding(
+                first, self._start, frames, self._path, scale=scale, with_answer=not raises
+            )
         elif not again and not raises and not self._options.quiet:
             warnings.warn(f"accucompare: {message}", NonFiniteWarning, stacklevel=4)
         return NonFiniteError(message, first) if raises else None
@@ -108,13 +130,23 @@ class Reporter:
         """What follows from gradients that another rank has spoilt did not begin here."""
         if self._others is None or not finding.origin:
             return finding
-        return finding.passing_on(f"in step {self._others} parameters were updated with gradients that another rank had spoilt")
+        return finding.passing_on(
+            f"in step {self._others} parameters were updated with gradients that another rank had"
+            " spoilt"
+        )
 
     def _passed_on_of_update(self, finding: Finding) -> Finding:
         """Nor did weights that were updated with what was found in an earlier step."""
-        if self._spoilt_update is None or self._spoilt_update >= finding.step or finding.site is not Site.WEIGHTS:
+        if (
+            self._spoilt_update is None
+            or self._spoilt_update >= finding.step
+            or finding.site is not Site.WEIGHTS
+        ):
             return finding
-        return finding.passing_on(f"parameters were updated in step {self._spoilt_update}, in spite of what was found there")
+        return finding.passing_on(
+            f"parameters were updated in step {self._spoilt_update}, in spite of what was found"
+            " there"
+        )
 
     def _explained(self, finding: Finding) -> Finding:
         with self._watcher.paused():
@@ -126,11 +158,20 @@ class Reporter:
             return finding
         self._reproduced = True
         try:
-            script = save_reproducer(self._path / f"rank{self._start.rank}-step{finding.step}", finding, snapshot, self._options.case)
+            script = save_reproducer(
+                self._path / f"rank{self._start.rank}-step{finding.step}",
+                finding,
+                snapshot,
+                self._options.case,
+            )
         except AccucompareError as error:
             return finding.noting(f"the reproducer was not written: {error}")
         notes = [*finding.reproducer_notes, *script.notes]
-        return replace(finding, reproducer=script.path.relative_to(self._path).as_posix(), reproducer_notes=notes)
+        return replace(
+            finding,
+            reproducer=script.path.relative_to(self._path).as_posix(),
+            reproducer_notes=notes,
+        )
 
     def _frames_until(self, finding: Finding) -> Frames | None:
         if not self._options.frames:
@@ -138,12 +179,16 @@ class Reporter:
         observations = (note.read() for note in self._watcher.notes)
         return Frames(finding.step, frames_of(observations, finding.order)[-self._options.frames :])
 
-    def error_of_others(self, device: torch.device, known: bool = False, own: bool = False) -> NonFiniteError | None:
-        """What is to be raised since another rank has found something, so that none updates and then waits for one that has stopped.
+    def error_of_others(
+        self, device: torch.device, known: bool = False, own: bool = False
+    ) -> NonFiniteError | None:
+        """What is to be raised since another rank has found something, so that none updates and
+        then waits for one that has stopped.
 
         Args:
             device: where the model computes.
-            known: whether it is known without asking: gradients that were finite here have been summed over ranks, and are not any more.
+            known: whether it is known without asking: gradients that were finite here have been
+                summed over ranks, and are not any more.
             own: whether this rank raises anyway, and the others only need to know.
         """
         if self._start.ranks == 1 or self._options.on_finding != OnFinding.RAISE:
@@ -163,7 +208,9 @@ class Reporter:
         """Log and show all calls of the step, if that was asked for."""
         if self._watcher.step not in self._options.trace_steps:
             return
-        frames = Frames(self._watcher.step, frames_of(note.read() for note in self._watcher.notes), traced=True)
+        frames = Frames(
+            self._watcher.step, frames_of(note.read() for note in self._watcher.notes), traced=True
+        )
         self._log.write(frames)
         if not self._options.quiet:
             from accucompare.report.watched import print_frames

@@ -32,9 +32,11 @@ class Reader:
     """What a step has shown so far.
 
     Attributes:
-        findings: in execution order; read again, an earlier finding stays the same object, as it was explained.
+        findings: in execution order; read again, an earlier finding stays the same object, as it
+            was explained.
         scaled: whether there is a loss scaler, which writes into gradients unseen.
-        masked: an origin in the backward that spoilt no parameter's gradient, as an Inf behind a ReLU, and so is no finding.
+        masked: an origin in the backward that spoilt no parameter's gradient, as an Inf behind a
+            ReLU, and so is no finding.
     """
 
     def __init__(self, watcher: Watcher, limits: WatchLimits, ranks: int) -> None:
@@ -45,7 +47,9 @@ class Reader:
         self._limits = limits
         self._ranks = ranks
         self._known: dict[tuple[object, ...], Finding] = {}
-        self._added: list[Finding] = []  # findings that do not follow from the order of what was seen
+        self._added: list[
+            Finding
+        ] = []  # findings that do not follow from the order of what was seen
 
     def next_step(self) -> None:
         self.findings = []
@@ -63,7 +67,9 @@ class Reader:
         watcher.meter.read()
         self._mend_norms()
         norms = watcher.gradients.norms.values()
-        finite = all(extrema.finite for note in watcher.notes for *_, extrema in note.parts) and all(norm.finite for norm in norms)
+        finite = all(
+            extrema.finite for note in watcher.notes for *_, extrema in note.parts
+        ) and all(norm.finite for norm in norms)
         flagged = any(note.what is What.FLAG for note in watcher.notes)
         if finite and not flagged and not self._limits.saturates:
             self._add_late_gradients()
@@ -95,12 +101,21 @@ class Reader:
         self.findings = [after.get(id(finding), finding) for finding in self.findings]
 
     def add_loss(self, loss: float | None) -> None:
-        """A loss that is not finite, and that nothing else explains, was made outside of the model."""
+        """A loss that is not finite, and that nothing else explains, was made outside of the
+        model."""
         if loss is None or math.isfinite(loss) or self.findings:
             return
-        outputs = (note.read() for note in self._watcher.notes if note.what is What.ENDED and note.place.parent is None)
+        outputs = (
+            note.read()
+            for note in self._watcher.notes
+            if note.what is What.ENDED and note.place.parent is None
+        )
         legal = [output for ended in outputs for output in infinite_outputs(ended)]
-        self._add(Site.LOSS, [TensorRange("output", "loss", "float64", (), number(loss), number(loss))], legal=legal)
+        self._add(
+            Site.LOSS,
+            [TensorRange("output", "loss", "float64", (), number(loss), number(loss))],
+            legal=legal,
+        )
 
     def add_update(self, parameters: list[tuple[Parameter, Extrema]], step: int) -> None:
         """Parameters that are not finite since the last update, in this step."""
@@ -113,37 +128,79 @@ class Reader:
     def bad_parameters(self) -> list[tuple[Parameter, Extrema]]:
         """The parameters that are not finite now; it waits for the device, once."""
         meter = Meter()
-        parameters = [each for each in self._watcher.gradients.parameters if has_memory(each.tensor)]
-        looked = [(parameter, meter.look(parameter.tensor, frames=True)) for parameter in parameters]
+        parameters = [
+            each for each in self._watcher.gradients.parameters if has_memory(each.tensor)
+        ]
+        looked = [
+            (parameter, meter.look(parameter.tensor, frames=True)) for parameter in parameters
+        ]
         meter.read()
-        return [(parameter, extrema) for parameter, extrema in looked if extrema is not None and not extrema.finite]
+        return [
+            (parameter, extrema)
+            for parameter, extrema in looked
+            if extrema is not None and not extrema.finite
+        ]
 
     def add_of_others(self) -> Finding:
-        """A finding of another rank, with the gradients of this rank that are not finite since they were summed over ranks."""
+        """A finding of another rank, with the gradients of this rank that are not finite since they
+        were summed over ranks.
+        """
         gradients = self._watcher.gradients
         spoilt = {**gradients.norms, **gradients.late}
         bad = [name for name, norm in spoilt.items() if not norm.finite]
         ranges = [spoilt[name].range_of("grad", name) for name in bad]
-        return self._add(Site.RANK, ranges, direction=Direction.BACKWARD, origin=False, cause=Cause.INPUTS, parameters=bad)
+        return self._add(
+            Site.RANK,
+            ranges,
+            direction=Direction.BACKWARD,
+            origin=False,
+            cause=Cause.INPUTS,
+            parameters=bad,
+        )
 
     def _add_late_gradients(self) -> None:
-        """Gradients that are not finite when the update begins, and were all finite when the backward ended."""
+        """Gradients that are not finite when the update begins, and were all finite when the
+        backward ended.
+        """
         gradients = self._watcher.gradients
-        spoilt_before = not all(norm.finite for norm in gradients.norms.values())  # their norm spoils the others, by clipping
+        spoilt_before = not all(
+            norm.finite for norm in gradients.norms.values()
+        )  # their norm spoils the others, by clipping
         if self.origins or spoilt_before or all(norm.finite for norm in gradients.late.values()):
             return
-        late = [each for each in gradients.parameters if each.name in gradients.late and not gradients.late[each.name].finite]
-        looked = [(each, look_now(each.tensor.grad)) for each in late]  # a norm may overflow where no element does
-        bad = [(each, extrema.range_of("grad", each.name)) for each, extrema in looked if extrema is not None and not extrema.finite]
+        late = [
+            each
+            for each in gradients.parameters
+            if each.name in gradients.late and not gradients.late[each.name].finite
+        ]
+        looked = [
+            (each, look_now(each.tensor.grad)) for each in late
+        ]  # a norm may overflow where no element does
+        bad = [
+            (each, extrema.range_of("grad", each.name))
+            for each, extrema in looked
+            if extrema is not None and not extrema.finite
+        ]
         if bad:
-            parameters, cause = [each.name for each, _ in bad], Cause.RANKS if self._ranks > 1 else Cause.INSIDE
+            parameters, cause = (
+                [each.name for each, _ in bad],
+                Cause.RANKS if self._ranks > 1 else Cause.INSIDE,
+            )
             ranges = [ranges for _, ranges in bad]
             self._add(
-                Site.GRADIENTS, ranges, gradients.place_of(bad[0][0]), direction=Direction.BACKWARD, cause=cause, parameters=parameters
+                Site.GRADIENTS,
+                ranges,
+                gradients.place_of(bad[0][0]),
+                direction=Direction.BACKWARD,
+                cause=cause,
+                parameters=parameters,
             )
 
-    def _add(self, site: Site, ranges: list[TensorRange], owner: ModuleCall = OUTSIDE, **facts: Any) -> Finding:
-        """A finding of this place; ``facts`` are those in which it is not an origin in the forward."""
+    def _add(
+        self, site: Site, ranges: list[TensorRange], owner: ModuleCall = OUTSIDE, **facts: Any
+    ) -> Finding:
+        """A finding of this place; ``facts`` are those in which it is not an origin in the
+        forward."""
         finding = Finding(
             step=self._watcher.step,
             order=len(self._watcher.notes),
@@ -163,27 +220,47 @@ class Reader:
         return finding
 
     def _harmful(self, findings: list[Finding]) -> list[Finding]:
-        backward = [finding for finding in findings if finding.direction is Direction.BACKWARD and finding.site is not Site.SUM]
+        backward = [
+            finding
+            for finding in findings
+            if finding.direction is Direction.BACKWARD and finding.site is not Site.SUM
+        ]
         norms = self._watcher.gradients.norms.values()
-        self.masked = next((finding for finding in backward if finding.origin and not finding.parameters), None)
-        if self.masked is None or FLAG in self.masked.kinds or not norms or not all(norm.finite for norm in norms):
+        self.masked = next(
+            (finding for finding in backward if finding.origin and not finding.parameters), None
+        )
+        if (
+            self.masked is None
+            or FLAG in self.masked.kinds
+            or not norms
+            or not all(norm.finite for norm in norms)
+        ):
             self.masked = None
             return findings
         return [finding for finding in findings if finding not in backward]
 
     def _mend_norms(self) -> None:
-        """A norm may overflow where no element does: it is computed again, of the elements made small.
+        """A norm may overflow where no element does: it is computed again, of the elements made
+        small.
 
-        Where they have been unscaled, clipped or cleared since, the largest of them stands for it, which it cannot be less than.
-        """
+        Where they have been unscaled, clipped or cleared since, the largest of them stands for it,
+        which it cannot be less than."""
         gradients = self._watcher.gradients
         for parameter in gradients.parameters:
-            norm, extrema = gradients.norms.get(parameter.name), gradients.extrema.get(parameter.name)
+            norm, extrema = (
+                gradients.norms.get(parameter.name),
+                gradients.extrema.get(parameter.name),
+            )
             if norm is None or norm.finite or extrema is None or not extrema.finite:
                 continue
             largest, grad = max(-extrema.low, extrema.high), parameter.tensor.grad
-            as_it_was = gradient_state(parameter.tensor) == gradients.states.get(parameter.name) and not self.scaled
-            norm.low = norm.high = largest * norm_now(grad / largest) if grad is not None and as_it_was else largest
+            as_it_was = (
+                gradient_state(parameter.tensor) == gradients.states.get(parameter.name)
+                and not self.scaled
+            )
+            norm.low = norm.high = (
+                largest * norm_now(grad / largest) if grad is not None and as_it_was else largest
+            )
 
     def _gradients_not_finite(self, order: int) -> Iterator[StepObservation]:
         """Parameters whose gradients are not finite, in the order of the backward."""
@@ -194,5 +271,9 @@ class Reader:
             if extrema is not None and not extrema.finite:
                 parameter = by_name[name]
                 yield StepObservation(
-                    What.PARAMETER, gradients.place_of(parameter), [extrema.range_of("grad", name)], parameter=parameter.own, order=order
+                    What.PARAMETER,
+                    gradients.place_of(parameter),
+                    [extrema.range_of("grad", name)],
+                    parameter=parameter.own,
+                    order=order,
                 )

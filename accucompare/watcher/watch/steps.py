@@ -46,9 +46,11 @@ from accucompare.watcher.watch.reporting import Reporter
 from accucompare.watcher.watch.step_end import Reader
 from accucompare.watcher.watch_options import WatchOptions
 
-#: From so many outermost calls in a step on, the flags are read early, and those that were clean are forgotten.
+# : From so many outermost calls in a step on, the flags are read early, and those that were clean
+# are forgotten.
 _READ_EARLY = 4
-#: A step without an end has at most so many observations before they are dropped, if nothing was found.
+# : A step without an end has at most so many observations before they are dropped, if nothing was
+# found.
 _MOST_NOTED = 100_000
 #: Look for underflow in every n-th watched step.
 _UNDERFLOW_EVERY = 10
@@ -63,13 +65,19 @@ class Watch:
 
     Attributes:
         path: the directory of the log and of reproducers.
-        grad_norms: of each step with a backward: the L2 norm of all gradients, before clipping and without the loss scale; of this
-            rank's part, where parameters are sharded.
+        grad_norms: of each step with a backward: the L2 norm of all gradients, before clipping and
+            without the loss scale; of this rank's part, where parameters are sharded.
         scales: the loss scale after each step, if there is a scaler.
     """
 
     def __init__(
-        self, modules: Modules, device: torch.device, out: Path, start: WatchStart, options: WatchOptions, pausing: Pausing | None = None
+        self,
+        modules: Modules,
+        device: torch.device,
+        out: Path,
+        start: WatchStart,
+        options: WatchOptions,
+        pausing: Pausing | None = None,
     ) -> None:
         """``pausing``: saves the state of a run whose loss is not finite, if that was asked."""
         self.path = out
@@ -81,25 +89,35 @@ class Watch:
         self._device = device
         self._backend = devices.backend(device.type)
         fills: set[tuple[str, str]] = set()
-        limits = WatchLimits(options.allows, start.saturates, options.near, lambda name, kind: (name, kind) in fills)
+        limits = WatchLimits(
+            options.allows, start.saturates, options.near, lambda name, kind: (name, kind) in fills
+        )
         flag = self._device_flag if options.flag_per_module and start.saturates else None
         self._watcher = Watcher(modules, Meter(), self, flag, distributed=start.ranks > 1)
         self._watcher.gradients.lines.always = options.level == Level.OP
-        self._vitals = VitalSigns(modules, self._watcher, options.optimizers, options.schedulers, options.checks_every)
+        self._vitals = VitalSigns(
+            modules, self._watcher, options.optimizers, options.schedulers, options.checks_every
+        )
         self._reader = Reader(self._watcher, limits, start.ranks)
         self._scaler = options.scaler
         self._reader.scaled = self._scaler is not None
         self._contexts = Contexts(modules, device, start.ranks)
         self._explainer = Explainer(modules, self._contexts, limits)
         self._log = Log(log_path(out, start.rank))
-        self._reporter = Reporter(out, start, options, self._log, self._watcher, self._reader, self._explainer)
-        self._legal = Legal(fills, self._watcher, self._reader, self._explainer, self._reporter, self._vitals)
+        self._reporter = Reporter(
+            out, start, options, self._log, self._watcher, self._reader, self._explainer
+        )
+        self._legal = Legal(
+            fills, self._watcher, self._reader, self._explainer, self._reporter, self._vitals
+        )
         self._lookout = Lookout(self._log, options.near, options.allows, options.quiet)
         self._scaling = Scaling(self._scale())
         self._scale_of_step: float | None = None  # when it began
         self._flag: bool | None = None  # the device's overflow flag in this step
         self._asked = False  # whether the loop has asked in this step whether anything overflowed
-        self._updated: Counter[int] = Counter()  # how often each optimizer has begun an update in this step, by its id
+        self._updated: Counter[int] = (
+            Counter()
+        )  # how often each optimizer has begun an update in this step, by its id
         self._backwards = 0
         self._watched_steps = 0
         self._trainings = 0  # outermost calls with gradients
@@ -112,7 +130,9 @@ class Watch:
 
     @property
     def findings(self) -> list[Finding]:
-        """All that was found, in execution order: origins, and the calls that passed on what came from them."""
+        """All that was found, in execution order: origins, and the calls that passed on what came
+        from them.
+        """
         return self._reporter.findings
 
     @property
@@ -127,22 +147,28 @@ class Watch:
 
     @property
     def overflowed(self) -> bool:
-        """Whether a gradient of this step is not finite, or the device's overflow flag went up in it.
+        """Whether a gradient of this step is not finite, or the device's overflow flag went up in
+        it.
 
-        To be asked between the backward and the update, which a loop then skips, as a loss scaler does. It waits for the device.
-        If the loop asks this and then skips the update, bad gradients are not reported as a finding.
-        """
+        To be asked between the backward and the update, which a loop then skips, as a loss scaler
+        does. It waits for the device. If the loop asks this and then skips the update, bad
+        gradients are not reported as a finding."""
         self._asked = True
         self._read()
         backward = any(finding.direction is Direction.BACKWARD for finding in self._reader.findings)
-        return bool(self._flag) or backward or not all(norm.finite for norm in self._watcher.gradients.norms.values())
+        return (
+            bool(self._flag)
+            or backward
+            or not all(norm.finite for norm in self._watcher.gradients.norms.values())
+        )
 
     def step(self, loss: Any = None) -> None:
         """End a step: read what was looked at, and report findings.
 
         Args:
-            loss: of the step, a number or a tensor of one element, for the log: a loss that is computed outside of the model is seen
-                no other way, and may be NaN although every gradient is finite.
+            loss: of the step, a number or a tensor of one element, for the log: a loss that is
+                computed outside of the model is seen no other way, and may be NaN although every
+                gradient is finite.
 
         Raises:
             NonFiniteError: if something was found, with ``on_finding="raise"``.
@@ -152,12 +178,19 @@ class Watch:
             return
         step = self._watcher.step
         if self._watcher.listening:
-            self._end_watched_step(None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss))
+            self._end_watched_step(
+                None
+                if loss is None
+                else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+            )
         self._next_step()
         if self._options.abort_after_step is not None and step >= self._options.abort_after_step:
             self._check_parameters(step)
             self._end(Ending.STOPPED, f"stopped after step {step}, as asked")
-            raise WatchEndedError(f"the watch ends after step {step}, as asked (abort_after_step); its log is {self._log.path}")
+            raise WatchEndedError(
+                f"the watch ends after step {step}, as asked (abort_after_step); its log is"
+                f" {self._log.path}"
+            )
 
     def say(self, text: str) -> None:
         """Write a sentence into the log."""
@@ -169,12 +202,16 @@ class Watch:
         self._set_scope()
 
     def is_given(self, inputs: list[CallArguments]) -> None:
-        """These are the inputs of the run, one entry a step: a state of it that is saved has them all."""
+        """These are the inputs of the run, one entry a step: a state of it that is saved has them
+        all.
+        """
         if self._pausing is not None:
             self._pausing.inputs = inputs
 
     def reuses(self, inputs: int) -> None:
-        """The loop uses so many inputs again and again, as it was asked to: that they come again is no fault."""
+        """The loop uses so many inputs again and again, as it was asked to: that they come again is
+        no fault.
+        """
         self._vitals.cycle = inputs
 
     def scaled_by(self, scaler: Any) -> None:
@@ -194,7 +231,9 @@ class Watch:
         if len(contexts.kept) >= _READ_EARLY:
             self._read()
             if not self._reader.findings:
-                contexts.kept = [each for each in contexts.kept if each.grad_enabled and not each.grads]  # whose backward is to come
+                contexts.kept = [
+                    each for each in contexts.kept if each.grad_enabled and not each.grads
+                ]  # whose backward is to come
         contexts.keep(call, args, kwargs, self._watcher.indices())
         if self._pausing is not None and torch.is_grad_enabled():
             self._pausing.called(args, kwargs)
@@ -217,7 +256,10 @@ class Watch:
             self._watcher.forget()
             self._reader.next_step()
             self._contexts.kept.clear()
-            text = "this step has no end: call step() of the watch at the end of each; what was seen so far is finite, and is dropped"
+            text = (
+                "this step has no end: call step() of the watch at the end of each; what was seen"
+                " so far is finite, and is dropped"
+            )
             self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
 
     def arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
@@ -226,7 +268,9 @@ class Watch:
             context.grads[path] = grad.detach()
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
-        """What runs meanwhile is not watched, and no module has a hook of ours; between two calls of the model."""
+        """What runs meanwhile is not watched, and no module has a hook of ours; between two calls
+        of the model.
+        """
         return self._watcher.without_hooks()
 
     # a step
@@ -245,19 +289,26 @@ class Watch:
                 self._flag = bool(self._flag) or flagged or self._device_flag()
 
     def before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The optimizer is about to change the parameters: the last moment at which a step can be run again.
+        """The optimizer is about to change the parameters: the last moment at which a step can be
+        run again.
 
         Returns:
-            ``None``; or, if it is given a closure that computes the gradients, its arguments with one that then is checked.
+            ``None``; or, if it is given a closure that computes the gradients, its arguments with
+            one that then is checked.
         """
         if self._ended or not self._watcher.listening:
             return None
         ours = {id(parameter.tensor) for parameter in self._watcher.gradients.parameters}
-        if not any(id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"]):
+        if not any(
+            id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"]
+        ):
             return None
         self._updated[id(optimizer)] += 1
         if self._updated[id(optimizer)] == 2:
-            text = "the optimizer updates several times in one step: call step() of the watch at the end of each"
+            text = (
+                "the optimizer updates several times in one step: call step() of the watch at the"
+                " end of each"
+            )
             self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if callable(closure):
@@ -273,39 +324,62 @@ class Watch:
         return None
 
     def _check(self, optimizer: Any) -> None:
-        if getattr(optimizer, "found_inf", None) is None:  # else the loss scaler has set it, and the optimizer skips the update itself
+        if (
+            getattr(optimizer, "found_inf", None) is None
+        ):  # else the loss scaler has set it, and the optimizer skips the update itself
             with self._watcher.paused():
-                self._watcher.gradients.look_again(tensor for group in optimizer.param_groups for tensor in group["params"])
+                self._watcher.gradients.look_again(
+                    tensor for group in optimizer.param_groups for tensor in group["params"]
+                )
         self._vitals.before_update(optimizer)
         self._read()
-        if self._pausing is not None and len(self._updated) == 1:  # a second optimizer comes after the first one's update
+        if (
+            self._pausing is not None and len(self._updated) == 1
+        ):  # a second optimizer comes after the first one's update
             with self._watcher.paused():
                 self._pausing.look(self._vitals.losses, self._watcher.step)
         self._reader.add_loss(self._bad_loss())
-        error = self._report(forward_only=self._scaling.scale is not None)  # with a loss scale, a fused optimizer skips a bad update itself
+        error = self._report(
+            forward_only=self._scaling.scale is not None
+        )  # with a loss scale, a fused optimizer skips a bad update itself
         gradients = self._watcher.gradients
-        spoilt = not all(norm.finite for norm in (*gradients.norms.values(), *gradients.late.values()))
-        others = self._reporter.error_of_others(self._device, self._scaling.scale is None and spoilt, own=error is not None)
+        spoilt = not all(
+            norm.finite for norm in (*gradients.norms.values(), *gradients.late.values())
+        )
+        others = self._reporter.error_of_others(
+            self._device, self._scaling.scale is None and spoilt, own=error is not None
+        )
         if error or others:
             self._write_step()
         self._end_by(error or others)
 
     def _bad_loss(self) -> float | None:
         """A loss of this step that is not finite, and was not made so by a loss scale."""
-        return next((loss for loss in self._vitals.losses if not math.isfinite(loss)), None) if self._scaling.scale is None else None
+        return (
+            next((loss for loss in self._vitals.losses if not math.isfinite(loss)), None)
+            if self._scaling.scale is None
+            else None
+        )
 
     def _end_watched_step(self, loss: float | None) -> None:
         self._vitals.end_step()
         self._read()
         step = self._watcher.step
-        losses = [*self._vitals.losses, *([] if loss is None else [loss])]  # which the end of the step forgets
+        losses = [
+            *self._vitals.losses,
+            *([] if loss is None else [loss]),
+        ]  # which the end of the step forgets
         self._reader.add_loss(self._bad_loss() if loss is None else loss)
         self._look_out()
         self._reporter.trace()
         scaled = self._end_scale()
         handled = scaled is not None and scaled.skipped and not scaled.alarm
         error = self._report(forward_only=handled)
-        others = self._reporter.error_of_others(self._device, own=error is not None) if not self._updated else None
+        others = (
+            self._reporter.error_of_others(self._device, own=error is not None)
+            if not self._updated
+            else None
+        )
         if scaled is not None:
             self._log.write(scaled)
             if scaled.alarm:
@@ -317,26 +391,49 @@ class Watch:
 
     def _pause(self, pausing: Pausing) -> None:
         step = self._watcher.step
-        saved = f"the state of before the first of them is in {pausing.state}" if pausing.state else "no state of before could be saved"
-        self._end(Ending.PAUSED, f"paused after step {step}: {saved}", state=str(pausing.state or ""))
-        cure = f"; go on from there with like={str(pausing.state)!r} (--like {pausing.state})" if pausing.state else ""
-        raise WatchEndedError(f"the loss was NaN or Inf in {self._options.pause_after} steps running, up to step {step}; {saved}{cure}")
+        saved = (
+            f"the state of before the first of them is in {pausing.state}"
+            if pausing.state
+            else "no state of before could be saved"
+        )
+        self._end(
+            Ending.PAUSED, f"paused after step {step}: {saved}", state=str(pausing.state or "")
+        )
+        cure = (
+            f"; go on from there with like={str(pausing.state)!r} (--like {pausing.state})"
+            if pausing.state
+            else ""
+        )
+        raise WatchEndedError(
+            f"the loss was NaN or Inf in {self._options.pause_after} steps running, up to step"
+            f" {step}; {saved}{cure}"
+        )
 
     def _write_step(self, handled: bool = False, loss: float | None = None) -> None:
-        """The step's line in the log; ``handled``: what overflowed in the backward was handled by the loss scaler, or by the loop."""
+        """The step's line in the log; ``handled``: what overflowed in the backward was handled by
+        the loss scaler, or by the loop.
+        """
         self._written = True
         self._backwards += self._watcher.gradients.backwards
         self._watched_steps += bool(self._watcher.notes)
         if not self._watcher.notes:
-            text = "no call of the model was seen in this step: is it this very model, not a copy, that is called inside the watch?"
+            text = (
+                "no call of the model was seen in this step: is it this very model, not a copy,"
+                " that is called inside the watch?"
+            )
             self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
-        norms = {name: norm.low / (self._scale_of_step or 1.0) for name, norm in self._watcher.gradients.norms.items()}
+        norms = {
+            name: norm.low / (self._scale_of_step or 1.0)
+            for name, norm in self._watcher.gradients.norms.items()
+        }
         total = math.hypot(*norms.values()) if norms else None
         if total is not None:
             self.grad_norms.append(total)
         for event in self._vitals.events(self._scale_of_step):
             self._log.write(event)
-        by_size = sorted(norms.items(), key=lambda item: -math.inf if math.isnan(item[1]) else -item[1])
+        by_size = sorted(
+            norms.items(), key=lambda item: -math.inf if math.isnan(item[1]) else -item[1]
+        )
         self._log.write(
             Step(
                 self._watcher.step,
@@ -390,30 +487,51 @@ class Watch:
             self._device_flag()  # what overflowed between is not this step's
 
     def _report(self, forward_only: bool = False, may_raise: bool = True) -> NonFiniteError | None:
-        return self._reporter.report(self._scale_of_step, bool(self._updated), forward_only, may_raise)
+        return self._reporter.report(
+            self._scale_of_step, bool(self._updated), forward_only, may_raise
+        )
 
     def _look_out(self) -> None:
         step, masked = self._watcher.step, self._reader.masked
         self._lookout.look(self._watcher.notes, step, scaled=self._scale_of_step is not None)
         if masked is not None:
             text = (
-                f"its gradient ({masked.operator or 'backward'}) held {' and '.join(masked.kinds)}, which came to no parameter's gradient"
+                f"its gradient ({masked.operator or 'backward'}) held {' and '.join(masked.kinds)},"
+                " which came to no parameter's gradient"
             )
-            self._lookout.warn(AlertKind.NOTE, text, step, ModuleCall(masked.name, masked.call, masked.type, None))
+            self._lookout.warn(
+                AlertKind.NOTE, text, step, ModuleCall(masked.name, masked.call, masked.type, None)
+            )
         for each in self._legal.harmless:
             if each.kinds != [MINUS]:  # as the log of a probability of 0
-                text = f"{' and '.join(each.kinds)} began there, and came to nothing: no output, gradient or loss has it"
-                self._lookout.warn(AlertKind.NOTE, text, step, ModuleCall(each.name, each.call, each.type, None))
+                text = (
+                    f"{' and '.join(each.kinds)} began there, and came to nothing: no output,"
+                    " gradient or loss has it"
+                )
+                self._lookout.warn(
+                    AlertKind.NOTE, text, step, ModuleCall(each.name, each.call, each.type, None)
+                )
         if self._flag and not self._reader.findings:
-            text = "the device's overflow flag is up, and no value shows it; flag_per_module=True (--flag-per-module) names the module"
+            text = (
+                "the device's overflow flag is up, and no value shows it; flag_per_module=True"
+                " (--flag-per-module) names the module"
+            )
             self._lookout.warn(AlertKind.FLAG, text, step)
-        if self._start.ranks > 1 and not self._reader.findings and self._lookout.look_at_sums(self._watcher.gradients.norms, step):
+        if (
+            self._start.ranks > 1
+            and not self._reader.findings
+            and self._lookout.look_at_sums(self._watcher.gradients.norms, step)
+        ):
             self._reporter.spoilt_by_others(step)
 
     # the loss scale
 
     def _scale(self) -> float | None:
-        return float(self._scaler.get_scale()) if self._scaler is not None and self._scaler.is_enabled() else None
+        return (
+            float(self._scaler.get_scale())
+            if self._scaler is not None and self._scaler.is_enabled()
+            else None
+        )
 
     def _end_scale(self) -> ScaleChange | None:
         """What the loss scaler did in this step, or the loop in its place."""
@@ -421,7 +539,12 @@ class Watch:
         if scale is not None:
             self.scales.append(scale)
         lowered = scale is not None and before is not None and scale < before
-        by_hand = self._asked and not self._updated and scale is None and bool(self._reader.findings or self._flag)
+        by_hand = (
+            self._asked
+            and not self._updated
+            and scale is None
+            and bool(self._reader.findings or self._flag)
+        )
         where = next((finding.place for finding in self._reader.origins), "")
         return self._scaling.end_step(self._watcher.step, scale, lowered or by_hand, where)
 
@@ -437,7 +560,9 @@ class Watch:
             self._pausing.begin_step()
 
     def finish(self) -> None:
-        """The loop is over; what came after the last ``step()`` is a step of its own, but for an evaluation after training."""
+        """The loop is over; what came after the last ``step()`` is a step of its own, but for an
+        evaluation after training.
+        """
         if self._watcher.notes and self._backwards and not self._trains:
             self._evaluated()
         elif self._watcher.notes:
@@ -448,7 +573,9 @@ class Watch:
     @property
     def _trains(self) -> bool:
         """Whether something in this step had gradients, or was updated."""
-        return bool(self._updated) or self._watcher.gradients.backwards > 0 or self._trained_calls > 0
+        return (
+            bool(self._updated) or self._watcher.gradients.backwards > 0 or self._trained_calls > 0
+        )
 
     def _evaluated(self) -> None:
         """Report what an evaluation after the last step has shown."""
@@ -461,7 +588,11 @@ class Watch:
     def _check_parameters(self, step: int) -> None:
         """No forward will show what the last update has made of the parameters."""
         bad = [] if self._ended or self.findings else self._reader.bad_parameters()
-        bad = [(parameter, extrema) for parameter, extrema in bad if parameter.name not in self._bad_at_first]
+        bad = [
+            (parameter, extrema)
+            for parameter, extrema in bad
+            if parameter.name not in self._bad_at_first
+        ]
         if not bad or self._reporter.is_spoilt_by_others:
             return
         self._reader.add_update(bad, step)
@@ -498,11 +629,30 @@ class Watch:
             points.active.remove(self._watcher)
         for failure in self._watcher.errors[:20]:
             self.say(f"not looked at: {failure}")
-        if self._options.optimizers and self._trainings and self._watched_steps and not self._backwards:
-            text = "no backward reached the model, so that no gradient was looked at; is it inside the watch, and the loss not detached?"
+        if (
+            self._options.optimizers
+            and self._trainings
+            and self._watched_steps
+            and not self._backwards
+        ):
+            text = (
+                "no backward reached the model, so that no gradient was looked at; is it inside the"
+                " watch, and the loss not detached?"
+            )
             self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
         weights: list[Number | None] = []
-        with contextlib.suppress(Exception):  # as of a device that has failed; the loop's own error matters more
+        with contextlib.suppress(
+            Exception
+        ):  # as of a device that has failed; the loop's own error matters more
             weights = self._vitals.final_weights()
-        self._log.write(End(self._watcher.step + self._written, self._watched_steps, reason or ending.value, ending, weights, state))
+        self._log.write(
+            End(
+                self._watcher.step + self._written,
+                self._watched_steps,
+                reason or ending.value,
+                ending,
+                weights,
+                state,
+            )
+        )
         self._log.close()

@@ -63,40 +63,52 @@ def watch(
     case: str | None = None,
     device: torch.device | None = None,
 ) -> contextlib.AbstractContextManager[Watch]:
-    """Find where NaN, Inf and overflow begin, forward and backward, while a loop of the user's own runs.
+    """Find where NaN, Inf and overflow begin, forward and backward, while a loop of the user's own
+    runs.
 
-    Everything is looked at on the device and read once a step: when the optimizer is about to update, or at ``step()``. Nothing of the
-    model's results changes. When something is found, the step is run again, to see by which operator it was made; then random
-    generators, buffers, gradients and plain attributes of modules are put back.
+    Everything is looked at on the device and read once a step: when the optimizer is about to
+    update, or at ``step()``. Nothing of the model's results changes. When something is found, the
+    step is run again, to see by which operator it was made; then random generators, buffers,
+    gradients and plain attributes of modules are put back.
 
     Args:
         model: any module, on any device, wrapped or not.
-        optimizer: whose update ends a step's backward, or a list of them; any that updates parameters of the model, if not given.
-        scaler: a ``torch.amp.GradScaler``: an overflow that it handles is no finding, many in a row are.
+        optimizer: whose update ends a step's backward, or a list of them; any that updates
+            parameters of the model, if not given.
+        scaler: a ``torch.amp.GradScaler``: an overflow that it handles is no finding, many in a row
+            are.
         out: directory of the log, ``rank0.jsonl``, to which a run is added, and of reproducers.
-        on_finding: ``"raise"`` saves a reproducer and raises ``NonFiniteError``, before parameters are updated; ``"snapshot"`` saves it,
-            warns and goes on; ``"warn"`` warns and goes on.
-        frames: how many of the last module calls to show with a finding, with extrema of weights, inputs and outputs; with 0 only what
-            is needed to find out is looked at.
+        on_finding: ``"raise"`` saves a reproducer and raises ``NonFiniteError``, before parameters
+            are updated; ``"snapshot"`` saves it, warns and goes on; ``"warn"`` warns and goes on.
+        frames: how many of the last module calls to show with a finding, with extrema of weights,
+            inputs and outputs; with 0 only what is needed to find out is looked at.
         trace_steps: steps of which to show all calls.
         abort_after_step: end the loop after this step, by a ``WatchEndedError``.
         every: watch every n-th step; the others are not instrumented.
-        level: ``"op"`` looks at every operator that is called in a module's own code, too. After a finding, that is done anyway.
-        allow: globs of qualified names of modules whose outputs may be infinite or NaN; ``"(root)"`` is the model itself.
+        level: ``"op"`` looks at every operator that is called in a module's own code, too. After a
+            finding, that is done anyway.
+        allow: globs of qualified names of modules whose outputs may be infinite or NaN;
+            ``"(root)"`` is the model itself.
         near: warn when values come within this factor of the largest number of their type.
-        flag_per_module: on a device with an overflow flag, read it after each module call, which waits for the device each time.
+        flag_per_module: on a device with an overflow flag, read it after each module call, which
+            waits for the device each time.
         kernel_dump: directory into which an NPU's own software dumps all kernels of the first step.
         mesh: the ``DeviceMesh`` that tells this rank's coordinates, if the parameters do not.
-        agree: with several ranks and ``on_finding="raise"``, let them ask each other before each update whether one has found something, so
-            that all raise: one reduction of one number, for which each waits. Without it, those raise whose own gradients it has come to.
-        scheduler: of learning rates, or a list of them: the checklist looks at how often it is stepped, and whether its rates are applied.
-        checks_every: what the checklist looks at closely (norms of weights and updates, optimizer state, units) it looks at in every so
-            many-th step; 0 leaves the whole checklist out.
-        pause_after: when the loss was NaN or Inf in so many steps running, end the loop by a ``WatchEndedError``. What the first of them
-            started from is saved in ``out``, as by ``capture(save_state=True)``, with its batch, so that a run can go on from there. The
-            copies cost as much memory as the model's buffers, the gradients that are kept between steps, and a batch. In one process only.
-        like: go on from such a state: weights, optimizer, scheduler, scaler and random generators are put back, and ``step_number``
-            begins with its step, whose batch the loop has to begin with.
+        agree: with several ranks and ``on_finding="raise"``, let them ask each other before each
+            update whether one has found something, so that all raise: one reduction of one number,
+                for which each waits. Without it, those raise whose own gradients it has come to.
+        scheduler: of learning rates, or a list of them: the checklist looks at how often it is
+            stepped, and whether its rates are applied.
+        checks_every: what the checklist looks at closely (norms of weights and updates, optimizer
+            state, units) it looks at in every so many-th step; 0 leaves the whole checklist out.
+        pause_after: when the loss was NaN or Inf in so many steps running, end the loop by a
+            ``WatchEndedError``. What the first of them started from is saved in ``out``, as by
+            ``capture(save_state=True)``, with its batch, so that a run can go on from there. The
+            copies cost as much memory as the model's buffers, the gradients that are kept between
+            steps, and a batch. In one process only.
+        like: go on from such a state: weights, optimizer, scheduler, scaler and random generators
+            are put back, and ``step_number`` begins with its step, whose batch the loop has to
+            begin with.
         quiet: print nothing, and warn of nothing; the log has it all.
         case: how the log shall call what is run; the reproducer then builds the module from it.
         device: where the model computes; where its first parameter or buffer is, if not given.
@@ -107,7 +119,8 @@ def watch(
     Raises:
         NonFiniteError: if something was found, with ``on_finding="raise"``.
         WatchEndedError: after the step that ``abort_after_step`` names.
-        UsageError: if an option makes no sense, the model is watched or captured already, or the log cannot be written.
+        UsageError: if an option makes no sense, the model is watched or captured already, or the
+            log cannot be written.
 
     Example:
         >>> with watch(model, optimizer, quiet=True) as watching:
@@ -147,7 +160,11 @@ def watch(
 
 @contextlib.contextmanager
 def watching(
-    model: nn.Module, out: str | Path, options: WatchOptions, mesh: Any = None, device: torch.device | None = None
+    model: nn.Module,
+    out: str | Path,
+    options: WatchOptions,
+    mesh: Any = None,
+    device: torch.device | None = None,
 ) -> Iterator[Watch]:
     """What ``watch`` does, with its options as one object."""
     if not isinstance(model, nn.Module):
@@ -166,7 +183,11 @@ def watching(
         rank=rank,
         ranks=ranks,
         model=type(modules.named[""]).__name__,
-        parameters=sum(parameter.numel() for parameter in modules.named[""].parameters() if not is_lazy(parameter)),
+        parameters=sum(
+            parameter.numel()
+            for parameter in modules.named[""].parameters()
+            if not is_lazy(parameter)
+        ),
         device=str(device),
         coordinates=coordinates(modules, mesh),
         case=options.case,
@@ -181,7 +202,9 @@ def watching(
             if options.kernel_dump is not None:
                 folder = Path(options.kernel_dump) / (f"rank{rank}" if ranks > 1 else "")
                 session.dump = stack.enter_context(_closing(backend.kernel_dump(folder)))
-            if "torch._dynamo" in sys.modules:  # inner hooks of a compiled model stop firing after its first call
+            if (
+                "torch._dynamo" in sys.modules
+            ):  # inner hooks of a compiled model stop firing after its first call
                 stack.enter_context(eager_stance())
             stack.callback(_watched.difference_update, list(modules.named.values()))
             _watched.update(modules.named.values())
@@ -197,19 +220,27 @@ def watching(
 def _state_of(
     modules: Modules, out: Path, options: WatchOptions, device: torch.device, rank: int, ranks: int
 ) -> tuple[Pausing | None, int]:
-    """What saves the training's state, if that was asked; and, once that of ``like`` is put in place, the step that begins with it."""
+    """What saves the training's state, if that was asked; and, once that of ``like`` is put in
+    place, the step that begins with it.
+    """
     training = Training.of(list(options.optimizers), list(options.schedulers), options.scaler)
     pausing = None
     if options.pause_after is not None:
         if ranks > 1:
-            raise UsageError("pause_after: is for one process; with several ranks, save checkpoints in the loop, and watch from the last")
+            raise UsageError(
+                "pause_after: is for one process; with several ranks, save checkpoints in the loop,"
+                " and watch from the last"
+            )
         pausing = Pausing(modules, training, device, out, options.pause_after, options.case)
     if options.like is None:
         return pausing, 0
     with open_bundle(options.like) as bundle:
         continuation = Continuation.of(bundle, rank, training, modules, (), device)
         if continuation is None:
-            raise UsageError(f"{options.like}: holds no state of a training; save one with --save-state, or with pause_after")
+            raise UsageError(
+                f"{options.like}: holds no state of a training; save one with --save-state, or with"
+                " pause_after"
+            )
         restore_weights(bundle, modules, changed=continuation.state.buffers)
         continuation.apply(None, bundle.manifest.capture.get("seed"))
         return pausing, continuation.step
@@ -226,12 +257,22 @@ def _closing(context: contextlib.AbstractContextManager[None]) -> Iterator[conte
 def _refuse_second(modules: Modules) -> None:
     for name, module in modules.named.items():
         if module in _watched:
-            raise UsageError(f"{display_name(name)} is being watched already; end the other watch first, or watch once, around both")
+            raise UsageError(
+                f"{display_name(name)} is being watched already; end the other watch first, or"
+                " watch once, around both"
+            )
         if listens(module, Recorder):
-            raise UsageError(f"{display_name(name)} is being captured: watch it in a run of its own, or what is captured would cost more")
+            raise UsageError(
+                f"{display_name(name)} is being captured: watch it in a run of its own, or what is"
+                " captured would cost more"
+            )
 
 
 def _refuse_other_optimizer(modules: Modules, optimizer: Any) -> None:
     ours = {id(tensor) for *_, tensor in modules.tensors()}
-    if ours and not any(id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"]):
-        raise UsageError("optimizer updates no parameter of the model: give the one that does, or none")
+    if ours and not any(
+        id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"]
+    ):
+        raise UsageError(
+            "optimizer updates no parameter of the model: give the one that does, or none"
+        )

@@ -1,7 +1,8 @@
 """Writes the dumps beside it, with msprobe itself.
 
     pip install mindstudio-probe==26.2.0 torch==2.13.0 transformers==5.23.0
-    cd tests/data/msprobe && OMP_NUM_THREADS=1 python make.py tensor L0 tensor 1 && python make.py statistics mix statistics 2
+    cd tests/data/msprobe && OMP_NUM_THREADS=1 python make.py tensor L0 tensor 1 && python make.py
+    statistics mix statistics 2
 
 Then ``stack.json`` is removed, which names the files of the machine it ran on and is not read.
 """
@@ -25,7 +26,14 @@ def main(task: str, level: str, out: str, steps: int) -> None:
         configuration.write_text(json.dumps(settings))
         debugger = PrecisionDebugger(config_path=str(configuration))
     model = build()
-    train(model, tokens(), steps, before=lambda: debugger.start(model=model), between=debugger.stop, after=debugger.step)
+    train(
+        model,
+        tokens(),
+        steps,
+        before=lambda: debugger.start(model=model),
+        between=debugger.stop,
+        after=debugger.step,
+    )
     for stack in Path(out).rglob("stack.json"):
         stack.unlink()
 

@@ -1,4 +1,6 @@
-"""The training of which the dumps beside it are: a GPT-2 of one block, of which ``lm_head`` shares its weight with ``wte``."""
+"""The training of which the dumps beside it are: a GPT-2 of one block, of which ``lm_head`` shares
+its weight with ``wte``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 def build() -> nn.Module:
     torch.manual_seed(0)
     sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 11, "n_positions": 8}
-    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0))
+    return GPT2LMHeadModel(
+        GPT2Config(
+            **sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0
+        )
+    )
 
 
 def tokens() -> torch.Tensor:
@@ -31,7 +37,9 @@ def train(
     between: Callable[[], object] = nothing,
     after: Callable[[], object] = nothing,
 ) -> None:
-    """Train some steps; ``before`` is called before each one's forward, ``between`` after its backward, ``after`` after its update."""
+    """Train some steps; ``before`` is called before each one's forward, ``between`` after its
+    backward, ``after`` after its update.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(steps):
         before()

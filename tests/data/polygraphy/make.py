@@ -1,4 +1,5 @@
-"""Made the files beside it: ``python tests/data/polygraphy/make.py FOLDER``, with ``tests/data`` in PYTHONPATH.
+"""Made the files beside it: ``python tests/data/polygraphy/make.py FOLDER``, with ``tests/data`` in
+PYTHONPATH.
 
 By polygraphy 0.53.6, onnxruntime 1.32.0, onnx 1.23.2 and torch 2.13.0.
 """
@@ -17,13 +18,29 @@ from polygraphy.constants import MARK_ALL
 from torch import nn
 
 
-def make(folder: Path, model: nn.Module, inputs: torch.Tensor, *, dynamo: bool, output: str | None = None) -> None:
-    """``model.onnx`` by one of the two exporters, and ``outputs.json``: all that ONNX Runtime computes of it."""
+def make(
+    folder: Path, model: nn.Module, inputs: torch.Tensor, *, dynamo: bool, output: str | None = None
+) -> None:
+    """``model.onnx`` by one of the two exporters, and ``outputs.json``: all that ONNX Runtime
+    computes of it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     names = None if output is None else [output]
-    torch.onnx.export(model, (inputs,), folder / "model.onnx", dynamo=dynamo, input_names=["x"], output_names=names, external_data=False)
-    marked = BytesFromOnnx(ModifyOutputs(OnnxFromPath(str(folder / "model.onnx")), outputs=MARK_ALL))  # as --onnx-outputs mark all
-    Comparator.run([OnnxrtRunner(SessionFromOnnx(marked))], data_loader=[{"x": inputs.numpy()}]).save(str(folder / "outputs.json"))
+    torch.onnx.export(
+        model,
+        (inputs,),
+        folder / "model.onnx",
+        dynamo=dynamo,
+        input_names=["x"],
+        output_names=names,
+        external_data=False,
+    )
+    marked = BytesFromOnnx(
+        ModifyOutputs(OnnxFromPath(str(folder / "model.onnx")), outputs=MARK_ALL)
+    )  # as --onnx-outputs mark all
+    Comparator.run(
+        [OnnxrtRunner(SessionFromOnnx(marked))], data_loader=[{"x": inputs.numpy()}]
+    ).save(str(folder / "outputs.json"))
 
 
 if __name__ == "__main__":
@@ -31,4 +48,6 @@ if __name__ == "__main__":
     make(to, small_model.model(), small_model.inputs(), dynamo=False, output="logits")
     for name, (model, inputs) in small_model.EXPORTED.items():
         for dynamo in (False, True):
-            make(to / f"{name}-{'default' if dynamo else 'older'}", model(), inputs(), dynamo=dynamo)
+            make(
+                to / f"{name}-{'default' if dynamo else 'older'}", model(), inputs(), dynamo=dynamo
+            )

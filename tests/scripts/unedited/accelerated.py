@@ -11,7 +11,10 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
     data = torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(torch.randn(16, 8), torch.randn(16, 1)), batch_size=2, shuffle=True, num_workers=1
+        torch.utils.data.TensorDataset(torch.randn(16, 8), torch.randn(16, 1)),
+        batch_size=2,
+        shuffle=True,
+        num_workers=1,
     )
     model, optimizer, data, schedule = accelerator.prepare(model, optimizer, data, schedule)
     for x, y in data:
@@ -22,7 +25,9 @@ def main():
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-    accelerator.print(loss.item().hex(), sum(p.double().sum() for p in model.parameters()).item().hex())
+    accelerator.print(
+        loss.item().hex(), sum(p.double().sum() for p in model.parameters()).item().hex()
+    )
 
 
 if __name__ == "__main__":

@@ -19,13 +19,22 @@ def main():
     )
     noise_scheduler = DDPMScheduler(num_train_timesteps=1000)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    lr_scheduler = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=2, num_training_steps=4)
-    train_dataloader = torch.utils.data.DataLoader(torch.rand(8, 1, 8, 8), batch_size=2, shuffle=True)
+    lr_scheduler = get_cosine_schedule_with_warmup(
+        optimizer, num_warmup_steps=2, num_training_steps=4
+    )
+    train_dataloader = torch.utils.data.DataLoader(
+        torch.rand(8, 1, 8, 8), batch_size=2, shuffle=True
+    )
 
     model.train()
     for clean_images in train_dataloader:
         noise = torch.randn(clean_images.shape)
-        timesteps = torch.randint(0, noise_scheduler.config.num_train_timesteps, (clean_images.shape[0],), dtype=torch.int64)
+        timesteps = torch.randint(
+            0,
+            noise_scheduler.config.num_train_timesteps,
+            (clean_images.shape[0],),
+            dtype=torch.int64,
+        )
         noisy_images = noise_scheduler.add_noise(clean_images, noise, timesteps)
         noise_pred = model(noisy_images, timesteps, return_dict=False)[0]
         loss = functional.mse_loss(noise_pred, noise)
@@ -42,7 +51,10 @@ def main():
     for t in noise_scheduler.timesteps:
         with torch.no_grad():
             image = noise_scheduler.step(model(image, t).sample, t, image).prev_sample
-    print(image.double().sum().item().hex(), sum(p.double().sum() for p in model.parameters()).item().hex())
+    print(
+        image.double().sum().item().hex(),
+        sum(p.double().sum() for p in model.parameters()).item().hex(),
+    )
 
 
 if __name__ == "__main__":

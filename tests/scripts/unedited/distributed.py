@@ -9,7 +9,9 @@ def train(**group):
     dist.init_process_group("gloo", **group)
     rank = dist.get_rank()
     torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 2)))
+    model = nn.parallel.DistributedDataParallel(
+        nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 2))
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     torch.manual_seed(rank)
     for _ in range(3):

@@ -27,9 +27,16 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     pl.seed_everything(1, verbose=False)
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(16, 8)), batch_size=4)
+    data = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.randn(16, 8)), batch_size=4
+    )
     model = Lit()
     pl.Trainer(
-        max_steps=4, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False
+        max_steps=4,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
     ).fit(model, data, data)
     print(sum(p.double().sum() for p in model.parameters()).item().hex())

@@ -35,4 +35,7 @@ if __name__ == "__main__":
     from torch._dynamo.variables import nn_module  # is imported by the first optimizer
 
     print(nn_module.unpatched_nn_module_call is nn.Module.__call__)
-    print(len(net._forward_hooks) + len(net.head._forward_hooks), nn.Module.__call__ is nn.Module._wrapped_call_impl)
+    print(
+        len(net._forward_hooks) + len(net.head._forward_hooks),
+        nn.Module.__call__ is nn.Module._wrapped_call_impl,
+    )

@@ -5,7 +5,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 if __name__ == "__main__":
     set_seed(3)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=2, n_head=2))
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+    )
     ids = torch.randint(64, (12, 8))
     data = [{"input_ids": row, "labels": row} for row in ids]
     args = TrainingArguments(
