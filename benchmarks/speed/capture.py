@@ -169,7 +169,7 @@ def _capture(model: nn.Module, inputs: torch.Tensor, folder: Path, mode: str) ->
     import accucompare as ac
 
     shutil.rmtree(folder, ignore_errors=True)
-    options: dict[str, Any] = {} if mode == "tensors" else {"mode": mode}
+    options: dict[str, Any] = {} if mode == "tensors" else {"record": mode}
     os.sync()  # or the disk would still be busy with what was written before
     began = time.perf_counter()
     with ac.capture(model, folder, **options):

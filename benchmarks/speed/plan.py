@@ -119,7 +119,7 @@ if __name__ == "__main__":
     name = "accucompare.numbers.kernel"
     found = {
         "workers": "work" in inspect.signature(ac.diff).parameters,
-        "mode": "mode" in inspect.signature(ac.capture).parameters,
+        "mode": "record" in inspect.signature(ac.capture).parameters,
         "kernel": (
             importlib.import_module(name).description() if importlib.util.find_spec(name) else ""
         ),

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import accucompare as ac
 from benchmarks.figures import Figure
 from benchmarks.speed import gpt2
 from benchmarks.speed.data import bytes_in, distinct_bytes
@@ -25,10 +26,10 @@ _PLAIN = "plain"
 #: Options of ``accucompare.capture``, and how much longer than the plain step a step may take.
 _ARMS: dict[str, tuple[dict[str, Any], float | None]] = {
     "tensors": ({}, 1.15),
-    "stats": ({"mode": "stats"}, 1.08),
-    "sketch": ({"mode": "sketch"}, None),
-    "digest": ({"mode": "digest"}, None),
-    "series": ({"roles": "series"}, None),
+    "stats": ({"record": "stats"}, 1.08),
+    "sketch": ({"record": "sketch"}, None),
+    "digest": ({"record": "digest"}, None),
+    "series": ({"record": ac.Recorded(roles="series")}, None),
     "not chosen": ({"steps": "1000-1000"}, 1.01),
 }
 
@@ -102,11 +103,9 @@ def _plain(training: Training) -> Sample:
 
 
 def _captured(training: Training, folder: Path, options: dict[str, Any]) -> Sample:
-    import accucompare as ac
-
     shutil.rmtree(folder, ignore_errors=True)
     os.sync()  # or the disk would still be busy with what was written before
-    with ac.capture(training.model, folder, **{"backward": True, **options}):
+    with ac.capture(training.model, folder, **options):
         taken = _timed(training.step)
         done = time.perf_counter()
     ended = time.perf_counter()

@@ -106,7 +106,9 @@ def _watched(training: Training, folder: Path, options: dict[str, Any]) -> Sampl
 
     shutil.rmtree(folder, ignore_errors=True)
     began = time.perf_counter()
-    with ac.watch(training.model, training.optimizer, out=folder, **options) as watch:
+    with ac.watch(
+        training.model, training.optimizer, out=folder, look=ac.LookAt(**options)
+    ) as watch:
         entered = time.perf_counter()
 
         def step() -> None:
