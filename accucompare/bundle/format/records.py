@@ -21,6 +21,7 @@ class Role(str, Enum):
     """What a record was to the module call that it belongs to."""
 
     __str__ = str.__str__
+    __hash__ = str.__hash__  # Enum's own is Python code, and roles are keys in every hook
 
     INPUT = "input"
     OUTPUT = "output"
