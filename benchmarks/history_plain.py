@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from accucompare.case import Case, load_case, steps_of
 
-# : How far a refactor's numbers may be apart, as relative L2 errors: in float32 sums in another
-# order make up to 2.2e-4 of a batch norm's : gradient, which nearly cancels. And how far those of a
-# bug are at least in its first step: 2.5e-4 is the smallest, and before it is none.
+#: How far a refactor's numbers may be apart, as relative L2 errors: in float32 sums in another
+#: order make up to 2.2e-4 of a batch norm's : gradient, which nearly cancels. And how far those of
+#: a bug are at least in its first step: 2.5e-4 is the smallest, and before it is none.
 OF_A_REFACTOR, OF_A_BUG = 1e-3, 1e-5
 
 Steps = list[dict[str, torch.Tensor]]

@@ -33,8 +33,8 @@ PACKAGE = ROOT / "accucompare" / "compare"
 #: The tests that have each number's case, see there.
 TABLE = "tests/compare/test_deciding.py"
 
-# : By how much a number is changed; of a share of nearly all, what is left. An integer is changed
-# by one at least.
+#: By how much a number is changed; of a share of nearly all, what is left. An integer is changed by
+#: one at least.
 FACTOR = 1.1
 
 #: What decides no verdict and no culprit: a module, or a number, and why.
@@ -91,10 +91,12 @@ ELSEWHERE = {
         "tests/compare/test_decide.py::test_every_answer_has_its_exit_code_and_its_verdict"
     ),
     "proof.HIDES_NOTHING": (
-        "tests/compare/test_proof.py::test_a_deviation_far_below_the_candidates_rounding_hides_nothing"
+        "tests/compare/test_proof.py::"
+        "test_a_deviation_far_below_the_candidates_rounding_hides_nothing"
     ),
     "tolerance.SUMMED": (
-        "tests/compare/test_summing.py::test_a_normalisation_sums_over_all_but_its_channels_or_samples"
+        "tests/compare/test_summing.py::"
+        "test_a_normalisation_sums_over_all_but_its_channels_or_samples"
     ),
 }
 

@@ -60,7 +60,8 @@ def of_norm(name: str) -> TrainingFault:
             return result
 
         def around(forward: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda data: _OtherGradient.apply(forward(data.detach()), data, compute)  # type: ignore[no-untyped-call]
+            apply: Any = _OtherGradient.apply
+            return lambda data: apply(forward(data.detach()), data, compute)
 
         wrap(norm, around)
 
@@ -150,7 +151,7 @@ def of_residual(name: str, argument: int, first: str) -> TrainingFault:
         wrap(module, around)
         if first:
 
-            def undo(child, args):
+            def undo(child: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
                 return (changed(args[0], lambda grad: grad / 0.9), *args[1:])
 
             module.get_submodule(first).register_forward_pre_hook(undo)
@@ -184,7 +185,9 @@ def of_embedding(name: str) -> TrainingFault:
     def plant(model: nn.Module) -> None:
         module = model.get_submodule(name)
         assert isinstance(module, nn.Embedding)
-        module.forward = lambda ids: _LastOnly.apply(module.weight, ids, module.padding_idx)  # type: ignore
+        apply: Any = _LastOnly.apply
+        forward: Any = lambda ids: apply(module.weight, ids, module.padding_idx)  # noqa: E731
+        module.forward = forward
 
     return TrainingFault(
         name,

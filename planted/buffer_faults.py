@@ -13,8 +13,8 @@ from torch import nn
 from accucompare.bundle.format.records import Role
 from planted.training_faults import TrainingFault, wrap
 
-# : What may happen to what a forward leaves in a buffer: of what was there before it, and of what
-# is there after it.
+#: What may happen to what a forward leaves in a buffer: of what was there before it, and of what is
+#: there after it.
 _Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from accucompare import Case
 
-# : Halves each number; the other kernels do otherwise in the last columns, or in all.
-# ``-DKERNEL=n`` builds a library that knows that one.
+#: Halves each number; the other kernels do otherwise in the last columns, or in all. ``-DKERNEL=n``
+#: builds a library that knows that one.
 SOURCE = """
 #ifndef KERNEL
 #define KERNEL 0
