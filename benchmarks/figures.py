@@ -125,7 +125,7 @@ def number(value: float) -> str:
 
 def spread(values: Sequence[float]) -> str:
     """The smallest and the largest; nothing for a single value."""
-    return f"{number(min(values))} – {number(max(values))}" if len(values) > 1 else ""
+    return f"{number(min(values))} to {number(max(values))}" if len(values) > 1 else ""
 
 
 def grid(title: str, *columns: str, right: Sequence[str] | None = None) -> Table:

@@ -186,8 +186,11 @@ def of_embedding(name: str) -> TrainingFault:
         module = model.get_submodule(name)
         assert isinstance(module, nn.Embedding)
         apply: Any = _LastOnly.apply
-        forward: Any = lambda ids: apply(module.weight, ids, module.padding_idx)  # noqa: E731
-        module.forward = forward
+
+        def forward(ids: torch.Tensor) -> Any:
+            return apply(module.weight, ids, module.padding_idx)
+
+        module.forward = forward  # type: ignore[method-assign, assignment]
 
     return TrainingFault(
         name,

@@ -40,26 +40,25 @@ def _by_clock(figures: Sequence[Figure]) -> str:
     for each in figures:
         if each.clock:
             rows.setdefault((each.what, each.unit), {})[each.clock] = each
-    lines = ["| what | thread | process | wall | first | to reach |", "|---|---|---|---|---|---|"]
+    lines = ["|what|thread|process|wall|first time|to reach|", "|---|---|---|---|---|---|"]
     for (what, unit), by_clock in rows.items():
         cells = [_value(by_clock[clock]) if clock in by_clock else "" for clock in CLOCKS]
-        aimed = next((each for each in by_clock.values() if each.target is not None), None)
-        first = next(iter(by_clock.values())) if aimed is None else aimed
-        before = "" if first.first is None else f"{number(first.first)} ({first.clock})"
-        target = "" if aimed is None else f"≤ {aimed.target:g} ({aimed.clock})"
+        aimed = [each for each in by_clock.values() if each.target is not None]
+        first = [*aimed, *by_clock.values()][0]
+        before = "" if first.first is None else f"{number(first.first)} {first.clock}"
+        targets = "; ".join(f"{each.target:g} {each.clock}" for each in aimed)
         name = what if unit == "x" else f"{what}, {unit}"
-        lines.append(f"| {name} | {' | '.join(cells)} | {before} | {target} |")
+        lines.append(f"|{name}|{'|'.join(cells)}|{before}|{targets}|")
     return "\n".join(lines)
 
 
 def _others(figures: Sequence[Figure]) -> str:
-    lines = ["| what | measured | to reach |", "|---|---|---|"]
+    lines = ["|what|measured|to reach|", "|---|---|---|"]
     for each in figures:
         if not each.clock:
-            sign = "≥" if each.at_least else "≤"
-            target = "" if each.target is None else f"{sign} {each.target:g}"
-            unit = "" if each.unit == "x" else f" {each.unit}"
-            lines.append(f"| {each.what} | {_value(each, unit)} | {target} |")
+            target = "" if each.target is None else f"{each.target:g}"
+            unit = "" if each.unit in ("", "x") else f" {each.unit}"
+            lines.append(f"|{each.what}|{_value(each, unit)}|{target}|")
     return "\n".join(lines)
 
 

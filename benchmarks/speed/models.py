@@ -85,12 +85,16 @@ def _forward(size: Size) -> Work:
 
 def _training(size: Size) -> Work:
     """Forward, backward, AdamW."""
-    return _trained(gpt2(size), {"input_ids": tokens(size), "labels": tokens(size)}, 1)
+    return _trained(*_training_of(size), 1)
 
 
 def _third(size: Size) -> Work:
     """A third of the layers: enough for ratios of what each layer costs alike."""
     return _training(_shallow(size))
+
+
+def _short(size: Size) -> Work:
+    return _trained(*_training_of(Size(2, 64, max(1, size.layers // 3), 0)), 3)
 
 
 def _dropout(size: Size) -> Work:
@@ -132,12 +136,17 @@ WORKS: dict[str, Callable[[Size], Work]] = {
     "forward": _forward,
     "training": _training,
     "third": _third,
+    "short": _short,
     "dropout": _dropout,
     "tiny": _tiny,
     "linears": _linears,
     "t5": _t5,
     "llama": _llama,
 }
+
+
+def _training_of(size: Size) -> tuple[nn.Module, dict[str, Any]]:
+    return gpt2(size), {"input_ids": tokens(size), "labels": tokens(size)}
 
 
 def _shallow(size: Size) -> Size:
