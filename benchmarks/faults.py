@@ -166,7 +166,7 @@ def main() -> int:
 def _tried(
     part: _Part, tasks: list[tuple[str, str, int, bool]], options: argparse.Namespace
 ) -> _Found:
-    """What all tasks find; where this is interrupted, the workers are, too."""
+    """The findings of all tasks. An interrupt ends the workers, too."""
     progress, began = Console(stderr=True), time.monotonic()
     found: _Found = {}
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:

@@ -118,7 +118,7 @@ class Number:
     value: float
 
     def changed(self, up: bool) -> float:
-        """The number that takes its place."""
+        """The number in its place."""
         if isinstance(self.value, int):
             step = max(1, round(abs(self.value) * (FACTOR - 1)))
             return self.value + step if up else self.value - step
@@ -233,7 +233,7 @@ def deciding() -> list[Number]:
 
 
 def near(name: str, cases: Sequence[str]) -> list[str]:
-    """The tests that have to fail if a number is another. ``cases``: the names in ``TABLE``."""
+    """The tests that must fail if a number changes. ``cases``: the names in ``TABLE``."""
     own = [
         f"{TABLE}::test_a_number_decides_where_it_says[{case}]"
         for case in cases
@@ -243,7 +243,7 @@ def near(name: str, cases: Sequence[str]) -> list[str]:
 
 
 class _Changed(importlib.machinery.SourceFileLoader):
-    """Loads one module with another number in it."""
+    """Loads one module with one number changed."""
 
     def __init__(self, number: Number, new: float) -> None:
         module = ".".join(number.path.relative_to(ROOT).with_suffix("").parts)

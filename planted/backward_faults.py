@@ -17,7 +17,7 @@ from planted.training_faults import TrainingFault, changed, given_as, wrap
 
 
 class _OtherGradient(torch.autograd.Function):
-    """A value that was computed of data, and another gradient of that data."""
+    """Passes a value on, and computes its gradient another way."""
 
     @staticmethod
     def forward(
@@ -162,7 +162,7 @@ def of_residual(name: str, argument: int, first: str) -> TrainingFault:
 
 
 class _LastOnly(torch.autograd.Function):
-    """An embedding whose gradient has, of a word that occurs several times, one occurrence's."""
+    """An embedding whose gradient counts a repeated word once."""
 
     @staticmethod
     def forward(

@@ -19,7 +19,7 @@ _Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def _other_weight(factor: float) -> _Wrong:
-    """What a moving average adds, so many times: as with another momentum or decay."""
+    """Multiplies what a moving average adds, as another momentum or decay would."""
     return lambda before, after: before + factor * (after - before)
 
 

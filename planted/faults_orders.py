@@ -288,7 +288,7 @@ def _without_onednn() -> Iterator[None]:
 
 
 #: By name. None rounds more often than the CPU's own kernels do, so that each is as good as the
-#: baseline. : Every row of every model may differ from the baseline's in the first four; the fifth
+#: baseline. Every row of every model may differ from the baseline's in the first four; the fifth
 #: changes about two models in three, the last none.
 ORDERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "split-K": lambda: _Order(_split),

@@ -1,6 +1,4 @@
-"""Faults of a backward, of an update, of what a step leaves in buffers, and of what a loop does
-otherwise: the forward's outputs stay.
-"""
+"""Faults of a backward, an update, buffers or the loop. The outputs of the forward stay right."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ class Training:
 
     Attributes:
         model: in float32 and train mode.
-        batches: by step and micro-batch, the inputs and what they shall give.
-        loss: of an output and what it shall be: a tensor of one element, in float32 at least.
+        batches: by step and micro-batch, the inputs and the targets.
+        loss: of an output and the target: a tensor of one element, in float32 at least.
     """
 
     model: nn.Module

@@ -100,7 +100,7 @@ def measure_watches(plan: Plan) -> Iterator[Figure]:
     targets = {"flags": {"thread": 1.03}, "frames": {"thread": 1.08}}
     for work, name in (
         ("third", "a third of GPT-2"),
-        ("short", "the same, 2 × 64 tokens"),
+        ("short", "a third of GPT-2, 2 × 64 tokens"),
         ("tiny", "width 64, 3 layers, 2 × 24 tokens"),
     ):
         plan.say(f"watch: {name}")

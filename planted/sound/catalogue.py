@@ -27,7 +27,7 @@ class Parts:
 
 
 #: First the parts, when they are made, and then ``None`` at the end of each step. Libraries have
-#: their loop inside: they yield nothing, and : can only be watched as scripts are.
+#: their loop inside: they yield nothing, and can only be watched as scripts are.
 Loop = Iterator[Parts | None]
 
 SOUND: dict[str, Callable[[], Loop]] = {}
