@@ -171,9 +171,10 @@ def said_of(log: Path) -> dict[str, str]:
     from accucompare.findings.analysis.analysis import read
     from accucompare.findings.checklist.checks import CheckStatus
     from accucompare.findings.checklist.health_checklist import judge_log
+    from accucompare.report.watch_words import said
 
     return {
-        each.check.id: f"{each.status}: {each.outcome.measured}"
+        each.check.id: f"{each.status}: {said(each.outcome.measured)}"
         for each in judge_log(read(log)).of(CheckStatus.WARN, CheckStatus.FAIL)
     }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from accucompare.findings.checklist import CHECKS, Check, Layer
+from accucompare.findings.log import remark
+from accucompare.report.watch_words import CHECK_WORDS, THRESHOLD_WORDS, said
 
 #: Between these lines of the page stand the tables.
 BEGIN, END = "<!-- begin: tables made of the checks -->", "<!-- end: tables made of the checks -->"
@@ -24,8 +26,10 @@ def _table(layer: Layer) -> str:
 
 def _row(check: Check) -> str:
     thresholds = "; ".join(
-        f"`{each.name}={each.default:g}`: {each.meaning}" for each in check.thresholds
+        f"`{name}={default:g}`: {THRESHOLD_WORDS[name][0]}"
+        for name, default in check.thresholds.items()
     )
-    cure = check.cure if check.judge is not None else f"*not looked at*: {check.because}"
-    cells = [f"`{check.id}`", check.looks_at, thresholds, cure]
+    words = CHECK_WORDS[check.id]
+    cure = words.cure or f"*not looked at*: {said(remark(check.id))}"
+    cells = [f"`{check.id}`", words.looks_at, thresholds, cure]
     return f"|{'|'.join(each.replace('|', chr(92) + '|') for each in cells)}|"
