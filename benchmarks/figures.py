@@ -125,7 +125,7 @@ def number(value: float) -> str:
 
 def spread(values: Sequence[float]) -> str:
     """The smallest and the largest; nothing for a single value."""
-    return f"{number(min(values))} to {number(max(values))}" if len(values) > 1 else ""
+    return f"{number(min(values))}–{number(max(values))}" if len(values) > 1 else ""
 
 
 def grid(title: str, *columns: str, right: Sequence[str] | None = None) -> Table:
@@ -176,11 +176,10 @@ def save(
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def load(path: Path) -> tuple[dict[str, Any], list[str], list[Figure]]:
-    """The machine, the notes and the figures that ``save`` wrote."""
+def load(path: Path) -> tuple[dict[str, Any], list[Figure]]:
+    """What ``save`` wrote, and its figures."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    figures = [Figure(**each) for each in content["figures"]]
-    return content["machine"], content["notes"], figures
+    return content, [Figure(**each) for each in content["figures"]]
 
 
 def machine() -> dict[str, Any]:

@@ -21,13 +21,18 @@ def write() -> None:
 
 def with_tables(page: str) -> str:
     """A page whose tables are those of the results; the rest stays."""
-    machine, notes, figures = load(RESULTS)
+    content, figures = load(RESULTS)
+    machine = content["machine"]
     about = (
         f"{machine['date'][:10]}, {machine['cpu']}, {machine['cores']} cores,"
         f" {machine['memory_gb']:.0f} GB, {machine['kernel']}, Python {machine['python']},"
         f" torch {machine['packages'].get('torch', 'missing')}."
     )
-    said = [f"Note: {note}" for note in notes]
+    said = [f"Note: {note}" for note in content["notes"]]
+    if content["options"]["quick"]:
+        said.insert(
+            0, "Note: small data (`--quick`), which tries the benchmark out; do not quote it."
+        )
     text = "\n\n".join([about, *said, _by_clock(figures), _others(figures)])
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)

@@ -67,7 +67,7 @@ def _large(plan: Plan, folder: Path) -> Iterator[Figure]:
     if (share := cached(paths)) < 0.999:
         plan.note(f"diff: only {share:.1%} of the files were in the page cache")
     hashing = {"wall": 1.8}
-    what = f"{data.name}, cached"
+    what = f"diff of {data.name}, cached"
     yield from clocked(
         "diff",
         f"{what} / reading and hashing on one core",
@@ -95,7 +95,9 @@ def _large(plan: Plan, folder: Path) -> Iterator[Figure]:
     cold = alternate(
         {name: partial(after_dropping, arms[name]) for name in ("cat", "diff")}, 1 + plan.rounds
     )
-    yield from clocked("diff", f"{data.name}, from disk / cat", cold["diff"], cold["cat"], {})
+    yield from clocked(
+        "diff", f"diff of {data.name}, from disk / cat", cold["diff"], cold["cat"], {}
+    )
 
 
 def _small(plan: Plan, folder: Path) -> Iterator[Figure]:
@@ -110,7 +112,7 @@ def _small(plan: Plan, folder: Path) -> Iterator[Figure]:
     }
     samples = alternate(arms, 1 + plan.rounds)
     rows = samples["diff"][0]["compared"]
-    what = f"{rows:,} pairs of small tensors"
+    what = f"diff of {rows:,} small pairs"
     for clock in ("process", "wall"):
         each = [sample[clock] / rows * 1e6 for sample in samples["diff"]]
         target = 15.0 if clock == "wall" else None
@@ -137,7 +139,7 @@ def _steps(plan: Plan, folder: Path) -> Iterator[Figure]:
     found = [
         _act("diff", golden, candidate, "--descriptors")["descriptors"] for _ in range(plan.rounds)
     ]
-    yield Figure("diff", f"{data.name}: file descriptors", "", found, 64.0)
+    yield Figure("diff", f"diff of {data.name}: file descriptors", "", found, 64.0)
 
 
 def _million(plan: Plan, folder: Path) -> Iterator[Figure]:
@@ -150,7 +152,7 @@ def _million(plan: Plan, folder: Path) -> Iterator[Figure]:
     plan.say(f"diff: {ranks * records:,} records a side")
     golden, candidate, written = write_bundles(folder, ranks, records)
     run, _ = diff_command(golden, candidate, "none")
-    what = f"{written:,} pairs of sketches"
+    what = f"diff of {written:,} pairs of sketches"
     full = written > 1_000_000
     yield Figure("diff", what, "s", [run.seconds], 40.0 if full else None, clock="wall")
     yield Figure("diff", what, "s", [run.processor], clock="process")

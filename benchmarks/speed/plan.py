@@ -40,7 +40,7 @@ class Sizes:
         starts: how often a command is started.
     """
 
-    large: DataSet = DataSet("2 × 1.2 GB in 300 tensors", 300, 1_000_000)
+    large: DataSet = DataSet("2 × 1.2 GB", 300, 1_000_000)
     steps: DataSet = DataSet("500 steps", 1, 100, 500)
     batch: int = 2
     length: int = 512
@@ -53,7 +53,7 @@ class Sizes:
 
 FULL = Sizes()
 QUICK = Sizes(
-    large=DataSet("2 × 100 MB in 100 tensors", 100, 250_000),
+    large=DataSet("2 × 100 MB", 100, 250_000),
     steps=DataSet("50 steps", 1, 100, 50),
     length=64,
     layers=3,
