@@ -16,11 +16,11 @@ import click
 from accucompare.errors import UsageError
 from accucompare.text import printable
 
-# : Begins the name of the variable of every option: ``ACCUCOMPARE_DIFF_ATOL`` is ``--atol`` of
+#: Begins the name of the variable of every option: ``ACCUCOMPARE_DIFF_ATOL`` is ``--atol`` of
 # ``diff``.
 PREFIX = "ACCUCOMPARE"
 
-# : Groups of options, in the order of help, by the names of the commands' parameters. What is in
+#: Groups of options, in the order of help, by the names of the commands' parameters. What is in
 # none of them comes last.
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "What to run": (
