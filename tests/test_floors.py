@@ -83,7 +83,9 @@ LATE = {
         "accucompare.bundle",
         "accucompare.numbers",
     },  # what is broken here is what it tells
-    "accucompare.locating": {"accucompare.recorder.session"},  # torch, after the device was opened
+    # torch, after the device was opened
+    "accucompare.locating.fed_comparison": {"accucompare.recorder.session"},
+    "accucompare.locating.golden_code": {"accucompare.recorder.session"},
     # what a process of a script may never need, or may not have
     "accucompare.scripts.boot.sitecustomize": {"accucompare.scripts.entry"},
     "accucompare.scripts.entry": {"accucompare.scripts.plan", "accucompare.scripts.script"},

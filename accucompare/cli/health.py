@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from accucompare.asked import AskedOfCapture
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.options import examples
@@ -116,9 +117,8 @@ def code(status: str) -> int:
     )
 )
 @option.case
-@option.only("Check")
-@option.skip
-@option.seed()
+@option.only_checked
+@option.of(AskedOfCapture, "skip", "seed")
 @option.quiet()
 def gradcheck(
     case: str | None, only: tuple[str, ...], skip: tuple[str, ...], seed: int | None, quiet: bool
