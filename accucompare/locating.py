@@ -34,6 +34,7 @@ from accucompare.errors import CaptureError, CaseError, UsageError
 from accucompare.places import Place, place_of, whole
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.feeding import held_steps
+from accucompare.report.words import culprit_place
 from accucompare.selection import FloatType, Level, RoundedType, Steps
 from accucompare.text import printable, without_credentials
 
@@ -276,7 +277,7 @@ def locate_operators(setup: LocateSetup, comparison: Comparison) -> Comparison |
     if stage not in (Stage.FORWARD, Stage.BACKWARD) or comparison.culprits[0].scaled is not None:
         setup.announce(
             "operators: only those of a module's forward and backward are recorded, and"
-            f" {comparison.culprits[0].place} is neither"
+            f" {culprit_place(comparison.culprits[0])} is neither"
         )
         return None
     name, manifest = comparison.culprits[0].name, comparison.golden.manifest
