@@ -150,7 +150,7 @@ def of_residual(name: str, argument: int, first: str) -> TrainingFault:
         wrap(module, around)
         if first:
 
-            def undo(child, args):
+            def undo(child: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
                 return (changed(args[0], lambda grad: grad / 0.9), *args[1:])
 
             module.get_submodule(first).register_forward_pre_hook(undo)

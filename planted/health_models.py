@@ -68,8 +68,11 @@ class Training:
     def __post_init__(self) -> None:
         self._order = torch.Generator()
         self._loader: Any = torch.utils.data.DataLoader(
-            range(EPOCH * _BATCH), _BATCH, shuffle=True, generator=self._order
-        )  # type: ignore[arg-type]
+            range(EPOCH * _BATCH),  # type: ignore[arg-type]
+            _BATCH,
+            shuffle=True,
+            generator=self._order,
+        )
         self._batches: Iterator[torch.Tensor] = iter(())
         self._drawn: tuple[int, torch.Tensor] | None = (
             None  # the last step, and what the loader gave in it

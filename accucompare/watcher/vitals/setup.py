@@ -182,10 +182,10 @@ class SetupFacts:
             if isinstance(each, nn.Embedding) and each.padding_idx is not None
         ]
         return (
-            Padding(int(tables[0].padding_idx), tables[0].num_embeddings)
+            Padding(int(tables[0].padding_idx), tables[0].num_embeddings)  # type: ignore[arg-type]
             if len(tables) == 1
             else None
-        )  # type: ignore[arg-type]
+        )
 
     def _vocabulary(self) -> int | None:
         if not callable(find := getattr(self._model, "get_input_embeddings", None)):
