@@ -41,6 +41,7 @@ FLAT = ("cli", "scripts", "testing")
 SUB_ROOMS = {
     "bundle": ["format", "writing", "reading"],
     "compare": [
+        "remarks",
         "measuring",
         "pairing",
         "limits",
