@@ -7,16 +7,19 @@ do the same with NumPy.
 from __future__ import annotations
 
 import logging
+import math
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from accucompare.numbers import sums
 from accucompare.numbers.dtypes import Array, DType, Kind
 
 #: Version of the kernel's arguments and results; its source has the same number.
-KERNEL_VERSION = 3
+KERNEL_VERSION = 4
 
 _kernel: Any = None
 _why_not = "switched off by ACCUCOMPARE_KERNEL"
@@ -80,6 +83,23 @@ class Measured(NamedTuple):
     saturated: int
     largest_golden: float
     largest_candidate: float
+
+
+#: What ``measure_pairs`` finds of each pair: the kernel's ``Result``, in the order of its fields.
+RESULT = np.dtype(
+    [
+        *((name, "f8") for name in (
+            "max_abs", "max_rel", "tolerance_used", "needed_atol", "largest_golden",
+            "largest_candidate", "golden_at_max", "candidate_at_max",
+        )),
+        *((name, "i8") for name in (
+            "seen", "max_abs_index", "nonfinite_index", "compared", "over_tolerance", "over_1e3",
+            "over_5e3", "golden_nan", "candidate_nan", "golden_inf", "candidate_inf",
+            "nonfinite_mismatch", "saturated",
+        )),
+        ("max_ulp", "u8"),
+    ]
+)  # fmt: skip
 
 
 def _number(values: Array, dtype: DType) -> int:
@@ -177,6 +197,53 @@ def measure_whole(
         golden, candidate, *types, sums.CHUNK, *_limits(candidate_dtype, atol, rtol)
     )
     return Measured._make(measured), chunks
+
+
+class PlacedPair(NamedTuple):
+    """A pair of tensors of one shape that lie in two buffers, each from some byte on. Together with
+    what ``Measurement`` takes.
+    """
+
+    golden_offset: int
+    candidate_offset: int
+    shape: tuple[int, ...]
+    golden: DType
+    candidate: DType
+    atol: float | None
+    rtol: float | None
+
+
+def measure_pairs(
+    golden: bytes, candidate: bytes, pairs: Sequence[PlacedPair]
+) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """What a ``Measurement`` gives of each of many small pairs, in a single call.
+
+    Args:
+        golden, candidate: the buffers.
+        pairs: those to measure, each of one kind, with types for which ``can_measure`` holds, and
+            of at least one real and at most a chunk.
+
+    Returns:
+        Their results, of the type ``RESULT`` and with -1 for an index of nothing, and the sums of
+        their only chunks, of shape (pairs, SUMS).
+
+    Raises:
+        ValueError: if a pair lies outside of its buffers or has more than a chunk.
+    """
+    places = np.array(
+        [
+            (left, right, math.prod(ours.reals(shape)), _TYPES[ours.name], _TYPES[theirs.name])
+            for left, right, shape, ours, theirs, _, _ in pairs
+        ],
+        np.int64,
+    ).reshape(-1, 5)
+    limits = np.array(
+        [_limits(theirs, atol, rtol) for _, _, _, _, theirs, atol, rtol in pairs], np.float64
+    ).reshape(-1, 3)
+    results = np.empty(len(pairs), RESULT)
+    found = np.empty((len(pairs), Measurement.SUMS))
+    _kernel.measure_pairs(golden, candidate, places, limits, results, found, sums.CHUNK)
+    return results, found
 
 
 def _limits(candidate: DType, atol: float | None, rtol: float | None) -> tuple[float, float, float]:

@@ -11,6 +11,7 @@ import re
 import struct
 import sys
 import threading
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -58,6 +59,7 @@ _NPY_PREFIX = 10  # bytes of magic, version and length
 _NPY_HEADER_LIMIT = 4096  # one of ours takes 128 bytes; a longer one than this is no honest header
 _HEAD = 512  # so much is read of a member to find its data: both headers of any member of ours
 _HEAD_LIMIT = 1 << 18  # both headers of any member
+_GAP = 1 << 14  # bytes between two members that cost less to read than to leave out
 _SMALL = 1 << 14  # the data of a member up to this size is read with its headers
 _MAX_DIMENSIONS = 64  # NumPy's
 _STORAGE = {f"'{dtype.storage.str}'": dtype.storage for dtype in DTYPES.values()}
@@ -155,6 +157,46 @@ class Archive:
         except _DamageError as damage:
             raise RecordError(f"{self.path}: member {name!r} {damage}") from None
         return Member(start + len(header), nbytes, dtype, shape)
+
+    def small_members(self, names: Iterable[str], most: int) -> tuple[bytes, dict[str, Member]]:
+        """Read those of some members that are small, in a few pieces.
+
+        Args:
+            names: of the members.
+            most: bytes of a small one, with its header.
+
+        Returns:
+            The pieces, joined, and the members with their offsets in there. What is large, missing
+            or damaged is left out: ``member`` says what is wrong with it.
+        """
+        wanted = []
+        for name in names:
+            encoded = f"{name}.npy".encode(errors="surrogatepass")
+            try:
+                offset, size = _place(self._directory, self._positions[encoded])
+            except (KeyError, _DamageError):
+                continue
+            if size <= most and offset < self._size:
+                wanted.append((offset, size, encoded, name))
+        pieces, members, length = list[bytes](), dict[str, Member](), 0
+        for piece in _neighbours(sorted(wanted)):
+            first, (last, size, *_) = piece[0][0], piece[-1]
+            content = self._read(last - first + _HEAD + size, first)
+            for offset, size, encoded, name in piece:
+                try:
+                    start, end = _npy_header_place(content, offset - first)
+                    dtype, shape, nbytes = _parse_npy_header(content[start:end])
+                except _DamageError:
+                    continue
+                if (
+                    content.startswith(encoded, offset - first + LOCAL_HEADER.size)
+                    and end - start + nbytes == size
+                    and start + size <= len(content)
+                ):
+                    members[name] = Member(length + end, nbytes, dtype, shape)
+            pieces.append(content)
+            length += len(content)
+        return b"".join(pieces), members
 
     def read_whole(self, name: str) -> Array:
         """One member's array, verified against the archive's own checksum.
@@ -315,14 +357,28 @@ def _zip64_values(extra: bytes) -> tuple[int, ...]:
     return ()
 
 
-def _npy_header_place(head: bytes) -> tuple[int, int]:
-    """Where the ``.npy`` header after a local header begins and ends; the end is further than
-    ``head`` if that is too short to tell.
+def _neighbours(
+    members: Iterable[tuple[int, int, bytes, str]],
+) -> Iterator[list[tuple[int, int, bytes, str]]]:
+    """Members in the order of their offsets, in runs that are worth reading at once."""
+    run: list[tuple[int, int, bytes, str]] = []
+    for member in members:
+        if run and member[0] > run[-1][0] + run[-1][1] + _GAP:
+            yield run
+            run = []
+        run.append(member)
+    if run:
+        yield run
+
+
+def _npy_header_place(head: bytes, at: int = 0) -> tuple[int, int]:
+    """Where the ``.npy`` header after the local header at a place begins and ends; the end is
+    further than ``head`` if that is too short to tell.
     """
-    if len(head) < LOCAL_HEADER.size or not head.startswith(b"PK\x03\x04"):
+    if len(head) < at + LOCAL_HEADER.size or not head.startswith(b"PK\x03\x04", at):
         raise _DamageError("is damaged (no local header)")
-    name, extra = FIELD.unpack_from(head, LOCAL_HEADER.size - FIELD.size)
-    start = LOCAL_HEADER.size + name + extra
+    name, extra = FIELD.unpack_from(head, at + LOCAL_HEADER.size - FIELD.size)
+    start = at + LOCAL_HEADER.size + name + extra
     return start, start + _NPY_PREFIX + int.from_bytes(head[start + 8 : start + 10], "little")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from accucompare.bundle.writing import SKETCHES_A_MEMBER, sketches_name
 from accucompare.errors import BundleError, RecordError, UsageError
 from accucompare.numbers import (
     BLOCK,
+    CHUNK,
     DTYPES,
     SKETCH_VERSION,
     Array,
@@ -48,6 +49,7 @@ from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE, Mode
 #: Which part of a tensor, as in NumPy: integers, slices and at most one ``...``.
 Index = tuple[Any, ...]
 _NEXT = 8  # lists of records that are asked for ahead
+_SMALL = (CHUNK + 16) * 8  # bytes of a member of at most a chunk, with its header
 _SKETCHES_HELD = 2  # members of 8 MiB: neighbouring records are compared one after the other
 _LINE_LIMIT = (
     1 << 20
@@ -272,6 +274,46 @@ class Bundle:
         archive, offset = self.locate(record)
         return StoredTensor(self, record, archive, offset)
 
+    def small_data(self, records: Sequence[Record]) -> tuple[bytes, list[int]]:
+        """The stored bits of those of some records that are small, read together and verified.
+
+        Returns:
+            Bytes, and where in them each record's data begins. -1 stands for a record that is
+            large, has no data, or whose data is damaged: ``raw`` and ``stored`` say what is wrong.
+        """
+        of_steps: dict[tuple[int, int | str], list[int]] = {}
+        for number, record in enumerate(records):
+            if record.member is not None:
+                of_steps.setdefault(_step_of(record), []).append(number)
+        pieces, places, length = list[bytes](), [-1] * len(records), 0
+        for numbers in of_steps.values():
+            names = {records[number].member or "" for number in numbers}
+            try:
+                content, members = self._archive(records[numbers[0]]).small_members(names, _SMALL)
+            except BundleError:
+                continue
+            digests: dict[str, str] = {}
+            for number in numbers:
+                record = records[number]
+                name = record.member or ""
+                member = members.get(name)
+                if (
+                    member is None
+                    or member.shape != record.shape
+                    or member.dtype != DTYPES[record.dtype].storage
+                ):
+                    continue
+                found = digests.get(name)
+                if found is None:
+                    found = digests[name] = xxhash.xxh3_128_hexdigest(
+                        content[member.offset : member.offset + member.nbytes]
+                    )
+                if found == record.digest:
+                    places[number] = length + member.offset
+            pieces.append(content)
+            length += len(content)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces), places
+
     def sketch_facts(self, record: Record) -> SketchFacts:
         """How a record's sketch was made.
 
@@ -412,7 +454,7 @@ class Bundle:
 
     def _archive(self, record: Record) -> Archive:
         """The step's ``.npz``, opened when it is first asked for."""
-        place = (record.rank, "state" if record.role in STATE_ROLES else record.step)
+        place = _step_of(record)
         archive = self._archives.get(place)
         if archive is None:
             with self._opening:
@@ -478,6 +520,11 @@ class Bundle:
                 f"{path}: is corrupt (its digest does not match the manifest's); capture it again"
             )
         return records
+
+
+def _step_of(record: Record) -> tuple[int, int | str]:
+    """The rank and the step, or "state", in whose files a record is."""
+    return record.rank, "state" if record.role in STATE_ROLES else record.step
 
 
 def _sketch_rows(archive: Archive, name: str, size: int) -> Float64:

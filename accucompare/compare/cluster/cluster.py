@@ -149,8 +149,9 @@ def _client(address: Any) -> Client:
     )
     try:
         client: Client = _in_time(
-            seconds, lambda: OwnClient(address, set_as_default=False, name="accucompare")
-        )  # type: ignore[no-untyped-call]
+            seconds,
+            lambda: OwnClient(address, set_as_default=False, name="accucompare"),  # type: ignore[no-untyped-call]
+        )
     except TimedOutError:
         raise OSError(
             f"what is there did not answer as a scheduler within {seconds:.0f} s"

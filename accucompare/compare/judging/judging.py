@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -20,6 +21,7 @@ from accucompare.compare.judging.judge import (
 )
 from accucompare.compare.judging.proof import conditioned, doubt
 from accucompare.compare.judging.sides import Sides, metrics_of_identical
+from accucompare.compare.judging.small_pairs import with_small_pairs
 from accucompare.compare.limits import EXACT, Tolerance, differing, with_ceiling
 from accucompare.compare.measuring import (
     Metrics,
@@ -62,6 +64,12 @@ def judge_task(sides: Sides, task: Task, run: Run = map) -> PairOutcome | Bundle
     ):
         return outcome
     return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, detail=task.chosen, chosen=True))
+
+
+def judge_tasks(sides: Sides, tasks: Sequence[Task]) -> list[PairOutcome | BundleError]:
+    """The outcomes of some pairs, the small ones of which are measured together."""
+    sides = with_small_pairs(sides, tasks)
+    return [judge_task(sides, task) for task in tasks]
 
 
 def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:

@@ -26,6 +26,7 @@ from accucompare.compare.measuring.measure import (
 )
 from accucompare.compare.measuring.norms import Run
 from accucompare.compare.measuring.sample import Sample
+from accucompare.compare.measuring.small import is_small, measure_small
 
 __all__ = [
     "STANDARD_ERRORS",
@@ -43,11 +44,13 @@ __all__ = [
     "common_limit",
     "is_broadcast",
     "is_masked",
+    "is_small",
     "masks_may_explain",
     "may_hold_masks",
     "measure_broadcast",
     "measure_identical",
     "measure_masks",
     "measure_pair",
+    "measure_small",
     "standard_error",
 ]
