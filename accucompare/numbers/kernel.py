@@ -199,18 +199,30 @@ def measure_whole(
     return Measured._make(measured), chunks
 
 
-class PlacedPair(NamedTuple):
-    """A pair of tensors of one shape that lie in two buffers, each from some byte on. Together with
-    what ``Measurement`` takes.
+class PairForm(NamedTuple):
+    """What small pairs have in common: the arguments of ``Measurement``, and a shape of at least
+    one real and at most ``sums.CHUNK``.
     """
 
-    golden_offset: int
-    candidate_offset: int
-    shape: tuple[int, ...]
     golden: DType
     candidate: DType
+    shape: tuple[int, ...]
     atol: float | None
     rtol: float | None
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """How many reals, and both types, as the kernel takes them."""
+        reals = math.prod(self.golden.reals(self.shape))
+        return reals, _TYPES[self.golden.name], _TYPES[self.candidate.name]
+
+    @property
+    def limits(self) -> tuple[float, float, float]:
+        return _limits(self.candidate, self.atol, self.rtol)
+
+
+#: A pair of which each tensor lies in a buffer, from some byte on.
+PlacedPair = tuple[int, int, PairForm]
 
 
 def measure_pairs(
@@ -220,8 +232,7 @@ def measure_pairs(
 
     Args:
         golden, candidate: the buffers.
-        pairs: those to measure, each of one kind, with types for which ``can_measure`` holds, and
-            of at least one real and at most a chunk.
+        pairs: those to measure, each of one kind, with types for which ``can_measure`` holds.
 
     Returns:
         Their results, of the type ``RESULT`` and with -1 for an index of nothing, and the sums of
@@ -230,16 +241,13 @@ def measure_pairs(
     Raises:
         ValueError: if a pair lies outside of its buffers or has more than a chunk.
     """
-    places = np.array(
-        [
-            (left, right, math.prod(ours.reals(shape)), _TYPES[ours.name], _TYPES[theirs.name])
-            for left, right, shape, ours, theirs, _, _ in pairs
-        ],
-        np.int64,
-    ).reshape(-1, 5)
-    limits = np.array(
-        [_limits(theirs, atol, rtol) for _, _, _, _, theirs, atol, rtol in pairs], np.float64
-    ).reshape(-1, 3)
+    ours, theirs, forms = zip(*pairs, strict=True)
+    number_of = {form: number for number, form in enumerate(dict.fromkeys(forms))}
+    numbers = np.array([number_of[form] for form in forms])
+    places = np.empty((len(pairs), 5), np.int64)
+    places[:, 0], places[:, 1] = ours, theirs
+    places[:, 2:] = np.array([form.numbers for form in number_of], np.int64)[numbers]
+    limits = np.array([form.limits for form in number_of], np.float64)[numbers]
     results = np.empty(len(pairs), RESULT)
     found = np.empty((len(pairs), Measurement.SUMS))
     _kernel.measure_pairs(golden, candidate, places, limits, results, found, sums.CHUNK)

@@ -11,13 +11,14 @@ import re
 import struct
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 import numpy as np
 from isal.isal_zlib import crc32
+from numpy.typing import NDArray
 
 from accucompare.bundle.format import (
     COUNT_IN_ZIP64,
@@ -42,6 +43,24 @@ _ENTRY_LENGTHS = struct.Struct(
 _ENTRY_PLACE = struct.Struct(
     "<8x2H8x2L2H10xL"
 )  # of an entry: flags, method, 2 sizes, lengths of name and extra, offset
+#: The same of many at once.
+_ENTRY = np.dtype(
+    {
+        "names": ["flags", "method", "stored", "size", "offset"],
+        "formats": ["<u2", "<u2", "<u4", "<u4", "<u4"],
+        "offsets": [8, 10, 20, 24, 42],
+        "itemsize": ENTRY.size,
+    }
+)
+_LOCAL_HEADER = np.dtype(
+    {
+        "names": ["signature", "name", "extra"],
+        "formats": ["S4", "<u2", "<u2"],
+        "offsets": [0, 26, 28],
+        "itemsize": LOCAL_HEADER.size,
+    }
+)
+_NPY_START = np.dtype({"names": ["length"], "formats": ["<u2"], "offsets": [8], "itemsize": 10})
 _CRC = struct.Struct("<16xL")  # of an entry
 _WHOLE_LIMIT = 1 << 32  # 4,096 sketches of the largest size take half of it
 _ENCRYPTED = 1  # the flag
@@ -62,6 +81,7 @@ _HEAD_LIMIT = 1 << 18  # both headers of any member
 _GAP = 1 << 14  # bytes between two members that cost less to read than to leave out
 _SMALL = 1 << 14  # the data of a member up to this size is read with its headers
 _MAX_DIMENSIONS = 64  # NumPy's
+_Integers = NDArray[np.int64]
 _STORAGE = {f"'{dtype.storage.str}'": dtype.storage for dtype in DTYPES.values()}
 
 
@@ -169,34 +189,71 @@ class Archive:
             The pieces, joined, and the members with their offsets in there. What is large, missing
             or damaged is left out: ``member`` says what is wrong with it.
         """
-        wanted = []
-        for name in names:
-            encoded = f"{name}.npy".encode(errors="surrogatepass")
+        encoded = {name: f"{name}.npy".encode(errors="surrogatepass") for name in names}
+        known = {
+            name: self._positions[each] for name, each in encoded.items() if each in self._positions
+        }
+        if not known or len(self._directory) < _ENTRY.itemsize:
+            return b"", {}
+        entries = _rows(self._directory, np.array(list(known.values())), _ENTRY)
+        small = (
+            (entries["method"] == 0)
+            & (entries["flags"] & _ENCRYPTED == 0)
+            & (entries["size"] == entries["stored"])
+            & (entries["size"] <= most)
+            & (entries["offset"].astype(np.int64) + entries["size"] < self._size)
+        )
+        wanted = np.flatnonzero(small)
+        wanted = wanted[np.argsort(entries["offset"][wanted], kind="stable")]
+        offsets, sizes = (
+            entries["offset"][wanted].astype(np.int64),
+            entries["size"][wanted].astype(np.int64),
+        )
+        content, places = self._read_pieces(offsets, sizes)
+        heads = _rows(content, places, _LOCAL_HEADER)
+        starts = places + LOCAL_HEADER.size + heads["name"] + heads["extra"]
+        ends = starts + _NPY_PREFIX + _rows(content, starts, _NPY_START)["length"]
+        names_of = list(known)
+        members = {}
+        for number, signature, place, start, end, size in zip(
+            wanted.tolist(),
+            heads["signature"].tolist(),
+            places.tolist(),
+            starts.tolist(),
+            ends.tolist(),
+            sizes.tolist(),
+            strict=True,
+        ):
+            name = names_of[number]
             try:
-                offset, size = _place(self._directory, self._positions[encoded])
-            except (KeyError, _DamageError):
+                dtype, shape, nbytes = _parse_npy_header(content[start:end])
+            except _DamageError:
                 continue
-            if size <= most and offset < self._size:
-                wanted.append((offset, size, encoded, name))
-        pieces, members, length = list[bytes](), dict[str, Member](), 0
-        for piece in _neighbours(sorted(wanted)):
-            first, (last, size, *_) = piece[0][0], piece[-1]
-            content = self._read(last - first + _HEAD + size, first)
-            for offset, size, encoded, name in piece:
-                try:
-                    start, end = _npy_header_place(content, offset - first)
-                    dtype, shape, nbytes = _parse_npy_header(content[start:end])
-                except _DamageError:
-                    continue
-                if (
-                    content.startswith(encoded, offset - first + LOCAL_HEADER.size)
-                    and end - start + nbytes == size
-                    and start + size <= len(content)
-                ):
-                    members[name] = Member(length + end, nbytes, dtype, shape)
-            pieces.append(content)
-            length += len(content)
-        return b"".join(pieces), members
+            if (
+                signature == b"PK\x03\x04"
+                and end - start + nbytes == size
+                and start + size <= len(content)
+                and content.startswith(encoded[name], place + LOCAL_HEADER.size)
+            ):
+                members[name] = Member(end, nbytes, dtype, shape)
+        return content, members
+
+    def _read_pieces(self, offsets: _Integers, sizes: _Integers) -> tuple[bytes, _Integers]:
+        """What lies at offsets, in their order, read in pieces that are worth it: the pieces,
+        joined, and where in there each offset is.
+        """
+        ends = np.maximum.accumulate(offsets + sizes)
+        cuts = np.flatnonzero(offsets[1:] > ends[:-1] + _GAP) + 1
+        pieces, places, length = list[bytes](), list[_Integers](), 0
+        for own in np.split(np.arange(len(offsets)), cuts):
+            if len(own):
+                first, last = int(offsets[own[0]]), int(ends[own[-1]])
+                pieces.append(self._read(last - first + _HEAD, first))
+                places.append(offsets[own] - first + length)
+                length += len(pieces[-1])
+        if not pieces:
+            return b"", np.empty(0, np.int64)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces), np.concatenate(places)
 
     def read_whole(self, name: str) -> Array:
         """One member's array, verified against the archive's own checksum.
@@ -357,28 +414,22 @@ def _zip64_values(extra: bytes) -> tuple[int, ...]:
     return ()
 
 
-def _neighbours(
-    members: Iterable[tuple[int, int, bytes, str]],
-) -> Iterator[list[tuple[int, int, bytes, str]]]:
-    """Members in the order of their offsets, in runs that are worth reading at once."""
-    run: list[tuple[int, int, bytes, str]] = []
-    for member in members:
-        if run and member[0] > run[-1][0] + run[-1][1] + _GAP:
-            yield run
-            run = []
-        run.append(member)
-    if run:
-        yield run
+def _rows(content: bytes, places: _Integers, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """What lies at some places, as rows of a structured type; zeros beyond the end."""
+    own = np.frombuffer(content, np.uint8)
+    indices = places[:, None] + np.arange(dtype.itemsize)
+    found = np.take(own, indices, mode="clip") if len(own) else np.zeros_like(indices, np.uint8)
+    return found.view(dtype).reshape(-1)
 
 
-def _npy_header_place(head: bytes, at: int = 0) -> tuple[int, int]:
-    """Where the ``.npy`` header after the local header at a place begins and ends; the end is
-    further than ``head`` if that is too short to tell.
+def _npy_header_place(head: bytes) -> tuple[int, int]:
+    """Where the ``.npy`` header after a local header begins and ends; the end is further than
+    ``head`` if that is too short to tell.
     """
-    if len(head) < at + LOCAL_HEADER.size or not head.startswith(b"PK\x03\x04", at):
+    if len(head) < LOCAL_HEADER.size or not head.startswith(b"PK\x03\x04"):
         raise _DamageError("is damaged (no local header)")
-    name, extra = FIELD.unpack_from(head, at + LOCAL_HEADER.size - FIELD.size)
-    start = at + LOCAL_HEADER.size + name + extra
+    name, extra = FIELD.unpack_from(head, LOCAL_HEADER.size - FIELD.size)
+    start = LOCAL_HEADER.size + name + extra
     return start, start + _NPY_PREFIX + int.from_bytes(head[start + 8 : start + 10], "little")
 
 

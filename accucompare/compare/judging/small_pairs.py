@@ -7,11 +7,16 @@ from dataclasses import replace
 
 from accucompare.bundle.format import Record
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.judging.sides import KnownMetrics, Sides, elementwise, metrics_of_identical
+from accucompare.compare.judging.sides import KnownMetrics, Sides, elementwise
 from accucompare.compare.limits import EXACT, Tolerance
-from accucompare.compare.measuring import is_small, may_hold_masks, measure_small
+from accucompare.compare.measuring import (
+    may_hold_masks,
+    measure_identical,
+    measure_small,
+    small_form,
+)
 from accucompare.compare.rows import Task, same_bits
-from accucompare.numbers import DTYPES, kernel
+from accucompare.numbers import kernel
 
 _Pair = tuple[Record, Record, Tolerance]
 
@@ -58,43 +63,46 @@ def _measure(
 ) -> None:
     """Add the metrics of those pairs that are small and intact, and need nothing more."""
     left, right = bundles
-    asked = [pair for pair in pairs if _is_plain(pair[0], pair[1])]
+    asked = [
+        (golden, candidate, form)
+        for golden, candidate, tolerance in pairs
+        if (form := _form(golden, candidate, tolerance)) is not None
+    ]
     if right is None or not asked:
         return
-    ours, our_places = left.small_data([pair[0] for pair in asked])
-    theirs, their_places = right.small_data([pair[1] for pair in asked])
+    ours, our_places = left.small_data(golden for golden, _, _ in asked)
+    theirs, their_places = right.small_data(candidate for _, candidate, _ in asked)
+    measured: list[tuple[int, int]] = []
     placed: list[kernel.PlacedPair] = []
-    measured: list[_Pair] = []
-    for pair, our_place, their_place in zip(asked, our_places, their_places, strict=True):
-        golden, candidate, tolerance = pair
-        if our_place < 0 or their_place < 0:
+    for (golden, candidate, form), ours_at, theirs_at in zip(
+        asked, our_places, their_places, strict=True
+    ):
+        if ours_at < 0 or theirs_at < 0:
             continue
+        pair = id(golden), id(candidate)
         identical = same_bits(golden, candidate)
-        if golden.statistics is not None and identical and not sides.verify:
-            known[id(golden), id(candidate)] = metrics_of_identical(
-                golden, golden.statistics, tolerance
+        if identical and golden.statistics is not None and not sides.verify:
+            known[pair] = measure_identical(
+                form.golden,
+                form.shape,
+                golden.statistics,
+                form.atol is not None or form.rtol is not None,
             )
-            continue
-        dtypes = DTYPES[golden.dtype], DTYPES[candidate.dtype]
-        if (
+        elif (
             identical
-            or not may_hold_masks(dtypes[0], golden.statistics)
-            or not may_hold_masks(dtypes[1], candidate.statistics)
+            or not may_hold_masks(form.golden, golden.statistics)
+            or not may_hold_masks(form.candidate, candidate.statistics)
         ):
-            limits = elementwise(golden, tolerance)
-            placed.append(kernel.PlacedPair(our_place, their_place, golden.shape, *dtypes, *limits))
             measured.append(pair)
+            placed.append((ours_at, theirs_at, form))
     if placed:
-        for (golden, candidate, _), metrics in zip(
-            measured, measure_small(ours, theirs, placed), strict=True
-        ):
-            if metrics is not None:
-                known[id(golden), id(candidate)] = metrics
+        found = zip(measured, measure_small(ours, theirs, placed), strict=True)
+        known.update((pair, metrics) for pair, metrics in found if metrics is not None)
 
 
-def _is_plain(golden: Record, candidate: Record) -> bool:
-    """Whether two records are tensors of one shape and kind, and small."""
+def _form(golden: Record, candidate: Record, tolerance: Tolerance) -> kernel.PairForm | None:
+    """What the measuring of a pair must know; ``None`` if it has to be measured alone."""
     if golden.member is None or candidate.member is None or golden.shape != candidate.shape:
-        return False
-    ours, theirs = DTYPES[golden.dtype], DTYPES[candidate.dtype]
-    return ours.kind is theirs.kind and is_small((ours, theirs), golden.shape)
+        return None
+    limits = elementwise(golden, tolerance)
+    return small_form(golden.dtype, candidate.dtype, golden.shape, *limits)

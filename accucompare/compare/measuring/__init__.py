@@ -26,7 +26,7 @@ from accucompare.compare.measuring.measure import (
 )
 from accucompare.compare.measuring.norms import Run
 from accucompare.compare.measuring.sample import Sample
-from accucompare.compare.measuring.small import is_small, measure_small
+from accucompare.compare.measuring.small import measure_small, small_form
 
 __all__ = [
     "STANDARD_ERRORS",
@@ -44,7 +44,6 @@ __all__ = [
     "common_limit",
     "is_broadcast",
     "is_masked",
-    "is_small",
     "masks_may_explain",
     "may_hold_masks",
     "measure_broadcast",
@@ -52,5 +51,6 @@ __all__ = [
     "measure_masks",
     "measure_pair",
     "measure_small",
+    "small_form",
     "standard_error",
 ]

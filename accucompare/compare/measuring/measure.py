@@ -9,6 +9,7 @@ sides are counted, judged, and left out of every sum. Positions masked on both s
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -292,6 +293,7 @@ def _metrics(scan: Scan, total: Totals, angle: float, shape: tuple[int, ...]) ->
     )
 
 
+@lru_cache(maxsize=1 << 14)
 def index_in(shape: tuple[int, ...], place: int | None) -> tuple[int, ...] | None:
     """The index of an element by its place; ``None`` for -1 and ``None``, which are no place."""
     if place is None or place < 0:

@@ -7,31 +7,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from accucompare.compare.measuring.measure import Metrics, index_in
-from accucompare.compare.measuring.norms import NEAR_LENGTHS, LEAST_LEFT
+from accucompare.compare.measuring.norms import LEAST_LEFT, NEAR_LENGTHS
 from accucompare.compare.measuring.scan import EXACT_TYPES
-from accucompare.numbers import CHUNK, DType, Float64, kernel
+from accucompare.numbers import CHUNK, DTYPES, Float64, kernel
 from accucompare.numbers import sums as chunked
 
 
-def is_small(dtypes: tuple[DType, DType], shape: tuple[int, ...]) -> bool:
-    """Whether ``measure_small`` takes such a pair."""
-    return kernel.can_measure(*dtypes) and 0 < math.prod(dtypes[0].reals(shape)) <= CHUNK
+@lru_cache(maxsize=1 << 12)
+def small_form(
+    golden: str, candidate: str, shape: tuple[int, ...], atol: float | None, rtol: float | None
+) -> kernel.PairForm | None:
+    """What ``measure_small`` must know of a pair; ``None`` if it is not small, or of two kinds.
+
+    Args:
+        golden, candidate: the names of their types.
+        shape, atol, rtol: as for ``measure_pair``.
+    """
+    ours, theirs = DTYPES[golden], DTYPES[candidate]
+    if ours.kind is not theirs.kind or not kernel.can_measure(ours, theirs):
+        return None
+    small = 0 < math.prod(ours.reals(shape)) <= CHUNK
+    return kernel.PairForm(ours, theirs, shape, atol, rtol) if small else None
 
 
 @np.errstate(all="ignore")
 def measure_small(
     golden: bytes, candidate: bytes, pairs: Sequence[kernel.PlacedPair]
 ) -> list[Metrics | None]:
-    """Measure pairs of which ``is_small`` holds; ``None`` where ``measure_pair`` must look.
+    """Measure pairs that have a ``small_form``; ``None`` where ``measure_pair`` must look.
 
     Args:
         golden, candidate: what the stored bits lie in.
-        pairs: where, and of which types.
+        pairs: where, and their forms.
     """
     found, sums = kernel.measure_pairs(golden, candidate, pairs)
     norms = np.sqrt(sums[:, :3])
@@ -73,29 +86,27 @@ def measure_small(
         found["saturated"],
     )
     return [
-        _metrics(pair, numbers) if known else None
-        for pair, known, *numbers in zip(
+        _metrics(form, numbers) if known else None
+        for (_, _, form), known, *numbers in zip(
             pairs, *(column.tolist() for column in columns), strict=True
         )
     ]
 
 
-def _metrics(pair: kernel.PlacedPair, numbers: list[Any]) -> Metrics:
+def _metrics(form: kernel.PairForm, numbers: list[Any]) -> Metrics:
     """``numbers``: those of the columns, in their order."""
     (
         compared, rel_l2, angle, max_abs, place, golden_at_max, candidate_at_max, max_rel, mean_abs,
         rmse, bias, max_ulp, over_tolerance, used, needed, over_1e3, over_5e3, golden_nan,
         candidate_nan, golden_inf, candidate_inf, mismatch, mismatch_place, saturated,
     ) = numbers  # fmt: skip
-    _, _, shape, golden, candidate, atol, rtol = pair
-    asked = atol is not None or rtol is not None
-    reals = golden.reals(shape)
+    reals, elements, asked, ulps, exact = _described(form)
     if place < 0:
         golden_at_max = candidate_at_max = None
-    elif exact := EXACT_TYPES.get(golden.kind):
+    elif exact is not None:
         golden_at_max, candidate_at_max = exact(golden_at_max), exact(candidate_at_max)
     return Metrics(
-        math.prod(reals),
+        elements,
         compared,
         rel_l2,
         angle,
@@ -107,7 +118,7 @@ def _metrics(pair: kernel.PlacedPair, numbers: list[Any]) -> Metrics:
         mean_abs,
         rmse,
         bias,
-        max_ulp if golden is candidate and golden.digits else None,
+        max_ulp if ulps else None,
         over_tolerance if asked else None,
         used if asked else None,
         needed if asked else None,
@@ -120,6 +131,24 @@ def _metrics(pair: kernel.PlacedPair, numbers: list[Any]) -> Metrics:
         mismatch,
         index_in(reals, mismatch_place),
         saturated,
+    )
+
+
+@lru_cache(maxsize=1 << 12)
+def _described(
+    form: kernel.PairForm,
+) -> tuple[tuple[int, ...], int, bool, bool, type[int] | None]:
+    """Shape and number of the reals, whether limits on elements are asked for, whether units in
+    the last place are, and the type of numbers that are no floats.
+    """
+    golden, candidate, shape, atol, rtol = form
+    reals = golden.reals(shape)
+    return (
+        reals,
+        math.prod(reals),
+        atol is not None or rtol is not None,
+        golden is candidate and golden.digits > 0,
+        EXACT_TYPES.get(golden.kind),
     )
 
 
