@@ -415,12 +415,10 @@ def _culprits(
 ) -> list[Culprit]:
     """The culprits, ranked and described."""
     updated = training is not None and training.updated
-    found = scaled_first(
-        find_culprits(rows, opened.fed, judge.bundle is not None, updated),
-        rows,
-        opened.fed,
-        updated,
-    )
+    found = []
+    if any(row.status is Status.FAIL for row in rows):
+        found = find_culprits(rows, opened.fed, judge.bundle is not None, updated)
+    found = scaled_first(found, rows, opened.fed, updated)
     return with_descriptions(found, opened.golden, opened.candidate, paired.renamings)
 
 

@@ -28,8 +28,8 @@ from accucompare.compare.rows.rows import Difference, Option
 from accucompare.errors import UsageError
 from accucompare.live.operators.operator_calls import source_line
 from accucompare.recorder.recording import operators as capture_operators
-from tests.asked import grouped
 from accucompare.report.words import verdict_words
+from tests.asked import grouped
 from tests.conftest import ROOT, Run, has_lstm_in_bfloat16
 from tests.recorded import Glue, Opened
 

@@ -21,8 +21,8 @@ from accucompare.errors import AccucompareError, CaptureError, UsageError
 from accucompare.live.modules.names import name_modules
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.case_capture import capture_case
-from tests.asked import grouped
 from accucompare.report.words import verdict_words
+from tests.asked import grouped
 from tests.recorded import Glue, Opened
 
 X = torch.ones(2, 4)
