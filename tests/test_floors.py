@@ -63,6 +63,7 @@ SUB_ROOMS = {
         "excel",
         "files",
         "page",
+        "watch_files",
     ],
     "recorder": ["feeding", "state", "recording", "session"],
     "live": ["values", "modules", "around", "operators", "autograd", "numerics"],
@@ -77,6 +78,7 @@ LATE = {
     # pandas, openpyxl and matplotlib, which a diff without report needs none of; and what runs it
     # on a cluster
     "accucompare.api": {"accucompare.report", "accucompare.compare.cluster"},
+    "accucompare.bundle.writing.writer": {"accucompare.bundle.writing.uploads"},  # only to a URL
     "accucompare.compare.origins.describing": {
         "accucompare.compare.shape"
     },  # only a failing diff describes errors

@@ -15,8 +15,7 @@ import click
 from accucompare.asked import Arithmetic, AskedOfCapture, AskedOfWatch
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
-from accucompare.cli.help import was_given
-from accucompare.cli.options import examples
+from accucompare.cli.help import examples, was_given
 from accucompare.cli.outputs import is_page, logs_of, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import (
     OF_CASES,
@@ -269,11 +268,11 @@ def _overflows_of_cann(folder: Path, reports: tuple[Path, ...], quiet: bool) -> 
 
 def _write(ranks: Ranks, report: Path) -> None:
     if is_page(report):
-        from accucompare.report.page import write_log_page
+        from accucompare.report.watch_files import write_log_page
 
         write_log_page(ranks, report)
     else:
-        from accucompare.report.excel import write_watch
+        from accucompare.report.watch_files import write_watch
 
         write_watch(ranks, report)
 
