@@ -27,9 +27,8 @@ _PACKAGES = (
     "numpy",
     "torch",
     "transformers",
-    "openpyxl",
+    "xlsxwriter",
     "xxhash",
-    "lxml",
     "isal",
     "zlib-ng",
 )

@@ -56,7 +56,7 @@ DIFF = (
     "accucompare.api",
     "accucompare.report.excel.workbook",
     "accucompare.report.terminal.terminal",
-    "openpyxl",
+    "xlsxwriter",
 )
 #: What the fixtures' models are made of.
 MODELS = (

@@ -1,4 +1,4 @@
-"""Workbooks: openpyxl."""
+"""Workbooks: XlsxWriter."""
 
 from accucompare.report.excel.workbook import write_excel
 from accucompare.report.excel.worksheets import write_workbook
