@@ -267,7 +267,7 @@ def test_culprits_of_a_free_candidate_are_marked_as_less_certain(
     assert lines[start + 3][-3:] == [
         "Linear, output",
         pytest.approx(3.0),
-        3e-4,
+        pytest.approx(3e-4),
     ]  # a multiple of its limit, and no excess
     assert "not certain: without a baseline" in " ".join(printed(capsys, compared).split())
     surer = fed(judged("a", 31.0))
