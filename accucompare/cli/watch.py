@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from accucompare.cli import options as option
-from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
+from accucompare.cli.group import DIFFERENT, TROUBLE, cli
 from accucompare.cli.help import was_given
 from accucompare.cli.options import examples
 from accucompare.cli.outputs import is_page, logs_of, refuse_places, reports_to_write, stem
@@ -337,6 +337,6 @@ def _bare_warnings() -> Iterator[None]:
 
 
 def _code(ranks: Ranks) -> int:
-    if ranks.trouble:
-        return TROUBLE
-    return DIFFERENT if ranks.findings or ranks.unexplained else PASS
+    from accucompare.findings.checklist import EXIT_CODES, judge_finite
+
+    return EXIT_CODES[judge_finite(ranks).status]

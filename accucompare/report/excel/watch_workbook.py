@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.findings.analysis import Ranks
-from accucompare.findings.checklist import Health, judge_vitals
+from accucompare.findings.checklist import CheckStatus, Health, judge_finite, judge_vitals
 from accucompare.findings.log import Cause, Number, Step
 from accucompare.report.excel.health_workbook import health_sheet
 from accucompare.report.excel.worksheets import write_workbook
@@ -101,7 +101,8 @@ def _findings(ranks: Ranks, health: Health | None) -> Table:
     ]
     heading += [(said(note), MUTED_TEXT) for note in ranks.notes[:3]]
     rows = [log.FindingRow(run, finding) for run, finding in ranks.findings]
-    tab, frozen = RED if rows or ranks.trouble or checks_fail(health) else GREEN, 3 + ranks.several
+    finite = judge_finite(ranks).status is CheckStatus.PASS
+    tab, frozen = GREEN if finite and not checks_fail(health) else RED, 3 + ranks.several
     return _table(
         ranks,
         "Findings",
