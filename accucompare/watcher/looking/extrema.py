@@ -30,7 +30,7 @@ _SAMPLE = 4096
 #: Of so many elements the kernel finds the extrema before PyTorch has called its own.
 _SMALL = 2048
 _PLAIN_CLASSES = (torch.Tensor, nn.Parameter)
-_PLAIN_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_PLAIN_TYPES = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))
 _name_of = functools.cache(dtype_name)
 #: So many elements are a block that a processor's cache holds.
 _BLOCK = 1 << 18
@@ -74,7 +74,7 @@ class Extrema:
 
     @property
     def finite(self) -> bool:
-        return math.isfinite(self.low) and math.isfinite(self.high)
+        return -math.inf < self.low <= self.high < math.inf  # False with a NaN
 
     def range_of(self, role: str, path: str) -> TensorRange:
         """As an event shows it."""
@@ -326,11 +326,23 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+def is_small(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in the host's memory, and a call of PyTorch's costs more than it."""
+    return tensor.is_cpu and _is_plain(tensor) and tensor.numel() <= _SMALL
+
+
+def known(low: float, high: float | None = None) -> Extrema:
+    """One number or two, computed already."""
+    extrema = Extrema("float64", ())
+    extrema.low, extrema.high = low, low if high is None else high
+    return extrema
+
+
 def _of_small(tensor: torch.Tensor, frames: bool, underflow: bool) -> Extrema | None:
     """The extrema of a small tensor in the host's memory, past PyTorch's dispatcher, which takes
     longer for one than all else; ``None`` if it is no such tensor.
     """
-    if not (tensor.is_cpu and _is_plain(tensor) and tensor.numel() <= _SMALL):
+    if not is_small(tensor):
         return None
     if not tensor.is_contiguous() and tensor.stride() != (1, tensor.shape[0]):
         return None
