@@ -20,11 +20,11 @@ from accucompare.bundle.reading import open_bundle
 from accucompare.case import file_of, whole_target
 from accucompare.compare.limits import (
     OtherCode,
-    baseline_command,
     float_dtype,
     other_code,
     own_baseline,
     product_formats,
+    suggested,
 )
 from accucompare.compare.origins import Stage
 from accucompare.compare.pairing import read_maps
@@ -34,7 +34,7 @@ from accucompare.errors import CaptureError, CaseError, UsageError
 from accucompare.places import Place, place_of, whole
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.feeding import held_steps
-from accucompare.report.words import culprit_place
+from accucompare.report.words import culprit_place, finding_words
 from accucompare.selection import FloatType, Level, RoundedType, Steps
 from accucompare.text import printable, without_credentials
 
@@ -533,7 +533,7 @@ def _capture_and_compare(
     )
     with open_bundle(golden) as ours, open_bundle(made) as theirs:
         brought, candidate = own_baseline(ours, theirs), theirs.manifest
-        cure = baseline_command(ours, theirs)
+        cure = suggested(ours, theirs)
     maps = candidate.capture["map"]  # in which auto is resolved
     other = _other_versions(manifest, candidate)
     baseline, beside, refused = None, None, None
@@ -542,7 +542,7 @@ def _capture_and_compare(
     elif other and trusted.python is None:
         refused = RefusedBaseline(None, other, cure)
         setup.announce(
-            f"no baseline: {other}; capture golden with --with-baseline, or name the Python that"
+            f"no baseline: {finding_words.other_code_words(other)}; capture golden with --with-baseline, or name the Python that"
             " has them (--golden-python PATH)"
         )
     else:

@@ -45,6 +45,7 @@ from accucompare.compare.limits import (
     FED_ROUNDINGS_OF_SUMS,
     FEW,
     Expected,
+    Surrounding,
     Tolerance,
     check_beside,
     differing,
@@ -114,7 +115,9 @@ def open_beside(stack: contextlib.ExitStack, golden: Bundle, baseline: Bundle | 
     return Beside(proof, again, found(baseline.path / CONDITIONED, True), share)
 
 
-def why_not_proved(golden: Bundle, baseline: Bundle | None, beside: Beside) -> str:
+def why_not_proved(
+    golden: Bundle, baseline: Bundle | None, beside: Beside
+) -> tuple[Surrounding, ...]:
     """What makes a proof due that a baseline has not: its own code was told something else than
     golden's, or found another library.
 
@@ -126,11 +129,9 @@ def why_not_proved(golden: Bundle, baseline: Bundle | None, beside: Beside) -> s
         or beside.proof is not None
         or baseline.manifest.options.mode == BASELINE_ERRORS
     ):
-        return ""
+        return ()
     around = other_surroundings(golden.manifest, baseline.manifest)
-    return "; ".join(
-        each.told("baseline") for each in around if each.library or not is_a_librarys(each.name)
-    )
+    return tuple(each for each in around if each.library or not is_a_librarys(each.name))
 
 
 def rounding_of(manifest: Manifest) -> float:

@@ -1,6 +1,12 @@
 """The words of verdicts, culprits and steps, the same in every report."""
 
-from accucompare.report.words import culprit_words, decision_words, training_words, verdict_words
+from accucompare.report.words import (
+    culprit_words,
+    decision_words,
+    finding_words,
+    training_words,
+    verdict_words,
+)
 from accucompare.report.words.assertion import failure, nan_on_both
 from accucompare.report.words.culprit_place import (
     NamedCulprit,
@@ -9,15 +15,18 @@ from accucompare.report.words.culprit_place import (
     error_words,
 )
 from accucompare.report.words.culprit_words import place_words
+from accucompare.report.words.finding_words import ToldFinding
 
 __all__ = [
     "NamedCulprit",
+    "ToldFinding",
     "culprit_hints",
     "culprit_place",
     "culprit_words",
     "decision_words",
     "error_words",
     "failure",
+    "finding_words",
     "nan_on_both",
     "place_words",
     "training_words",
