@@ -418,12 +418,10 @@ def _culprits(
 ) -> list[Culprit]:
     """The culprits, ranked and described."""
     updated = training is not None and training.updated
-    found = scaled_first(
-        find_culprits(rows, opened.fed, judge.bundle is not None, updated),
-        rows,
-        opened.fed,
-        updated,
-    )
+    found = []
+    if any(row.status is Status.FAIL for row in rows):
+        found = find_culprits(rows, opened.fed, judge.bundle is not None, updated)
+    found = scaled_first(found, rows, opened.fed, updated)
     return with_descriptions(found, opened.golden, opened.candidate, paired.renamings)
 
 
@@ -544,7 +542,9 @@ def _on_maps(
     renamings: list[Renaming], proposed: list[str], auto: bool, models: tuple[Model, Model]
 ) -> list[PreflightFinding]:
     """Findings about what ``--map`` did, or would do."""
-    findings = [PreflightFinding(MapClash(old[0], old[1], new)) for old, new in clashes(*models, renamings)]
+    findings = [
+        PreflightFinding(MapClash(old[0], old[1], new)) for old, new in clashes(*models, renamings)
+    ]
     if auto:
         findings.append(PreflightFinding(MapsTaken(tuple(proposed)), serious=False))
     elif proposed:

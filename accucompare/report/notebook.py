@@ -16,7 +16,7 @@ from accucompare.report.words import (
     culprit_hints,
     decision_words,
     error_words,
-    finding_words,
+    preflight_words,
     verdict_words,
 )
 from accucompare.report.words import culprit_words as culprits
@@ -37,7 +37,7 @@ def comparison_html(comparison: Result, reports: Sequence[Path]) -> str:
     said = f"{sides}: {decision_words.conclusion(decided, comparison)}"
     parts = [line(said, strong=decision_words.verdict(decided.answer)), line(_counts(comparison))]
     parts += [
-        line(finding_words.message(finding), strong="!")
+        line(preflight_words.message(finding), strong="!")
         for finding in comparison.preflight
         if finding.serious
     ]

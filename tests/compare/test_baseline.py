@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.compare.judging import sides as measuring
+from accucompare.compare.judging import small_pairs
 from accucompare.compare.limits.baseline import Expected, excess, floor, limit, ratio_limit
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.rows.rows import Reason, Row, Status
 from accucompare.errors import UsageError
+from accucompare.numbers.kernel import PlacedPair
 from accucompare.report.words import verdict_words
 from tests.compare.builder import Item, item, set_fields, write
 
@@ -520,12 +521,13 @@ def test_equal_digests_of_candidate_and_baseline_are_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    measure = measuring.measure_pair
-    monkeypatch.setattr(
-        measuring,
-        "measure_pair",
-        lambda *args, **options: calls.append(args) or measure(*args, **options),
-    )  # type: ignore[func-returns-value]
+    measure = small_pairs.measure_small
+
+    def counted(golden: bytes, candidate: bytes, pairs: list[PlacedPair]) -> list[Metrics | None]:
+        calls.extend(pairs)
+        return measure(golden, candidate, pairs)
+
+    monkeypatch.setattr(small_pairs, "measure_small", counted)
     row = only_row(tmp_path, item(values=VALUES), item(values=off(1e-3)), item(values=off(1e-3)))
     assert (len(calls), row.verdict.excess) == (1, 1.0)
 

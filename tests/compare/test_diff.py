@@ -19,7 +19,7 @@ from accucompare.bundle.reading.archive import Archive
 from accucompare.bundle.reading.reader import open_bundle
 from accucompare.compare import task_batches
 from accucompare.compare.decide import Answer
-from accucompare.compare.judging import sides as measuring
+from accucompare.compare.judging import small_pairs
 from accucompare.compare.limits.tolerance import EXACT
 from accucompare.compare.origins.unseen import unseen_rows
 from accucompare.compare.pairing.align import Pair
@@ -805,7 +805,7 @@ def test_a_diff_that_is_interrupted_ends_its_threads_and_says_why(
         raise error
 
     if where == "in a thread":
-        monkeypatch.setattr(measuring, "measure_pair", die)
+        monkeypatch.setattr(small_pairs, "measure_small", die)
     golden, candidate = (
         write(tmp_path / side, chain(*"abcdef", values=ONES * factor))
         for side, factor in (("g", 1), ("c", 2))

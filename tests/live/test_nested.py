@@ -45,7 +45,7 @@ def padded() -> dict[str, torch.Tensor]:
 def capture(
     model: nn.Module, out: Path, *args: Any, feed: Path | None = None, **kwargs: Any
 ) -> Path:
-    with torch.no_grad(), ac.capture(model, out, feed=feed, force=feed is not None):
+    with torch.no_grad(), ac.capture(model, out, feed=ac.FedWith(feed, force=feed is not None)):
         model(*args, **kwargs)
     return out
 

@@ -29,6 +29,7 @@ from accucompare.errors import UsageError
 from accucompare.live.operators.operator_calls import source_line
 from accucompare.recorder.recording import operators as capture_operators
 from accucompare.report.words import verdict_words
+from tests.asked import grouped
 from tests.conftest import ROOT, Run, has_lstm_in_bfloat16
 from tests.recorded import Glue, Opened
 
@@ -122,7 +123,7 @@ def run(model: nn.Module, x: torch.Tensor, out: Path, **options: Any) -> Any:
     """Capture one forward of a copy; the model and what it is given stay as they are."""
     context = options.pop("context", torch.no_grad)
     model = copy.deepcopy(model)
-    with ac.capture(model, out, overwrite=True, **options), context():
+    with ac.capture(model, out, **grouped(overwrite=True, **options)), context():
         result = model(x.clone())
     return (
         [result.logits if "logits" in result else result[0]]
@@ -308,13 +309,13 @@ def test_no_mode_is_left_behind_even_if_the_forward_raises(tmp_path: Path) -> No
         return x + 1
 
     model = Glue(forward, inner=Glue(fail))
-    with ac.capture(model, tmp_path / "ops", level="op", only="*"):
+    with ac.capture(model, tmp_path / "ops", record=ac.Recorded(level="op", only="*")):
         model(torch.ones(2))
         assert dispatching._get_current_dispatch_mode() is None
     broken = Glue(fail)
     with (
         pytest.raises(RuntimeError, match="no"),
-        ac.capture(broken, tmp_path / "broken", level="op", only="*"),
+        ac.capture(broken, tmp_path / "broken", record=ac.Recorded(level="op", only="*")),
     ):
         broken(torch.ones(2))
     assert dispatching._get_current_dispatch_mode() is None
@@ -410,7 +411,12 @@ def test_operators_compute_with_parameters_and_buffers_of_the_models_own(
 
     run(net(1.0), torch.ones(1, 2), tmp_path / "golden", level="op", only="")
     own = net(3.0)
-    with ac.capture(own, tmp_path / "fed", level="op", feed=tmp_path / "golden", force=True):
+    with ac.capture(
+        own,
+        tmp_path / "fed",
+        record=ac.Recorded(level="op"),
+        feed=ac.FedWith(tmp_path / "golden", force=True),
+    ):
         own(torch.ones(1, 2))
     assert (own.weight == 3).all()
     assert opened(tmp_path / "fed").load("", role="buffer_update", path="kept").tolist() == [4, 4]
@@ -479,8 +485,7 @@ def test_operators_are_never_fed_out_of_sequence(tmp_path: Path, opened: Opened)
             ac.capture(
                 model,
                 tmp_path / out,
-                level="op",
-                only="",
+                record=ac.Recorded(level="op", only=""),
                 feed=tmp_path / "golden" if turned else None,
             ),
             torch.no_grad(),

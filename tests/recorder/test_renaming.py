@@ -22,6 +22,7 @@ from accucompare.live.modules.names import name_modules
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.case_capture import capture_case
 from accucompare.report.words import verdict_words
+from tests.asked import grouped
 from tests.recorded import Glue, Opened
 
 X = torch.ones(2, 4)
@@ -76,7 +77,7 @@ def golden(tmp_path: Path) -> Path:
 
 
 def captured(model: nn.Module, out: Path, **options: Any) -> Path:
-    with ac.capture(model, out, **options), torch.no_grad():
+    with ac.capture(model, out, **grouped(**options)), torch.no_grad():
         model(X)
     return out
 

@@ -1110,16 +1110,6 @@ def test_full_disk_leaves_the_old_report_and_no_half_of_the_new_one(tmp_path: Pa
     assert path.read_bytes() == old
 
 
-def test_importing_the_report_imports_openpyxl_but_not_pandas_or_torch() -> None:
-    code = (
-        "import sys, accucompare.report.excel.workbook; print(*[m for m in ('openpyxl', 'pandas',"
-        " 'torch') if m in sys.modules])"
-    )
-    assert subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout.split() == ["openpyxl"]
-
-
 @pytest.mark.parametrize("value", [1.7976931348623157e308, 5e-324, 0.1 + 0.2, -1 / 3])
 def test_a_number_is_read_back_as_it_was(tmp_path: Path, value: float) -> None:
     sheet = opened(tmp_path, comparison(pair("a", bias=value)))["Layers"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -20,6 +21,7 @@ from accucompare.compare.judging.judge import (
 )
 from accucompare.compare.judging.proof import conditioned, doubt
 from accucompare.compare.judging.sides import Sides, metrics_of_identical
+from accucompare.compare.judging.small_pairs import with_small_pairs
 from accucompare.compare.limits import EXACT, Tolerance, differing, with_ceiling
 from accucompare.compare.measuring import (
     Metrics,
@@ -62,6 +64,35 @@ def judge_task(sides: Sides, task: Task, run: Run = map) -> PairOutcome | Bundle
     ):
         return outcome
     return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, remarks=(task.chosen,), chosen=True))
+
+
+def judge_tasks(sides: Sides, tasks: Sequence[Task]) -> list[PairOutcome | BundleError]:
+    """The outcomes of some pairs, the small ones of which are measured together."""
+    sides = with_small_pairs(sides, tasks)
+    return [_passed_at_once(sides, task) or judge_task(sides, task) for task in tasks]
+
+
+def _passed_at_once(sides: Sides, task: Task) -> PairOutcome | None:
+    """The outcome of a pair that was measured with others, that nothing but its limits judges, and
+    that keeps to them; ``None`` of any other.
+    """
+    golden, candidate = task.pair.golden, task.pair.candidate
+    if (
+        golden is None
+        or candidate is None
+        or (metrics := sides.known.get((id(golden), id(candidate)))) is None
+        or task.baseline is not None
+        or task.repeat is not None
+        or task.proof is not None
+        or golden.layout is not candidate.layout
+        or golden.components is not None
+        or candidate.components is not None
+        or golden.shard is not None
+        or candidate.shard is not None
+    ):
+        return None
+    verdict = judge_pair(golden, candidate, metrics, task.tolerance)
+    return PairOutcome(metrics, verdict) if verdict.status is Status.PASS else None
 
 
 def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:

@@ -58,7 +58,7 @@ from accucompare.compare.limits import (
 )
 from accucompare.compare.measuring import Metrics, Run
 from accucompare.compare.pairing import Pair, Renaming, most_changed
-from accucompare.compare.remarks import NoReference, NotReproduced, Remark
+from accucompare.compare.remarks import NoReference, NotReproduced, PairRemark
 from accucompare.compare.rows import Proof, Reason, Status, Task, Verdict, same_bits
 from accucompare.devices import is_a_librarys
 from accucompare.numbers import DTYPES
@@ -216,7 +216,7 @@ class Doubt:
     apart: float | None = None
 
     @property
-    def remark(self) -> Remark:
+    def remark(self) -> PairRemark:
         return NotReproduced(self.error) if self.apart is None else NoReference(self.apart)
 
     def settle(self, verdict: Verdict) -> Verdict:

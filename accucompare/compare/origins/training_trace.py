@@ -438,6 +438,14 @@ class Terms:
             return 2.0 * forward + self._length.get(record.name, 0.0) / 2.0
         return 2.0 * forward if record.role is Role.GRAD_INPUT else forward
 
+    def give(self, record: Record) -> None:
+        """Remember an input of a call, which may come to be a term of a buffer's update."""
+        size = (record.statistics.l2 if record.statistics is not None else None) or 0.0
+        call: CallKey = (record.rank, record.step, record.name, record.call)
+        if self._given and next(iter(self._given))[:2] != call[:2]:
+            self._given.clear()
+        self._given.setdefault(call, []).append((size, math.prod(record.shape)))
+
     def widened(self, tolerance: Tolerance, record: Record) -> Tolerance:
         """The limits of golden's record, with room for the rounding of its terms."""
         size = (record.statistics.l2 if record.statistics is not None else None) or 0.0
@@ -456,10 +464,6 @@ class Terms:
             self._nodes[(call, *record.operator)] = size
         elif record.role is Role.OP_GRAD_INPUT and len(record.shape) == 1:
             terms = max(size, self._nodes.get((call, *record.operator), 0.0))
-        elif record.role is Role.INPUT:
-            if self._given and next(iter(self._given))[:2] != call[:2]:
-                self._given.clear()
-            self._given.setdefault(call, []).append((size, math.prod(record.shape)))
         elif record.role is Role.BUFFER_UPDATE:
             own = math.prod(record.shape)
             terms = max(

@@ -10,7 +10,7 @@ import msgspec
 from accucompare.bundle.format import DEVICE_DIGEST, SERIES_ROLES, Record
 from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.measuring import Metrics
-from accucompare.compare.remarks import JudgedLimit, Remark
+from accucompare.compare.remarks import JudgedLimit, PairRemark
 
 
 class Status(str, Enum):
@@ -142,7 +142,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
     limit: JudgedLimit | None = None
     smallest: tuple[SmallestLimit, ...] = ()
     used: float | None = None
-    remarks: tuple[Remark, ...] = ()
+    remarks: tuple[PairRemark, ...] = ()
     rel_l2_limit: float | None = None
     excess: float | None = None
     excess_limit: float | None = None

@@ -26,8 +26,8 @@ from accucompare.report.words import (
     culprit_hints,
     decision_words,
     error_words,
-    finding_words,
     place_words,
+    preflight_words,
     training_words,
     verdict_words,
 )
@@ -62,7 +62,7 @@ def head(comparison: Result) -> dict[str, Any]:
         "golden": str(comparison.golden.path),
         "candidate": str(comparison.candidate.path),
         "baseline": None if comparison.baseline is None else str(comparison.baseline.path),
-        "refused_baseline": comparison.refused and finding_words.refused_words(comparison.refused),
+        "refused_baseline": comparison.refused and preflight_words.refused_words(comparison.refused),
         "fed": comparison.fed,
         "verdict": decision_words.verdict(decided.answer),
         "passed": decided.passed,
@@ -89,8 +89,8 @@ def head(comparison: Result) -> dict[str, Any]:
         ],
         "preflight": [
             {
-                "topic": finding_words.topic(finding),
-                "message": finding_words.message(finding),
+                "topic": preflight_words.topic(finding),
+                "message": preflight_words.message(finding),
                 "serious": finding.serious,
                 "of_baseline": finding.of_baseline,
             }

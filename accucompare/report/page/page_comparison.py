@@ -53,7 +53,7 @@ from accucompare.report.words import (
     culprit_hints,
     decision_words,
     error_words,
-    finding_words,
+    preflight_words,
     training_words,
     verdict_words,
 )
@@ -301,7 +301,7 @@ def _content(comparison: Result, found: Overview) -> dict[str, Any]:
         ],
         "more_culprits": max(0, len(comparison.culprits) - _MOST_CULPRITS),
         "preflight": [
-            {"serious": each.serious, "message": finding_words.message(each)}
+            {"serious": each.serious, "message": preflight_words.message(each)}
             for each in comparison.preflight[:_MOST_LISTED]
         ],
         "more_preflight": max(0, len(comparison.preflight) - _MOST_LISTED),

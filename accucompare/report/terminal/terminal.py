@@ -38,7 +38,7 @@ from accucompare.report.words import (
     culprit_hints,
     decision_words,
     error_words,
-    finding_words,
+    preflight_words,
     verdict_words,
 )
 from accucompare.report.words import culprit_words as culprits
@@ -130,7 +130,7 @@ def _print_preflight(console: Console, comparison: Result) -> None:
         print_heading(console, "Pre-flight")
     for finding in comparison.preflight:
         line = safe_text(
-            f"  {'!' if finding.serious else '·'} {finding_words.message(finding)}",
+            f"  {'!' if finding.serious else '·'} {preflight_words.message(finding)}",
             "yellow" if finding.serious else "",
         )
         console.print(line, soft_wrap=True)  # a command in it can be copied whole

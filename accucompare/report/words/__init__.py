@@ -3,7 +3,7 @@
 from accucompare.report.words import (
     culprit_words,
     decision_words,
-    finding_words,
+    preflight_words,
     training_words,
     verdict_words,
 )
@@ -15,7 +15,7 @@ from accucompare.report.words.culprit_place import (
     error_words,
 )
 from accucompare.report.words.culprit_words import place_words
-from accucompare.report.words.finding_words import ToldFinding
+from accucompare.report.words.preflight_words import ToldFinding
 
 __all__ = [
     "NamedCulprit",
@@ -26,9 +26,9 @@ __all__ = [
     "decision_words",
     "error_words",
     "failure",
-    "finding_words",
     "nan_on_both",
     "place_words",
+    "preflight_words",
     "training_words",
     "verdict_words",
 ]
