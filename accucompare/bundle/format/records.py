@@ -270,7 +270,9 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def key(self) -> Key:
-        return Key(self.rank, self.step, self.name, self.call, self.role, self.path)
+        return tuple.__new__(
+            Key, (self.rank, self.step, self.name, self.call, self.role, self.path)
+        )
 
     @property
     def operator(self) -> tuple[str, int]:
