@@ -59,6 +59,7 @@ from accucompare.compare.pairing import (
     unused,
     with_paths_of,
 )
+from accucompare.compare.remarks import Unreadable
 from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import (
     UNMATCHED,
@@ -610,7 +611,7 @@ def _unused_rules(
     return [
         PreflightFinding(
             "tolerances",
-            f"{rule.tolerance.source}, applies to none of the candidate's records, so its limit"
+            f"{rule.file}, rule {rule.number}, applies to none of the candidate's records, so its limit"
             " judges nothing",
         )
         for rule in rules
@@ -629,7 +630,7 @@ def _rows(
         if isinstance(outcome, BundleError):
             damage.append(str(outcome))
             outcome = PairOutcome(
-                None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {outcome}")
+                None, Verdict(Reason.NOT_COMPARABLE, remarks=(Unreadable(str(outcome)),))
             )
         record = pair.record
         verdict = origins.trace(record, outcome.verdict)

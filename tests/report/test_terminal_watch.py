@@ -15,6 +15,7 @@ from accucompare.errors import ReportError
 from accucompare.findings.analysis.analysis import read
 from accucompare.findings.checklist.checks import CheckOutcome, CheckStatus
 from accucompare.findings.checklist.health_checklist import CHECKS, Checklist, Health, judge_log
+from accucompare.findings.log import remark
 from accucompare.findings.log.events import (
     Alert,
     AlertKind,
@@ -27,9 +28,9 @@ from accucompare.findings.log.events import (
 )
 from accucompare.findings.log.log import log_path
 from accucompare.findings.log.vital_events import ParameterFacts, TrainingSetup, Vitals
-from accucompare.report.excel.watch_workbook import write_watch
-from accucompare.report.page.page_log import write_log_page
 from accucompare.report.table import sheets
+from accucompare.report.watch_files.log_page import write_log_page
+from accucompare.report.watch_files.watch_workbook import write_watch
 from accucompare.report.watched.health_columns import headline
 from accucompare.report.watched.terminal_watch import (
     print_analysis,
@@ -229,7 +230,7 @@ def test_the_verdict_is_a_bare_finite_only_where_no_check_fails(
     tmp_path: Path, events: list[Event], status: CheckStatus
 ) -> None:
     ranks = read(write(tmp_path / "log", start(), *events))
-    health = Health([Checklist(CHECKS[0], CheckOutcome(status, ""), {})])
+    health = Health([Checklist(CHECKS[0], CheckOutcome(status, remark("one-rank")), {})])
     line, without = verdict_line(ranks, health), verdict_line(ranks, None)
     if without.plain.startswith("FINITE") and status is CheckStatus.FAIL:
         assert line.plain.startswith("FINITE, CHECKS FAIL  ")

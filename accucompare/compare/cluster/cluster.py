@@ -150,7 +150,9 @@ def _client(address: Any) -> Client:
     try:
         client: Client = _in_time(
             seconds,
-            lambda: OwnClient(address, set_as_default=False, name="accucompare"),  # type: ignore[no-untyped-call]
+            lambda: OwnClient(  # type: ignore[no-untyped-call]
+                address, set_as_default=False, name="accucompare"
+            ),
         )
     except TimedOutError:
         raise OSError(

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from accucompare.bundle.format import GRADIENT_ROLES, UPDATE_ROLES, Record, Role
 from accucompare.compare.limits import RECURRENT, SUMMED, Tolerance
+from accucompare.compare.remarks import BareRemark
 from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
 
 #: (rank, step, name, call index).
@@ -34,16 +35,6 @@ _STATES = (Role.STATE_BEFORE, Role.STATE_AFTER)
 
 #: What a gradient is that of, by its role.
 _VALUE_OF = {Role.GRAD_OUTPUT: Role.OUTPUT, Role.GRAD_INPUT: Role.INPUT}
-
-#: What a row of an update says that was made of other gradients than golden's.
-NOT_FED = "made of other gradients or weights than golden's; a fed capture judges it"
-
-# : The same of a fed capture, which could not give golden's: a sparse gradient, one that a closure
-# computes.
-NOT_GIVEN = (
-    "over its limit, but made of gradients or weights that could not be replaced by golden's, so"
-    " not judged"
-)
 
 
 def parameter_of(record: Record) -> str:
@@ -278,7 +269,7 @@ class TrainingTrace:
             return replace(
                 verdict,
                 reason=Reason.NOT_COMPARABLE,
-                detail=NOT_GIVEN if self.fed else NOT_FED,
+                remarks=(BareRemark.WANDERED_FED if self.fed else BareRemark.WANDERED,),
                 waived=not self.fed,
             )
         of_group = record.is_of_group and record.shape == ()
@@ -333,7 +324,12 @@ class TrainingTrace:
                 not self.fed
                 and {(record.rank, record.step - 1), (record.rank, record.step)} & self._other
             ):
-                return replace(verdict, reason=Reason.NOT_COMPARABLE, detail=NOT_FED, waived=True)
+                return replace(
+                    verdict,
+                    reason=Reason.NOT_COMPARABLE,
+                    remarks=(BareRemark.WANDERED,),
+                    waived=True,
+                )
             verdict = replace(verdict, reason=Reason.INHERITED if before else Reason.INTRODUCED)
         if verdict.status is Status.FAIL:
             self._over.add((record.rank, record.step))
