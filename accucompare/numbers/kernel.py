@@ -43,8 +43,8 @@ if (_asked := os.environ.get("ACCUCOMPARE_KERNEL", "").lower()) != "numpy":
                 "the built one is of another version; install accucompare again",
             )
 
-# : The kernel's numbers for element types, by dtype name; complex types are pairs of their real
-# type.
+#: The kernel's numbers for element types, by dtype name; complex types are pairs of their real
+#: type.
 _TYPES = {
     "float64": 0, "complex128": 0, "float32": 1, "complex64": 1, "float16": 2, "bfloat16": 3,
     "int8": 4, "int16": 5, "int32": 6, "uint8": 7, "bool": 7, "uint16": 8, "uint32": 9,

@@ -391,7 +391,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
             _shared(found.shape),
             intern(found.dtype),
             found.layout,
-            found.member,
+            found.member if found.member is None else intern(found.member),
             found.digest,
             found.statistics,
             detail,
