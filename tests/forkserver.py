@@ -40,7 +40,7 @@ MODULE = (
     "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__',"
     " alter_sys=True)"
 )
-# : What most commands import; every optimizer imports the compiler, which takes nearly as long as
+#: What most commands import; every optimizer imports the compiler, which takes nearly as long as
 # torch itself.
 MODULES = (
     *(
@@ -65,7 +65,7 @@ MODELS = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.t5.modeling_t5",
 )
-# : A process that has torch without torch_npu finds a simulated NPU when it imports torch_npu; and
+#: A process that has torch without torch_npu finds a simulated NPU when it imports torch_npu; and
 # imports it, as ``import torch`` may.
 SIMULATED = "from tests.forkserver import find_simulation; find_simulation()\n"
 AUTOLOAD = f"{SIMULATED}import torch; torch._import_device_backends()\n"

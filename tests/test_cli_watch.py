@@ -47,7 +47,9 @@ def training(large=(), steps=3, loss=True, raises=False):
     model = Net(raises)
     inputs = [torch.rand(4, 6) + (100 if step in large else 0) for step in range(steps)]
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    return Case(model, inputs, loss=(lambda output: output.float().pow(2).mean()) if loss else None, optimizer=optimizer if loss else None)
+    if not loss:
+        return Case(model, inputs)
+    return Case(model, inputs, lambda output: output.float().pow(2).mean(), optimizer)
 
 def case():
     return training((1,))

@@ -32,11 +32,11 @@ FLOORS = [
 ]
 FLOOR = {room: len(FLOORS) - number for number, rooms in enumerate(FLOORS) for room in rooms}
 
-# : Rooms whose files are loaded one by one: commands start without what they do not need, and a
+#: Rooms whose files are loaded one by one: commands start without what they do not need, and a
 # script's process likewise.
 FLAT = ("cli", "scripts", "testing")
 
-# : What imports from which sub-room: a sub-room imports from those before it in its room, never
+#: What imports from which sub-room: a sub-room imports from those before it in its room, never
 # from those after it.
 SUB_ROOMS = {
     "bundle": ["format", "writing", "reading"],
@@ -59,7 +59,7 @@ SUB_ROOMS = {
     "findings": ["log", "words", "analysis", "origins", "checklist"],
 }
 
-# : Imports inside functions. Commands import what they need when they run; beside theirs only these
+#: Imports inside functions. Commands import what they need when they run; beside theirs only these
 # are, for the reason given.
 LATE = {
     "accucompare.__main__": {"accucompare.cli"},  # Ctrl-C meanwhile is no traceback
@@ -254,7 +254,7 @@ def test_no_file_takes_a_private_name_of_another(file: Path) -> None:
     ] == []
 
 
-# : Functions of one name in two files: a command, and what it calls; a command has its function's
+#: Functions of one name in two files: a command, and what it calls; a command has its function's
 # name.
 VERBS = {
     "capture",

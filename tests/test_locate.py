@@ -22,8 +22,14 @@ from accucompare import Case
 class Block(nn.Module):
     def __init__(self, scale):
         super().__init__()
-        self.q, self.k, self.norm, self.scale = nn.Linear(32, 32), nn.Linear(32, 32), nn.LayerNorm(32), scale
+        self.q, self.k, self.norm, self.scale = (
+            nn.Linear(32, 32),
+            nn.Linear(32, 32),
+            nn.LayerNorm(32),
+            scale,
+        )
         self.out = nn.Linear(32, 32)
+
     def forward(self, x):
         h = self.norm(x)
         weights = (self.q(h) @ self.k(h).mT * self.scale).softmax(-1)
@@ -33,21 +39,22 @@ class Net(nn.Module):
     def __init__(self, scales):
         super().__init__()
         self.blocks = nn.ModuleList(Block(scale) for scale in scales)
+
     def forward(self, x):
         for block in self.blocks:
             x = block(x)
         return x
 
-def case(scales=(32 ** -0.5,) * 3, eps=1e-5):
+def case(scales=(32**-0.5,) * 3, eps=1e-5):
     model = Net(scales).eval()
     model.blocks[2].norm.eps = eps
     return Case(model, torch.randn(2, 16, 32))
 
 def unscaled():
-    return case((32 ** -0.5, 1.0, 32 ** -0.5))
+    return case((32**-0.5, 1.0, 32**-0.5))
 
 def two_faults():
-    return case((1.0, 32 ** -0.5, 32 ** -0.5), eps=0.3)
+    return case((1.0, 32**-0.5, 32**-0.5), eps=0.3)
 """
 
 
@@ -448,15 +455,26 @@ from accucompare import Case
 
 class Doubtful(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x): return x.view_as(x)
+    def forward(ctx, x):
+        return x.view_as(x)
+
     @staticmethod
-    def backward(ctx, grad): return grad * 1.02
+    def backward(ctx, grad):
+        return grad * 1.02
 
 def sound():
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4)).train()
+    model = nn.Sequential(
+        nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4)
+    ).train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 10)
-    return Case(model, [torch.randn(3, 8) for _ in range(3)], lambda y: y.square().mean(), optimizer, scheduler)
+    return Case(
+        model,
+        [torch.randn(3, 8) for _ in range(3)],
+        lambda y: y.square().mean(),
+        optimizer,
+        scheduler,
+    )
 
 def faulty():
     case = sound()

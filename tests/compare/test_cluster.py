@@ -700,7 +700,7 @@ def test_a_cluster_that_goes_away_is_told_and_nothing_is_written(
                 ac.diff(*sides, work=ac.Work(cluster=cluster.scheduler_address))
 
 
-# : What the client asks of Dask in a comparison, in this order, and which of these calls the loss
+#: What the client asks of Dask in a comparison, in this order, and which of these calls the loss
 # comes before.
 _STAGES = {
     "it is connected": (Client, "nthreads", 1),

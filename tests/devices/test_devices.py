@@ -147,8 +147,12 @@ def _autoload():
 """
 DRIVER_BROKEN = """
 import types, torch
+
 def device_count():
-    raise RuntimeError("Initialize:build/CMakeFiles/torch_npu NPU function error: aclInit, error code is 507008")
+    raise RuntimeError(
+        "Initialize:build/CMakeFiles/torch_npu NPU function error: aclInit, error code is 507008"
+    )
+
 torch.npu = types.SimpleNamespace(is_available=lambda: True, device_count=device_count)
 """
 

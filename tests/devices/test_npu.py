@@ -421,7 +421,11 @@ def test_a_soc_that_saturates_has_its_flag_read_and_cleared(
     """Seen by torch_npu's own function too, which reads and does not clear."""
     done = python(
         """
-        found = {"saturates": npu.saturates(), "before": npu.overflowed(device), "doubled": (values * 2).tolist()}
+        found = {
+            "saturates": npu.saturates(),
+            "before": npu.overflowed(device),
+            "doubled": (values * 2).tolist(),
+        }
         found["raised"] = [torch.npu.get_npu_overflow_flag(), npu.overflowed(device)]
         found["cleared"] = [torch.npu.get_npu_overflow_flag(), npu.overflowed(device)]
         values / 2

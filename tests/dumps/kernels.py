@@ -106,7 +106,7 @@ def to_5hd(array: np.ndarray, block: int = 16) -> np.ndarray:
     return out
 
 
-# : Of each unit where its facts and its status are in what the device noted, as msaccucmp reads
+#: Of each unit where its facts and its status are in what the device noted, as msaccucmp reads
 # them.
 _UNITS = {"DHA Atomic Add": (0, 512), "L2 Atomic Add": (128, 768), "AI Core": (256, 1040)}
 _FACTS = ("model_id", "stream_id", "task_id", "task_type", "pc_start", "para_base")

@@ -41,7 +41,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 # -- what the step has already
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_tensor_that_is_passed_on_is_copied_once(record: Record, taken: list[int]) -> None:
@@ -111,7 +111,7 @@ def test_equal_inputs_each_have_a_fingerprint(record: Record) -> None:
 
 
 # -- memory used again
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_block_used_again_holds_nothing_of_its_last_tensor(record: Record) -> None:
@@ -225,7 +225,7 @@ def test_memory_of_a_copy_that_fails_is_given_back(
 
 
 # -- any model
-# --------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 class Step(nn.Module):

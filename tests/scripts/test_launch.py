@@ -290,18 +290,24 @@ def test_torchrun_writes_its_ranks_into_one_bundle(
         assert bundle.manifest.ranks == 2
 
 
-# : Runs a script as torchrun does, but in two forks of this process; under a plan, if its path is
+#: Runs a script as torchrun does, but in two forks of this process; under a plan, if its path is
 # given, too.
 TWO_RANKS = """
 import atexit, os, runpy, sys
 from torch.distributed import TCPStore
-store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # here, so that nobody else takes the port
+
+store = TCPStore(
+    "127.0.0.1", 0, is_master=True, wait_for_workers=False
+)  # here, so that nobody else takes the port
 for rank in "01":
     if not os.fork():
-        os.environ.update(RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port))
+        os.environ.update(
+            RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port)
+        )
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         if len(sys.argv) > 2:
             from accucompare.scripts.script import begin
+
             begin(sys.argv[2])
         runpy.run_path(sys.argv[1], run_name="__main__")
         atexit._run_exitfuncs()
