@@ -24,8 +24,9 @@ from benchmarks.health_sound import watch_loop, watch_script
 from planted.health_models import MODELS, PRECISIONS, VARIANTS
 from planted.sound import LIBRARIES, SOUND
 
-_ABOUT = """Seen: one of the checks that the fault names is WARN or FAIL. Others that complain of a planted fault are listed with --full: a
-fault has consequences. In a sound run nothing may complain. Everything at the defaults of `accucompare watch`."""
+_ABOUT = """Seen: one of the checks that the fault names is WARN or FAIL. Others that complain of a
+planted fault are listed with --full: a fault has consequences. In a sound run nothing may complain.
+Everything at the defaults of `accucompare watch`."""
 #: What is asked for: of the faults seen, and of WARN and FAIL in all sound runs together.
 LEAST_SEEN, MOST_WARNED = 0.9, 0
 #: How a training of ``planted.sound`` is watched.
@@ -170,9 +171,10 @@ def said_of(log: Path) -> dict[str, str]:
     from accucompare.findings.analysis.analysis import read
     from accucompare.findings.checklist.checks import CheckStatus
     from accucompare.findings.checklist.health_checklist import judge_log
+    from accucompare.report.watch_words import said
 
     return {
-        each.check.id: f"{each.status}: {each.outcome.measured}"
+        each.check.id: f"{each.status}: {said(each.outcome.measured)}"
         for each in judge_log(read(log)).of(CheckStatus.WARN, CheckStatus.FAIL)
     }
 

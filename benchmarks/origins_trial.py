@@ -164,7 +164,7 @@ def differences(found: Finding, right: Right) -> list[str]:
 
 
 def later(found: list[Finding]) -> list[str]:
-    """An origin spoils what comes after it; that must not be called an origin as well."""
+    """An origin spoils what comes after it, which must not be called an origin as well."""
     return (
         [f"also called an origin: {', '.join(each.place for each in found[1:4])}"]
         if len(found) > 1

@@ -67,11 +67,9 @@ class Training:
 
     def __post_init__(self) -> None:
         self._order = torch.Generator()
+        places: Any = range(EPOCH * _BATCH)
         self._loader: Any = torch.utils.data.DataLoader(
-            range(EPOCH * _BATCH),  # type: ignore[arg-type]
-            _BATCH,
-            shuffle=True,
-            generator=self._order,
+            places, _BATCH, shuffle=True, generator=self._order
         )
         self._batches: Iterator[torch.Tensor] = iter(())
         self._drawn: tuple[int, torch.Tensor] | None = (

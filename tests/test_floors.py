@@ -52,11 +52,21 @@ SUB_ROOMS = {
         "shape",
         "cluster",
     ],
-    "report": ["words", "table", "contents", "terminal", "watched", "excel", "files", "page"],
+    "report": [
+        "words",
+        "watch_words",
+        "table",
+        "contents",
+        "terminal",
+        "watched",
+        "excel",
+        "files",
+        "page",
+    ],
     "recorder": ["feeding", "state", "recording", "session"],
     "live": ["values", "modules", "around", "operators", "autograd", "numerics"],
     "watcher": ["looking", "again", "vitals", "custom", "watch"],
-    "findings": ["log", "words", "analysis", "origins", "checklist"],
+    "findings": ["log", "analysis", "origins", "checklist"],
 }
 
 #: Imports inside functions. Commands import what they need when they run; beside theirs only these

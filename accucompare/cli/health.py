@@ -66,9 +66,11 @@ def health(
     given = read_thresholds(thresholds, threshold_file)
     ranks = read(log)
     if not ranks.watched and not ranks.findings:
+        from accucompare.report.watch_words import said
+
         raise UsageError(
             f"{log}: no step was watched, so that there is nothing to check;"
-            f" {ranks.ranks[0].ending}"
+            f" {said(ranks.ranks[0].ending)}"
         )
     found = judge_log(ranks, given)
     from accucompare.report.console import reader_may_leave

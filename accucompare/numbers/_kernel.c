@@ -444,6 +444,8 @@ static PyObject *lists(const double *sums, Py_ssize_t chunks, int each) {
     return all;
 }
 
+enum { SMALL_BLOCK = 4096 };
+
 static PyObject *summarize_block(PyObject *self, PyObject *const *args, Py_ssize_t given) {
     Operand values;
     Extent e = {INFINITY, -INFINITY, 0, 0};
@@ -455,11 +457,12 @@ static PyObject *summarize_block(PyObject *self, PyObject *const *args, Py_ssize
     Py_ssize_t n = values.count, chunks = n / size + (n % size != 0);
     double *sums = PyMem_New(double, chunks * 2);
     if (sums) {
-        Py_BEGIN_ALLOW_THREADS
+        /* Of a small block, to get the interpreter back would take longer than all else. */
+        PyThreadState *state = n > SMALL_BLOCK ? PyEval_SaveThread() : NULL;
         for (Py_ssize_t k = 0; k < chunks; k++)
             summarize_chunk((const char *)values.bytes.buf + (size_t)(k * size) * WIDTH[values.type], values.type,
                             (int)(n - k * size < size ? n - k * size : size), &e, sums + k * 2);
-        Py_END_ALLOW_THREADS
+        if (state) PyEval_RestoreThread(state);
         PyObject *listed = lists(sums, chunks, 2);
         if (listed) found = Py_BuildValue("ddLLN", e.min, e.max, (long long)e.nan, (long long)e.inf, listed);
         PyMem_Free(sums);

@@ -13,7 +13,9 @@ import accucompare as ac
 from accucompare.errors import NonFiniteError
 from accucompare.findings.analysis.analysis import MANY_IN_A_ROW, read
 from accucompare.findings.analysis.scaling import Scaling
+from accucompare.findings.log import remark
 from accucompare.findings.log.events import ScaleChange, Step
+from accucompare.report.watch_words import said
 from accucompare.watcher.watch.steps import Watch
 from tests.watcher.watched import events
 
@@ -24,7 +26,10 @@ def test_a_scale_that_stays_is_not_written_down() -> None:
 
 def test_a_scale_that_grows_is_written_down_and_no_alarm() -> None:
     event = Scaling(2.0).end_step(3, 4.0, False, "")
-    assert event == ScaleChange(3, 4.0, False, 0, False, "the loss scale went from 2 to 4")
+    assert event == ScaleChange(
+        3, 4.0, False, 0, False, remark("scale-went", before=2.0, after=4.0)
+    )
+    assert said(event.text) == "the loss scale went from 2 to 4"
 
 
 def test_an_occasional_overflow_is_said_to_be_normal() -> None:
@@ -32,7 +37,7 @@ def test_an_occasional_overflow_is_said_to_be_normal() -> None:
     assert event is not None
     assert (event.skipped, event.in_a_row, event.alarm) == (True, 1, False)
     assert (
-        event.text
+        said(event.text)
         == "gradients overflowed in fc, backward, and the update was skipped; the loss scale went"
         " from 65536 to 32768; this is normal now and then"
     )
@@ -63,7 +68,7 @@ def test_a_scale_that_is_down_to_1_is_an_alarm(scale: float, alarm: bool) -> Non
     event = Scaling(scale * 2).end_step(0, scale, True, "")
     assert event is not None
     assert event.alarm is alarm
-    assert ("the loss scale is down to 1: this is not normal" in event.text) is alarm
+    assert ("the loss scale is down to 1: this is not normal" in said(event.text)) is alarm
 
 
 def test_skipped_updates_without_a_scaler_are_counted() -> None:

@@ -12,8 +12,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.findings.log.events import Direction, Site, Step
-from accucompare.findings.words.hints import hints_for
-from accucompare.findings.words.wording import answer
+from accucompare.report.watch_words import answer, hints_for
 from tests.watcher.watched import Glue, events, origins
 
 NAN, INF = float("nan"), float("inf")

@@ -21,6 +21,7 @@ import accucompare as ac
 from accucompare.findings.analysis.analysis import Analysis, read
 from accucompare.findings.checklist.checks import CheckStatus
 from accucompare.findings.checklist.health_checklist import Health, judge_log
+from accucompare.report.watch_words import said
 
 STEPS = 16
 
@@ -264,10 +265,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Analysis, Health]:
 
 def test_a_sound_training_is_left_alone(sound: tuple[Analysis, Health]) -> None:
     assert [
-        (each.check.id, each.outcome.measured)
+        (each.check.id, said(each.outcome.measured))
         for each in sound[1].of(CheckStatus.WARN, CheckStatus.FAIL)
     ] == []
-    assert not [warning for warning in sound[0].warnings if "not looked at" in warning.text]
+    assert not [warning for warning in sound[0].warnings if "not looked at" in said(warning.text)]
 
 
 def test_what_is_written_is_what_was_there(tmp_path: Path) -> None:
@@ -386,7 +387,7 @@ def test_what_shows_nothing_is_left_out(tmp_path: Path) -> None:
         None,
     ]
     assert all(each.loss is not None for each in run.vitals)
-    assert not [warning for warning in run.warnings if "not looked at" in warning.text]
+    assert not [warning for warning in run.warnings if "not looked at" in said(warning.text)]
 
 
 def test_the_generators_that_the_data_draws_from_are_noted(tmp_path: Path) -> None:

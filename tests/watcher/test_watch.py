@@ -29,6 +29,7 @@ import accucompare as ac
 from accucompare.errors import NonFiniteError, UsageError, WatchEndedError
 from accucompare.findings.analysis.analysis import read
 from accucompare.findings.log.events import Alert, End, Finding, Frames, Step, WatchStart
+from accucompare.report.watch_words import said
 from fixtures.cnn import Net
 from tests.watcher.watched import (
     Counting,
@@ -458,9 +459,10 @@ def test_gradients_that_a_function_transform_takes_are_said_not_to_have_been_see
         torch.func.vmap(torch.func.grad(lambda x: model(x).sum()))(torch.ones(3, 2))
         watch.step()
     assert watch.findings == []
-    said = read(tmp_path).trouble
+    trouble = read(tmp_path).trouble
+    assert trouble is not None
     assert (
-        said
+        said(trouble)
         == "nothing was found, but not all was seen: the gradients that a function transform takes,"
         " of (root)"
     )
@@ -469,7 +471,7 @@ def test_gradients_that_a_function_transform_takes_are_said_not_to_have_been_see
 def test_a_transform_inside_the_model_hides_nothing(tmp_path: Path) -> None:
     _, watch = run(gradient_inside, tmp_path)
     assert watch is not None
-    assert read(tmp_path).trouble == ""
+    assert read(tmp_path).trouble is None
 
 
 def test_a_backward_that_raised_and_is_tried_again_is_heard(tmp_path: Path) -> None:
@@ -769,7 +771,7 @@ def test_the_watch_ends_after_the_step_that_was_named(tmp_path: Path) -> None:
             steps += 1
             watch.step()
     assert steps == 2
-    assert events(watch, End)[0].reason == "stopped after step 1, as asked"
+    assert said(events(watch, End)[0].reason) == "stopped after step 1, as asked"
 
 
 def test_runs_are_added_to_a_log(tmp_path: Path) -> None:
@@ -977,7 +979,7 @@ def test_a_loop_without_a_backward_is_told_of_it(tmp_path: Path) -> None:
     with ac.watch(model, optimizer, out=tmp_path, quiet=True) as watch:
         model(torch.ones(1, 2))
         watch.step()
-    assert [event.text for event in events(watch, Alert)] == [
+    assert [said(event.text) for event in events(watch, Alert)] == [
         "no backward reached the model, so that no gradient was looked at; is it inside the watch,"
         " and the loss not detached?"
     ]
@@ -1125,7 +1127,7 @@ def test_steps_in_which_a_copy_of_the_model_is_called_are_not_counted_as_watched
         copy.deepcopy(model)(torch.ones(1, 2))
         watch.step()
     assert events(watch, End)[0].watched == 0
-    assert "not a copy" in events(watch, Alert)[0].text
+    assert "not a copy" in said(events(watch, Alert)[0].text)
 
 
 def test_a_loop_that_forgets_to_end_its_steps_is_told_so(tmp_path: Path) -> None:
@@ -1135,7 +1137,7 @@ def test_a_loop_that_forgets_to_end_its_steps_is_told_so(tmp_path: Path) -> None
         for _ in range(3):
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
-    assert ["step()" in warned.text for warned in events(watch, Alert)] == [True]
+    assert ["step()" in said(warned.text) for warned in events(watch, Alert)] == [True]
 
 
 def test_a_finding_told_before_the_first_update_does_not_say_that_there_was_no_backward(
@@ -1170,7 +1172,7 @@ def test_the_place_of_a_nan_in_the_data_is_told(tmp_path: Path) -> None:
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
         model(x)
         watch.step()
-    assert origins(watch)[0].notes == [
+    assert list(map(said, origins(watch)[0].notes)) == [
         "input 0: the first at index [2, 1]; in 1 of 4 along its first axis"
     ]
 

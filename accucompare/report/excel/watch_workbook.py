@@ -37,6 +37,7 @@ from accucompare.report.table import (
     looks,
     thinned,
 )
+from accucompare.report.watch_words import said
 from accucompare.report.watched import checks_fail, norm_sheets, rank_entries, verdict_line
 from accucompare.report.watched import watch_columns as log
 
@@ -98,7 +99,7 @@ def _findings(ranks: Ranks, health: Health | None) -> Table:
         (line, PLAIN_LOOK if place else BOLD)
         for place, line in enumerate(log.main_answer(ranks).splitlines())
     ]
-    heading += [(note, MUTED_TEXT) for note in ranks.notes[:3]]
+    heading += [(said(note), MUTED_TEXT) for note in ranks.notes[:3]]
     rows = [log.FindingRow(run, finding) for run, finding in ranks.findings]
     tab, frozen = RED if rows or ranks.trouble or checks_fail(health) else GREEN, 3 + ranks.several
     return _table(

@@ -15,6 +15,7 @@ from accucompare.report.page.page_comparison import StepChart
 from accucompare.report.page.page_data import PageData
 from accucompare.report.page.page_file import write_page
 from accucompare.report.table import SCIENTIFIC, Column
+from accucompare.report.watch_words import said
 from accucompare.report.watched import HEALTH, headline, rank_entries, verdict_line
 from accucompare.report.watched import watch_columns as log
 from accucompare.text import printable
@@ -73,8 +74,8 @@ def _write(ranks: Ranks, health: Health | None, words: dict[str, Any], path: Pat
         else [(status.value, count) for status, count in health.counts().items()]
     )
     content = words | {
-        "notes": ranks.notes,
-        "ending": run.ending,
+        "notes": [said(note) for note in ranks.notes],
+        "ending": said(run.ending),
         "of_rank": f", rank {run.start.rank}" if ranks.several else "",
         "checklist": counts,
         "environment": listed,

@@ -9,7 +9,7 @@ from pathlib import Path
 from accucompare.case import Case
 from accucompare.devices import DeviceName, backend, explain, open_device
 from accucompare.errors import AccucompareError, CaptureError, NonFiniteError, WatchEndedError
-from accucompare.findings.log import Finding
+from accucompare.findings.log import Finding, Remark, remark
 from accucompare.live.modules import arguments_of
 from accucompare.live.numerics import Numerics
 from accucompare.recorder.session import Casting, build, moved, telling_exits
@@ -122,15 +122,9 @@ def watch_case(
     return [] if watch is None else watch.findings
 
 
-def _notes(case: Case, device: str, options: WatchOptions) -> Iterator[str]:
+def _notes(case: Case, device: str, options: WatchOptions) -> Iterator[Remark]:
     """What was asked for and is not possible here."""
     if case.loss is None:
-        yield (
-            "the case has no loss: only its forward was watched; give Case(…, loss=…) to watch"
-            " gradients"
-        )
+        yield remark("forward-only")
     if options.flag_per_module and not backend(device).saturates():
-        yield (
-            "--flag-per-module: this device has no overflow flag, for its overflows give Inf;"
-            " values alone were looked at"
-        )
+        yield remark("no-flag-here")
