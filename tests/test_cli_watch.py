@@ -159,10 +159,11 @@ def test_health_shows_every_check_and_writes_it_down(folder: Path, run: Run) -> 
         "loss-spike=20",
     )
     written = json.loads((folder / "health.json").read_text())
+    # the fixture trains in evaluation mode
     assert (done.returncode, written["status"]) == (
         1,
         "WARN",
-    )  # the fixture trains in evaluation mode
+    )
     assert [each["id"] for each in written["checks"] if each["status"] == "WARN"] == [
         "training-mode"
     ]
@@ -266,9 +267,8 @@ def test_on_finding_warn_goes_on(run: Run, folder: Path) -> None:
     done = run("watch", "--on-finding", "warn", "--out", "warned")
     events = log(folder, "warned")
     assert (done.returncode, steps(events), reason(events)) == (1, [0, 1, 2], "finished")
-    assert [found.step for found in origins(events)] == [
-        1
-    ]  # the weights of step 2 are what was found in step 1
+    # the weights of step 2 are what was found in step 1
+    assert [found.step for found in origins(events)] == [1]
     assert [found.reproducer for found in origins(events)] == [""]
     assert "accucompare: NaN in log (Log), forward, step 1" in done.stderr
     assert "UserWarning" not in done.stderr

@@ -282,9 +282,8 @@ def test_a_baseline_is_made_by_the_python_that_has_goldens_versions(
     alone = located(cli, folder, *options)
     assert "no baseline: lib is 1 in golden, 2 here" in alone["stderr"]
     assert alone["code"] == 2  # 1 % is below what fixed limits see in bfloat16
-    monkeypatch.setenv(
-        "ACCUCOMPARE_CAPTURE_ONLY", "nothing"
-    )  # meant for what the user types, not for the capture that this starts
+    # meant for what the user types, not for the capture that this starts
+    monkeypatch.setenv("ACCUCOMPARE_CAPTURE_ONLY", "nothing")
     found = located(cli, folder, *options, "--golden-python", python)
     assert (found["code"], found["answer"], found["culprits"][0]["place"]) == (
         1,
@@ -377,8 +376,7 @@ def test_the_demos_fault_is_found_in_bfloat16(cli: Run, folder: Path) -> None:
     assert culprit["place"] == "encoder.layer.2.attention.output.LayerNorm"
 
 
-# -- layers that are called otherwise
-# ----------------------------------------------------------------------------------------------
+# layers that are called otherwise
 
 PORTED = NET.replace("self.blocks", "self.layers").replace("model.blocks", "model.layers")
 

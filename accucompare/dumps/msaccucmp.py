@@ -65,9 +65,8 @@ def _items(folder: Path) -> Iterator[Item | NotImported]:
         kernels = numbers.setdefault(match["name"], {})
         call = kernels.setdefault(match["kernel"], len(kernels))
         number = str(int(match["number"])) + match["more"]
-        alone = (
-            match["role"] == Role.OUTPUT and outputs[match["kernel"]] == 1
-        )  # as a module's only output
+        # as a module's only output
+        alone = match["role"] == Role.OUTPUT and outputs[match["kernel"]] == 1
         yield Item(
             match["name"],
             Role(match["role"]),

@@ -200,9 +200,10 @@ class _Index:
         found = read_json(path) if path.is_file() else {}
         if not isinstance(found, dict):
             raise BundleError(f"{path}: is no table of calls")
+        # with Megatron, a list
         under = {
             key: each[0] if isinstance(each, list) and each else each for key, each in found.items()
-        }  # with Megatron, a list
+        }
         return {key: each if isinstance(each, str) else None for key, each in under.items()}
 
     def _rename(self, entries: dict[str, dict[str, _Entry]]) -> None:
@@ -281,9 +282,8 @@ class _Index:
 
     def _value(self, place: Item, value: Any) -> Iterator[Item | NotImported]:
         """What the index says of one value, as an item."""
-        if not isinstance(
-            value, dict
-        ):  # None, which is no value, and what msprobe could not look into
+        # None, which is no value, and what msprobe could not look into
+        if not isinstance(value, dict):
             return
         what = f"{place.name} call {place.call} {place.role.value}.{place.path}"
         if not _is_tensor(value):

@@ -121,7 +121,7 @@ DTYPES: dict[str, DType] = {
     )
 }
 
-# : For each floating type, the narrower ones a candidate may run in: its weights are the golden
+#: For each floating type, the narrower ones a candidate may run in: its weights are the golden
 # ones rounded to it.
 ROUNDS_TO = {
     "float64": ("float32", "float16", "bfloat16"),

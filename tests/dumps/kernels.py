@@ -58,9 +58,8 @@ def tensor(value: Value, output: bool, packed: bool) -> bytes:
     )
     content += number(size, value.array.nbytes if value.says is None else value.says)
     if output:
-        content += block(
-            4, block(1, b"an original op") + number(3, 1)
-        )  # what the reader does not need
+        # what the reader does not need
+        content += block(4, block(1, b"an original op") + number(3, 1))
     return content + (block(original, shape(value.original, packed)) if value.original else b"")
 
 

@@ -225,8 +225,7 @@ def test_each_random_operation_is_counted_once() -> None:
     )
 
 
-# -- the numbers are right
-# --------------------------------------------------------------------------------------------------
+# the numbers are right
 
 N = 20_000
 MOMENTS: dict[str, tuple[Callable[[], torch.Tensor], float, float]] = {
@@ -286,8 +285,7 @@ def test_dtype_shape_strides_and_device_are_the_plain_operations() -> None:
         assert (ours.dtype, ours.shape, ours.stride()) == (plain.dtype, plain.shape, plain.stride())
 
 
-# -- gradients
-# --------------------------------------------------------------------------------------------------
+# gradients
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,8 @@ def test_a_script_is_captured_by_its_command_and_keeps_its_output_and_the_machin
     assert done.stdout == plain.stdout
     assert "captured 2 steps" in done.stderr
     assert done.stdout.startswith("True ")
-    assert (
-        "True\n0 True\n" in done.stdout
-    )  # the compiler knows PyTorch's own __call__, and no hook is left
+    # the compiler knows PyTorch's own __call__, and no hook is left
+    assert "True\n0 True\n" in done.stdout
     with ac.open_bundle(tmp_path / "golden") as bundle:
         assert bundle.complete
 
