@@ -238,7 +238,7 @@ def test_goldens_own_baseline_judges_where_the_code_is_another(cli: Run, folder:
         "bfloat16,float32",
     )
     kept = sum(file.stat().st_size for file in (folder / "golden" / "baselines").rglob("*"))
-    (folder / "net.py").write_text(NET.replace("32 ** -0.5", "32 ** -0.5 * 1.1"))
+    (folder / "net.py").write_text(NET.replace("32**-0.5", "32**-0.5 * 1.1"))
     found = located(cli, folder, "net.py", "--golden", "golden", "--dtype", "bfloat16")
     assert "baseline: golden's own, golden/baselines/bfloat16" in found["stderr"]
     assert (found["code"], found["answer"], found["refused_baseline"]) == (1, "bug", None)

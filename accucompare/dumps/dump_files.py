@@ -13,7 +13,7 @@ import os
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, TypeGuard
@@ -306,6 +306,22 @@ def of_tensor(tensor: Any, path: Path) -> LoadedItem:
         else plain.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[storage.itemsize])
     )
     return LoadedItem(bits.numpy().view(storage), name)
+
+
+def leaves_in_json(
+    value: Any, is_leaf: Callable[[dict[str, Any]], bool], path: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """What stands in nested lists and tables, with its path; without ``None``."""
+    if isinstance(value, list):
+        parts: Iterable[tuple[Any, Any]] = enumerate(value)
+    elif isinstance(value, dict) and not is_leaf(value):
+        parts = value.items()
+    else:
+        if value is not None:
+            yield path, value
+        return
+    for part, child in parts:
+        yield from leaves_in_json(child, is_leaf, f"{path}.{part}" if path else str(part))
 
 
 def as_shape(lengths: Any) -> tuple[int, ...]:

@@ -368,6 +368,3 @@ def _device(snapshot: Snapshot) -> torch.device:
         if isinstance(value, torch.Tensor) and not value.is_meta
     ]
     return given[0].device if given else device
-
-
-# the script
