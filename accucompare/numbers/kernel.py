@@ -35,9 +35,8 @@ if (_asked := os.environ.get("ACCUCOMPARE_KERNEL", "").lower()) != "numpy":
     except ImportError as error:
         _why_not = f"not built: {error}"
     else:
-        if (
-            getattr(_kernel, "VERSION", 1) != KERNEL_VERSION
-        ):  # it was built before its source changed, and would be misread
+        # it was built before its source changed, and would be misread
+        if getattr(_kernel, "VERSION", 1) != KERNEL_VERSION:
             _kernel, _why_not = (
                 None,
                 "the built one is of another version; install accucompare again",
