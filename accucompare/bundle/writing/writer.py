@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from accucompare.bundle.format import (
@@ -28,12 +28,14 @@ from accucompare.bundle.format import (
 )
 from accucompare.bundle.writing.memory import Allocate, HostMemory, Lease
 from accucompare.bundle.writing.record_file import Content, RecordFile, Sketched
-from accucompare.bundle.writing.uploads import Uploads
 from accucompare.errors import CaptureError
 from accucompare.numbers import DTYPES, Array, fingerprint
 from accucompare.places import Place, Url
 from accucompare.selection import SKETCH_SIZE, Mode
 from accucompare.storage_errors import FULL, cure_of
+
+if TYPE_CHECKING:
+    from accucompare.bundle.writing.uploads import Uploads
 
 _LOGGER = logging.getLogger(__name__)
 #: How many bytes of tensors may wait to be written, by default: 1 GiB.
@@ -106,6 +108,8 @@ class BundleWriter:
         self._uploads: Uploads | None = None
         local = directory
         if isinstance(directory, Url):
+            from accucompare.bundle.writing.uploads import Uploads  # slow to import
+
             self._uploads = Uploads(directory, name)
             local = self._uploads.folder
         assert isinstance(local, Path)
