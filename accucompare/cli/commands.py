@@ -13,7 +13,7 @@ import click
 from accucompare.asked import AskedOfCapture, LocateOptions
 from accucompare.cli import options as option
 from accucompare.cli.group import PASS, TROUBLE, cli
-from accucompare.cli.options import examples
+from accucompare.cli.help import examples
 from accucompare.cli.outputs import Outputs, finish, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import (
     OF_CASES,

@@ -30,11 +30,6 @@ from accucompare.selection import (
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def examples(*lines: str) -> str:
-    """The end of a command's help."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
 class _OneOf(click.Choice):  # type: ignore[type-arg]  # generic only in newer versions
     """One of an Enum's values, which the command gets as that Enum."""
 

@@ -12,8 +12,7 @@ import click
 
 from accucompare.cli import options as option
 from accucompare.cli.group import PASS, TROUBLE, cli
-from accucompare.cli.help import Command, was_given
-from accucompare.cli.options import examples
+from accucompare.cli.help import Command, examples, was_given
 from accucompare.errors import UsageError
 from accucompare.places import Place, Url, whole
 from accucompare.selection import OnFinding, Steps

@@ -14,9 +14,8 @@ import click
 
 from accucompare.asked import Arithmetic, AskedOfCapture, AskedOfWatch
 from accucompare.cli import options as option
-from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
-from accucompare.cli.help import was_given
-from accucompare.cli.options import examples
+from accucompare.cli.group import DIFFERENT, TROUBLE, cli
+from accucompare.cli.help import examples, was_given
 from accucompare.cli.outputs import is_page, logs_of, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import (
     OF_CASES,
@@ -269,11 +268,11 @@ def _overflows_of_cann(folder: Path, reports: tuple[Path, ...], quiet: bool) -> 
 
 def _write(ranks: Ranks, report: Path) -> None:
     if is_page(report):
-        from accucompare.report.page import write_log_page
+        from accucompare.report.watch_files import write_log_page
 
         write_log_page(ranks, report)
     else:
-        from accucompare.report.excel import write_watch
+        from accucompare.report.watch_files import write_watch
 
         write_watch(ranks, report)
 
@@ -304,6 +303,6 @@ def _bare_warnings() -> Iterator[None]:
 
 
 def _code(ranks: Ranks) -> int:
-    if ranks.trouble:
-        return TROUBLE
-    return DIFFERENT if ranks.findings or ranks.unexplained else PASS
+    from accucompare.findings.checklist import EXIT_CODES, judge_finite
+
+    return EXIT_CODES[judge_finite(ranks).status]

@@ -15,6 +15,7 @@ from accucompare.locating.golden_code import GoldenCode, as_arguments
 from accucompare.locating.locate_setup import LocateSetup
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.feeding import held_steps
+from accucompare.report.words import culprit_place
 from accucompare.selection import FloatType, Level, RoundedType
 from accucompare.text import without_credentials
 
@@ -43,7 +44,7 @@ def locate_operators(setup: LocateSetup, comparison: Comparison) -> Comparison |
     if stage not in (Stage.FORWARD, Stage.BACKWARD) or comparison.culprits[0].scaled is not None:
         setup.announce(
             "operators: only those of a module's forward and backward are recorded, and"
-            f" {comparison.culprits[0].place} is neither"
+            f" {culprit_place(comparison.culprits[0])} is neither"
         )
         return None
     name, manifest = comparison.culprits[0].name, comparison.golden.manifest

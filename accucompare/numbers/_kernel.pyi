@@ -22,6 +22,15 @@ def measure_whole(
     rtol: float,
     saturation: float,
 ) -> tuple[tuple[Any, ...], list[list[float]]]: ...
+def measure_pairs(
+    golden: Any,
+    candidate: Any,
+    places: Any,
+    limits: Any,
+    results: Any,
+    sums: Any,
+    chunk: int,
+) -> None: ...
 def new_result() -> bytearray: ...
 def read_result(result: bytearray) -> tuple[Any, ...]: ...
 def apart_block(
@@ -48,6 +57,9 @@ def sketch_blocks(
     block_signs: Any,
     sketch: Any,
 ) -> None: ...
+def extrema_at(
+    address: int, type: int, count: int
+) -> tuple[float, float, float, int, int, int, int]: ...
 def summarize_block(
     values: Any, type: int, chunk: int
 ) -> tuple[float, float, int, int, list[list[float]]]: ...

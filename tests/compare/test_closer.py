@@ -14,12 +14,13 @@ import pytest
 import accucompare as ac
 from accucompare.compare.limits.brought import keep_errors
 from accucompare.compare.rows.rows import Reason, Row
+from accucompare.report.words import verdict_words
 from accucompare.selection import Mode
 from tests.compare.builder import Item, item, write
 
 RANDOM = np.random.default_rng(0)
 GRADIENT = RANDOM.normal(size=4096)
-# : Both runs compute the same steps in bfloat16, so most of their errors are the same; the rest is
+#: Both runs compute the same steps in bfloat16, so most of their errors are the same; the rest is
 # each one's own.
 SHARED, OWN = (RANDOM.normal(size=4096) * off for off in (0.02, 0.003))
 
@@ -52,7 +53,7 @@ def gradient(values: np.ndarray, dtype: str = "bfloat16") -> list[Item]:
 
 
 def last(rows: list[Row]) -> tuple[Reason, str]:
-    return rows[-1].reason, rows[-1].verdict.rule
+    return rows[-1].reason, verdict_words.rule(rows[-1].verdict.limit)
 
 
 @pytest.mark.parametrize(("largest", "reason"), [(100.0, Reason.OK), (1.0, Reason.INTRODUCED)])
@@ -74,7 +75,7 @@ def test_golden_tensors_tell_which_elements_carry_the_norm_where_the_others_keep
     sides = gradient(values, "float32"), gradient(values * 1.012), gradient(values)
     rows = fed(tmp_path, *sides, modes=(Mode.TENSORS, Mode.SKETCH, Mode.SKETCH))
     assert (rows[0].reason, rows[0].by_sketch) == (Reason.OK, True)
-    assert "elements carry golden's norm" in rows[0].verdict.detail
+    assert "elements carry golden's norm" in verdict_words.detail(rows[0])
 
 
 def test_a_tensor_of_one_large_value_fails_if_that_is_far_off(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def updated(
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["tensors", "errors only"])
-def test_elements_of_an_update_that_rounding_cannot_have_made_fail_beside_those_that_rounding_takes_whole(
+def test_elements_of_an_update_that_rounding_cannot_have_made_fail_beside_those_it_takes_whole(
     tmp_path: Path, kept: bool
 ) -> None:
     """Next to 0.3, values of bfloat16 are 0.002 apart, so that an update of 0.0012 becomes 0.002;

@@ -18,6 +18,7 @@ from accucompare.compare.runs.wander import Wander
 from accucompare.errors import BundleError
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.report.words import training_words
 from accucompare.report.words.training_words import details
 from tests.compare.builder import edit_manifest, item, write
 
@@ -151,7 +152,7 @@ def test_other_weights_at_the_beginning_are_where_runs_part(tmp_path: Path) -> N
     assert (parting.step, parting.rung) == (0, Rung.WEIGHTS)
 
 
-def test_weights_that_differ_before_the_first_step_are_where_runs_part_though_the_series_has_no_digest_of_them(
+def test_weights_that_differ_before_the_first_step_are_where_runs_part_without_digests_too(
     tmp_path: Path,
 ) -> None:
     models = [
@@ -172,7 +173,7 @@ def test_weights_that_differ_before_the_first_step_are_where_runs_part_though_th
         run(tmp_path / "npu", npu, model=models[1]),
     )
     assert (
-        str(comparison.training.parting)
+        training_words.parting_words(comparison.training.parting)
         == "the runs part at step 0 in the weights: 1 of 1 parameters differ: w"
     )
 

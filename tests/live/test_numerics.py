@@ -297,11 +297,16 @@ def test_a_capture_does_not_import_the_compiler(tmp_path: Path) -> None:
     """It takes seconds, which is long beside a small model's forward."""
     program = """
 import sys, torch, accucompare as ac
+
 for deterministic in (False, True):
     numerics = ac.Arithmetic(deterministic=deterministic)
     with ac.capture(torch.nn.Identity(), f"golden{deterministic}", numerics=numerics) as session:
         session.step()
-    print(torch.are_deterministic_algorithms_enabled(), "torch._inductor" in sys.modules, "torch._dynamo" in sys.modules)
+    print(
+        torch.are_deterministic_algorithms_enabled(),
+        "torch._inductor" in sys.modules,
+        "torch._dynamo" in sys.modules,
+    )
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

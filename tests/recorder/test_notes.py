@@ -12,6 +12,7 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.format.records import Role
 from accucompare.compare.rows.rows import Status
+from accucompare.report.words import verdict_words
 from tests.recorded import Glue, Opened, Record
 
 
@@ -154,7 +155,7 @@ def test_a_part_of_a_tensor_that_is_overwritten_and_not_used_has_the_gradient_ze
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
     (row,) = [row for row in comparison.rows if row.status is Status.NOT_COMPARED]
     assert (
-        row.verdict.detail
+        verdict_words.detail(row)
         == "golden's is zero everywhere, and the candidate adds none, which is the same"
     )
     assert comparison.passed

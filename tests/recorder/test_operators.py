@@ -28,6 +28,7 @@ from accucompare.compare.rows.rows import Difference, Option
 from accucompare.errors import UsageError
 from accucompare.live.operators.operator_calls import source_line
 from accucompare.recorder.recording import operators as capture_operators
+from accucompare.report.words import verdict_words
 from tests.asked import grouped
 from tests.conftest import ROOT, Run, has_lstm_in_bfloat16
 from tests.recorded import Glue, Opened
@@ -646,7 +647,9 @@ def test_other_ways_to_compute_the_same_align_and_fail_nothing(tmp_path: Path) -
         comparison = ac.diff(tmp_path / "golden", tmp_path / out)
         assert (comparison.passed, comparison.culprits) == (True, [])
         details = [
-            row.verdict.detail for row in comparison.rows if row.reason.value == "not comparable"
+            verdict_words.detail(row)
+            for row in comparison.rows
+            if row.reason.value == "not comparable"
         ]
         assert {
             "only golden runs this operator here",
@@ -709,7 +712,7 @@ def used_later(self: Any, x: torch.Tensor) -> torch.Tensor:
     return w + z
 
 
-# : The module's code; what the code is told on golden's side and on the candidate's; what is then
+#: The module's code; what the code is told on golden's side and on the candidate's; what is then
 # named, and the line that is.
 CHANGES: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str, str]] = {
     "one less": (
@@ -866,7 +869,7 @@ def test_operators_that_change_nothing_behind_them_are_no_culprits(
         True,
         [],
     )
-    assert {row.verdict.detail for row in comparison.rows if row.golden is None} == {
+    assert {verdict_words.detail(row) for row in comparison.rows if row.golden is None} == {
         "only the candidate runs this operator here"
     }
 
@@ -932,7 +935,10 @@ def test_a_number_that_one_side_alone_gives_is_one_that_differs(tmp_path: Path) 
     assert difference == Difference(options=(Option("scale", "", "9.0"),))
     assert str(difference) == "golden gives scale none, the candidate 9.0"
     (row,) = (row for row in comparison.rows if row.place.endswith(".scale"))
-    assert (row.golden, row.verdict.detail) == (None, "golden gives scale none, the candidate 9.0")
+    assert (row.golden, verdict_words.detail(row)) == (
+        None,
+        "golden gives scale none, the candidate 9.0",
+    )
 
 
 @pytest.mark.parametrize("fed", [False, True], ids=["free", "fed"])

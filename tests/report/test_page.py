@@ -4,7 +4,6 @@ rows; no error in the console.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from base64 import b64encode
@@ -29,9 +28,9 @@ from accucompare.findings.checklist.health_checklist import judge_log
 from accucompare.findings.log.vital_events import ParameterFacts, TrainingSetup, Vitals
 from accucompare.report.page.page_comparison import anchor
 from accucompare.report.page.page_data import leading_bits
-from accucompare.report.page.page_log import write_health_page, write_log_page
 from accucompare.report.table import overview, sheets
 from accucompare.report.table.columns import to_dataframe
+from accucompare.report.watch_files.log_page import write_health_page, write_log_page
 from accucompare.report.watched.health_columns import headline
 from accucompare.report.watched.watch_columns import MEASURES
 from accucompare.text import printable
@@ -224,7 +223,8 @@ def test_the_chart_names_the_layer_below_the_pointer_and_a_click_leads_to_its_ro
     browser: Browser, page: Path
 ) -> None:
     browser.open(page)
-    point_at = """const over = document.querySelector("#divergence .u-over"); const box = over.getBoundingClientRect();
+    point_at = """const over = document.querySelector("#divergence .u-over");
+    const box = over.getBoundingClientRect();
     const at = { clientX: box.left + box.width * 3 / 8, clientY: box.top + 20, bubbles: true };
     for (const type of arguments[0]) over.dispatchEvent(new MouseEvent(type, at));"""
     browser.run(point_at, ["mouseenter", "mousemove"])
@@ -625,9 +625,10 @@ def test_histories_have_the_loss_and_the_learning_rate_that_were_seen(
 def test_heat_maps_show_each_parameter_in_each_step(browser: Browser, log_page: Path) -> None:
     browser.open(log_page)
     assert len(browser.texts("#heats figure")) == 3
-    script = """const canvas = document.querySelector("#heats canvas"); const context = canvas.getContext("2d");
-    const box = canvas.getBoundingClientRect(); const left = Math.min(230, Math.round(box.width * 0.35));
-    return [0, 1, 2].map((row) => [...context.getImageData(left + 5, 14 + row * 14 + 5, 1, 1).data]);"""
+    script = """const canvas = document.querySelector("#heats canvas");
+    const context = canvas.getContext("2d");
+    const left = Math.min(230, Math.round(canvas.getBoundingClientRect().width * 0.35)) + 5;
+    return [0, 1, 2].map((row) => [...context.getImageData(left, 19 + row * 14, 1, 1).data]);"""
     smallest, missing, not_finite = browser.run(script)
     assert smallest == [68, 1, 84, 255]
     assert missing == [0, 0, 0, 0]
@@ -640,8 +641,10 @@ def test_a_click_on_a_heat_map_shows_the_curves_of_that_parameter(
     browser.open(log_page)
     names = browser.texts("#curves figcaption b")
     browser.run(
-        """const canvas = document.querySelector("#heats canvas"); const box = canvas.getBoundingClientRect();
-    canvas.dispatchEvent(new MouseEvent("click", { clientX: box.left + 5, clientY: box.top + 14 + 14 + 5, bubbles: true }));"""
+        """const canvas = document.querySelector("#heats canvas");
+        const box = canvas.getBoundingClientRect();
+    canvas.dispatchEvent(new MouseEvent("click", { clientX: box.left + 5,
+    clientY: box.top + 14 + 14 + 5, bubbles: true }));"""
     )
     names += browser.texts("#curves figcaption b")
     assert names == [
@@ -652,9 +655,12 @@ def test_a_click_on_a_heat_map_shows_the_curves_of_that_parameter(
 
 
 #: What is drawn of texts: each with its left and right end.
-DRAWN = """const drawn = []; const ctx = { measureText: (text) => ({ width: 6 * String(text).length }),
-    fillText: (text, x) => drawn.push([String(text), ctx.textAlign === "right" ? x - 6 * text.length : x, x + 6 * String(text).length]),
-    save() {}, restore() {}, setLineDash() {}, beginPath() {}, moveTo() {}, lineTo() {}, stroke() {} };"""
+DRAWN = """const drawn = [];
+    const ctx = { measureText: (text) => ({ width: 6 * String(text).length }),
+    fillText: (text, x) => drawn.push([String(text),
+        ctx.textAlign === "right" ? x - 6 * text.length : x, x + 6 * String(text).length]),
+    save() {}, restore() {}, setLineDash() {}, beginPath() {}, moveTo() {}, lineTo() {},
+    stroke() {} };"""
 
 
 @pytest.mark.parametrize(
@@ -664,9 +670,11 @@ DRAWN = """const drawn = []; const ctx = { measureText: (text) => ({ width: 6 * 
             "HeatMap.prototype.numbers.call({ about: { steps: [...Array(60).keys()] }, left: 200,"
             " cell: 9 }, ctx);"
         ),
-        """const marks = [...Array(60).keys()].map((step) => ({ at: step, color: "muted", title: `step ${step}` }));
+        """const marks = [...Array(60).keys()]
+            .map((step) => ({ at: step, color: "muted", title: `step ${step}` }));
         const valToPos = (at) => 9 * at;
-        LineChart.prototype.marks.call({ options: { marks } }, { ctx, valToPos, bbox: { left: 0, width: 540, top: 0, height: 9 } });""",
+        const bbox = { left: 0, width: 540, top: 0, height: 9 };
+        LineChart.prototype.marks.call({ options: { marks } }, { ctx, valToPos, bbox });""",
     ],
     ids=["above a heat map", "in a chart"],
 )
@@ -755,32 +763,6 @@ def test_a_log_is_written_as_a_page(cli: Cli, tmp_path: Path, command: str) -> N
     assert "transformer.h.3.attn" in (tmp_path / "x.html").read_text()
 
 
-def test_a_page_loads_no_library_that_it_does_not_need(process: Cli, two: Path) -> None:
-    (two / "sitecustomize.py").write_text(
-        "import atexit, json, sys\nheavy = ('torch', 'openpyxl', 'pandas',"
-        " 'jinja2')\natexit.register(lambda: open('loaded.json', 'w').write(json.dumps([each for"
-        " each in heavy if each in sys.modules])))\n"
-    )
-    process(
-        "diff",
-        "golden",
-        "npu",
-        "--report",
-        "x.html",
-        PYTHONPATH=f"{two}:{Path(ac.__file__).parent.parent}",
-    )
-    assert json.loads((two / "loaded.json").read_text()) == ["jinja2"]
-    process(
-        "diff",
-        "golden",
-        "npu",
-        "--report",
-        "none",
-        PYTHONPATH=f"{two}:{Path(ac.__file__).parent.parent}",
-    )
-    assert json.loads((two / "loaded.json").read_text()) == []
-
-
 # Very many rows
 
 
@@ -803,9 +785,11 @@ def test_a_page_of_very_many_rows_holds_few_and_sums_up_all(
     browser.click(".first a")
     browser.until("return !document.getElementById('details').hidden")
     assert browser.text("#details h3").startswith(first.module)
-    hover = """const canvas = document.querySelector("#heats canvas"); const box = canvas.getBoundingClientRect();
+    hover = """const canvas = document.querySelector("#heats canvas");
+    const box = canvas.getBoundingClientRect();
     const left = Math.min(230, Math.round(box.width * 0.35));
     const x = box.left + left + 5.5 * Math.min((box.width - left) / 6, 60);
-    canvas.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: box.top + 17, bubbles: true }));
+    canvas.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: box.top + 17,
+    bubbles: true }));
     return document.querySelector("#heats .tip").textContent"""
     assert browser.run(hover).startswith(f"{found.rows[0].module}rank 5: ")

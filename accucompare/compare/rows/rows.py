@@ -1,6 +1,4 @@
-"""The rows of a diff, each a pair of records or one without partner, with their verdicts; and the
-findings of pre-flight.
-"""
+"""The rows of a diff, each a pair of records or one without partner, with their verdicts."""
 
 from __future__ import annotations
 
@@ -10,9 +8,9 @@ from enum import Enum
 import msgspec
 
 from accucompare.bundle.format import DEVICE_DIGEST, SERIES_ROLES, Record
-from accucompare.compare.limits import OtherCode, SmallestLimit
+from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.measuring import Metrics
-from accucompare.places import Place
+from accucompare.compare.remarks import JudgedLimit, PairRemark
 
 
 class Status(str, Enum):
@@ -69,39 +67,6 @@ STATUS_OF = {
 #: Reasons of rows that have only one side.
 UNMATCHED = (Reason.MISSING, Reason.EXTRA, Reason.ONE_SIDED)
 
-#: The meaning of each reason that a row of a result may have.
-MEANING = {
-    Reason.IDENTICAL: "bit for bit the same",
-    Reason.OK: "within tolerance",
-    Reason.INHERITED: "over tolerance, and so was something that went into it",
-    Reason.INTRODUCED: "over tolerance although everything that went into the module was within",
-    Reason.GLUE: "over tolerance, made by the parent's own code from values that were within",
-    Reason.INPUTS_DIFFER: "the two models were given different data",
-    Reason.NON_FINITE: "NaN or Inf on one side only",
-    Reason.SHAPE: "the shapes differ",
-    Reason.DTYPE: "different kinds of numbers (float, int, bool)",
-    Reason.MISSING: "only golden has it",
-    Reason.EXTRA: "only the candidate has it",
-    Reason.ONE_SIDED: "only one side has it, and all that both compute around it agrees",
-    Reason.NOT_CALLED: "a registered module that no forward called",
-    Reason.NOT_COMPARABLE: "a value without data to compare",
-    Reason.OVER_PRECISE: (
-        "much closer to golden than the baseline, which computes in the same precision: usually a"
-        " cast is missing"
-    ),
-    Reason.NOT_DETERMINISTIC: (
-        "over its limit, but no more than two runs of the candidate differ from each other"
-    ),
-}
-
-#: Follows "judged", for a row without recorded values.
-BY_STATISTICS = (
-    "by statistics alone, which show neither values in another order nor most small differences"
-)
-
-#: The same of a row whose errors were estimated.
-BY_SKETCH = "by sketches, whose estimates are right to some percent"
-
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -116,12 +81,6 @@ class Option:
     name: str
     golden: str
     candidate: str
-
-    def __str__(self) -> str:
-        return (
-            f"golden gives {self.name} {self.golden or 'none'}, the candidate"
-            f" {self.candidate or 'none'}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,20 +97,6 @@ class Difference:
     only_candidate: tuple[str, ...] = ()
     options: tuple[Option, ...] = ()
 
-    def __str__(self) -> str:
-        sides = (("golden runs", self.only_golden), ("the candidate runs", self.only_candidate))
-        alone = [f"only {who} {_listed(operators)}" for who, operators in sides if operators]
-        return "; ".join([*alone, *map(str, self.options)])
-
-
-#: The most operators of one side alone that are named.
-_NAMED = 3
-
-
-def _listed(operators: tuple[str, ...]) -> str:
-    more = len(operators) - _NAMED
-    return ", ".join(operators[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-
 
 #: A row that passes is near its limit if it uses more than this much of it.
 NEAR = 0.5
@@ -162,12 +107,11 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     Attributes:
         reason: why; it decides the status.
-        tolerance: the limits that judged it, ``""`` if none did.
-        rule: where those limits come from.
+        limit: what judged it; ``None`` if nothing did.
         smallest: the smallest limits that would pass.
         used: measured error as a multiple of its limit (over 1 fails); the largest, if there are
             several limits.
-        detail: one sentence more, if there is something to add.
+        remarks: what there is to add.
         rel_l2_limit: the limit on the relative L2 error, if there was one.
         excess: the candidate's relative L2 error as a multiple of the baseline's (or of its floor);
             ``None`` without a baseline.
@@ -195,11 +139,10 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """
 
     reason: Reason
-    tolerance: str = ""
-    rule: str = ""
+    limit: JudgedLimit | None = None
     smallest: tuple[SmallestLimit, ...] = ()
     used: float | None = None
-    detail: str = ""
+    remarks: tuple[PairRemark, ...] = ()
     rel_l2_limit: float | None = None
     excess: float | None = None
     excess_limit: float | None = None
@@ -231,17 +174,12 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return self.status is Status.PASS and self.used is not None and self.used > NEAR
 
     def beginning(self) -> Verdict:
-        """The same with ``begins`` set, and said in the detail."""
-        return msgspec.structs.replace(self, begins=True, detail=self._also("begins here"))
+        """The same with ``begins`` set."""
+        return msgspec.structs.replace(self, begins=True)
 
     def unfed(self) -> Verdict:
-        """The same with ``not_all_fed`` set, and said in the detail."""
-        return msgspec.structs.replace(
-            self, not_all_fed=True, detail=self._also("not all that went in was fed")
-        )
-
-    def _also(self, words: str) -> str:
-        return f"{self.detail}; {words}" if self.detail else words
+        """The same with ``not_all_fed`` set."""
+        return msgspec.structs.replace(self, not_all_fed=True)
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
@@ -331,56 +269,3 @@ class Row(msgspec.Struct, frozen=True, gc=False):
         path = f".{record.path}" if record.path else ""
         call = f" call {record.call}" if record.call else ""
         return f"{self.module or '(root)'}{call} {record.role.value}{path}"
-
-
-class About(str, Enum):
-    """What a finding is about, if a decision depends on that."""
-
-    GIVEN = "given"  # weights and inputs, which alone explain any difference
-    WEIGHTS = "weights"  # of these, parameters that hold other values
-    STEPS = "steps"
-    SEED = "seed"
-    MODE = "mode"  # train mode, dropout, random numbers
-    CONFIGURATION = "configuration"  # attributes of modules
-    # a part of the state that a capture started from, which it lacked; a module that feeding has
-    # changed
-    UNVERIFIED = "unverified"
-    OTHER = "other"
-
-
-@dataclass(frozen=True, slots=True)
-class PreflightFinding:
-    """One thing that pre-flight found.
-
-    Attributes:
-        topic, message: words for people.
-        serious: whether it alone may explain differences.
-        of_baseline: whether it is about the baseline.
-        about: the field to decide by.
-    """
-
-    topic: str
-    message: str
-    serious: bool = True
-    of_baseline: bool = False
-    about: About = About.OTHER
-
-
-@dataclass(frozen=True)
-class RefusedBaseline:
-    """A baseline that may not judge, since it did not run golden's code; or one that could not be
-    captured here for that reason.
-
-    Attributes:
-        path: of its bundle; ``None`` if there is none.
-        why: the differences of its code.
-        cure: the command that captures a proper one, to be run where golden was captured.
-    """
-
-    path: Place | None
-    why: OtherCode
-    cure: str
-
-    def __str__(self) -> str:
-        which = "a baseline made here" if self.path is None else f"the baseline {self.path}"
-        return f"{which} cannot judge, for it does not run golden's code ({self.why})"

@@ -22,7 +22,15 @@ from accucompare.compare.runs import Acceptance, Parting, StepPair, TrainingResu
 from accucompare.files import written_whole
 from accucompare.report.files.written_comparison import is_lines
 from accucompare.report.table import overview_of
-from accucompare.report.words import decision_words, place_words
+from accucompare.report.words import (
+    culprit_hints,
+    decision_words,
+    error_words,
+    place_words,
+    preflight_words,
+    training_words,
+    verdict_words,
+)
 
 
 def write_json(comparison: Result, path: Path) -> Path:
@@ -54,7 +62,8 @@ def head(comparison: Result) -> dict[str, Any]:
         "golden": str(comparison.golden.path),
         "candidate": str(comparison.candidate.path),
         "baseline": None if comparison.baseline is None else str(comparison.baseline.path),
-        "refused_baseline": comparison.refused and str(comparison.refused),
+        "refused_baseline": comparison.refused
+        and preflight_words.refused_words(comparison.refused),
         "fed": comparison.fed,
         "verdict": decision_words.verdict(decided.answer),
         "passed": decided.passed,
@@ -70,7 +79,7 @@ def head(comparison: Result) -> dict[str, Any]:
         "left_out": comparison.left_out,
         "maps": comparison.maps,
         "proposed_maps": comparison.proposed_maps,
-        "tolerance": str(comparison.tolerances),
+        "tolerance": verdict_words.tolerances(comparison.tolerances),
         "identical_until": None if until is None else comparison.place(until),
         "first_divergence": None if first is None else comparison.place(first),
         "training": None if comparison.training is None else _training(comparison.training),
@@ -80,7 +89,13 @@ def head(comparison: Result) -> dict[str, Any]:
             for culprit, place_words in zip(comparison.culprits, places, strict=True)
         ],
         "preflight": [
-            {name: getattr(finding, name) for name in _FINDING} for finding in comparison.preflight
+            {
+                "topic": preflight_words.topic(finding),
+                "message": preflight_words.message(finding),
+                "serious": finding.serious,
+                "of_baseline": finding.of_baseline,
+            }
+            for finding in comparison.preflight
         ],
         "damage": comparison.damage,
     }
@@ -167,7 +182,8 @@ def _culprit(comparison: Result, culprit: Culprit, at: int | None) -> dict[str, 
         name: getattr(culprit, name)
         for name in ("name", "call", "stage", "site", "before", "reason", "excess", "over_limit")
     }
-    more = {name: getattr(culprit, name) for name in ("jump", "seen", "words", "hints")}
+    more = {name: getattr(culprit, name) for name in ("jump", "seen")}
+    more |= {"words": error_words(culprit), "hints": culprit_hints(culprit)}
     more["configured"] = [asdict(option) for option in culprit.configured]
     if (scaled := culprit.scaled) is not None:
         more["scaled"] = {
@@ -221,7 +237,7 @@ def _parting(parting: Parting) -> dict[str, Any]:
     )
     row = None if parting.row is None else parting.row.place
     return {
-        "sentence": str(parting),
+        "sentence": training_words.parting_words(parting),
         **values,
         **apart,
         "setting": _fields(parting.setting),
@@ -234,8 +250,10 @@ def _step(pair: StepPair) -> dict[str, Any]:
         quantity.value: {"relative": apart.relative, "limit": apart.limit, "over": apart.over}
         for quantity, apart in pair.numbers
     }
-    sides = {name: None if side is None else msgspec.to_builtins(side) for name, side in
-             (("golden", pair.golden), ("candidate", pair.candidate))}  # fmt: skip
+    sides = {
+        name: None if side is None else msgspec.to_builtins(side)
+        for name, side in (("golden", pair.golden), ("candidate", pair.candidate))
+    }
     return {"rank": pair.rank, "step": pair.step, **sides, **numbers}
 
 
@@ -248,7 +266,7 @@ def _acceptance(found: Acceptance) -> dict[str, Any]:
             "absolute_limit": met.rule.absolute,
             "relative_limit": met.rule.relative,
             "passed": met.passed if met.judged else None,
-            "why_not": met.why_not,
+            "why_not": training_words.why_not_measured(met),
         }
         for met in found.rules
     ]
@@ -263,24 +281,27 @@ def _acceptance(found: Acceptance) -> dict[str, Any]:
     return {**shown, "rules": rules}
 
 
-_FINDING = ("topic", "message", "serious", "of_baseline")
-_VERDICT = ("reason", "tolerance", "rule", "needed", "used", "detail", "excess", "excess_limit")
-
-
 _PLACE = ("rank", "step", "call", "role", "path", "order", "type", "parent")
 
 
 def _row(row: Row, producer: int | None) -> dict[str, Any]:
     """A row; ``producer`` is the number (from 1) of the row that gave this very tensor, if one
     did."""
-    record = row.record
+    record, verdict = row.record, row.verdict
     place_words = {} if record is None else {name: getattr(record, name) for name in _PLACE}
     return {
         "name": row.module,
         **place_words,
         "producer": producer,
         "status": row.status,
-        **{name: getattr(row.verdict, name) for name in _VERDICT},
+        "reason": verdict.reason,
+        "tolerance": verdict_words.limit_words(verdict.limit),
+        "rule": verdict_words.rule(verdict.limit),
+        "needed": verdict.needed,
+        "used": verdict.used,
+        "detail": verdict_words.detail(row),
+        "excess": verdict.excess,
+        "excess_limit": verdict.excess_limit,
         "baseline": row.baseline,
         "noise": row.noise,
         "nearest": row.nearest,
