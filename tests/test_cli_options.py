@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
-from accucompare.asked import ASKED
+from accucompare.asked import AskedOfCapture, AskedOfWatch, LocateOptions
 from accucompare.cli import cli, options
 from accucompare.selection import FloatType, Level, Mode, OnFinding, Precision, RoundedType
 from tests.conftest import Run
@@ -24,7 +26,7 @@ def declared(file: Path) -> list[tuple[str, ...]]:
     otherwise.
     """
     calls = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
-    made = [call for call in calls if ast.unparse(call.func) in ("click.option", "_made_of")]
+    made = [call for call in calls if ast.unparse(call.func) in ("click.option",)]
     return [
         names
         for call in made
@@ -39,16 +41,18 @@ def test_each_option_is_declared_once() -> None:
     assert not again
 
 
-@pytest.mark.parametrize("name", [name for name, each in ASKED.items() if each.metadata])
-def test_an_option_of_capture_says_what_its_field_says(name: str) -> None:
-    command = cli.commands["capture"]
-    context = command.make_context("capture", [], parent=click.Context(cli, **cli.context_settings))
-    (option,) = (each for each in command.params if each.name == name)
-    assert isinstance(option, click.Option)
-    assert (option.help, context.params[name]) == (
-        ASKED[name].metadata["help"],
-        ASKED[name].default,
-    )
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [("capture", AskedOfCapture), ("watch", AskedOfWatch), ("locate", LocateOptions)],
+)
+def test_a_field_is_an_option_with_its_help_and_its_default(name: str, asked: Any) -> None:
+    command = cli.commands[name]
+    parent = click.Context(cli, **cli.context_settings)
+    given = command.make_context(name, ["--device", "cpu"], parent=parent).params
+    helped = {each.name: each.help for each in command.params if isinstance(each, click.Option)}
+    assert {each.name: (helped[each.name], given[each.name]) for each in fields(asked)} == {
+        each.name: (each.metadata["help"], each.default) for each in fields(asked)
+    }
 
 
 def test_commands_declare_no_options_of_their_own() -> None:

@@ -41,6 +41,7 @@ FLAT = ("cli", "scripts", "testing")
 SUB_ROOMS = {
     "bundle": ["format", "writing", "reading"],
     "compare": [
+        "remarks",
         "measuring",
         "pairing",
         "limits",
@@ -54,6 +55,7 @@ SUB_ROOMS = {
     ],
     "report": [
         "words",
+        "watch_words",
         "table",
         "contents",
         "terminal",
@@ -66,7 +68,7 @@ SUB_ROOMS = {
     "recorder": ["feeding", "state", "recording", "session"],
     "live": ["values", "modules", "around", "operators", "autograd", "numerics"],
     "watcher": ["looking", "again", "vitals", "custom", "watch"],
-    "findings": ["log", "words", "analysis", "origins", "checklist"],
+    "findings": ["log", "analysis", "origins", "checklist"],
 }
 
 # : Imports inside functions. Commands import what they need when they run; beside theirs only these
@@ -84,7 +86,9 @@ LATE = {
         "accucompare.bundle",
         "accucompare.numbers",
     },  # what is broken here is what it tells
-    "accucompare.locating": {"accucompare.recorder.session"},  # torch, after the device was opened
+    # torch, after the device was opened
+    "accucompare.locating.fed_comparison": {"accucompare.recorder.session"},
+    "accucompare.locating.golden_code": {"accucompare.recorder.session"},
     # what a process of a script may never need, or may not have
     "accucompare.scripts.boot.sitecustomize": {"accucompare.scripts.entry"},
     "accucompare.scripts.entry": {"accucompare.scripts.plan", "accucompare.scripts.script"},

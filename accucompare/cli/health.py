@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from accucompare.asked import AskedOfCapture
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.help import examples
@@ -66,9 +67,11 @@ def health(
     given = read_thresholds(thresholds, threshold_file)
     ranks = read(log)
     if not ranks.watched and not ranks.findings:
+        from accucompare.report.watch_words import said
+
         raise UsageError(
             f"{log}: no step was watched, so that there is nothing to check;"
-            f" {ranks.ranks[0].ending}"
+            f" {said(ranks.ranks[0].ending)}"
         )
     found = judge_log(ranks, given)
     from accucompare.report.console import reader_may_leave
@@ -114,9 +117,8 @@ def code(status: str) -> int:
     )
 )
 @option.case
-@option.only("Check")
-@option.skip
-@option.seed()
+@option.only_checked
+@option.of(AskedOfCapture, "skip", "seed")
 @option.quiet()
 def gradcheck(
     case: str | None, only: tuple[str, ...], skip: tuple[str, ...], seed: int | None, quiet: bool

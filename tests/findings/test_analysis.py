@@ -12,8 +12,15 @@ from accucompare.errors import UsageError
 from accucompare.findings.analysis.analysis import Ranks, analyse, read
 from accucompare.findings.log.events import Cause, Direction, ScaleChange, Site
 from accucompare.findings.log.log import log_path
-from accucompare.findings.words.hints import hints_for, operator_name
-from accucompare.findings.words.wording import answer, described, finding_headline, printable_value
+from accucompare.findings.origins import operator_name
+from accucompare.report.watch_words import (
+    answer,
+    described,
+    finding_headline,
+    hints_for,
+    printable_value,
+    said,
+)
 from tests.findings.logs import NASTY, end, found, passed, seen, start, step, training, write
 
 BACKWARD: dict[str, Any] = {"direction": Direction.BACKWARD}
@@ -305,9 +312,9 @@ def test_an_occasional_skip_is_normal_and_many_or_a_scale_at_1_are_an_alarm(
 
 
 def test_a_run_without_an_end_was_killed() -> None:
-    assert "killed" in analyse([start(), step(0)]).ending
+    assert "killed" in said(analyse([start(), step(0)]).ending)
     assert (
-        analyse([start(), step(0), end(5, 1, "interrupted")]).ending
+        said(analyse([start(), step(0), end(5, 1, "interrupted")]).ending)
         == "ended after 5 steps, 1 watched: interrupted"
     )
 
@@ -336,18 +343,20 @@ def test_the_first_origin_of_all_ranks_is_by_step_and_then_by_order(tmp_path: Pa
 
 def test_a_rank_that_ends_before_the_others_is_named(tmp_path: Path) -> None:
     ranks = directory(tmp_path, [step(0), step(1), end(2)], [step(0)], [])
-    assert [note.split(";")[0] for note in ranks.notes] == [
+    assert [said(note).split(";")[0] for note in ranks.notes] == [
         "rank 1 ends at step 0, others go on to step 1",
         "rank 2 has no step, others go on to step 1",
     ]
-    assert "killed" in ranks.trouble
+    assert ranks.trouble is not None
+    assert "killed" in said(ranks.trouble)
 
 
 def test_a_rank_without_a_log_makes_silence_no_pass(tmp_path: Path) -> None:
     write(log_path(tmp_path, 1), start(rank=1, ranks=6), step(0), end())
     ranks = read(tmp_path)
-    assert ranks.notes == ["no log of rank 0, 2-5 of 6"]
-    assert "not in every rank's log" in ranks.trouble
+    assert list(map(said, ranks.notes)) == ["no log of rank 0, 2-5 of 6"]
+    assert ranks.trouble is not None
+    assert "not in every rank's log" in said(ranks.trouble)
 
 
 def test_a_log_that_cannot_be_read_is_noted_and_the_others_are_told(tmp_path: Path) -> None:
@@ -355,7 +364,7 @@ def test_a_log_that_cannot_be_read_is_noted_and_the_others_are_told(tmp_path: Pa
     log_path(tmp_path, 1).write_bytes(b"")
     ranks = read(tmp_path)
     assert len(ranks.findings) == 1
-    assert "rank1.jsonl: holds no events" in ranks.notes[0]
+    assert "rank1.jsonl: holds no events" in said(ranks.notes[0])
 
 
 def test_logs_of_an_earlier_run_with_more_ranks_are_left_out(tmp_path: Path) -> None:
@@ -372,18 +381,20 @@ def test_logs_of_an_earlier_run_with_more_ranks_are_left_out(tmp_path: Path) -> 
     assert ([run.start.ranks for run in ranks.ranks], ranks.findings, ranks.trouble) == (
         [1],
         [],
-        "",
+        None,
     )
     assert len(ranks.notes) == 2
 
 
 def test_of_two_runs_the_last_is_told(tmp_path: Path) -> None:
     log = write(tmp_path / "x.jsonl", start(), found(), step(0), end(), start(), step(0), end())
-    assert (read(log).findings, read(log).trouble) == ([], "")
+    assert (read(log).findings, read(log).trouble) == ([], None)
 
 
 def test_no_watched_step_proves_nothing(tmp_path: Path) -> None:
-    assert "no step was watched" in read(write(tmp_path / "x", start(), end(5, 0))).trouble
+    trouble = read(write(tmp_path / "x", start(), end(5, 0))).trouble
+    assert trouble is not None
+    assert "no step was watched" in said(trouble)
 
 
 def test_an_overflow_flag_without_a_finding_is_no_silence(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from accucompare.findings.log.vital_events import (
     TrainingSetup,
     Vitals,
 )
+from accucompare.report.watch_words import CHECK_WORDS, said
 
 STEPS = 60
 PARAMETERS = [
@@ -133,7 +134,8 @@ class Log:
     def analysis(self) -> Analysis:
         start = WatchStart("1", "2026-01-01", self.rank, 1 + len(self.others), "Net", 40, "cpu")
         how = (self.ending, Ending.FAILED) if self.ending else ("finished", Ending.FINISHED)
-        end = End(STEPS, STEPS, *how, weights=[3.0, 0.5])
+        error = self.ending.partition(":")[0]
+        end = End(STEPS, STEPS, *how, weights=[3.0, 0.5], error=error)
         earlier = None if self.earlier is None else self.earlier.analysis()
         return Analysis(
             start,
@@ -421,16 +423,13 @@ def unspoilt() -> dict[str, Any]:
 def test_a_check_complains_of_its_fault_and_of_no_sound_run(
     check: str, unspoilt: dict[str, Any]
 ) -> None:
-    assert (unspoilt[check].status, unspoilt[check].outcome.measured) == (
-        CheckStatus.PASS,
-        unspoilt[check].outcome.measured,
-    )
+    assert unspoilt[check].status is CheckStatus.PASS, said(unspoilt[check].outcome.measured)
     log = several()
     FAULTS[check](log)
     found = {each.check.id: each for each in judge_log(log.ranks()).results}[check]
     assert found.status in (CheckStatus.WARN, CheckStatus.FAIL)
-    assert found.outcome.measured
-    assert found.check.cure
+    assert said(found.outcome.measured)
+    assert CHECK_WORDS[check].cure
 
 
 def ranks_with_one_batch(log: Log) -> None:
@@ -758,7 +757,7 @@ def test_the_floor_of_a_smoothed_loss_is_the_entropy_of_its_labels() -> None:
         "label-smoothing"
     ].outcome.measured
     label = np.array([0.85, 0.05, 0.05, 0.05])
-    assert measured.endswith(f"below {-(label * np.log(label)).sum():.4g}")
+    assert said(measured).endswith(f"below {-(label * np.log(label)).sum():.4g}")
 
 
 def test_a_log_that_ends_in_the_middle_of_its_first_step_is_judged() -> None:
@@ -773,7 +772,7 @@ def test_what_nobody_looks_at_is_listed_with_the_reason() -> None:
     unbuilt = [each for each in judge_log(sound().ranks()).results if each.check.judge is None]
     assert unbuilt
     assert all(
-        each.status is CheckStatus.NOT_LOOKED_AT and each.outcome.measured for each in unbuilt
+        each.status is CheckStatus.NOT_LOOKED_AT and said(each.outcome.measured) for each in unbuilt
     )
 
 
@@ -790,7 +789,7 @@ def test_the_range_of_floating_inputs_is_not_looked_at_where_there_are_none() ->
     log = sound()
     log.given(1, dtype="int64")
     found = {each.check.id: each for each in judge_log(log.ranks()).results}["input-range"]
-    assert (found.status, found.outcome.measured) == (
+    assert (found.status, said(found.outcome.measured)) == (
         CheckStatus.NOT_LOOKED_AT,
         "the model was given no floating input",
     )
@@ -810,7 +809,7 @@ def test_batches_that_come_again_are_judged_by_the_loader_that_gave_them(
 
 def test_one_rank_is_said_to_be_one() -> None:
     found = {each.check.id: each for each in judge_log(sound().ranks()).results}
-    assert (found["ranks-agree"].status, found["ranks-agree"].outcome.measured) == (
+    assert (found["ranks-agree"].status, said(found["ranks-agree"].outcome.measured)) == (
         CheckStatus.NOT_LOOKED_AT,
         "one rank",
     )
@@ -821,7 +820,7 @@ def test_a_run_that_goes_on_with_an_empty_optimizer_is_seen_by_its_weights() -> 
     log.setup = replace(log.setup, taken={"AdamW": 0})
     log.layer("weight", [3.0, 0.5], 0)  # those that the run before ended with
     found = {each.check.id: each for each in judge_log(log.ranks()).results}["state-restored"]
-    assert (found.status, found.outcome.measured.split(";")[0]) == (
+    assert (found.status, said(found.outcome.measured).split(";")[0]) == (
         CheckStatus.FAIL,
         "the run goes on with the weights of the one before, whose optimizer had taken 60 steps",
     )

@@ -13,8 +13,11 @@ import accucompare as ac
 from accucompare.errors import NonFiniteError
 from accucompare.findings.analysis.analysis import MANY_IN_A_ROW, read
 from accucompare.findings.analysis.scaling import Scaling
+from accucompare.findings.log import remark
 from accucompare.findings.log.events import ScaleChange, Step
+from accucompare.report.watch_words import said
 from accucompare.watcher.watch.steps import Watch
+from tests.asked import looking
 from tests.watcher.watched import events
 
 
@@ -24,7 +27,10 @@ def test_a_scale_that_stays_is_not_written_down() -> None:
 
 def test_a_scale_that_grows_is_written_down_and_no_alarm() -> None:
     event = Scaling(2.0).end_step(3, 4.0, False, "")
-    assert event == ScaleChange(3, 4.0, False, 0, False, "the loss scale went from 2 to 4")
+    assert event == ScaleChange(
+        3, 4.0, False, 0, False, remark("scale-went", before=2.0, after=4.0)
+    )
+    assert said(event.text) == "the loss scale went from 2 to 4"
 
 
 def test_an_occasional_overflow_is_said_to_be_normal() -> None:
@@ -32,7 +38,7 @@ def test_an_occasional_overflow_is_said_to_be_normal() -> None:
     assert event is not None
     assert (event.skipped, event.in_a_row, event.alarm) == (True, 1, False)
     assert (
-        event.text
+        said(event.text)
         == "gradients overflowed in fc, backward, and the update was skipped; the loss scale went"
         " from 65536 to 32768; this is normal now and then"
     )
@@ -63,7 +69,7 @@ def test_a_scale_that_is_down_to_1_is_an_alarm(scale: float, alarm: bool) -> Non
     event = Scaling(scale * 2).end_step(0, scale, True, "")
     assert event is not None
     assert event.alarm is alarm
-    assert ("the loss scale is down to 1: this is not normal" in event.text) is alarm
+    assert ("the loss scale is down to 1: this is not normal" in said(event.text)) is alarm
 
 
 def test_skipped_updates_without_a_scaler_are_counted() -> None:
@@ -82,7 +88,9 @@ def _train(
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=100)
     weights = []
-    with ac.watch(model, optimizer, scaler=scaler, out=tmp_path, quiet=True, **options) as watch:
+    with ac.watch(
+        model, **looking(optimizer=optimizer, scaler=scaler, out=tmp_path, quiet=True, **options)
+    ) as watch:
         for factor in factors:
             scaler.scale(model(torch.ones(1, 2)).half().float().sum() * factor).backward()
             scaler.step(optimizer)
@@ -142,7 +150,7 @@ def test_an_update_skipped_in_an_idle_step_is_not_told_of_the_next(tmp_path: Pat
 def test_a_scaler_that_is_switched_off_is_as_none(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     with ac.watch(
-        model, scaler=torch.amp.GradScaler("cpu", enabled=False), out=tmp_path, quiet=True
+        model, ac.Loop(scaler=torch.amp.GradScaler("cpu", enabled=False)), out=tmp_path, quiet=True
     ) as watch:
         model(torch.ones(1, 2)).sum().backward()
         watch.step()

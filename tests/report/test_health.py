@@ -11,6 +11,7 @@ import pytest
 from accucompare.findings.analysis.analysis import Ranks, read
 from accucompare.findings.checklist.checks import CheckOutcome, CheckStatus
 from accucompare.findings.checklist.health_checklist import CHECKS, Checklist, Health, judge_log
+from accucompare.findings.log import remark
 from accucompare.report.watch_files.health_json import write_health_json
 from accucompare.report.watch_files.health_workbook import write_health
 from accucompare.report.watch_files.log_page import write_health_page
@@ -69,7 +70,12 @@ def test_the_headline_counts_what_was_judged_and_what_was_not(
 ) -> None:
     assert (
         headline(
-            Health([Checklist(CHECKS[0], CheckOutcome(status, ""), {}) for status in statuses])
+            Health(
+                [
+                    Checklist(CHECKS[0], CheckOutcome(status, remark("one-rank")), {})
+                    for status in statuses
+                ]
+            )
         )
         == said
     )

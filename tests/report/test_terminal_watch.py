@@ -15,6 +15,7 @@ from accucompare.errors import ReportError
 from accucompare.findings.analysis.analysis import read
 from accucompare.findings.checklist.checks import CheckOutcome, CheckStatus
 from accucompare.findings.checklist.health_checklist import CHECKS, Checklist, Health, judge_log
+from accucompare.findings.log import remark
 from accucompare.findings.log.events import (
     Alert,
     AlertKind,
@@ -229,7 +230,7 @@ def test_the_verdict_is_a_bare_finite_only_where_no_check_fails(
     tmp_path: Path, events: list[Event], status: CheckStatus
 ) -> None:
     ranks = read(write(tmp_path / "log", start(), *events))
-    health = Health([Checklist(CHECKS[0], CheckOutcome(status, ""), {})])
+    health = Health([Checklist(CHECKS[0], CheckOutcome(status, remark("one-rank")), {})])
     line, without = verdict_line(ranks, health), verdict_line(ranks, None)
     if without.plain.startswith("FINITE") and status is CheckStatus.FAIL:
         assert line.plain.startswith("FINITE, CHECKS FAIL  ")

@@ -28,6 +28,7 @@ from accucompare.findings.log.events import (
     WatchStart,
 )
 from accucompare.findings.log.log import read_log
+from accucompare.report.watch_words import said
 from tests.conftest import ROOT
 from tests.forkserver import with_torch
 
@@ -137,7 +138,7 @@ def test_the_other_rank_warns_of_what_it_was_given_by_the_sum(ranks: Ranks, chec
     ranks.seen(check, 0)
     (warned,) = ranks.of(check, 0, Alert)
     assert (warned.kind, warned.step) == ("note", 1)
-    assert "another rank made it" in warned.text
+    assert "another rank made it" in said(warned.text)
     assert ranks.of(check, 0, Step)[1].grad_norm == "nan"
     assert ranks.of(check, 1, Alert) == []
 
@@ -174,7 +175,9 @@ def test_a_forward_of_sharded_parameters_is_not_run_again(ranks: Ranks, check: s
     ranks.seen(check, 1)
     (found,) = ranks.origins(check, 1)
     assert (found.name, found.direction, found.site) == ("second", Direction.FORWARD, Site.MODULE)
-    assert found.notes == ["the step was not run again: its parameters are sharded over ranks"]
+    assert list(map(said, found.notes)) == [
+        "the step was not run again: its parameters are sharded over ranks"
+    ]
     assert ranks.origins(check, 0) == []
 
 
@@ -221,8 +224,10 @@ def test_what_does_not_talk_to_other_ranks_is_run_again_whatever_it_is_wrapped_i
 def test_of_what_talks_to_other_ranks_this_ranks_part_is_saved(ranks: Ranks, check: str) -> None:
     (found,) = ranks.origins(check, 1)
     assert (found.name, found.operator) == ("second", "SpoiltBackward")
-    assert found.notes[0].startswith("the step was not run again: (root) talks to other ranks")
-    assert "every rank is needed" in found.reproducer_notes[0]
+    assert said(found.notes[0]).startswith(
+        "the step was not run again: (root) talks to other ranks"
+    )
+    assert "every rank is needed" in said(found.reproducer_notes[0])
     with ac.open_bundle((ranks.folder / check / found.reproducer).with_suffix("")) as bundle:
         saved = {record.name for record in bundle.state()}
         assert {"first.weight", "second.bias", "random.cpu"} < saved
@@ -235,7 +240,7 @@ def test_a_rank_that_stops_with_another_saves_its_part_of_the_call_too(ranks: Ra
         Site.RANK,
         True,
     )
-    assert "every rank is needed" in found.reproducer_notes[0]
+    assert "every rank is needed" in said(found.reproducer_notes[0])
 
 
 def test_a_rank_that_is_given_a_nan_inside_a_module_does_not_say_that_it_was_made_there(

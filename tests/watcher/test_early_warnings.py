@@ -12,13 +12,17 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.findings.log.events import Alert
+from accucompare.report.watch_words import said
+from tests.asked import looking
 from tests.watcher.watched import Glue, events
 
 
 def _warnings(
     model: nn.Module, *inputs: Any, out: Path, backward: bool = False, **options: Any
 ) -> list[Alert]:
-    with ac.watch(model, out=out, **{"quiet": True, "on_finding": "warn", **options}) as watch:
+    with ac.watch(
+        model, **looking(out=out, **{"quiet": True, "on_finding": "warn", **options})
+    ) as watch:
         for given in inputs:
             output = model(given)
             if backward:
@@ -91,7 +95,7 @@ def test_underflow_is_told_with_its_share(tmp_path: Path) -> None:
         _sinking(torch.float16, [1.0, 0.0, 1e-7, 1e-6]), x, out=tmp_path, backward=True
     )
     assert [(event.kind, event.value) for event in found] == [("underflow", 0.75)]
-    assert "50% of gradients are subnormal in float16, and 25% are zero" in found[0].text
+    assert "50% of gradients are subnormal in float16, and 25% are zero" in said(found[0].text)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -106,7 +110,7 @@ def test_gradients_under_a_loss_scale_may_be_large_and_small(tmp_path: Path) -> 
     model, x = nn.Linear(4, 4).half(), torch.ones(2, 4, dtype=torch.float16)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=8192.0)
-    with ac.watch(model, optimizer, scaler=scaler, out=tmp_path, quiet=True) as watch:
+    with ac.watch(model, ac.Loop(optimizer, scaler=scaler), out=tmp_path, quiet=True) as watch:
         scaler.scale((model(x).float() * torch.tensor([2.0, 1e-8, 1e-10, 1e-10])).sum()).backward()
         watch.step()
     assert not events(watch, Alert)
@@ -118,7 +122,7 @@ def test_underflow_in_many_modules_is_told_once_with_their_number(tmp_path: Path
         *(_times(1.0) for _ in range(9)), *_sinking(torch.float16, [1.0, 0.0, 1e-7, 1e-6])
     )
     (event,) = _warnings(model, x, out=tmp_path, backward=True)
-    assert event.text.endswith(
+    assert said(event.text).endswith(
         "and 25% are zero; in 10 more modules, too, 10% or more are subnormal"
     )
 
@@ -133,7 +137,8 @@ def test_gradients_that_underflow_are_warned_of(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4).half(), Glue(lambda self, x: x.float() * 1e-7))
     found = _warnings(model, torch.ones(2, 4, dtype=torch.float16), out=tmp_path, backward=True)
     assert any(
-        event.kind == "underflow" and "of gradients are subnormal" in event.text for event in found
+        event.kind == "underflow" and "of gradients are subnormal" in said(event.text)
+        for event in found
     )
 
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 from accucompare.errors import UsageError
 from accucompare.findings.checklist.checks import CheckOutcome, CheckStatus
 from accucompare.findings.differences import GradientCheck
+from accucompare.report.watch_words import said
 from accucompare.watcher.custom.derivatives import AppliedFunction, check_function
 from accucompare.watcher.custom.gradcheck import check_gradients
 from tests.conftest import Run
@@ -169,7 +170,7 @@ def test_a_factor_in_a_large_module_fails_with_the_argument_and_the_factor(
     found = check_gradients(f"{cubes}:wrong")
     (fails,) = found.of(CheckStatus.FAIL)
     assert (
-        fails.outcome.measured
+        said(fails.outcome.measured)
         == f"the gradient of argument 1 (up) is {factor} times the derivative"
     )
     assert fails.modules == ("2.0",)
@@ -418,7 +419,7 @@ SOUND: dict[str, tuple[tuple[Forward, Backward], tuple[Any, ...]]] = {
 def test_a_right_backward_passes(name: str) -> None:
     (forward, backward), given = SOUND[name]
     outcome = check(forward, backward, *given)
-    assert outcome.status is CheckStatus.PASS, outcome.measured
+    assert outcome.status is CheckStatus.PASS, said(outcome.measured)
 
 
 def last_columns(grad: torch.Tensor) -> torch.Tensor:
@@ -470,7 +471,9 @@ WRONG: dict[str, tuple[tuple[Forward, Backward], tuple[Any, ...], str]] = {
 def test_a_wrong_backward_fails_and_the_argument_is_named(name: str) -> None:
     (forward, backward), given, words = WRONG[name]
     outcome = check(forward, backward, *given)
-    assert (outcome.status, words in outcome.measured) == (CheckStatus.FAIL, True), outcome.measured
+    assert (outcome.status, words in said(outcome.measured)) == (CheckStatus.FAIL, True), said(
+        outcome.measured
+    )
 
 
 UNFIT: dict[str, tuple[tuple[Forward, Backward], tuple[Any, ...], str]] = {
@@ -491,10 +494,10 @@ UNFIT: dict[str, tuple[tuple[Forward, Backward], tuple[Any, ...], str]] = {
 def test_what_finite_differences_cannot_tell_is_not_looked_at_and_says_why(name: str) -> None:
     (forward, backward), given, words = UNFIT[name]
     outcome = check(forward, backward, *given)
-    assert (outcome.status, words in outcome.measured) == (
+    assert (outcome.status, words in said(outcome.measured)) == (
         CheckStatus.NOT_LOOKED_AT,
         True,
-    ), outcome.measured
+    ), said(outcome.measured)
 
 
 def test_a_call_that_takes_too_long_is_not_looked_at() -> None:
@@ -504,7 +507,7 @@ def test_a_call_that_takes_too_long_is_not_looked_at() -> None:
         dict(zip(("forward", "backward"), map(staticmethod, elementwise()), strict=True)),
     )
     outcome = check_function(AppliedFunction(function, (random_numbers(64, 64),), {}), seconds=1e-9)
-    assert (outcome.status, "give a case with smaller inputs" in outcome.measured) == (
+    assert (outcome.status, "give a case with smaller inputs" in said(outcome.measured)) == (
         CheckStatus.NOT_LOOKED_AT,
         True,
     )
@@ -525,7 +528,7 @@ def test_a_backward_that_raises_where_one_gradient_is_asked_for_is_told() -> Non
         return grad * ctx.saved_tensors[1], grad * ctx.saved_tensors[0]
 
     outcome = check(saved(torch.mul), backward, *TWO)
-    assert (outcome.status, "the backward raises AssertionError" in outcome.measured) == (
+    assert (outcome.status, "the backward raises AssertionError" in said(outcome.measured)) == (
         CheckStatus.PASS,
         True,
     )

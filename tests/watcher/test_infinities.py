@@ -17,6 +17,8 @@ from torch.nn import functional
 
 import accucompare as ac
 from accucompare.findings.log.events import Alert
+from accucompare.report.watch_words import said
+from tests.asked import looking
 from tests.recorded import Glue
 from tests.watcher.watched import events, origins
 
@@ -187,7 +189,7 @@ def train(
 ) -> Any:
     """Two steps of SGD, or of a forward without gradients; and the watch."""
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    with ac.watch(model, optimizer, out=out, quiet=True, **options) as watch:
+    with ac.watch(model, **looking(optimizer=optimizer, out=out, quiet=True, **options)) as watch:
         for _ in range(2):
             with torch.set_grad_enabled(loss is not None):
                 output = model(torch.randn(4, 4).to(dtype))
@@ -342,7 +344,7 @@ def test_a_pole_that_comes_to_nothing_is_noted_once(tmp_path: Path) -> None:
     made, then, loss = SOUND["division by 0, clamped"]
     watch = train(model_of(made, then, torch.float32), tmp_path, loss, torch.float32)
     (warned,) = events(watch, Alert)
-    assert (warned.name, warned.text) == (
+    assert (warned.name, said(warned.text)) == (
         "made",
         "made (Glue): +Inf began there, and came to nothing: no output, gradient or loss has it",
     )
@@ -388,7 +390,7 @@ def test_a_gradient_that_is_not_finite_never_reaches_a_parameter(way: str, tmp_p
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with (
         contextlib.suppress(ac.NonFiniteError),
-        ac.watch(model, optimizer, out=tmp_path, quiet=True, frames=0) as watch,
+        ac.watch(model, optimizer, out=tmp_path, quiet=True, look=ac.LookAt(frames=0)) as watch,
     ):
         WAYS[way](model, model(torch.randn(4, 4)).square().mean())
         optimizer.step()

@@ -17,6 +17,7 @@ import pytest
 from accucompare.findings.analysis.analysis import read
 from accucompare.findings.log.events import Alert, Event, Finding, Step, WatchStart
 from accucompare.findings.log.log import read_log
+from accucompare.report.watch_words import said
 from fixtures.simnpu.launcher import environment
 from tests.forkserver import CLI, SCRIPT, simulated_npu
 
@@ -214,8 +215,8 @@ def test_a_flag_that_no_value_explains(saturating: Machine) -> None:
     assert (code, origins(log), flags(log)) == (1, [], [False, True, False])
     (warned,) = (event for event in log if isinstance(event, Alert) and event.kind == "device flag")
     assert warned.step == 1
-    assert "--flag-per-module" in warned.text
-    assert warned.text in printed
+    assert "--flag-per-module" in said(warned.text)
+    assert said(warned.text) in printed
 
 
 def test_the_flag_of_each_module_names_the_one_that_overflows(saturating: Machine) -> None:

@@ -17,10 +17,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
+from accucompare.findings.log import remark
 from accucompare.findings.log.events import Direction, Finding, Site
-from accucompare.findings.words.wording import answer
+from accucompare.report.watch_words import answer, said
 from accucompare.reproduce.reproducer import Reproducer
 from fixtures.cnn import Net
+from tests.asked import looking
 from tests.forkserver import with_torch
 from tests.reproduce import reproduced
 from tests.reproduce.reproduced import run_here
@@ -287,7 +289,7 @@ def test_a_model_that_is_not_deterministic_is_said_to_be_so(tmp_path: Path) -> N
         model(torch.ones(1, 2))
         watch.step()
     (found,) = origins(watch)
-    assert "the model or its device may not be deterministic" in found.notes[0]
+    assert "the model or its device may not be deterministic" in said(found.notes[0])
 
 
 def test_a_model_that_raises_when_it_is_run_again_is_said_to(tmp_path: Path) -> None:
@@ -298,7 +300,7 @@ def test_a_model_that_raises_when_it_is_run_again_is_said_to(tmp_path: Path) -> 
         watch.step()
     (found,) = origins(watch)
     assert found.place == "(root) (glue, after fc)"
-    assert found.notes[0].startswith("the step could not be run again: StopIteration")
+    assert said(found.notes[0]).startswith("the step could not be run again: StopIteration")
 
 
 def test_after_the_update_a_step_is_not_run_again(tmp_path: Path) -> None:
@@ -309,7 +311,7 @@ def test_after_the_update_a_step_is_not_run_again(tmp_path: Path) -> None:
             model.fc.weight.mul_(2)
         watch.step()
     assert any(
-        "the parameters have been written into since" in note
+        "the parameters have been written into since" in said(note)
         for found in origins(watch)
         for note in found.notes
     )
@@ -549,7 +551,9 @@ def _found_once(
     model: nn.Module, tmp_path: Path, call: Callable[[], Any] | None = None, **options: Any
 ) -> tuple[Finding, str]:
     """The one origin that a call shows, and the answer to it."""
-    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True, **options) as watch:
+    with ac.watch(
+        model, **looking(out=tmp_path, on_finding="warn", quiet=True, **options)
+    ) as watch:
         call() if call is not None else model(torch.ones(1, 2))
         watch.step()
     (found,) = origins(watch)
@@ -596,7 +600,7 @@ def test_weights_of_functional_call_are_looked_at_and_the_models_own_are_not_bla
         model, tmp_path, lambda: torch.func.functional_call(model, weights, (torch.ones(1, 2),))
     )
     assert (found.place, [seen.path for seen in found.weights]) == ("1 (weights)", ["weight"])
-    assert found.notes[0].startswith(
+    assert said(found.notes[0]).startswith(
         "the step was not run again: its parameters were others than when the watch began"
     )
 
@@ -624,7 +628,7 @@ def test_a_tensor_that_is_neither_an_input_nor_a_weight_is_not_called_finite(
     found, said = _found_once(model, tmp_path)
     assert (found.operator, found.unseen) == (
         "aten.mul.Tensor",
-        ["other of aten.mul.Tensor, which is neither an input nor a weight"],
+        [remark("neither-input-nor-weight", paths=["other"], operator="aten.mul.Tensor")],
     )
     assert (
         "what was looked at of what went in was finite; not looked at: other of aten.mul.Tensor"
@@ -766,7 +770,10 @@ def test_no_reproducer_is_written_that_cannot_show_it(
     make: Callable[[], nn.Module], note: str, tmp_path: Path
 ) -> None:
     found, _ = _reproduced(make(), tmp_path)
-    assert (found.reproducer, note in [*found.notes, *found.reproducer_notes]) == ("", True)
+    assert (found.reproducer, note in map(said, [*found.notes, *found.reproducer_notes])) == (
+        "",
+        True,
+    )
 
 
 def _once_only() -> nn.Module:
@@ -838,7 +845,7 @@ def test_a_second_run_without_a_hook_on_a_tensor_inside_is_said_to_differ_and_th
         watch.step()
     found, *_ = origins(watch)
     assert (found.place, found.operator) == ("steep, backward", "MulBackward0")
-    assert found.notes == [
+    assert list(map(said, found.notes)) == [
         "the second run differs, and the step is believed: the largest gradient in steep"
         " (MulBackward0) was 1e+30 in the step and 2e+30 in the second run, where hooks on tensors"
         " of the step are missing"
@@ -865,7 +872,7 @@ def test_a_gradient_that_only_the_second_run_lets_overflow_is_no_operator_of_the
         watch.step()
     found, *_ = origins(watch)
     assert (found.place, found.reproducer) == ("root, backward", "")
-    assert "differs" in found.notes[0]
+    assert "differs" in said(found.notes[0])
 
 
 def test_an_operator_of_torchs_own_modules_has_no_line_in_the_second_run(tmp_path: Path) -> None:

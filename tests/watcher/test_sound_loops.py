@@ -11,6 +11,7 @@ import pytest
 from accucompare.findings.analysis.analysis import read
 from accucompare.findings.checklist.checks import CheckStatus
 from accucompare.findings.checklist.health_checklist import judge_log
+from accucompare.report.watch_words import said
 from benchmarks.health_sound import watch_loop
 
 #: Long enough for what is judged by several looks at every tenth step.
@@ -55,6 +56,6 @@ def test_a_sound_training_is_left_alone(name: str, tmp_path: Path) -> None:
     watch_loop(name, tmp_path, STEPS)
     health = judge_log(read(tmp_path))
     assert {
-        each.check.id: each.outcome.measured
+        each.check.id: said(each.outcome.measured)
         for each in health.of(CheckStatus.WARN, CheckStatus.FAIL)
     } == {}

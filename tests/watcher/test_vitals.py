@@ -21,6 +21,8 @@ import accucompare as ac
 from accucompare.findings.analysis.analysis import Analysis, read
 from accucompare.findings.checklist.checks import CheckStatus
 from accucompare.findings.checklist.health_checklist import Health, judge_log
+from accucompare.report.watch_words import said
+from tests.asked import looking
 
 STEPS = 16
 
@@ -90,7 +92,9 @@ def watched(
         "quiet": True,
         "checks_every": 4,
     }
-    with ac.watch(loop.model, loop.optimizer, out=out, **{**given, **options}) as watch:
+    with ac.watch(
+        loop.model, **looking(optimizer=loop.optimizer, out=out, **{**given, **options})
+    ) as watch:
         loop.run(watch)
     ranks = read(out)
     return ranks.ranks[0], judge_log(ranks)
@@ -264,10 +268,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Analysis, Health]:
 
 def test_a_sound_training_is_left_alone(sound: tuple[Analysis, Health]) -> None:
     assert [
-        (each.check.id, each.outcome.measured)
+        (each.check.id, said(each.outcome.measured))
         for each in sound[1].of(CheckStatus.WARN, CheckStatus.FAIL)
     ] == []
-    assert not [warning for warning in sound[0].warnings if "not looked at" in warning.text]
+    assert not [warning for warning in sound[0].warnings if "not looked at" in said(warning.text)]
 
 
 def test_what_is_written_is_what_was_there(tmp_path: Path) -> None:
@@ -305,7 +309,9 @@ def test_updates_too_small_for_their_squares_are_measured_in_float64(tmp_path: P
     with torch.no_grad():
         model.weight.mul_(1e-22)
     optimizer = torch.optim.SGD(model.parameters(), 1e-25, momentum=0.9)
-    with ac.watch(model, optimizer, out=tmp_path, frames=0, checks_every=1) as watch:
+    with ac.watch(
+        model, optimizer, out=tmp_path, look=ac.LookAt(frames=0, checks_every=1)
+    ) as watch:
         before = model.weight.detach().double()
         model(torch.full((2, 4), 1e-3)).sum().backward()
         assert model.weight.grad is not None
@@ -322,7 +328,9 @@ def test_labels_that_count_are_told_apart_whatever_the_default_type(tmp_path: Pa
     labels = torch.tensor([0, 12, -100, 23])
     torch.set_default_dtype(torch.bfloat16)
     try:
-        with ac.watch(model, out=tmp_path, frames=0, on_finding="warn", quiet=True) as watch:
+        with ac.watch(
+            model, out=tmp_path, on_finding="warn", quiet=True, look=ac.LookAt(frames=0)
+        ) as watch:
             functional.cross_entropy(
                 model(torch.randn(4, 6, dtype=torch.float32)), labels
             ).backward()
@@ -346,7 +354,10 @@ class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
 def test_a_loader_of_a_stream_is_not_asked_for_its_length(tmp_path: Path) -> None:
     """Else it would warn of each batch beyond that."""
     model, loader = nn.Linear(6, 2), torch.utils.data.DataLoader(Stream())
-    with warnings.catch_warnings(), ac.watch(model, out=tmp_path, frames=0, quiet=True) as watch:
+    with (
+        warnings.catch_warnings(),
+        ac.watch(model, out=tmp_path, quiet=True, look=ac.LookAt(frames=0)) as watch,
+    ):
         warnings.simplefilter("error")
         for _ in range(2):
             for x in loader:
@@ -373,7 +384,7 @@ def test_what_shows_nothing_is_left_out(tmp_path: Path) -> None:
         )
 
     with ac.watch(
-        model, out=tmp_path, frames=0, checks_every=1, on_finding="warn", quiet=True
+        model, out=tmp_path, on_finding="warn", quiet=True, look=ac.LookAt(frames=0, checks_every=1)
     ) as watch:
         for step in range(2):
             output = model(torch.ones(1, 3))
@@ -386,7 +397,7 @@ def test_what_shows_nothing_is_left_out(tmp_path: Path) -> None:
         None,
     ]
     assert all(each.loss is not None for each in run.vitals)
-    assert not [warning for warning in run.warnings if "not looked at" in warning.text]
+    assert not [warning for warning in run.warnings if "not looked at" in said(warning.text)]
 
 
 def test_the_generators_that_the_data_draws_from_are_noted(tmp_path: Path) -> None:

@@ -29,7 +29,9 @@ import accucompare as ac
 from accucompare.errors import NonFiniteError, UsageError, WatchEndedError
 from accucompare.findings.analysis.analysis import read
 from accucompare.findings.log.events import Alert, End, Finding, Frames, Step, WatchStart
+from accucompare.report.watch_words import said
 from fixtures.cnn import Net
+from tests.asked import looking
 from tests.watcher.watched import (
     Counting,
     Glue,
@@ -458,9 +460,10 @@ def test_gradients_that_a_function_transform_takes_are_said_not_to_have_been_see
         torch.func.vmap(torch.func.grad(lambda x: model(x).sum()))(torch.ones(3, 2))
         watch.step()
     assert watch.findings == []
-    said = read(tmp_path).trouble
+    trouble = read(tmp_path).trouble
+    assert trouble is not None
     assert (
-        said
+        said(trouble)
         == "nothing was found, but not all was seen: the gradients that a function transform takes,"
         " of (root)"
     )
@@ -469,7 +472,7 @@ def test_gradients_that_a_function_transform_takes_are_said_not_to_have_been_see
 def test_a_transform_inside_the_model_hides_nothing(tmp_path: Path) -> None:
     _, watch = run(gradient_inside, tmp_path)
     assert watch is not None
-    assert read(tmp_path).trouble == ""
+    assert read(tmp_path).trouble is None
 
 
 def test_a_backward_that_raised_and_is_tried_again_is_heard(tmp_path: Path) -> None:
@@ -532,7 +535,7 @@ def _gpt2() -> nn.Module:
 
 def test_no_number_is_brought_to_the_host_during_forward_and_backward(tmp_path: Path) -> None:
     model, ids = _gpt2(), torch.randint(0, 50, (2, 8))
-    with ac.watch(model, out=tmp_path, frames=0, quiet=True) as watch:
+    with ac.watch(model, out=tmp_path, quiet=True, look=ac.LookAt(frames=0)) as watch:
         for _ in range(2):
             with Counting() as plain, watch._watcher.paused():
                 model(input_ids=ids, labels=ids).loss.backward()
@@ -611,7 +614,7 @@ def test_nothing_of_a_step_waits_to_be_collected(tmp_path: Path) -> None:
 def test_idle_steps_have_no_hooks(tmp_path: Path) -> None:
     model: Any = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     hooked = []
-    with ac.watch(model, out=tmp_path, every=3, quiet=True) as watch:
+    with ac.watch(model, out=tmp_path, quiet=True, look=ac.LookAt(every=3)) as watch:
         for _ in range(7):
             hooked.append(
                 bool(
@@ -769,7 +772,7 @@ def test_the_watch_ends_after_the_step_that_was_named(tmp_path: Path) -> None:
             steps += 1
             watch.step()
     assert steps == 2
-    assert events(watch, End)[0].reason == "stopped after step 1, as asked"
+    assert said(events(watch, End)[0].reason) == "stopped after step 1, as asked"
 
 
 def test_runs_are_added_to_a_log(tmp_path: Path) -> None:
@@ -788,7 +791,9 @@ def test_the_last_frames_before_a_finding_are_in_the_log_in_execution_order(tmp_
     model: Any = nn.Sequential(
         *(nn.Linear(2, 2) for _ in range(6)), Glue(lambda self, x: x / 0), nn.ReLU()
     )
-    with ac.watch(model, out=tmp_path, frames=3, on_finding="warn", quiet=True) as watch:
+    with ac.watch(
+        model, out=tmp_path, on_finding="warn", quiet=True, look=ac.LookAt(frames=3)
+    ) as watch:
         model(torch.ones(1, 2))
         watch.step()
     (shown,) = events(watch, Frames)
@@ -802,7 +807,9 @@ def test_the_last_frames_before_a_finding_are_in_the_log_in_execution_order(tmp_
 
 def test_all_frames_of_a_traced_step_are_in_the_log(tmp_path: Path) -> None:
     model: Any = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    with ac.watch(model, out=tmp_path, frames=0, trace_steps=[1], quiet=True) as watch:
+    with ac.watch(
+        model, out=tmp_path, quiet=True, look=ac.LookAt(frames=0, trace_steps=[1])
+    ) as watch:
         for _ in range(3):
             model(torch.ones(1, 2))
             watch.step()
@@ -816,7 +823,7 @@ def test_all_frames_of_a_traced_step_are_in_the_log(tmp_path: Path) -> None:
 
 def test_a_module_that_may_give_nan_is_left_alone(tmp_path: Path) -> None:
     model: Any = nn.Sequential(nn.Linear(2, 2), Glue(lambda self, x: x * NAN), nn.ReLU())
-    with ac.watch(model, out=tmp_path, allow="1", quiet=True) as watch:
+    with ac.watch(model, out=tmp_path, quiet=True, look=ac.LookAt(allow="1")) as watch:
         model(torch.ones(1, 2))
         watch.step()
     assert watch.findings == []
@@ -824,12 +831,12 @@ def test_a_module_that_may_give_nan_is_left_alone(tmp_path: Path) -> None:
 
 def test_at_the_level_of_operators_the_operator_and_its_line_are_named(tmp_path: Path) -> None:
     model: Any = Glue(lambda self, x: self.fc(x).abs().mul(0).log().exp(), fc=nn.Linear(2, 2))
-    with ac.watch(model, out=tmp_path, level="op", on_finding="warn", quiet=True) as watch:
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True, look="op") as watch:
         torch.log(model(torch.ones(1, 2)) - 1)
         watch.step()
     assert watch.findings == []  # -Inf is legal: exp makes it 0 again
     model = Glue(lambda self, x: self.fc(x).abs().mul(0).log().mul(0), fc=nn.Linear(2, 2))
-    with ac.watch(model, out=tmp_path, level="op", on_finding="warn", quiet=True) as watch:
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True, look="op") as watch:
         model(torch.ones(1, 2))
         watch.step()
     (found,) = origins(watch)
@@ -945,7 +952,7 @@ def test_an_option_that_makes_no_sense_is_named(
 ) -> None:
     with (
         pytest.raises(UsageError, match=message),
-        ac.watch(nn.Linear(2, 2), out=tmp_path / "new", **options),
+        ac.watch(nn.Linear(2, 2), **looking(out=tmp_path / "new", **options)),
     ):
         pass
     assert not (tmp_path / "new").exists()
@@ -977,7 +984,7 @@ def test_a_loop_without_a_backward_is_told_of_it(tmp_path: Path) -> None:
     with ac.watch(model, optimizer, out=tmp_path, quiet=True) as watch:
         model(torch.ones(1, 2))
         watch.step()
-    assert [event.text for event in events(watch, Alert)] == [
+    assert [said(event.text) for event in events(watch, Alert)] == [
         "no backward reached the model, so that no gradient was looked at; is it inside the watch,"
         " and the loss not detached?"
     ]
@@ -1005,7 +1012,7 @@ def test_several_optimizers_may_be_given(tmp_path: Path) -> None:
 
 def test_the_model_itself_is_allowed_by_the_name_that_is_printed(tmp_path: Path) -> None:
     model: Any = Glue(lambda self, x: self.fc(x) * NAN, fc=nn.Linear(2, 2))
-    with ac.watch(model, out=tmp_path, allow="(root)", quiet=True) as watch:
+    with ac.watch(model, out=tmp_path, quiet=True, look=ac.LookAt(allow="(root)")) as watch:
         model(torch.ones(1, 2))
         watch.step()
     assert watch.findings == []
@@ -1125,7 +1132,7 @@ def test_steps_in_which_a_copy_of_the_model_is_called_are_not_counted_as_watched
         copy.deepcopy(model)(torch.ones(1, 2))
         watch.step()
     assert events(watch, End)[0].watched == 0
-    assert "not a copy" in events(watch, Alert)[0].text
+    assert "not a copy" in said(events(watch, Alert)[0].text)
 
 
 def test_a_loop_that_forgets_to_end_its_steps_is_told_so(tmp_path: Path) -> None:
@@ -1135,7 +1142,7 @@ def test_a_loop_that_forgets_to_end_its_steps_is_told_so(tmp_path: Path) -> None
         for _ in range(3):
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
-    assert ["step()" in warned.text for warned in events(watch, Alert)] == [True]
+    assert ["step()" in said(warned.text) for warned in events(watch, Alert)] == [True]
 
 
 def test_a_finding_told_before_the_first_update_does_not_say_that_there_was_no_backward(
@@ -1170,7 +1177,7 @@ def test_the_place_of_a_nan_in_the_data_is_told(tmp_path: Path) -> None:
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
         model(x)
         watch.step()
-    assert origins(watch)[0].notes == [
+    assert list(map(said, origins(watch)[0].notes)) == [
         "input 0: the first at index [2, 1]; in 1 of 4 along its first axis"
     ]
 
@@ -1396,7 +1403,7 @@ def test_an_output_that_is_filled_with_minus_inf_is_legal(
 ) -> None:
     dtype = torch.float16 if "lowest" in name else torch.float32
     model = nn.Sequential(MASKED[name](), nn.Softmax(-1)).to(dtype)
-    with ac.watch(model, out=tmp_path, level=level, quiet=True) as watch:
+    with ac.watch(model, out=tmp_path, quiet=True, look=level) as watch:
         for _ in range(3):
             model(torch.full((1, 2), -40.0, dtype=dtype))
             watch.step()

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from accucompare.bundle.format import display_name
 from accucompare.errors import UsageError
 from accucompare.findings.log import (
     Alert,
@@ -19,14 +18,15 @@ from accucompare.findings.log import (
     Event,
     Finding,
     Frames,
+    Remark,
     ScaleChange,
     Step,
     TrainingSetup,
     Vitals,
     WatchStart,
     read_log,
+    remark,
 )
-from accucompare.findings.words import printable_value
 
 # : So many steps skipped without one between that was not are an alarm: the loss scale was halved
 # as often.
@@ -151,19 +151,14 @@ class Analysis:
         )
 
     @property
-    def ending(self) -> str:
-        """How the run ended, in a sentence."""
+    def ending(self) -> Remark:
+        """How the run ended."""
         if self.end is None:
-            return (
-                "the log has no end: the process was killed, its disk was full, or it is still"
-                " running"
-            )
-        plural = "" if self.end.steps == 1 else "s"
-        watched = "all" if self.end.watched == self.end.steps else f"{self.end.watched:,}"
-        return (
-            f"ended after {self.end.steps:,} step{plural}, {watched} watched:"
-            f" {printable_value(self.end.reason, 300)}"
-        )
+            return remark("no-end")
+        steps, watched = self.end.steps, self.end.watched
+        if watched == steps:
+            return remark("ended-all-watched", steps=steps, reason=self.end.reason)
+        return remark("ended", steps=steps, watched=watched, reason=self.end.reason)
 
     def scale_at(self, step: int) -> float | None:
         """The loss scale in a step, if there was one."""
@@ -226,7 +221,7 @@ class Ranks:
 
     path: Path
     ranks: list[Analysis]
-    notes: list[str] = field(default_factory=list)
+    notes: list[Remark | str] = field(default_factory=list)
     incomplete: bool = False
 
     @cached_property
@@ -280,16 +275,16 @@ class Ranks:
         ]
 
     @property
-    def trouble(self) -> str:
-        """Why a log without findings proves nothing; empty if there are findings, or if it does
+    def trouble(self) -> Remark | None:
+        """Why a log without findings proves nothing; ``None`` if there are findings, or if it does
         prove that all was finite.
         """
         if self.findings or self.unexplained:
-            return ""
+            return None
         if not self.watched:
-            return f"no step was watched; {self.ranks[0].ending}"
+            return remark("nothing-watched", ending=self.ranks[0].ending)
         if self.incomplete:
-            return "nothing was found, but not in every rank's log: " + "; ".join(self.notes)
+            return remark("not-every-rank", notes=self.notes)
         unseen = {
             name: what
             for run in self.ranks
@@ -298,11 +293,10 @@ class Ranks:
         }
         if unseen:
             name, what = next(iter(unseen.items()))
-            more = f", and {len(unseen) - 1:,} more" if len(unseen) > 1 else ""
-            return f"nothing was found, but not all was seen: {what}, of {display_name(name)}{more}"
+            return remark("not-all-seen", what=what, module=name, more=len(unseen) - 1)
         unended = [run for run in self.ranks if run.end is None]
         unended += [run for run in self.ranks if run.end is not None and not run.end.as_meant]
-        return f"nothing was found, but {unended[0].ending}" if unended else ""
+        return remark("ended-otherwise", ending=unended[0].ending) if unended else None
 
 
 def read(path: Path) -> Ranks:
@@ -328,13 +322,13 @@ def read(path: Path) -> Ranks:
         runs, key=lambda run: run.start.time
     ).start.ranks  # of the newest start; logs of one with more ranks are still there
     earlier = [
-        f"{run.path}: left out, of a run with {run.start.ranks} ranks"
+        remark("left-out", log=str(run.path), ranks=run.start.ranks)
         for run in runs
         if run.start.ranks != ranks
     ]
     runs = [run for run in runs if run.start.ranks == ranks]
     missing = sorted(set(range(runs[0].start.ranks)) - {run.start.rank for run in runs})
-    absent = [f"no log of rank {_ranges(missing)} of {runs[0].start.ranks}"] if missing else []
+    absent = [remark("no-log", missing=missing, ranks=runs[0].start.ranks)] if missing else []
     return Ranks(path, runs, [*notes, *absent, *earlier, *_shorter(runs)], bool(notes or absent))
 
 
@@ -350,27 +344,17 @@ def _last_runs(logs: list[Path]) -> tuple[list[Analysis], list[str]]:
     return runs, [str(error) for error in errors]
 
 
-def _shorter(runs: list[Analysis]) -> list[str]:
-    """In words, the ranks whose log ends before the others' do."""
+def _shorter(runs: list[Analysis]) -> list[Remark]:
+    """The ranks whose log ends before the others' do."""
     last = max(run.last_step for run in runs)
     return [
-        (
-            f"rank {run.start.rank} ends at step {run.last_step}, others go on to step {last};"
-            f" {run.ending}"
-            if run.last_step >= 0
-            else f"rank {run.start.rank} has no step, others go on to step {last}; {run.ending}"
+        remark(
+            "rank-ends" if run.last_step >= 0 else "rank-has-no-step",
+            rank=run.start.rank,
+            step=run.last_step,
+            last=last,
+            ending=run.ending,
         )
         for run in runs
         if run.last_step < last
     ]
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Numbers in few characters: ``0, 2-7``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ", ".join("-".join(map(str, run)) for run in runs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accucompare.findings.analysis.analysis import MANY_IN_A_ROW
-from accucompare.findings.log import ScaleChange
+from accucompare.findings.log import ScaleChange, remark
 
 
 class Scaling:
@@ -46,27 +46,15 @@ class Scaling:
         lowest = skipped and scale is not None and scale <= 1
         alarm = lowest or (self.found and self.in_a_row >= MANY_IN_A_ROW)
         change = (
-            ""
+            None
             if scale is None or before == scale
-            else f"the loss scale went from {before:g} to {scale:g}"
+            else remark("scale-went", before=before, after=scale)
         )
         if not skipped:
-            return ScaleChange(step, scale or 0.0, False, 0, False, change)
-        overflow = (
-            f"gradients overflowed{f' in {where}' if where else ''}, and the update was skipped"
+            return ScaleChange(step, scale or 0.0, False, 0, False, change or "")
+        verdict = remark(
+            "skip-normal" if not alarm else "scale-down-to-1" if lowest else "skipped-in-a-row",
+            count=self.in_a_row,
         )
-        reason = (
-            "the loss scale is down to 1"
-            if lowest
-            else f"{self.in_a_row} updates in a row were skipped"
-        )
-        alarming = f"{reason}: this is not normal, the gradients are not finite at any scale"
-        verdict = alarming if alarm else "this is normal now and then"
-        return ScaleChange(
-            step,
-            scale or 0.0,
-            True,
-            self.in_a_row,
-            alarm,
-            "; ".join(part for part in (overflow, change, verdict) if part),
-        )
+        text = remark("gradients-overflowed", where=where, change=change, verdict=verdict)
+        return ScaleChange(step, scale or 0.0, True, self.in_a_row, alarm, text)

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from accucompare.findings.analysis import Analysis
-from accucompare.findings.log import Number, ParameterFacts, TrainingSetup, Vitals
+from accucompare.findings.log import Number, ParameterFacts, Remark, TrainingSetup, Vitals
 
 
 class CheckStatus(str, Enum):
@@ -44,51 +44,42 @@ class Layer(str, Enum):
     RUN = "run"
 
 
-class Threshold(NamedTuple):
-    """A number that a check judges by; ``source`` says where its default is from."""
-
-    name: str
-    default: float
-    meaning: str
-    source: str
-
-
 @dataclass(frozen=True)
 class CheckOutcome:
     """What one check has seen in one run.
 
     Attributes:
         status: of the check.
-        measured: what was measured, in words; if it was not looked at, why not.
+        measured: what was measured; if it was not looked at, why not.
         value: the number that was judged, if there is one.
         step: where it was so first, or worst.
         place: the parameter, module or input.
     """
 
     status: CheckStatus
-    measured: str
+    measured: Remark
     value: float | None = None
     step: int | None = None
     place: str = ""
 
 
-def passed(measured: str, value: float | None = None) -> CheckOutcome:
+def passed(measured: Remark, value: float | None = None) -> CheckOutcome:
     return CheckOutcome(CheckStatus.PASS, measured, value)
 
 
 def warned(
-    measured: str, value: float | None = None, step: int | None = None, place: str = ""
+    measured: Remark, value: float | None = None, step: int | None = None, place: str = ""
 ) -> CheckOutcome:
     return CheckOutcome(CheckStatus.WARN, measured, value, step, place)
 
 
 def failed(
-    measured: str, value: float | None = None, step: int | None = None, place: str = ""
+    measured: Remark, value: float | None = None, step: int | None = None, place: str = ""
 ) -> CheckOutcome:
     return CheckOutcome(CheckStatus.FAIL, measured, value, step, place)
 
 
-def not_looked_at(because: str) -> CheckOutcome:
+def not_looked_at(because: Remark) -> CheckOutcome:
     return CheckOutcome(CheckStatus.NOT_LOOKED_AT, because)
 
 
@@ -180,60 +171,25 @@ def _at(values: list[Number | None] | None, index: int) -> Number | None:
 Judge = Callable[[Evidence], CheckOutcome]
 
 
-@dataclass(frozen=True)
-class Check:
-    """A line of the checklist.
-
-    Attributes:
-        id: its name, as options and programs know it.
-        layer: what it is about.
-        looks_at: what it looks at.
-        cure: what to do.
-        judge: decides; ``None`` for what nothing here looks at, which ``because`` explains.
-        thresholds: what it judges by.
-        across: whether it compares ranks, so that it is judged once for all of them.
-        because: why nobody looks.
-        needs: what a run must have.
-        why: what a fault of this kind does.
-    """
-
-    id: str
-    layer: Layer
-    looks_at: str
-    cure: str
-    judge: Judge | None = None
-    thresholds: tuple[Threshold, ...] = ()
-    across: bool = False
-    because: str = ""
-    needs: tuple[Need, ...] = field(default=())
-    why: str = ""
-
-
 class Need(str, Enum):
-    """What a run must have so that a check can look at it; the value is the reason if it has
+    """What a run must have so that a check can look at it; the value is the remark if it has
     not."""
 
     __str__ = str.__str__
 
-    VITALS = (
-        "the log holds no numbers for the checklist: it is of an earlier version, or of a watch"
-        " without (checks_every=0)"
-    )
-    BEGUN = "the log holds no numbers for the checklist, not even of a step that an error ended"
-    UPDATES = "no update was seen"
-    LOSSES = (
-        "no loss was seen: no backward reached the model inside the watch, and step() was given"
-        " none"
-    )
-    NORMS = "no gradient norm was seen: no backward reached the model inside the watch"
-    CLOSE = "no step with an update was looked at closely"
-    SCALER = "there is no loss scaler, or the watch was not told of it (scaler=)"
-    SCHEDULER = "the watch was given no scheduler (scheduler=; in a case, Case(scheduler=))"
-    GIVEN = "the model was not called inside the watch"
-    TARGETS = "no cross entropy was seen in the graph of the loss"
-    ADAM = "no optimizer keeps Adam's moments"
-    EARLIER = "the log holds no earlier run to compare with: watch twice with the same --out"
-    RANKS = "one rank"
+    VITALS = "no-vitals"
+    BEGUN = "not-begun"
+    UPDATES = "no-update"
+    LOSSES = "no-losses"
+    NORMS = "no-norms"
+    CLOSE = "no-close-look"
+    SCALER = "no-scaler"
+    SCHEDULER = "no-scheduler"
+    GIVEN = "not-called"
+    TARGETS = "no-targets"
+    ADAM = "no-adam"
+    EARLIER = "no-earlier-run"
+    RANKS = "one-rank"
 
     def missing(self, evidence: Evidence) -> bool:
         """Whether the run does not have it."""
@@ -257,6 +213,27 @@ _HAS: dict[Need, Callable[[Evidence], object]] = {
     Need.EARLIER: lambda seen: seen.run.earlier is not None and seen.run.earlier.vitals,
     Need.RANKS: lambda seen: len(seen.ranks) > 1,
 }
+
+
+@dataclass(frozen=True)
+class Check:
+    """A line of the checklist. ``report.words`` says what it looks at, why, and what to do.
+
+    Attributes:
+        id: its name, as options and programs know it.
+        layer: what it is about.
+        judge: decides; ``None`` for what nothing here looks at.
+        thresholds: what it judges by, with the defaults.
+        needs: what a run must have.
+        across: whether it compares ranks, so that it is judged once for all of them.
+    """
+
+    id: str
+    layer: Layer
+    judge: Judge | None = None
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    needs: tuple[Need, ...] = (Need.VITALS,)
+    across: bool = False
 
 
 # what several checks measure by
@@ -324,13 +301,3 @@ def spikes(
                 found.append(Spike(point, math.exp(usual), (value - usual) / spread))
         before.append(value)
     return found
-
-
-def most(names: Sequence[str], shown: int = 3) -> str:
-    """The first few of several names."""
-    more = f" and {len(names) - shown:,} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
-
-
-def steps_in_log(count: int) -> str:
-    return f"{count:,} step{'' if count == 1 else 's'}"

@@ -15,14 +15,12 @@ from accucompare.findings.checklist.checks import (
     Evidence,
     Layer,
     Need,
-    Threshold,
     failed,
     not_looked_at,
     passed,
-    steps_in_log,
     warned,
 )
-from accucompare.findings.log import Given, LoadedBatch, Targets, Vitals
+from accucompare.findings.log import Given, LoadedBatch, Remark, Targets, Vitals, remark
 
 _MASKS = re.compile(r"mask|bias", re.IGNORECASE)
 #: So many steps show in which ways a model is called.
@@ -67,16 +65,15 @@ def _input_finite(seen: Evidence) -> CheckOutcome:
         ):
             bad = bad or (each.step, given)
     if bad is None:
-        return passed(f"{count:,} inputs were finite")
+        return passed(remark("inputs-finite", count=count))
     step, given = bad
     if (
         not seen.run.findings and not seen.run.unexplained
     ):  # as of a table with gaps, which the model fills in
         return passed(
-            f"{_called(given)} held values from {given.low} to {given.high}, and nothing that the"
-            " model made of them did"
+            remark("input-held-and-harmless", input=_called(given), low=given.low, high=given.high)
         )
-    return failed(f"values from {given.low} to {given.high}", None, step, _called(given))
+    return failed(remark("values", low=given.low, high=given.high), None, step, _called(given))
 
 
 def _input_range(seen: Evidence) -> CheckOutcome:
@@ -88,7 +85,7 @@ def _input_range(seen: Evidence) -> CheckOutcome:
         size = max(abs(float(given.low)) if not _is_mask(given) else 0.0, abs(float(given.high)))
         if math.isfinite(size) and size > largest:
             largest, worst = size, (each.step, _called(given))
-    measured = f"floating inputs were {largest:.4g} at most"
+    measured = remark("inputs-at-most", size=largest)
     if worst is not None and largest > seen.limits["input-range"]:
         looks = [each.outputs for each in seen.vitals if each.outputs]
         name = (
@@ -99,26 +96,23 @@ def _input_range(seen: Evidence) -> CheckOutcome:
             default=math.inf,
         )
         if size <= seen.limits["input-range"]:
-            return passed(f"{measured}; what {name} made of them was {size:.4g} at most", largest)
+            return passed(remark("made-small", measured=measured, module=name, size=size), largest)
         return warned(
-            f"{measured}, and {name} made {size:.4g} of them" if name else measured, largest, *worst
+            remark("made-large", measured=measured, module=name, size=size) if name else measured,
+            largest,
+            *worst,
         )
     entered = [(each.step, *each.entered) for each in seen.vitals if each.entered is not None]
     lows, highs = [float(low) for *_, low, _ in entered], [float(high) for *_, high in entered]
     if len(entered) >= _LOOKS and min(lows) == 0 and max(highs) == _BYTE:
         step, name, *_ = entered[0]
         return warned(
-            "the first layer was given values of 0 to 255, as bytes are, in"
-            f" {steps_in_log(len(entered))} looked at",
+            remark("bytes-as-they-are", looks=len(entered)),
             255.0,
             step,
             name,
         )
-    return (
-        passed(measured, largest)
-        if floating
-        else not_looked_at("the model was given no floating input")
-    )
+    return passed(measured, largest) if floating else not_looked_at(remark("no-floating-input"))
 
 
 def _is_mask(given: Given) -> bool:
@@ -136,30 +130,30 @@ def _input_constant(seen: Evidence) -> CheckOutcome:
         ):  # masks, and states that begin with 0
             looks.setdefault(_called(given), []).append((each.step, given.constant))
     if not looks:
-        return not_looked_at(
-            "no floating input had several samples in a step that was looked at closely"
-        )
+        return not_looked_at(remark("no-samples"))
     least = {name: min(share for _, share in series) for name, series in looks.items()}
     name, share = min(least.items(), key=operator.itemgetter(1))
     series = looks[name]
-    measured = (
-        f"{share:.0%} of its features had the same value in all samples of a batch, in each of"
-        f" {len(series):,} looks"
-    )
+    measured = remark("features-constant", share=share, looks=len(series))
     if share >= seen.limits["constant-features"]:
         return warned(measured, share, series[0][0], name)
-    return passed(f"{name}: {measured}", share)
+    return passed(remark("of-input", input=name, measured=measured), share)
 
 
 def _type_changed(seen: Evidence) -> CheckOutcome:
     late = _late(seen, lambda given: given.dtype)
     if late is not None:
         each, given, before = late
-        return warned(f"it was {before}, and then {given.dtype}", None, each.step, _called(given))
+        return warned(
+            remark("type-changed", before=before, after=given.dtype),
+            None,
+            each.step,
+            _called(given),
+        )
     for each, given in _every(seen):
         if (found := _rounded(seen, given)) is not None:
             return warned(found, None, each.step, _called(given))
-    return passed(f"{len({given.path for _, given in _every(seen)}):,} inputs kept their types")
+    return passed(remark("types-kept", inputs=len({given.path for _, given in _every(seen)})))
 
 
 def _late(seen: Evidence, form: Callable[[Given], object]) -> tuple[Vitals, Given, object] | None:
@@ -183,8 +177,8 @@ def _late(seen: Evidence, form: Callable[[Given], object]) -> tuple[Vitals, Give
 _WHOLE = {"bfloat16": 256.0, "float16": 2048.0}
 
 
-def _rounded(seen: Evidence, given: Given) -> str | None:
-    """In words, how coarse an input in a half type is, if it holds no whole numbers one by one, and
+def _rounded(seen: Evidence, given: Given) -> Remark | None:
+    """How coarse an input in a half type is, if it holds no whole numbers one by one, and
     no weight is in a half type.
     """
     limit = _WHOLE.get(given.dtype, math.inf)
@@ -194,10 +188,7 @@ def _rounded(seen: Evidence, given: Given) -> str | None:
     if not limit < size < math.inf or any(each.dtype in _WHOLE for each in seen.setup.parameters):
         return None
     apart = 2.0 ** (math.frexp(size)[1] - math.frexp(limit)[1] + 1)
-    return (
-        f"it is {given.dtype}, with values up to {size:.4g}, where its numbers are {apart:g} apart,"
-        " and the weights are float32"
-    )
+    return remark("coarse", dtype=given.dtype, size=size, apart=apart)
 
 
 def _labels_range(seen: Evidence) -> CheckOutcome:
@@ -208,7 +199,7 @@ def _labels_range(seen: Evidence) -> CheckOutcome:
         low, high = float(targets.low), float(targets.high)
         if low < 0 or high >= targets.classes:
             return failed(
-                f"labels from {low:g} to {high:g}, and logits of {targets.classes:,} classes",
+                remark("labels-beyond", low=low, high=high, classes=targets.classes),
                 high,
                 step,
             )
@@ -216,19 +207,10 @@ def _labels_range(seen: Evidence) -> CheckOutcome:
     failure = _out_of_vocabulary(seen)
     looked_up = {lookup.name for each in seen.run.vitals for lookup in each.lookups}
     if failure is None and not classes and not looked_up:
-        return not_looked_at(
-            "no cross entropy was seen in the graph of the loss, or all of its labels were ignored;"
-            " nor an embedding"
-        )
-    words = (
-        [f"labels were {highest:g} at most, and logits of {classes:,} classes"] if classes else []
-    )
-    words += (
-        [f"the ids that {len(looked_up):,} embeddings were given have rows there"]
-        if looked_up
-        else []
-    )
-    return failure or passed("; ".join(words), highest if classes else None)
+        return not_looked_at(remark("no-labels-no-embedding"))
+    words = [remark("labels-at-most", high=highest, classes=classes)] if classes else []
+    words += [remark("ids-have-rows", embeddings=len(looked_up))] if looked_up else []
+    return failure or passed(remark("several", parts=words), highest if classes else None)
 
 
 def _out_of_vocabulary(seen: Evidence) -> CheckOutcome | None:
@@ -236,7 +218,7 @@ def _out_of_vocabulary(seen: Evidence) -> CheckOutcome | None:
         for name, size, low, high in each.lookups:
             if float(low) < 0 or float(high) >= size:
                 return failed(
-                    f"ids from {low:g} to {high:g}, and the embedding has {size:,} rows",
+                    remark("ids-beyond", low=low, high=high, rows=size),
                     float(high),
                     each.step,
                     name,
@@ -255,7 +237,7 @@ def _out_of_vocabulary(seen: Evidence) -> CheckOutcome | None:
             continue
         low, high = float(given.low), float(given.high)
         if high >= rows or low < 0:
-            measured = f"ids from {low:g} to {high:g}, and the embedding has {rows:,} rows"
+            measured = remark("ids-beyond", low=low, high=high, rows=rows)
             return failed(measured, high if high >= rows else low, each.step, _called(given))
     return None
 
@@ -265,7 +247,7 @@ def _labels_ignored(seen: Evidence) -> CheckOutcome:
     emptied = [step for step, targets in every if targets.ignored >= 1]
     worst = max(targets.ignored for _, targets in every)
     if emptied:
-        measured = f"all labels were ignored in {len(emptied):,} of {steps_in_log(len(every))}"
+        measured = remark("all-labels-ignored", emptied=len(emptied), steps=len(every))
         losses = {point.step: point.value for point in seen.losses}
         bad = next(
             (step for step in emptied if not math.isfinite(losses.get(step, math.nan))), None
@@ -273,9 +255,9 @@ def _labels_ignored(seen: Evidence) -> CheckOutcome:
         if bad is not None or len(emptied) > seen.limits["labels-ignored"] * len(every):
             return failed(measured, 1.0, emptied[0] if bad is None else bad)
         return passed(
-            f"{measured}, whose losses were finite", worst
+            remark("ignored-and-finite", measured=measured), worst
         )  # as of a sum that is divided by what there is in an update
-    return passed(f"{worst:.1%} of the labels were ignored at most", worst)
+    return passed(remark("labels-ignored", share=worst), worst)
 
 
 def _shapes(seen: Evidence) -> CheckOutcome:
@@ -283,14 +265,12 @@ def _shapes(seen: Evidence) -> CheckOutcome:
     if late is not None:
         each, given, before = late
         return warned(
-            f"it had {before} axes, and then {len(given.shape)}: {list(given.shape)}",
+            remark("axes-changed", before=before, after=len(given.shape), shape=list(given.shape)),
             None,
             each.step,
             _called(given),
         )
-    return passed(
-        f"{len({given.path for _, given in _every(seen)}):,} inputs kept the number of their axes"
-    )
+    return passed(remark("axes-kept", inputs=len({given.path for _, given in _every(seen)})))
 
 
 def _digests(run: Analysis) -> list[tuple[int, str]]:
@@ -304,32 +284,27 @@ def _digests(run: Analysis) -> list[tuple[int, str]]:
 
 def _repeated(seen: Evidence) -> CheckOutcome:
     if seen.setup is not None and seen.setup.cycle == 1:
-        return not_looked_at("the command uses the one input of the case in every step")
+        return not_looked_at(remark("one-input-again"))
     digests = _digests(seen.run)
     twice = [
         step
         for (before, one), (step, other) in itertools.pairwise(digests)
         if one == other and before + 1 == step
     ]
-    measured = (
-        f"{len(twice):,} of {steps_in_log(len(digests))} had the same batch as the step before, by"
-        " a sample of its values"
-    )
+    measured = remark("same-batch", twice=len(twice), steps=len(digests))
     loaded = {each.step: each.loaded for each in seen.vitals if each.loaded is not None}
     if twice and loaded.keys().isdisjoint(twice):
-        return not_looked_at(
-            f"{measured}, and no DataLoader of torch's gave it: whether it is meant is not known"
-        )
+        return not_looked_at(remark("same-batch-of-no-loader", measured=measured))
     anew = [step for step in twice if _is_begun_anew(loaded.get(step - 1), loaded.get(step))]
     if anew:
         batches = loaded[anew[0]].batches
         return warned(
-            f"{measured}; its loader of {batches:,} batches was begun anew for {len(anew):,}",
+            remark("loader-begun-anew", measured=measured, batches=batches, anew=len(anew)),
             len(anew) / len(digests),
             anew[0],
         )
     return passed(
-        f"{measured}; no loader of several batches was begun anew for it" if twice else measured,
+        remark("loader-not-begun-anew", measured=measured) if twice else measured,
         len(twice) / len(digests),
     )
 
@@ -347,9 +322,7 @@ def _is_begun_anew(before: LoadedBatch | None, now: LoadedBatch | None) -> bool:
 
 def _order(seen: Evidence) -> CheckOutcome:
     if seen.setup is not None and seen.setup.cycle:
-        return not_looked_at(
-            f"the command uses the {seen.setup.cycle:,} inputs of the case again and again"
-        )
+        return not_looked_at(remark("inputs-again", inputs=seen.setup.cycle))
     digests = _digests(seen.run)
     first: dict[str, int] = {}
     periods = []
@@ -359,22 +332,17 @@ def _order(seen: Evidence) -> CheckOutcome:
         first[word] = number
     running = [period for period in periods if period > 1]
     if not running:
-        return passed(f"no batch of {len(digests):,} came again after others", 0.0)
+        return passed(remark("no-batch-again", batches=len(digests)), 0.0)
     usual = max(set(running), key=running.count)
     share = running.count(usual) / (len(digests) - usual)
-    measured = (
-        f"{share:.0%} of the batches from the second epoch on came {usual:,} steps after the same"
-        " batch before"
-    )
+    measured = remark("batches-in-order", share=share, period=usual)
     if all(each.loaded is None for each in seen.vitals):
-        return not_looked_at(
-            f"{measured}, and no DataLoader of torch's gave them: whether it is meant is not known"
-        )
+        return not_looked_at(remark("order-of-no-loader", measured=measured))
     if not any(each.loaded is not None and each.loaded.shuffles for each in seen.vitals):
         return passed(
-            f"{measured}; no loader was asked to shuffle", share
+            remark("order-not-shuffled", measured=measured), share
         )  # a text, and a series, are read in their order
-    measured += ", from a loader that was asked for another order in each epoch"
+    measured = remark("order-of-shuffling-loader", measured=measured)
     if share > seen.limits["order-repeated"] and running.count(usual) >= 3:
         return warned(measured, share, digests[usual][0])
     return passed(measured, share)
@@ -383,12 +351,10 @@ def _order(seen: Evidence) -> CheckOutcome:
 def _padding(seen: Evidence) -> CheckOutcome:
     looks = [(each.step, given) for each, given in _every(seen) if given.padding_rows is not None]
     if not looks:
-        return not_looked_at("the model was given no attention_mask of rows")
+        return not_looked_at(remark("no-mask"))
     step, given = max(looks, key=lambda pair: pair[1].padding_rows or 0.0)
     share = given.padding_rows or 0.0
-    measured = (
-        f"the mask leaves nothing of {share:.0%} of the rows at most, in {len(looks):,} looks"
-    )
+    measured = remark("rows-of-padding", share=share, looks=len(looks))
     return (
         warned(measured, share, step, _called(given))
         if share > seen.limits["padding-rows"]
@@ -401,16 +367,12 @@ def _mask(seen: Evidence) -> CheckOutcome:
         (each.step, given) for each, given in _every(seen) if given.unmasked_padding is not None
     ]
     if not looks:
-        return not_looked_at(
-            "no input_ids with an attention_mask were given, or the id of padding is not known"
-        )
+        return not_looked_at(remark("no-ids-with-mask"))
     step, given = max(
         looks, key=lambda pair: max(pair[1].unmasked_padding or 0.0, pair[1].masked_content or 0.0)
     )
     kept, hidden = given.unmasked_padding or 0.0, given.masked_content or 0.0
-    measured = (
-        f"{kept:.1%} of what the mask keeps is padding, and {hidden:.1%} of what it hides is none"
-    )
+    measured = remark("mask-and-padding", kept=kept, hidden=hidden)
     if max(kept, hidden) > seen.limits["mask-padding"]:
         return warned(measured, max(kept, hidden), step, _called(given))
     return passed(measured, max(kept, hidden))
@@ -420,9 +382,9 @@ def _tokenizer(seen: Evidence) -> CheckOutcome:
     earlier = seen.run.earlier
     assert earlier is not None
     if seen.setup is None or not earlier.setups:
-        return not_looked_at("one of the two runs has no setup")
+        return not_looked_at(remark("no-setup"))
     if _names(seen.run) != _names(earlier):
-        return not_looked_at("the run before in the log was of another model")
+        return not_looked_at(remark("other-model"))
     mine, theirs = seen.setup, earlier.setups[-1]
     facts: list[tuple[str, object, object]] = [
         ("padding id", theirs.pad, mine.pad),
@@ -436,20 +398,16 @@ def _tokenizer(seen: Evidence) -> CheckOutcome:
     facts.append(("first token", _first_token(earlier), _first_token(seen.run)))
     for name, before, now in facts:
         if before is not None and now is not None and before != now:
-            return warned(f"{name}: {before} in the run before, {now} in this one", place=name)
-    known = [f"{name} {now}" for name, _, now in facts if now is not None]
-    return (
-        passed(f"the same as in the run before: {', '.join(known)}")
-        if known
-        else not_looked_at("the model is given no ids of tokens")
-    )
+            return warned(remark("tokens-differ", what=name, before=before, now=now), place=name)
+    known = [(name, now) for name, _, now in facts if now is not None]
+    return passed(remark("tokens-alike", known=known)) if known else not_looked_at(remark("no-ids"))
 
 
 def _names(run: Analysis) -> list[str]:
     return [run.start.model, *(each.name for each in run.setups[-1].parameters)]
 
 
-def _first_token(run: Analysis) -> str | None:
+def _first_token(run: Analysis) -> str | Remark | None:
     """The id that every text begins with, or that they begin with several; ``None`` if the model is
     given no ids of tokens.
     """
@@ -457,7 +415,7 @@ def _first_token(run: Analysis) -> str | None:
     if not found:
         return None
     low, high = min(float(first[0]) for first in found), max(float(first[1]) for first in found)
-    return f"{low:g}" if low == high else "not always the same"
+    return f"{low:g}" if low == high else remark("not-always-the-same")
 
 
 def _side(run: Analysis) -> str | None:
@@ -472,24 +430,18 @@ def _side(run: Analysis) -> str | None:
 
 def _two_ranks(seen: Evidence) -> CheckOutcome:
     if any(set(run.start.coordinates) - _BATCHES_DIFFER for run in seen.ranks):
-        return not_looked_at(
-            "ranks that split a model are given the same batch; which of them are replicas is not"
-            " looked at"
-        )
+        return not_looked_at(remark("ranks-split-a-model"))
     steps = {each.step for run in seen.ranks for each in run.vitals if each.given}
     same = same_batches(seen.ranks)
     if same:
         step, one, other = min(same)
         count = len({step for step, *_ in same})
         return warned(
-            f"ranks {one} and {other} had the same batch, in {count:,} of"
-            f" {steps_in_log(len(steps))}",
+            remark("one-batch-on-two-ranks", one=one, other=other, count=count, steps=len(steps)),
             count / len(steps),
             step,
         )
-    return passed(
-        f"no two of {len(seen.ranks)} ranks had the same batch in {steps_in_log(len(steps))}", 0.0
-    )
+    return passed(remark("batches-differ", ranks=len(seen.ranks), steps=len(steps)), 0.0)
 
 
 def same_batches(runs: Iterable[Analysis]) -> list[tuple[int, int, int]]:
@@ -509,174 +461,24 @@ def same_batches(runs: Iterable[Analysis]) -> list[tuple[int, int, int]]:
 
 
 _GIVEN = (Need.VITALS, Need.GIVEN)
-_ISSUE = "issue 15"
 DATA = (
-    Check(
-        "input-finite",
-        Layer.DATA,
-        "NaN and Inf in what the model is given",
-        "clean the data: look at this step's batch, and at divisions and logarithms before the"
-        " model",
-        _input_finite,
-        needs=(Need.BEGUN, Need.GIVEN),
-        why="one NaN in a batch is a NaN in every weight after the next update",
-    ),
-    Check(
-        "input-range",
-        Layer.DATA,
-        "the magnitude of floating inputs and of what the first module makes of them, and bytes"
-        " that come to the first layer as they are",
-        "normalise the inputs: mean 0, standard deviation 1",
-        _input_range,
-        (Threshold("input-range", 1e4, "magnitude", _ISSUE),),
-        needs=_GIVEN,
-        why="large inputs saturate activations, and overflow in half types",
-    ),
-    Check(
-        "input-constant",
-        Layer.DATA,
-        "features that are the same in all samples of a batch",
-        "check the loader: the same sample stacked, a feature that is never filled, an augmentation"
-        " that blanks",
-        _input_constant,
-        (
-            Threshold(
-                "constant-features",
-                1.0,
-                "share of features, from it on, of every floating input in every look",
-                "all of them",
-            ),
-        ),
-        needs=_GIVEN,
-        why="a stacked sample is a batch of one",
-    ),
-    Check(
-        "input-type",
-        Layer.DATA,
-        "inputs of a type that they had in none of the first ten steps, and large values in a half"
-        " type beside weights in float32",
-        "cast inputs and labels where they are loaded, all in the same way",
-        _type_changed,
-        needs=_GIVEN,
-        why="another type computes other numbers, and nobody says so",
-    ),
-    Check(
-        "labels-range",
-        Layer.DATA,
-        "labels and ids beyond the width of the logits or the embedding, also in the step that an"
-        " error ends",
-        "check the number of classes and the vocabulary against the tokenizer's; resize the"
-        " embedding",
-        _labels_range,
-        needs=(Need.BEGUN,),
-        why=(
-            "a GPU stops with an assertion that names nothing; an NPU may read memory that is not"
-            " the logits'"
-        ),
-    ),
+    Check("input-finite", Layer.DATA, _input_finite, needs=(Need.BEGUN, Need.GIVEN)),
+    Check("input-range", Layer.DATA, _input_range, {"input-range": 1e4}, needs=_GIVEN),
+    Check("input-constant", Layer.DATA, _input_constant, {"constant-features": 1.0}, needs=_GIVEN),
+    Check("input-type", Layer.DATA, _type_changed, needs=_GIVEN),
+    Check("labels-range", Layer.DATA, _labels_range, needs=(Need.BEGUN,)),
     Check(
         "labels-ignored",
         Layer.DATA,
-        "labels that the loss ignores altogether",
-        "check how labels are masked: a batch whose labels are all ignored has a loss of 0/0",
         _labels_ignored,
-        (
-            Threshold(
-                "labels-ignored",
-                0.5,
-                "share of steps without any label, if their losses are finite",
-                "most of them",
-            ),
-        ),
+        {"labels-ignored": 0.5},
         needs=(Need.VITALS, Need.TARGETS),
-        why="the mean over no labels is 0/0",
     ),
-    Check(
-        "input-shape",
-        Layer.DATA,
-        "inputs whose number of axes is one that they had in none of the first ten steps",
-        "check the collate function: a last batch of one sample that is squeezed",
-        _shapes,
-        needs=_GIVEN,
-        why="broadcasting hides it: the loss is then of every sample with every other",
-    ),
-    Check(
-        "batch-repeated",
-        Layer.DATA,
-        "one batch given in two steps running, for which a loader of several batches was begun"
-        " anew",
-        "check that the loader's iterator is made once an epoch, not once a step",
-        _repeated,
-        needs=_GIVEN,
-        why="the model learns one batch by heart, and the loss looks well",
-    ),
-    Check(
-        "order-repeated",
-        Layer.DATA,
-        "batches that come again in the order of the epoch before, from a loader that was asked to"
-        " shuffle",
-        "call sampler.set_epoch(epoch) before each epoch; do not seed the loader's generator anew",
-        _order,
-        (
-            Threshold(
-                "order-repeated",
-                0.5,
-                "share of the batches behind the first epoch",
-                "sound runs pass",
-            ),
-        ),
-        needs=_GIVEN,
-        why=(
-            "without shuffling, gradients of neighbours are correlated; a sampler without set_epoch"
-            " repeats one order"
-        ),
-    ),
-    Check(
-        "batch-on-two-ranks",
-        Layer.DATA,
-        "one batch given to two ranks",
-        "give each rank its part: DistributedSampler with its rank and the number of ranks",
-        _two_ranks,
-        across=True,
-        needs=(Need.RANKS, *_GIVEN),
-        why="two ranks that compute the same are one rank",
-    ),
-    Check(
-        "padding-rows",
-        Layer.DATA,
-        "rows that are all padding",
-        "leave empty samples out before they are batched",
-        _padding,
-        (Threshold("padding-rows", 0.0, "share of rows of any batch", "none is meant"),),
-        needs=_GIVEN,
-        why="attention over nothing is 0/0, or an average over padding",
-    ),
-    Check(
-        "mask-padding",
-        Layer.DATA,
-        "whether the attention mask hides the padding at the ends of rows, and padding alone",
-        "make the mask of the ids: attention_mask = ids != pad; check on which side the tokenizer"
-        " pads",
-        _mask,
-        (
-            Threshold(
-                "mask-padding",
-                0.1,
-                "share of tokens; the id may also end texts",
-                "sound runs pass",
-            ),
-        ),
-        needs=_GIVEN,
-        why="what is attended to is noise, and what is hidden is lost",
-    ),
-    Check(
-        "tokenizer",
-        Layer.DATA,
-        "ids of padding, begin and end, side of padding, vocabulary and first token against those"
-        " of the run before in the log",
-        "load the tokenizer that the weights were trained with",
-        _tokenizer,
-        needs=(Need.VITALS, Need.EARLIER),
-        why="a model that was trained with right padding answers otherwise with left",
-    ),
+    Check("input-shape", Layer.DATA, _shapes, needs=_GIVEN),
+    Check("batch-repeated", Layer.DATA, _repeated, needs=_GIVEN),
+    Check("order-repeated", Layer.DATA, _order, {"order-repeated": 0.5}, needs=_GIVEN),
+    Check("batch-on-two-ranks", Layer.DATA, _two_ranks, across=True, needs=(Need.RANKS, *_GIVEN)),
+    Check("padding-rows", Layer.DATA, _padding, {"padding-rows": 0.0}, needs=_GIVEN),
+    Check("mask-padding", Layer.DATA, _mask, {"mask-padding": 0.1}, needs=_GIVEN),
+    Check("tokenizer", Layer.DATA, _tokenizer, needs=(Need.VITALS, Need.EARLIER)),
 )

@@ -6,24 +6,19 @@ from __future__ import annotations
 
 import math
 
-from accucompare.bundle.format import display_name
 from accucompare.findings.checklist.checks import (
     Check,
     CheckOutcome,
     Evidence,
-    Judge,
     Layer,
     Need,
-    Threshold,
     failed,
     median,
-    most,
     not_looked_at,
     passed,
-    steps_in_log,
     warned,
 )
-from accucompare.findings.log import ParameterFacts
+from accucompare.findings.log import ParameterFacts, remark
 
 #: Classes of modules that normalise, in whose names these stand.
 _NORMS = ("Norm",)
@@ -60,47 +55,30 @@ def _largest(seen: Evidence, measurement: str, over: bool = False) -> list[tuple
 def _vanishing(seen: Evidence) -> CheckOutcome:
     ratios = _largest(seen, "grad", over=True)
     if len(ratios) < 2:
-        return not_looked_at(
-            "fewer than two matrices that are updated have a gradient: one is compared with the"
-            " others"
-        )
+        return not_looked_at(remark("too-few-matrices"))
     (value, step, name), *others = sorted(ratios)
     usual = median(value for value, *_ in others)
     likewise = [each[2] for each in others if each[0] < seen.limits["gradient-ratio"] * usual]
-    measured = (
-        f"the gradient's norm over the weight's was {value:.3g} at most in all looks, and"
-        f" {usual:.3g} in the middle of the others"
-    )
+    measured = remark("gradient-at-most", value=value, usual=usual, others=likewise)
     if value < seen.limits["gradient-ratio"] * usual:
-        return warned(
-            measured + (f"; likewise {most(likewise)}" if likewise else ""),
-            value / usual,
-            step,
-            name,
-        )
-    return passed(f"{display_name(name)}: {measured}", value / usual)
+        return warned(measured, value / usual, step, name)
+    return passed(remark("of-parameter", parameter=name, measured=measured), value / usual)
 
 
 def _exploding(seen: Evidence) -> CheckOutcome:
     ratios = _least_ratios(seen)
     if len(ratios) < 2:
-        return not_looked_at(
-            "fewer than two matrices that are updated have a gradient: one is compared with the"
-            " others"
-        )
+        return not_looked_at(remark("too-few-matrices"))
     *others, (value, step, name) = sorted(ratios)
     usual = median(value for value, *_ in others)
-    measured = (
-        f"the gradient's norm over the weight's was {value:.3g} at least in all looks, and"
-        f" {usual:.3g} in the middle of the others"
-    )
+    measured = remark("gradient-at-least", value=value, usual=usual)
     large = value > seen.limits["gradient-most"] * max(
         usual, 1.0
     )  # where all are large, so is the loss
     return (
         warned(measured, value, step, name)
         if large
-        else passed(f"{display_name(name)}: {measured}", value)
+        else passed(remark("of-parameter", parameter=name, measured=measured), value)
     )
 
 
@@ -125,13 +103,10 @@ def _least_ratios(seen: Evidence) -> list[tuple[float, int, str]]:
 def _update_ratio(seen: Evidence) -> CheckOutcome:
     ratios = _largest(seen, "update")
     if not ratios:
-        return not_looked_at("no matrix was seen to be updated")
+        return not_looked_at(remark("no-matrix-updated"))
     usual = median(value for value, *_ in ratios)
     high, low = max(ratios), min(ratios)
-    measured = (
-        f"update over weight is {low[0]:.3g} to {high[0]:.3g}, {usual:.3g} in the middle: of each"
-        " matrix the most of all looks"
-    )
+    measured = remark("update-ratios", least=low[0], most=high[0], usual=usual)
     losses = [point.value for point in seen.losses if math.isfinite(point.value)]
     part = max(len(losses) // 10, 5)
     learnt = (
@@ -139,7 +114,7 @@ def _update_ratio(seen: Evidence) -> CheckOutcome:
     )
     if usual > seen.limits["update-most"] and learnt > seen.limits["update-learnt"]:
         return warned(
-            f"{measured}; the loss came to {learnt:.2g} x what it was at first",
+            remark("loss-came-to", measured=measured, share=learnt),
             usual,
             high[1],
             high[2],
@@ -167,15 +142,9 @@ def _second_moment(seen: Evidence) -> CheckOutcome:
             value, step = max(values)
             found.append((value / eps[parameter.name], step, parameter.name))
     if not found:
-        return not_looked_at(
-            "no matrix with a gradient is updated by an optimizer that has a second moment, and an"
-            " eps of 1e-6 or less"
-        )
+        return not_looked_at(remark("no-second-moment"))
     usual, (_, step, name) = median(value for value, *_ in found), min(found)
-    measured = (
-        f"the root of the second moment was {usual:.3g} x eps at most in all looks, in the middle"
-        " of all matrices"
-    )
+    measured = remark("second-moment", times=usual)
     return (
         warned(measured, usual, step, name)
         if usual < seen.limits["second-moment"]
@@ -188,13 +157,10 @@ def _state_restored(seen: Evidence) -> CheckOutcome:
     renewed = seen.updates[-1].renewed
     if renewed >= _FEW:
         first = next(each for each in seen.updates if each.renewed)
-        measured = (
-            f"{renewed:,} times an optimizer without state took the place of one that had some, in"
-            f" {steps_in_log(len(seen.updates))}"
-        )
+        measured = remark("optimizer-renewed", times=renewed, steps=len(seen.updates))
         return warned(measured, float(renewed), first.step)
     if not setup.taken:
-        return not_looked_at("no optimizer keeps count of its steps")
+        return not_looked_at(remark("no-count-of-steps"))
     ahead = {
         name: count
         for name, count in setup.schedulers.items()
@@ -203,18 +169,12 @@ def _state_restored(seen: Evidence) -> CheckOutcome:
     for name, count in ahead.items():
         for optimizer, taken in setup.taken.items():
             if taken == 0:
-                measured = (
-                    f"at the beginning {optimizer} had taken 0 steps by its state, and {name}"
-                    f" {count:,}"
-                )
+                measured = remark("taken-none", optimizer=optimizer, scheduler=name, steps=count)
                 return failed(measured, float(count), seen.run.setups[0].step, optimizer)
-    counts = ", ".join(f"{name} {count:,}" for name, count in setup.taken.items())
+    counts = list(setup.taken.items())
     if (before := _restarted(seen)) is not None:
-        return failed(
-            "the run goes on with the weights of the one before, whose optimizer had taken"
-            f" {before:,} steps; now: {counts}"
-        )
-    return passed(f"steps taken by the optimizers' state at the beginning: {counts}")
+        return failed(remark("restarted", steps=before, counts=counts))
+    return passed(remark("steps-taken", counts=counts))
 
 
 def _restarted(seen: Evidence) -> int | None:
@@ -243,26 +203,20 @@ def _zero_grad(seen: Evidence) -> CheckOutcome:
     kept = [each for each in seen.updates if each.kept]
     checked = list(seen.updates[1:])
     if not checked:
-        return not_looked_at("it shows from the second update on")
+        return not_looked_at(remark("from-second-update"))
     if kept:
-        updated = f"{kept[0].kept:,} parameters were updated with a gradient in which there was"
-        measured = f"{updated} that of before the last update, in {steps_in_log(len(kept))}"
+        measured = remark("stale-gradient", parameters=kept[0].kept, steps=len(kept))
         return failed(measured, float(kept[0].kept), kept[0].step)
     thrown = [each for each in seen.updates if each.thrown]
     if len(thrown) > 2 and 2 * len(thrown) > len(
         seen.updates
     ):  # a loop may drop a batch now and then
         count = sum(each.thrown for each in thrown)
-        measured = (
-            f"the gradients of {count:,} backwards were cleared before an update had used them,"
-            f" before {len(thrown):,} of "
+        measured = remark(
+            "cleared-unused", backwards=count, thrown=len(thrown), updates=len(seen.updates)
         )
-        return warned(f"{measured}{len(seen.updates):,} updates", float(count), thrown[0].step)
-    return passed(
-        "no update had the gradient of before the last one in its own, in"
-        f" {steps_in_log(len(checked))}",
-        0.0,
-    )
+        return warned(measured, float(count), thrown[0].step)
+    return passed(remark("no-stale-gradient", steps=len(checked)), 0.0)
 
 
 def _update_skipped(seen: Evidence) -> CheckOutcome:
@@ -271,24 +225,19 @@ def _update_skipped(seen: Evidence) -> CheckOutcome:
     }
     trained = [each for each in seen.vitals if each.backwards and each.step not in skipped]
     if (looks := _all_unmoved(seen)) is not None:
-        return failed(f"updates changed no weight in any of {len(looks):,} looks", 1.0, looks[0])
+        return failed(remark("updates-changed-nothing", looks=len(looks)), 1.0, looks[0])
     if not trained:
-        return not_looked_at("no backward was seen")
+        return not_looked_at(remark("no-backward"))
     updated = {each.step for each in seen.updates}
     if updated:  # the watch may begin, and end, between a backward and its update
         trained = [each for each in trained if min(updated) <= each.step <= max(updated)] or trained
     without = [each for each in trained if not each.updates]
     if len(without) == len(trained):
         if seen.setup is None or not seen.setup.optimizers:
-            return not_looked_at(
-                "the watch was given no optimizer, and saw none: it does not see updates that are"
-                " made by hand"
-            )
-        return warned(
-            "no update was seen of the optimizer that the watch was given", 1.0, without[0].step
-        )
+            return not_looked_at(remark("no-optimizer"))
+        return warned(remark("given-optimizer-idle"), 1.0, without[0].step)
     share = len(without) / len(trained)
-    measured = f"{len(without):,} of {len(trained):,} steps with a backward had no update"
+    measured = remark("without-update", without=len(without), trained=len(trained))
     if (
         without and share < seen.limits["accumulating"]
     ):  # where micro-batches are steps, most of them have none
@@ -296,7 +245,7 @@ def _update_skipped(seen: Evidence) -> CheckOutcome:
     still, count = _unmoved(seen)
     if still and len(still) == count:  # what has been learnt to the last digit moves no more
         return warned(
-            f"an update changed no weight of a matrix, in {len(still):,} of {count:,} looks",
+            remark("matrix-unmoved", still=len(still), looks=count),
             step=still[0],
         )
     return passed(measured, share)
@@ -348,160 +297,35 @@ def _decay(seen: Evidence) -> CheckOutcome:
     ]
     strongest = max((each.decay for each in seen.setup.parameters if each.group), default=0.0)
     if plain:
-        measured = (
-            f"{len(plain):,} biases and weights of norms have a weight decay of"
-            f" {max(each.decay for each in plain):g}"
-        )
-        return warned(measured, max(each.decay for each in plain), place=plain[0].name)
-    return passed(
-        f"the weight decay is {strongest:g} at most; that of biases and norms is within the"
-        " threshold",
-        strongest,
-    )
+        decay = max(each.decay for each in plain)
+        measured = remark("biases-decayed", count=len(plain), decay=decay)
+        return warned(measured, decay, place=plain[0].name)
+    return passed(remark("decay-at-most", decay=strongest), strongest)
 
 
-def _check(
-    id: str,
-    looks_at: str,
-    cure: str,
-    judge: Judge,
-    *thresholds: Threshold,
-    needs: tuple[Need, ...],
-    why: str,
-) -> Check:
-    return Check(
-        id, Layer.OPTIMIZER, looks_at, cure, judge, thresholds, needs=(Need.VITALS, *needs), why=why
-    )
-
-
+_UPDATED = (Need.VITALS, Need.UPDATES)
+_CLOSE = (Need.VITALS, Need.CLOSE)
 OPTIMIZER = (
-    _check(
-        "gradient-vanishes",
-        "the gradient's norm over the weight's, of each matrix, beside that of the others",
-        "check the initialisation, the normalisation and saturated activations between this layer"
-        " and the loss",
-        _vanishing,
-        Threshold(
-            "gradient-ratio",
-            1e-5,
-            "times the median of the others, below it; of each the largest of all looks",
-            "sound runs: 0.004",
-        ),
-        needs=(Need.CLOSE,),
-        why="the layer stands still",
-    ),
-    _check(
-        "gradient-explodes",
-        "the gradient's norm over the weight's, of each matrix, beside that of the others",
-        "check how this weight was initialised, and the scale of what comes to it; clip gradients",
-        _exploding,
-        Threshold(
-            "gradient-most",
-            100,
-            "above it in every look, and so many times the median of the others",
-            "std over std, issue 15",
-        ),
-        needs=(Need.CLOSE,),
-        why="one step undoes what thousands have learnt",
-    ),
-    _check(
+    Check("gradient-vanishes", Layer.OPTIMIZER, _vanishing, {"gradient-ratio": 1e-5}, needs=_CLOSE),
+    Check("gradient-explodes", Layer.OPTIMIZER, _exploding, {"gradient-most": 100}, needs=_CLOSE),
+    Check(
         "update-ratio",
-        "what an update adds over the weight, of each matrix",
-        "change the learning rate until updates are about 1e-3 of the weights",
+        Layer.OPTIMIZER,
         _update_ratio,
-        Threshold(
-            "update-least",
-            1e-7,
-            "below it, the median of the matrices",
-            "float32 rounds away what is less than 6e-8",
-        ),
-        Threshold(
-            "update-most",
-            2,
-            "above it, the median of the matrices: weights are replaced",
-            "sound runs: 1.3 at most",
-        ),
-        Threshold(
-            "update-learnt",
-            0.5,
-            "and the last losses over the first losses, above it",
-            "half of the loss is left",
-        ),
-        needs=(Need.UPDATES, Need.CLOSE),
-        why=(
-            "about 1e-3 is healthy; what is rounded away wastes steps, and what replaces the weight"
-            " forgets"
-        ),
+        {"update-least": 1e-7, "update-most": 2, "update-learnt": 0.5},
+        needs=(Need.VITALS, Need.UPDATES, Need.CLOSE),
     ),
-    _check(
+    Check(
         "second-moment",
-        "the root of Adam's second moment beside the eps that is added to it",
-        "check whether the loss is divided twice, or a loss scale is taken out twice; lower eps",
+        Layer.OPTIMIZER,
         _second_moment,
-        Threshold(
-            "second-moment",
-            10,
-            "times eps, below it the median of the matrices; of each the largest of all looks",
-            "sound runs: 2,000",
-        ),
-        needs=(Need.CLOSE, Need.ADAM),
-        why=(
-            "where its root comes near eps, Adam's step is no longer of the size of the learning"
-            " rate"
-        ),
+        {"second-moment": 10},
+        needs=(Need.VITALS, Need.CLOSE, Need.ADAM),
     ),
-    _check(
-        "state-restored",
-        "an optimizer whose state is empty beside a scheduler, or an earlier run in the log, that"
-        " has gone on; one that is made anew",
-        "load the optimizer's state with the weights: optimizer.load_state_dict(...); make the"
-        " optimizer once, before the loop",
-        _state_restored,
-        Threshold(
-            "restored-ahead",
-            1,
-            "steps of the scheduler; it takes one when it is made",
-            "torch's own count",
-        ),
-        needs=(Need.UPDATES,),
-        why="Adam without its moments takes steps that are far too large",
+    Check(
+        "state-restored", Layer.OPTIMIZER, _state_restored, {"restored-ahead": 1}, needs=_UPDATED
     ),
-    _check(
-        "zero-grad",
-        "gradients of before the last update to which the next one's are added, and gradients that"
-        " are cleared unused",
-        "call optimizer.zero_grad() behind each update, once, and not at each micro-batch",
-        _zero_grad,
-        needs=(Need.UPDATES,),
-        why="gradients of all steps add up, and their norm grows linearly",
-    ),
-    _check(
-        "update-skipped",
-        "steps with a backward and without an update, or updates that change no weight",
-        "check what stands before optimizer.step(), and that the optimizer holds the model's"
-        " parameters",
-        _update_skipped,
-        Threshold(
-            "accumulating",
-            0.4,
-            "share of steps without; from it on they are micro-batches",
-            "two micro-batches: 0.5",
-        ),
-        needs=(),
-        why="data is used up, and nothing is learnt",
-    ),
-    _check(
-        "decay-of-biases",
-        "weight decay on biases and on weights of norms",
-        "give them a parameter group of their own with weight_decay=0",
-        _decay,
-        Threshold(
-            "decay-of-biases",
-            0.25,
-            "weight decay, above it",
-            "recipes of sound runs have up to 0.2",
-        ),
-        needs=(Need.UPDATES,),
-        why="it pulls norms towards 0, where they have no reason to be",
-    ),
+    Check("zero-grad", Layer.OPTIMIZER, _zero_grad, needs=_UPDATED),
+    Check("update-skipped", Layer.OPTIMIZER, _update_skipped, {"accumulating": 0.4}),
+    Check("decay-of-biases", Layer.OPTIMIZER, _decay, {"decay-of-biases": 0.25}, needs=_UPDATED),
 )

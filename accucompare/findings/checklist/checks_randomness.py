@@ -11,33 +11,27 @@ from accucompare.findings.checklist.checks import (
     Need,
     not_looked_at,
     passed,
-    steps_in_log,
     warned,
 )
 from accucompare.findings.checklist.checks_data import same_batches
 from accucompare.findings.checklist.checks_run import first_difference
+from accucompare.findings.log import Remark, remark
 
 
 def _seeded(seen: Evidence) -> CheckOutcome:
     setup = seen.run.setups[0]
     if setup.default_seed:
-        return warned(
-            "torch's generator has the seed that it begins with: none was set", place="torch"
-        )
-    return passed("seeds: " + ", ".join(f"{name} {seed}" for name, seed in setup.seeds.items()))
+        return warned(remark("not-seeded"), place="torch")
+    return passed(remark("seeds", seeds=list(setup.seeds.items())))
 
 
 def _drawn(seen: Evidence) -> CheckOutcome:
     found = [each for each in seen.vitals if each.drawn]
     if found:
-        names = ", ".join(dict.fromkeys(name for each in found for name in each.drawn))
-        measured = (
-            f"{names} was drawn from inside of calls of the model, in {steps_in_log(len(found))}"
-        )
-        return warned(measured, float(len(found)), found[0].step, names)
-    return passed(
-        "inside of the model's calls neither Python's nor NumPy's generator was drawn from", 0.0
-    )
+        names = list(dict.fromkeys(name for each in found for name in each.drawn))
+        measured = remark("drawn-inside", names=names, steps=len(found))
+        return warned(measured, float(len(found)), found[0].step, ", ".join(names))
+    return passed(remark("not-drawn-inside"), 0.0)
 
 
 def _first_step(seen: Evidence) -> CheckOutcome:
@@ -54,29 +48,23 @@ def _first_step(seen: Evidence) -> CheckOutcome:
         strict=True,
     ):
         if mine is not None and theirs is not None and mine != theirs:
-            shown = "" if name in ("batch", "weights") else f": {theirs} and {mine}"
-            measured = f"two runs from the same seed part in the {name} of their first step{shown}"
+            shown = () if name in ("batch", "weights") else (theirs, mine)
+            measured = remark("first-step-parts", what=name, values=shown)
             return warned(measured, step=seen.vitals[0].step, place=name)
-    return passed(
-        "two runs from the same seed have the same first step: batch, weights, loss and gradient"
-        " norm"
-    )
+    return passed(remark("same-first-step"))
 
 
-def _otherwise_begun(run: Analysis, earlier: Analysis) -> str | None:
+def _otherwise_begun(run: Analysis, earlier: Analysis) -> Remark | None:
     """Why the beginnings of two runs need not be the same; ``None`` if they should be."""
     if not run.setups or not earlier.setups or run.setups[0].seeds != earlier.setups[0].seeds:
-        return "the run before in the log had other seeds"
+        return remark("other-seeds")
     if run.start.case != earlier.start.case or run.start.device != earlier.start.device:
-        return "the run before in the log was of another case, or on another device"
+        return remark("other-case")
     if (
         run.setups[0].taken != earlier.setups[0].taken
         or run.vitals[0].step != earlier.vitals[0].step
     ):
-        return (
-            "one of the two runs goes on from another step: their optimizers had not taken the same"
-            " number of steps"
-        )
+        return remark("goes-on-elsewhere")
     return None
 
 
@@ -92,26 +80,16 @@ def _others(seen: Evidence) -> CheckOutcome:
         return not_looked_at(reason)
     mine, theirs = seen.run.setups[0].generators, earlier.setups[0].generators
     if not mine or mine.keys() != theirs.keys():
-        return not_looked_at(
-            "the run before in the log was watched by an earlier version, which noted no states"
-        )
+        return not_looked_at(remark("no-states"))
     other = [name for name in mine if mine[name] != theirs[name]]
     for name in other:
         used = [each for each in seen.vitals if name in each.drawn or name in each.drawn_between]
         if used:
-            measured = (
-                f"{name}'s generator began in another state than in the run before, and was drawn"
-                f" from in {steps_in_log(len(used))}"
-            )
+            measured = remark("other-state", generator=name, steps=len(used))
             return warned(measured, float(len(used)), used[0].step, name)
     if other:
-        return passed(
-            f"the generators of {' and '.join(other)} began otherwise than in the run before, and"
-            " nothing was drawn from them"
-        )
-    return passed(
-        f"the generators of {' and '.join(mine)} began in the same states as in the run before"
-    )
+        return passed(remark("other-states-unused", names=other))
+    return passed(remark("same-states", names=mine))
 
 
 def _facts(run: Analysis) -> tuple[str | None, str | None, str | None, str | None]:
@@ -130,95 +108,31 @@ def _facts(run: Analysis) -> tuple[str | None, str | None, str | None, str | Non
 def _ranks(seen: Evidence) -> CheckOutcome:
     seeds = [tuple(sorted(run.setups[0].seeds.items())) for run in seen.ranks if run.setups]
     if len(seeds) < len(seen.ranks):
-        return not_looked_at("a rank's log holds no setup")
+        return not_looked_at(remark("no-setup-of-a-rank"))
     if len(set(seeds)) == 1:
         same = same_batches(seen.ranks)
         if same:
             step, one, other = min(same)
-            measured = (
-                f"all {len(seeds)} ranks have the same seeds, and ranks {one} and {other} had the"
-                " same batch: they compute the same"
-            )
+            measured = remark("same-seeds-same-batch", ranks=len(seeds), one=one, other=other)
             return warned(measured, step=step)
-        return passed(
-            f"all {len(seeds)} ranks have the same seeds, so that dropout masks agree; their"
-            " batches do not"
-        )
-    measured = f"{len(set(seeds)):,} different seeds on {len(seeds)} ranks"
+        return passed(remark("same-seeds", ranks=len(seeds)))
+    measured = remark("different-seeds", seeds=len(set(seeds)), ranks=len(seeds))
     apart = first_difference(seen.ranks)
     if apart is not None and apart.step == seen.vitals[0].step:
         return warned(
-            f"{measured}, and different weights in the first step: {apart.measured}",
+            remark("different-weights", measured=measured, difference=apart.measured),
             step=apart.step,
             place=apart.place,
         )
-    return passed(f"{measured}, and no different weights in the first step")
+    return passed(remark("no-different-weights", measured=measured))
 
 
+_EARLIER = (Need.VITALS, Need.EARLIER)
 RANDOMNESS = (
-    Check(
-        "seeded",
-        Layer.RANDOMNESS,
-        "whether torch's generator was given a seed",
-        "call torch.manual_seed(seed) before the model is made; and random.seed, numpy.random.seed"
-        " for the data",
-        _seeded,
-        needs=(Need.VITALS,),
-        why="a run that cannot be repeated cannot be compared",
-    ),
-    Check(
-        "drawn-behind",
-        Layer.RANDOMNESS,
-        "Python's and NumPy's generators that are drawn from inside of the model: a seed of torch"
-        " does not reach them",
-        "draw with torch inside of the model; or seed them as well, and save their states in"
-        " checkpoints",
-        _drawn,
-        needs=(Need.VITALS, Need.GIVEN),
-        why="such numbers are in no checkpoint of torch's state, and differ between ranks and runs",
-    ),
-    Check(
-        "same-first-step",
-        Layer.RANDOMNESS,
-        "whether two runs from the same seed have the same first step",
-        "seed every generator before the model and the loader are made; set deterministic"
-        " algorithms",
-        _first_step,
-        needs=(Need.VITALS, Need.EARLIER),
-        why="if the first step differs already, no later difference means anything",
-    ),
-    Check(
-        "seeds-of-ranks",
-        Layer.RANDOMNESS,
-        "the seeds of all ranks, beside their first weights and their batches",
-        "seed the data with seed + rank, and the model with seed alone",
-        _ranks,
-        across=True,
-        needs=(Need.RANKS, Need.VITALS),
-        why=(
-            "with different seeds, replicas may begin with different weights; with the same ones,"
-            " they may be given the same data"
-        ),
-    ),
-    Check(
-        "seeded-others",
-        Layer.RANDOMNESS,
-        "whether Python's and NumPy's generators begin twice in the same state, as only seeded"
-        " ones do",
-        "call random.seed(seed) and numpy.random.seed(seed) before the data is loaded",
-        _others,
-        needs=(Need.VITALS, Need.EARLIER),
-        why="data pipelines draw from them",
-    ),
-    Check(
-        "loader-workers",
-        Layer.RANDOMNESS,
-        "loaders with workers and no generator",
-        "",
-        because=(
-            "what a worker draws is drawn in another process; torch gives each worker a seed of"
-            " its own"
-        ),
-        why="workers of a loader may all draw the same numbers",
-    ),
+    Check("seeded", Layer.RANDOMNESS, _seeded),
+    Check("drawn-behind", Layer.RANDOMNESS, _drawn, needs=(Need.VITALS, Need.GIVEN)),
+    Check("same-first-step", Layer.RANDOMNESS, _first_step, needs=_EARLIER),
+    Check("seeds-of-ranks", Layer.RANDOMNESS, _ranks, across=True, needs=(Need.RANKS, Need.VITALS)),
+    Check("seeded-others", Layer.RANDOMNESS, _others, needs=_EARLIER),
+    Check("loader-workers", Layer.RANDOMNESS),
 )

@@ -15,14 +15,13 @@ from accucompare.findings.checklist.checks import (
     Layer,
     Need,
     Point,
-    Threshold,
     failed,
     median,
     not_looked_at,
     passed,
-    steps_in_log,
     warned,
 )
+from accucompare.findings.log import remark
 
 #: Schedulers that let the learning rate rise again, by design.
 _RISES_AGAIN = (
@@ -58,7 +57,7 @@ def _lr_range(seen: Evidence) -> CheckOutcome:
             (point for point in series if not math.isfinite(point.value) or point.value < 0), None
         )
         if bad is not None:
-            return failed(f"the learning rate was {bad.value:.4g}", bad.value, bad.step, name)
+            return failed(remark("rate-was", rate=bad.value), bad.value, bad.step, name)
     most = {name: max(point.value for point in series) for name, series in _rates(seen)}
     nothing = {name: rate * _ROUNDED for name, rate in most.items()}
     zeros = [
@@ -68,15 +67,12 @@ def _lr_range(seen: Evidence) -> CheckOutcome:
     ]
     share = len(zeros) / len(seen.updates)
     if share > seen.limits["lr-zero"] and len(zeros) > 1:
-        measured = (
-            f"all learning rates were 0, or below the rounding of their most, in {len(zeros):,} of"
-            f" {len(seen.updates):,} updates"
-        )
+        measured = remark("rates-zero", zeros=len(zeros), updates=len(seen.updates))
         return warned(measured, share, zeros[-1])
     highest = max(point.value for _, series in _rates(seen) for point in series)
     lowest = min(point.value for _, series in _rates(seen) for point in series)
     return passed(
-        f"learning rates from {lowest:.4g} to {highest:.4g} in {steps_in_log(len(seen.updates))}",
+        remark("rates", low=lowest, high=highest, steps=len(seen.updates)),
         highest,
     )
 
@@ -99,18 +95,9 @@ def _lr_jump(seen: Evidence) -> CheckOutcome:
             ratio = values[at] / values[at - 1]
             largest = max(largest, ratio)
             if ratio > seen.limits["lr-jump"]:
-                jump = f"from {values[at - 1]:.4g} to {values[at]:.4g} in one"
-                return warned(
-                    f"the learning rate rose step by step, then {jump}, and fell from there",
-                    ratio,
-                    series[at].step,
-                    name,
-                )
-    return passed(
-        "where a learning rate ceased to rise and began to fall, it rose by no more than"
-        f" {largest:.3g} x in one step",
-        largest,
-    )
+                measured = remark("jump", before=values[at - 1], after=values[at])
+                return warned(measured, ratio, series[at].step, name)
+    return passed(remark("no-jump", times=largest), largest)
 
 
 def _lr_rises_again(seen: Evidence) -> CheckOutcome:
@@ -128,14 +115,11 @@ def _lr_rises_again(seen: Evidence) -> CheckOutcome:
         )
         if past is not None:
             taken = past.schedulers[name].stepped
-            measured = f"{name} was made for {length:,} steps, and had been stepped {taken:,} times"
+            measured = remark("beyond-its-length", scheduler=name, length=length, taken=taken)
             return warned(measured, taken / length, past.step, name)
     if not seen.setup.scheduler_lengths:
-        return not_looked_at("no scheduler says how many steps it is made for")
-    return passed(
-        "no scheduler went beyond the steps that it is made for"
-        f" ({min(seen.setup.scheduler_lengths.values()):,} at least)"
-    )
+        return not_looked_at(remark("no-lengths"))
+    return passed(remark("within-lengths", least=min(seen.setup.scheduler_lengths.values())))
 
 
 def _counts(seen: Evidence) -> Iterator[tuple[str, list[tuple[Point, int]]]]:
@@ -167,25 +151,21 @@ def _schedule_steps(seen: Evidence) -> CheckOutcome:
             sum(point.value for point, _ in counts),
             sum(between for _, between in counts),
         )
-        words.append(f"{name} was stepped {total:g} times in {steps_in_log(steps)}")
+        words.append(remark("scheduler-stepped", scheduler=name, times=total, steps=steps))
         if (
             total == 0
             and steps >= seen.limits["schedule-unstepped"]
             and (loaded := _epochs(seen)) != 1
         ):
-            over = f", in which the data was gone through {loaded - 1:,} times" if loaded else ""
-            return warned(words[-1] + over, 0.0, counts[-1][0].step, name)
+            measured = remark(
+                "never-stepped", measured=words[-1], epochs=loaded - 1 if loaded else None
+            )
+            return warned(measured, 0.0, counts[-1][0].step, name)
         doubled = [point for point, between in counts if point.value > between]
         if len(doubled) > seen.limits["schedule-doubled"] * len(counts):
-            measured = (
-                f"{name} was stepped {total / steps:.3g} times between one update and the next"
-            )
+            measured = remark("stepped-between", scheduler=name, times=total / steps)
             return warned(measured, total / steps, doubled[0].step, name)
-    return (
-        passed("; ".join(words))
-        if words
-        else not_looked_at("one update was seen: it shows from the second on")
-    )
+    return passed(remark("several", parts=words)) if words else not_looked_at(remark("one-update"))
 
 
 def _epochs(seen: Evidence) -> int:
@@ -202,12 +182,9 @@ def _schedule_order(seen: Evidence) -> CheckOutcome:
     for name, applied in first.schedulers.items():
         before = applied.stepped - seen.run.setups[0].schedulers.get(name, applied.stepped)
         if before > 0 and first.step == seen.vitals[0].step:
-            measured = (
-                f"{name} was stepped {before} time{'' if before == 1 else 's'} before the first"
-                " update, so that its first rate is left out"
-            )
+            measured = remark("stepped-before", scheduler=name, times=before)
             return warned(measured, float(before), first.step, name)
-    return passed("no scheduler was stepped before the first update")
+    return passed(remark("not-stepped-before"))
 
 
 def _schedule_applied(seen: Evidence) -> CheckOutcome:
@@ -234,24 +211,19 @@ def _schedule_applied(seen: Evidence) -> CheckOutcome:
         ):
             other.append((each.step, made, *next(iter(every.items()))))
     if not compared:
-        return not_looked_at("no scheduler says what rates it has set")
+        return not_looked_at(remark("no-rates"))
     if len(other) > seen.limits["schedule-overruled"] * compared:
         step, made, name, rates = other[0]
-        shown = ", ".join(f"{rate:.4g}" for rate in made[:3])
-        measured = (
-            f"the update was made with {shown}, and {name} had set"
-            f" {', '.join(f'{rate:.4g}' for rate in rates[:3])}"
+        measured = remark(
+            "overruled",
+            made=made[:3],
+            scheduler=name,
+            rates=rates[:3],
+            count=len(other),
+            steps=compared,
         )
-        return warned(
-            f"{measured}; likewise in {len(other):,} of {steps_in_log(compared)}",
-            max(made),
-            step,
-            name,
-        )
-    return passed(
-        f"{compared - len(other):,} of {steps_in_log(compared)} had an update with the rate that a"
-        " scheduler had set"
-    )
+        return warned(measured, max(made), step, name)
+    return passed(remark("rates-followed", followed=compared - len(other), steps=compared))
 
 
 def _close(one: float, other: float) -> bool:
@@ -278,19 +250,18 @@ def _clip_share(seen: Evidence) -> CheckOutcome:
     clipped = [point for point, _ in ratios if point.value < 0.999]
     behind = [each for each in seen.updates if each.clipped_behind]
     if len(behind) > 2 and not any(each.clipped for each in seen.updates):
-        measured = (
-            f"gradients were clipped behind the update that had used them, in {len(behind):,} of"
-            f" {len(seen.updates):,}"
-        )
-        return warned(
-            f"{measured}, and before none", len(behind) / len(seen.updates), behind[0].step
-        )
+        measured = remark("clipped-behind", behind=len(behind), updates=len(seen.updates))
+        return warned(measured, len(behind) / len(seen.updates), behind[0].step)
     if not ratios:
-        return not_looked_at("all gradients were zero")
+        return not_looked_at(remark("gradients-zero"))
     share = len(clipped) / len(ratios)
     usual = median(point.value for point in clipped) if clipped else 1.0
-    measured = f"gradients were made smaller before {len(clipped):,} of {len(ratios):,} updates"
-    measured += f", to {usual:.3g} x" if clipped else ""
+    measured = remark(
+        "made-smaller",
+        clipped=len(clipped),
+        updates=len(ratios),
+        times=usual if clipped else None,
+    )
     if share >= seen.limits["clip-always"] and usual < seen.limits["clip-strength"]:
         return warned(measured, share, clipped[0].step)
     return passed(measured, share)
@@ -311,14 +282,9 @@ def _grown(seen: Evidence) -> CheckOutcome:
         point for point in grown if point.value > seen.limits["clip-grows"] and point.step in alike
     ]
     if not grown:
-        return passed(
-            "gradients were not multiplied by a factor above 1 between the backward and the update"
-        )
+        return passed(remark("not-grown"))
     worst = max(grown, key=lambda point: point.value)
-    measured = (
-        f"all gradients were {worst.value:.4g} x as large at the update as at the end of the"
-        f" backward, in {steps_in_log(len(grown))}"
-    )
+    measured = remark("gradients-grown", times=worst.value, steps=len(grown))
     return warned(measured, worst.value, worst.step)
 
 
@@ -350,169 +316,54 @@ def _clip_before_unscale(seen: Evidence) -> CheckOutcome:
         if point.step in scaled and point.value < 0.999
     ]
     if not pairs:
-        return not_looked_at("gradients were not made smaller before any update with a loss scale")
+        return not_looked_at(remark("not-clipped"))
     usual = median(norm for _, norm, _ in pairs)
     product = [norm * scale for _, norm, scale in pairs]
     middle = median(product)
     even = all(abs(each - middle) <= 1e-3 * middle for each in product)
     if even and usual < seen.limits["clip-scaled"] and len(pairs) > 2:
-        measured = (
-            f"at each clipped update the gradient norm times the loss scale was {middle:.4g}; the"
-            f" norm itself {usual:.4g}"
-        )
+        measured = remark("clipped-scaled", product=middle, norm=usual)
         return failed(measured, usual, pairs[0][0].step)
-    return passed(
-        f"clipped gradients had a norm of {usual:.4g} at the update, without the loss scale", usual
-    )
+    return passed(remark("clipped-norm", norm=usual), usual)
 
 
 #: What rounding leaves of one factor.
 _ALIKE = 1.001
-_STEPS = "issue 15"
+_SCHEDULED = (Need.VITALS, Need.SCHEDULER, Need.UPDATES)
+_NORMED = (Need.VITALS, Need.UPDATES, Need.NORMS)
+_UPDATED = (Need.VITALS, Need.UPDATES)
 SCHEDULE = (
-    Check(
-        "lr-range",
-        Layer.SCHEDULE,
-        "learning rates below 0, not finite, or all 0 in many updates",
-        "check the number of steps that the schedule was made for: a linear decay goes below 0"
-        " behind its end",
-        _lr_range,
-        (
-            Threshold(
-                "lr-zero", 0.05, "share of updates with a learning rate of 0", "sound runs pass"
-            ),
-        ),
-        needs=(Need.VITALS, Need.UPDATES),
-        why="with a negative rate the loss is maximised",
-    ),
-    Check(
-        "lr-jump",
-        Layer.SCHEDULE,
-        "a warm-up whose last rate does not meet the first of the decay",
-        "let the warm-up end where the decay begins",
-        _lr_jump,
-        (
-            Threshold(
-                "lr-jump",
-                1.5,
-                "one update's rate over the last one's, between ten that rise and three that fall",
-                "sound runs: 1.05",
-            ),
-        ),
-        needs=(Need.VITALS, Need.UPDATES),
-        why="a jump at the edge of a warm-up skips most of it",
-    ),
-    Check(
-        "lr-length",
-        Layer.SCHEDULE,
-        "a scheduler that is stepped more often than it was made for (T_max, total_iters), so that"
-        " its rate rises again or stays",
-        "make the schedule for the steps of the whole run: epochs x updates in one",
-        _lr_rises_again,
-        needs=(Need.VITALS, Need.SCHEDULER, Need.UPDATES),
-        why="a cosine goes up again behind its end",
-    ),
+    Check("lr-range", Layer.SCHEDULE, _lr_range, {"lr-zero": 0.05}, needs=_UPDATED),
+    Check("lr-jump", Layer.SCHEDULE, _lr_jump, {"lr-jump": 1.5}, needs=_UPDATED),
+    Check("lr-length", Layer.SCHEDULE, _lr_rises_again, needs=_SCHEDULED),
     Check(
         "schedule-steps",
         Layer.SCHEDULE,
-        "how often the scheduler was stepped between one update and the next",
-        "step the scheduler once behind each update, or once each epoch if it counts epochs",
         _schedule_steps,
-        (
-            Threshold(
-                "schedule-unstepped",
-                200,
-                "steps without one, and the data gone through",
-                "one a step, or an epoch",
-            ),
-            Threshold(
-                "schedule-doubled",
-                0.1,
-                "share of updates with more than one step of the scheduler between",
-                _STEPS,
-            ),
-        ),
-        needs=(Need.VITALS, Need.SCHEDULER, Need.UPDATES),
-        why="the schedule ends at half of the run, or never",
+        {"schedule-unstepped": 200, "schedule-doubled": 0.1},
+        needs=_SCHEDULED,
     ),
-    Check(
-        "schedule-order",
-        Layer.SCHEDULE,
-        "a scheduler that is stepped before the first update",
-        "call scheduler.step() behind optimizer.step()",
-        _schedule_order,
-        needs=(Need.VITALS, Need.SCHEDULER, Need.UPDATES),
-        why="the first rate is never used",
-    ),
+    Check("schedule-order", Layer.SCHEDULE, _schedule_order, needs=_SCHEDULED),
     Check(
         "schedule-applied",
         Layer.SCHEDULE,
-        "whether updates are made with the rates that the scheduler has set",
-        "make the scheduler of the optimizer that is stepped, after its last replacement; do not"
-        " set the rate elsewhere",
         _schedule_applied,
-        (Threshold("schedule-overruled", 0.5, "share of updates", "a few may be set by hand"),),
-        needs=(Need.VITALS, Need.SCHEDULER, Need.UPDATES),
-        why="the schedule is drawn, and nobody follows",
+        {"schedule-overruled": 0.5},
+        needs=_SCHEDULED,
     ),
     Check(
         "clip-share",
         Layer.SCHEDULE,
-        "the share of updates whose gradients were made smaller before, and by how much; clipping"
-        " that comes behind the update",
-        "clip between backward() and step(); raise the limit, or lower the learning rate: always to"
-        " clip is only a smaller learning rate",
         _clip_share,
-        (
-            Threshold("clip-always", 0.95, "share of updates", _STEPS),
-            Threshold(
-                "clip-strength",
-                1e-4,
-                "median of the factor; below it, clipping that always acts is a WARN",
-                "sound runs: 0.016 at least",
-            ),
-        ),
-        needs=(Need.VITALS, Need.UPDATES, Need.NORMS),
-        why="it is a smaller learning rate in disguise",
+        {"clip-always": 0.95, "clip-strength": 1e-4},
+        needs=_NORMED,
     ),
-    Check(
-        "gradients-grow",
-        Layer.SCHEDULE,
-        "gradients that were all multiplied by one factor above 1 between the backward and the"
-        " update",
-        "look at what stands between backward() and step(): unscaling, averaging, clipping by a"
-        " wrong factor",
-        _grown,
-        (
-            Threshold(
-                "clip-grows",
-                1.01,
-                "norm at the update over that behind the backward",
-                "rounding is below",
-            ),
-        ),
-        needs=(Need.VITALS, Need.UPDATES, Need.NORMS),
-        why="between the backward and the update gradients only get smaller, if anything",
-    ),
+    Check("gradients-grow", Layer.SCHEDULE, _grown, {"clip-grows": 1.01}, needs=_NORMED),
     Check(
         "clip-before-unscale",
         Layer.SCHEDULE,
-        "clipped gradients whose norm is the same before the loss scale is taken out, and tiny"
-        " behind it",
-        "call scaler.unscale_(optimizer) before the clipping",
         _clip_before_unscale,
-        (
-            Threshold(
-                "clip-scaled",
-                1e-2,
-                "norm at the update below which it is a FAIL",
-                "a limit of clipping is 0.01 to 100",
-            ),
-        ),
+        {"clip-scaled": 1e-2},
         needs=(Need.VITALS, Need.SCALER, Need.UPDATES),
-        why=(
-            "the limit is applied to gradients times the loss scale, so that nothing is left of"
-            " them"
-        ),
     ),
 )

@@ -16,7 +16,6 @@ from accucompare.findings.checklist.checks import (
     CheckOutcome,
     CheckStatus,
     Evidence,
-    Threshold,
     not_looked_at,
 )
 from accucompare.findings.checklist.checks_data import DATA
@@ -27,6 +26,7 @@ from accucompare.findings.checklist.checks_precision import PRECISION
 from accucompare.findings.checklist.checks_randomness import RANDOMNESS
 from accucompare.findings.checklist.checks_run import RUN
 from accucompare.findings.checklist.checks_schedule import SCHEDULE
+from accucompare.findings.log import remark
 
 #: All of them, in the order in which they are shown.
 CHECKS: tuple[Check, ...] = (
@@ -39,9 +39,8 @@ CHECKS: tuple[Check, ...] = (
     *SCHEDULE,
     *RUN,
 )
-THRESHOLDS: dict[str, Threshold] = {
-    threshold.name: threshold for check in CHECKS for threshold in check.thresholds
-}
+#: Of all checks, by name, the defaults.
+THRESHOLDS = {name: value for check in CHECKS for name, value in check.thresholds.items()}
 _ORDER = list(CheckStatus)
 _MOST_BYTES = 1 << 20  # of a file of thresholds
 
@@ -125,7 +124,7 @@ def judge_vitals(ranks: Ranks) -> Health | None:
 
 
 def _result(check: Check, ranks: Ranks, given: Mapping[str, float]) -> Checklist:
-    limits = {each.name: float(given.get(each.name, each.default)) for each in check.thresholds}
+    limits = {name: float(given.get(name, default)) for name, default in check.thresholds.items()}
     runs = ranks.ranks[:1] if check.across else ranks.ranks
     outcomes = [(_outcome(check, Evidence(run, limits, ranks.ranks)), run) for run in runs]
     outcome, run = min(outcomes, key=lambda pair: _ORDER.index(pair[0].status))
@@ -136,9 +135,9 @@ def _result(check: Check, ranks: Ranks, given: Mapping[str, float]) -> Checklist
 
 def _outcome(check: Check, evidence: Evidence) -> CheckOutcome:
     if check.judge is None:
-        return not_looked_at(check.because)
+        return not_looked_at(remark(check.id))
     missing = next((need for need in check.needs if need.missing(evidence)), None)
-    return not_looked_at(missing.value) if missing is not None else check.judge(evidence)
+    return not_looked_at(remark(missing.value)) if missing is not None else check.judge(evidence)
 
 
 def read_thresholds(texts: Iterable[str], file: Path | None = None) -> dict[str, float]:

@@ -35,6 +35,7 @@ from accucompare.findings.log.observations import (
     near_the_limit,
     within,
 )
+from accucompare.findings.log.remarks import Remark, remark
 from accucompare.findings.log.vital_events import (
     Applied,
     Given,
@@ -77,6 +78,7 @@ __all__ = [
     "Narrowed",
     "Number",
     "ParameterFacts",
+    "Remark",
     "ScaleChange",
     "Site",
     "Step",
@@ -94,5 +96,6 @@ __all__ = [
     "near_the_limit",
     "number",
     "read_log",
+    "remark",
     "within",
 ]

@@ -17,39 +17,44 @@ import msgspec
 from accucompare.bundle.format import display_name
 from accucompare.findings.log.json_numbers import Number as Number
 from accucompare.findings.log.json_numbers import number as number
+from accucompare.findings.log.remarks import Remark
 from accucompare.findings.log.vital_events import TrainingSetup, Vitals
 
 
 class Site(str, Enum):
-    """Where a value that is not finite was made."""
+    """Where a value that is not finite was made.
+
+    Attributes:
+        aside: what a place's name says of it.
+    """
 
     __str__ = str.__str__
+    aside: str
+
+    def __new__(cls, value: str, aside: str = "") -> Site:
+        site = str.__new__(cls, value)
+        site._value_, site.aside = value, aside
+        return site
 
     MODULE = "module"  # inside this module call
     # in the module's own forward, between its children: before or after the one that `near` names
-    GLUE = "glue"
-    POINT = "point"  # it was seen at a point of the user's own (`check_finite`), which `near` names
-    WEIGHTS = "weights"  # it was in a parameter or a buffer of this module before
+    GLUE = "glue", "glue"
+    # it was seen at a point of the user's own (`check_finite`), which `near` names
+    POINT = "point", "point"
+    WEIGHTS = "weights", "weights"  # it was in a parameter or a buffer of this module before
     INPUT = "input"  # the model was given it
     LOSS = "loss"  # of a gradient: it came from outside of the model, from the loss
-    HOOK = "hook"  # of a gradient: a hook of the user's on a parameter, which `near` names
-    GRADIENTS = "gradients"  # in a parameter's gradient, between the backward and the update
-    UPDATE = "update"  # in a parameter, by the optimizer's last update
+    HOOK = (
+        "hook",
+        "hook on",
+    )  # of a gradient: a hook of the user's on a parameter, which `near` names
+    # in a parameter's gradient, between the backward and the update
+    GRADIENTS = "gradients", "gradients before the update"
+    UPDATE = "update", "weights after the update"  # in a parameter, by the optimizer's last update
     RANK = "rank"  # another rank has found it
     # of a gradient: the sum of what came from several places, or of several ranks, steps or
     # micro-batches
-    SUM = "sum"
-
-
-_ASIDES = {
-    Site.GLUE: ["glue"],
-    Site.POINT: ["point"],
-    Site.WEIGHTS: ["weights"],
-    Site.HOOK: ["hook on"],
-    Site.GRADIENTS: ["gradients before the update"],
-    Site.UPDATE: ["weights after the update"],
-    Site.SUM: ["sum of gradients"],
-}
+    SUM = "sum", "sum of gradients"
 
 
 class Direction(str, Enum):
@@ -213,7 +218,7 @@ class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_
         second: whether it was in a second backward, through the gradients that another one gave.
         reproducer: the path of the script, from the log's directory.
         reproducer_notes: what the reproducer lacks, or why there is none.
-        notes: further sentences, such as why the step could not be run again.
+        notes: further remarks, such as why the step could not be run again.
     """
 
     step: int
@@ -234,17 +239,17 @@ class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_
     weights: list[TensorRange] = []
     parameters: list[str] = []
     legal: list[str] = []
-    unseen: list[str] = []
+    unseen: list[Remark | str] = []
     second: bool = False
     reproducer: str = ""
-    reproducer_notes: list[str] = []
-    notes: list[str] = []
+    reproducer_notes: list[Remark | str] = []
+    notes: list[Remark | str] = []
 
-    def noting(self, *notes: str) -> Finding:
+    def noting(self, *notes: Remark | str) -> Finding:
         """The same with further notes."""
         return msgspec.structs.replace(self, notes=[*self.notes, *notes])
 
-    def passing_on(self, *notes: str) -> Finding:
+    def passing_on(self, *notes: Remark | str) -> Finding:
         """The same as what did not begin here, but came in."""
         return msgspec.structs.replace(self.noting(*notes), origin=False, cause=Cause.INPUTS)
 
@@ -261,8 +266,7 @@ class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_
         if self.site is Site.INPUT:
             path = self.tensors[0].path if self.tensors else ""
             return f"{name}, input {path}".rstrip()
-        aside = _ASIDES.get(self.site, [])
-        aside = [*aside, *([self.near] if self.near else [])]
+        aside = [each for each in (self.site.aside, self.near) if each]
         direction = ", backward" if self.direction is Direction.BACKWARD else ""
         return (
             name
@@ -276,7 +280,7 @@ class Alert(msgspec.Struct, tag="warned", tag_field="event", frozen=True, omit_d
 
     Attributes:
         kind: of what.
-        text: the whole sentence.
+        text: what there is to say.
         step: when.
         name, call, type: of the module call; empty for what concerns no module.
         value: the largest magnitude, or the share (0 to 1) of values that became zero or subnormal.
@@ -284,7 +288,7 @@ class Alert(msgspec.Struct, tag="warned", tag_field="event", frozen=True, omit_d
     """
 
     kind: AlertKind
-    text: str
+    text: Remark | str
     step: int
     name: str = ""
     call: int = 0
@@ -316,7 +320,7 @@ class ScaleChange(msgspec.Struct, tag="scaled", tag_field="event", frozen=True, 
         skipped: whether the step was skipped because gradients overflowed.
         in_a_row: how many were skipped without one between that was not.
         alarm: whether this is no longer normal.
-        text: the whole sentence.
+        text: what there is to say.
     """
 
     step: int
@@ -324,7 +328,7 @@ class ScaleChange(msgspec.Struct, tag="scaled", tag_field="event", frozen=True, 
     skipped: bool
     in_a_row: int = 0
     alarm: bool = False
-    text: str = ""
+    text: Remark | str = ""
 
 
 class Step(msgspec.Struct, tag="step", tag_field="event", frozen=True, omit_defaults=True):
@@ -352,7 +356,7 @@ class Step(msgspec.Struct, tag="step", tag_field="event", frozen=True, omit_defa
     overflowed: bool | None = None
     loss: Number | None = None
     skipped: bool = False
-    unseen: dict[str, str] = {}
+    unseen: dict[str, Remark | str] = {}
 
 
 class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaults=True):
@@ -360,20 +364,21 @@ class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaul
 
     Attributes:
         steps: how many there were; ``watched`` of them were watched.
-        reason: how it ended, in words: ``finished``, ``stopped after step N, as asked``, or the
-            error that ended the loop.
-        ending: the same, as a fact.
+        reason: what more there is to say: the error that ended the loop, or where its state is.
+        ending: how it ended.
         weights: the norm of each of ``Setup.parameters`` at last, in that order: by them, a run
             that goes on from here is known.
         state: of a run that was paused: where the state is saved from which it can go on.
+        error: the class of the error that ended the loop.
     """
 
     steps: int
     watched: int
-    reason: str
+    reason: Remark | str
     ending: Ending
     weights: list[Number | None] = []
     state: str = ""
+    error: str = ""
 
     @property
     def as_meant(self) -> bool:

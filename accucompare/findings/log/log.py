@@ -86,9 +86,10 @@ class Log:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             self.close()
-            self.failure = (
+            ends = UsageError(
                 f"{self.path}: the log of the watch ends here ({error.strerror}); {cure_of(error)}"
             )
+            self.failure = str(ends)
             _LOGGER.warning("%s; the watch goes on", self.failure)
 
     def close(self) -> None:

@@ -1,7 +1,16 @@
 """Where a value that is not finite began."""
 
 from accucompare.findings.origins.open_calls import INFINITE
+from accucompare.findings.origins.operator_names import DIVISIONS, LOGS, operator_name
 from accucompare.findings.origins.origins import find_origins, infinite_outputs
 from accucompare.findings.origins.poles import is_pole
 
-__all__ = ["INFINITE", "find_origins", "infinite_outputs", "is_pole"]
+__all__ = [
+    "DIVISIONS",
+    "INFINITE",
+    "LOGS",
+    "find_origins",
+    "infinite_outputs",
+    "is_pole",
+    "operator_name",
+]

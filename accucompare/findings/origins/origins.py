@@ -34,6 +34,7 @@ from accucompare.findings.log import (
     Direction,
     Finding,
     ModuleCall,
+    Remark,
     Site,
     StepObservation,
     TensorRange,
@@ -41,6 +42,7 @@ from accucompare.findings.log import (
     What,
     kinds_of,
     near_the_limit,
+    remark,
     within,
 )
 from accucompare.findings.origins.open_calls import INFINITE, OpenCall, blame_call
@@ -436,15 +438,13 @@ class _Judge:
             if around is not None
             else [tensor for tensor in tensors if tensor.role == "input"]
         )
-        unseen = (
-            list(around.inputs.unseen) if around is not None and around.inputs is not None else []
-        )
+        unseen: list[Remark | str] = []
+        if around is not None and around.inputs is not None:
+            unseen += around.inputs.unseen
         maker = None if call is None else call.maker_of(kinds)
         if call is not None and maker is not None and maker in call.brought.values():
             bad = [tensor.path for tensor in maker.of("input") if self.kinds([tensor]) & set(kinds)]
-            unseen.append(
-                f"{', '.join(bad)} of {maker.operator}, which is neither an input nor a weight"
-            )
+            unseen.append(remark("neither-input-nor-weight", paths=bad, operator=maker.operator))
         finding = Finding(
             step=self._step,
             order=observation.order,
@@ -532,11 +532,8 @@ def _is_number(tensor: TensorRange) -> bool:
     return not tensor.shape and tensor.dtype == "float64"
 
 
-def _swallowed(maker: StepObservation) -> str:
+def _swallowed(maker: StepObservation) -> Remark:
     """What an operator made in the forward that the call's output does not show, but its backward
     does.
     """
-    return (
-        f"in the forward {maker.operator}{f' at {maker.line}' if maker.line else ''} gave a value"
-        " that is not finite"
-    )
+    return remark("swallowed", operator=maker.operator, line=maker.line)

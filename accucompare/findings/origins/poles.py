@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 
 from accucompare.findings.log import MINUS, NAN, Finding
-from accucompare.findings.words import DIVISIONS, LOGS, operator_name
+from accucompare.findings.origins.operator_names import DIVISIONS, LOGS, operator_name
 
 _SOFTMAXES = ("softmax", "log_softmax", "scaled_dot_product_attention", "logsumexp")
 _POWERS = ("rsqrt", "pow")

@@ -11,6 +11,7 @@ from accucompare.files import written_whole
 from accucompare.findings.analysis import Ranks
 from accucompare.findings.checklist import Checklist, Health
 from accucompare.findings.log import number
+from accucompare.report.watch_words import CHECK_WORDS, said
 from accucompare.report.watched import headline
 
 
@@ -28,7 +29,7 @@ def write_health_json(ranks: Ranks, health: Health, path: Path) -> Path:
         "counts": {status.value: count for status, count in health.counts().items()},
         "steps": ranks.watched,
         "checks": [_check(result) for result in health.results],
-        "notes": ranks.notes,
+        "notes": [said(note) for note in ranks.notes],
     }
     encoded = (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode(
         "utf-8", "backslashreplace"
@@ -38,17 +39,17 @@ def write_health_json(ranks: Ranks, health: Health, path: Path) -> Path:
 
 def _check(result: Checklist) -> dict[str, Any]:
     check, outcome = result.check, result.outcome
-    value = outcome.value
+    value, words = outcome.value, CHECK_WORDS[check.id]
     return {
         "id": check.id,
         "layer": check.layer.value,
-        "looks_at": check.looks_at,
+        "looks_at": words.looks_at,
         "status": result.status.value,
-        "measured": outcome.measured,
+        "measured": said(outcome.measured),
         "value": value if value is None or math.isfinite(value) else number(value),
         "step": outcome.step,
         "place": outcome.place,
         "rank": result.rank,
         "thresholds": {name: number(limit) for name, limit in result.limits.items()},
-        "cure": check.cure,
+        "cure": words.cure,
     }

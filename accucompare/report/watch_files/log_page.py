@@ -19,6 +19,7 @@ from accucompare.report.watch_files.log_tables import (
     steps_table,
     warnings_table,
 )
+from accucompare.report.watch_words import said
 from accucompare.report.watched import headline, rank_entries, verdict_line
 from accucompare.report.watched import watch_columns as log
 from accucompare.text import printable
@@ -77,8 +78,8 @@ def _write(ranks: Ranks, health: Health | None, words: dict[str, Any], path: Pat
         else [(status.value, count) for status, count in health.counts().items()]
     )
     content = words | {
-        "notes": ranks.notes,
-        "ending": run.ending,
+        "notes": [said(note) for note in ranks.notes],
+        "ending": said(run.ending),
         "of_rank": f", rank {run.start.rank}" if ranks.several else "",
         "checklist": counts,
         "environment": listed,

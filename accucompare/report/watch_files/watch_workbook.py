@@ -44,6 +44,7 @@ from accucompare.report.watch_files.log_tables import (
     steps_table,
     warnings_table,
 )
+from accucompare.report.watch_words import said
 from accucompare.report.watched import checks_fail, norm_sheets, rank_entries, verdict_line
 from accucompare.report.watched import watch_columns as log
 
@@ -97,7 +98,7 @@ def _findings(ranks: Ranks, health: Health | None) -> Table:
         (line, PLAIN_LOOK if place else BOLD)
         for place, line in enumerate(log.main_answer(ranks).splitlines())
     ]
-    heading += [(note, MUTED_TEXT) for note in ranks.notes[:3]]
+    heading += [(said(note), MUTED_TEXT) for note in ranks.notes[:3]]
     content = findings_table(ranks)
     wrong = content.rows or ranks.trouble or checks_fail(health)
     return _table(

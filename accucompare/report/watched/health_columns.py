@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from accucompare.findings.checklist import Checklist, CheckStatus, Health
 from accucompare.report.table import COUNT, NUMBER, TEXT, Column
+from accucompare.report.watch_words import CHECK_WORDS, said
 
 
 def headline(health: Health) -> str:
@@ -33,7 +34,11 @@ def limits(result: Checklist) -> str:
 
 def cure(result: Checklist) -> str:
     """What to do; nothing where nothing is wrong."""
-    return result.check.cure if result.status in (CheckStatus.WARN, CheckStatus.FAIL) else ""
+    return (
+        CHECK_WORDS[result.check.id].cure
+        if result.status in (CheckStatus.WARN, CheckStatus.FAIL)
+        else ""
+    )
 
 
 HEALTH = (
@@ -43,9 +48,18 @@ HEALTH = (
     Column("rank", lambda row: row.rank, COUNT, 7),
     Column("step", lambda row: row.outcome.step, COUNT, 9),
     Column("place", lambda row: row.outcome.place, TEXT, 36, least=16),
-    Column("what was measured", lambda row: row.outcome.measured, TEXT, 90, "difference", least=30),
+    Column(
+        "what was measured",
+        lambda row: said(row.outcome.measured),
+        TEXT,
+        90,
+        "difference",
+        least=30,
+    ),
     Column("value", lambda row: row.outcome.value, NUMBER, 15, "difference"),
     Column("thresholds", limits, TEXT, 40, "baseline"),
     Column("what to do", cure, TEXT, 90, "judgement"),
-    Column("what it looks at", lambda row: row.check.looks_at, TEXT, 80, "judgement"),
+    Column(
+        "what it looks at", lambda row: CHECK_WORDS[row.check.id].looks_at, TEXT, 80, "judgement"
+    ),
 )

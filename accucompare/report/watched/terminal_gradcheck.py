@@ -7,8 +7,8 @@ from rich.text import Text
 from accucompare.bundle.format import display_name
 from accucompare.findings.checklist import CheckStatus
 from accucompare.findings.differences import FunctionGradients, GradientCheck
-from accucompare.findings.words import printable_value
 from accucompare.report.console import open_console
+from accucompare.report.watch_words import printable_value, said
 
 _STYLES = {
     CheckStatus.FAIL: "bold red",
@@ -75,5 +75,5 @@ def _line(each: FunctionGradients) -> Text:
             f" in {', '.join(printable_value(display_name(name)) for name in each.modules[:_MODULES_SHOWN])}{more}"
         )
     line.append(f" ({printable_value(each.given, 200)})" if each.given else "")
-    line.append(f": {printable_value(each.outcome.measured, 500)}")
+    line.append(f": {printable_value(said(each.outcome.measured), 500)}")
     return line

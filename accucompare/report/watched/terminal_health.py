@@ -8,8 +8,8 @@ from rich.text import Text
 from accucompare.bundle.format import display_name
 from accucompare.findings.analysis import Ranks
 from accucompare.findings.checklist import FINITE, Checklist, CheckStatus, Health, Layer
-from accucompare.findings.words import printable_value
 from accucompare.report.console import open_console, print_heading
+from accucompare.report.watch_words import CHECK_WORDS, printable_value, said
 from accucompare.report.watched.health_columns import headline, limits
 
 _STYLES = {
@@ -78,9 +78,11 @@ def _print(console: Console, result: Checklist, with_limits: bool = False) -> No
     place += [f"step {outcome.step}"] if outcome.step is not None else []
     place += [printable_value(display_name(outcome.place), 120)] if outcome.place else []
     line.append(f"{', '.join(place)}: " if place else "")
-    line.append(printable_value(outcome.measured, 600))
+    line.append(printable_value(said(outcome.measured), 600))
     if with_limits and result.limits:
         line.append(f"  [{limits(result)}]", "bright_black")
     console.print(line, soft_wrap=True)
     if result.status in (CheckStatus.FAIL, CheckStatus.WARN):
-        console.print(Text(f"                → {result.check.cure}"), soft_wrap=True)
+        console.print(
+            Text(f"                → {CHECK_WORDS[result.check.id].cure}"), soft_wrap=True
+        )

@@ -25,19 +25,20 @@ from accucompare.findings.log import (
     Step,
     WatchStart,
 )
-from accucompare.findings.words import (
+from accucompare.report.console import fitted, open_console, print_heading, print_rest
+from accucompare.report.headline import Headline
+from accucompare.report.table import Column, chosen
+from accucompare.report.terminal import print_table
+from accucompare.report.watch_words import (
     answer,
     called,
     finding_headline,
     kinds,
     printable_value,
+    said,
     short,
     where,
 )
-from accucompare.report.console import fitted, open_console, print_heading, print_rest
-from accucompare.report.headline import Headline
-from accucompare.report.table import Column, chosen
-from accucompare.report.terminal import print_table
 from accucompare.report.watched.health_columns import headline
 from accucompare.report.watched.watch_columns import (
     FINDINGS,
@@ -144,12 +145,13 @@ def print_analysis(
     _print_history(console, ranks, run)
     _print_warnings(console, ranks)
     console.print()
-    if run.ending not in ranks.trouble:  # else it is in the verdict line
+    if not _is_told(ranks, run):
         console.print(
-            Text(f"{_rank(ranks, run)}{run.ending}", "" if run.end else "yellow"), soft_wrap=True
+            Text(f"{_rank(ranks, run)}{said(run.ending)}", "" if run.end else "yellow"),
+            soft_wrap=True,
         )
     for note in ranks.notes[:_LISTED]:
-        console.print(Text(f"note: {printable_value(note, 400)}", "yellow"), soft_wrap=True)
+        console.print(Text(f"note: {printable_value(said(note), 400)}", "yellow"), soft_wrap=True)
     for report in reports:
         console.print(f"report: {printable_value(str(report), 400)}", soft_wrap=True)
 
@@ -170,12 +172,24 @@ def print_watched(ranks: Ranks, health: Health | None, quiet: bool) -> None:
     _print_answer(console, main_answer(ranks))
     _print_warnings(console, ranks)
     run = main_run(ranks)
-    told = run.ending in ranks.trouble  # in the verdict line
-    if run.end is not None and run.end.ending not in (Ending.FINISHED, Ending.FINDING) and not told:
-        console.print(Text(f"{_rank(ranks, run)}{run.ending}"), soft_wrap=True)
+    if (
+        run.end is not None
+        and run.end.ending
+        not in (
+            Ending.FINISHED,
+            Ending.FINDING,
+        )
+        and not _is_told(ranks, run)
+    ):
+        console.print(Text(f"{_rank(ranks, run)}{said(run.ending)}"), soft_wrap=True)
     console.print(
         f"more: accucompare overflow {printable_value(str(ranks.path), 400)}", soft_wrap=True
     )
+
+
+def _is_told(ranks: Ranks, run: Analysis) -> bool:
+    """Whether the verdict line says how a run ended."""
+    return ranks.trouble is not None and ranks.trouble.values.get("ending") == run.ending
 
 
 def checks_fail(health: Health | None) -> bool:
@@ -188,9 +202,10 @@ def verdict_line(ranks: Ranks, health: Health | None, alone: bool = True) -> Tex
     and what and where, if it stands alone.
     """
     path = printable_value(str(ranks.path), 400)
-    if ranks.trouble:
+    if ranks.trouble is not None:
         return Text.assemble(
-            (Headline.TROUBLE.value, "bold red"), f"  {path}: {printable_value(ranks.trouble, 600)}"
+            (Headline.TROUBLE.value, "bold red"),
+            f"  {path}: {printable_value(said(ranks.trouble), 600)}",
         )
     if ranks.first is not None:
         run, finding = ranks.first
@@ -378,7 +393,7 @@ def _print_scale(console: Console, ranks: Ranks, run: Analysis) -> None:
     worst = max(each.in_a_row for each in run.alarms)
     first = run.alarms[0]
     text = (
-        printable_value(first.text, 300)
+        printable_value(said(first.text), 300)
         or f"the scale fell to {first.scale:g}, {worst} steps were skipped in a row: this is not normal"
     )
     console.print(Text(f"  alarm in step {first.step}: {text}", "bold red"))
@@ -393,7 +408,7 @@ def _print_warnings(console: Console, ranks: Ranks) -> None:
     for run, warning in warned[:_LISTED]:
         console.print(
             Text(
-                f"  {_rank(ranks, run)}step {warning.step}: {printable_value(warning.text, 300)}",
+                f"  {_rank(ranks, run)}step {warning.step}: {printable_value(said(warning.text), 300)}",
                 "yellow",
             ),
             soft_wrap=True,

@@ -21,8 +21,15 @@ from accucompare.findings.log import (
     TensorRange,
     TrainingSetup,
 )
-from accucompare.findings.words import answer, called, described, hints_for, smallest
 from accucompare.report.table import COUNT, GENERAL, NUMBER, TEXT, Column, Value, bracketed
+from accucompare.report.watch_words import (
+    answer,
+    called,
+    described,
+    hints_for,
+    said,
+    smallest,
+)
 
 _RANK = Column("rank", lambda row: row.run.start.rank, COUNT, 7)
 
@@ -102,7 +109,10 @@ def _hints(row: FindingRow) -> str:
 
 def _notes(row: FindingRow) -> str:
     return "; ".join(
-        [*row.finding.notes, *(f"reproducer: {note}" for note in row.finding.reproducer_notes)]
+        [
+            *map(said, row.finding.notes),
+            *(f"reproducer: {said(note)}" for note in row.finding.reproducer_notes),
+        ]
     )
 
 
@@ -285,7 +295,7 @@ def warning_rows(run: Analysis) -> Iterator[WarningRow]:
     for alert in run.warnings:
         yield WarningRow(run, alert, False)
     for each in run.scaled:
-        words = each.text or f"the loss scale is {each.scale:g} now" + (
+        words = said(each.text) or f"the loss scale is {each.scale:g} now" + (
             ", the step was skipped" if each.skipped else ""
         )
         yield WarningRow(
@@ -306,7 +316,7 @@ WARNINGS = (
     Column("class", lambda row: row.alert.type, TEXT, 22),
     Column("value", lambda row: _number(row.alert.value), NUMBER, 15, "difference"),
     Column("dtype", lambda row: row.alert.dtype, TEXT, 11),
-    Column("what is said", lambda row: row.alert.text, TEXT, 110, "judgement"),
+    Column("what is said", lambda row: said(row.alert.text), TEXT, 110, "judgement"),
 )
 
 

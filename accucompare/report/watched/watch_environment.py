@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from accucompare.findings.analysis import Analysis, Ranks
 from accucompare.report.table import ABSENT, EnvironmentEntry, flat
+from accucompare.report.watch_words import said
 from accucompare.report.watched.watch_columns import main_run
 
 MAX_RANKS = 8  # columns
@@ -26,7 +27,7 @@ def rank_entries(ranks: Ranks) -> tuple[list[Analysis], list[EnvironmentEntry]]:
         marked = [value != values[0] and key not in _OWN for value in values]
         listed.append(EnvironmentEntry(key, values, marked, any(marked)))
     listed += [
-        EnvironmentEntry("note", [note] + [""] * (len(shown) - 1), [False] * len(shown))
+        EnvironmentEntry("note", [said(note)] + [""] * (len(shown) - 1), [False] * len(shown))
         for note in ranks.notes
     ]
     return shown, listed
@@ -35,7 +36,7 @@ def rank_entries(ranks: Ranks) -> tuple[list[Analysis], list[EnvironmentEntry]]:
 def _entries(run: Analysis) -> Iterator[tuple[str, str]]:
     start = run.start
     yield "log", str(run.path or "")
-    yield "end", run.ending
+    yield "end", said(run.ending)
     facts = (
         "rank",
         "ranks",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from accucompare.findings.log import Remark, remark
 from accucompare.live.around import collectives, has_sharded_parameters
 from accucompare.live.modules import Attributes, Modules, attributes_of
 from accucompare.live.numerics import autocast_now
@@ -33,9 +34,8 @@ class Context(Snapshot):
         attributes: of all modules, other than parameters, buffers and modules.
         own: whether its parameters were the model's own, and not what ``functional_call`` has put
             in their place.
-        obstacle: why it cannot be run again, and is not kept; empty if it is.
-        talks: why this rank alone cannot run it again, as ``"talks to other ranks"``; empty if it
-            may be tried.
+        obstacle: why it cannot be run again, and is not kept; ``None`` if it is.
+        talks: why this rank alone cannot run it again; ``None`` if it may be tried.
     """
 
     device: torch.device
@@ -43,8 +43,8 @@ class Context(Snapshot):
     indices: Counter[str]
     attributes: Attributes
     own: bool
-    obstacle: str
-    talks: str = ""
+    obstacle: Remark | None
+    talks: Remark | None = None
 
 
 class Contexts:
@@ -61,10 +61,8 @@ class Contexts:
         self._copies: dict[str, tuple[int, int, torch.Tensor]] = {}  # of buffers: id, version, copy
         self._parameters = [tensor for *_, tensor in self._parameters_now()]
         self._ranks = ranks
-        self._obstacle, self._talks = (
-            _obstacle(modules, ranks),
-            _talks(modules) if ranks > 1 else "",
-        )
+        self._obstacle = _obstacle(modules, ranks)
+        self._talks = _talks(modules) if ranks > 1 else None
         self._collectives: int | None = 0  # when the last call began
 
     def keep(
@@ -82,7 +80,7 @@ class Contexts:
         indices[call.name] -= 1
         obstacle = self._obstacle or _stateful(args, kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
-            obstacle = "it was called inside a function transform"
+            obstacle = remark("in-transform")
         own = all(
             tensor is parameter
             for (*_, tensor), parameter in zip(
@@ -90,10 +88,7 @@ class Contexts:
             )
         )
         if not own:
-            obstacle = (
-                obstacle
-                or "its parameters were others than when the watch began, as functional_call lets them be"
-            )
+            obstacle = obstacle or remark("other-parameters")
         copied: tuple[tuple[Any, ...], dict[str, Any]] = (
             ((), {}) if obstacle else copies_of(args, kwargs)
         )
@@ -125,9 +120,7 @@ class Contexts:
             return
         now = collectives()
         if now is None or now != self._collectives:
-            context.talks = context.talks or (
-                "talks to other ranks" if now is not None else "may talk to other ranks"
-            )
+            context.talks = context.talks or remark("talks" if now is not None else "may-talk")
 
     def find(self, key: tuple[str, int] | None) -> Context | None:
         """What is kept of the call of this name and index."""
@@ -155,19 +148,19 @@ class Contexts:
         return copies
 
 
-def _obstacle(modules: Modules, ranks: int) -> str:
+def _obstacle(modules: Modules, ranks: int) -> Remark | None:
     """Why no call of a model can be run again on this rank alone."""
     if has_sharded_parameters(modules):
-        return "its parameters are sharded over ranks"
+        return remark("sharded")
     if ranks > 1:
         if any("DeepSpeed" in type(module).__name__ for module in modules.named.values()):
-            return "DeepSpeed's calls may talk to other ranks"
+            return remark("deepspeed")
         if any(isinstance(module, nn.SyncBatchNorm) for module in modules.named.values()):
-            return "its SyncBatchNorm talks to other ranks"
-    return ""
+            return remark("sync-batch-norm")
+    return None
 
 
-def _talks(modules: Modules) -> str:
+def _talks(modules: Modules) -> Remark | None:
     """Why a model's calls may talk to other ranks in ways that nobody counts, or hold random states
     that are not known.
     """
@@ -175,16 +168,16 @@ def _talks(modules: Modules) -> str:
         type(module).__module__.startswith("transformer_engine")
         for module in modules.named.values()
     ):
-        return "may talk to other ranks, by Transformer Engine"
-    return ""
+        return remark("transformer-engine")
+    return None
 
 
-def _stateful(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _stateful(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Remark | None:
     """Why a call with these arguments cannot be run again."""
     for value in (*args, *kwargs.values()):
         if is_cache(value):
-            return f"it was given a {type(value).__name__}, which it changes"
-    return ""
+            return remark("stateful", type=type(value).__name__)
+    return None
 
 
 def copies_of(

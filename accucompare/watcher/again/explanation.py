@@ -11,7 +11,16 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from accucompare.findings.log import Direction, Finding, Site, TensorRange, WatchLimits, What
+from accucompare.findings.log import (
+    Direction,
+    Finding,
+    Remark,
+    Site,
+    TensorRange,
+    WatchLimits,
+    What,
+    remark,
+)
 from accucompare.findings.origins import INFINITE
 from accucompare.live.modules import Modules, arguments_of
 from accucompare.reproduce import Snapshot
@@ -70,26 +79,19 @@ class Explainer:
         if context is None and finding.site is Site.SUM:
             return finding, None
         if finding.second:
-            return (
-                finding.noting(
-                    "the step was not run again: it was in a second backward, through gradients"
-                ),
-                None,
-            )
+            why = remark("not-run-again", why=remark("second-backward"))
+            return finding.noting(why), None
         if context is None:
             blamed = _blame_weights(finding, weights or [])
-            return (
-                blamed.noting("the step was not run again: what that call was given was not kept"),
-                None,
-            )
+            return blamed.noting(remark("not-run-again", why=remark("not-kept"))), None
         again = second_run(
             context, finding, notes, self._modules, self._contexts.versions(), self._limits
         )
-        if again.note and (
+        if again.note is not None and (
             again.showed or _blame_weights(finding, weights or []) is finding
         ):  # what a weight has, it has been given
             finding = finding.noting(again.note)
-        if again.reproducer_note:
+        if again.reproducer_note is not None:
             finding = replace(finding, reproducer_notes=[again.reproducer_note])
         if again.finding is not None:
             finding = _refined(finding, again.finding)
@@ -105,7 +107,9 @@ class Explainer:
         )
         if context is None:
             return finding, None
+        assert context.talks is not None
         part = part_of_this_rank(context, context.talks)
+        assert part.reproducer_note is not None
         return replace(finding, reproducer_notes=[part.reproducer_note]), part.snapshot
 
     def origins_again(self, finding: Finding, notes: Sequence[Note]) -> list[Finding] | None:
@@ -166,7 +170,7 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     return (looked := look_now(tensor.detach())) is None or looked.finite
 
 
-def _first_places(finding: Finding, context: Context) -> list[str]:
+def _first_places(finding: Finding, context: Context) -> list[Remark]:
     """Where in the inputs the first value is that is not finite."""
     parts = dict(arguments_of(context.args, context.kwargs))
     notes = []
@@ -177,8 +181,13 @@ def _first_places(finding: Finding, context: Context) -> list[str]:
             if len(places):
                 rows = len(torch.unique(places[:, 0]))
                 notes.append(
-                    f"input {entry.path}: the first at index {places[0].tolist()}; in {rows} of"
-                    f" {len(part)} along its first axis"
+                    remark(
+                        "first-at",
+                        path=entry.path,
+                        index=places[0].tolist(),
+                        rows=rows,
+                        length=len(part),
+                    )
                 )
     return notes
 
@@ -253,7 +262,7 @@ def _refined(finding: Finding, again: Finding) -> Finding:
         again.near,
     ):
         finding = replace(
-            finding.noting(f"by outputs alone it was first seen in {finding.place}"),
+            finding.noting(remark("first-seen", place=finding.place)),
             **{
                 name: getattr(again, name)
                 for name in ("name", "call", "type", "site", "near", "kinds", "cause")
@@ -266,5 +275,8 @@ def _refined(finding: Finding, again: Finding) -> Finding:
         operator_tensors=again.operator_tensors,
         tensors=again.tensors or finding.tensors,
         legal=again.legal,
-        unseen=list(dict.fromkeys([*finding.unseen, *again.unseen])),
+        unseen=[
+            *finding.unseen,
+            *(each for each in again.unseen if each not in finding.unseen),
+        ],
     )

@@ -18,7 +18,6 @@ import torch
 from msgspec.structs import replace
 
 from accucompare import devices
-from accucompare.bundle.format import display_name
 from accucompare.findings.log import (
     FLAG,
     MINUS,
@@ -26,10 +25,12 @@ from accucompare.findings.log import (
     PLUS,
     Direction,
     Finding,
+    Remark,
     Site,
     WatchLimits,
     What,
     kinds_of,
+    remark,
 )
 from accucompare.findings.origins import find_origins
 from accucompare.live.around import TalksError, silence
@@ -63,15 +64,15 @@ class SecondRun:
         finding: the same finding, with the operator that made it; ``None`` if it did not show
             again.
         snapshot: what the module call was given.
-        note: why there is no second run, or how it differs; empty if all is well.
-        reproducer_note: why there can be no reproducer of it; empty if there can.
+        note: why there is no second run, or how it differs; ``None`` if all is well.
+        reproducer_note: why there can be no reproducer of it; ``None`` if there can.
         showed: whether the finding showed again, if the step was run again.
     """
 
     finding: Finding | None = None
     snapshot: Snapshot | None = None
-    note: str = ""
-    reproducer_note: str = ""
+    note: Remark | None = None
+    reproducer_note: Remark | None = None
     showed: bool = True
 
 
@@ -96,21 +97,19 @@ def second_run(
     """
     backward = finding.direction is Direction.BACKWARD
     obstacle = _obstacle(context, modules, versions)
-    if obstacle:
-        return SecondRun(note=f"the step was not run again: {obstacle}")
-    if context.talks:
+    if obstacle is not None:
+        return SecondRun(note=remark("not-run-again", why=obstacle))
+    if context.talks is not None:
         return part_of_this_rank(context, context.talks)
     if backward and not context.grads:
-        return SecondRun(
-            note="the backward was not run again: no gradient arrived at what the model gave"
-        )
+        return SecondRun(note=remark("no-gradient-arrived"))
     try:
         with _nothing_changed(context, modules):
             overflowed = devices.backend(context.device.type).overflowed
             flagged = (
                 functools.partial(overflowed, context.device) if FLAG in finding.kinds else None
             )
-            again, differs = None, ""
+            again, differs = None, None
             for with_backward in (
                 (True,) if backward else (False, True) if context.grads else (False,)
             ):  # it may show there only
@@ -135,23 +134,17 @@ def second_run(
                 if again is not None:
                     break
             if again is None and finding.site is Site.SUM:
-                return SecondRun(
-                    reproducer_note="none, for one call does not show a sum over several"
-                )
-            if differs and (
+                return SecondRun(reproducer_note=remark("sum-over-calls"))
+            if differs is not None and (
                 again is None
                 or (again.name, again.call, again.near)
                 != (finding.name, finding.call, finding.near)
             ):
                 return SecondRun(note=differs)
             if again is None:
-                reason = "the model or its device may not be deterministic" + (
-                    ", or a hook on a tensor has made it" if backward else ""
-                )
-                return SecondRun(
-                    note=f"it did not show when the step was run again: {reason}", showed=False
-                )
-            if differs:
+                note = remark("did-not-show-backward" if backward else "did-not-show")
+                return SecondRun(note=note, showed=False)
+            if differs is not None:
                 again = replace(again.noting(differs), tensors=finding.tensors, kinds=finding.kinds)
             watcher = _SecondWatcher(modules, context, Scope(), (again.name, again.call))
             watcher.sees_returns = True
@@ -162,39 +155,33 @@ def second_run(
                 and FLAG not in again.kinds
                 and not watcher.returned_it
             ):
-                return SecondRun(
-                    again,
-                    reproducer_note=(
-                        "none, for a hook on the module made it, and not the module itself"
-                    ),
-                )
+                return SecondRun(again, reproducer_note=remark("hook-made-it"))
             return SecondRun(again, watcher.snapshot)
     except TalksError as error:
-        return part_of_this_rank(context, f"talks to other ranks ({error})")
+        return part_of_this_rank(context, remark("talks", error=str(error)))
     except Exception as error:  # whatever a model may raise when it is called once more
-        return SecondRun(
-            note=f"the step could not be run again: {type(error).__name__}: {_first_line(error)}"
-        )
+        why = f"{type(error).__name__}: {_first_line(error)}"
+        return SecondRun(note=remark("could-not-run", error=why))
 
 
-def part_of_this_rank(context: Context, talks: str) -> SecondRun:
+def part_of_this_rank(context: Context, talks: Remark) -> SecondRun:
     """What this rank has of a call that needs others."""
-    what = display_name(context.name)
-    has = (
-        f"it holds what this rank has of {what}: inputs, weights, random states; to run it, every"
-        f" rank is needed, for it {talks}"
-    )
+    why = remark("module-talks", module=context.name, talks=talks)
     return SecondRun(
-        snapshot=context, note=f"the step was not run again: {what} {talks}", reproducer_note=has
+        snapshot=context,
+        note=remark("not-run-again", why=why),
+        reproducer_note=remark("part-of-rank", module=context.name, talks=talks),
     )
 
 
-def _obstacle(context: Context, modules: Modules, versions: list[int]) -> str:
-    """Why a call cannot be run again now; empty if it can."""
-    if not context.obstacle and versions != context.versions:
-        return "the parameters have been written into since"
-    if not context.obstacle and any(listens(module, Recorder) for module in modules.named.values()):
-        return "the model is being captured"
+def _obstacle(context: Context, modules: Modules, versions: list[int]) -> Remark | None:
+    """Why a call cannot be run again now; ``None`` if it can."""
+    if context.obstacle is None and versions != context.versions:
+        return remark("written-since")
+    if context.obstacle is None and any(
+        listens(module, Recorder) for module in modules.named.values()
+    ):
+        return remark("being-captured")
     return context.obstacle
 
 
@@ -207,7 +194,7 @@ def origins_again(
         None of an Inf that something was filled with, which no operator has computed; ``None`` if
         the call cannot be run again, or what it gives is finite then.
     """
-    if context.talks or _obstacle(context, modules, versions):
+    if context.talks is not None or _obstacle(context, modules, versions) is not None:
         return None
     try:
         with _nothing_changed(context, modules, backward=False):
@@ -446,9 +433,8 @@ def _was_finite(finding: Finding, notes: Sequence[Note]) -> bool:
     )
 
 
-def _difference(notes: Sequence[Note], noted_again: Sequence[Note]) -> str:
-    """How gradients of the step differ from those of the second run, in a sentence; empty if they
-    do not.
+def _difference(notes: Sequence[Note], noted_again: Sequence[Note]) -> Remark | None:
+    """How gradients of the step differ from those of the second run; ``None`` if they do not.
 
     A hook that the user has put on a tensor of the step is not there in the second run.
     """
@@ -470,13 +456,14 @@ def _difference(notes: Sequence[Note], noted_again: Sequence[Note]) -> str:
     for key, own in gradients(notes).items():
         for (each, largest), (_, other) in zip(own, others.get(key, ()), strict=False):
             if len(own) == len(others[key]) and not math.isclose(largest, other, rel_tol=_ALIKE):
-                where = f"{display_name(each.place.name)} ({each.operator})"
-                return (
-                    "the second run differs, and the step is believed: the largest gradient in"
-                    f" {where} was {largest:.4g} in the step and {other:.4g} in the second run,"
-                    " where hooks on tensors of the step are missing"
+                return remark(
+                    "second-run-differs",
+                    module=each.place.name,
+                    operator=each.operator,
+                    largest=largest,
+                    other=other,
                 )
-    return ""
+    return None
 
 
 def _checkpoints_reentrantly(outputs: list[torch.Tensor]) -> bool:

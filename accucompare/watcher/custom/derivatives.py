@@ -20,6 +20,7 @@ import torch
 from torch.autograd import Function
 
 from accucompare.findings.checklist import CheckOutcome, failed, not_looked_at, passed, warned
+from accucompare.findings.log import Remark, remark
 from accucompare.live.modules import has_setup
 from accucompare.live.values import leaves, replaced
 
@@ -97,25 +98,25 @@ class _Error:
     def wrong(self) -> bool:
         return not self.coarse and self.error > self.allowed
 
-    def __str__(self) -> str:
+    @property
+    def measured(self) -> Remark:
         if not self.seen:
-            return (
-                f"the output does not depend on {self.argument}, and the backward gives it a"
-                " gradient"
-            )
+            return remark("independent", argument=self.argument)
         if self.missing:
-            return f"the backward gives no gradient of {self.argument}, on which the output depends"
+            return remark("no-gradient-of", argument=self.argument)
         if self.factor is not None:
             digits = math.ceil(-math.log10(self.allowed))
-            return (
-                f"the gradient of {self.argument} is {round(self.factor, digits):g} times the"
-                " derivative"
-            )
-        return f"the gradient of {self.argument} is off by {self.error:.1e} of the derivative"
+            factor = round(self.factor, digits)
+            return remark("times-derivative", argument=self.argument, factor=factor)
+        return remark("off-by", argument=self.argument, error=float(f"{self.error:.1e}"))
 
 
 class _UnfitError(Exception):
     """A Function that cannot be checked, and why."""
+
+    def __init__(self, fact: str, /, **values: Any) -> None:
+        super().__init__(fact)
+        self.why = remark(fact, **values)
 
 
 def check_function(
@@ -127,17 +128,17 @@ def check_function(
     try:
         return _checked(_Call(applied, torch.float64, seed), seconds)
     except _UnfitError as error:
-        return not_looked_at(str(error))
+        return not_looked_at(error.why)
     except Exception as error:  # a Function may refuse other types in any way
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     try:
         outcome = _checked(_Call(applied, None, seed), seconds)
     except _UnfitError as error:
-        return not_looked_at(f"{error}; it does not run in float64 ({why})")
+        return not_looked_at(remark("not-in-float64", measured=error.why, why=why))
     except Exception:
-        return not_looked_at(f"it does not run again in float64: {why}")
-    more = f"; in the types that it was given, since it does not run in float64 ({why})"
-    return CheckOutcome(outcome.status, outcome.measured + more)
+        return not_looked_at(remark("not-again-in-float64", why=why))
+    measured = remark("in-given-types", measured=outcome.measured, why=why)
+    return CheckOutcome(outcome.status, measured)
 
 
 def _checked(call: _Call, seconds: float) -> CheckOutcome:
@@ -146,69 +147,48 @@ def _checked(call: _Call, seconds: float) -> CheckOutcome:
     """
     begun = time.monotonic()
     errors, notes = _errors(call, seconds)
-    words = "; ".join(notes)
     if not errors:
-        raise _UnfitError(words or "it has no output with a gradient")
+        raise _UnfitError("several", parts=notes or [remark("no-output-with-gradient")])
     if not any(each.coarse or each.wrong for each in errors):
-        return passed(
-            "; ".join(
-                [
-                    (
-                        "its backward is the derivative of its forward, to"
-                        f" {max(each.allowed for each in errors):.0e}"
-                    ),
-                    *notes,
-                ]
-            )
-        )
+        allowed = max(each.allowed for each in errors)
+        return passed(remark("derivative", allowed=allowed, notes=notes))
     beside, _ = _errors(call.beside(), max(seconds - (time.monotonic() - begun), seconds / 4))
     wrong, wrong_beside = ([each for each in some if each.wrong] for some in (errors, beside))
     if beside and not any(each.coarse or each.wrong for each in beside):
-        how = str(wrong[0]) if wrong else "finite differences tell nothing"
-        return warned(
-            "its backward is the derivative beside the recorded inputs; at them, as at a kink,"
-            f" {how}"
-        )
+        how = wrong[0].measured if wrong else remark("differences-tell-nothing")
+        return warned(remark("derivative-beside", how=how))
     if wrong or wrong_beside:
-        return failed("; ".join(dict.fromkeys(map(str, wrong or wrong_beside))))
+        parts = [each.measured for each in wrong or wrong_beside]
+        once = [part for number, part in enumerate(parts) if part not in parts[:number]]
+        return failed(remark("several", parts=once))
     coarse = next(each for each in errors if each.coarse)
-    raise _UnfitError(
-        f"finite differences of {coarse.argument} are too coarse to tell: it has jumps, or computes"
-        " in few digits"
-    )
+    raise _UnfitError("too-coarse", argument=coarse.argument)
 
 
-def _errors(call: _Call, seconds: float) -> tuple[list[_Error], list[str]]:
-    """What is found of each argument and output; and what was left out, in words."""
+def _errors(call: _Call, seconds: float) -> tuple[list[_Error], list[Remark]]:
+    """What is found of each argument and output; and what was left out."""
     begun = time.monotonic()
     outputs = call.forward()
     taken = time.monotonic() - begun
     again = call.forward()
     if any(_distance(one, other) > _REPEATS for one, other in zip(outputs, again, strict=True)):
-        raise _UnfitError(
-            "it gives other values when it is called again with the same arguments and the same"
-            " seed"
-        )
+        raise _UnfitError("not-repeatable")
     names, together = list(call.floating), call.joint()
     count = int(seconds / max(4 * taken * len(names), 1e-9))
     if count < _FEWEST:
-        raise _UnfitError(
-            f"one call takes {taken:.1f} s, and {4 * _FEWEST * len(names)} are needed; give a case"
-            " with smaller inputs"
-        )
-    notes, found = [], []
+        raise _UnfitError("too-slow", seconds=taken, calls=4 * _FEWEST * len(names))
+    notes: list[Remark] = []
+    found: list[_Error] = []
     looks = [_Look(call, together, outputs, number) for number in range(min(count, _DIRECTIONS))]
     if not looks[0].differentiable:
-        return [], ["none of its outputs has a gradient"]
+        return [], [remark("no-output-has-gradient")]
     for name in names:
         gradients = [look.gradients.get(name) for look in looks]
         gone = name not in together or all(
             part is None for each in gradients if each is not None for part in each
         )
         if gone and name not in call.asked:
-            notes.append(
-                f"it gives no gradient of {call.argument(name)}, and the run asks for none"
-            )
+            notes.append(remark("gradient-not-asked", argument=call.argument(name)))
             continue
         found += _of_argument(call, name, looks)
     for name in call.asked if len(call.asked) > 1 else ():
@@ -236,9 +216,8 @@ class _Call:
             ):
                 continue
             if value.layout is not torch.strided:
-                raise _UnfitError(
-                    f"it is given a {str(value.layout).removeprefix('torch.')} tensor"
-                )
+                layout = str(value.layout).removeprefix("torch.")
+                raise _UnfitError("given-layout", layout=layout)
             wide = value.detach()
             if dtype is not None:
                 wide = wide.to(torch.complex128 if value.is_complex() else dtype)
@@ -251,7 +230,7 @@ class _Call:
             if value.requires_grad:
                 self.asked.append(path)
         if not self.floating:
-            raise _UnfitError("it is given no floating tensor")
+            raise _UnfitError("no-floating-tensor")
 
     def beside(self) -> _Call:
         """The same a little beside the recorded inputs."""
@@ -438,7 +417,7 @@ def _compare(pairs: Sequence[tuple[_Slopes, _Slopes]], argument: str, missing: b
     return _Error(argument, error, allowed, factor, missing)
 
 
-def _alone(call: _Call, name: str, look: _Look, notes: list[str]) -> list[_Error]:
+def _alone(call: _Call, name: str, look: _Look, notes: list[Remark]) -> list[_Error]:
     """Whether the gradient is the same where no other is asked for."""
     where = f"{call.argument(name)} [asked for alone]"
     found: list[_Error] = []
@@ -447,10 +426,8 @@ def _alone(call: _Call, name: str, look: _Look, notes: list[str]) -> list[_Error
         try:
             alone = call.backward(look.only(at), [name])[name]
         except Exception as error:  # it does not go wrong in silence
-            notes.append(
-                f"where only the gradient of {call.argument(name)} is asked for, the backward"
-                f" raises {type(error).__name__}"
-            )
+            raised = type(error).__name__
+            notes.append(remark("alone-raises", argument=call.argument(name), error=raised))
             return found
         if together is not None and (alone is None or _distance(alone, together) > _TOLERANCE):
             found.append(

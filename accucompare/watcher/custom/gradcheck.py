@@ -18,6 +18,7 @@ from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import CaptureError, UsageError
 from accucompare.findings.checklist import CheckOutcome, not_looked_at
 from accucompare.findings.differences import FunctionGradients, GradientCheck
+from accucompare.findings.log import remark
 from accucompare.live.modules import (
     Modules,
     function_name,
@@ -85,9 +86,7 @@ def check_gradients(
     found, begun = [], time.monotonic()
     for number, each in enumerate(chosen, 1):
         left = _SECONDS_IN_ALL - (time.monotonic() - begun)
-        late = not_looked_at(
-            f"{_SECONDS_IN_ALL:g} seconds were over; give a case with smaller inputs, or --only"
-        )
+        late = not_looked_at(remark("seconds-over", seconds=_SECONDS_IN_ALL))
         found.append(
             _told(each, check_function(each, seed, min(left, SECONDS)) if left > 0 else late)
         )
@@ -201,9 +200,7 @@ def _unseen(values: Any, seen: _Seen) -> Iterator[FunctionGradients]:
             and not is_torchs(function)
         ):
             calls[function_name(function)] = calls.get(function_name(function), 0) + 1
-    because = (
-        "it is in the graph, but was not applied from Python, so that its arguments are not known"
-    )
+    because = remark("not-from-python")
     yield from (
         FunctionGradients(name, (), count, "", not_looked_at(because))
         for name, count in calls.items()

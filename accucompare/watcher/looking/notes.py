@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from accucompare.findings.log import OUTSIDE, ModuleCall, StepObservation, What
+from accucompare.findings.log import (
+    OUTSIDE,
+    ModuleCall,
+    Remark,
+    StepObservation,
+    What,
+    remark,
+)
 from accucompare.live.around import collectives
 from accucompare.live.modules import Call, Listener, Modules
 from accucompare.watcher.looking.extrema import Extrema, Meter, is_hidden
@@ -85,7 +92,7 @@ class NoteListener(Listener[WatchedCall]):
         self.notes: list[Note] = []
         self.scope = Scope()
         self.errors: list[str] = []
-        self.unseen: dict[str, str] = {}
+        self.unseen: dict[str, Remark | str] = {}
         self.meter = meter
         self._distributed = distributed
         self._collectives: int | None = 0  # how often this rank has talked to others
@@ -104,7 +111,7 @@ class NoteListener(Listener[WatchedCall]):
             self.listening = before
 
     def failed(self, error: Exception, name: str) -> None:
-        self.unseen.setdefault(name, "an error in a hook")
+        self.unseen.setdefault(name, remark("hook-error"))
         self.errors.append(f"step {self.step}, {name or '(root)'}: {type(error).__name__}: {error}")
 
     def note(

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch._C._functorch import TransformType
 
-from accucompare.findings.log import OUTSIDE, ModuleCall, What, within
+from accucompare.findings.log import OUTSIDE, ModuleCall, What, remark, within
 from accucompare.live.autograd import line_of
 from accucompare.live.modules import Modules, arguments_of, in_backward
 from accucompare.live.values import leaves
@@ -162,7 +162,7 @@ class Watcher(NoteListener):
         if (
             call.parent is None and not in_backward()
         ):  # else what comes of them goes on through the model
-            self.unseen.setdefault(call.name, "the gradients that a function transform takes")
+            self.unseen.setdefault(call.name, remark("transform-gradients"))
         return True
 
     def left(self, call: WatchedCall) -> None:

@@ -181,11 +181,9 @@ class SetupFacts:
             for each in modules.named.values()
             if isinstance(each, nn.Embedding) and each.padding_idx is not None
         ]
-        return (
-            Padding(int(tables[0].padding_idx), tables[0].num_embeddings)
-            if len(tables) == 1
-            else None
-        )  # type: ignore[arg-type]
+        if len(tables) != 1 or tables[0].padding_idx is None:
+            return None
+        return Padding(tables[0].padding_idx, tables[0].num_embeddings)
 
     def _vocabulary(self) -> int | None:
         if not callable(find := getattr(self._model, "get_input_embeddings", None)):

@@ -7,18 +7,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from accucompare.bundle.format import display_name
 from accucompare.findings.log import (
     OUTSIDE,
     Alert,
     AlertKind,
     Log,
     ModuleCall,
+    Remark,
     What,
     near_the_limit,
     number,
+    remark,
 )
-from accucompare.text import counted
+from accucompare.report.watch_words import said
 from accucompare.watcher.looking import Extrema, Note
 
 _LOGGER = logging.getLogger("accucompare.watch")
@@ -50,17 +51,17 @@ class Lookout:
         sinking: dict[str, tuple[Note, Extrema]] = {}
         for each in notes:
             if each.what is What.ENDED and not self._allow(each.place.name):
-                self._look_at_size(each, "values", step)
+                self._look_at_size(each, "values-near", step)
             elif each.what is What.GRADIENT and not scaled:
-                self._look_at_size(each, "gradients", step)
+                self._look_at_size(each, "gradients-near", step)
                 self._look_at_underflow(each, sinking)
         self._warn_of_underflow(sinking, step)
 
-    def _look_at_size(self, note: Note, values: str, step: int) -> None:
+    def _look_at_size(self, note: Note, fact: str, step: int) -> None:
         for *_, extrema in note.parts:
             if near_the_limit(extrema.dtype, extrema.low, extrema.high, self._near):
                 largest = max(abs(extrema.low), abs(extrema.high))
-                text = f"{values} up to {largest:.4g} come near the limit of {extrema.dtype}"
+                text = remark(fact, largest=largest, dtype=extrema.dtype)
                 self.warn(AlertKind.NEAR, text, step, note.place, largest, extrema.dtype)
 
     def _look_at_underflow(self, note: Note, sinking: dict[str, tuple[Note, Extrema]]) -> None:
@@ -86,19 +87,15 @@ class Lookout:
             return
         note, extrema = max(new.values(), key=lambda pair: pair[1].subnormal or 0.0)
         subnormal, zero = extrema.subnormal or 0.0, extrema.zero or 0.0
-        text = (
-            f"{subnormal:.0%} of gradients are subnormal in {extrema.dtype}, and {zero:.0%} are"
-            " zero"
+        text = remark(
+            "gradients-subnormal",
+            subnormal=subnormal,
+            dtype=extrema.dtype,
+            zero=zero,
+            more=len(new) - 1,
+            least=_UNDERFLOW,
         )
-        more = (
-            f"; in {counted(len(new) - 1, 'more module')}, too, {_UNDERFLOW:.0%} or more are"
-            " subnormal"
-            if len(new) > 1
-            else ""
-        )
-        self.warn(
-            AlertKind.UNDERFLOW, text + more, step, note.place, subnormal + zero, extrema.dtype
-        )
+        self.warn(AlertKind.UNDERFLOW, text, step, note.place, subnormal + zero, extrema.dtype)
         self._warned |= {(AlertKind.UNDERFLOW, name) for name in new}
 
     def look_at_sums(self, norms: Mapping[str, Extrema], step: int) -> bool:
@@ -110,24 +107,15 @@ class Lookout:
         """
         spoilt = [name for name, norm in norms.items() if not norm.finite]
         if spoilt:
-            which = (
-                f"{len(spoilt)} gradients, such as that of {spoilt[0]}, are"
-                if len(spoilt) > 1
-                else f"the gradient of {spoilt[0]} is"
-            )
-            text = f"{which} not finite since they were summed over ranks"
-            self.warn(
-                AlertKind.NOTE,
-                f"{text}, and this rank's own were: another rank made it, and its log names where",
-                step,
-                once="sums",
-            )
+            fact = "sums-spoilt" if len(spoilt) > 1 else "sum-spoilt"
+            text = remark(fact, count=len(spoilt), name=spoilt[0])
+            self.warn(AlertKind.NOTE, text, step, once="sums")
         return bool(spoilt)
 
     def warn(
         self,
         kind: AlertKind,
-        text: str,
+        text: Remark,
         step: int,
         place: ModuleCall | None = None,
         value: float | None = None,
@@ -137,16 +125,17 @@ class Lookout:
         """Warn once of this kind and this module; of what concerns no module, once for each
         ``once``.
         """
-        key = (kind, place.name if place is not None else once or text)
+        key = (kind, place.name if place is not None else once or text.fact)
         if key in self._warned:
             return
         self._warned.add(key)
-        about = "" if place is None else f"{display_name(place.name)} ({place.type}): "
+        if place is not None:
+            text = remark("about", module=place.name, type=place.type, text=text)
         name, call, type_, _ = place or OUTSIDE
         self._log.write(
             Alert(
                 kind,
-                about + text,
+                text,
                 step,
                 name,
                 call,
@@ -155,9 +144,9 @@ class Lookout:
                 dtype,
             )
         )
-        self.log(step, about + text)
+        self.log(step, text)
 
-    def log(self, step: int, text: str) -> None:
+    def log(self, step: int, text: Remark | str) -> None:
         """Warn by ``logging`` alone."""
         if not self._quiet:
-            _LOGGER.warning("step %d: %s", step, text)
+            _LOGGER.warning("step %d: %s", step, said(text))

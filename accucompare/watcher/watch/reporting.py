@@ -9,9 +9,18 @@ import torch
 from msgspec.structs import replace
 
 from accucompare.errors import AccucompareError, NonFiniteError, NonFiniteWarning
-from accucompare.findings.log import Direction, Finding, Frames, Log, Site, WatchStart, frames_of
-from accucompare.findings.words import answer
+from accucompare.findings.log import (
+    Direction,
+    Finding,
+    Frames,
+    Log,
+    Site,
+    WatchStart,
+    frames_of,
+    remark,
+)
 from accucompare.live.around import any_has
+from accucompare.report.watch_words import answer
 from accucompare.reproduce import Snapshot, save_reproducer
 from accucompare.selection import OnFinding
 from accucompare.watcher.again import Explainer
@@ -130,10 +139,7 @@ class Reporter:
         """What follows from gradients that another rank has spoilt did not begin here."""
         if self._others is None or not finding.origin:
             return finding
-        return finding.passing_on(
-            f"in step {self._others} parameters were updated with gradients that another rank had"
-            " spoilt"
-        )
+        return finding.passing_on(remark("updated-by-others", step=self._others))
 
     def _passed_on_of_update(self, finding: Finding) -> Finding:
         """Nor did weights that were updated with what was found in an earlier step."""
@@ -143,10 +149,7 @@ class Reporter:
             or finding.site is not Site.WEIGHTS
         ):
             return finding
-        return finding.passing_on(
-            f"parameters were updated in step {self._spoilt_update}, in spite of what was found"
-            " there"
-        )
+        return finding.passing_on(remark("updated-in-spite", step=self._spoilt_update))
 
     def _explained(self, finding: Finding) -> Finding:
         with self._watcher.paused():
@@ -165,7 +168,7 @@ class Reporter:
                 self._options.case,
             )
         except AccucompareError as error:
-            return finding.noting(f"the reproducer was not written: {error}")
+            return finding.noting(remark("reproducer-not-written", error=str(error)))
         notes = [*finding.reproducer_notes, *script.notes]
         return replace(
             finding,

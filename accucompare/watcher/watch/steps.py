@@ -24,6 +24,7 @@ from accucompare.findings.log import (
     Log,
     ModuleCall,
     Number,
+    Remark,
     ScaleChange,
     Step,
     WatchLimits,
@@ -31,9 +32,11 @@ from accucompare.findings.log import (
     What,
     log_path,
     number,
+    remark,
 )
 from accucompare.live.modules import Modules, points
 from accucompare.recorder.state import CallArguments
+from accucompare.report.watch_words import said
 from accucompare.selection import Level
 from accucompare.text import uncoloured
 from accucompare.watcher.again import Contexts, Explainer
@@ -99,7 +102,7 @@ class Watch:
             modules, self._watcher, options.optimizers, options.schedulers, options.checks_every
         )
         self._reader = Reader(self._watcher, limits, start.ranks)
-        self._scaler = options.scaler
+        self._scaler = options.loop.scaler
         self._reader.scaled = self._scaler is not None
         self._contexts = Contexts(modules, device, start.ranks)
         self._explainer = Explainer(modules, self._contexts, limits)
@@ -186,14 +189,14 @@ class Watch:
         self._next_step()
         if self._options.abort_after_step is not None and step >= self._options.abort_after_step:
             self._check_parameters(step)
-            self._end(Ending.STOPPED, f"stopped after step {step}, as asked")
+            self._end(Ending.STOPPED, remark("stopped-as-asked", step=step))
             raise WatchEndedError(
                 f"the watch ends after step {step}, as asked (abort_after_step); its log is"
                 f" {self._log.path}"
             )
 
-    def say(self, text: str) -> None:
-        """Write a sentence into the log."""
+    def say(self, text: Remark) -> None:
+        """Write a remark into the log."""
         self._log.write(Alert(AlertKind.NOTE, text, self._watcher.step))
 
     def begin_with(self, step: int) -> None:
@@ -256,11 +259,7 @@ class Watch:
             self._watcher.forget()
             self._reader.next_step()
             self._contexts.kept.clear()
-            text = (
-                "this step has no end: call step() of the watch at the end of each; what was seen"
-                " so far is finite, and is dropped"
-            )
-            self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
+            self._lookout.warn(AlertKind.NOTE, remark("step-without-end"), self._watcher.step)
 
     def arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
         context = self._contexts.find(place.key)
@@ -305,11 +304,7 @@ class Watch:
             return None
         self._updated[id(optimizer)] += 1
         if self._updated[id(optimizer)] == 2:
-            text = (
-                "the optimizer updates several times in one step: call step() of the watch at the"
-                " end of each"
-            )
-            self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
+            self._lookout.warn(AlertKind.NOTE, remark("several-updates"), self._watcher.step)
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if callable(closure):
 
@@ -391,14 +386,9 @@ class Watch:
 
     def _pause(self, pausing: Pausing) -> None:
         step = self._watcher.step
-        saved = (
-            f"the state of before the first of them is in {pausing.state}"
-            if pausing.state
-            else "no state of before could be saved"
-        )
-        self._end(
-            Ending.PAUSED, f"paused after step {step}: {saved}", state=str(pausing.state or "")
-        )
+        state = str(pausing.state or "")
+        saved = remark("state-saved", state=state) if state else remark("no-state-saved")
+        self._end(Ending.PAUSED, remark("paused", step=step, saved=saved), state=state)
         cure = (
             f"; go on from there with like={str(pausing.state)!r} (--like {pausing.state})"
             if pausing.state
@@ -406,7 +396,7 @@ class Watch:
         )
         raise WatchEndedError(
             f"the loss was NaN or Inf in {self._options.pause_after} steps running, up to step"
-            f" {step}; {saved}{cure}"
+            f" {step}; {said(saved)}{cure}"
         )
 
     def _write_step(self, handled: bool = False, loss: float | None = None) -> None:
@@ -417,11 +407,7 @@ class Watch:
         self._backwards += self._watcher.gradients.backwards
         self._watched_steps += bool(self._watcher.notes)
         if not self._watcher.notes:
-            text = (
-                "no call of the model was seen in this step: is it this very model, not a copy,"
-                " that is called inside the watch?"
-            )
-            self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
+            self._lookout.warn(AlertKind.NOTE, remark("no-call-seen"), self._watcher.step)
         norms = {
             name: norm.low / (self._scale_of_step or 1.0)
             for name, norm in self._watcher.gradients.norms.items()
@@ -495,28 +481,20 @@ class Watch:
         step, masked = self._watcher.step, self._reader.masked
         self._lookout.look(self._watcher.notes, step, scaled=self._scale_of_step is not None)
         if masked is not None:
-            text = (
-                f"its gradient ({masked.operator or 'backward'}) held {' and '.join(masked.kinds)},"
-                " which came to no parameter's gradient"
+            text = remark(
+                "masked-gradient", operator=masked.operator or "backward", kinds=masked.kinds
             )
             self._lookout.warn(
                 AlertKind.NOTE, text, step, ModuleCall(masked.name, masked.call, masked.type, None)
             )
         for each in self._legal.harmless:
             if each.kinds != [MINUS]:  # as the log of a probability of 0
-                text = (
-                    f"{' and '.join(each.kinds)} began there, and came to nothing: no output,"
-                    " gradient or loss has it"
-                )
+                text = remark("came-to-nothing", kinds=each.kinds)
                 self._lookout.warn(
                     AlertKind.NOTE, text, step, ModuleCall(each.name, each.call, each.type, None)
                 )
         if self._flag and not self._reader.findings:
-            text = (
-                "the device's overflow flag is up, and no value shows it; flag_per_module=True"
-                " (--flag-per-module) names the module"
-            )
-            self._lookout.warn(AlertKind.FLAG, text, step)
+            self._lookout.warn(AlertKind.FLAG, remark("flag-unexplained"), step)
         if (
             self._start.ranks > 1
             and not self._reader.findings
@@ -610,16 +588,21 @@ class Watch:
                 elif self._watcher.notes and not isinstance(error, KeyboardInterrupt):
                     for event in self._vitals.events(self._scale_of_step, died=True):
                         self._log.write(event)
-        said = [type(error).__name__, *uncoloured(str(error)).strip().splitlines()[:1]]
-        reason = "" if isinstance(error, KeyboardInterrupt) else ": ".join(said)
-        self._end(Ending.FAILED if reason else Ending.INTERRUPTED, reason)
+        if isinstance(error, KeyboardInterrupt):
+            self._end(Ending.INTERRUPTED)
+        else:
+            name = type(error).__name__
+            what = [name, *uncoloured(str(error)).strip().splitlines()[:1]]
+            self._end(Ending.FAILED, ": ".join(what), error=name)
 
     def _end_by(self, error: NonFiniteError | None) -> None:
         if error is not None:
             self._end(Ending.FINDING)
             raise error
 
-    def _end(self, ending: Ending, reason: str = "", state: str = "") -> None:
+    def _end(
+        self, ending: Ending, reason: Remark | str = "", state: str = "", error: str = ""
+    ) -> None:
         if self._ended:
             return
         self._ended = True
@@ -628,18 +611,14 @@ class Watch:
         if self._watcher in points.active:
             points.active.remove(self._watcher)
         for failure in self._watcher.errors[:20]:
-            self.say(f"not looked at: {failure}")
+            self.say(remark("not-looked-at", failure=failure))
         if (
             self._options.optimizers
             and self._trainings
             and self._watched_steps
             and not self._backwards
         ):
-            text = (
-                "no backward reached the model, so that no gradient was looked at; is it inside the"
-                " watch, and the loss not detached?"
-            )
-            self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
+            self._lookout.warn(AlertKind.NOTE, remark("no-backward-reached"), self._watcher.step)
         weights: list[Number | None] = []
         with contextlib.suppress(
             Exception
@@ -653,6 +632,7 @@ class Watch:
                 ending,
                 weights,
                 state,
+                error,
             )
         )
         self._log.close()

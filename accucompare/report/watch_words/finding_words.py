@@ -18,19 +18,10 @@ from accucompare.findings.log import (
     WatchStart,
     log_path,
 )
-from accucompare.findings.words.hints import hints_for as hints
-from accucompare.text import printable as shown
+from accucompare.report.watch_words.hints import hints_for as hints
+from accucompare.report.watch_words.remark_words import printable_value, said
 
 _MOST = {"in": 3, "out": 2, "weights": 2, "parameters": 3, "hints": 2}  # that the answer shows
-
-
-def printable_value(text: str, most: int = 160) -> str:
-    """A text in one line that a terminal can show (see ``accucompare.text``), the middle left out
-    of a long one.
-    """
-    text = shown(text)
-    half = (most - 1) // 2
-    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
 
 
 def short(value: Number | None) -> str:
@@ -188,7 +179,7 @@ def how(finding: Finding) -> str:
             "; gradients not finite:"
             f" {_listed([printable_value(name) for name in finding.parameters], _MOST['parameters'])}"
         )
-    return "; ".join([sentence, *(printable_value(note, 300) for note in finding.notes)])
+    return "; ".join([sentence, *(printable_value(said(note), 300) for note in finding.notes)])
 
 
 def _aside(finding: Finding) -> str:
@@ -198,7 +189,7 @@ def _aside(finding: Finding) -> str:
     if finding.cause is Cause.RANKS:
         return ", or given to it by another rank: what went in here was finite"
     if finding.unseen:
-        names = _listed([printable_value(each) for each in finding.unseen], 2)
+        names = _listed([printable_value(said(each)) for each in finding.unseen], 2)
         return f": what was looked at of what went in was finite; not looked at: {names}"
     if finding.cause is Cause.NEAR:
         return ": what went in was finite, but near the limit of its dtype"
@@ -235,7 +226,7 @@ def _files(finding: Finding, start: WatchStart, directory: Path | None) -> str:
         if finding.reproducer
         else []
     )
-    parts += [printable_value(note, 400) for note in finding.reproducer_notes]
+    parts += [printable_value(said(note), 400) for note in finding.reproducer_notes]
     parts += (
         [f"log: {printable_value(str(log_path(directory, start.rank)), 400)}"]
         if directory is not None

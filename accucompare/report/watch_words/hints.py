@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from accucompare.bundle.format import display_name
 from accucompare.findings.log import Cause, Direction, Finding, Site, TensorRange, WatchStart
+from accucompare.findings.origins import DIVISIONS, LOGS, operator_name
 from accucompare.numbers import DTYPES
 
 _HALVES = (
@@ -23,15 +24,6 @@ _HALVES = (
 )  # with less range than float32, unlike bfloat16
 _SATURATED = "saturated"
 _EXPLODED = 1e6
-
-
-def operator_name(operator: str) -> str:
-    """An operator's plain name: ``aten.log_.default`` and ``LogBackward0`` are both ``log``."""
-    backward = re.fullmatch(r"([A-Za-z]\w*?)Backward\d*", operator)
-    if backward is not None:
-        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", backward[1]).lower()
-    parts = operator.split(".")
-    return (parts[1] if len(parts) > 1 else parts[0]).strip("_").removesuffix("_backward")
 
 
 class Facts:
@@ -159,10 +151,6 @@ class _Hint(NamedTuple):
     text: str
 
 
-#: Operators whose value at 0 is -Inf.
-LOGS = ("log", "log2", "log10")
-#: Operators whose value is Inf where what they divide by, their last argument, is 0.
-DIVISIONS = ("div", "true_divide", "reciprocal", "remainder", "fmod", "floor_divide")
 _ROOTS = ("sqrt", "rsqrt", "pow")
 _AT_ZERO = (*LOGS, "log1p", "xlogy", *DIVISIONS, "rsqrt", "logit")
 _NORMS = (

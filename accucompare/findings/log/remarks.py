@@ -1,0 +1,23 @@
+"""What a watch or a check has to say, without words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Remark(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A fact with its values. ``report.words`` has its sentence.
+
+    Attributes:
+        fact: which.
+        values: what the sentence names: numbers, names, other remarks.
+    """
+
+    fact: str
+    values: dict[str, Any] = {}
+
+
+def remark(fact: str, /, **values: Any) -> Remark:
+    return Remark(fact, values)
