@@ -1,6 +1,6 @@
 """accucompare: layer-wise cross-device accuracy comparison for PyTorch.
 
-Importing this package imports neither torch nor pandas nor XlsxWriter; each public name is loaded
+Importing this package imports neither torch nor pandas nor openpyxl; each public name is loaded
 when it is first used."""
 
 from __future__ import annotations

@@ -27,8 +27,9 @@ _PACKAGES = (
     "numpy",
     "torch",
     "transformers",
-    "xlsxwriter",
+    "openpyxl",
     "xxhash",
+    "lxml",
     "isal",
     "zlib-ng",
 )

@@ -122,7 +122,7 @@ def test_what_does_the_heavy_work_is_named_with_its_version(here: dict[str, Any]
 
 def test_versions_are_those_of_the_packages(here: dict[str, Any]) -> None:
     assert here["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
-    assert {"numpy", "pandas", "click"} <= set(here["versions"])
+    assert {"numpy", "openpyxl", "pandas", "click"} <= set(here["versions"])
 
 
 def test_every_type_of_device_is_looked_for(here: dict[str, Any]) -> None:

@@ -517,7 +517,8 @@ def test_json_has_conclusion_culprits_and_the_numbers_of_every_row(tmp_path: Pat
         {
             "place": "b", "row": 2, "name": "b", "call": 0, "stage": "forward",
             "site": "module", "before": "", "reason": "introduced", "excess": 31.0,
-            "over_limit": 31.0 / MOST, "limit": MOST, "jump": None, "seen": 1, "words": ["in channel 3"], "hints": [HINT], "configured": [],
+            "over_limit": 31.0 / MOST, "limit": MOST, "jump": None, "seen": 1,
+            "words": ["in channel 3"], "hints": [HINT], "configured": [],
         }
     ]  # fmt: skip
     row = found["rows"][1]

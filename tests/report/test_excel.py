@@ -22,7 +22,8 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 from msgspec.structs import replace
-from openpyxl import load_workbook
+from openpyxl import Workbook, load_workbook
+from openpyxl.utils.indexed_list import IndexedList
 
 from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import Manifest, StepEntry
@@ -33,13 +34,22 @@ from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.origins.sites import Culprit
 from accucompare.compare.remarks import DefaultOfDtype, ErrorShape
 from accucompare.compare.result import Side
-from accucompare.compare.rows.rows import PreflightFinding, Reason, Row, Verdict
+from accucompare.compare.rows.findings import (
+    BesideGolden,
+    CaptureSetting,
+    PreflightFinding,
+    SettingDiffers,
+    VersionDiffers,
+)
+from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.errors import ReportError
 from accucompare.files import written_whole
 from accucompare.numbers.statistics import Statistics
+from accucompare.report.excel.styles import styled
 from accucompare.report.excel.workbook import write_excel
 from accucompare.report.table import sheets
 from accucompare.report.table.columns import COLUMNS
+from accucompare.report.table.looks import HEADER
 from accucompare.report.words import verdict_words
 
 LIMIT = 1e-4
@@ -156,13 +166,6 @@ def column(sheet: Any, title: str) -> list[Any]:
     return [sheet.cell(line, number) for line in range(2, sheet.max_row + 1)]
 
 
-def dimension(sheet: Any, cell: Any) -> Any:
-    """How a cell's column is shown; columns that are alike are described together."""
-    return next(
-        each for each in sheet.column_dimensions.values() if each.min <= cell.column <= each.max
-    )
-
-
 def values(sheet: Any, title: str) -> list[Any]:
     return [cell.value for cell in column(sheet, title)]
 
@@ -260,7 +263,7 @@ def test_the_twelve_columns_that_matter_come_first_and_the_others_are_folded(
     tmp_path: Path,
 ) -> None:
     sheet = opened(tmp_path, comparison(pair("a"), pair("b", 1e-2)))["Layers"]
-    levels = {cell.value: dimension(sheet, cell) for cell in sheet[1]}
+    levels = {cell.value: sheet.column_dimensions[cell.column_letter] for cell in sheet[1]}
     assert [title for title, dimension in levels.items() if not dimension.outlineLevel] == [
         *(
             "#",
@@ -304,7 +307,11 @@ def test_steps_and_ranks_are_seen_where_there_are_several(tmp_path: Path) -> Non
             for step in steps
         ]
         sheet = opened(tmp_path, comparison(*rows))["Layers"]
-        return [cell.value for cell in sheet[1] if not dimension(sheet, cell).hidden][:2]
+        return [
+            cell.value
+            for cell in sheet[1]
+            if not sheet.column_dimensions[cell.column_letter].hidden
+        ][:2]
 
     assert seen(0, 0) == ["#", "layer"]
     assert seen(0, 1) == ["#", "step"]
@@ -387,9 +394,11 @@ def test_rows_are_coloured_by_what_they_mean(tmp_path: Path) -> None:
     )
     assert dict(zip(values(sheet, "layer"), fills(sheet), strict=True)) == {
         "identical": white, "ok": white, "near": amber,
-        "introduced": red, "inherited": red, "glue": red, "inputs differ": red, "shape": red, "dtype": red,
+        "introduced": red, "inherited": red, "glue": red, "inputs differ": red, "shape": red,
+        "dtype": red,
         "non-finite": dark,
-        "missing": grey, "extra": grey, "one-sided": grey, "not called": grey, "not comparable": grey,
+        "missing": grey, "extra": grey, "one-sided": grey, "not called": grey,
+        "not comparable": grey,
         "over-precise": amber, "not deterministic": grey_amber,
     }  # fmt: skip
 
@@ -464,12 +473,14 @@ def test_name_too_long_for_a_cell_is_cut_visibly(tmp_path: Path, letter: str) ->
 
 def test_tolerances_notes_and_findings_are_never_formulas(tmp_path: Path) -> None:
     manifest = Manifest(environment={"=key": "=1+1"}, notes=["=note"])
-    finding = PreflightFinding("=topic", "=HYPERLINK(1)")
+    finding = PreflightFinding(VersionDiffers("=topic", "1", "2", BesideGolden.CANDIDATE))
     compared = comparison(pair("a"), golden=manifest, preflight=[finding], damage=["=damage"])
     cells = [
         cell for sheet in opened(tmp_path, compared) for line in sheet.iter_rows() for cell in line
     ]
-    assert {"=topic", "=HYPERLINK(1)", "=damage", "=note", "=1+1"} <= {cell.value for cell in cells}
+    assert {"=topic", "=topic: golden 1, candidate 2", "=damage", "=note", "=1+1"} <= {
+        cell.value for cell in cells
+    }
     assert not [cell.coordinate for cell in cells if cell.data_type == "f"]
 
 
@@ -599,7 +610,9 @@ def test_no_entry_of_the_summary_is_there_twice(tmp_path: Path) -> None:
 def test_findings_and_damage_are_listed(tmp_path: Path) -> None:
     compared = comparison(
         pair("a"),
-        preflight=[PreflightFinding("seed", "seed: golden 0, candidate 1")],
+        preflight=[
+            PreflightFinding(SettingDiffers(CaptureSetting.SEED, 0, 1, BesideGolden.CANDIDATE))
+        ],
         damage=["step0: bit flip"],
     )
     lines = summary_lines(opened(tmp_path, compared))
@@ -710,9 +723,9 @@ def test_chart_is_logarithmic_with_error_and_tolerance(tmp_path: Path) -> None:
     assert not chart.y_axis.delete
     assert len(chart.series) == 3  # error, tolerance, and a mark on what is over it
     assert [series.tx.strRef.f for series in chart.series] == [
-        "'Divergence'!$C$34",
-        "'Divergence'!$D$34",
-        "'Divergence'!$E$34",
+        "'Divergence'!C34",
+        "'Divergence'!D34",
+        "'Divergence'!E34",
     ]
     assert chart.series[0].val.numRef.f == "'Divergence'!$C$35:$C$36"
 
@@ -906,6 +919,26 @@ def test_sheets_without_many_rows_need_no_zip64(tmp_path: Path) -> None:
         assert {info.extract_version for info in archive.infolist()} <= {20}
 
 
+def test_it_is_the_same_without_lxml(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from test_excel"
+        " import *;write_excel(comparison(*every_reason()), Path(sys.argv[2]))"
+    )
+    path = tmp_path / "r.xlsx"
+    environment = {**os.environ, "OPENPYXL_LXML": "False"}
+    subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent), str(path)],
+        check=True,
+        env=environment,
+    )
+    for ours, theirs in zip(
+        opened(tmp_path, comparison(*every_reason())), load_workbook(path), strict=True
+    ):
+        assert [line for line in ours.values if "report made" not in line] == [
+            line for line in theirs.values if "report made" not in line
+        ]
+
+
 def test_no_temporary_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
@@ -1084,3 +1117,18 @@ def test_a_number_is_read_back_as_it_was(tmp_path: Path, value: float) -> None:
     sheet = opened(tmp_path, comparison(pair("a", bias=value)))["Layers"]
     place = [cell.value for cell in sheet[1]].index("bias")
     assert sheet[2][place].value == value
+
+
+def test_a_look_is_put_into_a_workbook_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """openpyxl hashes and compares every part of a style for each cell, which took longer than all
+    the rest of a report.
+    """
+    workbook = Workbook(write_only=True)
+    sheet = workbook.create_sheet()
+    first = styled(sheet, "a", HEADER)
+    put: list[object] = []
+    monkeypatch.setattr(IndexedList, "add", lambda self, value: put.append(value))
+    others = [styled(sheet, value, HEADER) for value in range(100)]
+    assert put == []
+    assert {cell.style_id for cell in others} == {first.style_id}
+    assert others[0].font.bold

@@ -26,7 +26,7 @@ from accucompare.compare.origins.sites import Culprit
 from accucompare.compare.rows.rows import Reason, Row, Status
 from accucompare.errors import ReportError
 from accucompare.numbers.statistics import Statistics
-from accucompare.report.excel import xml_rows
+from accucompare.report.excel import worksheets
 from accucompare.report.table import heat, overview, sheets
 from accucompare.report.table.columns import COLUMNS
 from accucompare.report.table.extremes import Extremes, first_of, second_of
@@ -237,7 +237,7 @@ def test_more_failing_rows_than_fit_keep_the_first_ones_and_what_links_lead_to(
 def test_a_sheet_has_no_more_links_than_excel_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(xml_rows, "_MOST_LINKS", 9)
+    monkeypatch.setattr(worksheets, "_MOST_LINKS", 9)
     book = load_workbook(many(ranks=2, layers=30).to_excel(tmp_path / "x.xlsx"))
     linked = [
         cell.value for line in book["By layer"].iter_rows() for cell in line if cell.hyperlink

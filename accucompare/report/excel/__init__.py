@@ -1,4 +1,4 @@
-"""Workbooks: XlsxWriter."""
+"""Workbooks: openpyxl."""
 
 from accucompare.report.excel.workbook import write_excel
 from accucompare.report.excel.worksheets import write_workbook

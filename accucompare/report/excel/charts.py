@@ -3,96 +3,97 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from openpyxl.chart import LineChart, Reference
+from openpyxl.chart import Series as Drawn
+from openpyxl.chart.shapes import GraphicalProperties
+from openpyxl.chart.text import RichText
+from openpyxl.drawing.line import LineProperties
+from openpyxl.drawing.text import (
+    CharacterProperties,
+    Paragraph,
+    ParagraphProperties,
+    RichTextProperties,
+)
+from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.report.table import TEXT, Chart, ChartSeries, Table, looks
 
-if TYPE_CHECKING:
-    from xlsxwriter import Workbook
-
-_PIXELS = 96 / 2.54  # in a cm
+_POINT = 12_700  # in EMU
 _SMALL_MARKS = 400  # of more points than these
 
 
-def draw(workbook: Workbook, title: str, chart: Chart, table: Table) -> None:
-    """Add a chart of the table, which is on one sheet, to the sheet of this title."""
+def draw(sheet: Worksheet, chart: Chart, table: Table) -> None:
+    """Add a chart of the table, which is on one sheet, to a sheet."""
     count = len(table.rows)
-    drawn: Any = workbook.add_chart({"type": "line"})
-    drawn.set_size({"width": chart.size[0] * _PIXELS, "height": chart.size[1] * _PIXELS})
-    drawn.set_legend({"position": "bottom"})
-    drawn.show_blanks_as("span" if chart.spanned else "gap")
-    if table.hidden:
-        drawn.show_hidden_data()
+    drawn: Any = LineChart()  # its type says that there may be no legend, title or gridlines
+    drawn.width, drawn.height = chart.size
+    drawn.legend.position = "b"
+    drawn.display_blanks = "span" if chart.spanned else "gap"
+    drawn.visible_cells_only = not table.hidden
     for series in chart.series:
-        drawn.add_series(
-            {
-                "name": f"='{table.title}'!${table.letters[series.column]}${table.header}",
-                "categories": _cells(table, chart.under),
-                "values": _cells(table, series.column),
-                "smooth": False,
-                **_strokes(series, count),
-            }
-        )
-    name, *of_axes = chart.titles
-    drawn.set_title({"name": name, "overlay": False} if name else {"none": True})
-    titles = [{"name": each, "name_overlay": False} if each else {} for each in of_axes]
+        drawn.series.append(_series(series, _cells(table, series.column, header=True), count))
+    drawn.set_categories(_cells(table, chart.under))
+    title, drawn.x_axis.title, drawn.y_axis.title = (each or None for each in chart.titles)
+    drawn.title = title
     names = next(column for column in table.columns if column.title == chart.under).format == TEXT
-    every = max(1, math.ceil(count / chart.labels))
-    drawn.set_x_axis(
-        titles[0]
-        | {
-            "label_position": "low",
-            "major_tick_mark": "none",
-            "interval_unit": every,
-            "interval_tick": every,
-            "num_font": _letters(rotation=-90 if names else 0),
-            "line": _line(looks.AXIS, 0.75),
-        }
+    _axes(drawn, chart, count, names)
+    sheet.add_chart(drawn, chart.at)
+
+
+def _cells(table: Table, title: str, header: bool = False) -> Reference:
+    letter = table.letters[title]
+    return Reference(
+        range_string=(
+            f"'{table.title}'!${letter}${table.header + (not header)}:${letter}${table.header + len(table.rows)}"
+        )
     )
-    drawn.set_y_axis(
-        titles[1]
-        | {
-            "crossing": "min",  # at the foot of the chart, not at 1
-            "num_format": "0E+00" if chart.logarithmic else "General",
-            "major_tick_mark": "outside",
-            "major_gridlines": {"visible": True, "line": _line(looks.GRID, 0.5)},
-            "num_font": _letters(),
-            "line": _line(looks.AXIS, 0.75),
-            **({"log_base": 10} if chart.logarithmic else {}),
-            **(dict(zip(("min", "max"), chart.bounds, strict=True)) if chart.bounds else {}),
-        }
+
+
+def _series(series: ChartSeries, values: Reference, count: int) -> Any:
+    drawn: Any = Drawn(values, title_from_data=True)
+    drawn.smooth = False
+    line = LineProperties(
+        solidFill=series.color,
+        w=round(series.width * _POINT),
+        prstDash="dash" if series.dashed else None,
     )
-    sheet: Any = workbook.get_worksheet_by_name(title)
-    sheet.insert_chart(chart.at, drawn)
+    drawn.graphicalProperties.line = line if series.width else LineProperties(noFill=True)
+    drawn.marker.symbol = "none"
+    if not series.width or count <= series.marked:
+        drawn.marker.symbol = "circle"
+        drawn.marker.size = 6 if count <= _SMALL_MARKS else 4
+        drawn.marker.graphicalProperties = GraphicalProperties(
+            solidFill=series.color, ln=LineProperties(solidFill=looks.WHITE[2:], w=3175)
+        )
+    return drawn
 
 
-def _cells(table: Table, title: str) -> str:
-    """The cells of a column below the header."""
-    letter, first = table.letters[title], table.header + 1
-    return f"='{table.title}'!${letter}${first}:${letter}${table.header + len(table.rows)}"
+def _axes(drawn: Any, chart: Chart, count: int, names: bool) -> None:
+    x, y = drawn.x_axis, drawn.y_axis
+    x.delete = y.delete = False  # openpyxl 3.1 leaves both out otherwise
+    if chart.logarithmic:
+        y.scaling.logBase = 10
+    if chart.bounds:
+        y.scaling.min, y.scaling.max = chart.bounds
+    y.number_format, y.majorTickMark = "0E+00" if chart.logarithmic else "General", "out"
+    y.majorGridlines.spPr = GraphicalProperties(ln=LineProperties(solidFill=looks.GRID, w=6350))
+    x.crosses = "min"  # at the foot of the chart, not at 1
+    x.tickLblPos = "low"
+    x.tickLblSkip = x.tickMarkSkip = max(1, math.ceil(count / chart.labels))
+    x.txPr, y.txPr = _small(rotation=-5_400_000 if names else 0), _small()
+    for each in (x, y):
+        each.graphicalProperties = GraphicalProperties(
+            ln=LineProperties(solidFill=looks.AXIS, w=9525)
+        )
+    for each in (drawn, x, y):
+        if each.title is not None:
+            each.title.overlay = False
 
 
-def _strokes(series: ChartSeries, count: int) -> dict[str, Any]:
-    line: dict[str, Any] = {"none": True}
-    if series.width:
-        dash = {"dash_type": "dash"} if series.dashed else {}
-        line = _line(series.color, series.width) | dash
-    if series.width and count > series.marked:
-        return {"line": line, "marker": {"type": "none"}}
-    marker = {
-        "type": "circle",
-        "size": 6 if count <= _SMALL_MARKS else 4,
-        "fill": {"color": f"#{series.color}"},
-        "border": _line(looks.WHITE[2:], 0.25),
-    }
-    return {"line": line, "marker": marker}
-
-
-def _line(color: str, width: float) -> dict[str, Any]:
-    """A line of this width in points."""
-    return {"color": f"#{color}", "width": width}
-
-
-def _letters(rotation: int = 0) -> dict[str, Any]:
-    """Small grey letters; rotation in degrees."""
-    return {"size": 8, "color": f"#{looks.LETTERS}", **({"rotation": rotation} if rotation else {})}
+def _small(rotation: int = 0) -> RichText:
+    """Small grey letters; rotation in 60,000ths of a degree."""
+    letters = CharacterProperties(sz=800, solidFill=looks.LETTERS)
+    paragraph = Paragraph(pPr=ParagraphProperties(defRPr=letters), endParaRPr=letters)
+    return RichText(bodyPr=RichTextProperties(rot=rotation, vert="horz"), p=[paragraph])

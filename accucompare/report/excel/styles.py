@@ -1,115 +1,133 @@
-"""The looks of cells, and the rules that colour them, in the words of XlsxWriter."""
+"""The looks of cells, and the rules that colour them, as openpyxl writes them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from copy import copy
+from functools import lru_cache
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
-from accucompare.report.table import DARK, DARK_RED, HEAT_SCALE, WHITE, Look, Scale
+from openpyxl import Workbook
+from openpyxl.cell import Cell, WriteOnlyCell
+from openpyxl.formatting.rule import ColorScale, DataBar, FormatObject, Rule
+from openpyxl.styles import Alignment, Border, Color, Font, PatternFill, Side
+from openpyxl.styles.differential import DifferentialStyle
+from openpyxl.worksheet.hyperlink import Hyperlink
+from openpyxl.worksheet.worksheet import Worksheet
 
-if TYPE_CHECKING:
-    from xlsxwriter import Workbook
-    from xlsxwriter.format import Format
+from accucompare.report.excel.xml_rows import number_or_text
+from accucompare.report.table import (
+    DARK,
+    DARK_RED,
+    HEAT_SCALE,
+    PLAIN_LOOK,
+    WHITE,
+    Look,
+    Scale,
+    Value,
+)
 
-_VERTICAL = {"center": "vcenter"}  # the others are called alike
 
-
-class Formats(dict[Look, "Format"]):
-    """The formats of a workbook, by the looks that they are made of."""
-
-    def __init__(self, workbook: Workbook) -> None:
-        self._workbook = workbook
-
-    def __missing__(self, look: Look) -> Format:
-        made = self[look] = self._workbook.add_format(
-            {
-                "font_name": "Calibri",
-                "font_size": look.size,
-                "bold": look.bold,
-                "font_color": rgb(look.color),
-                "underline": int(look.underline),
-                "align": look.align,
-                "valign": _VERTICAL.get(look.vertical, look.vertical),
-                "text_wrap": look.wrap,
-                "indent": look.indent,
-                "num_format": look.format,
-                **({"pattern": 1, "fg_color": rgb(look.fill)} if look.fill else {}),
-                **({"bottom": 1, "bottom_color": rgb(look.line)} if look.line else {}),
-            }
+def styled(sheet: Worksheet, value: Value, look: Look = PLAIN_LOOK, link: str = "") -> Cell:
+    """A cell. Text stays text, whatever it begins with. ``link`` is a place in the workbook."""
+    cell = WriteOnlyCell(sheet, number_or_text(value))
+    if isinstance(cell.value, str):
+        cell.data_type = "s"
+    known = _styles.setdefault(cast(Workbook, sheet.parent), {})
+    if look not in known:  # openpyxl hashes and compares every part for each cell
+        font, fill, alignment, border = _parts(look)
+        cell.font, cell.fill, cell.alignment, cell.border, cell.number_format = (
+            font,
+            fill,
+            alignment,
+            border,
+            look.format,
         )
-        return made
-
-    def number(self, look: Look) -> int:
-        """What a cell of the file calls the format."""
-        number: int = self[look]._get_xf_index()
-        return number
-
-    def of_rule(self, color: str, bold: bool, fill: str = "") -> Format:
-        """What a rule changes in the look of a cell."""
-        filled = {"bg_color": rgb(fill)} if fill else {}
-        return self._workbook.add_format({"font_color": rgb(color), "bold": bold, **filled})
+        known[look] = copy(cell._style)  # type: ignore[attr-defined]
+    cell._style = copy(known[look])  # type: ignore[attr-defined]
+    if link:
+        cell.hyperlink = hyperlink("A1", link)
+    return cell
 
 
-def rgb(color: str) -> str:
-    """A colour without the alpha channel that Excel's files have before it."""
-    return f"#{color[-6:]}"
+#: By workbook: the numbers that it has given to the parts of each look.
+_styles: WeakKeyDictionary[Workbook, dict[Look, Any]] = WeakKeyDictionary()
 
 
-def row_rules(
-    formats: Formats, coloring: Sequence[tuple[str, Look]], cells: dict[str, str]
-) -> list[dict[str, Any]]:
+@lru_cache(maxsize=256)
+def _parts(look: Look) -> tuple[Font, PatternFill, Alignment, Border]:
+    return (
+        Font(
+            name="Calibri",
+            size=look.size,
+            bold=look.bold,
+            color=look.color,
+            underline="single" if look.underline else None,
+        ),
+        PatternFill("solid", fgColor=look.fill) if look.fill else PatternFill(),
+        Alignment(
+            horizontal=look.align, vertical=look.vertical, wrap_text=look.wrap, indent=look.indent
+        ),
+        Border(bottom=Side("thin", color=look.line)) if look.line else Border(),
+    )
+
+
+def hyperlink(cell: str, location: str) -> Hyperlink:
+    """A link from a cell to a row of the comparison."""
+    return Hyperlink(ref=cell, location=location, tooltip="Show the row in Layers")
+
+
+def row_rules(coloring: Sequence[tuple[str, Look]], cells: dict[str, str]) -> list[Rule]:
     """The rules that colour the rows of a table; ``cells`` are those of its first row, by the
     titles of their columns.
     """
-    return [
-        {
-            "type": "formula",
-            "criteria": formula.format_map(cells),
-            "stop_if_true": True,
-            "format": formats.of_rule(look.color, look.bold, look.fill),
-        }
-        for formula, look in coloring
-    ]
+    rules = []
+    for formula, look in coloring:
+        style = DifferentialStyle(
+            font=Font(color=look.color, bold=look.bold or None),
+            fill=PatternFill("solid", fgColor=look.fill, bgColor=look.fill),
+        )
+        rules.append(
+            Rule(type="expression", formula=[formula.format_map(cells)], stopIfTrue=True, dxf=style)
+        )
+    return rules
 
 
-def heat_rules(formats: Formats, first: str) -> list[dict[str, Any]]:
+def heat_rules(first: str) -> list[Rule]:
     """The rules that colour a heat map, whose first cell this is: white for what is far below its
     limit, red for what is far over it.
     """
+    style = DifferentialStyle(
+        font=Font(color=WHITE, bold=True), fill=PatternFill("solid", fgColor=DARK, bgColor=DARK)
+    )
+    endless = Rule(type="expression", formula=[f'{first}="inf"'], stopIfTrue=True, dxf=style)
+    over = Rule(
+        type="expression",
+        formula=[f"AND(ISNUMBER({first}),{first}>0)"],
+        dxf=DifferentialStyle(font=Font(color=DARK_RED, bold=True)),
+    )
+    steps = [FormatObject(type="num", val=power) for power in (-3, 0, 3)]
     return [
-        {
-            "type": "formula",
-            "criteria": f'{first}="inf"',
-            "stop_if_true": True,
-            "format": formats.of_rule(WHITE, True, DARK),
-        },
-        {
-            "type": "formula",
-            "criteria": f"AND(ISNUMBER({first}),{first}>0)",
-            "format": formats.of_rule(DARK_RED, True),
-        },
-        _shades("num", (-3, 0, 3), HEAT_SCALE),
+        endless,
+        over,
+        Rule(
+            type="colorScale",
+            colorScale=ColorScale(cfvo=steps, color=[Color(each) for each in HEAT_SCALE]),
+        ),
     ]
 
 
-def scale_rule(scale: Scale) -> dict[str, Any]:
+def scale_rule(scale: Scale) -> Rule:
     """The rule that shows a column's sizes at a glance."""
     if scale is Scale.BAR:
-        return {
-            "type": "data_bar",
-            "bar_color": "#9CC3E6",
-            "min_type": "num",
-            "min_value": 0,
-            "max_type": "num",
-            "max_value": 1,
-            "min_length": 0,
-            "max_length": 100,
-        }
-    return _shades("percentile", (5, 50, 95), ("FFFFFFFF", "FFE3EEF9", "FF9CC3E6"))
-
-
-def _shades(kind: str, steps: Sequence[float], colors: Sequence[str]) -> dict[str, Any]:
-    rule: dict[str, Any] = {"type": "3_color_scale"}
-    for name, step, color in zip(("min", "mid", "max"), steps, colors, strict=True):
-        rule |= {f"{name}_type": kind, f"{name}_value": step, f"{name}_color": rgb(color)}
-    return rule
+        whole = [FormatObject(type="num", val=end) for end in (0, 1)]
+        return Rule(
+            type="dataBar",
+            dataBar=DataBar(cfvo=whole, color=Color("FF9CC3E6"), minLength=0, maxLength=100),
+        )
+    steps = [FormatObject(type="percentile", val=percent) for percent in (5, 50, 95)]
+    blues = ColorScale(
+        cfvo=steps, color=[Color(shade) for shade in ("FFFFFFFF", "FFE3EEF9", "FF9CC3E6")]
+    )
+    return Rule(type="colorScale", colorScale=blues)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from io import BytesIO
-from itertools import chain
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+from openpyxl import Workbook
+from openpyxl.formatting.rule import Rule
+from openpyxl.utils import get_column_letter
+from openpyxl.worksheet.page import PageMargins
+from openpyxl.worksheet.properties import Outline, PageSetupProperties
+from openpyxl.worksheet.worksheet import Worksheet
+from openpyxl.xml import LXML
 
 from accucompare.errors import ReportError
 from accucompare.files import is_stdout, written_whole
 from accucompare.report.excel.charts import draw
-from accucompare.report.excel.styles import Formats, heat_rules, rgb, row_rules, scale_rule
-from accucompare.report.excel.xml_rows import (
-    SheetContent,
-    line_of_cells,
-    save_with_rows,
-    table_rows,
-    text,
-)
+from accucompare.report.excel.styles import heat_rules, hyperlink, row_rules, scale_rule, styled
+from accucompare.report.excel.xml_rows import SheetRows, save_with_rows, text
 from accucompare.report.table import (
     LINE,
     MUTED_TEXT,
@@ -29,17 +32,16 @@ from accucompare.report.table import (
     Scale,
     SheetItem,
     Table,
-    column_letter,
     header_look,
     row_looks,
 )
 
-if TYPE_CHECKING:
-    from xlsxwriter import Workbook
-    from xlsxwriter.worksheet import Worksheet
+_MOST_LINKS = 65_530  # that Excel opens in a sheet
+_WRITE_ERRORS: tuple[type[Exception], ...] = ()
+if LXML:  # openpyxl writes with lxml where that is installed, which then raises errors of its own
+    from lxml.etree import LxmlError
 
-_HEADER_HEIGHT = 32
-_MARGIN = 5 / 7  # of a character: what Excel adds to a column's width
+    _WRITE_ERRORS = (LxmlError,)
 
 
 def write_workbook(path: Path, title: str, sheets: Iterable[Page | Table]) -> Path:
@@ -65,143 +67,131 @@ def write_workbook(path: Path, title: str, sheets: Iterable[Page | Table]) -> Pa
             )
         _write(temporary, title, sheets)
 
-    return written_whole(path, write)
+    return written_whole(path, write, _WRITE_ERRORS)
 
 
 def _write(path: Path, title: str, sheets: Iterable[Page | Table]) -> None:
-    from xlsxwriter import Workbook  # slow to import
-
+    workbook = Workbook(write_only=True)
+    workbook.properties.creator = "accucompare"
+    workbook.properties.title = text(title)
+    workbook.calculation.fullCalcOnLoad = (
+        False  # there is nothing to calculate, so closing it asks nothing
+    )
     without_rows = BytesIO()  # so small
-    workbook = Workbook(without_rows, {"in_memory": True})
+    rows: list[SheetRows] = []
     try:
-        workbook.set_properties({"title": text(title), "author": "accucompare"})
-        workbook.calc_on_load = False  # nothing to calculate, so closing it asks nothing
-        formats = Formats(workbook)
-        contents: list[SheetContent] = []
         for sheet in sheets:
-            contents += (
-                [_add_page(workbook, formats, sheet)]
-                if isinstance(sheet, Page)
-                else _add_table(workbook, formats, sheet)
-            )
-        workbook.close()
-    finally:
-        workbook.fileclosed = True  # or it would write when it is deleted, whatever was raised
-    save_with_rows(without_rows, contents, path)
+            if isinstance(sheet, Page):
+                _append(
+                    _add_sheet(workbook, sheet.title, sheet.widths, sheet.tab),
+                    sheet.lines,
+                    first=2,
+                    last=len(sheet.widths),
+                )
+            else:
+                rows += _add_table(workbook, sheet)
+        workbook.save(without_rows)
+    except BaseException:
+        for each in workbook.worksheets:
+            with suppress(
+                Exception
+            ):  # or Python warns about half-written sheets when it deletes them
+                each.close()
+        raise
+    save_with_rows(without_rows, rows, path)
 
 
-def _add_page(workbook: Workbook, formats: Formats, page: Page) -> SheetContent:
-    sheet = _add_sheet(workbook, page.title, page.tab)
-    for number, width in enumerate(page.widths):
-        sheet.set_column(number, number, width - _MARGIN)
-    links: list[tuple[str, str]] = []
-    rows = list(_lines(sheet, formats, page.lines, 2, len(page.widths), links))
-    return SheetContent(_part(sheet), rows, links)
-
-
-def _add_table(workbook: Workbook, formats: Formats, table: Table) -> list[SheetContent]:
-    """Add the sheets of a table, and return what they hold."""
-    contents = [_add_rows(workbook, formats, table, *page) for page in table.pages()]
+def _add_table(workbook: Workbook, table: Table) -> list[SheetRows]:
+    """Add the sheets of a table, each down to its header, and return the rows that go below."""
+    sheets = [_add_rows(workbook, table, *page) for page in table.pages()]
     for chart in table.charts:
-        draw(workbook, table.title, chart, chart.data or table)
-    return contents
+        draw(workbook[table.title], chart, chart.data or table)
+    return sheets
 
 
-def _add_rows(
-    workbook: Workbook, formats: Formats, table: Table, title: str, start: int, stop: int
-) -> SheetContent:
+def _add_rows(workbook: Workbook, table: Table, title: str, start: int, stop: int) -> SheetRows:
     facts = _facts(table, start, stop)
-    sheet = _add_sheet(workbook, title, table.tab, table.pages_wide, table.large)
+    sheet = _add_sheet(
+        workbook,
+        title,
+        [column.width for column in table.columns],
+        table.tab,
+        table.pages_wide,
+        table.large,
+    )
     if table.hidden:
-        sheet.hide()
+        sheet.sheet_state = "hidden"
     _fold(sheet, table.columns, facts)
-    header, letters = table.header, table.letters.values()
-    last = header + max(stop - start, 1)
+    sheet.row_dimensions[table.header].height = 32
+    last = table.header + max(stop - start, 1)
     if table.frozen is not None:
-        sheet.freeze_panes(header, table.frozen)
-        sheet.autofilter(header - 1, 0, last - 1, len(table.columns) - 1)
-        sheet.repeat_rows(header - 1)
+        sheet.freeze_panes = f"{get_column_letter(table.frozen + 1)}{table.header + 1}"
+        sheet.auto_filter.ref = f"A{table.header}:{get_column_letter(len(table.columns))}{last}"
+        sheet.print_title_rows = f"{table.header}:{table.header}"
     if table.dense:
-        sheet.set_zoom(90)
-        sheet.hide_gridlines(1)  # printed ones alone
-        sheet.outline_settings(symbols_below=False, symbols_right=False)
-    sheet.outline_row_level = facts.deepest
-    _color(sheet, formats, table, last)
-    links: list[tuple[str, str]] = []
-    above = list(_lines(sheet, formats, table.heading, 1, len(table.columns), links))
-    titles = [
-        (letter, formats.number(header_look(column)), column.title)
-        for letter, column in zip(letters, table.columns, strict=True)
-    ]
-    sheet.set_row(header - 1, _HEADER_HEIGHT)
-    above.append(line_of_cells(header, titles, _HEADER_HEIGHT))
+        sheet.sheet_view.zoomScale = 90
+        sheet.sheet_view.showGridLines = True
+        sheet.sheet_properties.outlinePr = Outline(summaryBelow=False, summaryRight=False)
+    if table.depth:
+        sheet.sheet_format.outlineLevelRow = facts.deepest
+    _color(sheet, table, last)
+    _append(sheet, [*table.heading, *[Line([])] * table.space], first=1, last=len(table.columns))
+    sheet.append([styled(sheet, column.title, header_look(column)) for column in table.columns])
     if start == stop and table.nothing:
-        nothing = [("A", formats.number(MUTED_TEXT), table.nothing)]
-        above.append(line_of_cells(header + 1, nothing))
-    links += _links(table, start, stop)
-    styles = {
-        fill: [
-            formats.number(look)
-            for look in row_looks(table.columns, fill, "" if table.dense else LINE)
-        ]
-        for fill in facts.fills
-    }
-    return SheetContent(_part(sheet), chain(above, table_rows(table, start, stop, styles)), links)
+        sheet.append([styled(sheet, table.nothing, MUTED_TEXT)])
+    _link(sheet, table, start, stop)
+    styles = {}
+    for fill in facts.fills:
+        looks = row_looks(table.columns, fill, "" if table.dense else LINE)
+        styles[fill] = [styled(sheet, None, look).style_id for look in looks]
+    return SheetRows(sheet, table, start, stop, styles)
 
 
 def _add_sheet(
-    workbook: Workbook, title: str, tab: str = "", pages_wide: int = 1, large: bool = False
+    workbook: Workbook,
+    title: str,
+    widths: Sequence[float],
+    tab: str = "",
+    pages_wide: int = 1,
+    large: bool = False,
 ) -> Worksheet:
-    """A new sheet, printed in landscape format on so many pages side by side; large is A3."""
-    sheet = workbook.add_worksheet(title)
-    sheet.hide_gridlines(2)
+    """A new sheet with these column widths, printed in landscape format on so many pages side by
+    side; large is A3.
+    """
+    sheet = cast(
+        Worksheet, workbook.create_sheet(title)
+    )  # a write-only sheet has the attributes used here, which its type does not list
+    for number, width in enumerate(widths, 1):
+        sheet.column_dimensions[get_column_letter(number)].width = width
+    sheet.sheet_view.showGridLines = False
+    sheet.sheet_properties.pageSetUpPr = PageSetupProperties(fitToPage=True)
     if tab:
-        sheet.set_tab_color(rgb(tab))
-    sheet.set_landscape()
-    sheet.set_paper(8 if large or pages_wide > 1 else 9)  # A3 or A4
-    sheet.fit_to_pages(pages_wide, 0)
-    sheet.set_margins(left=0.4, right=0.4, top=0.5, bottom=0.6)
-    sheet.set_footer("&R&A, page &P of &N", {"margin": 0.3})
+        sheet.sheet_properties.tabColor = tab
+    sheet.page_setup.orientation = "landscape"
+    sheet.page_setup.paperSize = 8 if large or pages_wide > 1 else 9  # A3 or A4
+    sheet.page_setup.fitToWidth, sheet.page_setup.fitToHeight = pages_wide, 0
+    sheet.page_margins = PageMargins(left=0.4, right=0.4, top=0.5, bottom=0.6, footer=0.3)
+    if sheet.oddFooter is not None and sheet.oddFooter.right is not None:
+        sheet.oddFooter.right.text = "&A, page &P of &N"
     return sheet
 
 
-def _part(sheet: Worksheet) -> str:
-    """The sheet's file in the workbook."""
-    return f"xl/worksheets/sheet{sheet.index + 1}.xml"
-
-
-def _lines(
-    sheet: Worksheet,
-    formats: Formats,
-    lines: Sequence[Line],
-    first: int,
-    last: int,
-    links: list[tuple[str, str]],
-) -> Iterator[str]:
-    """The XML of the sheet's first lines; ``first`` and ``last`` are the columns in use. Their
-    links are added to ``links``.
-    """
+def _append(sheet: Worksheet, lines: Sequence[Line], first: int, last: int) -> None:
+    """Write the sheet's first lines; ``first`` and ``last`` are the columns in use."""
     for number, line in enumerate(lines, 1):
-        if line.height:  # charts are placed by it
-            sheet.set_row(number - 1, line.height)
+        if line.height:
+            sheet.row_dimensions[number].height = line.height
         items = list(line.items)
         if line.spread is not None:  # each merged cell has its own border and fill
-            sheet.merge_range(
-                number - 1, first + line.spread - 1, number - 1, last - line.free - 1, ""
+            sheet.merged_cells.add(
+                f"{get_column_letter(first + line.spread)}{number}:{get_column_letter(last - line.free)}{number}"
             )
             after = line.spread + 1
             items[after:after] = [SheetItem(None, items[line.spread].look)] * (
                 last - first + 1 - len(items)
             )
-        shown = {column_letter(place): item for place, item in enumerate(items, first)}
-        if line.margin and first > 1:
-            shown = {"A": line.margin, **shown}
-        links += [(f"{letter}{number}", item.link) for letter, item in shown.items() if item.link]
-        yield line_of_cells(
-            number,
-            ((letter, formats.number(item.look), item.value) for letter, item in shown.items()),
-            line.height,
-        )
+        margin = [line.margin and styled(sheet, *line.margin)] * (first - 1)
+        sheet.append([*margin, *(styled(sheet, *item) for item in items)])
 
 
 class _Facts(NamedTuple):
@@ -247,31 +237,36 @@ def _facts(table: Table, start: int, stop: int) -> _Facts:
 
 
 def _fold(sheet: Worksheet, columns: Sequence[Column], facts: _Facts) -> None:
-    """Set the widths of the columns; hide those without values, and fold those that not everybody
-    needs.
-    """
-    levels = [0 if column.title in facts.several else column.folded for column in columns]
-    for place, (column, level) in enumerate(zip(columns, levels, strict=True)):
-        after = levels[place + 1] if place + 1 < len(levels) else 0
-        # hidden, not left out: every report has the same columns in the same places
-        options = {
-            "level": level,
-            "hidden": bool(level) or column.title in facts.empty,
-            "collapsed": after > level,
-        }
-        sheet.set_column(place, place, column.width - _MARGIN, None, options)
+    """Hide columns without values, and fold those that not everybody needs."""
+    if most := max(
+        column.folded for column in columns
+    ):  # openpyxl would write it before it counts the levels
+        sheet.column_dimensions.max_outline = most
+    before, level_before = None, 0
+    for number, column in enumerate(
+        columns, 1
+    ):  # hidden, not left out: every report has the same columns in the same places
+        dimension = sheet.column_dimensions[get_column_letter(number)]
+        if column.title in facts.empty:
+            dimension.hidden = True
+        level = 0 if column.title in facts.several else column.folded
+        if level:
+            dimension.outlineLevel, dimension.hidden = level, True
+        if before is not None and level > level_before:
+            before.collapsed = True
+        before, level_before = dimension, level
 
 
-def _color(sheet: Worksheet, formats: Formats, table: Table, last: int) -> None:
+def _color(sheet: Worksheet, table: Table, last: int) -> None:
     """Bars over everything, then the row's colour, and shades where the row has none."""
     first, letters = table.header + 1, table.letters
 
-    def add(rule: dict[str, Any], left: str, right: str) -> None:
-        sheet.conditional_format(f"{left}{first}:{right}{last}", rule)
+    def add(rule: Rule, left: str, right: str) -> None:
+        sheet.conditional_formatting.add(f"{left}{first}:{right}{last}", rule)
 
     heat = [letters[column.title] for column in table.columns if column.scale is Scale.HEAT]
     if heat:
-        for rule in heat_rules(formats, f"{heat[0]}{first}"):
+        for rule in heat_rules(f"{heat[0]}{first}"):
             add(rule, heat[0], heat[-1])
     matrix = [letters[column.title] for column in table.columns if column.scale is Scale.MATRIX]
     if matrix:
@@ -281,15 +276,20 @@ def _color(sheet: Worksheet, formats: Formats, table: Table, last: int) -> None:
             if column.scale is scale:
                 add(scale_rule(scale), letters[column.title], letters[column.title])
         if scale is Scale.BAR:
-            cells = {title: f"${letter}{first}" for title, letter in letters.items()}
-            for rule in row_rules(formats, table.coloring, cells):
-                add(rule, "A", column_letter(len(letters)))
+            for rule in row_rules(
+                table.coloring, {title: f"${letter}{first}" for title, letter in letters.items()}
+            ):
+                add(rule, "A", get_column_letter(len(letters)))
 
 
-def _links(table: Table, start: int, stop: int) -> Iterator[tuple[str, str]]:
-    """The links of the rows."""
+def _link(sheet: Any, table: Table, start: int, stop: int) -> None:
+    """Add the links of the rows; openpyxl writes them at the end of the sheet."""
     for column, letter in zip(table.columns, table.letters.values(), strict=True):
         if column.link:
-            for line, index in enumerate(range(start, stop), table.header + 1):
-                if link := column.link(table.rows[index]):
-                    yield f"{letter}{line}", link
+            links = enumerate(
+                map(column.link, (table.rows[index] for index in range(start, stop))),
+                table.header + 1,
+            )
+            sheet._hyperlinks += islice(
+                (hyperlink(f"{letter}{line}", link) for line, link in links if link), _MOST_LINKS
+            )
