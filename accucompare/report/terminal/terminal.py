@@ -34,14 +34,12 @@ from accucompare.report.table import (
     overview_of,
 )
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
+from accucompare.report.words import culprit_words as culprits
 from accucompare.report.words import (
-    culprit_hints,
     decision_words,
-    error_words,
     preflight_words,
     verdict_words,
 )
-from accucompare.report.words import culprit_words as culprits
 from accucompare.report.words import training_words as training
 from accucompare.text import counted, printable
 
@@ -194,12 +192,15 @@ def _print_culprits(console: Console, comparison: Result) -> None:
     print_rest(console, len(comparison.culprits), _CULPRITS_SHOWN)
 
 
+#: What stands before statements on a culprit, and how they look.
+_STATEMENTS = {"its module": ("", "yellow"), culprits.HINT: ("hint, ", "bright_black")}
+
+
 def _about(culprit: Culprit) -> Iterator[Text]:
     yield safe_text(culprits.kind(culprit))
-    if configured := culprits.configuration_words(culprit):
-        yield safe_text(configured, "yellow")
-    yield from map(safe_text, error_words(culprit))
-    yield from (safe_text(f"hint, {hint}", "bright_black") for hint in culprit_hints(culprit))
+    for title, words in culprits.statements(culprit):
+        before, style = _STATEMENTS.get(title, ("", ""))
+        yield from (safe_text(f"{before}{each}", style) for each in words)
 
 
 def _print_divergence(console: Console, comparison: Result, row: Row) -> None:

@@ -129,6 +129,13 @@ def proves_nothing(training: TrainingResult) -> str:
     )
 
 
+#: What is said of steps that have no sentence of their own.
+FED_STEPS = (
+    "Each step was fed with golden's values: what its losses are off was made in the loss, or by"
+    " rounding"
+)
+
+
 def steps_sentence(comparison: Result) -> str:
     """``The runs part at step 12 in the gradients: …``, or how far they agree; ``""`` where nothing
     of training was compared.
@@ -296,6 +303,14 @@ def measured(met: Met) -> str:
     parts = [] if met.rule.absolute is None or met.absolute is None else [f"{met.absolute:.3g}"]
     parts += [] if met.rule.relative is None or met.relative is None else [percent(met.relative)]
     return ", or ".join(parts)
+
+
+def rule_words(met: Met) -> str:
+    """``FAIL: mean loss is 0.02, or 1.5 % apart (limit < 0.01 or < 1 %)``."""
+    return (
+        f"{outcome(met)}: {met.rule.measure.value} is {measured(met)} apart (limit"
+        f" {rule_limit(met.rule)})"
+    )
 
 
 def outcome(met: Met) -> str:
