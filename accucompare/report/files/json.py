@@ -62,7 +62,8 @@ def head(comparison: Result) -> dict[str, Any]:
         "golden": str(comparison.golden.path),
         "candidate": str(comparison.candidate.path),
         "baseline": None if comparison.baseline is None else str(comparison.baseline.path),
-        "refused_baseline": comparison.refused and preflight_words.refused_words(comparison.refused),
+        "refused_baseline": comparison.refused
+        and preflight_words.refused_words(comparison.refused),
         "fed": comparison.fed,
         "verdict": decision_words.verdict(decided.answer),
         "passed": decided.passed,
