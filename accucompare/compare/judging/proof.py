@@ -64,9 +64,9 @@ from accucompare.devices import is_a_librarys
 from accucompare.numbers import DTYPES
 from accucompare.places import Place, is_file
 
-# : A quarter of an error, at right angles to it, makes it 3 % larger, and hides nothing. So much of
-# the smallest error that counts as a : baseline's is explained; and of a coarser baseline's own
-# error no more, however near the two precisions are.
+#: A quarter of an error, at right angles to it, makes it 3 % larger, and hides nothing. So much of
+#: the smallest error that counts as a baseline's is explained; and of a coarser baseline's own
+#: error no more, however near the two precisions are.
 HIDES_NOTHING = 0.25
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 
 import msgspec
 
@@ -127,5 +128,10 @@ def nbytes(task: Task) -> int:
         task.golden_repeat,
     ):
         if record is not None and record.member is not None:
-            size += math.prod(record.shape) * DTYPES[record.dtype].storage.itemsize
+            size += _nbytes(record.shape, record.dtype)
     return size
+
+
+@lru_cache(maxsize=1 << 12)
+def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
+    return math.prod(shape) * DTYPES[dtype].storage.itemsize
