@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from accucompare.bundle.format import NODE_ROLES, TRAINING_ROLES, Layout, Manifest, Record, Role
-from accucompare.compare.origins.training_trace import MUCH_FURTHER, CallKey, TrainingTrace
+from accucompare.compare.constants import MUCH_FURTHER
+from accucompare.compare.origins.training_trace import CallKey, TrainingTrace
 from accucompare.compare.rows import (
     UNMATCHED,
     OperatorKey,

@@ -15,21 +15,14 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from accucompare.bundle.format import GRADIENT_ROLES, UPDATE_ROLES, Record, Role
-from accucompare.compare.limits import RECURRENT, SUMMED, Tolerance
+from accucompare.compare.constants import MUCH_FURTHER, RECURRENT, SUMMED
+from accucompare.compare.limits import Tolerance
 from accucompare.compare.remarks import BareRemark
 from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
 
 #: (rank, step, name, call index).
 CallKey = tuple[int, int, str, int]
 
-# : Fed: a later error in a call's own code, or in its backward, is another one if it is so many
-# times as far over its limit as the earlier.
-MUCH_FURTHER = 8.0
-
-# : Free-running, a gradient carries the rounding of the whole forward and of the backward until
-# there: its default limit is so many : times that of a value (MiniLM in bfloat16, two steps of
-# training: gradients are off by up to 0.10, values by up to 0.034).
-FREE_GRADIENTS = 4.0
 
 _STATES = (Role.STATE_BEFORE, Role.STATE_AFTER)
 
