@@ -29,10 +29,9 @@ from accucompare.compare.judging import is_noise
 from accucompare.compare.limits import differing
 from accucompare.compare.origins.describing import are_masks, is_choice
 from accucompare.compare.origins.lost import once_for_an_update, where_cut, with_effect
-from accucompare.compare.origins.reasons import call_of, caller_of
+from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, parameter_of
 from accucompare.compare.origins.scaled import find_scaled
 from accucompare.compare.origins.sites import Culprit, Stage
-from accucompare.compare.origins.training_trace import CallKey, parameter_of
 from accucompare.compare.rows import (
     UNMATCHED,
     Reason,

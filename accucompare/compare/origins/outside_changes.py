@@ -13,7 +13,7 @@ from accucompare.bundle.format import BUFFER_ROLES, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import ROUNDINGS_OF_CHANGE, SHARE_OF_UPDATE
 from accucompare.compare.limits import is_half
-from accucompare.compare.origins.training_trace import parameter_of
+from accucompare.compare.origins.module_calls import parameter_of
 from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import LeavesAsItIs, PairRemark, RoundedAway
 from accucompare.compare.rows import PairOutcome, Reason, Verdict, buffer_of

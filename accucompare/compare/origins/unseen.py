@@ -48,8 +48,7 @@ from accucompare.bundle.format import (
 )
 from accucompare.compare.constants import FREE_GRADIENTS
 from accucompare.compare.limits import CEILING, DEFAULT_REL_L2
-from accucompare.compare.origins.reasons import call_of, caller_of
-from accucompare.compare.origins.training_trace import CallKey, parameter_of
+from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, parameter_of
 from accucompare.compare.rows import Reason, Row, Status, is_operator
 
 # : Layouts of tensors that are listed without data. A meta tensor is not among them: it has no

@@ -158,7 +158,11 @@ def _trouble(fact: Trouble, result: Result) -> str:
         case facts.StepsProveNothing(training):
             return training_words.proves_nothing(training)
         case facts.WithinFixedLimits(since):
-            why = _unproved(since, result) if isinstance(since, facts.Unproved) else since
+            why = (
+                _unproved(since, result)
+                if isinstance(since, facts.Unproved)
+                else preflight_words.refused_words(since)
+            )
             return f"everything is within fixed limits, which miss small faults, and {why}"
         case facts.JudgedByFew(judged, compared):
             return f"the baseline judges {judged} of {compared} compared rows only"
