@@ -35,9 +35,8 @@ if (_asked := os.environ.get("ACCUCOMPARE_KERNEL", "").lower()) != "numpy":
     except ImportError as error:
         _why_not = f"not built: {error}"
     else:
-        if (
-            getattr(_kernel, "VERSION", 1) != KERNEL_VERSION
-        ):  # it was built before its source changed, and would be misread
+        # it was built before its source changed, and would be misread
+        if getattr(_kernel, "VERSION", 1) != KERNEL_VERSION:
             _kernel, _why_not = (
                 None,
                 "the built one is of another version; install accucompare again",
@@ -49,6 +48,14 @@ _TYPES = {
     "float64": 0, "complex128": 0, "float32": 1, "complex64": 1, "float16": 2, "bfloat16": 3,
     "int8": 4, "int16": 5, "int32": 6, "uint8": 7, "bool": 7, "uint16": 8, "uint32": 9,
 }  # fmt: skip
+
+
+#: Those that a tensor may be looked at in, where the kernel can.
+_REALS = (
+    {name: _TYPES[name] for name in ("float64", "float32", "float16", "bfloat16")}
+    if hasattr(_kernel, "extrema_at")
+    else {}
+)
 
 
 def description() -> str:
@@ -298,6 +305,25 @@ def apart_block(
     types = _number(golden, golden_dtype), _number(candidate, candidate_dtype)
     (squares,) = _kernel.apart_block(golden, candidate, *types, sums.CHUNK, *powers, *lengths)
     return squares  # type: ignore[no-any-return]
+
+
+def extrema_at(
+    address: int, count: int, dtype: str
+) -> tuple[float, float, float, int, int, int, int] | None:
+    """The extrema of a small tensor that lies at an address of this process, such as a hook sees.
+
+    Args:
+        address, count: where, and how many elements, at least one. They must be there: nothing is
+            checked.
+        dtype: their type.
+
+    Returns:
+        The smallest and the largest value and the smallest magnitude, infinities among them but no
+        NaN; the numbers of NaN, of Inf, of zeros and of what is subnormal. ``None`` if there is no kernel or it does not know the
+        type.
+    """
+    number = _REALS.get(dtype)
+    return None if number is None else _kernel.extrema_at(address, number, count)
 
 
 def can_summarize(dtype: DType) -> bool:

@@ -292,7 +292,7 @@ def test_what_could_not_be_compared_qualifies_identical(tmp_path: Path) -> None:
     )
 
 
-# : A layer's values, relatively off by so much, and what else is given: the answer, and the exit
+#: A layer's values, relatively off by so much, and what else is given: the answer, and the exit
 # code that scripts rely on.
 ANSWERS = {
     "the same": (0.0, {}, Answer.IDENTICAL, 0),
@@ -344,7 +344,7 @@ def fed_pair(
     )
 
 
-# : Of each type: an error over the fixed limits of a fed candidate that rounding may make, and one
+#: Of each type: an error over the fixed limits of a fed candidate that rounding may make, and one
 # that it never makes.
 ROUNDING_OR_NOT = {"float32": (1e-4, 4e-3), "float16": (2e-2, 0.12), "bfloat16": (0.1, 0.5)}
 

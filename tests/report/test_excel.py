@@ -394,9 +394,11 @@ def test_rows_are_coloured_by_what_they_mean(tmp_path: Path) -> None:
     )
     assert dict(zip(values(sheet, "layer"), fills(sheet), strict=True)) == {
         "identical": white, "ok": white, "near": amber,
-        "introduced": red, "inherited": red, "glue": red, "inputs differ": red, "shape": red, "dtype": red,
+        "introduced": red, "inherited": red, "glue": red, "inputs differ": red, "shape": red,
+        "dtype": red,
         "non-finite": dark,
-        "missing": grey, "extra": grey, "one-sided": grey, "not called": grey, "not comparable": grey,
+        "missing": grey, "extra": grey, "one-sided": grey, "not called": grey,
+        "not comparable": grey,
         "over-precise": amber, "not deterministic": grey_amber,
     }  # fmt: skip
 

@@ -259,9 +259,15 @@ def _culprits(comparison: Result, links: Sequence[str]) -> Iterator[Line]:
     note = culprits.note(comparison)
     yield _wide(note, looks.MUTED_TEXT._replace(wrap=True), height=_height(note, 170))
     yield from table_lines(
-        columns, shown, fill=lambda culprit: _SHADE, below=below, numbered=True,
-        height=lambda culprit: _height(max((culprits.place_words(comparison, culprit), culprits.kind(culprit)), key=len), 44),
-    )  # fmt: skip
+        columns,
+        shown,
+        fill=lambda culprit: _SHADE,
+        below=below,
+        numbered=True,
+        height=lambda culprit: _height(
+            max((culprits.place_words(comparison, culprit), culprits.kind(culprit)), key=len), 44
+        ),
+    )
     yield from _rest(len(comparison.culprits), _MOST_CULPRITS)
 
 
@@ -412,9 +418,13 @@ def _captures(comparison: Result) -> Iterator[Line]:
     columns = [*entry_columns(("golden", "candidate", "baseline")[: 3 if third else 2]), DIFFERS]
     spread, free = (3, 1) if third else (None, 0)
     yield from table_lines(
-        columns, shown, spread=spread, free=free, fill=lambda entry: entry_fill(entry, 1),
+        columns,
+        shown,
+        spread=spread,
+        free=free,
+        fill=lambda entry: entry_fill(entry, 1),
         height=lambda entry: _height(max(entry.values, key=len), 42),
-    )  # fmt: skip
+    )
     others = sum(entry.differs for entry in listed) - sum(entry.differs for entry in shown)
     note = f"{len(listed) - len(shown)} more entries in the sheet Environment" + (
         f", {others} of them different." if others else "."

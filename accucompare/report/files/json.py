@@ -250,8 +250,10 @@ def _step(pair: StepPair) -> dict[str, Any]:
         quantity.value: {"relative": apart.relative, "limit": apart.limit, "over": apart.over}
         for quantity, apart in pair.numbers
     }
-    sides = {name: None if side is None else msgspec.to_builtins(side) for name, side in
-             (("golden", pair.golden), ("candidate", pair.candidate))}  # fmt: skip
+    sides = {
+        name: None if side is None else msgspec.to_builtins(side)
+        for name, side in (("golden", pair.golden), ("candidate", pair.candidate))
+    }
     return {"rank": pair.rank, "step": pair.step, **sides, **numbers}
 
 

@@ -103,21 +103,19 @@ def _verdict_line(comparison: Result) -> Text:
 def _sentences(comparison: Result, decided: Decision) -> Iterator[str]:
     """What is concluded, and how many rows say so."""
     failed, total = comparison.counts_by_status()[Status.FAIL], len(comparison.rows)
-    if decided.answer is Answer.NOT_SURE:
-        yield decision_words.words(decided, comparison)
-    elif comparison.acceptance is not None:
+    if comparison.acceptance is not None and decided.answer is not Answer.NOT_SURE:
         yield training.acceptance_sentence(comparison.acceptance)
         if comparison.compared:
             yield f"{failed} of {total} rows fail, which does not decide"
-    elif comparison.series_only or not (failed or decided.passed):
-        yield decision_words.conclusion(decided, comparison)
-    elif decided.passed:
-        yield decision_words.conclusion(decided, comparison)
+        return
+    yield decision_words.conclusion(decided, comparison)
+    if comparison.series_only or decided.answer is Answer.NOT_SURE:
+        return
+    if decided.passed:
         yield f"all {comparison.compared} compared rows {culprits.agreement(comparison)}"
         if comparison.by_statistics:
             yield f"{comparison.by_statistics} judged {verdict_words.BY_STATISTICS}"
-    else:
-        yield decision_words.conclusion(decided, comparison)
+    elif failed:
         yield f"{failed} of {total} rows fail"
         if comparison.first_divergence is None:
             yield "all of them are on one side only"
