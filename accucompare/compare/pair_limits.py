@@ -10,11 +10,10 @@ from functools import lru_cache
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.format import NODE_ROLES, TRAINING_ROLES, Record, Role
 from accucompare.bundle.reading import Bundle
+from accucompare.compare.constants import FREE_GRADIENTS, RECURRENT, SUMMED
 from accucompare.compare.limits import (
     COPIES,
     EXACT,
-    RECURRENT,
-    SUMMED,
     Rule,
     Tolerance,
     Tolerances,
@@ -22,12 +21,7 @@ from accucompare.compare.limits import (
     is_half,
     product_formats,
 )
-from accucompare.compare.origins import (
-    FREE_GRADIENTS,
-    PARAMETER_GRADIENTS,
-    Terms,
-    parameter_of,
-)
+from accucompare.compare.origins import PARAMETER_GRADIENTS, Terms, parameter_of
 from accucompare.compare.pairing import (
     Pair,
 )

@@ -9,11 +9,11 @@ import math
 import msgspec
 
 from accucompare.bundle.format import GRADIENT_ROLES, Record, Role
+from accucompare.compare.constants import STANDARD_ERRORS
 from accucompare.compare.judging.estimates import ratio_room, room
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.limits import EXACT, Expected, Tolerance, floor, is_half, limit
 from accucompare.compare.measuring import (
-    STANDARD_ERRORS,
     Metrics,
     Run,
     Values,

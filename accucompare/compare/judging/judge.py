@@ -9,11 +9,11 @@ import math
 from msgspec.structs import replace
 
 from accucompare.bundle.format import Layout, Record
+from accucompare.compare.constants import FEW, RUNS, UNSTEADY
 from accucompare.compare.judging.bounds import can_bound
 from accucompare.compare.judging.estimates import ratio_room, room
 from accucompare.compare.limits import (
     EXACT,
-    FEW,
     Expected,
     SmallestLimit,
     Tolerance,
@@ -296,13 +296,6 @@ def settle_unsteady(
         reason=Reason.NOT_DETERMINISTIC,
         remarks=(RunsApart(golden=True, apart=apart),),
     )
-
-
-#: Relative L2 distance of golden's two captures beyond which golden is not compared with.
-UNSTEADY = 0.1
-
-#: An error up to this many times the distance of two runs counts as noise.
-RUNS = 2.0
 
 
 def is_noise(metrics: Metrics, noise: float | None) -> bool:

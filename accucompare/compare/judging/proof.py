@@ -37,13 +37,11 @@ from msgspec.structs import replace
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.format import CONDITIONED, PROOF, Manifest, Record
 from accucompare.bundle.reading import Bundle, open_bundle
-from accucompare.compare.judging.judge import RUNS, UNSTEADY
+from accucompare.compare.constants import FED_ROUNDINGS_OF_SUMS, FEW, HIDES_NOTHING, RUNS, UNSTEADY
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.limits import (
     BASELINE_ERRORS,
     EXACT,
-    FED_ROUNDINGS_OF_SUMS,
-    FEW,
     Expected,
     Surrounding,
     Tolerance,
@@ -63,11 +61,6 @@ from accucompare.compare.rows import Proof, Reason, Status, Task, Verdict, same_
 from accucompare.devices import is_a_librarys
 from accucompare.numbers import DTYPES
 from accucompare.places import Place, is_file
-
-#: A quarter of an error, at right angles to it, makes it 3 % larger, and hides nothing. So much of
-#: the smallest error that counts as a baseline's is explained; and of a coarser baseline's own
-#: error no more, however near the two precisions are.
-HIDES_NOTHING = 0.25
 
 
 @dataclass(frozen=True)

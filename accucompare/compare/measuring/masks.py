@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accucompare.bundle.format import Record
+from accucompare.compare.constants import NEAR_LOWEST
 from accucompare.numbers import DTYPES, Array, DType, Kind, Statistics, round_to, widen
 
 #: The types whose lowest number is used as a mask. An fp8 type's lowest number is an ordinary value
 #: in other types.
 _USED = ("float64", "float32", "bfloat16", "float16")
-_NEAR = 0.99
 
 #: Masks of different shapes are broadcast, and read whole, up to so many elements.
 MOST_BROADCAST = 16 << 20
@@ -56,7 +56,7 @@ def _lowest(name: str) -> tuple[float, tuple[float, ...]]:
     if name not in _USED:
         return -math.inf, ()
     dtype = DTYPES[name]
-    lowest = -_NEAR * dtype.largest
+    lowest = -NEAR_LOWEST * dtype.largest
     numbers = np.array([-DTYPES[name].largest for name in _USED])
     with np.errstate(over="ignore"):
         held = (

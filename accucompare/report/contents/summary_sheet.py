@@ -143,7 +143,7 @@ def meaning(comparison: Result) -> str:
         )
     if failed and comparison.incomplete:  # else it is the trouble itself
         sentences.append(
-            f"The capture of {' and of '.join(comparison.incomplete)} did not run to its end."
+            f"The capture of {preflight_words.sides_words(comparison.incomplete, ' and of ')} did not run to its end."
         )
     if comparison.damage:
         sentences.append(f"{len(comparison.damage):,} could not be read.")

@@ -22,10 +22,11 @@ from accucompare.bundle.format import (
     Role,
     display_name,
 )
+from accucompare.compare.constants import NEAR
 from accucompare.compare.decide import decide
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
-from accucompare.compare.rows import NEAR, Reason, Row
+from accucompare.compare.rows import Reason, Row
 from accucompare.numbers import Array
 from accucompare.report.contents import group_columns, meaning, sized, step_columns
 from accucompare.report.page.page_data import PageData

@@ -118,7 +118,7 @@ def _sentences(comparison: Result, decided: Decision) -> Iterator[str]:
         if comparison.first_divergence is None:
             yield "all of them are on one side only"
         if comparison.incomplete:
-            yield f"the capture of {' and of '.join(comparison.incomplete)} did not run to its end"
+            yield f"the capture of {preflight_words.sides_words(comparison.incomplete, ' and of ')} did not run to its end"
 
 
 def _print_preflight(console: Console, comparison: Result) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from accucompare.compare.result import Result
+from accucompare.compare.rows import BesideGolden
 from accucompare.compare.runs import (
     Acceptance,
     JudgedBy,
@@ -247,7 +248,7 @@ def rule_limit(rule: StandardRule) -> str:
 def acceptance_trouble(
     acceptance: Acceptance,
     training: TrainingResult | None,
-    incomplete: Sequence[str],
+    incomplete: Sequence[BesideGolden],
 ) -> str:
     """Why it cannot be said whether the standard is met."""
     return _trouble(acceptance, acceptance.trouble_of(training, incomplete), training, incomplete)
@@ -257,7 +258,7 @@ def _trouble(
     acceptance: Acceptance,
     trouble: StandardTrouble | None,
     training: TrainingResult | None = None,
-    incomplete: Sequence[str] = (),
+    incomplete: Sequence[BesideGolden] = (),
 ) -> str:
     name = acceptance.standard.value
     so_far = "the standard is met as far as it goes, but"
@@ -266,7 +267,7 @@ def _trouble(
             how = "capture both sides with --roles series, of a case with a loss"
             return f"there are no losses to judge by the standard {name}: {how}"
         case StandardTrouble.UNFINISHED:
-            return f"{so_far} the capture of {' and of '.join(incomplete)} did not run to its end"
+            return f"{so_far} the capture of {preflight_words.sides_words(incomplete, ' and of ')} did not run to its end"
         case StandardTrouble.STEPS_LACKING:
             lacking = 0 if training is None else training.alone[0]
             return f"{so_far} the candidate lacks {lacking} of golden's steps"
