@@ -35,9 +35,8 @@ if (_asked := os.environ.get("ACCUCOMPARE_KERNEL", "").lower()) != "numpy":
     except ImportError as error:
         _why_not = f"not built: {error}"
     else:
-        if (
-            getattr(_kernel, "VERSION", 1) != KERNEL_VERSION
-        ):  # it was built before its source changed, and would be misread
+        # it was built before its source changed, and would be misread
+        if getattr(_kernel, "VERSION", 1) != KERNEL_VERSION:
             _kernel, _why_not = (
                 None,
                 "the built one is of another version; install accucompare again",
@@ -115,9 +114,19 @@ def _number(values: Array, dtype: DType) -> int:
     return _TYPES.get(dtype.name, -1)
 
 
+def is_compiled() -> bool:
+    """Whether there is a kernel."""
+    return _kernel is not None
+
+
+def can_take(golden: DType, candidate: DType) -> bool:
+    """Whether a kernel can measure both types."""
+    return golden.name in _TYPES and candidate.name in _TYPES
+
+
 def can_measure(golden: DType, candidate: DType) -> bool:
     """Whether there is a kernel and it knows both types."""
-    return _kernel is not None and golden.name in _TYPES and candidate.name in _TYPES
+    return is_compiled() and can_take(golden, candidate)
 
 
 class Measurement:

@@ -61,9 +61,8 @@ def power_of_two_near(magnitude: float) -> float:
     if magnitude == 0 or SQUARES_FIT[0] < magnitude < SQUARES_FIT[1]:
         return 1.0
     exponent = math.frexp(min(magnitude, sys.float_info.max))[1]
-    return math.ldexp(
-        1.0, min(-exponent, 1000)
-    )  # 2**1000 is enough for subnormals and is still finite
+    # 2**1000 is enough for subnormals and is still finite
+    return math.ldexp(1.0, min(-exponent, 1000))
 
 
 def as_reals(values: NDArray[Any]) -> NDArray[Any]:
