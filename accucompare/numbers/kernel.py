@@ -50,6 +50,14 @@ _TYPES = {
 }  # fmt: skip
 
 
+#: Those that a tensor may be looked at in, where the kernel can.
+_REALS = (
+    {name: _TYPES[name] for name in ("float64", "float32", "float16", "bfloat16")}
+    if hasattr(_kernel, "extrema_at")
+    else {}
+)
+
+
 def description() -> str:
     """Which form is in use, in words."""
     return f"NumPy ({_why_not})" if _kernel is None else "compiled"
@@ -307,6 +315,25 @@ def apart_block(
     types = _number(golden, golden_dtype), _number(candidate, candidate_dtype)
     (squares,) = _kernel.apart_block(golden, candidate, *types, sums.CHUNK, *powers, *lengths)
     return squares  # type: ignore[no-any-return]
+
+
+def extrema_at(
+    address: int, count: int, dtype: str
+) -> tuple[float, float, float, int, int, int, int] | None:
+    """The extrema of a small tensor that lies at an address of this process, such as a hook sees.
+
+    Args:
+        address, count: where, and how many elements, at least one. They must be there: nothing is
+            checked.
+        dtype: their type.
+
+    Returns:
+        The smallest and the largest value and the smallest magnitude, infinities among them but no
+        NaN; the numbers of NaN, of Inf, of zeros and of what is subnormal. ``None`` if there is no kernel or it does not know the
+        type.
+    """
+    number = _REALS.get(dtype)
+    return None if number is None else _kernel.extrema_at(address, number, count)
 
 
 def can_summarize(dtype: DType) -> bool:

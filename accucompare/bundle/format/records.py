@@ -164,6 +164,10 @@ def same_line(one: str, other: str) -> bool:
     return long == short or ("/" not in short and long.endswith(f"/{short}"))
 
 
+#: Under these attributes wrappers keep the module that they wrap. Qualified names are without them.
+WRAPPER_NAMES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
 def display_name(name: str) -> str:
     """A qualified name as people read it: printable, and the root module's, which is empty, is
     shown as ``(root)``.

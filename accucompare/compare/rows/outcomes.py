@@ -12,7 +12,7 @@ from accucompare.bundle.format import Key, Record, Role
 from accucompare.compare.limits import Tolerance, why_not
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.pairing import Pair, chosen_shape
-from accucompare.compare.remarks import ByRounding, Remark
+from accucompare.compare.remarks import ByRounding, PairRemark
 from accucompare.compare.rows.rows import Verdict
 from accucompare.numbers import DTYPES
 
@@ -102,7 +102,7 @@ def with_parameters(tasks: list[Task]) -> list[Task]:
     return [with_parameter(task) for task in tasks]
 
 
-def because(tolerance: Tolerance, why: Remark) -> Tolerance:
+def because(tolerance: Tolerance, why: PairRemark) -> Tolerance:
     """A default limit that says why no baseline judges."""
     return (
         replace(tolerance, unjudged=(*tolerance.unjudged, why))
