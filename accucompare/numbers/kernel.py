@@ -122,9 +122,19 @@ def _number(values: Array, dtype: DType) -> int:
     return _TYPES.get(dtype.name, -1)
 
 
+def is_compiled() -> bool:
+    """Whether there is a kernel."""
+    return _kernel is not None
+
+
+def can_take(golden: DType, candidate: DType) -> bool:
+    """Whether a kernel can measure both types."""
+    return golden.name in _TYPES and candidate.name in _TYPES
+
+
 def can_measure(golden: DType, candidate: DType) -> bool:
     """Whether there is a kernel and it knows both types."""
-    return _kernel is not None and golden.name in _TYPES and candidate.name in _TYPES
+    return is_compiled() and can_take(golden, candidate)
 
 
 class Measurement:

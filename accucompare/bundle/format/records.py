@@ -427,7 +427,7 @@ def _is_possible(shape: tuple[int, ...], member: bool) -> bool:
     return len(shape) <= _MOST_DIMENSIONS and math.prod(filter(None, shape)) <= most
 
 
-class _Line(msgspec.Struct):
+class _Line(msgspec.Struct, gc=False):
     """A record's line: its fields without rank and step, in their order."""
 
     name: str

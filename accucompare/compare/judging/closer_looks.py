@@ -182,9 +182,10 @@ def _common_factor(
             * length
         )
     largest = max(abs(float(end or 0.0)) for end in (golden.statistics.min, golden.statistics.max))
+    # of sketches
     uncertain = (room(metrics) ** 2 - 1.0) * (
         metrics.one_minus_cosine + (expected.one_minus_cosine or 0.0)
-    )  # of sketches
+    )
     most = (
         allowed
         + uncertain

@@ -163,9 +163,8 @@ def with_proofs(
         if ours is None:
             return task
         found, other = proof.get(ours.key), conditioned.get(ours.key)
-        limits = fixed(
-            Pair(ours, found)
-        )  # of every pair, since limits of gradients depend on those before
+        # of every pair, since limits of gradients depend on those before
+        limits = fixed(Pair(ours, found))
         doubtful = (
             beside.proof is not None
             and not same_bits(ours, found)
@@ -237,9 +236,8 @@ def doubt(
     proof = task.proof
     if proof is None or sides.proof is None or same_bits(golden, candidate):
         return None
-    if not (
-        task.tolerance.by_default or task.tolerance == EXACT
-    ):  # which judges integers, whatever the user's limits
+    # which judges integers, whatever the user's limits
+    if not (task.tolerance.by_default or task.tolerance == EXACT):
         return None
     record = proof.record
     if record is None or (record.shape, record.components) != (golden.shape, golden.components):
@@ -283,9 +281,8 @@ def _explained(
     if metrics.nonfinite_mismatch:
         return False
     if not DTYPES[golden.dtype].digits:
-        return differing(metrics) <= min(
-            most_changed(0), metrics.compared / FEW
-        )  # of a single number none
+        # of a single number none
+        return differing(metrics) <= min(most_changed(0), metrics.compared / FEW)
     if metrics.rel_l2 <= max(proof.limit, HIDES_NOTHING * floor(candidate.dtype)):
         return True
     if expected is None or baseline is None or proof.ceiling < metrics.rel_l2 < math.inf:
@@ -345,9 +342,8 @@ def conditioned(
         or not (task.tolerance.fed and ceiling < error < math.inf)
     ):
         return None
-    if sides.proof is None and (
-        task.baseline is None or task.baseline.error is None
-    ):  # golden's own baseline needs no proof
+    # golden's own baseline needs no proof
+    if sides.proof is None and (task.baseline is None or task.baseline.error is None):
         return None
     kept = record.error
     if kept is not None:

@@ -54,9 +54,8 @@ class Values:
         """
         for start in range(0, self.elements or 1, sums.SEGMENT):
             for raw in self.stored.blocks(start, min(start + sums.SEGMENT, self.elements)):
-                yield as_reals(widen(raw, self.dtype)).astype(
-                    np.float64
-                )  # a copy, for the stored bits are overwritten
+                # a copy, for the stored bits are overwritten
+                yield as_reals(widen(raw, self.dtype)).astype(np.float64)
         self.stored.verify()
 
 

@@ -40,9 +40,8 @@ def is_masked(values: Array, dtype: DType) -> NDArray[np.bool_]:
         dtype: their true type.
     """
     lowest, others = _lowest(dtype.name)
-    masked: NDArray[np.bool_] = values <= np.float64(
-        lowest
-    )  # a plain float would be rounded to the values' type
+    # a plain float would be rounded to the values' type
+    masked: NDArray[np.bool_] = values <= np.float64(lowest)
     for other in others:
         masked |= values == np.float64(other)
     return masked
@@ -172,9 +171,8 @@ def compare_masks(
         )
         values = widen(numbers, dtype)
         through = ~is_masked(values, dtype)
-        apart = (of_booleans != through) | (
-            through & (values != 0)
-        )  # what it adds to what it lets through is a difference, too
+        # what it adds to what it lets through is a difference, too
+        apart = (of_booleans != through) | (through & (values != 0))
         elements += apart.size
         masked += int(np.count_nonzero(~(of_booleans | through)))
         different += int(np.count_nonzero(apart))

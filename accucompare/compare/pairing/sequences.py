@@ -245,9 +245,8 @@ def _best(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tuple[int
     first.
     """
     alike = _Alike.by_key(candidate)
-    best: _Integers = np.zeros(
-        len(candidate) + 1, np.int64
-    )  # the worth of golden's steps until now and each first part of the candidate's
+    # the worth of golden's steps until now and each first part of the candidate's
+    best: _Integers = np.zeros(len(candidate) + 1, np.int64)
     # for each of golden's, packed: where it adds nothing; and where the candidate's last adds
     # nothing
     alone = []
