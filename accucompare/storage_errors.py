@@ -4,7 +4,6 @@ credentials.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 from collections.abc import Callable
 
@@ -41,14 +40,17 @@ _CURES = {
 #: Errors that say that a disk is full.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-_OF_HTTP = ("ClientConnectorError", "ClientConnectorDNSError", "ServerDisconnectedError")
-#: Errors of libraries that are no TimeoutError or ConnectionError, and mean one.
+#: Errors of libraries that are no TimeoutError or ConnectionError, and mean one; before Python 3.11
+#: asyncio's TimeoutError was its own.
 _UNREACHABLE = (
+    "TimeoutError",
     "EndpointConnectionError",
     "ConnectTimeoutError",
     "ReadTimeoutError",
     "ConnectionClosedError",
-    *_OF_HTTP,
+    "ClientConnectorError",
+    "ClientConnectorDNSError",
+    "ServerDisconnectedError",
 )
 
 
@@ -102,10 +104,7 @@ def as_os_error(error: BaseException, place: str, hide: Callable[[str], str]) ->
             f"{scheme}:// is no storage that is known; these are: {_KINDS}",
             place,
         )
-    if (
-        isinstance(error, (asyncio.TimeoutError, TimeoutError, ConnectionError))
-        or code in _UNREACHABLE
-    ):
+    if isinstance(error, (TimeoutError, ConnectionError)) or code in _UNREACHABLE:
         return NoAnswerError(errno.ETIMEDOUT, f"the storage does not answer: {text}", place)
     what = text if code in text or code == type(error).__name__ else f"{code}: {text}"
     return OSError(

@@ -1,9 +1,10 @@
-"""Faults that are in no file of Python: an environment in which the same code computes otherwise,
-also where a baseline is made in it.
+"""Faults that no Python file shows: in some environments the same code computes something else, and
+so does a baseline made there.
 
-Golden is captured where the operator's kernel is the right one. Then ``locate`` runs where it is
-not: its baseline, made of the same files beside the candidate, has the fault, too. Right: the
-module with the operator is the first culprit, and the exit code is 1."""
+Golden is captured where the operator's kernel is right. Then ``locate`` runs where it is wrong: its
+baseline, made of the same files beside the candidate, has the fault, too. Right: the module with
+the operator is the first culprit, and the exit code is 1.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +146,7 @@ class Bench:
 
 
 def run(kind: str, setup: str, most: int, pairs: bool) -> dict[str, list[dict[str, Any]]]:
-    """So many kernels chosen in one way, in one setup: ``trials``, and ``pairs`` with the right
+    """A number of kernels chosen in one way, in one setup: ``trials``, and ``pairs`` with the right
     one.
     """
     with tempfile.TemporaryDirectory(prefix="accucompare-environment-") as folder:
@@ -189,7 +190,7 @@ def missed(found: Found, method: str) -> Iterator[str]:
 
 
 def judge(found: Found) -> list[str]:
-    """What must not be: an answer that is not right."""
+    """One sentence for each wrong answer."""
     return [each["text"] for part in found.values() for each in part if not each["right"]]
 
 

@@ -71,9 +71,10 @@ _FORWARD = _Part(
     faults_report.tables,
     faults_report.missed,
     faults_report.judge,
-    """A candidate computes in another order than its baseline, and has one fault; golden, candidate and baseline have the same
-weights. Right: the culprit is the module that the fault was planted in, and its site (module or glue) is. A fault counts if it changes
-what its module makes by at least 4 times the module's own rounding error, both measured on the module alone, on golden's inputs.""",
+    """A candidate computes in another order than its baseline, and has one fault; golden, candidate
+and baseline have the same weights. Right: the culprit is the module that the fault was planted in,
+and its site (module or glue) is. A fault counts if it changes what its module makes by at least 4
+times the module's own rounding error, both measured on the module alone, on golden's inputs.""",
 )
 _TRAINING = _Part(
     TRAININGS,
@@ -85,13 +86,15 @@ _TRAINING = _Part(
     training_report.tables,
     training_report.missed,
     training_report.judge,
-    """Two steps of training with AdamW; a candidate computes in another order than its baseline, and has one fault, of a
-backward, the loss, the loop or the update. Right: the first culprit is the module and the gradient that the fault was planted in, or
-the glue of that module, or the loss, or the part of the update. A fault counts as visible if it changes what shows it by more than
-rounding does there: each record of the faulty call beside that of a fed candidate without the fault, and the change beside the
-baseline's error, or half a unit roundoff if that is more. First over tolerance: the first row of the free-running capture that is over
-the limit which its baseline sets. Loss curve: whether loss or gradient norm leave MindFormers' limits (first loss 0.5 %, mean loss
-1 %, mean norm 10 %), which names no place.""",
+    """Two steps of training with AdamW; a candidate computes in another order than its baseline,
+and has one fault, of a backward, the loss, the loop or the update. Right: the first culprit is the
+module and the gradient that the fault was planted in, or the glue of that module, or the loss, or
+the part of the update. A fault counts as visible if it changes what shows it by more than rounding
+does there: each record of the faulty call beside that of a fed candidate without the fault, and the
+change beside the baseline's error, or half a unit roundoff if that is more. First over tolerance:
+the first row of the free-running capture that is over the limit which its baseline sets. Loss
+curve: whether loss or gradient norm leave MindFormers' limits (first loss 0.5 %, mean loss 1 %,
+mean norm 10 %), which names no place.""",
 )
 
 _ENVIRONMENT = _Part(
@@ -104,9 +107,10 @@ _ENVIRONMENT = _Part(
     environment_trial.tables,
     environment_trial.missed,
     environment_trial.judge,
-    """An operator whose kernel is chosen by a variable of the environment, by how its library was built, or by a file that it reads.
-Golden was made where the right one is. The files of Python are the same, and the baseline that locate makes beside the candidate has the
-fault, too. Right: the module with the operator is named first and locate ends with 1; without a fault it ends with 0.""",
+    """An operator whose kernel is chosen by a variable of the environment, by how its library was
+built, or by a file that it reads. Golden was made where the right one is. The files of Python are
+the same, and the baseline that locate makes beside the candidate has the fault, too. Right: the
+module with the operator is named first and locate ends with 1; without a fault it ends with 0.""",
 )
 
 _SKETCHES = _Part(
@@ -119,8 +123,9 @@ _SKETCHES = _Part(
     sketch_trial.tables,
     sketch_trial.missed,
     sketch_trial.judge,
-    """The faults of a forward, each in a fed capture that is compared twice: with the tensors of candidate and baseline, and with their
-sketches. The same: the first culprit is the same call of the same module.""",
+    """The faults of a forward, each in a fed capture that is compared twice: with the tensors of
+candidate and baseline, and with their sketches. The same: the first culprit is the same call of the
+same module.""",
 )
 
 
@@ -161,7 +166,7 @@ def main() -> int:
 def _tried(
     part: _Part, tasks: list[tuple[str, str, int, bool]], options: argparse.Namespace
 ) -> _Found:
-    """What all tasks find; where this is interrupted, the workers are, too."""
+    """The findings of all tasks. An interrupt ends the workers, too."""
     progress, began = Console(stderr=True), time.monotonic()
     found: _Found = {}
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:

@@ -8,7 +8,7 @@ import platform
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.timing import ROOT
+from benchmarks.timing import CLOCKS, ROOT
 
 #: A trial, a pair or a baseline of a benchmark, as JSON holds it.
 Entry = dict[str, Any]
@@ -43,8 +43,10 @@ class Figure:
         section: the part of the benchmark that it belongs to.
         what: what was measured.
         unit: of the values; ``x`` for ratios.
-        values: one a round.
-        target: what issue 3 asks of the median; ``None`` where it asks nothing.
+        values: one a round, the first time not among them.
+        target: what the median is to reach; ``None`` for what is measured only.
+        first: the value of the first time in a process, if that was measured.
+        clock: of ``timing.CLOCKS``; ``""`` for what is no time of a step.
         at_least: whether the median must reach the target instead of staying within it.
     """
 
@@ -53,6 +55,8 @@ class Figure:
     unit: str
     values: list[float]
     target: float | None = None
+    first: float | None = None
+    clock: str = ""
     at_least: bool = False
 
     @property
@@ -65,24 +69,35 @@ class Figure:
             return None
         return self.median >= self.target if self.at_least else self.median <= self.target
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **asdict(self),
-            "median": self.median,
-            "min": min(self.values),
-            "max": max(self.values),
-            "met": self.met,
-        }
+
+def clocked(
+    section: str,
+    what: str,
+    samples: Sequence[Entry],
+    plain: Sequence[Entry],
+    targets: Mapping[str, float],
+) -> list[Figure]:
+    """The ratios to plain runs by each clock that both have; the first sample of each is apart.
+
+    Args:
+        section: the part of the benchmark.
+        what: what the samples are of.
+        samples: one a round, taken in turns with ``plain``.
+        plain: what they are compared with.
+        targets: by clock, what the median is to reach.
+    """
+    figures = []
+    for clock in CLOCKS:
+        if clock in samples[0] and clock in plain[0]:
+            first, *each = (a[clock] / b[clock] for a, b in zip(samples, plain, strict=True))
+            figures.append(Figure(section, what, "x", each, targets.get(clock), first, clock))
+    return figures
 
 
 def table(figures: Sequence[Figure], title: str) -> Table:
     """Medians, spread and targets, a block for each section."""
-    result = Table(title=title, title_justify="left", pad_edge=False)
-    for heading in ("", "what", "median", "min – max", "runs", "target", "met"):
-        result.add_column(
-            heading,
-            justify="right" if heading in ("median", "min – max", "runs", "target") else "left",
-        )
+    numbers = ("median", "min – max", "first", "runs", "target", "met")
+    result = grid(title, "", "what", "clock", *numbers, right=numbers)
     last = ""
     for figure in figures:
         if last and figure.section != last:
@@ -91,16 +106,26 @@ def table(figures: Sequence[Figure], title: str) -> Table:
         result.add_row(
             "" if figure.section == last else figure.section,
             figure.what,
-            f"{_number(figure.median)} {figure.unit}",
-            f"{_number(min(figure.values))} – {_number(max(figure.values))}"
-            if len(figure.values) > 1
-            else "",
+            figure.clock,
+            f"{number(figure.median)} {figure.unit}",
+            spread(figure.values),
+            "" if figure.first is None else number(figure.first),
             str(len(figure.values)),
-            "" if figure.target is None else f"{sign} {figure.target:g} {figure.unit}",
+            "" if figure.target is None else f"{sign} {figure.target:g}",
             {None: "", True: "[green]yes[/]", False: "[red]NO[/]"}[figure.met],
         )
         last = figure.section
     return result
+
+
+def number(value: float) -> str:
+    """With three digits at least."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """The smallest and the largest; nothing for a single value."""
+    return f"{number(min(values))}–{number(max(values))}" if len(values) > 1 else ""
 
 
 def grid(title: str, *columns: str, right: Sequence[str] | None = None) -> Table:
@@ -146,9 +171,15 @@ def save(
         "machine": machine(),
         "options": options,
         "notes": list(notes),
-        "figures": [figure.to_json() for figure in figures],
+        "figures": [asdict(figure) for figure in figures],
     }
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> tuple[dict[str, Any], list[Figure]]:
+    """What ``save`` wrote, and its figures."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content, [Figure(**each) for each in content["figures"]]
 
 
 def machine() -> dict[str, Any]:
@@ -166,10 +197,6 @@ def machine() -> dict[str, Any]:
         "commit": _git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
     }
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _field(path: str, name: str) -> str:

@@ -24,8 +24,9 @@ from benchmarks.health_sound import watch_loop, watch_script
 from planted.health_models import MODELS, PRECISIONS, VARIANTS
 from planted.sound import LIBRARIES, SOUND
 
-_ABOUT = """Seen: one of the checks that the fault names is WARN or FAIL. Others that complain of a planted fault are listed with --full: a
-fault has consequences. In a sound run nothing may complain. Everything at the defaults of `accucompare watch`."""
+_ABOUT = """Seen: one of the checks that the fault names is WARN or FAIL. Others that complain of a
+planted fault are listed with --full: a fault has consequences. In a sound run nothing may complain.
+Everything at the defaults of `accucompare watch`."""
 #: What is asked for: of the faults seen, and of WARN and FAIL in all sound runs together.
 LEAST_SEEN, MOST_WARNED = 0.9, 0
 #: How a training of ``planted.sound`` is watched.
@@ -124,16 +125,12 @@ def run(task: Task) -> Trial:
     if planted is not None:
         planted.plant(training)
     with tempfile.TemporaryDirectory() as folder:
-        options = {
-            "scaler": training.scaler,
-            "scheduler": training.scheduler,
-            "frames": 0,
-            "quiet": True,
-        }
+        loop = ac.Loop(training.optimizer, training.scheduler, training.scaler)
+        look = ac.LookAt(frames=0)
         dies = (planted.dies,) if planted is not None and planted.dies is not None else ()
         with (
             contextlib.suppress(NonFiniteError, *dies),
-            ac.watch(training.model, training.optimizer, out=folder, **options) as watch,
+            ac.watch(training.model, loop, out=folder, look=look, quiet=True) as watch,
         ):
             training.run(watch.step)
         said = said_of(Path(folder))

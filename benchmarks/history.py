@@ -26,8 +26,9 @@ from benchmarks.history_catalogue import BUGS, REFACTORS, Bug, Refactor
 from benchmarks.history_report import missed, sums, table, wrong
 from benchmarks.history_trial import run
 
-_ABOUT = """Right: the module named first is where the fix was made; where a training is compared also the part of the step, and the step
-in which the two releases begin to differ. Refactors, and the same release on both sides, must be cleared, a bug never."""
+_ABOUT = """Right: the module named first is where the fix was made; where a training is compared
+also the part of the step, and the step in which the two releases begin to differ. Refactors, and
+the same release on both sides, must be cleared, a bug never."""
 
 _PAIRS: list[Bug | Refactor] = [*BUGS, *REFACTORS]
 

@@ -14,8 +14,8 @@ from benchmarks.timing import ROOT, process
 
 HOME = ROOT / "benchmarks" / ".history"
 
-# : transformers' own limit on NumPy, which it checks when it is imported; it runs with NumPy 2 all
-# the same.
+#: transformers' own limit on NumPy, which it checks when it is imported; it runs with NumPy 2 all
+#: the same.
 _NUMPY_BELOW_2 = '"numpy>=1.17,<2.0"'
 
 

@@ -1,8 +1,9 @@
-"""A case computed by plain torch, without hooks: ``python -m benchmarks.history_plain CASE OUT
-[FROM]``; and two of them compared.
+"""Computes a case by plain torch, without hooks: ``python -m benchmarks.history_plain CASE OUT
+[FROM]``; and compares two such results.
 
-So a refactor is proved to be none of a bug, and the first step in which two releases differ is
-found without the tool that is tried."""
+This proves that a refactor is no bug, and finds the first step in which two releases differ,
+without the tool that is tried.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from torch.utils import _pytree as pytree
 
 from accucompare.case import Case, load_case, steps_of
 
-# : How far a refactor's numbers may be apart, as relative L2 errors: in float32 sums in another
-# order make up to 2.2e-4 of a batch norm's : gradient, which nearly cancels. And how far those of a
-# bug are at least in its first step: 2.5e-4 is the smallest, and before it is none.
+#: How far a refactor's numbers may be apart, as relative L2 errors: in float32 sums in another
+#: order make up to 2.2e-4 of a batch norm's gradient, which nearly cancels. And how far those of
+#: a bug are at least in its first step: 2.5e-4 is the smallest, and before it is none.
 OF_A_REFACTOR, OF_A_BUG = 1e-3, 1e-5
 
 Steps = list[dict[str, torch.Tensor]]
@@ -105,7 +106,7 @@ def _left(case: Case) -> dict[str, torch.Tensor]:
 
 
 def _is_lost(name: str, *sides: dict[str, torch.Tensor]) -> bool:
-    """Whether it is the gradient of a parameter that both sides have."""
+    """Whether a gradient is missing of a parameter that both sides have."""
     kind, _, parameter = name.partition("gradient of ")
     return not kind and all(f"parameter {parameter}" in side for side in sides)
 

@@ -1,4 +1,4 @@
-"""What the trials of historical bugs add up to: a table, sums, and what is not as it must be."""
+"""What the trials of historical bugs add up to: a table, sums, and what went wrong."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def sums(trials: list[Trial], pairs: Pairs) -> list[str]:
 
 
 def wrong(trials: list[Trial], pairs: Pairs) -> list[str]:
-    """What must not be, one sentence each: a bug with exit 0 or named elsewhere, an alarm or
-    trouble for a clean pair, no run.
+    """One sentence for each failure: a bug with exit 0 or named elsewhere, an alarm or trouble for
+    a clean pair, a command that did not run.
     """
     bugs, refactors = _tried(trials, pairs)
     found = [f"{trial.name}: did not run: {trial.error}" for trial in trials if trial.error]

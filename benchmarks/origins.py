@@ -22,10 +22,12 @@ from benchmarks.origins_trial import Trial, run
 from planted.origins_catalogue import ORIGINS
 from planted.origins_models import DTYPES, PLACES
 
-_ABOUT = """Each trial is one training step of a small model in which one origin is planted. Right, of a watch: its one origin has the
-qualified name, call, site (module, glue and the child next to it, weights, input, loss, sum), direction and kinds of what was planted.
-Right, of Hugging Face's DebugUnderflowOverflow: the last frame of its report is of the right module, for it says no more; beside: it is
-of the child next to the glue, or shows the bad input. Of what is legal, nothing may be said."""
+_ABOUT = """Each trial is one training step of a small model in which one origin is planted. Right,
+of a watch: its one origin has the qualified name, call, site (module, glue and the child next to
+it, weights, input, loss, sum), direction and kinds of what was planted. Right, of Hugging Face's
+DebugUnderflowOverflow: the last frame of its report is of the right module, for it says no more;
+beside: it is of the child next to the glue, or shows the bad input. Of what is legal, nothing may
+be said."""
 
 
 #: So many trials of which the watch is not right are listed, without --full.

@@ -129,11 +129,10 @@ def findings(subject: Subject) -> list[Finding]:
     with tempfile.TemporaryDirectory() as folder, quiet():
         with ac.watch(
             subject.model,
-            subject.optimizer,
-            scaler=subject.scaler,
+            ac.Loop(subject.optimizer, scaler=subject.scaler),
             out=folder,
             on_finding="warn",
-            **subject.options,
+            look=ac.LookAt(**subject.options),
         ) as watch:
             subject.step()
             watch.step()
@@ -164,7 +163,7 @@ def differences(found: Finding, right: Right) -> list[str]:
 
 
 def later(found: list[Finding]) -> list[str]:
-    """An origin spoils what comes after it; that must not be called an origin as well."""
+    """An origin spoils what comes after it, which must not be called an origin as well."""
     return (
         [f"also called an origin: {', '.join(each.place for each in found[1:4])}"]
         if len(found) > 1

@@ -98,9 +98,7 @@ def _print(
 
 
 def _one(golden: str, candidate: str, cluster: str) -> None:
-    """One diff, timed in this process, after what it imports. Printed as JSON with a digest of its
-    result.
-    """
+    """Times one diff in this process, without imports. Prints JSON with a digest of the result."""
     import json
 
     import accucompare as ac

@@ -43,8 +43,8 @@ def main() -> int:
     for ranks, records in SIZES:
         with tempfile.TemporaryDirectory() as folder:
             golden, candidate, written = write_bundles(Path(folder), ranks, records)
-            alone, place = _diff(golden, candidate, "none")
-            whole, _ = _diff(golden, candidate, str(Path(folder, "report.xlsx")))
+            alone, place = diff_command(golden, candidate, "none")
+            whole, _ = diff_command(golden, candidate, str(Path(folder, "report.xlsx")))
         costs.append((alone.seconds - startup) / written * 1e6)
         right = place.startswith(fault_of(ranks, blocks_for(records)).name)
         size = f"{ranks} x {written // ranks:,}"
@@ -89,19 +89,10 @@ def _diff_of_nothing() -> float:
     return time.perf_counter() - start
 
 
-def _diff(golden: Path, candidate: Path, report: str) -> tuple[Run, str]:
+def diff_command(golden: Path, candidate: Path, report: str) -> tuple[Run, str]:
     """A diff, and the place that it names first."""
-    command = [
-        sys.executable,
-        "-m",
-        "accucompare",
-        "diff",
-        str(golden),
-        str(candidate),
-        "--report",
-        report,
-        "--quiet",
-    ]
+    paths = [str(golden), str(candidate), "--report", report]
+    command = [sys.executable, "-m", "accucompare", "diff", *paths, "--quiet"]
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -34,8 +34,8 @@ BUNDLE, TENSOR = 200 << 20, 12 << 20
 ROUNDS = 3
 #: Of the server's own rate: the target.
 TARGET = 0.85
-# : Plain GETs at once: whichever the server likes best. A diff has up to six on their way, three of
-# each side.
+#: Plain GETs at once: whichever the server likes best. A diff has up to six on their way, three of
+#: each side.
 AT_ONCE = (2, 4, 6)
 _SERVE = """
 import contextlib, logging, sys

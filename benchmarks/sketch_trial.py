@@ -64,7 +64,7 @@ class Bench(faults_trial.Bench):
         self._judges = {
             "tensors": self.baselines[self.golden],
             "sketches": self.capture(
-                trusted, "baseline-sketched", feed=self.golden, mode=Mode.SKETCH
+                trusted, "baseline-sketched", feed=self.golden, record=Mode.SKETCH
             ),
         }
 
@@ -78,10 +78,9 @@ class Bench(faults_trial.Bench):
                 candidate = self.capture(
                     model,
                     f"candidate-{method}",
-                    feed=self.golden,
-                    force=True,
+                    feed=ac.FedWith(self.golden, force=True),
                     overwrite=True,
-                    mode=mode,
+                    record=mode,
                 )
             yield (
                 method,
@@ -159,10 +158,8 @@ def missed(found: dict[str, list[Entry]], method: str) -> Iterator[str]:
     """
     for each in found.get("trials", []):
         if each["error"] or not _same(each):
-            why = (
-                each["error"]
-                or f"{each['named'].get('tensors')!r} by tensors, {each['named'].get('sketches')!r} by sketches"
-            )
+            by = {name: each["named"].get(name) for name in ("tensors", "sketches")}
+            why = each["error"] or f"{by['tensors']!r} by tensors, {by['sketches']!r} by sketches"
             yield f"{each['architecture']}, {each['setup']}: {each['fault']}: {why}"
     for each in found.get("pairs", []):
         for told_of in each["alarms"].get("sketches", []) or [each["error"]] * bool(each["error"]):

@@ -21,6 +21,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 MB = 1e6
 
+#: Time of the thread that runs the model, of its whole process, and by the clock on the wall.
+CLOCKS = {"thread": time.thread_time, "process": time.process_time, "wall": time.perf_counter}
+
 Sample = dict[str, Any]
 Argument = str | Path | int
 
@@ -35,11 +38,13 @@ class Finished:
 
     Attributes:
         seconds: from before it was started until it was reaped.
+        processor: seconds of all its processors together.
         peak_mb: the largest resident size of it or of any process that it waited for.
         output: its standard output.
     """
 
     seconds: float
+    processor: float
     peak_mb: float
     output: str
 
@@ -70,7 +75,7 @@ def process(
         )
         try:
             _, status, usage = os.wait4(child.pid, 0)
-        except BaseException:  # Ctrl-C: the child and its own children are a session of their own, so they must be told
+        except BaseException:  # Ctrl-C does not reach the child: it has a session of its own
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
@@ -83,7 +88,10 @@ def process(
                 f" {child.returncode}\n{_text(err)[-3000:].strip()}"
             )
         return Finished(
-            seconds, usage.ru_maxrss / (MB if sys.platform == "darwin" else 1e3), _text(out)
+            seconds,
+            usage.ru_utime + usage.ru_stime,
+            usage.ru_maxrss / (MB if sys.platform == "darwin" else 1e3),
+            _text(out),
         )
 
 
@@ -114,6 +122,19 @@ def alternate(arms: Mapping[str, Callable[[], Sample]], rounds: int) -> dict[str
         for name, run in arms.items():
             samples[name].append(run())
     return samples
+
+
+def clocks() -> Sample:
+    """What each clock says, once a GPU has done what it was told to."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return {name: clock() for name, clock in CLOCKS.items()}
+
+
+def since(began: Sample, steps: int) -> Sample:
+    """The seconds of a step by each clock."""
+    return {name: (now - began[name]) / steps for name, now in clocks().items()}
 
 
 def column(samples: list[Sample], key: str) -> list[float]:

@@ -111,7 +111,7 @@ def _rates(title: str, trials: list[Entry], key: Callable[[Entry], str]) -> Tabl
 
 
 def _planted(trials: list[Entry]) -> Table:
-    """What was planted, and how much of it rounding hides."""
+    """What was planted, and how many rounding hides."""
     table = grid(
         "Faults: planted; of these, changing no bit, or no more than rounding does",
         "",

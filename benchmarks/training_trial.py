@@ -30,9 +30,9 @@ from planted.training_catalogue import draw_faults
 from planted.training_faults import TrainingFault, wrong_update
 from planted.training_models import ACCUMULATED, PLAIN, TRAININGS, Loop, build_training, train
 
-# : The ways to name a place; and whether the loss curve is off at all, which names none. The first
-# one over tolerance is the first row of : the free-running capture that is over the limit which its
-# baseline sets.
+#: The ways to name a place; and whether the loss curve is off at all, which names none. The first
+#: one over tolerance is the first row of the free-running capture that is over the limit which
+#: its baseline sets.
 METHODS = ("fed, baseline", "free, baseline", "first over tolerance", "largest norm change")
 CURVE = "loss curve"
 
@@ -276,7 +276,7 @@ class Bench:
     ) -> _Run:
         model, out = _cast(self.model, dtype), self.folder / name
         plant(model)
-        with ac.capture(model, out, backward=True, overwrite=True, **options) as session:
+        with ac.capture(model, out, overwrite=True, **options) as session:
             losses = train(self.training, model, loop, session.step)
         return _Run(out, losses)
 

@@ -17,7 +17,7 @@ from planted.training_faults import TrainingFault, changed, given_as, wrap
 
 
 class _OtherGradient(torch.autograd.Function):
-    """A value that was computed of data, and another gradient of that data."""
+    """Passes a value on, and computes its gradient another way."""
 
     @staticmethod
     def forward(
@@ -60,7 +60,8 @@ def of_norm(name: str) -> TrainingFault:
             return result
 
         def around(forward: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda data: _OtherGradient.apply(forward(data.detach()), data, compute)  # type: ignore[no-untyped-call]
+            apply: Any = _OtherGradient.apply
+            return lambda data: apply(forward(data.detach()), data, compute)
 
         wrap(norm, around)
 
@@ -150,7 +151,7 @@ def of_residual(name: str, argument: int, first: str) -> TrainingFault:
         wrap(module, around)
         if first:
 
-            def undo(child, args):
+            def undo(child: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
                 return (changed(args[0], lambda grad: grad / 0.9), *args[1:])
 
             module.get_submodule(first).register_forward_pre_hook(undo)
@@ -161,7 +162,7 @@ def of_residual(name: str, argument: int, first: str) -> TrainingFault:
 
 
 class _LastOnly(torch.autograd.Function):
-    """An embedding whose gradient has, of a word that occurs several times, one occurrence's."""
+    """An embedding whose gradient counts a repeated word once."""
 
     @staticmethod
     def forward(
@@ -184,7 +185,12 @@ def of_embedding(name: str) -> TrainingFault:
     def plant(model: nn.Module) -> None:
         module = model.get_submodule(name)
         assert isinstance(module, nn.Embedding)
-        module.forward = lambda ids: _LastOnly.apply(module.weight, ids, module.padding_idx)  # type: ignore
+        apply: Any = _LastOnly.apply
+
+        def forward(ids: torch.Tensor) -> Any:
+            return apply(module.weight, ids, module.padding_idx)
+
+        module.forward = forward  # type: ignore[method-assign, assignment]
 
     return TrainingFault(
         name,

@@ -13,13 +13,13 @@ from torch import nn
 from accucompare.bundle.format.records import Role
 from planted.training_faults import TrainingFault, wrap
 
-# : What may happen to what a forward leaves in a buffer: of what was there before it, and of what
-# is there after it.
+#: What may happen to what a forward leaves in a buffer: of what was there before it, and of what is
+#: there after it.
 _Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def _other_weight(factor: float) -> _Wrong:
-    """What a moving average adds, so many times: as with another momentum or decay."""
+    """Multiplies what a moving average adds, as another momentum or decay would."""
     return lambda before, after: before + factor * (after - before)
 
 

@@ -1,8 +1,9 @@
-"""A model with an operator whose kernel is not in any Python file: a variable of the environment, a
-library or a file at run time says it.
+"""A model with an operator whose kernel is in no Python file: a variable, a library or a file
+chooses it at run time.
 
 ``PLANTED_LIBRARY`` is the library. ``PLANTED_KERNEL``, or what stands in the file ``PLANTED_FLAG``,
-chooses its kernel: 0 is the right one."""
+chooses its kernel: 0 is the right one.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from torch import nn
 
 from accucompare import Case
 
-# : Halves each number; the other kernels do otherwise in the last columns, or in all.
-# ``-DKERNEL=n`` builds a library that knows that one.
+#: Halves each number; the other kernels do otherwise in the last columns, or in all. ``-DKERNEL=n``
+#: builds a library that knows that one.
 SOURCE = """
 #ifndef KERNEL
 #define KERNEL 0

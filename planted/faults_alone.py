@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-# : How many times as large as rounding a fault's change must be, to be counted among those that can
-# be named.
+#: How many times as large as rounding a fault's change must be, to be counted among those that can
+#: be named.
 RISES = 4.0
-# : The unit roundoff of a type; the relative L2 error of rounding alone is a little less than half
-# of it.
+#: The unit roundoff of a type; the relative L2 error of rounding alone is a little less than half
+#: of it.
 ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
 
 

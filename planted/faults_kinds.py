@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-# : Changes a module in place, by so much. The number of its calls in one forward tells the second
-# from the first.
+#: Changes a module in place, by so much. The number of its calls in one forward tells the second
+#: from the first.
 Plant = Callable[[nn.Module, float, int], None]
 Change = Callable[[torch.Tensor, float], torch.Tensor]
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# : Multiplies matrices (…, m, k) and (…, k, n) of one float dtype; the product may be of a wider
-# one.
+#: Multiplies matrices (…, m, k) and (…, k, n) of one float dtype; the product may be of a wider
+#: one.
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -217,11 +217,18 @@ def _elementwise(
 
 
 def _attention(
-    order: _Order, op: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float = 0.0, causal: bool = False,
-    *, attn_mask: torch.Tensor | None = None, scale: float | None = None,
-) -> Any:  # fmt: skip
+    order: _Order,
+    op: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *options: Any,  # dropout, is_causal
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
     """As a fused kernel: scores and weights stay in the accumulator's type."""
-    output, logsumexp = op(query, key, value, dropout, causal, attn_mask=attn_mask, scale=scale)
+    output, logsumexp = op(query, key, value, *options, attn_mask=attn_mask, scale=scale)
+    causal = len(options) > 1 and options[1]
     heads = query.shape[1] // key.shape[1]
     wide = [
         order.widen(part)
@@ -279,9 +286,9 @@ def _without_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-# : By name. None rounds more often than the CPU's own kernels do, so that each is as good as the
-# baseline. : Every row of every model may differ from the baseline's in the first four; the fifth
-# changes about two models in three, the last none.
+#: By name. None rounds more often than the CPU's own kernels do, so that each is as good as the
+#: baseline. Every row of every model may differ from the baseline's in the first four; the fifth
+#: changes about two models in three, the last none.
 ORDERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "split-K": lambda: _Order(_split),
     "reversed": lambda: _Order(_reversed),
@@ -291,8 +298,8 @@ ORDERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "other number of threads": _threads,
 }
 
-# : Rounds more often than the baseline does: what it takes to call that no fault is shown, and
-# counted apart.
+#: Rounds more often than the baseline does: what it takes to call that no fault is shown, and
+#: counted apart.
 COARSER: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "split-K, parts rounded": lambda: _Order(_halves),
     "bias added apart": lambda: _Order(_unfused),

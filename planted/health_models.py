@@ -67,9 +67,10 @@ class Training:
 
     def __post_init__(self) -> None:
         self._order = torch.Generator()
+        places: Any = range(EPOCH * _BATCH)
         self._loader: Any = torch.utils.data.DataLoader(
-            range(EPOCH * _BATCH), _BATCH, shuffle=True, generator=self._order
-        )  # type: ignore[arg-type]
+            places, _BATCH, shuffle=True, generator=self._order
+        )
         self._batches: Iterator[torch.Tensor] = iter(())
         self._drawn: tuple[int, torch.Tensor] | None = (
             None  # the last step, and what the loader gave in it

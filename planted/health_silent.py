@@ -280,7 +280,8 @@ def _(training: Training) -> None:
     def others(training: Training, step: int) -> None:
         for number in range(3):
             arguments, labels = training.batch((step + 7 * number) % EPOCH)
-            training.loss(training.model(**arguments), labels).backward()  # type: ignore[no-untyped-call]
+            loss: Any = training.loss(training.model(**arguments), labels)
+            loss.backward()
             training.optimizer.zero_grad()
 
     training.before_step.append(others)

@@ -30,8 +30,8 @@ from planted.origins_models import Subject, answer
 BACKWARD = Direction.BACKWARD
 _HALF = "only float16 overflows so early"
 
-# : The gradient of a root at 0 is Inf times what comes in, and NaN if that is 0; what goes out of
-# the module is NaN.
+#: The gradient of a root at 0 is Inf times what comes in, and NaN if that is 0; what goes out of
+#: the module is NaN.
 _ROOT = (*NAN, *UP, *DOWN)
 
 origin("gradient of a root at 0")(into_leaf(planted.SqrtGradient, *_ROOT, direction=BACKWARD))

@@ -1,4 +1,4 @@
-"""What is legal: infinities that harm nothing, and steps that have none."""
+"""Legal steps: infinities that harm nothing, and steps without any."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def _padded_left(subject: Subject) -> None:
 
 
 def _pad(subject: Subject, where: slice) -> None:
-    """A mask of 1 and 0, of which the model makes one of its type's smallest number; it shares the
-    ends of one sentence.
+    """A mask of 1 and 0 for the end of one sentence; the model makes its type's smallest number of
+    0.
     """
     mask = torch.ones_like(subject.kwargs["input_ids"])
     mask[1, where] = 0

@@ -109,8 +109,8 @@ PLACES = {
     ),
 }
 
-# : Layers that come after everything that is planted; without them the hundreds of steps take half
-# as long.
+#: Layers that come after everything that is planted; without them the hundreds of steps take half
+#: as long.
 _SHORTENED = {
     "gpt2": ("transformer.h", 2),
     "t5": ("decoder.block", 1),
@@ -147,7 +147,7 @@ class Subject:
         autocast: the type that the forward is cast to.
         inference: whether the step is run in inference mode.
         scaler, optimizer: if the step ends with an update.
-        options: more options of ``accucompare.watch``.
+        options: of an ``accucompare.LookAt``.
     """
 
     name: str
@@ -206,7 +206,8 @@ class Subject:
                 output = self.model(*self.args, **self.kwargs)
                 loss = None if self.loss is None else self.loss(output)
             if loss is not None:
-                (self.scaler.scale(loss) if self.scaler else loss).backward()  # type: ignore[no-untyped-call]
+                scaled: Any = self.scaler.scale(loss) if self.scaler else loss
+                scaled.backward()
         if self.scaler and self.optimizer:
             self.scaler.step(self.optimizer)
             self.scaler.update()

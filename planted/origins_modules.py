@@ -155,7 +155,7 @@ class CastGradient(nn.Module):
 
 
 class Inflated(torch.autograd.Function):
-    """A parameter as it is; of its gradient one element is another."""
+    """Passes a parameter on, and changes one element of its gradient."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, value: float) -> torch.Tensor:

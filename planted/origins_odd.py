@@ -70,7 +70,7 @@ class OnlyOnce(nn.Module):
 
 
 class LargeDropout(nn.Module):
-    """What dropout keeps it doubles; that overflows."""
+    """Dropout doubles what it keeps, and that overflows."""
 
     def __init__(self, size: float) -> None:
         super().__init__()

@@ -35,8 +35,8 @@ from planted.training_faults import (
     of_parameter,
 )
 
-# : Where a module's own code adds what it is given: by class, which argument, and the child that is
-# given the same.
+#: Where a module's own code adds what it is given: by class, which argument, and the child that is
+#: given the same.
 _RESIDUALS = {
     "GPT2Block": (0, "ln_1"),
     "LlamaDecoderLayer": (0, "input_layernorm"),
@@ -50,15 +50,15 @@ _RESIDUALS = {
     "_Mix": (0, "norm"),
 }
 
-# : What happens to the gradient of an input or a weight; of a weight that a token is missed in, see
-# ``of_token``.
+#: What happens to the gradient of an input or a weight; of a weight that a token is missed in, see
+#: ``of_token``.
 _KINDS = ("x 1.01", "one channel x 1.5", "noise of 2 %")
 
 _STATE = (Role.STATE_AFTER, Role.PARAM_UPDATE)
 _LOSS = (Role.GRAD_OUTPUT, Role.LOSS)
 
-# : Faults of the loop around the model, planted where micro-batches are accumulated, losses scaled
-# and gradients clipped.
+#: Faults of the loop around the model, planted where micro-batches are accumulated, losses scaled
+#: and gradients clipped.
 OF_LOOP = [
     TrainingFault("", "loss", "accumulation not divided", roles=_LOSS, loop={"divided_by": 1}),
     TrainingFault(

@@ -1,6 +1,4 @@
-"""Faults of a backward, of an update, of what a step leaves in buffers, and of what a loop does
-otherwise: the forward's outputs stay.
-"""
+"""Faults of a backward, an update, buffers or the loop. The outputs of the forward stay right."""
 
 from __future__ import annotations
 
@@ -180,10 +178,10 @@ def given_as(
     """While it lasts, a module computes with something made of one of its parameters."""
     parameter = module._parameters[own]
     assert parameter is not None
-    held: Any
-    held, key = module._parameters, own
+    held: Any = module._parameters
+    key: Any = own
     if isinstance(module, nn.RNNBase):  # which computes with a list of its own
-        held, key = module._flat_weights, module._flat_weights_names.index(own)  # type: ignore[assignment]
+        held, key = module._flat_weights, module._flat_weights_names.index(own)
     held[key] = change(parameter)
     try:
         yield
@@ -269,8 +267,8 @@ def _full(name: str, own: str) -> str:
     return f"{name}.{own}" if name else own
 
 
-# : Faults of an update that ``torch.optim.AdamW`` is told nothing of: what its kernel is called
-# with in place of what it was given.
+#: Faults of an update that ``torch.optim.AdamW`` is told nothing of: what its kernel is called with
+#: in place of what it was given.
 UPDATE_FAULTS: dict[str, dict[str, Any]] = {
     "beta2 0.99 for 0.999": {"beta2": 0.99},
     "beta1 0.8 for 0.9": {"beta1": 0.8},

@@ -26,8 +26,8 @@ class Training:
 
     Attributes:
         model: in float32 and train mode.
-        batches: by step and micro-batch, the inputs and what they shall give.
-        loss: of an output and what it shall be: a tensor of one element, in float32 at least.
+        batches: by step and micro-batch, the inputs and the targets.
+        loss: of an output and the target: a tensor of one element, in float32 at least.
     """
 
     model: nn.Module
@@ -67,8 +67,8 @@ class Loop:
     optimizer: dict[str, Any] = field(default_factory=lambda: {"foreach": False, "fused": False})
 
 
-# : One batch a step; and three micro-batches a step, whose loss is scaled, and whose gradients are
-# clipped.
+#: One batch a step; and three micro-batches a step, whose loss is scaled, and whose gradients are
+#: clipped.
 PLAIN = Loop()
 ACCUMULATED = Loop(
     micro_batches=_MICRO_BATCHES, divided_by=_MICRO_BATCHES, scale=4.0, undone=4.0, clip=0.1
@@ -285,8 +285,8 @@ def _smaller(name: str, **config: Any) -> Architecture:
     return replace(known, config={**known.config, **config}, attention="eager")
 
 
-# : Those from transformers: with fewer layers than where faults of a forward are planted, for a
-# training step records much more.
+#: Those from transformers: with fewer layers than where faults of a forward are planted, for a
+#: training step records much more.
 _TRANSFORMERS = {
     "gpt2": _smaller("gpt2", n_layer=2, n_embd=48, n_head=3),
     "llama": _smaller("llama", num_hidden_layers=1, tie_word_embeddings=True),

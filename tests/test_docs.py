@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import accucompare
+from benchmarks.speed.costs_page import PAGE, with_tables
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -33,6 +34,11 @@ def test_the_navigation_of_the_site_has_each_page_once() -> None:
     assert sorted(re.findall(r"([\w-]+\.md)$", navigation, re.MULTILINE)) == sorted(
         page.name for page in (ROOT / "docs").glob("*.md")
     )
+
+
+def test_the_costs_are_those_that_the_benchmark_measured() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == with_tables(page)
 
 
 def test_every_path_in_contributing_exists() -> None:

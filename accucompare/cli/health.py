@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from accucompare.asked import AskedOfCapture
 from accucompare.cli import options as option
 from accucompare.cli.group import cli
-from accucompare.cli.options import examples
+from accucompare.cli.help import examples
 from accucompare.cli.outputs import is_page, logs_of, refuse_places, reports_to_write
 from accucompare.errors import UsageError
 
@@ -61,7 +62,7 @@ def health(
         }
     )
     from accucompare.findings.analysis import read
-    from accucompare.findings.checklist import EXIT_CODES, judge_log, read_thresholds
+    from accucompare.findings.checklist import STATUS_EXIT_CODES, judge_log, read_thresholds
 
     given = read_thresholds(thresholds, threshold_file)
     ranks = read(log)
@@ -79,21 +80,21 @@ def health(
     with reader_may_leave():
         print_health(ranks, found, quiet=quiet)
     if json_path is not None:
-        from accucompare.report.files import write_health_json
+        from accucompare.report.watch_files import write_health_json
 
         write_health_json(ranks, found, json_path)
     for report in reports:
         _write(ranks, found, report)
-    return EXIT_CODES[found.status]
+    return STATUS_EXIT_CODES[found.status]
 
 
 def _write(ranks: Ranks, found: Health, report: Path) -> None:
     if is_page(report):
-        from accucompare.report.page import write_health_page
+        from accucompare.report.watch_files import write_health_page
 
         write_health_page(ranks, found, report)
     else:
-        from accucompare.report.excel import write_health
+        from accucompare.report.watch_files import write_health
 
         write_health(ranks, found, report)
 
@@ -111,9 +112,8 @@ def _write(ranks: Ranks, found: Health, report: Path) -> None:
     )
 )
 @option.case
-@option.only("Check")
-@option.skip
-@option.seed()
+@option.only_checked
+@option.of(AskedOfCapture, "skip", "seed")
 @option.quiet()
 def gradcheck(
     case: str | None, only: tuple[str, ...], skip: tuple[str, ...], seed: int | None, quiet: bool
@@ -127,7 +127,7 @@ def gradcheck(
     from accucompare.devices import DeviceName, open_device
 
     open_device(DeviceName.parse("cpu"))  # before anything else imports torch
-    from accucompare.findings.checklist import EXIT_CODES
+    from accucompare.findings.checklist import STATUS_EXIT_CODES
     from accucompare.report.console import progress_bar, reader_may_leave
     from accucompare.report.watched import print_gradcheck
     from accucompare.watcher.custom import check_gradients
@@ -136,4 +136,4 @@ def gradcheck(
         found = check_gradients(case, only=only, skip=skip, seed=seed or 0, progress=progress)
     with reader_may_leave():
         print_gradcheck(found, quiet)
-    return EXIT_CODES[found.status]
+    return STATUS_EXIT_CODES[found.status]

@@ -104,8 +104,8 @@ _Family = tuple[Any, Callable[[], tuple[Any, ...]]]
 _MATMUL: _Family = (torch.backends.cuda.matmul, lambda: (torch.backends.cuda.matmul,))
 _CUDNN: _Family = (
     torch.backends.cudnn,
-    lambda: (torch.backends.cudnn.conv, torch.backends.cudnn.rnn),
-)  # type: ignore[attr-defined]
+    lambda: (torch.backends.cudnn.conv, torch.backends.cudnn.rnn),  # type: ignore[attr-defined]
+)
 
 
 def _allowed(family: _Family) -> bool:

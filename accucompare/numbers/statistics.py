@@ -52,7 +52,6 @@ class Statistics(msgspec.Struct, frozen=True, gc=False):
         return {**known, "rounding": self.rounding} if self.rounding else known
 
 
-@np.errstate(invalid="ignore")  # a signalling NaN is a value like any other here
 def summarize(raw: Array, dtype: DType) -> Statistics:
     """Statistics of one tensor, in float64 and block by block.
 
@@ -74,16 +73,20 @@ def summarize(raw: Array, dtype: DType) -> Statistics:
     )
 
 
+_EXACT: dict[Kind, type[int]] = {Kind.INT: int, Kind.BOOL: bool}
+
+
 def _compiled(
     stored: Array, dtype: DType
 ) -> tuple[float | None, float | None, int, int, list[float], list[float]]:
     low, high, nan, inf, sums, squares = kernel.summarize_block(stored, dtype)
     if low > high:
         return None, None, nan, inf, sums, squares
-    exact = {Kind.INT: int, Kind.BOOL: bool}.get(dtype.kind, float)
+    exact = _EXACT.get(dtype.kind, float)
     return exact(low), exact(high), nan, inf, sums, squares
 
 
+@np.errstate(invalid="ignore")  # a signalling NaN is a value like any other here
 def _sums(stored: Array, dtype: DType, scale: float) -> tuple[list[float], list[float]]:
     """Chunk sums of the finite values and of their squares."""
     sums: list[float] = []
@@ -105,6 +108,7 @@ def _blocks(stored: Array, dtype: DType) -> Iterator[Array]:
         yield as_reals(widen(stored[start : start + step], dtype))
 
 
+@np.errstate(invalid="ignore")
 def _extrema(stored: Array, dtype: DType) -> tuple[float | None, float | None, int, int]:
     low: float | None = None
     high: float | None = None

@@ -8,44 +8,28 @@ from accucompare.report.watch_words import CHECK_WORDS, THRESHOLD_WORDS, said
 
 #: Between these lines of the page stand the tables.
 BEGIN, END = "<!-- begin: tables made of the checks -->", "<!-- end: tables made of the checks -->"
-_TITLES = (
-    "check",
-    "what it looks at",
-    "why",
-    "thresholds (default; where it is from)",
-    "what to do",
-)
-
-
-def tables() -> str:
-    """All checks as Markdown, in the order in which `accucompare health` shows them."""
-    return "\n".join(_table(layer) for layer in Layer)
+_HEADING = "|check|measures|threshold|cure|\n|---|---|---|---|"
 
 
 def with_tables(page: str) -> str:
     """A page whose tables are those of the checks; the rest stays."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{tables()}\n{END}{after}"
+    tables = "\n\n".join(_table(layer) for layer in Layer)
+    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
 
 
 def _table(layer: Layer) -> str:
     rows = [_row(check) for check in CHECKS if check.layer is layer]
-    heading = [
-        f"### {layer.value.capitalize()}",
-        "",
-        f"| {' | '.join(_TITLES)} |",
-        "|---" * len(_TITLES) + "|",
-    ]
-    return "\n".join([*heading, *rows, ""])
+    return "\n".join([f"### {layer.value.capitalize()}", "", _HEADING, *rows])
 
 
 def _row(check: Check) -> str:
     thresholds = "; ".join(
-        f"`{name}={default:g}`: {THRESHOLD_WORDS[name][0]} ({THRESHOLD_WORDS[name][1]})"
+        f"`{name}={default:g}`: {THRESHOLD_WORDS[name][0]}"
         for name, default in check.thresholds.items()
     )
     words = CHECK_WORDS[check.id]
-    cure = words.cure or f"*not looked at*, because {said(remark(check.id))}"
-    cells = [f"`{check.id}`", words.looks_at, words.why, thresholds, cure]
-    return f"| {' | '.join(each.replace('|', chr(92) + '|') for each in cells)} |"
+    cure = words.cure or f"*not looked at*: {said(remark(check.id))}"
+    cells = [f"`{check.id}`", words.looks_at, thresholds, cure]
+    return f"|{'|'.join(each.replace('|', chr(92) + '|') for each in cells)}|"

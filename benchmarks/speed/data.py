@@ -1,5 +1,6 @@
-"""Bundles to compare, and their files: ``python -m benchmarks.speed.data FOLDER TENSORS
-ELEMENTS``."""
+"""Bundles to compare, and their files: ``python -m benchmarks.speed.data FOLDER TENSORS ELEMENTS
+STEPS``.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +24,14 @@ SEED = 20261120
 # relative, of every element: no two tensors have equal digests, and all are within tolerance
 NOISE = 1e-6
 _CHUNK = 1 << 20
+_PARTS = ("q", "k", "v", "o", "gate", "up", "down", "norm")
 
 
 def make(folder: Path, data: DataSet) -> tuple[Path, Path]:
     """Write the bundles ``golden`` and ``candidate``, by a process of its own, and give their
     paths.
     """
-    child("benchmarks.speed.data", folder, data.tensors, data.elements)
+    child("benchmarks.speed.data", folder, data.tensors, data.elements, data.steps)
     return folder / "golden", folder / "candidate"
 
 
@@ -94,30 +96,19 @@ def cached(paths: Iterable[Path]) -> float:
     return there / pages if pages else 0.0
 
 
-def _write(folder: Path, tensors: int, elements: int, noisy: bool) -> None:
+def _write(folder: Path, tensors: int, elements: int, steps: int, noisy: bool) -> None:
     from accucompare.bundle.format.manifest import Manifest
     from accucompare.bundle.format.records import Layout, Record, Role
     from accucompare.bundle.writing.writer import BundleWriter
 
     writer = BundleWriter(folder, Manifest(complete=True), queue_bytes=256 << 20)
-    for index in range(tensors):
-        name = f"model.layers.{index // 8}.{('q', 'k', 'v', 'o', 'gate', 'up', 'down', 'norm')[index % 8]}_proj"
-        record = Record(
-            0,
-            0,
-            name,
-            0,
-            Role.OUTPUT,
-            "",
-            index,
-            "Linear",
-            None,
-            (elements,),
-            "float32",
-            Layout.STRIDED,
-        )
-        writer.add(record, _tensor(index, elements, noisy))
-    writer.end_step(0)
+    for step in range(steps):
+        for index in range(tensors):
+            name = f"model.layers.{index // 8}.{_PARTS[index % 8]}_proj"
+            place = 0, step, name, 0, Role.OUTPUT, "", index, "Linear", None
+            record = Record(*place, (elements,), "float32", Layout.STRIDED)
+            writer.add(record, _tensor(step * tensors + index, elements, noisy))
+        writer.end_step(step)
     writer.close()
 
 
@@ -140,7 +131,8 @@ def _tensor(index: int, elements: int, noisy: bool) -> np.ndarray[Any, Any]:
 
 
 if __name__ == "__main__":
-    target, number, length = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    target = Path(sys.argv[1])
+    number, length, count = (int(word) for word in sys.argv[2:])
     for side in ("golden", "candidate"):
-        _write(target / side, number, length, noisy=side == "candidate")
+        _write(target / side, number, length, count, noisy=side == "candidate")
     print(json.dumps({"bytes": bytes_in(target)}))

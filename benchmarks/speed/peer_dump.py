@@ -11,31 +11,23 @@ import shutil
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
-from benchmarks.speed import gpt2
-from benchmarks.speed.data import bytes_in
-from benchmarks.speed.gpt2 import build, disturb, forward, plain, tokens
-from benchmarks.timing import Sample, alternate, peak_mb
+from benchmarks.speed.cost import parser, timed
+from benchmarks.speed.models import WORKS, Size, disturb
+from benchmarks.timing import Sample, alternate, clocks, since
 
 
 def main() -> None:
-    parser = gpt2.parser()
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--keep", type=Path)
-    parser.add_argument("--disturbed", action="store_true")
-    options = parser.parse_args()
+    options = parser().parse_args()
 
     import torch
 
-    torch.set_num_threads(options.threads)
-    undumped, dumped = (
-        build(options.layers),
-        build(options.layers),
-    )  # its hooks stay on a model, so the plain forward has another
+    torch.set_num_threads(1)
+    size = Size(options.batch, options.length, options.layers, options.linears)
+    # its hooks stay on a model, so the plain forward has another
+    undumped, dumped = (WORKS[options.work](size) for _ in range(2))
     if options.disturbed:
-        disturb(dumped)
-    inputs = tokens(options.batch, options.length)
+        disturb(dumped.model)
     folder = options.folder
     folder.mkdir(parents=True)
     config = folder / "config.json"
@@ -56,29 +48,22 @@ def main() -> None:
         shutil.rmtree(folder / "dump" / f"step{step - 1}", ignore_errors=True)
         os.sync()
         began = time.perf_counter()
-        debugger.start(model=dumped)
-        seconds = forward(dumped, inputs)["forward"]
+        debugger.start(model=dumped.model)
+        within = clocks()
+        dumped.step()
+        taken = since(within, 1)
         debugger.stop()
         debugger.step()
         whole = time.perf_counter() - began
         step += 1
-        return {
-            "forward": seconds,
-            "whole": whole,
-            "bytes": bytes_in(folder / "dump" / f"step{step - 1}"),
-        }
+        return {**taken, "after": whole - taken["wall"]}
 
-    arms: dict[str, Callable[[], Sample]] = {
-        "plain": partial(plain, undumped, inputs),
-        "dump": dump,
-    }
-    if options.rounds > 1:
-        alternate(arms, 1)
-    samples = alternate(arms, options.rounds)
+    arms: dict[str, Callable[[], Sample]] = {"plain": partial(timed, undumped), "dump": dump}
+    samples = alternate(arms, 1 + options.rounds)
     if options.keep:
         shutil.move(folder / "dump" / f"step{step - 1}", options.keep)
     shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps({"samples": samples, "peak_mb": peak_mb()}))
+    print(json.dumps(samples))
 
 
 if __name__ == "__main__":

@@ -7,25 +7,24 @@ from __future__ import annotations
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
 
 from benchmarks.figures import Figure
-from benchmarks.speed import gpt2
-from benchmarks.speed.capture import in_child
+from benchmarks.speed.cost import PLAIN, in_child
 from benchmarks.speed.data import bytes_in
 from benchmarks.speed.plan import Plan
-from benchmarks.speed.startup import SCRIPT, run
+from benchmarks.speed.startup import COMMAND, run
 from benchmarks.timing import (
+    MB,
     ROOT,
     Argument,
     BenchError,
     Sample,
     alternate,
     child,
-    column,
     process,
     ratios,
 )
@@ -76,164 +75,88 @@ def measure(plan: Plan) -> Iterator[Figure]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _dump(plan: Plan, folder: Path, name: str, rounds: int, disturbed: bool = False) -> Sample:
-    options: list[Argument] = ["--threads", 1, *gpt2.options(plan, rounds), "--keep", folder / name]
-    return child(
-        "benchmarks.speed.peer_dump",
-        folder / "dumping",
-        *options,
-        *(["--disturbed"] if disturbed else []),
-        python=_PYTHON,
-    )
-
-
-def _captures(plan: Plan, folder: Path) -> list[Figure]:
+def _captures(plan: Plan, folder: Path) -> Iterator[Figure]:
     plan.say("peers: capture")
-    theirs = _dump(plan, folder, "their-golden", plan.rounds)["samples"]
-    _dump(plan, folder, "their-candidate", 1, disturbed=True)
-    ours = in_child(plan, 1, plan.rounds, "tensors", keep=folder / "golden")["samples"]
-    in_child(plan, 1, 1, "tensors", keep=folder / "candidate", disturbed=True)
-    our_extra, our_whole = _overheads(ours["plain"], ours["tensors"])
-    their_extra, their_whole = _overheads(theirs["plain"], theirs["dump"])
-    return [
-        Figure(
-            _SECTION, "capture: plain forward, 1 thread", "s", column(theirs["plain"], "forward")
-        ),
-        Figure(_SECTION, "capture: extra time of start to step / plain, msprobe", "%", their_whole),
-        Figure(_SECTION, "capture: extra time of the whole capture / plain, ours", "%", our_whole),
-        Figure(_SECTION, "capture: extra time in the forward / plain, msprobe", "%", their_extra),
-        Figure(_SECTION, "capture: extra time in the forward / plain, ours", "%", our_extra),
-        Figure(
-            _SECTION,
-            "capture: msprobe's extra time in the forward / ours",
-            "x",
-            _times(their_extra, our_extra),
-            10.0,
-            at_least=True,
-        ),
-        Figure(
-            _SECTION,
-            "capture: msprobe's extra time in all / ours",
-            "x",
-            _times(their_whole, our_whole),
-        ),
-        Figure(
-            _SECTION,
-            "capture: on disk, msprobe (parameters included, always)",
-            "MB",
-            [bytes_in(folder / "their-golden") / 1e6],
-        ),
-        Figure(_SECTION, "capture: on disk, ours", "MB", [bytes_in(folder / "golden") / 1e6]),
-    ]
+    theirs = _dump(plan, folder, "their-golden", plan.rounds)
+    _dump(plan, folder, "their-candidate", 0, disturbed=True)
+    ours = in_child(plan, "forward", PLAIN, "tensors", keep=folder / "golden")
+    in_child(plan, "forward", "tensors", rounds=0, keep=folder / "candidate", disturbed=True)
+    extra = {"msprobe": _extra(theirs["plain"], theirs["dump"])}
+    extra["ours"] = _extra(ours[PLAIN], ours["tensors"])
+    for whose, (forward, whole) in extra.items():
+        what = f"extra time / a plain forward, {whose}"
+        yield Figure(_SECTION, f"capture: {what}: in the forward", "%", forward)
+        yield Figure(_SECTION, f"capture: {what}: whole", "%", whole)
+    for place, what in enumerate(("in the forward", "in all")):
+        least = max(median(extra["ours"][place]), 0.5)  # less is lost in the noise
+        times = [each / least for each in extra["msprobe"][place]]
+        target = None if place else 10.0
+        name = f"capture: msprobe's extra time {what} / ours"
+        yield Figure(_SECTION, name, "x", times, target, at_least=True)
+    for whose, name in (("msprobe, with parameters", "their-golden"), ("ours", "golden")):
+        size = bytes_in(folder / name) / MB
+        yield Figure(_SECTION, f"capture: on disk, {whose}", "MB", [size])
 
 
-def _overheads(plain: list[Sample], captured: list[Sample]) -> tuple[list[float], list[float]]:
+def _dump(plan: Plan, folder: Path, name: str, rounds: int, disturbed: bool = False) -> Sample:
+    sizes = plan.sizes
+    options: list[Argument] = ["forward", rounds, "--keep", folder / name]
+    for each in ("batch", "length", "layers", "linears"):
+        options += [f"--{each}", getattr(sizes, each)]
+    options += ["--disturbed"] if disturbed else []
+    return child("benchmarks.speed.peer_dump", folder / "dumping", *options, python=_PYTHON)
+
+
+def _extra(plain: list[Sample], captured: list[Sample]) -> tuple[list[float], list[float]]:
     """Extra time in the forward, and of the whole, in percent of the plain forward."""
-    alone = column(plain, "forward")
-    forwards, wholes = (ratios(column(captured, key), alone) for key in ("forward", "whole"))
-    return [100 * (value - 1) for value in forwards], [100 * (value - 1) for value in wholes]
+    pairs = list(zip(plain[1:], captured[1:], strict=True))
+    inside = [100 * (b["wall"] / a["wall"] - 1) for a, b in pairs]
+    whole = [100 * ((b["wall"] + b["after"]) / a["wall"] - 1) for a, b in pairs]
+    return inside, whole
 
 
-def _times(theirs: list[float], ours: list[float]) -> list[float]:
-    """How many times our median overhead each of theirs is; ours counts as 0.5 % at least, for less
-    is lost in the noise.
-    """
-    return [value / max(median(ours), 0.5) for value in theirs]
+def _starts(plan: Plan) -> Iterator[Figure]:
+    plan.say("peers: start-up")
+    arms = {
+        "msprobe": partial(run, _HOME / "bin" / "msprobe", "compare", "-h"),
+        "ours": partial(run, *COMMAND, "diff", "-h"),
+    }
+    samples = alternate(arms, 1 + plan.rounds)
+    yield from _beside(samples, "start-up", 10.0)
 
 
-def _compares(plan: Plan, folder: Path) -> list[Figure]:
+def _compares(plan: Plan, folder: Path) -> Iterator[Figure]:
     plan.say("peers: compare")
-    golden, candidate = (
-        next((folder / name).rglob("dump.json")) for name in ("their-golden", "their-candidate")
-    )
+    dumps = ("their-golden", "their-candidate")
+    golden, candidate = (next((folder / name).rglob("dump.json")) for name in dumps)
     results = folder / "results"
-    theirs: list[str | Path] = [
-        _HOME / "bin" / "msprobe",
-        "compare",
-        "-tp",
-        candidate,
-        "-gp",
-        golden,
-        "-o",
-        results,
-    ]
-    ours: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "accucompare",
-        "diff",
+
+    def their_compare() -> Sample:
+        shutil.rmtree(results, ignore_errors=True)
+        program = _HOME / "bin" / "msprobe"
+        sample = run(program, "compare", "-tp", candidate, "-gp", golden, "-o", results)
+        if not any(path.stat().st_size > 10_000 for path in results.rglob("compare_result*.csv")):
+            raise BenchError("msprobe compare wrote no table of results")
+        return sample
+
+    paths: list[str | Path] = [
         folder / "golden",
         folder / "candidate",
         "--report",
         folder / "report.xlsx",
     ]
-
-    def their_compare() -> Sample:
-        shutil.rmtree(results, ignore_errors=True)
-        sample = run(*theirs)
-        if not any(path.stat().st_size > 10_000 for path in results.rglob("compare_result*.csv")):
-            raise BenchError("msprobe compare wrote no table of results")
-        return sample
-
-    samples = alternate({"msprobe": their_compare, "ours": lambda: _sample(ours)}, plan.rounds)
-    their_time, our_time = (column(samples[name], "seconds") for name in ("msprobe", "ours"))
-    their_bytes, our_bytes = (
-        bytes_in(folder / f"{whose}golden", folder / f"{whose}candidate")
-        for whose in ("their-", "")
-    )
-    return [
-        Figure(_SECTION, "compare: msprobe, CSV", "s", their_time),
-        Figure(_SECTION, "compare: ours, Excel report", "s", our_time),
-        Figure(
-            _SECTION,
-            "compare: msprobe / ours",
-            "x",
-            ratios(their_time, our_time),
-            30.0,
-            at_least=True,
-        ),
-        Figure(
-            _SECTION,
-            "compare: msprobe, throughput",
-            "GB/s",
-            [their_bytes / seconds / 1e9 for seconds in their_time],
-        ),
-        Figure(
-            _SECTION,
-            "compare: ours, throughput",
-            "GB/s",
-            [our_bytes / seconds / 1e9 for seconds in our_time],
-        ),
-        Figure(
-            _SECTION, "compare: peak memory, msprobe", "MB", column(samples["msprobe"], "peak_mb")
-        ),
-        Figure(_SECTION, "compare: peak memory, ours", "MB", column(samples["ours"], "peak_mb")),
-    ]
+    ours = partial(run, *COMMAND, "diff", *paths)
+    arms: dict[str, Callable[[], Sample]] = {"msprobe": their_compare, "ours": ours}
+    samples = alternate(arms, 1 + plan.rounds)
+    yield from _beside(samples, "compare", 30.0)
+    for name, taken in samples.items():
+        peaks = [each["peak_mb"] for each in taken[1:]]
+        yield Figure(_SECTION, f"compare: peak memory, {name}", "MB", peaks)
 
 
-def _sample(command: list[str | Path]) -> Sample:
-    finished = process(command, codes=(0, 1))  # 1: differences, which is what was planted
-    return {"seconds": finished.seconds, "peak_mb": finished.peak_mb}
-
-
-def _starts(plan: Plan) -> list[Figure]:
-    plan.say("peers: start-up")
-    arms = {
-        "msprobe compare -h": partial(run, _HOME / "bin" / "msprobe", "compare", "-h"),
-        "accucompare diff -h": partial(
-            run,
-            *([SCRIPT] if SCRIPT.exists() else [sys.executable, "-m", "accucompare"]),
-            "diff",
-            "-h",
-        ),
-    }
-    for start in arms.values():
-        start()
-    theirs, ours = (column(taken, "seconds") for taken in alternate(arms, plan.rounds).values())
-    return [
-        Figure(_SECTION, "start-up: msprobe compare -h", "ms", [value * 1e3 for value in theirs]),
-        Figure(_SECTION, "start-up: accucompare diff -h", "ms", [value * 1e3 for value in ours]),
-        Figure(
-            _SECTION, "start-up: msprobe / ours", "x", ratios(theirs, ours), 10.0, at_least=True
-        ),
-    ]
+def _beside(samples: dict[str, list[Sample]], what: str, target: float) -> Iterator[Figure]:
+    seconds = {name: [each["wall"] for each in taken[1:]] for name, taken in samples.items()}
+    for name, each in seconds.items():
+        yield Figure(_SECTION, f"{what}: {name}", "s", each)
+    times = ratios(seconds["msprobe"], seconds["ours"])
+    yield Figure(_SECTION, f"{what}: msprobe / ours", "x", times, target, at_least=True)

@@ -1,31 +1,30 @@
-"""How much is measured, where, and what this accucompare can do."""
+"""How much is measured, and where."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import inspect
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.timing import BenchError, child
+from benchmarks.timing import BenchError
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Two bundles to compare: ``tensors`` float32 tensors of ``elements`` values on each side."""
+    """Two bundles to compare: on each side ``tensors`` float32 tensors of ``elements`` values in
+    each of ``steps`` steps.
+    """
 
     name: str
     tensors: int
     elements: int
+    steps: int = 1
 
     @property
     def nbytes(self) -> int:
         """Of one side."""
-        return self.tensors * self.elements * 4
+        return self.tensors * self.elements * self.steps * 4
 
 
 @dataclass(frozen=True)
@@ -33,51 +32,36 @@ class Sizes:
     """How much of everything.
 
     Attributes:
-        many, small, huge: what is compared.
+        large: what is compared with reading and hashing.
+        steps: of one tensor each, for the file descriptors.
         batch, length, layers: of GPT-2's input, and its depth.
-        rows: of the two reports.
+        linears: calls of a small Linear in a step.
+        ranks, records: of the bundles with very many records; records are of each rank.
+        starts: how often a command is started.
     """
 
-    many: DataSet = DataSet("1,000 tensors, 4 GB a side", 1000, 1_000_000)
-    small: DataSet = DataSet("5,000 tensors of 1,000", 5000, 1000)
-    huge: DataSet = DataSet("one tensor, 2 GB a side", 1, 500_000_000)
+    large: DataSet = DataSet("2 × 1.2 GB", 300, 1_000_000)
+    steps: DataSet = DataSet("500 steps", 1, 100, 500)
     batch: int = 2
     length: int = 512
     layers: int = 12
-    rows: tuple[int, int] = (5000, 100_000)
+    linears: int = 500
+    ranks: int = 64
+    records: int = 20_000
+    starts: int = 10
 
 
 FULL = Sizes()
 QUICK = Sizes(
-    many=DataSet("100 tensors, 100 MB a side", 100, 250_000),
-    small=DataSet("500 tensors of 1,000", 500, 1000),
-    huge=DataSet("one tensor, 100 MB a side", 1, 25_000_000),
+    large=DataSet("2 × 100 MB", 100, 250_000),
+    steps=DataSet("50 steps", 1, 100, 50),
     length=64,
-    layers=2,
-    rows=(500, 5000),
+    layers=3,
+    linears=100,
+    ranks=2,
+    records=2000,
+    starts=2,
 )
-
-
-@dataclass(frozen=True)
-class Features:
-    """What this version of accucompare has.
-
-    Attributes:
-        workers: whether there is ``diff(work=)``.
-        mode: whether there is ``capture(mode=)``.
-        kernel: what its kernel says of itself, ``compiled`` if it is and so can be switched off;
-            ``""`` if it has none.
-    """
-
-    workers: bool
-    mode: bool
-    kernel: str
-
-    @classmethod
-    def find(cls) -> Features:
-        return cls(
-            **child("benchmarks.speed.plan")
-        )  # in a process of its own: this one must stay small, and so without torch
 
 
 @dataclass
@@ -86,7 +70,7 @@ class Plan:
 
     Attributes:
         folder: for data; removed in the end.
-        rounds: how often everything is measured.
+        rounds: how often each is measured after the first time.
         say: shows a line of progress.
         notes: what a reader of the figures must know.
     """
@@ -94,7 +78,6 @@ class Plan:
     folder: Path
     sizes: Sizes
     rounds: int
-    features: Features
     say: Callable[[str], None]
     notes: list[str] = field(default_factory=list)
 
@@ -111,17 +94,3 @@ class Plan:
                 f"{self.folder}: {nbytes * 1.1 / 1e9:.1f} GB are needed, {free / 1e9:.1f} are free;"
                 " choose another --out"
             )
-
-
-if __name__ == "__main__":
-    import accucompare as ac
-
-    name = "accucompare.numbers.kernel"
-    found = {
-        "workers": "work" in inspect.signature(ac.diff).parameters,
-        "mode": "mode" in inspect.signature(ac.capture).parameters,
-        "kernel": (
-            importlib.import_module(name).description() if importlib.util.find_spec(name) else ""
-        ),
-    }
-    print(json.dumps(found))

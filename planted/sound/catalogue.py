@@ -26,8 +26,8 @@ class Parts:
     scaler: Any = None
 
 
-# : First the parts, when they are made, and then ``None`` at the end of each step. Libraries have
-# their loop inside: they yield nothing, and : can only be watched as scripts are.
+#: First the parts, when they are made, and then ``None`` at the end of each step. Libraries have
+#: their loop inside: they yield nothing, and can only be watched as scripts are.
 Loop = Iterator[Parts | None]
 
 SOUND: dict[str, Callable[[], Loop]] = {}

@@ -18,6 +18,7 @@ import accucompare as ac
 from accucompare.bundle.format.records import Role
 from accucompare.errors import CaptureError
 from tests.forkserver import with_torch
+from tests.groups import leave
 from tests.recorded import Opened
 
 #: How the trained model, or its optimizer, is spread over two ranks.
@@ -72,7 +73,7 @@ def trained(kind: str, rank: int, out: str | None) -> list[Any]:
             step()
     else:
         with ac.capture(
-            model, out, optimizer=optimizer, only=["0", "2"], save_state=True
+            model, out, save_state=True, record=ac.Recorded(only=["0", "2"]), loop=optimizer
         ) as session:
             for _ in range(3):
                 step()
@@ -102,7 +103,7 @@ def work(rank: int, folder: str) -> None:
     for kind in KINDS:
         plain, captured = (trained(kind, rank, out) for out in (None, f"{folder}/{kind}"))
         Path(f"{folder}/{kind}{rank}.json").write_text(json.dumps(plain == captured))
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,8 @@ from accucompare.bundle.format.records import Role
 from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.devices.cpu import Cpu
 from accucompare.live.values.tensors import from_bits
+from accucompare.recorder.capture_options import CaptureOptions
+from accucompare.recorder.session import recording
 from tests.recorded import Glue, Opened, Record
 
 
@@ -127,7 +129,7 @@ def test_memory_taken_in_inference_mode_is_used_again_outside_of_it(
     tmp_path: Path, opened: Opened
 ) -> None:
     model = Glue(lambda self, x: x.t())
-    with ac.capture(model, tmp_path / "out", queue_bytes=64) as session:
+    with recording(model, tmp_path / "out", CaptureOptions(queue_bytes=64)) as session:
         for mode in (torch.inference_mode, torch.no_grad):
             with mode():
                 model(torch.arange(6.0).reshape(2, 3))
@@ -151,7 +153,7 @@ def test_what_waits_stays_within_the_bound_while_a_model_runs(
     monkeypatch.setattr(
         "accucompare.live.values.tensors._SMALL", -1
     )  # none is too small for a block of memory
-    with ac.capture(model, tmp_path / "out", queue_bytes=5000):
+    with recording(model, tmp_path / "out", CaptureOptions(queue_bytes=5000)):
         model(torch.randn(8, 64))
     assert len(most) == 9
     assert max(most) <= 5000
@@ -285,7 +287,11 @@ def test_any_model_is_recorded_as_plain_hooks_that_clone_everything_see_it(
     x = torch.randn(3, 5)
     with (
         torch.no_grad(),
-        ac.capture(model, tmp_path / "out", overwrite=True, queue_bytes=queue_bytes, mode=mode),
+        recording(
+            model,
+            tmp_path / "out",
+            CaptureOptions(overwrite=True, queue_bytes=queue_bytes, mode=mode),
+        ),
     ):
         model(x.clone())
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from enum import Enum
@@ -13,13 +14,14 @@ import msgspec
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Count, Statistics
 from accucompare.selection import RoleGroup
-from accucompare.text import printable
+from accucompare.text import printable, storable
 
 
 class Role(str, Enum):
     """What a record was to the module call that it belongs to."""
 
     __str__ = str.__str__
+    __hash__ = str.__hash__  # Enum's own is Python code, and roles are keys in every hook
 
     INPUT = "input"
     OUTPUT = "output"
@@ -324,41 +326,45 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
         """
         return self.layout is Layout.OPAQUE and self.detail.endswith("Cache")
 
-    def to_json(self) -> dict[str, Any]:
-        """One line of ``stepN.jsonl``; rank and step are the file's."""
-        return {
-            "name": self.name,
-            "call": self.call,
-            "role": self.role.value,
-            "path": self.path,
-            "order": self.order,
-            "type": self.type,
-            "parent": self.parent,
-            "member": self.member,
-            "shape": self.shape,
-            "dtype": self.dtype,
-            "layout": self.layout.value,
-            "digest": self.digest,
-            "statistics": self.statistics.to_json() if self.statistics else None,
-            "detail": (
-                f"{self.detail} at {self.source_line}"
-                if self.detail and self.role in OPERATOR_ROLES
-                else self.detail_and_line
-            ),
-            **({} if self.error is None else {"error": msgspec.structs.asdict(self.error)}),
-            **({} if self.components is None else {"components": self.components}),
-            **({} if self.sketch is None else {"sketch": self.sketch}),
-            **(
-                {}
-                if self.shard is None
-                else {"shard": {"shape": self.shard.shape, "start": self.shard.start}}
-            ),
-            **({"requires_grad": True} if self.requires_grad else {}),
-        }
+    def to_line(self) -> bytes:
+        """One line of ``stepN.jsonl``; rank and step are the file's.
+
+        Put together by hand, since one is made for each tensor of each module call: an encoder
+        takes three times as long."""
+        detail = self.detail_and_line
+        if self.detail and self.role in OPERATOR_ROLES:  # a reader parts them at the last " at "
+            detail = f"{self.detail} at {self.source_line}"
+        text = (
+            f'{{"name":{_quoted(self.name)},"call":{self.call},"role":"{self.role.value}"'
+            f',"path":{_quoted(self.path)},"order":{self.order},"type":{_quoted(self.type)}'
+            f',"parent":{_parent(self.parent)},"member":{_optional(self.member)}'
+            f',"shape":{_list(self.shape)},"dtype":{_quoted(self.dtype)}'
+            f',"layout":"{self.layout.value}","digest":{_optional(self.digest)}'
+            f',"statistics":{_numbers(self.statistics)},"detail":{_quoted(detail)}'
+        )
+        if self.error is not None:
+            text += f',"error":{_JSON.encode(msgspec.structs.asdict(self.error))}'
+        if self.components is not None:
+            text += f',"components":{_JSON.encode(self.components)}'
+        if self.sketch is not None:
+            text += f',"sketch":{self.sketch}'
+        if self.shard is not None:
+            text += f',"shard":{_JSON.encode(msgspec.structs.asdict(self.shard))}'
+        text += ',"requires_grad":true}\n' if self.requires_grad else "}\n"
+        try:
+            return text.encode()
+        except UnicodeEncodeError:  # lone surrogates, as of file names
+            texts = {
+                name: storable(value)
+                for name, value in msgspec.structs.asdict(self).items()
+                if type(value) is str
+            }
+            parent = self.parent and (storable(self.parent[0]), self.parent[1])
+            return msgspec.structs.replace(self, parent=parent, **texts).to_line()
 
     @classmethod
     def from_line(cls, line: bytes, rank: int, step: int) -> Record:
-        """The inverse of ``to_json``, from its text.
+        """The inverse of ``to_line``.
 
         Raises:
             BundleError: if it is not JSON, or a field is missing, of the wrong type, or impossible.
@@ -367,23 +373,37 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
             found = _DECODER.decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise BundleError(f"a record is malformed ({error})") from None
-        source_line = ""
+        detail, source_line, intern = found.detail, "", sys.intern
         if found.role in OPERATOR_ROLES:
-            found.detail, _, source_line = found.detail.rpartition(" at ")
-        found.name, found.path, found.type, found.dtype = map(
-            sys.intern, (found.name, found.path, found.type, found.dtype)
-        )
-        found.parent, found.shape = (
+            detail, _, source_line = detail.rpartition(" at ")
+        record = cls(
+            rank,
+            step,
+            intern(found.name),
+            found.call,
+            found.role,
+            intern(found.path),
+            _shared(found.order),  # a bundle may have millions of records
+            intern(found.type),
             _shared(found.parent),
             _shared(found.shape),
-        )  # a bundle may have millions of records
-        found.order, found.sketch = _shared(found.order), _shared(found.sketch)
-        values = (rank, step, *msgspec.structs.astuple(found), source_line)
-        record = cls(*values)
-        if (record.member is not None or record.sketch is not None) and record.dtype not in DTYPES:
+            intern(found.dtype),
+            found.layout,
+            found.member,
+            found.digest,
+            found.statistics,
+            detail,
+            found.error,
+            found.components,
+            found.sketch if found.sketch is None else _shared(found.sketch),
+            found.shard,
+            found.requires_grad,
+            source_line,
+        )
+        member = record.member is not None
+        if (member or record.sketch is not None) and record.dtype not in DTYPES:
             raise BundleError(f"record {record.key} has the unknown dtype {record.dtype!r}")
-        most = _MOST_ELEMENTS if record.member is None else _MOST_ELEMENTS // 16
-        if len(record.shape) > _MOST_DIMENSIONS or math.prod(filter(None, record.shape)) > most:
+        if not _is_possible(record.shape, member):
             raise BundleError(
                 f"record {record.key} has the impossible shape {str(list(record.shape))[:80]}"
             )
@@ -392,6 +412,13 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
                 f"record {record.key} does not lie in the whole tensor that it says it is a part of"
             )
         return record
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_possible(shape: tuple[int, ...], member: bool) -> bool:
+    """Whether a tensor may have such a shape; ``member``: whether its data were kept."""
+    most = _MOST_ELEMENTS // 16 if member else _MOST_ELEMENTS
+    return len(shape) <= _MOST_DIMENSIONS and math.prod(filter(None, shape)) <= most
 
 
 class _Line(msgspec.Struct):
@@ -416,6 +443,38 @@ class _Line(msgspec.Struct):
     sketch: Count | None = None
     shard: Shard | None = None
     requires_grad: bool = False
+
+
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_quoted = json.encoder.encode_basestring
+
+
+def _optional(text: str | None) -> str:
+    return "null" if text is None else _quoted(text)
+
+
+def _list(numbers: tuple[int, ...]) -> str:
+    return f"[{','.join(map(str, numbers))}]"
+
+
+def _parent(call: tuple[str, int] | None) -> str:
+    return "null" if call is None else f"[{_quoted(call[0])},{call[1]}]"
+
+
+def _numbers(found: Statistics | None) -> str:
+    if found is None:
+        return "null"
+    low, high, mean, l2 = found.min, found.max, found.mean, found.l2
+    if (
+        type(low) is type(high) is type(mean) is type(l2) is float
+        and math.isfinite(low + high + mean + l2)
+        and not found.rounding
+    ):
+        return (
+            f'{{"min":{low!r},"max":{high!r},"mean":{mean!r},"l2":{l2!r}'
+            f',"nan":{found.nan},"inf":{found.inf}}}'
+        )
+    return _JSON.encode(found.to_json())
 
 
 _DECODER = msgspec.json.Decoder(_Line)

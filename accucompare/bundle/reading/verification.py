@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from accucompare.bundle.format import STATE_ROLES, Record
 from accucompare.bundle.reading.reader import Bundle
@@ -65,10 +66,7 @@ def _records(bundle: Bundle, found: Verified) -> Iterator[Record]:
     lists: list[Callable[[], Iterable[Record]]] = (
         [lambda: list(bundle.state())] if bundle.manifest.state is not None else []
     )
-    lists += [
-        lambda rank=rank, entry=entry: bundle.step_records(rank, entry)
-        for rank, entry in bundle.steps()
-    ]  # type: ignore[misc]
+    lists += [partial(bundle.step_records, rank, entry) for rank, entry in bundle.steps()]
     for read in lists:
         try:
             yield from read()

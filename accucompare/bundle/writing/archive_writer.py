@@ -34,6 +34,9 @@ ALIGNMENT = 64
 _ZIP64_LIMIT = IN_ZIP64
 _COUNT_LIMIT = COUNT_IN_ZIP64
 _WRITE_LIMIT = 1 << 30  # macOS refuses to write 2 GiB at once, Linux writes a part of it
+# bytes; smaller members are written together, for each write lets the model's thread and this one
+# wait for one interpreter
+_WORTH_A_WRITE = 64 << 10
 _PADDING_FIELD = 0xD935  # the extra field that Android's zipalign pads with
 _VERSION = 45  # of the format: the one that has ZIP64
 _MADE_ON_UNIX = 3 << 8 | _VERSION
@@ -63,6 +66,7 @@ class ArchiveWriter:
         self.path = path
         self._file = path.open("wb", buffering=0)
         self._end = 0
+        self._waiting = bytearray()  # small members, which are written together
         self._directory = bytearray()
         self._count = 0
 
@@ -72,7 +76,8 @@ class ArchiveWriter:
         """
         encoded = f"{name}.npy".encode()
         header = _npy_header(array.dtype, array.shape)
-        data = memoryview(array.reshape(-1).view("u1"))
+        small = array.nbytes < _WORTH_A_WRITE
+        data = array.tobytes() if small else memoryview(array.reshape(-1).view(np.uint8))
         crc = crc32(data, crc32(header))
         offset, size = self._end, len(header) + len(data)
         sizes = [size, size] if size >= _ZIP64_LIMIT else []
@@ -85,22 +90,18 @@ class ArchiveWriter:
         extra += FIELD.pack(_PADDING_FIELD, padding) + bytes(padding)
         common = (_UTF8, 0, 0, _DOS_EPOCH, crc, short_size, short_size, len(encoded))
         local = LOCAL_HEADER.pack(b"PK\x03\x04", _VERSION, *common, len(extra))
-        self._write(local + encoded + extra + header, data)
+        head = b"".join((local, encoded, extra, header))
+        self._end += len(head) + len(data)
+        self._waiting += head
+        if small:
+            self._waiting += data
+        if not small or len(self._waiting) >= _WORTH_A_WRITE:
+            self._write(b"" if small else data)
 
         extra = _zip64_field(sizes + offsets)
-        entry = ENTRY.pack(
-            b"PK\x01\x02",
-            _MADE_ON_UNIX,
-            _VERSION,
-            *common,
-            len(extra),
-            0,
-            0,
-            0,
-            _OWNER_ONLY,
-            short_offset,
-        )
-        self._directory += entry + encoded + extra
+        tail = (len(extra), 0, 0, 0, _OWNER_ONLY, short_offset)
+        entry = ENTRY.pack(b"PK\x01\x02", _MADE_ON_UNIX, _VERSION, *common, *tail)
+        self._directory += b"".join((entry, encoded, extra))
         self._count += 1
 
     def finish(self) -> None:
@@ -122,10 +123,8 @@ class ArchiveWriter:
             )
             end += ZIP64_LOCATOR.pack(b"PK\x06\x07", 0, offset + size, 1)
             count, size, offset = COUNT_IN_ZIP64, IN_ZIP64, IN_ZIP64
-        self._write(
-            self._directory,
-            memoryview(end + END.pack(b"PK\x05\x06", 0, 0, count, count, size, offset, 0)),
-        )
+        self._waiting += self._directory
+        self._write(end + END.pack(b"PK\x05\x06", 0, 0, count, count, size, offset, 0))
         try:
             self._file.close()  # where a network file system tells that the disk is full
         except OSError as error:
@@ -139,13 +138,14 @@ class ArchiveWriter:
         with contextlib.suppress(OSError):
             self.path.unlink()
 
-    def _write(self, head: bytes | bytearray, data: memoryview) -> None:
-        """Append both in a single system call, if it takes all of them."""
-        rest = memoryview(head)
+    def _write(self, data: bytes | memoryview) -> None:
+        """Write what waits, and data after it, in a single system call, if it takes all of them."""
+        data = memoryview(data)
+        rest = memoryview(self._waiting)
+        self._waiting = bytearray()
         try:
             while rest or data:
                 written = os.writev(self._file.fileno(), [rest, data[:_WRITE_LIMIT]])
-                self._end += written
                 data = data[max(0, written - len(rest)) :]
                 rest = rest[written:]
         except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -16,7 +15,6 @@ from accucompare.bundle.format import Record, Shard
 from accucompare.bundle.writing.archive_writer import ArchiveWriter, member_name
 from accucompare.numbers import DTYPES, Array, Float64, Statistics, digest, sketch_of, summarize
 from accucompare.selection import SKETCH_SIZE, Mode
-from accucompare.text import storable
 
 # : What makes two records' data and statistics equal: dtype, shape, digest; and their sketches:
 # where in a whole they lie.
@@ -24,19 +22,6 @@ Content = tuple[str, tuple[int, ...], str | None]
 _Placed = tuple[str, tuple[int, ...], str | None, Shard | None]
 #: How many sketches one member holds: 8 MiB of the usual size, which a reader takes at once.
 SKETCHES_A_MEMBER = 4096
-_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-
-
-def _line(record: Record) -> bytes:
-    content = record.to_json()
-    try:
-        return _JSON.encode(content).encode() + b"\n"
-    except UnicodeEncodeError:
-        content = {
-            name: storable(value) if isinstance(value, str) else value
-            for name, value in content.items()
-        }
-        return _JSON.encode(content).encode() + b"\n"
 
 
 class _Kept(NamedTuple):
@@ -127,7 +112,7 @@ class RecordFile:
             record = replace(
                 record, member=kept.member, sketch=kept.sketch, statistics=kept.statistics
             )
-        line = _line(record)
+        line = record.to_line()
         self._hasher.update(line)
         try:
             self._lines.write(line)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from accucompare.bundle.format import (
@@ -28,12 +28,14 @@ from accucompare.bundle.format import (
 )
 from accucompare.bundle.writing.memory import Allocate, HostMemory, Lease
 from accucompare.bundle.writing.record_file import Content, RecordFile, Sketched
-from accucompare.bundle.writing.uploads import Uploads
 from accucompare.errors import CaptureError
 from accucompare.numbers import DTYPES, Array, fingerprint
 from accucompare.places import Place, Url
 from accucompare.selection import SKETCH_SIZE, Mode
 from accucompare.storage_errors import FULL, cure_of
+
+if TYPE_CHECKING:
+    from accucompare.bundle.writing.uploads import Uploads
 
 _LOGGER = logging.getLogger(__name__)
 #: How many bytes of tensors may wait to be written, by default: 1 GiB.
@@ -41,6 +43,8 @@ QUEUE_BYTES = 1 << 30
 # : Wake the writer only after this many records or bytes: each wake-up competes with the model for
 # the GIL.
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 1 << 20
+# bytes; to count each small array takes longer than to copy it
+_COUNTED_TOGETHER = 64 << 10
 #: Seconds between two manifests, where a step writes nothing else.
 _BETWEEN_MANIFESTS = 1.0
 
@@ -104,6 +108,8 @@ class BundleWriter:
         self._uploads: Uploads | None = None
         local = directory
         if isinstance(directory, Url):
+            from accucompare.bundle.writing.uploads import Uploads  # slow to import
+
             self._uploads = Uploads(directory, name)
             local = self._uploads.folder
         assert isinstance(local, Path)
@@ -141,6 +147,8 @@ class BundleWriter:
             self._uploads.begin()
         self._thread = threading.Thread(target=self._run, name="accucompare-writer", daemon=True)
         self.memory = HostMemory(queue_bytes, self._wake)
+        self._counted_together = min(_COUNTED_TOGETHER, queue_bytes // 8)
+        self._uncounted = 0  # bytes of small arrays
         self._thread.start()
 
     @property
@@ -196,21 +204,24 @@ class BundleWriter:
             sketched: in place of an array, gives what a device has made of it; called after
                 ``ready``, and before the memory is released.
         """
+        nbytes = 0 if array is None else array.nbytes
         if array is not None and lease is None:
-            lease = self.memory.take(array.nbytes)
-        with self._changed:
-            if self.memory.closed:
-                self.failure = self.failure or self._without_thread()
-            if self.failure is not None:
-                return
-            announces = record.shard is None and (
-                array is not None or record.statistics is not None
-            )
-            if record.digest is not None and announces:
-                self._announced.add((record.dtype, record.shape, record.digest))
-            self._queue.append(_Tensor(record, array, case_input, lease, ready, written, sketched))
-            self._queued_bytes += 0 if array is None else array.nbytes
-            if self._queued_bytes >= _BATCH_BYTES or len(self._queue) >= _BATCH_RECORDS:
+            self._uncounted += nbytes
+            if self._uncounted >= self._counted_together:
+                lease = self.memory.take(self._uncounted)
+                self._uncounted = 0
+        if self.memory.closed:
+            self.failure = self.failure or self._without_thread()
+        if self.failure is not None:
+            return
+        announces = record.shard is None and (array is not None or record.statistics is not None)
+        if record.digest is not None and announces:
+            self._announced.add((record.dtype, record.shape, record.digest))
+        # A deque needs no lock, and the writing thread looks only after it was woken
+        self._queue.append(_Tensor(record, array, case_input, lease, ready, written, sketched))
+        self._queued_bytes += nbytes
+        if self._queued_bytes >= _BATCH_BYTES or len(self._queue) >= _BATCH_RECORDS:
+            with self._changed:
                 self._write_now()
 
     def end_step(
@@ -354,7 +365,14 @@ class BundleWriter:
 
     def _run(self) -> None:
         try:
-            while (item := self._take()) is not None:
+            while True:
+                if not self._queue:
+                    with self._changed:
+                        self._due = self._due and bool(self._queue)
+                        self._changed.wait_for(lambda: self._due and self._queue)
+                item = self._queue.popleft()
+                if item is None:
+                    return
                 if isinstance(item, _EndStep):
                     self._finish_step(item)
                     continue
@@ -390,12 +408,6 @@ class BundleWriter:
 
     def _new_file(self, step: int) -> RecordFile:
         return RecordFile(self._folder / f"step{step}", self.mode, self._sketch_size)
-
-    def _take(self) -> _Tensor | _EndStep | None:
-        with self._changed:
-            self._due = self._due and bool(self._queue)
-            self._changed.wait_for(lambda: self._due and self._queue)
-            return self._queue.popleft()
 
     def _write_now(self) -> None:
         """Wake the thread that writes, from within the lock."""

@@ -149,8 +149,11 @@ def _client(address: Any) -> Client:
     )
     try:
         client: Client = _in_time(
-            seconds, lambda: OwnClient(address, set_as_default=False, name="accucompare")
-        )  # type: ignore[no-untyped-call]
+            seconds,
+            lambda: OwnClient(  # type: ignore[no-untyped-call]
+                address, set_as_default=False, name="accucompare"
+            ),
+        )
     except TimedOutError:
         raise OSError(
             f"what is there did not answer as a scheduler within {seconds:.0f} s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import platform
 import shlex
@@ -213,7 +214,7 @@ def _has_parts(model: nn.Module) -> bool:
 
 def device_of(model: nn.Module) -> torch.device:
     """Where a model's first parameter or buffer is; the CPU if it has none."""
-    for tensor in (*model.parameters(), *model.buffers()):
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
         if not tensor.is_meta:
             return tensor.device
     return torch.device("cpu")

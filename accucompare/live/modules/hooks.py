@@ -210,12 +210,10 @@ class Listener(Generic[_C]):
 
     def caller(self, call: _C) -> _C | None:
         """The call that a running one was made in; ``None`` of an outermost one."""
-        outer = [
-            each
-            for each in self._calls.get(threading.get_ident(), ())
-            if (each.name, each.index) == call.parent
-        ]
-        return outer[-1] if outer else None
+        for each in reversed(self._calls.get(threading.get_ident(), ())):
+            if (each.name, each.index) == call.parent:
+                return each
+        return None
 
     def is_running(self, call: _C) -> bool:
         """Whether a module's own code runs on this thread: none of a child's, of a hook's, or of a
@@ -313,11 +311,16 @@ class Listener(Generic[_C]):
         self, name: str, module: nn.Module, args: Any, kwargs: Any
     ) -> tuple[Any, Any] | None:
         thread = threading.get_ident()
-        self._raised.pop(thread, None)
-        calls = self._calls.setdefault(thread, [])
-        parent = (calls[-1].name, calls[-1].index) if calls else None
-        if not calls and self._second_runs and (second := self.second_run()) is not None:
-            parent = second.mark.parent
+        if self._raised:
+            self._raised.pop(thread, None)
+        calls = self._calls.get(thread)
+        if calls is None:
+            calls = self._calls[thread] = []
+        if calls:
+            parent: tuple[str, int] | None = (calls[-1].name, calls[-1].index)
+        else:
+            second = self.second_run()
+            parent = None if second is None else second.mark.parent
         call = self._kind(module, name, self.number(name), parent, sys.exc_info()[1])
         calls.append(call)
         self.called.add(name)
@@ -331,8 +334,10 @@ class Listener(Generic[_C]):
 
     def _after(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         thread = threading.get_ident()
-        calls = self._calls.get(thread, [])
-        if not any(call.module is module for call in calls):
+        calls = self._calls.get(thread)
+        if not calls or not (
+            calls[-1].module is module or any(call.module is module for call in calls)
+        ):
             return None  # it was called before listening began
         while calls[-1].module is not module:
             self.left(calls.pop())  # a module whose hook did not run; its caller went on
@@ -343,7 +348,8 @@ class Listener(Generic[_C]):
         ):  # the forward raised; the hook runs all the same, and the caller may go on
             self._raised.setdefault(thread, name)
             return None
-        self._raised.pop(thread, None)
+        if self._raised:
+            self._raised.pop(thread, None)
         return self.ended(call, output)
 
 
@@ -356,9 +362,8 @@ class Hook(Unsaved):
         self._name = name
 
     def __call__(self, *arguments: Any) -> Any:
-        return (
-            None if self._listener.idle() else self._listener.run(self._act, self._name, arguments)
-        )
+        listener = self._listener
+        return None if listener.idle() else listener.run(self._act, self._name, arguments)
 
 
 def _only_holds_modules(module: nn.Module) -> bool:

@@ -376,9 +376,8 @@ def _on_cpu(op: Any) -> Callable[..., torch.Tensor]:
         if ours is None:
             return result
         hosts = [_host(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
-        return without_dispatch(op, *hosts, generator=ours, **kwargs).to(
-            result.device, result.dtype
-        )  # type: ignore[no-any-return]
+        drawn: torch.Tensor = without_dispatch(op, *hosts, generator=ours, **kwargs)
+        return drawn.to(result.device, result.dtype)
 
     return kernel
 

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable
 from enum import Enum
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import xxhash
@@ -24,6 +25,7 @@ from accucompare.numbers import DTYPES, Array, DType, Statistics, digest, summar
 
 _LOGGER = logging.getLogger(__name__)
 _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _UNKNOWN_TO_NUMPY = {
     name for name, dtype in DTYPES.items() if dtype.ml_dtype or name == "complex32"
 }
@@ -39,7 +41,7 @@ _WORTH_A_SKETCH = (
 )
 
 
-class HostValue(NamedTuple):
+class HostValue(msgspec.Struct, frozen=True, gc=False):
     """A value as a record keeps it: its bits, or why there are none.
 
     Attributes:
@@ -180,8 +182,10 @@ def _nested(tensor: torch.Tensor, writer: BundleWriter | None, needed: bool) -> 
         values, components = joined(tensor)
     host = to_host(values, writer, needed)
     known = host.layout is Layout.STRIDED
-    return host._replace(
-        layout=Layout.NESTED if known else host.layout, components=components if known else None
+    return msgspec.structs.replace(
+        host,
+        layout=Layout.NESTED if known else host.layout,
+        components=components if known else None,
     )
 
 
@@ -349,8 +353,7 @@ def _in_place(tensor: torch.Tensor) -> Array | None:
     By as few calls as can be of those that let another thread take the interpreter: getting it back
     takes longer than the call."""
     plain = (
-        type(tensor) is torch.Tensor  # else its data may be anywhere
-        and not tensor.requires_grad
+        type(tensor) in _PLAIN  # else its data may be anywhere
         and tensor.is_cpu
         and tensor.layout is torch.strided
         and not tensor.is_nested
@@ -362,6 +365,8 @@ def _in_place(tensor: torch.Tensor) -> Array | None:
     name = dtype_name(tensor.dtype)
     if name not in DTYPES:
         return None
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if name in _UNKNOWN_TO_NUMPY:
         if tensor.is_conj() or tensor.is_neg():
             return None
@@ -370,7 +375,8 @@ def _in_place(tensor: torch.Tensor) -> Array | None:
         array: Array = tensor.numpy()
     except RuntimeError:  # it is yet to be conjugated or negated
         return None
-    return array.view(DTYPES[name].storage)
+    storage = DTYPES[name].storage
+    return array if array.dtype is storage else array.view(storage)
 
 
 def _as_array(block: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Array:

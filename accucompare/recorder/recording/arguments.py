@@ -4,43 +4,42 @@ that is filled in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from accucompare.live.modules import arguments_of
-from accucompare.live.values import is_plain_class, leaves
+from accucompare.live.values import Scalar, is_plain_class, leaves
+
+_FIXED = (torch.Tensor, type(None), *Scalar, str)
 
 
-@dataclass(frozen=True)
 class Arguments:
-    """What a call was given, and how often that had been written into when it began.
+    """What a call was given, and how often that had been written into when it began."""
 
-    Attributes:
-        args, kwargs: as the forward gets them.
-        before: by path the tensor, and PyTorch's count of the writes into it; -1 of a tensor
-            without one.
-    """
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], parts: Sequence[tuple[str, Any]]
+    ) -> None:
+        """Of a call that begins.
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    before: dict[str, tuple[torch.Tensor, int]]
+        Args:
+            args, kwargs: as the forward gets them.
+            parts: as ``arguments_of`` gives them.
+        """
+        self._args = args
+        self._kwargs = kwargs
+        # by path the tensor, and PyTorch's count of the writes into it; -1 of one without
+        self._before = {
+            path: (part, _writes(part)) for path, part in parts if isinstance(part, torch.Tensor)
+        }
+        # where nothing can be exchanged for something else: no list, no object
+        fixed = all(isinstance(each, _FIXED) for each in (*args, *kwargs.values()))
+        self._parts = parts if fixed else None
 
-    @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """Of a call that begins."""
-        parts = arguments_of(args, kwargs)
-        return cls(
-            args,
-            kwargs,
-            {path: (part, _writes(part)) for path, part in parts if isinstance(part, torch.Tensor)},
-        )
-
-    def now(self) -> Iterator[tuple[str, Any]]:
+    def now(self) -> Iterable[tuple[str, Any]]:
         """Every part of it as it is now, with its path."""
-        return arguments_of(self.args, self.kwargs)
+        return self._parts or arguments_of(self._args, self._kwargs)
 
     def written(self, parts: Iterable[tuple[str, Any]], output: Any) -> Iterator[str]:
         """The paths of tensors that were written into, or put there, each tensor once; what the
@@ -54,7 +53,7 @@ class Arguments:
         for path, part in parts:
             if not isinstance(part, torch.Tensor):
                 continue
-            tensor, writes = self.before.get(path, (None, -1))
+            tensor, writes = self._before.get(path, (None, -1))
             if part is tensor and (writes < 0 or _writes(part) == writes):
                 continue
             if returned is None:
@@ -67,7 +66,10 @@ class Arguments:
 
 
 def _writes(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:  # made in inference mode
+        return -1
 
 
 def _place(tensor: torch.Tensor) -> Any:

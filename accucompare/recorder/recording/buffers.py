@@ -144,7 +144,9 @@ class Buffers:
         look, this code has written.
         """
         self._settle()
-        self._written(caller, [slot for slot in self._inside.get(name, ()) if slot.changed])
+        changed = [slot for slot in self._inside.get(name, ()) if slot.changed]
+        if changed:
+            self._written(caller, changed)
 
     def ended(self, call: Call) -> None:
         """A call ends: what changed since the last look, its own code has written."""
@@ -177,6 +179,8 @@ class Buffers:
 
     def _settle(self) -> None:
         """Know the buffers that have got values only now: that is no write."""
+        if not self._lazy:
+            return
         for slot in [slot for slot in self._lazy if slot.now is None or not is_lazy(slot.now)]:
             self._lazy.remove(slot)
             slot.looked_at()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,20 +44,26 @@ from accucompare.selection import RoleGroup, Selection, Steps
 
 @dataclass(eq=False)
 class _Call(Call):
-    # of a fed capture:
-    lent: Lent | None = None
-    # of what it is given, where writes into that are recorded:
-    arguments: Arguments | None = None
-    returned: tuple[
-        Any, ...
-    ] = ()  # what the forward returned, if it has, before any other hook saw it
-    operators: Operators | None = None  # of a capture of operators, where they are recorded
-    span: Span[_Call] | None = (
-        None  # of a capture of the backward: the nodes of autograd's graph that it makes
-    )
-    notes_lines: bool = False  # whether the lines are noted of the nodes that it makes
-    # whether it was recorded in its first run, and is run again by activation checkpointing
-    again: bool = False
+    """What is not given when a call is made is a default of the class: one is made in every hook.
+
+    Attributes:
+        lent: of a fed capture.
+        arguments: what it is given, where writes into that are recorded.
+        returned: what the forward returned, if it has, before any other hook saw it.
+        operators: of a capture of operators, where they are recorded.
+        span: of a capture of the backward: the nodes of autograd's graph that it makes.
+        notes_lines: whether the lines are noted of the nodes that it makes.
+        again: whether it was recorded in its first run, and is run again by activation
+            checkpointing.
+    """
+
+    lent: Lent | None = field(default=None, init=False)
+    arguments: Arguments | None = field(default=None, init=False)
+    returned: tuple[Any, ...] = field(default=(), init=False)
+    operators: Operators | None = field(default=None, init=False)
+    span: Span[_Call] | None = field(default=None, init=False)
+    notes_lines: bool = field(default=False, init=False)
+    again: bool = field(default=False, init=False)
 
 
 class Recorder(Listener[_Call]):
@@ -94,7 +100,7 @@ class Recorder(Listener[_Call]):
         self.errors: list[str] = []
         self.failure: AccucompareError | None = None
         self.sees_returns = feed is not None or operators
-        self._selection = selection
+        self._allows = functools.cache(selection.allows)  # of a name
         self._writer = writer
         self._started = started
         self._feed = feed
@@ -111,9 +117,7 @@ class Recorder(Listener[_Call]):
         nodes = None
         if operators and follows:
             fed = feed if feed is not None and feed.backward else None
-            nodes = Nodes(
-                self, lambda call: self._selection.allows(call.name), self.add_operator, fed
-            )
+            nodes = Nodes(self, lambda call: self._allows(call.name), self.add_operator, fed)
         self._backward = Backward(modules, self, self._record_gradient, nodes) if follows else None
         self._lines = NodeLines() if nodes is not None else None
         self._buffers: Buffers | None = None
@@ -172,7 +176,8 @@ class Recorder(Listener[_Call]):
         return bool(self._roles)
 
     def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
-        if self._functions.running != threading.get_ident():
+        running = self._functions.running
+        if running is None or running != threading.get_ident():
             return super().run(act, name, arguments)
         with self._functions.paused():
             return super().run(act, name, arguments)
@@ -206,7 +211,7 @@ class Recorder(Listener[_Call]):
         """
         self._computed_recorded = True
         for name, buffer, tensor in self._modules.computed():
-            if self._selection.allows(name) and Role.COMPUTED_BUFFER in self._roles:
+            if self._allows(name) and Role.COMPUTED_BUFFER in self._roles:
                 call = _Call(self._modules.named[name], name, 0, None, None)
                 self._record_value(call, Role.COMPUTED_BUFFER, buffer, tensor)
 
@@ -248,24 +253,25 @@ class Recorder(Listener[_Call]):
             if call.name not in self._outermost:
                 self._outermost.add(call.name)
                 self._functions.start()
+        given = [*arguments_of(args, kwargs)]
         if not call.again:
-            caller = self.caller(call) if self._buffers is not None else None
-            if self._buffers is not None and caller is not None:
+            if self._buffers is not None and (caller := self.caller(call)) is not None:
                 self._buffers.calls(caller, call.name)
-            self._record(call, Role.INPUT, arguments_of(args, kwargs))
+            self._record(call, Role.INPUT, given)
         self._called = True
         if self._feed is None or (
             self._operators and call.parent is not None and not self._is_selected(call)
         ):
-            self._watch(call, args, kwargs)
-            self._note_arguments(call, args, kwargs)
+            self._watch(call, given)
+            self._note_arguments(call, args, kwargs, given)
             return None
         self.come_last(call)
         args, kwargs, call.lent = self._feed.inputs(
             FedPlace(self.step, call.name, call.index, Role.INPUT), args, kwargs
         )
-        self._watch(call, args, kwargs)
-        self._note_arguments(call, args, kwargs)
+        given = [*arguments_of(args, kwargs)]
+        self._watch(call, given)
+        self._note_arguments(call, args, kwargs, given)
         return args, kwargs
 
     def returned(self, call: _Call, output: Any) -> None:
@@ -394,7 +400,7 @@ class Recorder(Listener[_Call]):
             raise self.failure from error
         self.errors.append(f"{place}: {type(error).__name__}: {error}")
 
-    def _watch(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _watch(self, call: _Call, given: Sequence[tuple[str, Any]]) -> None:
         """From now on see the operators that a module calls, and the nodes that it makes, if they
         are to be recorded.
         """
@@ -404,17 +410,11 @@ class Recorder(Listener[_Call]):
             and (not call.again or self._backward.runs_again)
         ):
             outer = self.caller(call)
-            call.span = self._backward.began(
-                call, outer.span if outer else None, arguments_of(args, kwargs)
-            )
-            if (
-                self._lines is not None
-                and call.span is not None
-                and self._selection.allows(call.name)
-            ):
+            call.span = self._backward.began(call, outer.span if outer else None, given)
+            if self._lines is not None and call.span is not None and self._allows(call.name):
                 call.notes_lines = True
                 self._lines.begin()
-        if self._operators and not call.again and self._selection.allows(call.name):
+        if self._operators and not call.again and self._allows(call.name):
             feed = None
             if self._feed is not None:
                 self._state = self._state or storages(
@@ -428,10 +428,8 @@ class Recorder(Listener[_Call]):
         """Whether a call is recorded; those made by a module whose operators are, too, since they
         are parts of its own code.
         """
-        caller = (
-            call.parent is not None and self._operators and self._selection.allows(call.parent[0])
-        )
-        return caller or self._selection.allows(call.name)
+        caller = call.parent is not None and self._operators and self._allows(call.parent[0])
+        return caller or self._allows(call.name)
 
     def add_operator(
         self, call: _Call, role: Role, path: str, value: Any, operator: str, line: str
@@ -442,7 +440,7 @@ class Recorder(Listener[_Call]):
 
     def wants(self, name: str, role: Role) -> bool:
         """Whether what updates take or give is recorded of a module."""
-        return role in self._roles and (self._selection.allows(name) or not name)
+        return role in self._roles and (self._allows(name) or not name)
 
     def add_update(
         self, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY
@@ -467,7 +465,7 @@ class Recorder(Listener[_Call]):
         if self._writer.failure is None and role in self._roles and self._is_selected(call):
             self._record_value(call, role, path, grad)
 
-    def _record(self, call: _Call, role: Role, parts: Iterator[tuple[str, Any]]) -> None:
+    def _record(self, call: _Call, role: Role, parts: Iterable[tuple[str, Any]]) -> None:
         outermost = role is Role.INPUT and call.parent is None
         if self._writer.failure is not None or not (
             outermost or (role in self._roles and self._is_selected(call))
@@ -479,11 +477,17 @@ class Recorder(Listener[_Call]):
         for path, value in parts:
             self._record_value(call, role, path, value)
 
-    def _note_arguments(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _note_arguments(
+        self,
+        call: _Call,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: Sequence[tuple[str, Any]],
+    ) -> None:
         if (Role.ARGUMENT_UPDATE in self._roles and self._is_selected(call)) or (
             self._feed is not None and self._feed.written
         ):
-            call.arguments = Arguments.of(args, kwargs)
+            call.arguments = Arguments(args, kwargs, given)
 
     def _record_arguments(
         self, call: _Call, arguments: Arguments, given: Mapping[str, Any], output: Any
@@ -505,14 +509,10 @@ class Recorder(Listener[_Call]):
                 self._record_written(call, Role.ARGUMENT_UPDATE, path, given[path])
 
     def _record_written(self, call: Call, role: Role, path: str, value: torch.Tensor) -> None:
-        if (
-            self._writer.failure is None
-            and role in self._roles
-            and self._selection.allows(call.name)
-        ):
+        if self._writer.failure is None and role in self._roles and self._allows(call.name):
             self._record_value(call, role, path, value)
 
-    def _record_given(self, call: _Call, parts: Iterator[tuple[str, Any]]) -> None:
+    def _record_given(self, call: _Call, parts: Iterable[tuple[str, Any]]) -> None:
         """Record what the model is called with, and digest it for the series."""
         recorded = Role.INPUT in self._roles
         self._updates.call_begins()

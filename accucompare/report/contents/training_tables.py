@@ -63,7 +63,7 @@ def training(comparison: Result) -> list[Table]:
             Column("", lambda met: None),
             Column("measured", words.measured),
             Column("", lambda met: None),
-            Column("limit", lambda met: str(met.rule)),
+            Column("limit", lambda met: words.rule_limit(met.rule)),
             Column("", lambda met: None),
             Column("outcome", words.outcome),
         ]

@@ -11,8 +11,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from accucompare.errors import ReportError
 from accucompare.files import is_stream, written_whole
 from accucompare.report.page.page_data import PageData
@@ -60,6 +58,8 @@ def write_page(
         raise ReportError(
             f"{path}: a page's name must end in .html, such as {path.stem or 'report'}.html"
         )
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # slow to import
+
     style, script = (
         "\n".join((_FOLDER / name).read_text("utf-8") for name in names)
         for names in (_STYLES, _SCRIPTS)

@@ -20,7 +20,7 @@ import torch
 from torch.autograd import Function
 
 from accucompare.findings.checklist import CheckOutcome, failed, not_looked_at, passed, warned
-from accucompare.findings.log import Remark, remark
+from accucompare.findings.log import WatchRemark, remark
 from accucompare.live.modules import has_setup
 from accucompare.live.values import leaves, replaced
 
@@ -99,7 +99,7 @@ class _Error:
         return not self.coarse and self.error > self.allowed
 
     @property
-    def measured(self) -> Remark:
+    def measured(self) -> WatchRemark:
         if not self.seen:
             return remark("independent", argument=self.argument)
         if self.missing:
@@ -165,7 +165,7 @@ def _checked(call: _Call, seconds: float) -> CheckOutcome:
     raise _UnfitError("too-coarse", argument=coarse.argument)
 
 
-def _errors(call: _Call, seconds: float) -> tuple[list[_Error], list[Remark]]:
+def _errors(call: _Call, seconds: float) -> tuple[list[_Error], list[WatchRemark]]:
     """What is found of each argument and output; and what was left out."""
     begun = time.monotonic()
     outputs = call.forward()
@@ -177,7 +177,7 @@ def _errors(call: _Call, seconds: float) -> tuple[list[_Error], list[Remark]]:
     count = int(seconds / max(4 * taken * len(names), 1e-9))
     if count < _FEWEST:
         raise _UnfitError("too-slow", seconds=taken, calls=4 * _FEWEST * len(names))
-    notes: list[Remark] = []
+    notes: list[WatchRemark] = []
     found: list[_Error] = []
     looks = [_Look(call, together, outputs, number) for number in range(min(count, _DIRECTIONS))]
     if not looks[0].differentiable:
@@ -417,7 +417,7 @@ def _compare(pairs: Sequence[tuple[_Slopes, _Slopes]], argument: str, missing: b
     return _Error(argument, error, allowed, factor, missing)
 
 
-def _alone(call: _Call, name: str, look: _Look, notes: list[Remark]) -> list[_Error]:
+def _alone(call: _Call, name: str, look: _Look, notes: list[WatchRemark]) -> list[_Error]:
     """Whether the gradient is the same where no other is asked for."""
     where = f"{call.argument(name)} [asked for alone]"
     found: list[_Error] = []

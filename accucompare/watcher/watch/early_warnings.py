@@ -13,7 +13,7 @@ from accucompare.findings.log import (
     AlertKind,
     Log,
     ModuleCall,
-    Remark,
+    WatchRemark,
     What,
     near_the_limit,
     number,
@@ -115,7 +115,7 @@ class Lookout:
     def warn(
         self,
         kind: AlertKind,
-        text: Remark,
+        text: WatchRemark,
         step: int,
         place: ModuleCall | None = None,
         value: float | None = None,
@@ -146,7 +146,7 @@ class Lookout:
         )
         self.log(step, text)
 
-    def log(self, step: int, text: Remark | str) -> None:
+    def log(self, step: int, text: WatchRemark | str) -> None:
         """Warn by ``logging`` alone."""
         if not self._quiet:
             _LOGGER.warning("step %d: %s", step, said(text))

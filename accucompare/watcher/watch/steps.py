@@ -24,10 +24,10 @@ from accucompare.findings.log import (
     Log,
     ModuleCall,
     Number,
-    Remark,
     ScaleChange,
     Step,
     WatchLimits,
+    WatchRemark,
     WatchStart,
     What,
     log_path,
@@ -102,7 +102,7 @@ class Watch:
             modules, self._watcher, options.optimizers, options.schedulers, options.checks_every
         )
         self._reader = Reader(self._watcher, limits, start.ranks)
-        self._scaler = options.scaler
+        self._scaler = options.loop.scaler
         self._reader.scaled = self._scaler is not None
         self._contexts = Contexts(modules, device, start.ranks)
         self._explainer = Explainer(modules, self._contexts, limits)
@@ -195,7 +195,7 @@ class Watch:
                 f" {self._log.path}"
             )
 
-    def say(self, text: Remark) -> None:
+    def say(self, text: WatchRemark) -> None:
         """Write a remark into the log."""
         self._log.write(Alert(AlertKind.NOTE, text, self._watcher.step))
 
@@ -601,7 +601,7 @@ class Watch:
             raise error
 
     def _end(
-        self, ending: Ending, reason: Remark | str = "", state: str = "", error: str = ""
+        self, ending: Ending, reason: WatchRemark | str = "", state: str = "", error: str = ""
     ) -> None:
         if self._ended:
             return

@@ -4,6 +4,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.groups import leave
+
 
 def train(**group):
     dist.init_process_group("gloo", **group)
@@ -20,7 +22,7 @@ def train(**group):
         loss.backward()
         optimizer.step()
     print(f"{rank} {loss.item().hex()}\n", end="", flush=True)
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

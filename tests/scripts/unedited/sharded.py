@@ -5,6 +5,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from tests.groups import leave
+
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -19,4 +21,4 @@ if __name__ == "__main__":
         loss.backward()
         optimizer.step()
     print(f"{dist.get_rank()} {loss.item().hex()}\n", end="", flush=True)
-    dist.destroy_process_group()
+    leave()
