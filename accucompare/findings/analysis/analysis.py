@@ -28,8 +28,8 @@ from accucompare.findings.log import (
     remark,
 )
 
-# : So many steps skipped without one between that was not are an alarm: the loss scale was halved
-# as often.
+#: So many steps skipped without one between that was not are an alarm: the loss scale was halved
+#: as often.
 MANY_IN_A_ROW = 8
 #: A grad_norm so many times the median of those before it has jumped.
 JUMP = 10.0

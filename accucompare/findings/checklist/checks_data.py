@@ -25,8 +25,8 @@ from accucompare.findings.log import Given, LoadedBatch, Targets, Vitals, WatchR
 _MASKS = re.compile(r"mask|bias", re.IGNORECASE)
 #: So many steps show in which ways a model is called.
 _FIRST = 10
-# : Axes of parallelism along which ranks hold replicas of the model, or parts of it that are put
-# together for each of its calls: along : these, each rank is to have a batch of its own.
+#: Axes of parallelism along which ranks hold replicas of the model, or parts of it that are put
+#: together for each of its calls: along these, each rank is to have a batch of its own.
 _BATCHES_DIFFER = {"dp", "data", "dp_replicate", "replicate", "dp_shard", "fsdp"}
 
 

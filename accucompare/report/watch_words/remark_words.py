@@ -12,8 +12,8 @@ from accucompare.report.watch_words.check_sentences import CHECK_SENTENCES
 from accucompare.report.watch_words.watch_sentences import WATCH_SENTENCES
 from accucompare.text import counted, printable
 
-#: By remark. ``{name}`` is a value, ``{name:how}`` says how it is shown: as ``format`` does, or by a
-#: function of ``_SHOWN``. What stands in brackets is left out where a value in it is empty.
+#: By remark. ``{name}`` is a value; ``{name:how}`` is shown as ``format`` does, or by a function of
+#: ``_SHOWN``. What stands in brackets is left out where a value in it is empty.
 SENTENCES = CHECK_SENTENCES | WATCH_SENTENCES
 _FIELD = re.compile(r"\{(\w+)(?::([^}]*))?\}")
 _OPTIONAL = re.compile(r"\[([^\]]*)\]")

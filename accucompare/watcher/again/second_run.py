@@ -311,7 +311,8 @@ class _SecondWatcher(Watcher):
                     and part.requires_grad
                     and part.grad_fn is not None
                 ):
-                    part.register_hook(functools.partial(_keep, snapshot.grads, path))  # type: ignore[no-untyped-call]
+                    keep = functools.partial(_keep, snapshot.grads, path)
+                    part.register_hook(keep)  # type: ignore[no-untyped-call]
 
     def _give_real_gradients(self, output: Any) -> None:
         """Pin each output's gradient to the recorded one; otherwise an output that feeds another
@@ -325,7 +326,8 @@ class _SecondWatcher(Watcher):
             ):
                 real = always(self._context.grads[path])
                 register_first_hook(part, real)  # before those of the calls in it
-                part.register_hook(real)  # type: ignore[no-untyped-call]  # and after those of the user's, which it has been through
+                # and after those of the user's, which it has been through
+                part.register_hook(real)  # type: ignore[no-untyped-call]
 
     def _backward(self, output: Any, given: Any) -> None:
         grads = self._context.grads

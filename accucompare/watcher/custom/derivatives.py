@@ -24,26 +24,26 @@ from accucompare.findings.log import WatchRemark, remark
 from accucompare.live.modules import has_setup
 from accucompare.live.values import leaves, replaced
 
-# : Random directions of each argument. With fewer, a fault in a small part of a tensor may be
-# missed; time permitting, so many are taken.
+#: Random directions of each argument. With fewer, a fault in a small part of a tensor may be
+#: missed; time permitting, so many are taken.
 _DIRECTIONS, _FEWEST = 8, 2
 #: Seconds for one form of a Function.
 SECONDS = 20.0
-# : Steps h, in units of the argument's median, in the order in which they are tried. In float64 the
-# first has 1e-8 of truncation and : 1e-12 of rounding; a forward that computes in float32 inside
-# needs a larger one, and one with kinks a smaller one.
+#: Steps h, in units of the argument's median, in the order in which they are tried. In float64 the
+#: first has 1e-8 of truncation and 1e-12 of rounding; a forward that computes in float32 inside
+#: needs a larger one, and one with kinks a smaller one.
 _STEPS = (1e-4, 1e-2, 1e-6, 1e-8)
-# : The largest relative error that passes. In float64 right ones have 1e-7 (measured), and a factor
-# of 1.001 has 1e-3.
+#: The largest relative error that passes. In float64 right ones have 1e-7 (measured), and a factor
+#: of 1.001 has 1e-3.
 _TOLERANCE = 1e-5
-# : An error is also allowed to be so many times what half the step changes: the finite differences
-# are no better than that.
+#: An error is also allowed to be so many times what half the step changes: the finite differences
+#: are no better than that.
 _NOISE = 10.0
-# : If more would have to be allowed, finite differences are too coarse to tell anything. A wrong
-# sign has 2, a factor of 1.02 has 0.02.
+#: If more would have to be allowed, finite differences are too coarse to tell anything. A wrong
+#: sign has 2, a factor of 1.02 has 0.02.
 _COARSEST = 1e-2
-# : How far inputs are moved for the second look, in units of the argument's median: beside a kink,
-# a function has a derivative.
+#: How far inputs are moved for the second look, in units of the argument's median: beside a kink,
+#: a function has a derivative.
 _BESIDE = 1e-3
 #: Two calls with the same arguments may differ by so much: sums of several threads.
 _REPEATS = 1e-9
@@ -260,7 +260,8 @@ class _Call:
         }
         args, kwargs = replaced((self._applied.args, self._applied.kwargs), {**plain, **copies})
         with torch.enable_grad():
-            result = Function.apply.__func__(self._applied.function, *args, **kwargs)  # type: ignore[attr-defined]
+            apply = Function.apply.__func__  # type: ignore[attr-defined]
+            result = apply(self._applied.function, *args, **kwargs)
         found = [value for _, value in leaves(result) if isinstance(value, torch.Tensor)]
         return [value for value in found if value.is_floating_point() or value.is_complex()]
 
@@ -361,8 +362,8 @@ def _of_argument(call: _Call, name: str, looks: Sequence[_Look]) -> list[_Error]
     return [min(each, key=lambda error: (not error.seen, error.allowed)) for each in found.values()]
 
 
-# : Of one output along one direction: by finite differences, by the backward, and how much of the
-# former is rounding.
+#: Of one output along one direction: by finite differences, by the backward, and how much of the
+#: former is rounding.
 _Slopes = tuple[float, float, float]
 
 

@@ -26,8 +26,8 @@ _LOGGER = logging.getLogger("accucompare.watch")
 
 #: From this share of subnormal gradients on there is a warning: a few are so in sound runs.
 _UNDERFLOW = 0.1
-# : Types in which what is subnormal is not small beyond use, as it is in those with an exponent of
-# eight bits.
+#: Types in which what is subnormal is not small beyond use, as it is in those with an exponent of
+#: eight bits.
 _NARROW = ("float16", "float8")
 
 

@@ -49,11 +49,11 @@ from accucompare.watcher.watch.reporting import Reporter
 from accucompare.watcher.watch.step_end import Reader
 from accucompare.watcher.watch_options import WatchOptions
 
-# : From so many outermost calls in a step on, the flags are read early, and those that were clean
-# are forgotten.
+#: From so many outermost calls in a step on, the flags are read early, and those that were clean
+#: are forgotten.
 _READ_EARLY = 4
-# : A step without an end has at most so many observations before they are dropped, if nothing was
-# found.
+#: A step without an end has at most so many observations before they are dropped, if nothing was
+#: found.
 _MOST_NOTED = 100_000
 #: Look for underflow in every n-th watched step.
 _UNDERFLOW_EVERY = 10
