@@ -48,7 +48,9 @@ def training(large=(), steps=3, loss=True, raises=False):
     model = Net(raises)
     inputs = [torch.rand(4, 6) + (100 if step in large else 0) for step in range(steps)]
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    return Case(model, inputs, loss=(lambda output: output.float().pow(2).mean()) if loss else None, optimizer=optimizer if loss else None)
+    if not loss:
+        return Case(model, inputs)
+    return Case(model, inputs, lambda output: output.float().pow(2).mean(), optimizer)
 
 def case():
     return training((1,))
@@ -158,10 +160,11 @@ def test_health_shows_every_check_and_writes_it_down(folder: Path, run: Run) -> 
         "loss-spike=20",
     )
     written = json.loads((folder / "health.json").read_text())
+    # the fixture trains in evaluation mode
     assert (done.returncode, written["status"]) == (
         1,
         "WARN",
-    )  # the fixture trains in evaluation mode
+    )
     assert [each["id"] for each in written["checks"] if each["status"] == "WARN"] == [
         "training-mode"
     ]
@@ -265,9 +268,8 @@ def test_on_finding_warn_goes_on(run: Run, folder: Path) -> None:
     done = run("watch", "--on-finding", "warn", "--out", "warned")
     events = log(folder, "warned")
     assert (done.returncode, steps(events), reason(events)) == (1, [0, 1, 2], "finished")
-    assert [found.step for found in origins(events)] == [
-        1
-    ]  # the weights of step 2 are what was found in step 1
+    # the weights of step 2 are what was found in step 1
+    assert [found.step for found in origins(events)] == [1]
     assert [found.reproducer for found in origins(events)] == [""]
     assert "accucompare: NaN in log (Log), forward, step 1" in done.stderr
     assert "UserWarning" not in done.stderr

@@ -42,10 +42,18 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+@pytest.fixture(params=["small", "large"])
+def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether tensors count as so large that one that was seen is not read again."""
+    if request.param == "large":
+        monkeypatch.setattr("accucompare.live.values.tensors._WORTH_KNOWING", 0)
+
+
 # -- what the step has already
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("size")
 def test_a_tensor_that_is_passed_on_is_copied_once(record: Record, taken: list[int]) -> None:
     bundle = record(
         nn.Sequential(nn.Identity(), nn.Sequential(nn.Identity(), nn.Identity())), torch.randn(5)
@@ -61,6 +69,7 @@ def test_equal_content_is_copied_once_whichever_tensor_holds_it(
     assert taken == [20]
 
 
+@pytest.mark.usefixtures("size")
 def test_a_tensor_changed_behind_autograds_back_is_copied_again(
     record: Record, taken: list[int]
 ) -> None:
@@ -77,6 +86,7 @@ def test_a_tensor_changed_behind_autograds_back_is_copied_again(
     assert bundle.load("second").tolist() == [2, 2, 2]
 
 
+@pytest.mark.usefixtures("size")
 def test_each_step_copies_anew(tmp_path: Path, taken: list[int], opened: Opened) -> None:
     model = nn.Identity()
     with ac.capture(model, tmp_path / "out") as session:
@@ -87,6 +97,35 @@ def test_each_step_copies_anew(tmp_path: Path, taken: list[int], opened: Opened)
     assert [opened(tmp_path / "out").load("", step=step).tolist() for step in range(2)] == [
         [1] * 5
     ] * 2
+
+
+@pytest.mark.parametrize("mode", ["tensors", "stats", "digest"])
+@pytest.mark.usefixtures("size")
+def test_what_is_written_in_place_between_two_calls_is_another_record(
+    record: Record, mode: str
+) -> None:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x + 1)
+        self.same(y)
+        return self.second(y.add_(1))
+
+    parts = {name: nn.Identity() for name in ("first", "same", "second")}
+    bundle = record(Glue(forward, **parts), torch.ones(3), options={"mode": mode})
+    found = {(each.name, each.role): each.digest for each in bundle.records() if each.name in parts}
+    assert len(set(found.values())) == 2
+    assert found["same", Role.OUTPUT] == found["first", Role.OUTPUT] is not None
+    assert found["second", Role.INPUT] == found["second", Role.OUTPUT] != found["first", Role.INPUT]
+
+
+@pytest.mark.usefixtures("size")
+def test_memory_that_another_tensor_gets_is_read_again(record: Record) -> None:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        for number in range(8):
+            self.part(torch.full((50_000,), float(number)))  # malloc gives the same place again
+        return x
+
+    bundle = record(Glue(forward, part=nn.Identity()), torch.ones(1))
+    assert [bundle.load("part", call=call)[0] for call in range(8)] == [*range(8)]
 
 
 def test_types_stored_alike_share_a_member_but_not_statistics(record: Record) -> None:
@@ -113,7 +152,7 @@ def test_equal_inputs_each_have_a_fingerprint(record: Record) -> None:
 
 
 # -- memory used again
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_block_used_again_holds_nothing_of_its_last_tensor(record: Record) -> None:
@@ -227,7 +266,7 @@ def test_memory_of_a_copy_that_fails_is_given_back(
 
 
 # -- any model
-# --------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 class Step(nn.Module):
