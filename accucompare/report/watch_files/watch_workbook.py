@@ -101,8 +101,7 @@ def _findings(ranks: Ranks, health: Health | None) -> Table:
     ]
     heading += [(said(note), MUTED_TEXT) for note in ranks.notes[:3]]
     content = findings_table(ranks)
-    finite = judge_finite(ranks).status is CheckStatus.PASS
-    wrong = not finite or checks_fail(health)
+    wrong = judge_finite(ranks).status is not CheckStatus.PASS or checks_fail(health)
     return _table(
         ranks,
         "Findings",
