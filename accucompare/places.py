@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 PATIENCE = 120.0
 #: Seconds between two looks at whether a request has been given up.
 _LOOK = 0.1
-# : Seconds before HTTP is asked again when a connection fails; the other libraries do that
-# themselves.
+#: Seconds before HTTP is asked again when a connection fails; the other libraries do that
+#: themselves.
 _WAITS = (0.2, 0.8, 2.0)
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -389,8 +389,8 @@ def wait(
             asked.cancel()  # does nothing to what is done
 
 
-# : The file systems in use, by process and by what they were made from: fsspec would make one, with
-# connections of its own, for each thread.
+#: The file systems in use, by process and by what they were made from: fsspec would make one, with
+#: connections of its own, for each thread.
 _systems: dict[tuple[object, ...], Any] = {}
 
 

@@ -12,11 +12,11 @@ EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 _OF_REMOTE = ("http", "https", "memory")
 _KINDS = "s3://, gs://, https:// (reading only), memory:// and file://"
 _MOST_WORDS = 300
-# : What follows the name of a bucket that can be none, in botocore's words: regular expressions of
-# several lines.
+#: What follows the name of a bucket that can be none, in botocore's words: regular expressions of
+#: several lines.
 _PATTERN = ": Bucket name must match the regex"
-# : What libraries call a refusal, where that is no PermissionError: HTTP's status, or the name of
-# an error.
+#: What libraries call a refusal, where that is no PermissionError: HTTP's status, or the name of
+#: an error.
 _REFUSED = (
     "401",
     "403",

@@ -28,7 +28,7 @@ TESTS = (
     "tests/test_training_faults.py",
 )
 
-# : By name: what torch's own kernels and oneDNN's may use at most, and the flags that a processor
+#: By name: what torch's own kernels and oneDNN's may use at most, and the flags that a processor
 # needs for it.
 SETS = {
     "lowest": ("default", "SSE41", ()),

@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from accucompare.live.around import environment
 from tests.forkserver import CLI, with_torch
 
 # A job that a script starts in the background ignores Ctrl-C, and so would all its children, whom
@@ -105,6 +106,16 @@ def cli(
 
     yield run
     signal.signal(signal.SIGTERM, on_sigterm)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def git_is_asked_once() -> Iterator[None]:
+    """About the folder of the tests: each capture asks, and git works longer than the capture."""
+    ask, start = environment._git, Path.cwd()
+    known = functools.cache(ask)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "_git", lambda: (known if Path.cwd() == start else ask)())
+        yield
 
 
 @functools.cache

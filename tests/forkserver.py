@@ -40,7 +40,7 @@ MODULE = (
     "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__',"
     " alter_sys=True)"
 )
-# : What most commands import; every optimizer imports the compiler, which takes nearly as long as
+#: What most commands import; every optimizer imports the compiler, which takes nearly as long as
 # torch itself.
 MODULES = (
     *(
@@ -65,10 +65,14 @@ MODELS = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.t5.modeling_t5",
 )
-# : A process that has torch without torch_npu finds a simulated NPU when it imports torch_npu; and
+#: A process that has torch without torch_npu finds a simulated NPU when it imports torch_npu; and
 # imports it, as ``import torch`` may.
 SIMULATED = "from tests.forkserver import find_simulation; find_simulation()\n"
 AUTOLOAD = f"{SIMULATED}import torch; torch._import_device_backends()\n"
+
+
+#: In the server and its children: what it reads requests from, which ends with the tests.
+requests = -1
 
 
 class Forkserver:
@@ -132,6 +136,7 @@ class Forkserver:
 
 def serve() -> None:
     """Fork for each line of requests, and answer with the child's exit code."""
+    global requests
     requests, answers = map(int, sys.argv[1:3])
     _import(sys.argv[3:])
     with_npu: tuple[int, int] | None = None
@@ -188,15 +193,19 @@ def _import(modules: Iterable[str]) -> None:
 def _forked(request: dict[str, Any]) -> bytes:
     child = os.fork()
     if not child:
-        _become(**request)
+        become(**request)
     return str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode()
 
 
-def _become(
-    program: str, argv: list[str], cwd: str, variables: dict[str, str], streams: list[str]
+def become(
+    program: str, argv: list[str], cwd: str, variables: dict[str, str], streams: list[Any]
 ) -> NoReturn:
+    """Go on as a process that runs a program; its output and errors go to files, or where
+    descriptors lead.
+    """
     for number, stream in enumerate(streams, 1):
-        descriptor = os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        is_file = isinstance(stream, str)
+        descriptor = os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if is_file else stream
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.chdir(cwd)

@@ -77,20 +77,25 @@ def terminated():
     return Case(Stopping(kill(signal.SIGTERM)), [torch.randn(2, 3)] * 5)
 
 def wait_for_two_steps(out):
-    while '"step": 1' not in open(f"{out}/manifest.json").read():  # steps are written in the background
+    while (
+        '"step": 1' not in open(f"{out}/manifest.json").read()
+    ):  # steps are written in the background
         os.sched_yield()
 
 def killed():
     def kill():
         wait_for_two_steps("stopped")
         os.kill(os.getpid(), signal.SIGKILL)
+
     return Case(Stopping(kill), [torch.randn(2, 3)] * 5)
 
 def disk_full():
     def fill():
         import resource
+
         wait_for_two_steps("full")
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, 1 << 14))
+
     return Case(Stopping(fill), [torch.randn(2000, 3)] * 5)
 """
 

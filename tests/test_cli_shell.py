@@ -37,7 +37,8 @@ def test_bash_completes_commands_options_values_and_files(tmp_path: Path, cli: R
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m accucompare "$@"\n')
     program.chmod(0o755)
     ask = """
-    ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _accucompare_completion accucompare; echo "${COMPREPLY[*]}"; }
+    ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+      _accucompare_completion accucompare; echo "${COMPREPLY[*]}"; }
     compopt() { echo -n "$2"; }
     ask accucompare dif
     ask accucompare diff --to

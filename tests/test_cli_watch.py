@@ -18,6 +18,7 @@ from accucompare.cli.watch import _bare_warnings
 from accucompare.errors import NonFiniteWarning
 from accucompare.findings.log.events import End, Event, Finding, Frames, Step, WatchStart
 from accucompare.findings.log.log import read_log
+from accucompare.report.watch_words import said
 from tests.conftest import ROOT, Run
 from tests.forkserver import CLI, SCRIPT, with_torch
 
@@ -47,7 +48,9 @@ def training(large=(), steps=3, loss=True, raises=False):
     model = Net(raises)
     inputs = [torch.rand(4, 6) + (100 if step in large else 0) for step in range(steps)]
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    return Case(model, inputs, loss=(lambda output: output.float().pow(2).mean()) if loss else None, optimizer=optimizer if loss else None)
+    if not loss:
+        return Case(model, inputs)
+    return Case(model, inputs, lambda output: output.float().pow(2).mean(), optimizer)
 
 def case():
     return training((1,))
@@ -120,7 +123,7 @@ def steps(events: list[Event]) -> list[int]:
 
 def reason(events: list[Event]) -> str:
     assert isinstance(events[-1], End)
-    return events[-1].reason
+    return said(events[-1].reason)
 
 
 def test_a_training_that_stays_finite(folder: Path, run: Run) -> None:
@@ -157,10 +160,11 @@ def test_health_shows_every_check_and_writes_it_down(folder: Path, run: Run) -> 
         "loss-spike=20",
     )
     written = json.loads((folder / "health.json").read_text())
+    # the fixture trains in evaluation mode
     assert (done.returncode, written["status"]) == (
         1,
         "WARN",
-    )  # the fixture trains in evaluation mode
+    )
     assert [each["id"] for each in written["checks"] if each["status"] == "WARN"] == [
         "training-mode"
     ]
@@ -264,9 +268,8 @@ def test_on_finding_warn_goes_on(run: Run, folder: Path) -> None:
     done = run("watch", "--on-finding", "warn", "--out", "warned")
     events = log(folder, "warned")
     assert (done.returncode, steps(events), reason(events)) == (1, [0, 1, 2], "finished")
-    assert [found.step for found in origins(events)] == [
-        1
-    ]  # the weights of step 2 are what was found in step 1
+    # the weights of step 2 are what was found in step 1
+    assert [found.step for found in origins(events)] == [1]
     assert [found.reproducer for found in origins(events)] == [""]
     assert "accucompare: NaN in log (Log), forward, step 1" in done.stderr
     assert "UserWarning" not in done.stderr

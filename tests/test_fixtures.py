@@ -125,8 +125,7 @@ def check(metrics: Any, golden: np.ndarray, candidate: np.ndarray, place: str) -
         assert metrics.one_minus_cosine == pytest.approx(chord, rel=1e-6, abs=1e-28), place
 
 
-# -- planted faults
-# ---------------------------------------------------------------------------------------------------------------
+# planted faults
 
 
 def faulty(output: Any) -> Any:

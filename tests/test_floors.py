@@ -8,11 +8,10 @@ from __future__ import annotations
 import ast
 import pkgutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 import accucompare as ac
 
@@ -32,11 +31,11 @@ FLOORS = [
 ]
 FLOOR = {room: len(FLOORS) - number for number, rooms in enumerate(FLOORS) for room in rooms}
 
-# : Rooms whose files are loaded one by one: commands start without what they do not need, and a
+#: Rooms whose files are loaded one by one: commands start without what they do not need, and a
 # script's process likewise.
 FLAT = ("cli", "scripts", "testing")
 
-# : What imports from which sub-room: a sub-room imports from those before it in its room, never
+#: What imports from which sub-room: a sub-room imports from those before it in its room, never
 # from those after it.
 SUB_ROOMS = {
     "bundle": ["format", "writing", "reading"],
@@ -71,7 +70,7 @@ SUB_ROOMS = {
     "findings": ["log", "analysis", "origins", "checklist"],
 }
 
-# : Imports inside functions. Commands import what they need when they run; beside theirs only these
+#: Imports inside functions. Commands import what they need when they run; beside theirs only these
 # are, for the reason given.
 LATE = {
     "accucompare.__main__": {"accucompare.cli"},  # Ctrl-C meanwhile is no traceback
@@ -138,20 +137,26 @@ def imports(file: Path) -> list[tuple[str, str, bool]]:
     return found
 
 
+def broken_by(rule: Callable[[Path], Collection[str]], files: list[Path] = FILES) -> dict[str, Any]:
+    """What breaks a rule, by file."""
+    return {NAMES[file]: found for file in files if (found := rule(file))}
+
+
 def room_of(module: str, name: str = "") -> str:
     parts = [*module.split("."), name]
     return parts[1] if len(parts) > 2 or parts[1] in FLOOR else "__init__"
 
 
-@pytest.mark.parametrize("file", FILES, ids=NAMES.get)
-def test_an_import_points_down_or_stays_in_its_room(file: Path) -> None:
-    own = room_of(NAMES[file]) if NAMES[file] != "accucompare" else "__init__"
-    up = [
-        f"{module} ({name})"
-        for module, name, _ in imports(file)
-        if (to := room_of(module, name)) != own and FLOOR[to] >= FLOOR[own]
-    ]
-    assert not up, f"{NAMES[file]}, of floor {FLOOR[own]}, imports of its own floor or above"
+def test_an_import_points_down_or_stays_in_its_room() -> None:
+    def up(file: Path) -> set[str]:
+        own = room_of(NAMES[file]) if NAMES[file] != "accucompare" else "__init__"
+        return {
+            f"{module} ({name})"
+            for module, name, _ in imports(file)
+            if (to := room_of(module, name)) != own and FLOOR[to] >= FLOOR[own]
+        }
+
+    assert broken_by(up) == {}
 
 
 def door_of(module: str) -> str:
@@ -164,53 +169,51 @@ def door_of(module: str) -> str:
     return module if not any(inner) or room in FLAT else f"accucompare.{room}"
 
 
-@pytest.mark.parametrize("file", FILES, ids=NAMES.get)
-def test_a_room_imports_the_faces_of_others(file: Path) -> None:
-    doors = {
-        module
-        for module, _, _ in imports(file)
-        if module in NAMES.values() and door_of(module) != door_of(NAMES[file])
-    }
-    assert [module for module in doors if module != door_of(module)] == []
+def test_a_room_imports_the_faces_of_others() -> None:
+    def past_the_face(file: Path) -> set[str]:
+        return {
+            module
+            for module, _, _ in imports(file)
+            if module in NAMES.values() and door_of(module) not in (door_of(NAMES[file]), module)
+        }
+
+    assert broken_by(past_the_face) == {}
 
 
-@pytest.mark.parametrize(
-    "file", [file for file in FILES if file.name == "__init__.py"], ids=NAMES.get
-)
-def test_a_face_says_what_it_is_for_and_what_it_shows(file: Path) -> None:
-    tree = ast.parse(file.read_text())
-    assert ast.get_docstring(tree)
-    shown = [
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-    ]
-    assert (
-        NAMES[file] == "accucompare"
-        or not imports(file)
-        or NAMES[file].split(".")[1] in FLAT
-        or shown
-    )
+FACES = [file for file in FILES if file.name == "__init__.py"]
 
 
-@pytest.mark.parametrize("file", FILES, ids=NAMES.get)
-def test_a_sub_room_imports_from_those_before_it(file: Path) -> None:
-    _, room, *inner = [*NAMES[file].split("."), ""]
-    order = SUB_ROOMS.get(room, [])
-    if not inner or inner[0] not in order:
-        return
-    own = order.index(inner[0])
-    others = {
-        module.split(".")[2]
-        for module, _, _ in imports(file)
-        if module.startswith(f"accucompare.{room}.")
-    }
-    late = {
-        module.split(".")[2]
-        for module, _, inside in imports(file)
-        if inside and module.startswith(f"accucompare.{room}.")
-    }
-    assert [other for other in others - late if other in order and order.index(other) > own] == []
+def test_a_face_says_what_it_is_for_and_what_it_shows() -> None:
+    def lacks(file: Path) -> set[str]:
+        tree = ast.parse(file.read_text())
+        shows = {ast.unparse(node.targets[0]) for node in tree.body if isinstance(node, ast.Assign)}
+        needs_none = (
+            NAMES[file] == "accucompare" or not imports(file) or NAMES[file].split(".")[1] in FLAT
+        )
+        return {
+            *(() if ast.get_docstring(tree) else ("docstring",)),
+            *(() if needs_none or "__all__" in shows else ("__all__",)),
+        }
+
+    assert broken_by(lacks, FACES) == {}
+
+
+def test_a_sub_room_imports_from_those_before_it() -> None:
+    def ahead(file: Path) -> set[str]:
+        _, room, *inner = [*NAMES[file].split("."), ""]
+        order = SUB_ROOMS.get(room, [])
+        if not inner or inner[0] not in order:
+            return set()
+        before = order[: order.index(inner[0]) + 1]
+        within = {
+            (module.split(".")[2], inside)
+            for module, _, inside in imports(file)
+            if module.startswith(f"accucompare.{room}.")
+        }
+        late = {other for other, inside in within if inside}
+        return {other for other, _ in within if other in order} - late - {*before}
+
+    assert broken_by(ahead) == {}
 
 
 def test_every_sub_room_has_its_place() -> None:
@@ -247,29 +250,28 @@ def test_there_is_no_import_circle() -> None:
     assert not wanted, "these import each other, or what does"
 
 
-@pytest.mark.parametrize(
-    "file", [file for file in FILES if NAMES[file].split(".")[1:2] != ["cli"]], ids=NAMES.get
-)
-def test_an_import_inside_a_function_is_for_a_fast_start(file: Path) -> None:
-    late = {module for module, _, inside in imports(file) if inside}
-    allowed = LATE.get(NAMES[file], set())
-    assert {
-        module
-        for module in late
-        if not any(module == each or module.startswith(f"{each}.") for each in allowed)
-    } == set()
+def test_an_import_inside_a_function_is_for_a_fast_start() -> None:
+    def not_allowed(file: Path) -> set[str]:
+        allowed = LATE.get(NAMES[file], set())
+        return {
+            module
+            for module, _, inside in imports(file)
+            if inside and not any(f"{module}.".startswith(f"{each}.") for each in allowed)
+        }
+
+    commands = [file for file in FILES if NAMES[file].split(".")[1:2] == ["cli"]]
+    assert broken_by(not_allowed, [file for file in FILES if file not in commands]) == {}
 
 
-@pytest.mark.parametrize("file", FILES, ids=NAMES.get)
-def test_no_file_takes_a_private_name_of_another(file: Path) -> None:
-    assert [
-        name
-        for module, name, _ in imports(file)
-        if name.startswith("_") and not name.startswith("__") and name != "_kernel"
-    ] == []
+def test_no_file_takes_a_private_name_of_another() -> None:
+    def private(file: Path) -> set[str]:
+        names = {name for _, name, _ in imports(file)} - {"_kernel"}
+        return {name for name in names if name.startswith("_") and not name.startswith("__")}
+
+    assert broken_by(private) == {}
 
 
-# : Functions of one name in two files: a command, and what it calls; a command has its function's
+#: Functions of one name in two files: a command, and what it calls; a command has its function's
 # name.
 VERBS = {
     "capture",

@@ -22,8 +22,14 @@ from accucompare import Case
 class Block(nn.Module):
     def __init__(self, scale):
         super().__init__()
-        self.q, self.k, self.norm, self.scale = nn.Linear(32, 32), nn.Linear(32, 32), nn.LayerNorm(32), scale
+        self.q, self.k, self.norm, self.scale = (
+            nn.Linear(32, 32),
+            nn.Linear(32, 32),
+            nn.LayerNorm(32),
+            scale,
+        )
         self.out = nn.Linear(32, 32)
+
     def forward(self, x):
         h = self.norm(x)
         weights = (self.q(h) @ self.k(h).mT * self.scale).softmax(-1)
@@ -33,21 +39,22 @@ class Net(nn.Module):
     def __init__(self, scales):
         super().__init__()
         self.blocks = nn.ModuleList(Block(scale) for scale in scales)
+
     def forward(self, x):
         for block in self.blocks:
             x = block(x)
         return x
 
-def case(scales=(32 ** -0.5,) * 3, eps=1e-5):
+def case(scales=(32**-0.5,) * 3, eps=1e-5):
     model = Net(scales).eval()
     model.blocks[2].norm.eps = eps
     return Case(model, torch.randn(2, 16, 32))
 
 def unscaled():
-    return case((32 ** -0.5, 1.0, 32 ** -0.5))
+    return case((32**-0.5, 1.0, 32**-0.5))
 
 def two_faults():
-    return case((1.0, 32 ** -0.5, 32 ** -0.5), eps=0.3)
+    return case((1.0, 32**-0.5, 32**-0.5), eps=0.3)
 """
 
 
@@ -231,7 +238,7 @@ def test_goldens_own_baseline_judges_where_the_code_is_another(cli: Run, folder:
         "bfloat16,float32",
     )
     kept = sum(file.stat().st_size for file in (folder / "golden" / "baselines").rglob("*"))
-    (folder / "net.py").write_text(NET.replace("32 ** -0.5", "32 ** -0.5 * 1.1"))
+    (folder / "net.py").write_text(NET.replace("32**-0.5", "32**-0.5 * 1.1"))
     found = located(cli, folder, "net.py", "--golden", "golden", "--dtype", "bfloat16")
     assert "baseline: golden's own, golden/baselines/bfloat16" in found["stderr"]
     assert (found["code"], found["answer"], found["refused_baseline"]) == (1, "bug", None)
@@ -275,9 +282,8 @@ def test_a_baseline_is_made_by_the_python_that_has_goldens_versions(
     alone = located(cli, folder, *options)
     assert "no baseline: lib is 1 in golden, 2 here" in alone["stderr"]
     assert alone["code"] == 2  # 1 % is below what fixed limits see in bfloat16
-    monkeypatch.setenv(
-        "ACCUCOMPARE_CAPTURE_ONLY", "nothing"
-    )  # meant for what the user types, not for the capture that this starts
+    # meant for what the user types, not for the capture that this starts
+    monkeypatch.setenv("ACCUCOMPARE_CAPTURE_ONLY", "nothing")
     found = located(cli, folder, *options, "--golden-python", python)
     assert (found["code"], found["answer"], found["culprits"][0]["place"]) == (
         1,
@@ -370,8 +376,7 @@ def test_the_demos_fault_is_found_in_bfloat16(cli: Run, folder: Path) -> None:
     assert culprit["place"] == "encoder.layer.2.attention.output.LayerNorm"
 
 
-# -- layers that are called otherwise
-# ----------------------------------------------------------------------------------------------
+# layers that are called otherwise
 
 PORTED = NET.replace("self.blocks", "self.layers").replace("model.blocks", "model.layers")
 
@@ -448,15 +453,26 @@ from accucompare import Case
 
 class Doubtful(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x): return x.view_as(x)
+    def forward(ctx, x):
+        return x.view_as(x)
+
     @staticmethod
-    def backward(ctx, grad): return grad * 1.02
+    def backward(ctx, grad):
+        return grad * 1.02
 
 def sound():
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4)).train()
+    model = nn.Sequential(
+        nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4)
+    ).train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 10)
-    return Case(model, [torch.randn(3, 8) for _ in range(3)], lambda y: y.square().mean(), optimizer, scheduler)
+    return Case(
+        model,
+        [torch.randn(3, 8) for _ in range(3)],
+        lambda y: y.square().mean(),
+        optimizer,
+        scheduler,
+    )
 
 def faulty():
     case = sound()

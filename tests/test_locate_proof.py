@@ -25,16 +25,23 @@ torch.scale_of_tests = lambda: 1.0
 def factor():
     file = Path("kernel.txt")  # as another build of a library, whose Python files are the same
     called = float(os.environ.get("KERNEL", "1"))
-    return AT_IMPORT * called * float(file.read_text() if file.exists() else 1) * getattr(torch, "patched_in_tests", 1.0)
+    return (
+        AT_IMPORT
+        * called
+        * float(file.read_text() if file.exists() else 1)
+        * getattr(torch, "patched_in_tests", 1.0)
+    )
 
 class Half(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, forward, backward):
         ctx.factor = backward
         return Half.computed(x, forward)
+
     @staticmethod
     def backward(ctx, grad):
         return Half.computed(grad, ctx.factor), None, None
+
     @staticmethod
     def computed(x, factor):
         y = x * 0.5
@@ -45,6 +52,7 @@ class Gate(nn.Module):
     def __init__(self, trained):
         super().__init__()
         self.trained = trained
+
     def forward(self, x):
         return Half.apply(x, 1.0, factor()) if self.trained else Half.apply(x, factor(), 1.0)
 
@@ -192,7 +200,9 @@ class Garbage(nn.Module):
         return x * len(calls.read_text())
 
 def case():
-    return Case(nn.Sequential(nn.Linear(8, 8), Garbage(), nn.Linear(8, 8)).eval(), torch.randn(4, 8))
+    return Case(
+        nn.Sequential(nn.Linear(8, 8), Garbage(), nn.Linear(8, 8)).eval(), torch.randn(4, 8)
+    )
 """
 
 
@@ -225,7 +235,13 @@ class Waves(nn.Module):
 class Net(nn.Module):
     def __init__(self, factor):
         super().__init__()
-        self.waves, self.inner, self.out, self.factor = Waves(), nn.Linear(32, 64), nn.Linear(64, 64), torch.tensor(factor)
+        self.waves, self.inner, self.out, self.factor = (
+            Waves(),
+            nn.Linear(32, 64),
+            nn.Linear(64, 64),
+            torch.tensor(factor),
+        )
+
     def forward(self, time):
         inner = self.inner(self.waves(time * 1000).to(time.dtype))
         return self.out(inner * self.factor.to(inner.dtype))

@@ -19,7 +19,7 @@ from tests.conftest import Run
 PACKAGE = Path(ac.__file__).parent
 #: Files that print: they are what a user runs, and their output is the answer.
 PROGRAMS = {"__main__.py", "reproduce/reproducer.py", "reproduce/reproducer_script.py"}
-# : Files that warn by ``warnings``, since the user's code is what should be changed: the model
+#: Files that warn by ``warnings``, since the user's code is what should be changed: the model
 # gives NaN.
 WARNING = {"watcher/watch/reporting.py"}
 

@@ -38,9 +38,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     def build(kernel: int) -> Path:
         if kernel not in built:
             (folder / "gate.c").write_text(environment_case.SOURCE, encoding="utf-8")
-            built[kernel] = (
-                folder / f"gate{kernel}.so"
-            )  # a name of its own: a library is loaded once
+            # a name of its own: a library is loaded once
+            built[kernel] = folder / f"gate{kernel}.so"
             subprocess.run(
                 [
                     "cc",

@@ -18,7 +18,17 @@ from tests.findings.logs import training
 from tests.findings.logs import write as write_log
 
 HEAVY = (
-    *("torch", "numpy", "pandas", "openpyxl", "rich", "jinja2", "asyncio", "fsspec", "pyarrow"),
+    *(
+        "torch",
+        "numpy",
+        "pandas",
+        "openpyxl",
+        "rich",
+        "jinja2",
+        "asyncio",
+        "fsspec",
+        "pyarrow",
+    ),
     *("matplotlib", "dask", "distributed"),
 )
 PRINTS = ["numpy", "rich"]
@@ -64,6 +74,7 @@ def imported(here: Path, code: str, *arguments: str) -> list[str]:
         ("health watch", PRINTS),
         ("diff golden npu --report none --json out.json", PRINTS),
         ("diff golden npu --report out.xlsx", ["numpy", "openpyxl", "rich"]),
+        ("health watch --report x.html", [*PRINTS, "jinja2"]),
         ("diff golden npu --report out.html", [*PRINTS, "jinja2"]),
     ],
 )

@@ -17,12 +17,12 @@ import click
 from accucompare.errors import UsageError
 from accucompare.text import printable
 
-# : Begins the name of the variable of every option: ``ACCUCOMPARE_DIFF_ATOL`` is ``--atol`` of
-# ``diff``.
+#: Begins the name of the variable of every option: ``ACCUCOMPARE_DIFF_ATOL`` is ``--atol`` of
+#: ``diff``.
 PREFIX = "ACCUCOMPARE"
 
-# : Groups of options, in the order of help, by the names of the commands' parameters. What is in
-# none of them comes last.
+#: Groups of options, in the order of help, by the names of the commands' parameters. What is in
+#: none of them comes last.
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "What to run": (
         *(
@@ -144,11 +144,8 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         for option in self.params:
             if isinstance(option, click.Option):
-                option.envvar = (
-                    f"{PREFIX}_{self.name}_{max(option.opts, key=len).lstrip('-')}".upper().replace(
-                        "-", "_"
-                    )
-                )
+                typed = max(option.opts, key=len).lstrip("-")
+                option.envvar = f"{PREFIX}_{self.name}_{typed}".upper().replace("-", "_")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups, those of a group in the order of the table, all of them

@@ -16,7 +16,7 @@ from accucompare.errors import UsageError
 
 #: Bytes of a huge page.
 _HUGE_PAGE = 2 << 20
-# : From this size on a block is made of huge pages: glibc would take it from the system, and give
+#: From this size on a block is made of huge pages: glibc would take it from the system, and give
 # it back, each time.
 _LARGE = 32 << 20
 
@@ -94,9 +94,8 @@ class Cpu:
         return ()
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
-        with torch.inference_mode(
-            False
-        ):  # or nothing could be written into it later, outside of that mode
+        # or nothing could be written into it later, outside of that mode
+        with torch.inference_mode(False):
             if nbytes >= _LARGE and (memory := _huge_pages(nbytes)) is not None:
                 return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes)
             return torch.empty(nbytes, dtype=torch.uint8, device="cpu")

@@ -98,7 +98,7 @@ class Cuda(Streams):
         torch.cuda.synchronize(device)
 
 
-# : Whose TF32 it is: what holds ``allow_tf32``, and what holds ``fp32_precision``, which torch 2.9
+#: Whose TF32 it is: what holds ``allow_tf32``, and what holds ``fp32_precision``, which torch 2.9
 # puts in its place.
 _Family = tuple[Any, Callable[[], tuple[Any, ...]]]
 _MATMUL: _Family = (torch.backends.cuda.matmul, lambda: (torch.backends.cuda.matmul,))

@@ -49,10 +49,10 @@ class DeviceName:
 class Backend(Protocol):
     """What each device's class has."""
 
-    # : Which reduced precision of float32 matrix products and convolutions it can allow:
+    #: Which reduced precision of float32 matrix products and convolutions it can allow:
     # ``"hf32"``, ``"tf32"`` or none.
     REDUCED: str | None
-    # : In which type it adds up the sketches of its tensors (``live.values.device_sketch``):
+    #: In which type it adds up the sketches of its tensors (``live.values.device_sketch``):
     # ``"float64"``, ``"float32"``; ``None`` where : the host does that.
     SKETCHES_IN: str | None
 
@@ -137,9 +137,8 @@ def open_device(name: DeviceName) -> torch.device:
     Raises:
         DeviceError: if torch, the device's software, or the device itself is missing.
     """
-    if (
-        name.type != "npu"
-    ):  # an installed torch_npu without CANN would keep torch from being imported at all
+    # an installed torch_npu without CANN would keep torch from being imported at all
+    if name.type != "npu":
         os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     with _printing_to_stderr():
         try:
@@ -150,9 +149,8 @@ def open_device(name: DeviceName) -> torch.device:
                     f"capturing needs PyTorch, which is not installed here: {INSTALL[name.type]}"
                 ) from None
             raise DeviceError(f"torch cannot be imported ({error})") from None
-        except (
-            RuntimeError
-        ) as error:  # the message of torch's loading of backends; the reason is its cause
+        # the message of torch's loading of backends; the reason is its cause
+        except RuntimeError as error:
             reason = error.__cause__ or error
             message = (
                 loading_failed(reason)

@@ -19,9 +19,8 @@ class Streams(Cpu):
         where none can be had.
         """
         try:
-            with torch.inference_mode(
-                False
-            ):  # or nothing could be written into it later, outside of that mode
+            # or nothing could be written into it later, outside of that mode
+            with torch.inference_mode(False):
                 return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError:
             return super().host_memory(nbytes)

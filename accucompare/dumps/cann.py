@@ -64,9 +64,8 @@ def _items(folder: Path) -> Iterator[Item | NotImported]:
         name = _module_name(kernel.name or match["name"])
         for role, tensors in ((Role.INPUT, kernel.inputs), (Role.OUTPUT, kernel.outputs)):
             for number, tensor in enumerate(tensors):
-                path_in_call = (
-                    "" if role is Role.OUTPUT and len(tensors) == 1 else str(number)
-                )  # as of a module's only output
+                # as of a module's only output
+                path_in_call = "" if role is Role.OUTPUT and len(tensors) == 1 else str(number)
                 place = Item(name, role, path_in_call, calls[name], type=match["type"])
                 yield _item(place, tensor, path)
         calls[name] += 1

@@ -40,9 +40,8 @@ _CALL = re.compile(r"(?P<indent> *)(?P<operator>\w+::\w+(?:\.\w+)?)\(")
 _LOGGED = "  # {"
 #: ``nan`` and ``inf`` as Python prints them, which are no literals.
 _NO_LITERAL = re.compile(r"(?<![\w'\"])(nan|inf)(?![\w'\"])")
-_OTHER = re.compile(
-    r"\s*(?:#.*|\[(?!triton\]).*)?"
-)  # a stack trace, or what else stands above operators
+# a stack trace, or what else stands above operators
+_OTHER = re.compile(r"\s*(?:#.*|\[(?!triton\]).*)?")
 #: By the type of a hash, what it is.
 _KINDS = {float: "norm", int: "hash_tensor"}
 

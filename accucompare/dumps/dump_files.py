@@ -13,7 +13,7 @@ import os
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, TypeGuard
@@ -29,7 +29,7 @@ _HEADER_LIMIT = 100_000_000  # of a .safetensors, as its own library has it
 _NPY_HEADER_LIMIT = 10_000  # as NumPy's
 _MOST_DIMENSIONS = 64
 _MOST_ELEMENTS = 1 << 59  # of 16 bytes, in memory of 63 bits
-# : What a compressed or expanded tensor may take in memory, however small its file is; and beyond
+#: What a compressed or expanded tensor may take in memory, however small its file is; and beyond
 # that, how many times its file.
 _SMALL, _RATIO = 256 << 20, 100
 
@@ -260,9 +260,8 @@ def _loaded_pt(path: Path, stamp: tuple[int, int]) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except MemoryError:
         raise UnreadableError(f"{path}: does not fit into memory") from None
-    except (
-        Exception
-    ) as error:  # of the unpickler, the archive reader, and the rebuilding of tensors
+    # of the unpickler, the archive reader, and the rebuilding of tensors
+    except Exception as error:
         if "weights_only" in str(error) or "Weights only" in str(error):
             raise UnreadableError(
                 f"{path}: holds more than tensors and plain containers; refused, for opening it"
@@ -307,6 +306,22 @@ def of_tensor(tensor: Any, path: Path) -> LoadedItem:
         else plain.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[storage.itemsize])
     )
     return LoadedItem(bits.numpy().view(storage), name)
+
+
+def leaves_in_json(
+    value: Any, is_leaf: Callable[[dict[str, Any]], bool], path: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """What stands in nested lists and tables, with its path; without ``None``."""
+    if isinstance(value, list):
+        parts: Iterable[tuple[Any, Any]] = enumerate(value)
+    elif isinstance(value, dict) and not is_leaf(value):
+        parts = value.items()
+    else:
+        if value is not None:
+            yield path, value
+        return
+    for part, child in parts:
+        yield from leaves_in_json(child, is_leaf, f"{path}.{part}" if path else str(part))
 
 
 def as_shape(lengths: Any) -> tuple[int, ...]:

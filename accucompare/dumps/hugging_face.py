@@ -21,6 +21,7 @@ from accucompare.dumps.dump_files import (
     as_shape,
     inside,
     is_scalar,
+    leaves_in_json,
     load_safetensors,
     read_json,
     safetensors_index,
@@ -222,26 +223,12 @@ def _file(value: Any) -> str | None:
 
 def _values(call: _Call, inputs: bool) -> Iterator[tuple[str, Any]]:
     """The inputs or the outputs of a call, with their paths."""
-    if not inputs:
-        yield from _leaves(call.node.get("outputs"), "")
-        return
     given = call.node.get("inputs")
-    if isinstance(given, dict):
-        yield from _leaves(given.get("args", []), "")
-        yield from _leaves(given.get("kwargs", {}), "")
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and not _is_tensor(value):
-        parts = [(str(key), child) for key, child in value.items()]
-    elif isinstance(value, list):
-        parts = [(str(place), child) for place, child in enumerate(value)]
-    else:
-        if value is not None:
-            yield path, value
-        return
-    for part, child in parts:
-        yield from _leaves(child, f"{path}.{part}" if path else part)
+    if not inputs:
+        yield from leaves_in_json(call.node.get("outputs"), _is_tensor)
+    elif isinstance(given, dict):
+        yield from leaves_in_json(given.get("args"), _is_tensor)
+        yield from leaves_in_json(given.get("kwargs"), _is_tensor)
 
 
 def _load(path: Path) -> LoadedItem:

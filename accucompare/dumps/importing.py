@@ -39,7 +39,7 @@ _QUEUE_BYTES = 64 << 20
 _NAMES_AS_THEY_ARE = Naming()
 _BETWEEN_REPORTS = 16  # items, between two reports of progress
 
-# : Called with the items that are done, and how many there are, as far as that is known: one of
+#: Called with the items that are done, and how many there are, as far as that is known: one of
 # each step that was not begun yet.
 ImportProgress = Callable[[int, int], None]
 

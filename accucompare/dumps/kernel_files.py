@@ -27,7 +27,7 @@ _MOST_DIMENSIONS = 64
 _MOST_TENSORS = 10_000  # of a kernel; a real one has some ten
 _LONGEST_NAME = 4096
 
-# : How a file's name tells a kernel. After the stream there may be a number more, and after the
+#: How a file's name tells a kernel. After the stream there may be a number more, and after the
 # time what kind of task it was.
 NAME = re.compile(
     r"(?P<kernel>(?P<type>[^.]+)\.(?P<name>.+?)\.(?P<task>\d{1,18})(?:\.(?P<stream>\d{1,18}))?(?:\.\d{1,18})?\.(?P<time>\d{10,20})"
@@ -38,7 +38,7 @@ NPY_NAME = re.compile(
     NAME.pattern + r"\.(?P<role>input|output)\.(?P<number>\d{1,6})(?P<more>(?:\.[^.]+)*)\.npy"
 )
 
-# : Types by their numbers in dump_data.proto. The others (HiFloat8, quantized, 4 and 6 bits, text)
+#: Types by their numbers in dump_data.proto. The others (HiFloat8, quantized, 4 and 6 bits, text)
 # PyTorch does not have.
 _TYPES = {
     1: "float32",
@@ -219,9 +219,8 @@ def _tensor(message: memoryview, numbers: _Fields, at: int) -> Tensor:
     for number, value in fields(message):
         if number == numbers.data and isinstance(value, memoryview) and len(value):
             raise ValueError("a tensor's bytes are inside of it")
-        if number == numbers.size and isinstance(
-            value, int
-        ):  # first, for a buffer's size has the number of a tensor's shape
+        # first, for a buffer's size has the number of a tensor's shape
+        if number == numbers.size and isinstance(value, int):
             scalars[number] = value
         elif number in shapes and isinstance(value, memoryview):
             lengths = (

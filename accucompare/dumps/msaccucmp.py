@@ -43,7 +43,7 @@ def _items(folder: Path) -> Iterator[Item | NotImported]:
             yield NotImported(
                 path.name,
                 "its name is none of msaccucmp's,"
-                " OP_TYPE.OPNPY_NAME.TASK.STREAM.TIMESTAMP.output.N.npy",
+                " OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP.output.N.npy",
             )
         else:
             found.append(
@@ -65,9 +65,8 @@ def _items(folder: Path) -> Iterator[Item | NotImported]:
         kernels = numbers.setdefault(match["name"], {})
         call = kernels.setdefault(match["kernel"], len(kernels))
         number = str(int(match["number"])) + match["more"]
-        alone = (
-            match["role"] == Role.OUTPUT and outputs[match["kernel"]] == 1
-        )  # as a module's only output
+        # as a module's only output
+        alone = match["role"] == Role.OUTPUT and outputs[match["kernel"]] == 1
         yield Item(
             match["name"],
             Role(match["role"]),
@@ -83,5 +82,5 @@ MSACCUCMP_FORMAT = Format(
     "msaccucmp",
     lambda path: bool(folders_with(path, _belongs)),
     _open,
-    "files named OP_TYPE.OPNPY_NAME.TASK.STREAM.TIMESTAMP.output.N.npy",
+    "files named OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP.output.N.npy",
 )

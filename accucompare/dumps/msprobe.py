@@ -18,11 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.format import Layout, Role
+from accucompare.bundle.format import WRAPPER_NAMES, Layout, Role
 from accucompare.dumps.dump_files import (
     as_shape,
     inside,
     is_scalar,
+    leaves_in_json,
     load_npy,
     load_pt,
     of_tensor,
@@ -43,8 +44,6 @@ _OF_MODULE = re.compile(
     r"(?:Module|Cell)\.(?P<name>.+)\.(?P<type>[^.]+)\.(?P<kind>forward|backward|parameters_grad)\.(?P<call>\d{1,18})",
     re.DOTALL,
 )
-#: Parts of a qualified name that wrappers add.
-_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _ROLES = (Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.PARAM_GRAD)
 _OF_FUNCTION = (
     "a call of a function, which msprobe numbers through the whole model; a bundle holds calls of"
@@ -94,7 +93,6 @@ def _open(path: Path, naming: Naming) -> Dump:
             f"{path}: holds no {INDEX} of msprobe's, neither there nor in step<N>/rank<R> or"
             " step<N>/proc<PID>"
         )
-    notes = [_ROOT_NOTE]
     places: dict[tuple[int, int], Path] = {}
     for step, rank, folder in folders:
         place = rank or 0, step or 0
@@ -113,7 +111,7 @@ def _open(path: Path, naming: Naming) -> Dump:
         tuple(_part(*place, folder) for place, folder in sorted(places.items())),
         _ROLES,
         False,
-        notes=tuple(notes),
+        notes=(_ROOT_NOTE,),
         named_gradients=False,
     )
 
@@ -179,10 +177,7 @@ class _Index:
             yield from self._forward(entry, parent_of[entry.key], begins, weights)
         backward = _ended(entries["backward"])
         for begins, entry in self._in_order(backward, around(backward, parents)):
-            key = (
-                entry.key.removesuffix(f".backward.{entry.key.rpartition('.')[2]}")
-                + f".forward.{entry.key.rpartition('.')[2]}"
-            )
+            key = ".forward.".join(entry.key.rsplit(".backward.", 1))
             yield from self._backward(entry, by_key.get(key), parent_of.get(key), begins)
         yield from self._gradients(entries["parameters_grad"])
 
@@ -200,9 +195,10 @@ class _Index:
         found = read_json(path) if path.is_file() else {}
         if not isinstance(found, dict):
             raise BundleError(f"{path}: is no table of calls")
+        # with Megatron, a list
         under = {
             key: each[0] if isinstance(each, list) and each else each for key, each in found.items()
-        }  # with Megatron, a list
+        }
         return {key: each if isinstance(each, str) else None for key, each in under.items()}
 
     def _rename(self, entries: dict[str, dict[str, _Entry]]) -> None:
@@ -211,7 +207,9 @@ class _Index:
         """
         every = [entry for table in entries.values() for entry in table.values()]
         for entry in every:
-            entry.name = ".".join(part for part in entry.name.split(".") if part not in _WRAPPERS)
+            entry.name = ".".join(
+                part for part in entry.name.split(".") if part not in WRAPPER_NAMES
+            )
         while every and all(
             entry.name == "module" or entry.name.startswith("module.") for entry in every
         ):
@@ -281,9 +279,8 @@ class _Index:
 
     def _value(self, place: Item, value: Any) -> Iterator[Item | NotImported]:
         """What the index says of one value, as an item."""
-        if not isinstance(
-            value, dict
-        ):  # None, which is no value, and what msprobe could not look into
+        # None, which is no value, and what msprobe could not look into
+        if not isinstance(value, dict):
             return
         what = f"{place.name} call {place.call} {place.role.value}.{place.path}"
         if not _is_tensor(value):
@@ -324,21 +321,9 @@ def _table(entry: _Entry, name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any) -> Iterator[tuple[str, Any]]:
     """The tensors and other values in nested lists and tables, with their paths."""
-    if (
-        isinstance(value, dict)
-        and not _is_tensor(value)
-        and not ("type" in value and "value" in value)
-    ):
-        parts = [(str(key), child) for key, child in value.items()]
-    elif isinstance(value, list):
-        parts = [(str(place), child) for place, child in enumerate(value)]
-    else:
-        yield path, value
-        return
-    for part, child in parts:
-        yield from _leaves(child, f"{path}.{part}" if path else part)
+    return leaves_in_json(value, lambda each: _is_tensor(each) or {"type", "value"} <= each.keys())
 
 
 def _outputs(entry: _Entry) -> list[tuple[str, Any]]:
@@ -372,11 +357,8 @@ def _loader(path: Path) -> Callable[[], LoadedItem]:
 def _number(value: Any) -> int | float | None:
     """A number of the index; ``None`` for anything else, and for an integer that no tensor
     holds."""
-    return (
-        value
-        if isinstance(value, (int, float)) and (not isinstance(value, int) or abs(value) < 1 << 64)
-        else None
-    )
+    held = isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 64)
+    return value if held else None
 
 
 def _statistics(value: dict[str, Any]) -> Statistics | None:

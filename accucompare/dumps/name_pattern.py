@@ -28,7 +28,7 @@ ROLES = {
     "outputs": Role.OUTPUT,
     "out": Role.OUTPUT,
 }
-# : Each field's regular expression. The name takes as little as the rest allows, so that a call
+#: Each field's regular expression. The name takes as little as the rest allows, so that a call
 # after it is found.
 _FIELDS = {
     "name": "(?P<name>.+?)",
@@ -40,7 +40,7 @@ _FIELDS = {
     "_": ".+?",
 }
 _TOKEN = re.compile(r"\{(\w+)\}|([\[\]])|([^\[\]{}]+)")
-# : A bare number is a part of the name: modules called ``layers.0`` are in nearly every model, and
+#: A bare number is a part of the name: modules called ``layers.0`` are in nearly every model, and
 # those that are called twice are few.
 DEFAULT_PATTERN = "[step{step}/][rank{rank}/]{name}[.call{call}].{role}[.{path}]"
 

@@ -78,9 +78,8 @@ def read_onnx(path: Path) -> Computed:
     """
     try:
         with path.open("rb") as file:
-            content = memoryview(
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            )  # closed with the last view of it
+            # closed with the last view of it
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         nodes, weights, results = _parse(content)
     except (OSError, ValueError, SyntaxError, RecursionError) as error:
         if isinstance(error, OSError):
@@ -191,9 +190,8 @@ def _computed(nodes: list[Node], weights: set[str], results: list[str]) -> Compu
         users[value].append(())
     named = calls_of(inside, weights)
     outputs, why_not = defaultdict[str, list[OnnxCall]](list), dict[str, str]()
-    for call, within in sorted(
-        inside.items(), key=lambda each: len(each[0]), reverse=True
-    ):  # the innermost first
+    # the innermost first
+    for call, within in sorted(inside.items(), key=lambda each: len(each[0]), reverse=True):
         leaving = [
             value
             for node in within

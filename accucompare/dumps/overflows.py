@@ -162,9 +162,8 @@ def overflows_in(path: Path) -> Overflows:
         noted: dict[str, tuple[int, Path]] = {}
         for file in files:
             match = _DEBUG.fullmatch(file.name)
-            if match is not None and (
-                match["json"] is None or match["noted"] not in noted
-            ):  # one and the same, if both are there
+            # one and the same, if both are there
+            if match is not None and (match["json"] is None or match["noted"] not in noted):
                 noted[match["noted"]] = int(match["time"]), file
         for time, file in noted.values():
             try:

@@ -35,7 +35,7 @@ from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 
 _BEGINS = re.compile(rb'\s*\{\s*"lst"\s*:\s*\[')
-# : What torch.onnx.export calls a value: the module's name by its parts, the operator, and the
+#: What torch.onnx.export calls a value: the module's name by its parts, the operator, and the
 # number of its output.
 _SCOPED = re.compile(r"(?P<scope>(?:/.+)?)/[^/]+_output_\d+", re.DOTALL)
 _NESTING = 8  # arrays lie so deep at most

@@ -101,9 +101,8 @@ def same_fingerprint(golden: dict[str, Any], candidate: dict[str, Any]) -> bool 
 def _where_nan(values: Array) -> Array | None:
     """Which values are NaN; ``None`` if none is."""
     with np.errstate(all="ignore"):
-        if values.dtype.kind != "f" or not np.isnan(
-            np.add.reduce(values)
-        ):  # cheaper than np.isnan of every value
+        # cheaper than np.isnan of every value
+        if values.dtype.kind != "f" or not np.isnan(np.add.reduce(values)):
             return None
     return np.isnan(values)
 

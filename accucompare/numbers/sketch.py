@@ -270,9 +270,8 @@ def _sketch_blocks(
         rows = np.zeros((-(-part.size // GROUPS), GROUPS))
         rows.reshape(-1)[: part.size] = part
         groups = np.zeros(GROUPS)
-        for row, row_signs in zip(
-            rows, signs, strict=False
-        ):  # one after the other, as the kernel adds
+        # one after the other, as the kernel adds
+        for row, row_signs in zip(rows, signs, strict=False):
             groups += row * row_signs
         places = (buckets[block] + rotations[block]) % len(found)
         found += np.bincount(places, groups * group_signs[block] * block_signs[block], len(found))

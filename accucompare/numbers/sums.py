@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 CHUNK = 8192
 #: Elements per block: what is read, widened and reduced at a time. A multiple of CHUNK.
 BLOCK = 16 * CHUNK
-# : Elements per segment: what one thread reads, verifies and measures of a large tensor. A multiple
-# of BLOCK.
+#: Elements per segment: what one thread reads, verifies and measures of a large tensor. A multiple
+#: of BLOCK.
 SEGMENT = 8 * BLOCK
 
 #: Between these magnitudes, and at 0, squares fit float64.
@@ -61,9 +61,8 @@ def power_of_two_near(magnitude: float) -> float:
     if magnitude == 0 or SQUARES_FIT[0] < magnitude < SQUARES_FIT[1]:
         return 1.0
     exponent = math.frexp(min(magnitude, sys.float_info.max))[1]
-    return math.ldexp(
-        1.0, min(-exponent, 1000)
-    )  # 2**1000 is enough for subnormals and is still finite
+    # 2**1000 is enough for subnormals and is still finite
+    return math.ldexp(1.0, min(-exponent, 1000))
 
 
 def as_reals(values: NDArray[Any]) -> NDArray[Any]:

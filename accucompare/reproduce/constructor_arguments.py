@@ -14,7 +14,7 @@ from accucompare.reproduce.likeness import same
 
 MISSING = object()
 
-# : Constructors' parameters that say where and in what type; both are restored from the saved
+#: Constructors' parameters that say where and in what type; both are restored from the saved
 # tensors.
 _RESTORED = {"device", "dtype"}
 
@@ -27,9 +27,8 @@ def constructor_parameters(kind: type[nn.Module]) -> Iterator[inspect.Parameter]
     """
     if kind.__init__ is nn.Module.__init__:
         return
-    own = (
-        nn.modules.rnn.RNNBase if kind in (nn.RNN, nn.LSTM, nn.GRU) else kind
-    )  # theirs takes whatever RNNBase's does, but for the mode
+    # theirs takes whatever RNNBase's does, but for the mode
+    own = nn.modules.rnn.RNNBase if kind in (nn.RNN, nn.LSTM, nn.GRU) else kind
     for name, parameter in list(inspect.signature(own.__init__).parameters.items())[1:]:
         if parameter.kind is parameter.VAR_POSITIONAL:
             raise CannotRebuildError("its constructor takes any number of arguments")

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 
 from accucompare.live.modules import unwrapped
 
-# : What nn.Module itself keeps, and what frameworks note on a module that changes nothing of what
+#: What nn.Module itself keeps, and what frameworks note on a module that changes nothing of what
 # it computes.
 _BOOKKEEPING = {
     *vars(nn.Module()),
@@ -29,7 +29,7 @@ _BOOKKEEPING = {
     "_is_torch_compile",
     "_forward_hooks_always_called",
 }
-# : What accelerate leaves on a module whose inputs it moves between devices, which the module alone
+#: What accelerate leaves on a module whose inputs it moves between devices, which the module alone
 # does not need.
 _ACCELERATE = {"forward", "_old_forward", "_hf_hook"}
 

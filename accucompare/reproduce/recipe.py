@@ -79,8 +79,7 @@ def recipe(module: nn.Module, directory: Path | None = None) -> Recipe:
     return Recipe(writer.imports_of(text), text)
 
 
-# -- what the written Python calls
-# ------------------------------------------------------------------------------------------------
+# what the written Python calls
 
 
 def assemble(kind: type[nn.Module], parts: Mapping[str, Any]) -> nn.Module:
@@ -111,8 +110,7 @@ def buffer(*shape: int) -> torch.Tensor:
     return torch.zeros(shape)
 
 
-# -- writing modules
-# --------------------------------------------------------------------------------------------------------------
+# writing modules
 
 
 class _Writer:
@@ -160,9 +158,8 @@ class _Writer:
         live = unwrapped(live)
         if isinstance(live, torch.jit.ScriptModule):
             raise CannotRebuildError("it is a scripted or traced module")
-        self.reference(
-            parametrize.type_before_parametrizations(live)
-        )  # without its class nothing can be done
+        # without its class nothing can be done
+        self.reference(parametrize.type_before_parametrizations(live))
         reasons = []
         for write in _WAYS:
             try:
@@ -170,9 +167,8 @@ class _Writer:
                 reason = unlike(live, self._evaluated(text))
             except CannotRebuildError as error:
                 reason = str(error)
-            except (
-                Exception
-            ) as error:  # a constructor that was given a wrong guess may raise anything
+            # a constructor that was given a wrong guess may raise anything
+            except Exception as error:
                 reason = f"its constructor raised {type(error).__name__}: {str(error)[:200]}"
             if reason is None:
                 return text
@@ -265,9 +261,8 @@ class _Writer:
         parts: dict[str, str] = {}
         for name, value in attributes(live).items():
             parts[name] = self.value(value, name)
-        if "gradient_checkpointing" in vars(
-            live
-        ):  # transformers asks for it; whoever runs a module alone needs none
+        # transformers asks for it; whoever runs a module alone needs none
+        if "gradient_checkpointing" in vars(live):
             parts["gradient_checkpointing"] = "False"
         for kind, table in (("parameter", live._parameters), ("buffer", live._buffers)):
             for name, tensor in table.items():
@@ -284,8 +279,7 @@ class _Writer:
     def _list(self, items: list[str]) -> str:
         return _enclosed("[", items, "]")
 
-    # -- values
-    # -----------------------------------------------------------------------------------------------------------------------
+    # values
 
     def value(self, value: Any, name: str) -> str:
         """An expression for an attribute's value.
@@ -465,5 +459,4 @@ def _enclosed(opening: str, items: list[str], closing: str) -> str:
     )
 
 
-# -- a constructor's arguments
-# ----------------------------------------------------------------------------------------------------
+# a constructor's arguments

@@ -160,8 +160,7 @@ class Reproducer:
             )
         return module
 
-    # -- putting it back
-    # ----------------------------------------------------------------------------------------------------------------
+    # putting it back
 
     def restore(self, module: nn.Module, device: torch.device | str = "cpu") -> nn.Module:
         """Move a module to a device and put the saved parameters, buffers, modes and tensor
@@ -184,9 +183,8 @@ class Reproducer:
         tensors = {name: (kind, tensor) for kind, name, tensor in modules.tensors()}
         self._check(modules, tensors)
         for name, (kind, tensor) in tensors.items():
-            tensor.requires_grad_(
-                False
-            )  # no gradients of integers, which a parameter's new values may be
+            # no gradients of integers, which a parameter's new values may be
+            tensor.requires_grad_(False)
             tensor.data = self._load(
                 Role.PARAM if kind == "parameters" else Role.BUFFER, name, device
             )
@@ -263,8 +261,7 @@ class Reproducer:
             ).copy_(tensor)
         return tensor
 
-    # -- running
-    # ------------------------------------------------------------------------------------------------------------------------
+    # running
 
     def run(self, module: nn.Module, given: Mapping[str, Any] | None = None) -> RunOutcome:
         """Run a restored module on the saved inputs, in the saved mode, autocast and random state;
@@ -309,9 +306,8 @@ class Reproducer:
                 tensor = self._load(Role.CASE_INPUT, number, device)
                 if number in self._saved.inputs_with_grad:
                     sources[number] = tensor.requires_grad_()
-                    tensor = torch.empty_like(tensor).copy_(
-                        tensor
-                    )  # no leaf, for the module may write into it
+                    # no leaf, for the module may write into it
+                    tensor = torch.empty_like(tensor).copy_(tensor)
                 loaded[number] = tensor
             return loaded[number]
 
@@ -396,8 +392,7 @@ class Reproducer:
             path: value for path, value in arguments_of(args, kwargs) if isinstance(value, _Number)
         }
 
-    # -- saying what came of it
-    # ---------------------------------------------------------------------------------------------------------
+    # saying what came of it
 
     def show(self, outcome: RunOutcome) -> int:
         """Print the inputs and what came out, and say whether the value that is not finite shows

@@ -94,9 +94,8 @@ def save_reproducer(
             raise CaptureError(
                 f"{stem}: the reproducer cannot be written ({error.strerror or error})"
             ) from None
-        if isinstance(
-            error, Exception
-        ):  # a class of the user's may raise anything while it is looked at; the training goes on
+        # a class of the user's may raise anything while it is looked at; the training goes on
+        if isinstance(error, Exception):
             raise CaptureError(
                 f"{stem}: the reproducer cannot be written ({type(error).__name__}: {error})"
             ) from error
@@ -155,8 +154,7 @@ def _making(snapshot: Snapshot, case: str | None, directory: Path) -> Recipe | s
         return f"{type(error).__name__} while it was looked at: {str(error)[:200]}"
 
 
-# -- the bundle
-# -------------------------------------------------------------------------------------------------------------------
+# the bundle
 
 
 def _write_bundle(
@@ -370,7 +368,3 @@ def _device(snapshot: Snapshot) -> torch.device:
         if isinstance(value, torch.Tensor) and not value.is_meta
     ]
     return given[0].device if given else device
-
-
-# -- the script
-# -------------------------------------------------------------------------------------------------------------------

@@ -103,9 +103,8 @@ def test_closed_streams_change_no_exit_code(
         if code < 2 or "2>" in closed
         else "accucompare: none: not a bundle (there is no such directory)\n"
     )
-    for report in (bundles / "reports").glob(
-        "*.xlsx"
-    ):  # a file that got the descriptor of standard output would hold what is printed
+    # a file that got the descriptor of standard output would hold what is printed
+    for report in (bundles / "reports").glob("*.xlsx"):
         openpyxl.load_workbook(report)
 
 

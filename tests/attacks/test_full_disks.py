@@ -21,11 +21,14 @@ from tests.forkserver import CLI, ROOT, with_torch
 
 _MOUNT = """
 import ctypes, os, sys, tempfile
+
 tempfile.tempdir = None  # it was looked for when this process began
 libc = ctypes.CDLL(None, use_errno=True)
 size, folder = sys.argv[1:3]
 del sys.argv[1:3]
-if libc.unshare(0x00020000) or libc.mount(b"none", b"/", None, 1 << 14 | 1 << 18, None):  # a private name space
+if libc.unshare(0x00020000) or libc.mount(
+    b"none", b"/", None, 1 << 14 | 1 << 18, None
+):  # a private name space
     sys.exit("cannot mount")
 if libc.mount(b"tmpfs", folder.encode(), b"tmpfs", 0, f"size={size}".encode()):
     sys.exit("cannot mount")
@@ -37,7 +40,12 @@ from accucompare import Case
 def case():
     model = torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(4)])
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return Case(model, [torch.randn(8, 32) for _ in range(2)], loss=lambda out: out.sum(), optimizer=optimizer)
+    return Case(
+        model,
+        [torch.randn(8, 32) for _ in range(2)],
+        loss=lambda out: out.sum(),
+        optimizer=optimizer,
+    )
 """
 SCRIPT = """
 import torch

@@ -17,7 +17,7 @@ from tests.attacks.conftest import Command
 from tests.compare.builder import item, write
 from tests.conftest import ROOT, Run
 
-# : Overwrites the bundle `b` once for each call of the system that changes files, and is stopped at
+#: Overwrites the bundle `b` once for each call of the system that changes files, and is stopped at
 # that call.
 STOPPED = """
 import os, signal, shutil, sys
@@ -25,7 +25,11 @@ from pathlib import Path
 from accucompare.bundle.writing.lock import locked
 from accucompare.bundle.format.manifest import Manifest, holds_bundle
 from accucompare.bundle.reading.reader import open_bundle
-from accucompare.bundle.writing.directory import forget_previous, prepare_directory, restore_previous
+from accucompare.bundle.writing.directory import (
+    forget_previous,
+    prepare_directory,
+    restore_previous,
+)
 from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.errors import BundleError
 from tests.compare.builder import item, write
@@ -44,11 +48,13 @@ def stopped_at(call):
     if child:
         return os.waitpid(child, 0)[1] != 0
     left = [call]
+
     def count(event, arguments):
         if event in CHANGES:
             left[0] -= 1
             if left[0] < 0:
                 os.kill(os.getpid(), number)
+
     sys.addaudithook(count)
     overwrite(2.0)
     os._exit(0)
@@ -73,7 +79,9 @@ while True:
     assert [1.0] in found or [2.0] in found or [1.0] in values(here / ".previous"), call
     overwrite(3.0)  # the next run needs nothing but --overwrite
     assert values(here) == [[3.0]], call
-    assert sorted(path.name for path in here.iterdir()) == ["manifest.json", "mine.txt", "rank0"], call
+    assert sorted(path.name for path in here.iterdir()) == ["manifest.json", "mine.txt", "rank0"], (
+        call
+    )
     call += 1
 print(call)
 """
@@ -126,7 +134,9 @@ def case(of_model, of_loss=lambda: None, of_optimizer=lambda: None):
         return y.sum()
 
     model = Ending(of_model)
-    return Case(model, [torch.ones(2, 3)] * 3, loss=loss, optimizer=Optimizer(model.parameters(), 0.1))
+    return Case(
+        model, [torch.ones(2, 3)] * 3, loss=loss, optimizer=Optimizer(model.parameters(), 0.1)
+    )
 """
 ENDS = {
     "sys.exit(0)": "sys.exit(0)",

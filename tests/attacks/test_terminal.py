@@ -114,9 +114,8 @@ def test_errors(command: Command, tmp_path: Path, attack: str) -> None:
     """Messages that name a record, a layer that is not there, a bundle."""
     golden, candidate = poisoned(tmp_path, attack)
     archive = golden / "rank0" / "step0.npz"
-    archive.write_bytes(
-        archive.read_bytes().replace(b"\x00\x00\xf0\x3f", b"\x00\x00\xf1\x3f")
-    )  # the 1.0 of its records
+    # the 1.0 of its records
+    archive.write_bytes(archive.read_bytes().replace(b"\x00\x00\xf0\x3f", b"\x00\x00\xf1\x3f"))
     for done in (
         command("diff", golden, candidate),
         command("show", golden, f"fc{attack}", "--role", "input"),

@@ -73,9 +73,8 @@ def test_an_error_is_estimated_with_its_deviation(kept: Bundle) -> None:
     single, of_sum = of(kept, 5).error(of(kept, 4)), of(kept, 5).error(total_of(kept))
     assert single.value == pytest.approx(0.01, rel=4 * OFF)
     assert single.deviation == pytest.approx(single.value * OFF)
-    assert of_sum.deviation == pytest.approx(
-        of_sum.value * OFF * math.sqrt(2)
-    )  # both norms are estimates
+    # both norms are estimates
+    assert of_sum.deviation == pytest.approx(of_sum.value * OFF * math.sqrt(2))
     assert (of(kept, 5) - of(kept, 4)).norm().value == pytest.approx(
         single.value * np.linalg.norm(PARTS.sum(0))
     )
@@ -90,12 +89,10 @@ def test_nan_on_one_side_is_no_small_error(kept: Bundle) -> None:
         math.inf,
         0.0,
     )
-    assert (
-        ac.Sketch(bad.numbers, bad.shape, bad.l2, 3).error(bad).value == math.inf
-    )  # two of three are on one side
-    assert (
-        ac.Sketch(bad.numbers, bad.shape, None, 3).error(bad).value == 0.0
-    )  # of a sum, they may be in one place
+    # two of three are on one side
+    assert ac.Sketch(bad.numbers, bad.shape, bad.l2, 3).error(bad).value == math.inf
+    # of a sum, they may be in one place
+    assert ac.Sketch(bad.numbers, bad.shape, None, 3).error(bad).value == 0.0
 
 
 def test_numbers_that_exceed_float64_are_no_small_error(kept: Bundle) -> None:

@@ -121,9 +121,8 @@ def same(
     if found is None or expected is None:
         return found is expected
     if math.isinf(expected) or math.isinf(found):
-        return (
-            found == expected or min(abs(found), abs(expected)) > 1.7976931348e308
-        )  # the last bit decides
+        # the last bit decides
+        return found == expected or min(abs(found), abs(expected)) > 1.7976931348e308
     return abs(Fraction(found) - Fraction(expected)) <= max(
         Fraction(rel) * abs(Fraction(expected)), Fraction(floor), Fraction(5e-324)
     )

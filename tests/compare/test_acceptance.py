@@ -36,7 +36,7 @@ def accepted(
     return ac.diff(*sides, accept="mindformers", **options)
 
 
-# : Golden has losses of 2 and norms of 3 in 1,000 steps. The guide's limits: first loss 0.005 or
+#: Golden has losses of 2 and norms of 3 in 1,000 steps. The guide's limits: first loss 0.005 or
 # 0.5 %, mean 0.01 or 1 %, norm 10 %.
 CASES = [
     (series(1000, loss=2.019, first=2.0), True),  # 0.95 % of the mean loss
@@ -126,7 +126,8 @@ def test_a_fed_candidate_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("candidate", "code", "words"), [
     (series(1000), 0, "meets the standard mindformers over 1,000 steps"),
     (series(3), 2, "meets the standard mindformers over 3 steps so far, but that asks for 1,000"),
-    (series(3, loss=9.0), 1, "does not meet the standard mindformers over 3 steps; it asks for 1,000 steps"),
+    (series(3, loss=9.0), 1,
+         "does not meet the standard mindformers over 3 steps; it asks for 1,000 steps"),
     ([], 2, "there are no losses to judge"),
 ])  # fmt: skip
 def test_the_command_exits_by_the_standard_and_says_what_was_measured(

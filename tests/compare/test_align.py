@@ -243,8 +243,7 @@ def test_names_that_become_the_same_are_known() -> None:
     ) == {"b": ["a", "c", "b"], "": [""]}
 
 
-# -- arguments by position and by name
-# ---------------------------------------------------------------------------------------------
+# arguments by position and by name
 
 SIGNATURE = {"Linear": ["hidden_states", "mask"]}
 

@@ -386,9 +386,7 @@ def test_a_cosine_limit_is_exceeded_by_another_ratio_of_mean_and_spread() -> Non
     assert verdict(golden, golden + 0.1, cosine=0.9).reason is Reason.OK
 
 
-def test_a_relative_limit_is_exceeded_by_all_elements_together_where_an_outlier_would_allow_each() -> (
-    None
-):
+def test_a_relative_limit_is_exceeded_by_all_together_where_an_outlier_would_allow_each() -> None:
     golden = np.ones(1000)
     golden[0] = 10.0
     candidate = golden * 1.5

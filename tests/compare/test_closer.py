@@ -20,7 +20,7 @@ from tests.compare.builder import Item, item, write
 
 RANDOM = np.random.default_rng(0)
 GRADIENT = RANDOM.normal(size=4096)
-# : Both runs compute the same steps in bfloat16, so most of their errors are the same; the rest is
+#: Both runs compute the same steps in bfloat16, so most of their errors are the same; the rest is
 # each one's own.
 SHARED, OWN = (RANDOM.normal(size=4096) * off for off in (0.02, 0.003))
 
@@ -153,7 +153,7 @@ def updated(
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["tensors", "errors only"])
-def test_elements_of_an_update_that_rounding_cannot_have_made_fail_beside_those_that_rounding_takes_whole(
+def test_elements_of_an_update_that_rounding_cannot_have_made_fail_beside_those_it_takes_whole(
     tmp_path: Path, kept: bool
 ) -> None:
     """Next to 0.3, values of bfloat16 are 0.002 apart, so that an update of 0.0012 becomes 0.002;

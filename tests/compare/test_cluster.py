@@ -47,12 +47,13 @@ SMALL = {
     "dashboard_address": ":0",
     "silence_logs": 60,
 }
+# which is enough to lose it
 IN_THIS_PROCESS = {
     **SMALL,
     "n_workers": 1,
     "processes": False,
     "protocol": "tcp",
-}  # which is enough to lose it
+}
 
 
 @pytest.fixture(scope="module")
@@ -611,9 +612,8 @@ def test_an_interrupt_ends_the_processes_of_a_local_cluster(sides: list[Path]) -
             for line in Path(f"/proc/{process.pid}/status").read_text().splitlines()
             if line.startswith("SigBlk")
         )
-        assert int(blocked.split()[1], 16) & 1 << (
-            signal.SIGINT - 1
-        )  # Ctrl-C in a terminal reaches it, too, and is not its own
+        # Ctrl-C in a terminal reaches it, too, and is not its own
+        assert int(blocked.split()[1], 16) & 1 << (signal.SIGINT - 1)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -632,9 +632,8 @@ def test_an_answer_that_was_lost_with_its_worker_is_asked_for_again(
         if lost:
             return submit(self, *task)
         lost.append(Future())
-        lost[0].set_exception(
-            TypeError("cannot unpack non-iterable Reply object")
-        )  # as Dask 2026.8 has it
+        # as Dask 2026.8 has it
+        lost[0].set_exception(TypeError("cannot unpack non-iterable Reply object"))
         return lost[0]
 
     monkeypatch.setattr(ClientExecutor, "submit", losing)
@@ -675,9 +674,8 @@ def test_a_cluster_that_goes_away_is_told_and_nothing_is_written(
     ):
         monkeypatch.setattr(running, name, value)
     why = {"workers": "has had no workers for 0 s", "scheduler": "has lost its scheduler"}[what]
-    patience = {
-        "distributed.comm.timeouts.connect": "1s"
-    }  # to connect again to a scheduler that has gone
+    # to connect again to a scheduler that has gone
+    patience = {"distributed.comm.timeouts.connect": "1s"}
     with dask.config.set(patience), LocalCluster(**IN_THIS_PROCESS) as cluster:
         going = [*cluster.workers.values()] if what == "workers" else [cluster.scheduler]
 
@@ -700,7 +698,7 @@ def test_a_cluster_that_goes_away_is_told_and_nothing_is_written(
                 ac.diff(*sides, work=ac.Work(cluster=cluster.scheduler_address))
 
 
-# : What the client asks of Dask in a comparison, in this order, and which of these calls the loss
+#: What the client asks of Dask in a comparison, in this order, and which of these calls the loss
 # comes before.
 _STAGES = {
     "it is connected": (Client, "nthreads", 1),

@@ -25,7 +25,7 @@ NOISE = [
     for direction in DRAW.normal(size=(2, 300))
 ]
 
-# : A root with a block of two children in each of two layers, in execution order: name, role,
+#: A root with a block of two children in each of two layers, in execution order: name, role,
 # parent.
 ORDER: list[tuple[str, str, tuple[str, int] | None]] = [
     ("", "input", None),

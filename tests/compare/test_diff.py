@@ -93,10 +93,12 @@ VALUES = st.sampled_from([[1.0, 2.0], [1.5, 2.0], [1.0], [float("nan"), 2.0], No
 ITEMS = st.lists(
     st.builds(
         lambda name, values, role, call, step, rank, integers: item(
-            name, values if values is None or not integers else [1] * len(values), role=role, call=call, step=step, rank=rank,
+            name, values if values is None or not integers else [1] * len(values), role=role,
+            call=call, step=step, rank=rank,
             layout="strided" if values is not None else "sparse",
         ),
-        NAMES, VALUES, st.sampled_from(["input", "output"]), st.integers(0, 1), st.integers(0, 1), st.integers(0, 1), st.booleans(),
+        NAMES, VALUES, st.sampled_from(["input", "output"]), st.integers(0, 1), st.integers(0, 1),
+        st.integers(0, 1), st.booleans(),
     ),
     max_size=10,
     unique_by=lambda each: each.record.key,

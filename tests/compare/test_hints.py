@@ -39,7 +39,8 @@ def test_gemma_s_soft_cap_left_out_is_called_neither_noise_nor_precision(
     for value in (5.0, None):
         torch.manual_seed(0)
         config = transformers.Gemma2Config(
-            vocab_size=99, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+            vocab_size=99, hidden_size=64, intermediate_size=96, num_hidden_layers=1,
+            num_attention_heads=4, num_key_value_heads=2,
             head_dim=16, attn_implementation="eager", initializer_range=0.5, **{cap: value},
         )  # fmt: skip
         models.append(transformers.Gemma2ForCausalLM(config))

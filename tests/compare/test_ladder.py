@@ -152,7 +152,7 @@ def test_other_weights_at_the_beginning_are_where_runs_part(tmp_path: Path) -> N
     assert (parting.step, parting.rung) == (0, Rung.WEIGHTS)
 
 
-def test_weights_that_differ_before_the_first_step_are_where_runs_part_though_the_series_has_no_digest_of_them(
+def test_weights_that_differ_before_the_first_step_are_where_runs_part_without_digests_too(
     tmp_path: Path,
 ) -> None:
     models = [

@@ -185,9 +185,8 @@ def test_any_float64_values_agree_with_exact_arithmetic(
     found = wrong([pair[0] for pair in pairs], [pair[1] for pair in pairs], atol=atol, rtol=rtol)
     for name in ("over_tolerance", "over_1e3", "over_5e3"):  # sharp limits: a last bit may decide
         found.pop(name, None)
-    if any(
-        0 < abs(golden) < 1e-300 for golden, _ in pairs
-    ):  # rtol * golden is rounded to a few bits
+    # rtol * golden is rounded to a few bits
+    if any(0 < abs(golden) < 1e-300 for golden, _ in pairs):
         found.pop("tolerance_used", None)
     assert not found
 

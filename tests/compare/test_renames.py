@@ -161,9 +161,8 @@ def test_what_is_renamed_inside_of_numbered_layers_is_one_map_each(fingerprints:
         "h.*.norm2=layers.*.ln_2",
         "h.*.act=layers.*.act_fn",
     }
-    assert (
-        propose(ours, theirs, [Renaming.parse(text) for text in found]) == []
-    )  # all of them together leave nothing
+    # all of them together leave nothing
+    assert propose(ours, theirs, [Renaming.parse(text) for text in found]) == []
 
 
 def test_order_does_not_overrule_names() -> None:
@@ -267,8 +266,7 @@ def test_a_map_that_one_of_two_goldens_needs_is_no_mistake() -> None:
         check_maps(maps, [(NEW, NEW)])
 
 
-# -- in a comparison
-# ---------------------------------------------------------------------------------------------------------------
+# in a comparison
 
 
 def sides(tmp_path: Path) -> tuple[Path, Path]:

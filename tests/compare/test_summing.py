@@ -110,13 +110,11 @@ def test_a_normalisation_sums_over_all_but_its_channels_or_samples(
 def test_the_room_for_sums_grows_with_their_root_and_ends_below_a_fault() -> None:
     default = Tolerance(rel_l2=2e-6, by_default=True)
     assert default.of_sums(10_000, "float32").summing == pytest.approx(4 * 100 * 2**-24)
-    assert default.of_sums(10_000, "bfloat16").summing == pytest.approx(
-        4 * 100 * 2**-24
-    )  # sums are kept in float32
+    # sums are kept in float32
+    assert default.of_sums(10_000, "bfloat16").summing == pytest.approx(4 * 100 * 2**-24)
     assert default.of_sums(1 << 40, "float32").rel_l2 == 1e-4
-    assert Tolerance(rel_l2=1e-7).of_sums(10_000, "float32") == Tolerance(
-        rel_l2=1e-7
-    )  # the user's own
+    # the user's own
+    assert Tolerance(rel_l2=1e-7).of_sums(10_000, "float32") == Tolerance(rel_l2=1e-7)
     assert not default.of_sums(0, "float32").summing
 
 

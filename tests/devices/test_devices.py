@@ -102,16 +102,14 @@ def test_an_npu_with_too_high_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
         open_device(DeviceName("npu", 8))
 
 
-# -- as a user meets it: in a process of its own, which imports torch itself where that matters
-# -----------------------------------
+# as a user meets it: in a process of its own, which imports torch itself where that matters
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a case to run, and one for packages that only this test has."""
-    monkeypatch.delenv(
-        "TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False
-    )  # set by open_device in this process
+    # set by open_device in this process
+    monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
     (tmp_path / "case.py").write_text(CASE)
     (tmp_path / "packages").mkdir()
     return tmp_path
@@ -147,8 +145,12 @@ def _autoload():
 """
 DRIVER_BROKEN = """
 import types, torch
+
 def device_count():
-    raise RuntimeError("Initialize:build/CMakeFiles/torch_npu NPU function error: aclInit, error code is 507008")
+    raise RuntimeError(
+        "Initialize:build/CMakeFiles/torch_npu NPU function error: aclInit, error code is 507008"
+    )
+
 torch.npu = types.SimpleNamespace(is_available=lambda: True, device_count=device_count)
 """
 

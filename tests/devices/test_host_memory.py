@@ -36,6 +36,5 @@ def test_a_large_block_asks_for_huge_pages_so_that_writing_it_first_takes_few_pa
         <= block.data_ptr()
         < int(area.partition("-")[2].split()[0], 16)
     )
-    assert (
-        "hg" in flags
-    )  # asked for; whether there are some is the system's business, and no test's
+    # asked for; whether there are some is the system's business, and no test's
+    assert "hg" in flags

@@ -133,9 +133,8 @@ def test_training_agrees_with_the_cpu(name: str, goldens: Any, tmp_path: Path) -
     candidate = captured(f"{name}.py:training", tmp_path / "npu", "--steps", "2")
     comparison = ac.diff(goldens(f"{name}.py:training", 2), candidate)
     assert {row.golden.step for row in rows(comparison) if row.golden} == {0, 1}
-    assert (
-        comparison.passed
-    )  # gradients and updates, too, whose rounding is that of all that was before
+    # gradients and updates, too, whose rounding is that of all that was before
+    assert comparison.passed
     forward = [
         row
         for row in rows(comparison)
@@ -303,9 +302,10 @@ def test_half_types_are_sketched_on_the_npu_and_judged_by_that(tmp_path: Path) -
                 }
             )
     assert all(digest.startswith("device:") for digest in digests[0].values())
+    # for each layer is fed
     assert [key.name for key in digests[0] if digests[0][key] != digests[1][key]] == [
         "transformer.h.1.ln_2"
-    ]  # for each layer is fed
+    ]
     passed, failed = (
         ac.diff(golden, candidate, baseline=baseline) for candidate in (sound, faulty)
     )
@@ -421,7 +421,11 @@ def test_a_soc_that_saturates_has_its_flag_read_and_cleared(
     """Seen by torch_npu's own function too, which reads and does not clear."""
     done = python(
         """
-        found = {"saturates": npu.saturates(), "before": npu.overflowed(device), "doubled": (values * 2).tolist()}
+        found = {
+            "saturates": npu.saturates(),
+            "before": npu.overflowed(device),
+            "doubled": (values * 2).tolist(),
+        }
         found["raised"] = [torch.npu.get_npu_overflow_flag(), npu.overflowed(device)]
         found["cleared"] = [torch.npu.get_npu_overflow_flag(), npu.overflowed(device)]
         values / 2

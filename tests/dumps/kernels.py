@@ -58,9 +58,8 @@ def tensor(value: Value, output: bool, packed: bool) -> bytes:
     )
     content += number(size, value.array.nbytes if value.says is None else value.says)
     if output:
-        content += block(
-            4, block(1, b"an original op") + number(3, 1)
-        )  # what the reader does not need
+        # what the reader does not need
+        content += block(4, block(1, b"an original op") + number(3, 1))
     return content + (block(original, shape(value.original, packed)) if value.original else b"")
 
 
@@ -106,7 +105,7 @@ def to_5hd(array: np.ndarray, block: int = 16) -> np.ndarray:
     return out
 
 
-# : Of each unit where its facts and its status are in what the device noted, as msaccucmp reads
+#: Of each unit where its facts and its status are in what the device noted, as msaccucmp reads
 # them.
 _UNITS = {"DHA Atomic Add": (0, 512), "L2 Atomic Add": (128, 768), "AI Core": (256, 1040)}
 _FACTS = ("model_id", "stream_id", "task_id", "task_type", "pc_start", "para_base")

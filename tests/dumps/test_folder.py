@@ -179,9 +179,8 @@ def test_a_folder_of_one_layer_is_compared_with_a_capture_of_the_same(
     assert found.first_divergence is not None
     assert found.first_divergence.place == "1 output"
     assert [row.place for row in found.rows if row.status is Status.PASS] == ["0 output"]
-    assert not [
-        row.place for row in found.rows if row.reason is Reason.MISSING
-    ]  # it has no input of any layer
+    # it has no input of any layer
+    assert not [row.place for row in found.rows if row.reason is Reason.MISSING]
 
 
 def test_a_layer_with_a_number_and_its_only_input_without_a_path_find_golden_s(

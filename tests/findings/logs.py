@@ -74,8 +74,10 @@ def seen(
 def found(name: str = "fc1", **more: Any) -> Finding:
     """A finding: an origin in the forward of a module, of a NaN, from inputs that were finite."""
     usual = {
-        "step": 0, "order": 5, "name": name, "call": 0, "type": "Linear", "site": Site.MODULE, "direction": Direction.FORWARD,
-        "origin": True, "cause": Cause.INSIDE, "kinds": ["NaN"], "tensors": [seen(), seen("output", "", "nan", "nan", nan=3, inf=0)],
+        "step": 0, "order": 5, "name": name, "call": 0, "type": "Linear", "site": Site.MODULE,
+        "direction": Direction.FORWARD,
+        "origin": True, "cause": Cause.INSIDE, "kinds": ["NaN"], "tensors": [seen(), seen("output",
+        "", "nan", "nan", nan=3, inf=0)],
     }  # fmt: skip
     return Finding(**{**usual, **more})
 
@@ -148,8 +150,10 @@ def training(rank: int = 0, ranks: int = 2) -> list[Event]:
     )
     events: list[Event] = [
         start(
-            rank=rank, ranks=ranks, device=f"npu:{rank}", coordinates={"tp": rank, "pp": 0, "dp": 0}, case="model.py",
-            options={"frames": 21, "level": "op", "trace_steps": [1]}, environment={"torch": "2.6.0", "flags": {"hf32": False}},
+            rank=rank, ranks=ranks, device=f"npu:{rank}", coordinates={"tp": rank, "pp": 0,
+            "dp": 0}, case="model.py",
+            options={"frames": 21, "level": "op", "trace_steps": [1]},
+            environment={"torch": "2.6.0", "flags": {"hf32": False}},
         ),
         frames("transformer.wte", "transformer.h.0", number=1, traced=True),
     ]  # fmt: skip

@@ -70,8 +70,10 @@ def test_answer_says_what_where_how_from_what_and_where_more_is() -> None:
 @pytest.mark.parametrize("site", Site)
 def test_answer_has_five_lines_at_most_whatever_the_names(name: str, site: Site) -> None:
     one = found(
-        name, site=site, type=name, near=name, operator=name, line=name, kinds=[name], parameters=[name] * 9, legal=[name] * 5,
-        notes=[name], reproducer=name, weights=[seen("weight", name)] * 9, tensors=[seen(path=name)] * 9,
+        name, site=site, type=name, near=name, operator=name, line=name, kinds=[name],
+        parameters=[name] * 9, legal=[name] * 5,
+        notes=[name], reproducer=name, weights=[seen("weight", name)] * 9,
+        tensors=[seen(path=name)] * 9,
     )  # fmt: skip
     text = answer(one, start(coordinates={name: 1}), Path("out"))
     assert len(text.splitlines()) <= 5
@@ -128,9 +130,12 @@ def test_long_names_keep_both_ends() -> None:
 @pytest.mark.parametrize(
     ("operator", "name"),
     [
-        ("aten.log_.default", "log"), ("aten._softmax.default", "softmax"), ("LogBackward0", "log"), ("aten.div.Tensor", "div"),
-        ("LinalgVectorNormBackward0", "linalg_vector_norm"), ("aten.native_layer_norm_backward.default", "native_layer_norm"),
-        ("npu.npu_fusion_attention.default", "npu_fusion_attention"), ("", ""), ("...", ""), ("weird", "weird"),
+        ("aten.log_.default", "log"), ("aten._softmax.default", "softmax"), ("LogBackward0",
+        "log"), ("aten.div.Tensor", "div"),
+        ("LinalgVectorNormBackward0", "linalg_vector_norm"),
+        ("aten.native_layer_norm_backward.default", "native_layer_norm"),
+        ("npu.npu_fusion_attention.default", "npu_fusion_attention"), ("", ""), ("...", ""),
+        ("weird", "weird"),
     ],
 )  # fmt: skip
 def test_operators_plain_names(operator: str, name: str) -> None:

@@ -479,10 +479,13 @@ def test_whatever_is_heard_in_whatever_order_nothing_is_raised(
 @pytest.mark.parametrize(
     ("dtype", "low", "high", "near"),
     [
-        ("float16", -1.0, 65504.0, True), ("float16", -1.0, 65504.0 / 4, True), ("float16", -1.0, 16000.0, False),
+        ("float16", -1.0, 65504.0, True), ("float16", -1.0, 65504.0 / 4, True), ("float16", -1.0,
+        16000.0, False),
         ("float16", -20000.0, 0.0, True),
-        ("float16", -65504.0, 0.0, False), ("float16", -65000.0, 0.0, False), ("float16", -INF, 1.0, False), ("float16", 0.0, INF, False),
-        ("float16", NAN, NAN, False), ("float8_e4m3fn", -1.0, 448.0, True), ("int64", 0.0, 1e18, False), ("unheard of", 0.0, 1e308, False),
+        ("float16", -65504.0, 0.0, False), ("float16", -65000.0, 0.0, False), ("float16", -INF,
+        1.0, False), ("float16", 0.0, INF, False),
+        ("float16", NAN, NAN, False), ("float8_e4m3fn", -1.0, 448.0, True), ("int64", 0.0, 1e18,
+        False), ("unheard of", 0.0, 1e308, False),
     ],
 )  # fmt: skip
 def test_near_the_limit(dtype: str, low: float, high: float, near: bool) -> None:

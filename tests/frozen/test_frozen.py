@@ -92,12 +92,15 @@ def mixed(folder: Path) -> ac.Comparison:
     nan = values()
     nan[3, 5] = np.nan
     golden = [
-        *layers(), item("=1+1", values()), item("shape", values()), item("kind", values()), item("nan", values()),
+        *layers(), item("=1+1", values()), item("shape", values()), item("kind", values()),
+        item("nan", values()),
         item("only.golden", values()),        item("opaque", layout="opaque", detail="a list"),
     ]  # fmt: skip
     candidate = [
-        *layers(1e-7, at="b.fc", bug=1e-2), item("=1+1", values()), item("shape", values()[:20]), item("kind", values().astype(np.int64)),
-        item("nan", nan), item("only.candidate", values()), item("opaque", layout="opaque", detail="a list"),
+        *layers(1e-7, at="b.fc", bug=1e-2), item("=1+1", values()), item("shape", values()[:20]),
+        item("kind", values().astype(np.int64)),
+        item("nan", nan), item("only.candidate", values()), item("opaque", layout="opaque",
+        detail="a list"),
     ]  # fmt: skip
     idle = {"modules": {"idle": "Linear"}, "not_called": ["idle"]}
     return ac.diff(

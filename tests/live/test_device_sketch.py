@@ -155,7 +155,7 @@ def test_only_half_types_are_added_up_in_float32_and_nothing_where_the_host_does
     assert not can_sketch(drawn(1, "float32"), None)
 
 
-def test_for_a_bundle_of_sketches_no_values_of_large_tensors_are_copied_unless_their_bytes_are_needed(
+def test_for_sketches_no_values_of_large_tensors_are_copied_unless_their_bytes_are_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

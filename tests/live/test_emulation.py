@@ -250,9 +250,8 @@ def test_products_with_a_vector(function: Function) -> None:
         )
         < 1e-6
     )
-    assert torch.equal(
-        grads[0], torch.outer(torch.ones(5) * 1.001, vector)
-    )  # which is no product of a matrix
+    # which is no product of a matrix
+    assert torch.equal(grads[0], torch.outer(torch.ones(5) * 1.001, vector))
     assert relative(grads[1], rounded_operands(matrix.detach(), BF16).sum(0)) < 1e-6
     assert not emulation.untouched
 

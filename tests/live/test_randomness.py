@@ -41,7 +41,7 @@ def lstm(dtype: torch.dtype) -> torch.Tensor:
     return output
 
 
-# : Each gives a tensor whose *decisions* (kept or dropped, which index, which value up to rounding)
+#: Each gives a tensor whose *decisions* (kept or dropped, which index, which value up to rounding)
 # must not depend on the dtype.
 OPERATIONS: dict[str, Callable[[torch.dtype], torch.Tensor]] = {
     "F.dropout": lambda dtype: F.dropout(torch.ones(500, dtype=dtype), 0.3),
@@ -226,8 +226,7 @@ def test_each_random_operation_is_counted_once() -> None:
     )
 
 
-# -- the numbers are right
-# --------------------------------------------------------------------------------------------------------
+# the numbers are right
 
 N = 20_000
 MOMENTS: dict[str, tuple[Callable[[], torch.Tensor], float, float]] = {
@@ -287,8 +286,7 @@ def test_dtype_shape_strides_and_device_are_the_plain_operations() -> None:
         assert (ours.dtype, ours.shape, ours.stride()) == (plain.dtype, plain.shape, plain.stride())
 
 
-# -- gradients
-# --------------------------------------------------------------------------------------------------------------------
+# gradients
 
 
 @pytest.mark.parametrize(

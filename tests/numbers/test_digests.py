@@ -74,9 +74,8 @@ def test_rounding_goes_to_nearest_even_for_any_bits_whoever_does_it(
     if narrow == wide:
         return
     generator = np.random.default_rng(0)
-    singles = generator.integers(0, 1 << 32, 100_000, np.uint32).view(
-        np.float32
-    )  # subnormal numbers, NaN and Inf among them
+    # subnormal numbers, NaN and Inf among them
+    singles = generator.integers(0, 1 << 32, 100_000, np.uint32).view(np.float32)
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
     ties = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16) | np.uint32(0x8000)).view(
         np.float32

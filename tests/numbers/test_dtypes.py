@@ -49,9 +49,8 @@ def test_the_table_tells_what_torch_tells(dtype: DType) -> None:
     )
     if dtype.kind in (Kind.FLOAT, Kind.COMPLEX):
         assert dtype.largest == torch.finfo(kind).max
-        eps = (
-            ml_dtypes.finfo(dtype.ml_dtype).eps if dtype.ml_dtype else torch.finfo(kind).eps
-        )  # PyTorch's is wrong for float8_e5m2fnuz
+        # PyTorch's is wrong for float8_e5m2fnuz
+        eps = ml_dtypes.finfo(dtype.ml_dtype).eps if dtype.ml_dtype else torch.finfo(kind).eps
         assert 2 * dtype.rounding == eps
 
 

@@ -204,9 +204,8 @@ def blocks(draw: st.DrawFn) -> tuple[Array, Array, DType, DType]:
         return np.where(rng.random(len(bits)) < share, rng.choice(awkward, len(bits)), bits)
 
     golden, candidate = side(ours), side(theirs)
-    if ours is theirs and draw(
-        st.booleans()
-    ):  # differences of a few last bits, here and there: sums cancel
+    # differences of a few last bits, here and there: sums cancel
+    if ours is theirs and draw(st.booleans()):
         nudge = rng.integers(0, 2 if ours.kind is Kind.BOOL else 4, len(golden)).astype(
             golden.dtype
         )

@@ -58,9 +58,8 @@ def test_it_is_the_sum_by_definition() -> None:
 
 @pytest.mark.parametrize("dtype", [name for name, each in DTYPES.items() if each.digits])
 def test_every_floating_type_is_widened_exactly(dtype: str) -> None:
-    values = (
-        np.random.default_rng(1).integers(-8, 9, 3000).astype("f8")
-    )  # a few bits, so that fp8 holds them
+    # a few bits, so that fp8 holds them
+    values = np.random.default_rng(1).integers(-8, 9, 3000).astype("f8")
     kind = DTYPES[dtype]
     if dtype.startswith("complex"):
         raw = (

@@ -455,7 +455,7 @@ class _Biased(nn.Module):
 
 
 @pytest.mark.parametrize("uses", [True, False])
-def test_a_value_that_nested_modules_pass_on_unchanged_has_its_gradient_at_each_of_them_also_when_fed(
+def test_a_value_that_nested_modules_pass_on_has_its_gradient_at_each_of_them_also_when_fed(
     uses: bool, tmp_path: Path
 ) -> None:
     def run(out: Path, feed: Path | None = None) -> Path:

@@ -32,20 +32,28 @@ class Picky(nn.Module):
     def __init__(self):
         super().__init__()
         self.fc = nn.Linear(16, 16)
+
     def forward(self, x):
         if x.dtype == torch.float64:
             raise RuntimeError("no kernel for Double")
         return self.fc(x).relu()
 
 def case():
-    return Case(nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), Picky(), nn.Linear(16, 16), Picky()).eval(), torch.randn(4, 16))
+    return Case(
+        nn.Sequential(
+            nn.Linear(16, 16), nn.LayerNorm(16), Picky(), nn.Linear(16, 16), Picky()
+        ).eval(),
+        torch.randn(4, 16),
+    )
 
 def plain():
     return Case(nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)).eval(), torch.randn(4, 16))
 
 def training():
     model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)).eval()
-    return Case(model, [torch.randn(4, 16)] * 3, loss=torch.sum, optimizer=Descent(model.parameters(), 0.1))
+    return Case(
+        model, [torch.randn(4, 16)] * 3, loss=torch.sum, optimizer=Descent(model.parameters(), 0.1)
+    )
 
 class Descent(torch.optim.SGD):
     pass

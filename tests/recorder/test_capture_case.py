@@ -192,11 +192,21 @@ def test_loss_and_optimizer_train_as_a_plain_loop_does(
 SCALED = """
 def build():
     model = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 1)).train()
-    optimizers = [torch.optim.AdamW(model[0].parameters(), 0.1), torch.optim.SGD(model[2].parameters(), 0.1)]
+    optimizers = [
+        torch.optim.AdamW(model[0].parameters(), 0.1),
+        torch.optim.SGD(model[2].parameters(), 0.1),
+    ]
     at_plateaus = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizers[1], patience=0)
     schedulers = [torch.optim.lr_scheduler.StepLR(optimizers[0], 1, 0.5), at_plateaus]
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    return Case(model, [torch.ones(3, 2), torch.ones(3, 2) / 2], lambda y: y.square().mean(), optimizers, schedulers, scaler)
+    return Case(
+        model,
+        [torch.ones(3, 2), torch.ones(3, 2) / 2],
+        lambda y: y.square().mean(),
+        optimizers,
+        schedulers,
+        scaler,
+    )
 """
 
 

@@ -42,7 +42,9 @@ from torch import nn
 from accucompare import Case
 
 def case():
-    return Case(nn.Sequential(nn.Linear(3, 4), nn.Tanh()).eval(), [torch.randn(5, 3) for _ in range(3)])
+    return Case(
+        nn.Sequential(nn.Linear(3, 4), nn.Tanh()).eval(), [torch.randn(5, 3) for _ in range(3)]
+    )
 """
 
 

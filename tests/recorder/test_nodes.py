@@ -29,7 +29,6 @@ import torch
 from torch import nn
 from accucompare import Case
 
-
 class Bend(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, share):
@@ -40,7 +39,6 @@ class Bend(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad * ctx.saved_tensors[0].cos() * ctx.share, None
-
 
 class Own(nn.Module):
     def __init__(self):
@@ -53,11 +51,14 @@ class Own(nn.Module):
         z = Bend.apply(y, self.share[0])  # the line that is named
         return torch.softmax(z * y, -1) @ y.transpose(-1, -2) @ x
 
-
 def case():
     model = nn.Sequential(nn.Linear(8, 8), Own(), nn.Linear(8, 4))
-    return Case(model, torch.randn(6, 8), loss=lambda y: y.square().mean(), optimizer=torch.optim.SGD(model.parameters(), 0.1))
-
+    return Case(
+        model,
+        torch.randn(6, 8),
+        loss=lambda y: y.square().mean(),
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+    )
 
 def faulty():
     made = case()

@@ -712,7 +712,7 @@ def used_later(self: Any, x: torch.Tensor) -> torch.Tensor:
     return w + z
 
 
-# : The module's code; what the code is told on golden's side and on the candidate's; what is then
+#: The module's code; what the code is told on golden's side and on the candidate's; what is then
 # named, and the line that is.
 CHANGES: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str, str]] = {
     "one less": (

@@ -205,7 +205,7 @@ def test_what_was_not_fed_is_known_of_a_layer_that_is_called_otherwise(tmp_path:
 
 
 # -- what does not fit
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_weights_that_do_not_fit_are_refused_with_the_maps_to_give(

@@ -35,7 +35,7 @@ def fails(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 # -- steps and options
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_each_step_numbers_its_calls_anew(tmp_path: Path, opened: Opened) -> None:
@@ -235,7 +235,7 @@ def test_a_directory_that_is_no_bundle_is_never_touched(overwrite: bool, tmp_pat
 
 
 # -- exceptions
-# -------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_an_exception_in_the_model_keeps_the_bundle_names_the_module_and_is_raised_unchanged(

@@ -38,13 +38,21 @@ class Net(nn.Module):
         self.drop = nn.Dropout(0.5)
         self.head = nn.Linear(4, 9, bias=False)
         self.head.weight = self.embed.weight
-        self.register_buffer("table", torch.arange(4.0), persistent=False)  # computed, so that it is the same each time
+        self.register_buffer(
+            "table", torch.arange(4.0), persistent=False
+        )  # computed, so that it is the same each time
 
     def forward(self, ids, options=None, scale=1.0):
         return self.head(self.drop(self.norm(self.embed(ids))) * self.table * scale)
 
 def case():
-    return Case(Net().train(), [((torch.randint(0, 9, (5,)), {"x": [None, 2, "word"]})), {"ids": torch.randint(0, 9, (3,)), "scale": 0.5}])
+    return Case(
+        Net().train(),
+        [
+            ((torch.randint(0, 9, (5,)), {"x": [None, 2, "word"]})),
+            {"ids": torch.randint(0, 9, (3,)), "scale": 0.5},
+        ],
+    )
 
 def nothing_but_code():
     torch.manual_seed(999)
@@ -196,7 +204,7 @@ def test_wrapped_and_unwrapped_models_share_their_state(tmp_path: Path) -> None:
 
 
 # -- what does not fit
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def saved(model: nn.Module, path: Path) -> Path:

@@ -82,7 +82,7 @@ def test_random_numbers_are_drawn_on_after_the_capture(
 
 
 # -- what is left out
-# ---------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 LEFT_OUT: dict[str, tuple[Callable[[Loop], dict[str, Any]], Component]] = {
     "optimizer": (
@@ -410,7 +410,7 @@ def test_what_was_taken_from_a_state_is_part_of_the_next_one(
 
 
 # -- other loops
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_state_of_another_type_than_its_parameter_keeps_it(tmp_path: Path) -> None:

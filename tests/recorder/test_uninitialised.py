@@ -43,9 +43,8 @@ class Outer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         x = self.fc(x)
-        return self.into(
-            x, torch.empty_like(x).fill_(float(next(_found)) ** 9)
-        )  # what happens to lie there
+        # what happens to lie there
+        return self.into(x, torch.empty_like(x).fill_(float(next(_found)) ** 9))
 
 
 @pytest.mark.parametrize("repeat", [1, 2])

@@ -92,7 +92,8 @@ def _convolutions() -> nn.Module:
     first, second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
     relu = nn.ReLU(inplace=True)
     return nn.Sequential(
-        first, nn.BatchNorm2d(8), relu, second, nn.ReLU(inplace=True), nn.Flatten(), nn.Dropout(0.1), nn.Linear(512, 5)
+        first, nn.BatchNorm2d(8), relu, second, nn.ReLU(inplace=True), nn.Flatten(),
+        nn.Dropout(0.1), nn.Linear(512, 5)
     )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 _FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 )  # fmt: skip
 _PATIENCE = 60  # seconds; for a machine that is busy
@@ -80,7 +81,8 @@ class Browser:
 
     def click(self, selector: str, text: str = "") -> None:
         """Click on the first element that has this text, if one is given."""
-        script = """const found = [...document.querySelectorAll(arguments[0])].find((each) => each.textContent.includes(arguments[1]));
+        script = """const found = [...document.querySelectorAll(arguments[0])]
+            .find((each) => each.textContent.includes(arguments[1]));
         found.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true }));"""
         self.run(script, selector, text)
 
@@ -110,7 +112,9 @@ class Browser:
     def column(self, title: str, place: str = "#rows") -> list[str]:
         """The texts of a column of a table, of the rows that are in the document."""
         script = """const place = document.querySelector(arguments[1]);
-        const titles = [...place.querySelectorAll(".header .cell")].map((cell) => cell.textContent.replace(/ [▾▴]$/, ""));
+        const titles = [...place.querySelectorAll(".header .cell")]
+            .map((cell) => cell.textContent.replace(/ [▾▴]$/, ""));
         const at = titles.indexOf(arguments[0]);
-        return [...place.querySelectorAll(".lines .line")].map((line) => line.children[at].textContent);"""
+        return [...place.querySelectorAll(".lines .line")]
+            .map((line) => line.children[at].textContent);"""
         return list(self.run(script, title, place))

@@ -206,6 +206,7 @@ def test_what_could_not_be_measured_for_want_of_finite_values_is_shown_nowhere_a
     assert line["candidate NaN"] == 3
     metrics = json.loads(found.to_json(tmp_path / "x.json").read_text())["rows"][0]["metrics"]
     assert {name: value for name, value in metrics.items() if value is not None} == {
-        "elements": 3, "compared": 0, "golden_nan": 0, "candidate_nan": 3, "golden_inf": 0, "candidate_inf": 0,
+        "elements": 3, "compared": 0, "golden_nan": 0, "candidate_nan": 3, "golden_inf": 0,
+        "candidate_inf": 0,
         "nonfinite_mismatch": 3, "nonfinite_index": [0], "masked": 0,
     }  # fmt: skip

@@ -267,7 +267,7 @@ def test_culprits_of_a_free_candidate_are_marked_as_less_certain(
     assert lines[start + 3][-3:] == [
         "Linear, output",
         pytest.approx(3.0),
-        3e-4,
+        pytest.approx(3e-4),
     ]  # a multiple of its limit, and no excess
     assert "not certain: without a baseline" in " ".join(printed(capsys, compared).split())
     surer = fed(judged("a", 31.0))
@@ -517,7 +517,8 @@ def test_json_has_conclusion_culprits_and_the_numbers_of_every_row(tmp_path: Pat
         {
             "place": "b", "row": 2, "name": "b", "call": 0, "stage": "forward",
             "site": "module", "before": "", "reason": "introduced", "excess": 31.0,
-            "over_limit": 31.0 / MOST, "limit": MOST, "jump": None, "seen": 1, "words": ["in channel 3"], "hints": [HINT], "configured": [],
+            "over_limit": 31.0 / MOST, "limit": MOST, "jump": None, "seen": 1,
+            "words": ["in channel 3"], "hints": [HINT], "configured": [],
         }
     ]  # fmt: skip
     row = found["rows"][1]

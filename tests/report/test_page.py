@@ -223,7 +223,8 @@ def test_the_chart_names_the_layer_below_the_pointer_and_a_click_leads_to_its_ro
     browser: Browser, page: Path
 ) -> None:
     browser.open(page)
-    point_at = """const over = document.querySelector("#divergence .u-over"); const box = over.getBoundingClientRect();
+    point_at = """const over = document.querySelector("#divergence .u-over");
+    const box = over.getBoundingClientRect();
     const at = { clientX: box.left + box.width * 3 / 8, clientY: box.top + 20, bubbles: true };
     for (const type of arguments[0]) over.dispatchEvent(new MouseEvent(type, at));"""
     browser.run(point_at, ["mouseenter", "mousemove"])
@@ -624,9 +625,10 @@ def test_histories_have_the_loss_and_the_learning_rate_that_were_seen(
 def test_heat_maps_show_each_parameter_in_each_step(browser: Browser, log_page: Path) -> None:
     browser.open(log_page)
     assert len(browser.texts("#heats figure")) == 3
-    script = """const canvas = document.querySelector("#heats canvas"); const context = canvas.getContext("2d");
-    const box = canvas.getBoundingClientRect(); const left = Math.min(230, Math.round(box.width * 0.35));
-    return [0, 1, 2].map((row) => [...context.getImageData(left + 5, 14 + row * 14 + 5, 1, 1).data]);"""
+    script = """const canvas = document.querySelector("#heats canvas");
+    const context = canvas.getContext("2d");
+    const left = Math.min(230, Math.round(canvas.getBoundingClientRect().width * 0.35)) + 5;
+    return [0, 1, 2].map((row) => [...context.getImageData(left, 19 + row * 14, 1, 1).data]);"""
     smallest, missing, not_finite = browser.run(script)
     assert smallest == [68, 1, 84, 255]
     assert missing == [0, 0, 0, 0]
@@ -639,8 +641,10 @@ def test_a_click_on_a_heat_map_shows_the_curves_of_that_parameter(
     browser.open(log_page)
     names = browser.texts("#curves figcaption b")
     browser.run(
-        """const canvas = document.querySelector("#heats canvas"); const box = canvas.getBoundingClientRect();
-    canvas.dispatchEvent(new MouseEvent("click", { clientX: box.left + 5, clientY: box.top + 14 + 14 + 5, bubbles: true }));"""
+        """const canvas = document.querySelector("#heats canvas");
+        const box = canvas.getBoundingClientRect();
+    canvas.dispatchEvent(new MouseEvent("click", { clientX: box.left + 5,
+    clientY: box.top + 14 + 14 + 5, bubbles: true }));"""
     )
     names += browser.texts("#curves figcaption b")
     assert names == [
@@ -651,9 +655,12 @@ def test_a_click_on_a_heat_map_shows_the_curves_of_that_parameter(
 
 
 #: What is drawn of texts: each with its left and right end.
-DRAWN = """const drawn = []; const ctx = { measureText: (text) => ({ width: 6 * String(text).length }),
-    fillText: (text, x) => drawn.push([String(text), ctx.textAlign === "right" ? x - 6 * text.length : x, x + 6 * String(text).length]),
-    save() {}, restore() {}, setLineDash() {}, beginPath() {}, moveTo() {}, lineTo() {}, stroke() {} };"""
+DRAWN = """const drawn = [];
+    const ctx = { measureText: (text) => ({ width: 6 * String(text).length }),
+    fillText: (text, x) => drawn.push([String(text),
+        ctx.textAlign === "right" ? x - 6 * text.length : x, x + 6 * String(text).length]),
+    save() {}, restore() {}, setLineDash() {}, beginPath() {}, moveTo() {}, lineTo() {},
+    stroke() {} };"""
 
 
 @pytest.mark.parametrize(
@@ -663,9 +670,11 @@ DRAWN = """const drawn = []; const ctx = { measureText: (text) => ({ width: 6 * 
             "HeatMap.prototype.numbers.call({ about: { steps: [...Array(60).keys()] }, left: 200,"
             " cell: 9 }, ctx);"
         ),
-        """const marks = [...Array(60).keys()].map((step) => ({ at: step, color: "muted", title: `step ${step}` }));
+        """const marks = [...Array(60).keys()]
+            .map((step) => ({ at: step, color: "muted", title: `step ${step}` }));
         const valToPos = (at) => 9 * at;
-        LineChart.prototype.marks.call({ options: { marks } }, { ctx, valToPos, bbox: { left: 0, width: 540, top: 0, height: 9 } });""",
+        const bbox = { left: 0, width: 540, top: 0, height: 9 };
+        LineChart.prototype.marks.call({ options: { marks } }, { ctx, valToPos, bbox });""",
     ],
     ids=["above a heat map", "in a chart"],
 )
@@ -776,9 +785,11 @@ def test_a_page_of_very_many_rows_holds_few_and_sums_up_all(
     browser.click(".first a")
     browser.until("return !document.getElementById('details').hidden")
     assert browser.text("#details h3").startswith(first.module)
-    hover = """const canvas = document.querySelector("#heats canvas"); const box = canvas.getBoundingClientRect();
+    hover = """const canvas = document.querySelector("#heats canvas");
+    const box = canvas.getBoundingClientRect();
     const left = Math.min(230, Math.round(box.width * 0.35));
     const x = box.left + left + 5.5 * Math.min((box.width - left) / 6, 60);
-    canvas.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: box.top + 17, bubbles: true }));
+    canvas.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: box.top + 17,
+    bubbles: true }));
     return document.querySelector("#heats .tip").textContent"""
     assert browser.run(hover).startswith(f"{found.rows[0].module}rank 5: ")

@@ -85,6 +85,7 @@ def test_the_charts_are_of_loss_norm_and_learning_rate_of_both_sides_with_the_pa
 ) -> None:
     table, data = training(parted)
     drawn = {chart.titles[0]: [series.column for series in chart.series] for chart in table.charts}
+    # losses do not differ at all, so their difference has no chart
     assert drawn == {
         "loss": ["golden loss", "candidate loss", "parts here, loss"],
         "gradient norm (logarithmic)": [
@@ -96,7 +97,7 @@ def test_the_charts_are_of_loss_norm_and_learning_rate_of_both_sides_with_the_pa
             "golden learning rate",
             "candidate learning rate",
         ],
-    }  # losses do not differ at all, so their difference has no chart
+    }
     assert data.hidden
     marks = next(column for column in data.columns if column.title == "parts here, gradient norm")
     assert [step for step, pair in enumerate(data.rows) if marks.get(pair) is not None] == [12]

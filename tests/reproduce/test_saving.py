@@ -378,10 +378,11 @@ def test_the_module_gives_what_it_gave_to_the_last_bit(
     gradients = {
         path: value for what, path, value in outcome.gradients if what == "parameter's gradient"
     }
+    # their blocks' parameters have no other use
     if name not in (
         "gpt2_block_backward",
         "t5_decoder_block_backward",
-    ):  # their blocks' parameters have no other use
+    ):
         assert gradients.keys() == taken.gradients.keys()
     for path, value in gradients.items():
         assert_same(value, taken.gradients[path])
@@ -394,8 +395,7 @@ def assert_same(value: Any, expected: Any) -> None:
         assert value == expected
 
 
-# -- what is restored
-# ---------------------------------------------------------------------------------------------------------------
+# what is restored
 
 
 def test_one_tensor_given_twice_stays_one(written: dict[str, tuple[Path, Taken]]) -> None:
@@ -469,8 +469,7 @@ def test_autocast_is_put_back_as_it_was(enabled: bool) -> None:
     assert table["cpu"]["enabled"] is enabled
 
 
-# -- what is written
-# ----------------------------------------------------------------------------------------------------------------
+# what is written
 
 
 def test_the_bundle_is_one_that_show_lists_and_opens(
@@ -537,8 +536,7 @@ def test_a_module_of_a_case_is_taken_from_it(tmp_path: Path) -> None:
     )
 
 
-# -- where classes come from
-# ----------------------------------------------------------------------------------------------------------
+# where classes come from
 
 _TRAINING = """
 import sys, torch
@@ -605,8 +603,7 @@ def test_a_class_of_a_file_beside_the_training_is_found_from_anywhere(
     assert "the module cannot be built here" in ran.stderr
 
 
-# -- what cannot be rebuilt or saved
-# ------------------------------------------------------------------------------------------------
+# what cannot be rebuilt or saved
 
 
 def local_module(**attributes: Any) -> nn.Module:
@@ -734,8 +731,7 @@ def test_a_parameter_without_memory_is_noted_and_the_script_says_so(tmp_path: Pa
     )
 
 
-# -- a disk that is full
-# ------------------------------------------------------------------------------------------------------------
+# a disk that is full
 
 
 @contextlib.contextmanager

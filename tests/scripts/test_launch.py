@@ -19,6 +19,7 @@ import accucompare as ac
 from accucompare.scripts.plan import Action, Claim, Plan, claim
 from tests.conftest import ROOT, Run
 from tests.forkserver import with_torch
+from tests.scripts import forked_python
 from tests.scripts.forked import UNEDITED, run
 
 COMMAND = [sys.executable, "-m", "accucompare"]
@@ -76,9 +77,8 @@ def test_a_script_is_captured_by_its_command_and_keeps_its_output_and_the_machin
     assert done.stdout == plain.stdout
     assert "captured 2 steps" in done.stderr
     assert done.stdout.startswith("True ")
-    assert (
-        "True\n0 True\n" in done.stdout
-    )  # the compiler knows PyTorch's own __call__, and no hook is left
+    # the compiler knows PyTorch's own __call__, and no hook is left
+    assert "True\n0 True\n" in done.stdout
     with ac.open_bundle(tmp_path / "golden") as bundle:
         assert bundle.complete
 
@@ -290,18 +290,24 @@ def test_torchrun_writes_its_ranks_into_one_bundle(
         assert bundle.manifest.ranks == 2
 
 
-# : Runs a script as torchrun does, but in two forks of this process; under a plan, if its path is
+#: Runs a script as torchrun does, but in two forks of this process; under a plan, if its path is
 # given, too.
 TWO_RANKS = """
 import atexit, os, runpy, sys
 from torch.distributed import TCPStore
-store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # here, so that nobody else takes the port
+
+store = TCPStore(
+    "127.0.0.1", 0, is_master=True, wait_for_workers=False
+)  # here, so that nobody else takes the port
 for rank in "01":
     if not os.fork():
-        os.environ.update(RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port))
+        os.environ.update(
+            RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port)
+        )
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         if len(sys.argv) > 2:
             from accucompare.scripts.script import begin
+
             begin(sys.argv[2])
         runpy.run_path(sys.argv[1], run_name="__main__")
         atexit._run_exitfuncs()
@@ -338,7 +344,19 @@ def test_ranks_compute_and_record_the_same_however_they_are_started(
     assert ac.diff(by_torchrun[1], tmp_path / "spawned").answer.value == "identical"
 
 
-def test_locate_runs_a_script_without_accelerators_and_again_fed(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What stands for ``python`` in a command, and needs no seconds to import torch."""
+    socket = tmp_path_factory.mktemp("python") / "socket"
+    program = f"from tests.scripts.forked_python import listen; listen({str(socket)!r})"
+    done = with_torch()(program, cwd=socket.parent, variables=environment())
+    assert done.returncode == 0, done.stderr
+    return [sys.executable, forked_python.__file__, str(socket)]
+
+
+def test_locate_runs_a_script_without_accelerators_and_again_fed(
+    cli: Run, python: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # as a device's own operator may have it
     fault = 'x * (1.05 if os.environ.get("CUDA_VISIBLE_DEVICES", "all") else 1)'
     script = (
@@ -348,17 +366,14 @@ def test_locate_runs_a_script_without_accelerators_and_again_fed(tmp_path: Path)
         .replace("import sys", "import os\nimport sys")
     )
     (tmp_path / "script.py").write_text(script)
-    command = [*COMMAND, "locate", "--device", "cpu", "-q", "--", sys.executable, "script.py"]
-    variables = {
-        name: value for name, value in environment().items() if name != "CUDA_VISIBLE_DEVICES"
-    }
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    done = cli("locate", "--device", "cpu", "-q", "--", *python, "script.py")
     assert done.returncode == 1, done.stderr
     assert "bug: (root) (glue, before inner)" in done.stdout
 
 
 def test_a_script_that_is_fed_draws_its_random_numbers_under_goldens_seed(
-    cli: Run, tmp_path: Path
+    cli: Run, python: list[str], tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -368,12 +383,12 @@ def test_a_script_that_is_fed_draws_its_random_numbers_under_goldens_seed(
     )
     golden = run(tmp_path, script, plan={"seed": 5}).bundle
     options = ("--device", "cpu", "--golden", str(golden), "--report", "none")
-    done = cli("locate", *options, "--", sys.executable, str(script), PYTHONPATH=str(ROOT))
+    done = cli("locate", *options, "--", *python, script)
     assert (done.returncode, done.stdout.partition(" ")[0]) == (0, "IDENTICAL"), done.stderr
 
 
 def test_the_commands_of_a_scripts_baseline_can_be_typed_and_judge_rounding_as_such(
-    cli: Run, tmp_path: Path
+    cli: Run, python: list[str], tmp_path: Path
 ) -> None:
     """On a CPU, torch sums the gradients of a LayerNorm's weight and bias in the half type."""
     script = tmp_path / "script.py"
@@ -383,28 +398,16 @@ def test_the_commands_of_a_scripts_baseline_can_be_typed_and_judge_rounding_as_s
         " 4)).to(dtype)\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\nnet(torch.randn(256,"
         " 8).to(dtype)).float().square().sum().backward()\noptimizer.step()\n"
     )
-    types = ([sys.executable, str(script), dtype] for dtype in ("float32", "bfloat16"))
-    golden, lowered = types
-    options = {"cwd": tmp_path, "PYTHONPATH": str(ROOT)}
-    assert cli("capture", "--out", "golden", "--", *golden, **options).returncode == 0
-    found = cli(
-        "locate",
-        "--device",
-        "cpu",
-        "--golden",
-        "golden",
-        "--report",
-        "none",
-        "--",
-        *lowered,
-        **options,
-    )
+    golden, lowered = ([*python, str(script), dtype] for dtype in ("float32", "bfloat16"))
+    assert cli("capture", "--out", "golden", "--", *golden).returncode == 0
+    options = ("--device", "cpu", "--golden", "golden", "--report", "none")
+    found = cli("locate", *options, "--", *lowered)
     told = found.stderr.partition("compute in bfloat16 on the CPU: ")[2].splitlines()[0]
     capture, _, diff = (
         shlex.split(part)[1:] for part in told.replace(" COMMAND, then ", "|,|").split("|")
     )
-    assert cli(*capture, *lowered, **options).returncode == 0
-    judged = cli(*diff, "--report", "none", "-q", **options)
+    assert cli(*capture, *lowered).returncode == 0
+    judged = cli(*diff, "--report", "none", "-q")
     assert (judged.returncode, judged.stdout.partition(" ")[0]) == (0, "PASS"), judged.stdout
 
 
@@ -447,25 +450,27 @@ def forked():
     os.wait()
 
 def started():
-    subprocess.run([sys.executable, "-c", "import train; train.train(3)"], check=True)
+    subprocess.run([*sys.argv[1:], "started.py"], check=True)
 """
 
 
-def run_training(
-    tmp_path: Path, action: str, code: str, *options: str
-) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "train.py").write_text(_TRAIN)
-    (tmp_path / "script.py").write_text(f"from train import *\n{code}\n")
-    command = [*COMMAND, action, "--out", "out", *options, "--", sys.executable, "script.py"]
-    variables = environment(PYTHONPATH=str(tmp_path))
-    return subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+@pytest.fixture
+def run_training(cli: Run, python: list[str], tmp_path: Path) -> Run:
+    def run(action: str, code: str, *options: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "train.py").write_text(_TRAIN)
+        (tmp_path / "script.py").write_text(f"from train import *\n{code}\n")
+        (tmp_path / "started.py").write_text("from train import *\ntrain(3)\n")
+        command = [*python, "script.py", *python]
+        return cli(action, "--out", "out", *options, "--", *command, PYTHONPATH=str(tmp_path))
+
+    return run
 
 
 @pytest.mark.parametrize("child", ["forked()", "started()"])
 def test_what_the_script_itself_trains_is_captured_though_a_process_that_it_starts_trains_before(
-    child: str, tmp_path: Path
+    child: str, run_training: Run, tmp_path: Path
 ) -> None:
-    done = run_training(tmp_path, "capture", f"{child}\ntrain(5)")
+    done = run_training("capture", f"{child}\ntrain(5)")
     assert done.returncode == 0
     assert "ran a model before; the one of" in done.stderr
     with ac.open_bundle(tmp_path / "out") as bundle:
@@ -474,10 +479,10 @@ def test_what_the_script_itself_trains_is_captured_though_a_process_that_it_star
 
 
 def test_the_training_of_a_process_that_the_script_starts_is_captured_if_there_is_no_other(
-    tmp_path: Path,
+    run_training: Run, tmp_path: Path
 ) -> None:
     done = run_training(
-        tmp_path, "capture", "forked()\nimport torch\ntorch.nn.Linear(5, 5)(torch.ones(1, 5))"
+        "capture", "forked()\nimport torch\ntorch.nn.Linear(5, 5)(torch.ones(1, 5))"
     )
     assert "another process was rank 0 before this one" in done.stderr
     with ac.open_bundle(tmp_path / "out") as bundle:
@@ -485,14 +490,9 @@ def test_the_training_of_a_process_that_the_script_starts_is_captured_if_there_i
 
 
 @pytest.mark.parametrize("action", ["capture", "watch"])
-def test_a_script_that_is_killed_is_told_with_its_steps(action: str, tmp_path: Path) -> None:
-    done = run_training(
-        tmp_path,
-        action,
-        "train(3, 3, lambda: os.kill(os.getpid(), signal.SIGKILL))",
-        "--steps",
-        "7",
-    )
+def test_a_script_that_is_killed_is_told_with_its_steps(action: str, run_training: Run) -> None:
+    code = "train(3, 3, lambda: os.kill(os.getpid(), signal.SIGKILL))"
+    done = run_training(action, code, "--steps", "7")
     assert done.returncode == 128 + signal.SIGKILL
     assert "was killed after 3 steps" in done.stderr
     assert "ended after 0" not in done.stderr

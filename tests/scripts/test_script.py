@@ -605,12 +605,17 @@ def test_an_evaluation_takes_the_fused_path_that_hooks_would_keep_it_from(
     script = """
         import torch
         from torch import nn
+
         torch.manual_seed(0)
         net = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         x = torch.randn(2, 5, 8)
         layers = []
-        torch._transformer_encoder_layer_fwd = lambda *args, own=torch._transformer_encoder_layer_fwd: (layers.append(1), own(*args))[1]
+        torch._transformer_encoder_layer_fwd = (
+            lambda *args, own=torch._transformer_encoder_layer_fwd: (layers.append(1), own(*args))[
+                1
+            ]
+        )
         for step in range(2):
             net.train()(x).square().sum().backward()
             optimizer.step()
@@ -681,7 +686,7 @@ def test_a_second_run_is_fed_with_the_first(captured: Ran, tmp_path: Path) -> No
     assert [(culprit.name, culprit.site) for culprit in comparison.culprits[:1]] == [("", "glue")]
 
 
-# : What calls a part of a model before there is an optimizer: a parametrization, and a module that
+#: What calls a part of a model before there is an optimizer: a parametrization, and a module that
 # looks for a shape, while it is made; and : the script itself.
 EARLY = {
     "parametrization": "model = Around(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)))",

@@ -240,7 +240,8 @@ def transforms() -> None:
 
 
 CHECKS: list[Callable[[], Any]] = [
-    tied_weights, copies, dtypes, views, autocast, inference_mode, optimizers, random_numbers, dropout_and_checkpoints, saved_state,
+    tied_weights, copies, dtypes, views, autocast, inference_mode, optimizers, random_numbers,
+    dropout_and_checkpoints, saved_state,
     attention, streams_and_memory, threads, names, transforms,
 ]  # fmt: skip
 

@@ -79,17 +79,29 @@ def test_hf32_where_the_real_flags_allow_it() -> None:
     found, _ = printed(
         """
         import copy
-        layers = {"conv": (nn.Conv2d(3, 8, 3), torch.randn(1, 3, 8, 8)), "matmul": (nn.Linear(64, 64), torch.randn(4, 64))}
+
+        layers = {
+            "conv": (nn.Conv2d(3, 8, 3), torch.randn(1, 3, 8, 8)),
+            "matmul": (nn.Linear(64, 64), torch.randn(4, 64)),
+        }
 
         def errors():
             found = {}
             for name, (layer, values) in layers.items():
                 results = []
                 for device in ("cpu", "npu"):
-                    moved, leaf = copy.deepcopy(layer).to(device), values.detach().to(device).requires_grad_()
+                    moved, leaf = (
+                        copy.deepcopy(layer).to(device),
+                        values.detach().to(device).requires_grad_(),
+                    )
                     output = moved(leaf)
                     output.pow(2).sum().backward()
-                    results.append([each.detach().cpu().double() for each in (output, leaf.grad, moved.weight.grad)])
+                    results.append(
+                        [
+                            each.detach().cpu().double()
+                            for each in (output, leaf.grad, moved.weight.grad)
+                        ]
+                    )
                 found[name] = [((a - b).norm() / b.norm()).item() for a, b in zip(*results)]
             return found
 
@@ -109,13 +121,22 @@ def test_accumulation_faults_and_fallbacks() -> None:
     found, stderr = printed(
         """
         import warnings
+
         a, b = torch.randn(64, 512).half(), torch.randn(512, 64).half()
         exact = a.double() @ b.double()
-        found = {"fp16": [((c.cpu().double() - exact).norm() / exact.norm()).item() for c in (a @ b, a.npu() @ b.npu())]}
+        found = {
+            "fp16": [
+                ((c.cpu().double() - exact).norm() / exact.norm()).item()
+                for c in (a @ b, a.npu() @ b.npu())
+            ]
+        }
 
         norm, values = nn.LayerNorm(4).npu(), torch.arange(8.0).view(2, 4).npu()
         outputs = [norm(values).detach().cpu() for _ in range(3)]
-        found["scaled"] = [torch.allclose(output, outputs[0] * factor, atol=0) for output, factor in zip(outputs, (1, 1.5, 1))]
+        found["scaled"] = [
+            torch.allclose(output, outputs[0] * factor, atol=0)
+            for output, factor in zip(outputs, (1, 1.5, 1))
+        ]
 
         try:
             values.erf()
@@ -173,15 +194,20 @@ def test_saturation(switches: dict[str, Any]) -> None:
     found, _ = printed(
         """
         values = torch.tensor([6e4, -6e4, 1.0]).half().npu()
-        found = [(values * 2).tolist(), (values * 0 / 0).tolist(), torch.full((1,), float("-inf"), device="npu").item()]
+        found = [
+            (values * 2).tolist(),
+            (values * 0 / 0).tolist(),
+            torch.full((1,), float("-inf"), device="npu").item(),
+        ]
         """,
         **switches,
     )
+    # what a mask is filled with stays
     assert found == [
         [65504, -65504, 2],
         [0, 0, 0],
         float("-inf"),
-    ]  # what a mask is filled with stays
+    ]
 
 
 def test_the_overflow_flag_is_up_until_it_is_cleared() -> None:
@@ -216,8 +242,12 @@ def test_autograds_thread_is_left_asleep_at_exit() -> None:
     """
     code = """
         import os
+
         torch.zeros(2).npu().requires_grad_().sqrt().sum().backward()
-        names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+        names = [
+            open(f"/proc/self/task/{task}/comm").read().strip()
+            for task in os.listdir("/proc/self/task")
+        ]
         found = ["pt_autograd_0" in names, os.environ["TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT"]]
         """
     assert printed(code)[0] == [True, "0"]
@@ -239,14 +269,16 @@ def test_a_kernel_dump_out_of_order_is_an_error_where_torch_npu_asks_for_one(
             codes = []
             for name in ("finalize", "set", "init", "init", "set", "finalize"):
                 try:
-                    getattr(module, name + "_dump")(*(["{tmp_path}/dump.json"] if name == "set" else []))
+                    arguments = ["{tmp_path}/dump.json"] if name == "set" else []
+                    getattr(module, name + "_dump")(*arguments)
                     codes.append(0)
                 except RuntimeError as error:
                     codes.append(int(str(error).partition("error code is ")[2][:6]))
             return codes
 
         torch.npu.init()
-        found = [codes(utils), codes(torch.npu), runtime.simnpu_dump_calls().decode().replace("synchronize\\n", "")]
+        calls = runtime.simnpu_dump_calls().decode().replace("synchronize\\n", "")
+        found = [codes(utils), codes(torch.npu), calls]
         """)
     assert found[:2] == [[100045, 100045, 0, 100002, 0, 0], [0] * 6]
     assert found[2] == f"init\nset {tmp_path}/dump.json\nfinalize\n" * 2

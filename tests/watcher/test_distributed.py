@@ -89,14 +89,17 @@ def locked_for_all(folder: Path) -> Iterator[None]:
         yield
 
 
-# : Runs a script as two ranks, forked from a process that has imported torch, which torchrun's
+#: Runs a script as two ranks, forked from a process that has imported torch, which torchrun's
 # would each import.
 RANKS = """
 import os, runpy, sys, traceback
+
 del sys.argv[0]
 for rank in range(2):
     if not os.fork():
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+        os.environ.update(
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2"
+        )
         try:
             runpy.run_path(sys.argv[0], run_name="__main__")
         except BaseException:

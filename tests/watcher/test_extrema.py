@@ -156,8 +156,10 @@ def test_a_python_number_is_looked_at(value: float, nan: int, inf: int) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda x: x.to_sparse(), lambda x: x.to_sparse_csr(), lambda x: x.to_mkldnn(), lambda x: torch.nested.nested_tensor([x, x * 2]),
-        lambda x: torch.sparse_coo_tensor(torch.tensor([[0, 0], [1, 1]]), torch.tensor([1.5, 1.5]), (2, 2)),
+        lambda x: x.to_sparse(), lambda x: x.to_sparse_csr(), lambda x: x.to_mkldnn(),
+        lambda x: torch.nested.nested_tensor([x, x * 2]),
+        lambda x: torch.sparse_coo_tensor(torch.tensor([[0, 0], [1, 1]]), torch.tensor([1.5, 1.5]),
+        (2, 2)),
     ],
     ids=["sparse", "csr", "oneDNN", "nested", "sparse, not coalesced"],
 )  # fmt: skip

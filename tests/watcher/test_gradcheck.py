@@ -35,6 +35,7 @@ class SwiGLU(torch.autograd.Function):
         ctx.save_for_backward(gate, up)
         ctx.factor = factor
         return nn.functional.silu(gate) * up
+
     @staticmethod
     def backward(ctx, grad):
         gate, up = ctx.saved_tensors
@@ -45,9 +46,11 @@ class Double(torch.autograd.Function):
     @staticmethod
     def forward(x):
         return 2 * x
+
     @staticmethod
     def setup_context(ctx, inputs, output):
         pass
+
     @staticmethod
     def backward(ctx, grad):
         return 2 * grad
@@ -62,19 +65,32 @@ class Derived(Base):
 
 class Mean(torch.autograd.Function):
     forward = staticmethod(lambda ctx, x: (ctx.save_for_backward(x), x.square().mean())[1])
-    backward = staticmethod(lambda ctx, grad: grad * ctx.saved_tensors[0] * 2 / ctx.saved_tensors[0].numel())
+    backward = staticmethod(
+        lambda ctx, grad: grad * ctx.saved_tensors[0] * 2 / ctx.saved_tensors[0].numel()
+    )
 
 @torch.library.custom_op("gradchecked::cube", mutates_args=())
 def cube(x: torch.Tensor, k: float) -> torch.Tensor:
-    return x ** 3
+    return x**3
 
-cube.register_autograd(lambda ctx, grad: (ctx.k * grad * ctx.x ** 2, None),
-                       setup_context=lambda ctx, inputs, output: (setattr(ctx, "x", inputs[0]), setattr(ctx, "k", inputs[1]))[0])
+cube.register_autograd(
+    lambda ctx, grad: (ctx.k * grad * ctx.x**2, None),
+    setup_context=lambda ctx, inputs, output: (
+        setattr(ctx, "x", inputs[0]),
+        setattr(ctx, "k", inputs[1]),
+    )[0],
+)
 
 class MLP(nn.Module):
     def __init__(self, factor):
         super().__init__()
-        self.gate, self.up, self.down, self.factor = nn.Linear(96, 498), nn.Linear(96, 498), nn.Linear(498, 96), factor
+        self.gate, self.up, self.down, self.factor = (
+            nn.Linear(96, 498),
+            nn.Linear(96, 498),
+            nn.Linear(498, 96),
+            factor,
+        )
+
     def forward(self, x):
         return self.down(SwiGLU.apply(self.gate(x), self.up(x), self.factor))
 
@@ -82,6 +98,7 @@ class Own(nn.Module):
     def __init__(self, function):
         super().__init__()
         self.function = function
+
     def forward(self, x):
         return self.function(x)
 
@@ -91,24 +108,36 @@ class Checkpointed(nn.Sequential):
 
 def case(factor=1.0, cubed=3.0):
     torch.manual_seed(0)
-    layers = [MLP(1.0), Own(Double.apply), Checkpointed(MLP(factor)), Own(lambda x: cube(x, cubed)), nn.LayerNorm(96)]
+    layers = [
+        MLP(1.0),
+        Own(Double.apply),
+        Checkpointed(MLP(factor)),
+        Own(lambda x: cube(x, cubed)),
+        nn.LayerNorm(96),
+    ]
     return Case(nn.Sequential(*layers), torch.randn(2, 5, 96), loss=Mean.apply)
 
 def made_anew(x):
     class Made(torch.autograd.Function):
         forward = staticmethod(lambda ctx, x: x + 1)
         backward = staticmethod(lambda ctx, grad: -grad)
+
     return Made.apply(x)
 
 def kept_and_made():
     kept = Derived.apply
-    return Case(nn.Sequential(nn.Linear(4, 4), Own(kept), Own(made_anew), Own(made_anew)), torch.randn(2, 4))
+    return Case(
+        nn.Sequential(nn.Linear(4, 4), Own(kept), Own(made_anew), Own(made_anew)), torch.randn(2, 4)
+    )
 
 def jumps():
     class Round(torch.autograd.Function):
         forward = staticmethod(lambda ctx, x: x.round())
         backward = staticmethod(lambda ctx, grad: grad)
-    return Case(nn.Sequential(nn.Linear(4, 40), Own(Round.apply), Own(Double.apply)), torch.randn(20, 4))
+
+    return Case(
+        nn.Sequential(nn.Linear(4, 40), Own(Round.apply), Own(Double.apply)), torch.randn(20, 4)
+    )
 
 def plain():
     return Case(nn.Linear(4, 4), torch.randn(2, 4))
@@ -448,22 +477,30 @@ WRONG: dict[str, tuple[tuple[Forward, Backward], tuple[Any, ...], str]] = {
     "float32 inside": (normalised(1.005), (random_numbers(4, 8, 64), random_numbers(64)), "1.00"),
     "float32 only": (in_float32_only(-1.0), (random_numbers(64, 64),), "-1"),
     "mask of -inf": (softmax(1.001), (random_numbers(2, 4, 16, 16), MASK), "1.001 times"),
-    "none given though asked for": (softmax(), (random_numbers(2, 16, 16), random_numbers(16, 16)), "gives no gradient of argument 1"),
+    "none given though asked for": (softmax(), (random_numbers(2, 16, 16), random_numbers(16, 16)),
+    "gives no gradient of argument 1"),
     "in place": (into_what_it_is_given(1.001), (random_numbers(8, 9),), "1.001 times"),
     "top-k": (largest(-1.0), (random_numbers(32, 64),), "-1 times"),
-    "one output, small beside the other": (two_outputs(-1.0), (random_numbers(5, 6), random_numbers(5, 6)), "argument 1 (y)"),
+    "one output, small beside the other": (two_outputs(-1.0), (random_numbers(5, 6),
+    random_numbers(5, 6)), "argument 1 (y)"),
     "random": (dropped(1.001), (random_numbers(32, 32),), "1.001"),
-    "mean for sum": (rows(lambda grad: grad.mean(0)), (random_numbers(8, 16), random_numbers(16)), "0.125 times"),
-    "first row for sum": (rows(lambda grad: grad[0]), (random_numbers(8, 16), random_numbers(16)), "argument 1"),
+    "mean for sum": (rows(lambda grad: grad.mean(0)), (random_numbers(8, 16), random_numbers(16)),
+    "0.125 times"),
+    "first row for sum": (rows(lambda grad: grad[0]), (random_numbers(8, 16), random_numbers(16)),
+    "argument 1"),
     "integers": (cross_entropy(1.001), (random_numbers(64, 100), torch.arange(64)), "1.001 times"),
-    "conjugate forgotten": (conjugated(False), tuple(random_numbers(8, 16, dtype=torch.complex64) for _ in "ab"), "argument 0"),
+    "conjugate forgotten": (conjugated(False), tuple(random_numbers(8, 16,
+    dtype=torch.complex64) for _ in "ab"), "argument 0"),
     "one number": (elementwise(-1.0), (torch.tensor(0.5, requires_grad=True),), "-1 times"),
     "asked for alone": ((saved(torch.mul), asked_alone(0)), TWO, "no gradient of argument 1"),
-    "nothing from something": ((lambda ctx, x: 0 * x + 1, lambda ctx, grad: grad), (random_numbers(4, 5),), "does not depend on"),
+    "nothing from something": ((lambda ctx, x: 0 * x + 1, lambda ctx, grad: grad),
+    (random_numbers(4, 5),), "does not depend on"),
     "at zeros and elsewhere": (
-        (saved(torch.relu), lambda ctx, grad: -grad * (ctx.saved_tensors[0] > 0)), (random_numbers(64, 64).detach().relu(),), "argument 0",
+        (saved(torch.relu), lambda ctx, grad: -grad * (ctx.saved_tensors[0] > 0)),
+        (random_numbers(64, 64).detach().relu(),), "argument 0",
     ),
-    "not asked for": (rows(lambda grad: 0 * grad.sum(0)), (random_numbers(8, 16), random_numbers(16, asked=False)), "argument 1"),
+    "not asked for": (rows(lambda grad: 0 * grad.sum(0)), (random_numbers(8, 16),
+    random_numbers(16, asked=False)), "argument 1"),
 }  # fmt: skip
 
 
@@ -477,16 +514,24 @@ def test_a_wrong_backward_fails_and_the_argument_is_named(name: str) -> None:
 
 
 UNFIT: dict[str, tuple[tuple[Forward, Backward], tuple[Any, ...], str]] = {
-    "few digits inside": ((lambda ctx, x: x.bfloat16().to(x.dtype), lambda ctx, grad: grad), (random_numbers(64, 64),), "too coarse"),
-    "jumps": ((lambda ctx, x: x.round(), lambda ctx, grad: grad), (random_numbers(64, 64),), "it has jumps"),
-    "other values each time": ((lambda ctx, x: x * random.random(), lambda ctx, grad: grad), (random_numbers(4, 4),), "other values"),
+    "few digits inside": ((lambda ctx, x: x.bfloat16().to(x.dtype), lambda ctx, grad: grad),
+    (random_numbers(64, 64),), "too coarse"),
+    "jumps": ((lambda ctx, x: x.round(), lambda ctx, grad: grad), (random_numbers(64, 64),),
+    "it has jumps"),
+    "other values each time": ((lambda ctx, x: x * random.random(), lambda ctx, grad: grad),
+    (random_numbers(4, 4),), "other values"),
     "no gradient": (
-        (lambda ctx, x: ctx.mark_non_differentiable(y := x + 0) or y, lambda ctx, grad: grad), (random_numbers(4, 4),), "has a gradient",
+        (lambda ctx, x: ctx.mark_non_differentiable(y := x + 0) or y, lambda ctx, grad: grad),
+        (random_numbers(4, 4),), "has a gradient",
     ),
-    "integers only": ((lambda ctx, x: x + 1, lambda ctx, grad: None), (torch.arange(4),), "no floating tensor"),
-    "a backward that raises": ((saved(torch.exp), lambda ctx, grad: 1 / 0), (random_numbers(4, 4),), "ZeroDivisionError"),
-    "a forward that raises": ((lambda ctx, x: 1 / 0, lambda ctx, grad: grad), (random_numbers(4, 4),), "ZeroDivisionError"),
-    "sparse": ((lambda ctx, x: x.to_dense(), lambda ctx, grad: grad), (torch.eye(3).to_sparse(),), "sparse"),
+    "integers only": ((lambda ctx, x: x + 1, lambda ctx, grad: None), (torch.arange(4),),
+    "no floating tensor"),
+    "a backward that raises": ((saved(torch.exp), lambda ctx, grad: 1 / 0), (random_numbers(4,
+    4),), "ZeroDivisionError"),
+    "a forward that raises": ((lambda ctx, x: 1 / 0, lambda ctx, grad: grad), (random_numbers(4,
+    4),), "ZeroDivisionError"),
+    "sparse": ((lambda ctx, x: x.to_dense(), lambda ctx, grad: grad), (torch.eye(3).to_sparse(),),
+    "sparse"),
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ CHAIN = torch.tensor([[0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0.5, 0.5], [0, 
 LABELS = torch.arange(4)
 
 Function = Callable[[torch.Tensor], torch.Tensor]
-# : What a child, ``made``, makes of a linear layer's output; what its parent makes of that; and the
+#: What a child, ``made``, makes of a linear layer's output; what its parent makes of that; and the
 # loss, or none.
 Program = tuple[Function, Function, Function | None]
 

@@ -37,7 +37,9 @@ class Cube(nn.Module):
 
 class Hidden(nn.Module):
     def forward(self, x):
-        return (x.abs() * 1e4) * 1e-4  # what is between overflows, what comes out is far below the limit
+        return (
+            x.abs() * 1e4
+        ) * 1e-4  # what is between overflows, what comes out is far below the limit
 
 class Net(nn.Module):
     def __init__(self, inner):
@@ -51,7 +53,12 @@ def training(inner, factors):
     torch.manual_seed(0)
     model = Net(inner)
     inputs = [torch.randn(4, 6) * factor for factor in factors]
-    return Case(model, inputs, loss=lambda output: output.float().pow(2).mean(), optimizer=torch.optim.SGD(model.parameters(), 0.01))
+    return Case(
+        model,
+        inputs,
+        loss=lambda output: output.float().pow(2).mean(),
+        optimizer=torch.optim.SGD(model.parameters(), 0.01),
+    )
 
 def case():
     return training(Cube(), (1, 100, 1))
@@ -188,12 +195,14 @@ def test_the_flag_is_cleared_and_read_for_each_step(saturating: Machine) -> None
     found = saturating.found(
         COUNTING
         + """
-import accucompare as ac
+from accucompare.watcher.watch import watching
+from accucompare.watcher.watch_options import WatchOptions
 model = torch.nn.Identity()
 half = torch.full((2,), 300.0, device="npu").half()
 half * half
 flags = []
-with ac.watch(model, out="steps", on_finding="warn", quiet=True, device=torch.device("npu:0")) as watch:
+options = WatchOptions(on_finding="warn", quiet=True)
+with watching(model, "steps", options, device=torch.device("npu:0")) as watch:
     for step in range(3):
         counts.update(get=0, clear=0)
         model(half)
@@ -233,6 +242,7 @@ def test_a_loop_skips_what_overflowed(saturating: Machine) -> None:
     found = saturating.found("""
         import accucompare as ac, torch
         from case import clean
+
         torch.manual_seed(0)
         model = clean().model.half().npu()
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -243,7 +253,9 @@ def test_a_loop_skips_what_overflowed(saturating: Machine) -> None:
                 found.append(watch.overflowed)
                 if not watch.overflowed:
                     optimizer.step()
-                found.append(all(torch.equal(one, other) for one, other in zip(before, model.parameters())))
+                found.append(
+                    all(torch.equal(one, other) for one, other in zip(before, model.parameters()))
+                )
                 optimizer.zero_grad()
                 watch.step()
         found.append(len(watch.findings))
@@ -256,9 +268,13 @@ def test_a_kernel_dump_is_of_the_first_step(saturating: Machine) -> None:
         COMMAND
         + """
 import ctypes
+
 runtime = ctypes.CDLL("libascendcl.so")
 runtime.simnpu_dump_calls.restype = ctypes.c_char_p
-found = [code, [call for call in runtime.simnpu_dump_calls().decode().splitlines() if call != "synchronize"]]
+found = [
+    code,
+    [call for call in runtime.simnpu_dump_calls().decode().splitlines() if call != "synchronize"],
+]
 """,
         *watching("clean", "dumped", "--kernel-dump", "dump"),
     )
@@ -282,7 +298,7 @@ def test_each_rank_dumps_into_its_own_directory_until_its_first_step_ends(
         model = torch.nn.Linear(2, 2).npu()
         torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
         try:
-            with ac.watch(model, out="two", kernel_dump="dumps", quiet=True) as watch:
+            with ac.watch(model, out="two", look=ac.LookAt(kernel_dump="dumps"), quiet=True) as watch:
                 for step in range(2):
                     model(torch.ones(1, 2).npu())
                     watch.step()
@@ -336,8 +352,12 @@ def test_no_tensor_is_waited_for_alone(ordinary: Machine) -> None:
             def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
                 output = operator(*args, **(kwargs or {}))
                 moved = isinstance(output, torch.Tensor) and output.device.type == "cpu"
-                from_device = any(isinstance(each, torch.Tensor) and each.device.type == "npu" for each in args)
-                self.count += operator is torch.ops.aten._local_scalar_dense.default or (moved and from_device)
+                from_device = any(
+                    isinstance(each, torch.Tensor) and each.device.type == "npu" for each in args
+                )
+                self.count += operator is torch.ops.aten._local_scalar_dense.default or (
+                    moved and from_device
+                )
                 return output
 
         def waits(layers):

@@ -40,7 +40,7 @@ _OF_BOTH = [
     if not (origin.skipped("gpt2", "float32") or origin.skipped("cnn", "float32"))
 ]
 
-# : Everything in float32, in turns on one of two small models; else what a model or a type does in
+#: Everything in float32, in turns on one of two small models; else what a model or a type does in
 # a way of its own. All of them on all : models is what ``make bench-origins`` runs.
 _SAMPLE: dict[tuple[str, str], tuple[str, ...]] = {
     ("gpt2", "float32"): tuple(name for name in ORIGINS if name not in _OF_BOTH[1::2]),

@@ -1448,7 +1448,7 @@ def test_a_minus_inf_that_was_computed_is_told(tmp_path: Path) -> None:
     ]
 
 
-def test_compiled_code_is_compiled_again_after_two_watches_that_end_in_the_order_in_which_they_began(
+def test_compiled_code_is_compiled_again_after_two_watches_that_end_in_the_order_they_began(
     tmp_path: Path,
 ) -> None:
     import torch._dynamo.testing

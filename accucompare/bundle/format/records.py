@@ -164,6 +164,10 @@ def same_line(one: str, other: str) -> bool:
     return long == short or ("/" not in short and long.endswith(f"/{short}"))
 
 
+#: Under these attributes wrappers keep the module that they wrap. Qualified names are without them.
+WRAPPER_NAMES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
 def display_name(name: str) -> str:
     """A qualified name as people read it: printable, and the root module's, which is empty, is
     shown as ``(root)``.
@@ -272,7 +276,9 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def key(self) -> Key:
-        return Key(self.rank, self.step, self.name, self.call, self.role, self.path)
+        return tuple.__new__(
+            Key, (self.rank, self.step, self.name, self.call, self.role, self.path)
+        )
 
     @property
     def operator(self) -> tuple[str, int]:
@@ -389,7 +395,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
             _shared(found.shape),
             intern(found.dtype),
             found.layout,
-            found.member,
+            found.member if found.member is None else intern(found.member),
             found.digest,
             found.statistics,
             detail,

@@ -226,13 +226,13 @@ def _git() -> dict[str, Any] | None:
     """
     if shutil.which("git") is None:
         return None
-    answers = []
-    for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
-        try:
-            answer = subprocess.run(
-                ["git", *command], capture_output=True, text=True, timeout=5, check=True
-            )
-        except (subprocess.SubprocessError, OSError):
-            return None
-        answers.append(answer.stdout.strip())
-    return {"commit": answers[0], "modified": bool(answers[1])}
+    command = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (subprocess.SubprocessError, OSError):
+        return None
+    about = [line for line in answer.stdout.splitlines() if line.startswith("# ")]
+    commit = next((line.split()[2] for line in about if line.startswith("# branch.oid ")), "(")
+    if commit.startswith("("):  # "(initial)": there is no commit yet
+        return None
+    return {"commit": commit, "modified": len(about) < len(answer.stdout.splitlines())}

@@ -150,7 +150,7 @@ def _variables_in(file: str, changed: int) -> frozenset[str]:
 def modules_in(files: Iterable[str]) -> set[str]:
     """The names of the loaded Python modules that are written in these files."""
     wanted = {file for file in files if not _is_foreign(file)}
-    return {name for name in list(sys.modules) if _file_of(name) in wanted}
+    return {name for name in list(sys.modules) if _file_of(name) in wanted} if wanted else set()
 
 
 def versions_of(names: Iterable[str]) -> dict[str, str]:
@@ -172,15 +172,20 @@ def version_of(package: str) -> str | None:
     version = getattr(sys.modules.get(package), "__version__", None)
     if isinstance(version, str):
         return str(version)  # torch's is of a class of its own
+    installed = _installed_version(package)
+    if installed is None and _is_installed(package):
+        names = _distributions().get(package, ())
+        return next((version for each in names if (version := _installed_version(each))), None)
+    return installed
+
+
+@lru_cache(maxsize=4096)
+def _installed_version(distribution: str) -> str | None:
+    """Reading it takes longer than the capture of a small model."""
     try:
-        return importlib.metadata.version(package)
+        return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        pass
-    return (
-        next((importlib.metadata.version(each) for each in _distributions().get(package, ())), None)
-        if _is_installed(package)
-        else None
-    )
+        return None
 
 
 def source_configuration(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from accucompare.bundle.format import WRAPPER_NAMES
 from accucompare.text import storable
 
-#: Attributes under which wrappers of any class keep the module that they wrap.
-_WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-#: Classes that keep it under the ordinary name ``module``.
+#: Classes that keep the module that they wrap under the ordinary name ``module``.
 _WRAPPERS = {
     "DistributedDataParallel",
     "DataParallel",
@@ -133,7 +132,9 @@ def wrappers_of(module: nn.Module) -> list[nn.Module]:
 
 def _insides(module: nn.Module) -> Iterator[nn.Module]:
     while True:
-        inner = next((module._modules[name] for name in _WRAPPED if name in module._modules), None)
+        inner = next(
+            (module._modules[name] for name in WRAPPER_NAMES if name in module._modules), None
+        )
         if inner is None and type(module).__name__ in _WRAPPERS:
             inner = module._modules.get("module")
         if inner is None:

@@ -322,7 +322,7 @@ def _scaled_dot_product_attention(
     of its own.
     """
     plain = _aten.scaled_dot_product_attention.default
-    inputs = query, key, value, attn_mask, dropout_p, is_causal
+    inputs: tuple[Any, ...] = (query, key, value, attn_mask, dropout_p, is_causal)
     draws = of_this_thread(_active)
     if dropout_p == 0 or draws is None or not _is_plain(query, draws):
         return without_dispatch(plain, *inputs, **options)  # type: ignore[no-any-return]

@@ -42,6 +42,7 @@ from accucompare.report.words import (
     culprit_hints,
     decision_words,
     error_words,
+    preflight_words,
     training_words,
     verdict_words,
 )
@@ -258,9 +259,15 @@ def _culprits(comparison: Result, links: Sequence[str]) -> Iterator[Line]:
     note = culprits.note(comparison)
     yield _wide(note, looks.MUTED_TEXT._replace(wrap=True), height=_height(note, 170))
     yield from table_lines(
-        columns, shown, fill=lambda culprit: _SHADE, below=below, numbered=True,
-        height=lambda culprit: _height(max((culprits.place_words(comparison, culprit), culprits.kind(culprit)), key=len), 44),
-    )  # fmt: skip
+        columns,
+        shown,
+        fill=lambda culprit: _SHADE,
+        below=below,
+        numbered=True,
+        height=lambda culprit: _height(
+            max((culprits.place_words(comparison, culprit), culprits.kind(culprit)), key=len), 44
+        ),
+    )
     yield from _rest(len(comparison.culprits), _MOST_CULPRITS)
 
 
@@ -303,9 +310,12 @@ def _preflight(comparison: Result) -> Iterator[Line]:
     for finding in comparison.preflight[:_MOST_LISTED]:
         look = _ALARM if finding.serious else looks.CELL_TOP
         yield Line(
-            [SheetItem(finding.topic, look), SheetItem(finding.message, looks.CELL_WRAPPED)],
+            [
+                SheetItem(preflight_words.topic(finding), look),
+                SheetItem(preflight_words.message(finding), looks.CELL_WRAPPED),
+            ],
             spread=1,
-            height=_height(finding.message, 120),
+            height=_height(preflight_words.message(finding), 120),
         )
     yield from _rest(len(comparison.preflight))
 
@@ -408,9 +418,13 @@ def _captures(comparison: Result) -> Iterator[Line]:
     columns = [*entry_columns(("golden", "candidate", "baseline")[: 3 if third else 2]), DIFFERS]
     spread, free = (3, 1) if third else (None, 0)
     yield from table_lines(
-        columns, shown, spread=spread, free=free, fill=lambda entry: entry_fill(entry, 1),
+        columns,
+        shown,
+        spread=spread,
+        free=free,
+        fill=lambda entry: entry_fill(entry, 1),
         height=lambda entry: _height(max(entry.values, key=len), 42),
-    )  # fmt: skip
+    )
     others = sum(entry.differs for entry in listed) - sum(entry.differs for entry in shown)
     note = f"{len(listed) - len(shown)} more entries in the sheet Environment" + (
         f", {others} of them different." if others else "."

@@ -96,7 +96,8 @@ def training(comparison: Result) -> list[Table]:
 def _heading(comparison: Result, found: TrainingResult) -> Iterator[tuple[str, Look]]:
     yield (
         words.steps_sentence(comparison)
-        or "Each step was fed with golden's values: what its losses are off was made in the loss, or by rounding",
+        or "Each step was fed with golden's values: what its losses are off was made in the loss,"
+        " or by rounding",
         SECTION,
     )
     if comparison.acceptance is not None:

@@ -65,9 +65,13 @@ def write_page(
         for names in (_STYLES, _SCRIPTS)
     )
     environment = Environment(
-        loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
         finalize=lambda value: printable(value) if type(value) is str else value,
-    )  # fmt: skip
+    )
     environment.filters["thousands"] = lambda number: f"{number:,}"
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri"
@@ -75,7 +79,7 @@ def write_page(
     )
     top = environment.get_template(template).render(
         content | {"style": style, "script": script, "policy": policy, "version": __version__}
-    )  # fmt: skip
+    )
 
     def write(place: Path) -> None:
         with place.open("wb") as file:

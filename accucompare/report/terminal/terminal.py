@@ -34,7 +34,13 @@ from accucompare.report.table import (
     overview_of,
 )
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
-from accucompare.report.words import culprit_hints, decision_words, error_words, verdict_words
+from accucompare.report.words import (
+    culprit_hints,
+    decision_words,
+    error_words,
+    preflight_words,
+    verdict_words,
+)
 from accucompare.report.words import culprit_words as culprits
 from accucompare.report.words import training_words as training
 from accucompare.text import counted, printable
@@ -97,21 +103,19 @@ def _verdict_line(comparison: Result) -> Text:
 def _sentences(comparison: Result, decided: Decision) -> Iterator[str]:
     """What is concluded, and how many rows say so."""
     failed, total = comparison.counts_by_status()[Status.FAIL], len(comparison.rows)
-    if decided.answer is Answer.NOT_SURE:
-        yield decision_words.words(decided, comparison)
-    elif comparison.acceptance is not None:
+    if comparison.acceptance is not None and decided.answer is not Answer.NOT_SURE:
         yield training.acceptance_sentence(comparison.acceptance)
         if comparison.compared:
             yield f"{failed} of {total} rows fail, which does not decide"
-    elif comparison.series_only or not (failed or decided.passed):
-        yield decision_words.conclusion(decided, comparison)
-    elif decided.passed:
-        yield decision_words.conclusion(decided, comparison)
+        return
+    yield decision_words.conclusion(decided, comparison)
+    if comparison.series_only or decided.answer is Answer.NOT_SURE:
+        return
+    if decided.passed:
         yield f"all {comparison.compared} compared rows {culprits.agreement(comparison)}"
         if comparison.by_statistics:
             yield f"{comparison.by_statistics} judged {verdict_words.BY_STATISTICS}"
-    else:
-        yield decision_words.conclusion(decided, comparison)
+    elif failed:
         yield f"{failed} of {total} rows fail"
         if comparison.first_divergence is None:
             yield "all of them are on one side only"
@@ -124,7 +128,7 @@ def _print_preflight(console: Console, comparison: Result) -> None:
         print_heading(console, "Pre-flight")
     for finding in comparison.preflight:
         line = safe_text(
-            f"  {'!' if finding.serious else '·'} {finding.message}",
+            f"  {'!' if finding.serious else '·'} {preflight_words.message(finding)}",
             "yellow" if finding.serious else "",
         )
         console.print(line, soft_wrap=True)  # a command in it can be copied whole

@@ -89,10 +89,8 @@ def _difference(row: Row) -> str:
         differing(metrics) if row.golden is not None and not DTYPES[row.golden.dtype].digits else 0
     ):
         return f"{different:,} of {metrics.compared:,} values different"
-    return (
-        "relative L2"
-        f" {'at least ' if row.by_statistics else 'about ' if row.by_sketch else ''}{metrics.rel_l2:.2e}"
-    )
+    known = "at least " if row.by_statistics else "about " if row.by_sketch else ""
+    return f"relative L2 {known}{metrics.rel_l2:.2e}"
 
 
 def place_words(comparison: Result, culprit: Culprit) -> str:

@@ -35,9 +35,10 @@ def make(
         output_names=names,
         external_data=False,
     )
+    # as --onnx-outputs mark all
     marked = BytesFromOnnx(
         ModifyOutputs(OnnxFromPath(str(folder / "model.onnx")), outputs=MARK_ALL)
-    )  # as --onnx-outputs mark all
+    )
     Comparator.run(
         [OnnxrtRunner(SessionFromOnnx(marked))], data_loader=[{"x": inputs.numpy()}]
     ).save(str(folder / "outputs.json"))
