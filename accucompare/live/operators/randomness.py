@@ -425,8 +425,8 @@ def _unmatched(op: Any) -> Callable[..., Any]:
     return kernel
 
 
-# : The code of the kernels that run operators of the model's own. Whatever the other functions here
-# run is part of a draw.
+#: The code of the kernels that run operators of the model's own. Whatever the other functions here
+#: run is part of a draw.
 RUN_FOR_THE_MODEL = (
     _scaled_dot_product_attention.__code__,
     _mathematical.__code__,

@@ -130,7 +130,7 @@ def to_host(
         if writer is None or bits is Bits.OURS:
             return HostValue(array, array.shape, dtype, Layout.STRIDED)
         return _on_host(tensor, array, dtype, writer, needed, bits)
-    except Exception as error:  # a tensor subclass may raise anything; the record then says so, and the model runs on
+    except Exception as error:  # a tensor subclass may raise anything: the record says what
         return HostValue(
             None, (), dtype, Layout.UNREADABLE, f"{type(error).__name__}: {error}"[:200]
         )

@@ -33,8 +33,8 @@ from accucompare.recorder.recording.guard import Guard, guarded
 from accucompare.recorder.recording.series import SeriesRecorder
 from accucompare.recorder.state import Training
 
-# : What is recorded in place of a gradient where a trainable parameter has none, and where nothing
-# steps it either.
+#: What is recorded in place of a gradient where a trainable parameter has none, and where nothing
+#: steps it either.
 NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
 
 #: Where Megatron keeps gradients that it has taken out of ``grad``.
