@@ -240,7 +240,6 @@ class Backward(Generic[_C]):
                 if part.is_leaf:  # which outlives its graph
                     hook = GradientHook(arrived)
                     self._handles.append(part.register_hook(hook))  # type: ignore[no-untyped-call]
-                    self._handles.append(hook)
                 else:
                     hook_arriving(part, arrived)
 
