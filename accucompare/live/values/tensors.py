@@ -31,7 +31,7 @@ _UNKNOWN_TO_NUMPY = {
     name for name, dtype in DTYPES.items() if dtype.ml_dtype or name == "complex32"
 }
 _SMALL = (
-    4 << 10
+    16 << 10
 )  # bytes; a block of memory to use again takes longer to find than one of them to copy
 _LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of them
 _WORTH_KNOWING = 128 << 10  # bytes; to tell whether it was seen takes as long as to digest less
