@@ -50,10 +50,10 @@ class Backend(Protocol):
     """What each device's class has."""
 
     #: Which reduced precision of float32 matrix products and convolutions it can allow:
-    # ``"hf32"``, ``"tf32"`` or none.
+    #: ``"hf32"``, ``"tf32"`` or none.
     REDUCED: str | None
     #: In which type it adds up the sketches of its tensors (``live.values.device_sketch``):
-    # ``"float64"``, ``"float32"``; ``None`` where : the host does that.
+    #: ``"float64"``, ``"float32"``; ``None`` where : the host does that.
     SKETCHES_IN: str | None
 
     def open(self, index: int | None) -> torch.device:

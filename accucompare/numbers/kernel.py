@@ -389,3 +389,20 @@ def sketch_blocks(
     _kernel.sketch_blocks(
         values, _number(values, dtype), scale, *tables[0].shape, *tables, *places, sketch
     )
+
+
+def fill_uniform(seed: int, values: Array, below: float | None = None) -> bool:
+    """Fill an array with what ``torch.rand`` draws on the CPU from a generator of this seed.
+
+    Args:
+        seed: its low 32 bits count.
+        values: contiguous, float32, any shape.
+        below: fill in 1 where what is drawn is below this, and 0 elsewhere.
+
+    Returns:
+        Whether it was filled; False without a kernel.
+    """
+    fill = getattr(_kernel, "fill_uniform", None)
+    if fill is not None:
+        fill(seed, values, math.nan if below is None else below)
+    return fill is not None

@@ -44,12 +44,14 @@ from accucompare.live.modules import (
     set_attributes,
 )
 from accucompare.live.numerics import autocast_now, autocast_then
-from accucompare.live.operators import RandomState, random_state_kept
+from accucompare.live.operators import RandomState, calls_models, random_state_kept
 from accucompare.live.values import leaves
 from accucompare.recorder.recording import MAIN_GRAD, Recorder
 from accucompare.reproduce import Snapshot, always, is_bad
 from accucompare.watcher.again.contexts import Context, copies_of
 from accucompare.watcher.looking import Meter, Note, Scope, WatchedCall, Watcher
+
+calls_models(__file__)
 
 _NOT_FINITE = {NAN, PLUS, MINUS}
 #: Gradients of two runs are alike up to this share; rounding is below.
