@@ -13,6 +13,13 @@ from accucompare.version import __version__ as __version__
 if TYPE_CHECKING:
     from accucompare.api import Comparison as Comparison
     from accucompare.api import diff as diff
+    from accucompare.asked import Arithmetic as Arithmetic
+    from accucompare.asked import FedWith as FedWith
+    from accucompare.asked import LocateOptions as LocateOptions
+    from accucompare.asked import LookAt as LookAt
+    from accucompare.asked import Loop as Loop
+    from accucompare.asked import Recorded as Recorded
+    from accucompare.asked import StartFrom as StartFrom
     from accucompare.bundle.format import Record as Record
     from accucompare.bundle.reading import Bundle as Bundle
     from accucompare.bundle.reading import Sketch as Sketch
@@ -25,7 +32,6 @@ if TYPE_CHECKING:
     from accucompare.errors import NonFiniteError as NonFiniteError
     from accucompare.errors import WatchEndedError as WatchEndedError
     from accucompare.live.modules import check_finite as check_finite
-    from accucompare.locating import LocateOptions as LocateOptions
     from accucompare.locating import locate as locate
     from accucompare.recorder.session import Session as Session
     from accucompare.recorder.session import capture as capture
@@ -34,35 +40,34 @@ if TYPE_CHECKING:
     from accucompare.watcher.watch import watch as watch
 
 _HOMES = {
-    "AccucompareError": "accucompare.errors",
-    "Bundle": "accucompare.bundle.reading.reader",
-    "Case": "accucompare.case",
-    "Comparison": "accucompare.api",
-    "LocateOptions": "accucompare.locating",
-    "NonFiniteError": "accucompare.errors",
-    "Record": "accucompare.bundle.format.records",
-    "Session": "accucompare.recorder.session.running",
-    "Sketch": "accucompare.bundle.reading.sketches",
-    "Tolerance": "accucompare.compare.limits.tolerance",
-    "Watch": "accucompare.watcher.watch.steps",
-    "WatchEndedError": "accucompare.errors",
-    "Work": "accucompare.compare.diff_options",
-    "assert_layers_close": "accucompare.testing.closeness",
-    "capture": "accucompare.recorder.session.session",
-    "check_finite": "accucompare.live.modules.points",
-    "diff": "accucompare.api",
-    "locate": "accucompare.locating",
-    "open_bundle": "accucompare.bundle.reading.reader",
-    "suggest_baseline": "accucompare.compare.limits.suggest",
-    "watch": "accucompare.watcher.watch.watch_context",
+    "accucompare.api": ("Comparison", "diff"),
+    "accucompare.asked": (
+        *("Arithmetic", "FedWith", "LocateOptions", "LookAt", "Loop", "Recorded", "StartFrom"),
+    ),
+    "accucompare.bundle.format.records": ("Record",),
+    "accucompare.bundle.reading.reader": ("Bundle", "open_bundle"),
+    "accucompare.bundle.reading.sketches": ("Sketch",),
+    "accucompare.case": ("Case",),
+    "accucompare.compare.diff_options": ("Work",),
+    "accucompare.compare.limits.suggest": ("suggest_baseline",),
+    "accucompare.compare.limits.tolerance": ("Tolerance",),
+    "accucompare.errors": ("AccucompareError", "NonFiniteError", "WatchEndedError"),
+    "accucompare.live.modules.points": ("check_finite",),
+    "accucompare.locating.case_locate": ("locate",),
+    "accucompare.recorder.session.running": ("Session",),
+    "accucompare.recorder.session.session": ("capture",),
+    "accucompare.testing.closeness": ("assert_layers_close",),
+    "accucompare.watcher.watch.steps": ("Watch",),
+    "accucompare.watcher.watch.watch_context": ("watch",),
 }
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = list(_HOMES)
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

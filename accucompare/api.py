@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +15,11 @@ from accucompare.compare.diff import compare
 from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.limits import Tolerance, read_rules
 from accucompare.compare.pairing import read_maps
+from accucompare.compare.remarks import LimitSource
 from accucompare.compare.result import Result
 from accucompare.errors import UsageError
 from accucompare.places import Place, local, place_of
+from accucompare.report.words import NamedCulprit
 from accucompare.selection import Selection, Standard
 
 if TYPE_CHECKING:
@@ -28,8 +31,14 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, repr=False)
 class Comparison(Result):
     """Two bundles compared. Made by ``accucompare.diff``."""
+
+    def __post_init__(self) -> None:
+        """Let each culprit tell its place."""
+        named = [NamedCulprit.of(culprit) for culprit in self.culprits]
+        object.__setattr__(self, "culprits", named)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {reason.value}" for reason, count in self.counts().items())
@@ -212,7 +221,7 @@ def diff(
     atol, rtol = limits.atol if atol is None else atol, limits.rtol if rtol is None else rtol
     renamings, auto = read_maps(map)
     options = DiffOptions(
-        limits=Tolerance(atol, rtol, limits.rel_l2, limits.cosine, source="given for all layers"),
+        limits=Tolerance(atol, rtol, limits.rel_l2, limits.cosine, source=LimitSource.GIVEN),
         rules=() if limits.tolerances is None else read_rules(limits.tolerances),
         renamings=tuple(renamings),
         auto=auto,

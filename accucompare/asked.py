@@ -1,14 +1,16 @@
-"""A capture's options in groups: each field has its help and its range, and the command line is
-made of them. Needs no torch.
+"""What a user can ask of a capture, a watch and ``locate``: groups of options. Each field has its
+help and its range, and the command line is made of them. Needs no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from enum import Enum
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+from accucompare.errors import UsageError
 from accucompare.places import Place
 from accucompare.selection import (
     LEAST_SKETCH_SIZE,
@@ -16,10 +18,13 @@ from accucompare.selection import (
     SKETCH_SIZE,
     Level,
     Mode,
+    OnFinding,
     Precision,
     RoundedType,
     Steps,
 )
+
+G = TypeVar("G")
 
 
 def told(
@@ -27,17 +32,52 @@ def told(
     help: str,
     *,
     one_of: type[Enum] | None = None,
-    between: tuple[int, int] | None = None,
+    between: tuple[float, float | None] | None = None,
+    shown: str | None = None,
 ) -> Any:
-    """A field with the help that the command line shows, and its range: the values of an Enum, or
-    the least and the most.
+    """A field with its help and its range.
+
+    Args:
+        one_of: its values.
+        between: the least and the most; ``None`` for no most.
+        shown: how help calls the value.
     """
-    return field(default=default, metadata={"help": help, "one_of": one_of, "between": between})
+    about = {"help": help, "one_of": one_of, "between": between, "shown": shown}
+    return field(default=default, metadata=about)
 
 
+def _documented(kind: type[G]) -> type[G]:
+    """Let the docstring list the fields with their help."""
+    listed = (f"    {each.name}: {each.metadata['help']}" for each in fields(kind))  # type: ignore[arg-type]
+    kind.__doc__ = "\n".join([f"{kind.__doc__}\n\nAttributes:", *listed])
+    return kind
+
+
+def group(kind: type[G], given: Any, name: str) -> G:
+    """A group as a user gives it: whole, its first field alone, or ``None``.
+
+    Raises:
+        UsageError: if it is another group, or of numerics no group.
+    """
+    if given is None:
+        return kind()
+    if isinstance(given, kind):
+        return given
+    if isinstance(given, _GROUPS) or kind is Arithmetic:
+        found = f"{name} must be an accucompare.{kind.__name__}, but is a {type(given).__name__}"
+        raise UsageError(found)
+    return kind(given)  # type: ignore[call-arg]
+
+
+_ONLY = "only the layers that match. Can be given several times."
+_SEED = "Seed of weights and random operations.  [default: "
+_REPEATED = " Can be given several times."
+
+
+@_documented
 @dataclass(frozen=True)
 class Recorded:
-    """What is recorded."""
+    """What a capture records: ``Recorded("sketch", only="encoder.*")``."""
 
     mode: str = told(
         Mode.TENSORS,
@@ -45,62 +85,65 @@ class Recorded:
         " statistics; or the digest alone.",
         one_of=Mode,
     )
-    sketch_size: int = told(
-        SKETCH_SIZE,
-        "Numbers in a sketch: with 4 times as many, the estimate is twice as exact.",
-        between=(LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE),
-    )
     level: str = told(
         Level.MODULE,
         "op: also record every operator in the code of the layers chosen by --only, with its source"
         " line.",
         one_of=Level,
     )
-    steps: int | str | Iterable[int] | Steps | None = None  # ``Steps`` when it is checked
     roles: str | Iterable[str] | None = told(  # ``RoleGroup``s when they are checked
         None,
         "What to record, of forward, backward, grads (of parameters) and update; series alone keeps"
         " only each step's loss and norms, kilobytes for 1,000 steps.  [default: all that the case"
         " has]",
+        shown="LIST",
     )
-    backward: bool = told(True, "Record gradients and updates, too, if the case has a loss.")
-    only: str | Iterable[str] = ()
+    only: str | Iterable[str] = told((), f"Record {_ONLY}", shown="GLOB")
     skip: str | Iterable[str] = told(
-        (), "Leave out the layers that match. Can be given several times."
+        (), f"Leave out the layers that match.{_REPEATED}", shown="GLOB"
     )
-    save_state: bool = told(
-        False,
-        "Save weights, inputs, and what else a training step starts from, for --like; as they are"
-        " before the first recorded step.",
+    sketch_size: int = told(
+        SKETCH_SIZE,
+        "Numbers in a sketch: with 4 times as many, the estimate is twice as exact.",
+        between=(LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE),
     )
 
 
+_MAP = (
+    "Golden's layer OLD is NEW in the candidate; globs, or re:REGEX=NEW. auto finds the names."
+    f"{_REPEATED}"
+)
+
+
+@_documented
 @dataclass(frozen=True)
 class StartFrom:
-    """What the model and its random operations start from."""
+    """The saved state that a capture starts from: ``StartFrom("golden", map="auto")``."""
 
-    seed: int | None = None
     like: str | Place | None = told(
         None,
         "Start from what capture --save-state, or watch --pause-after, has saved: its weights,"
         " inputs, seed, selection and train or eval mode; of a training its step, optimizer,"
         " scheduler, gradient scaler and random numbers, too.",
+        shown="BUNDLE",
     )
-    map: str | Iterable[str] = told(
-        (),
-        "Golden's layer OLD is NEW in the candidate; globs, or re:REGEX=NEW. auto finds the names."
-        " Can be given several times.",
-    )
+    map: str | Iterable[str] = told((), _MAP, shown="OLD=NEW")
 
 
+@_documented
 @dataclass(frozen=True)
 class FedWith:
-    """What every layer is given in place of what arrives."""
+    """What every layer is given in place of what arrives: ``FedWith("golden", force=True)``."""
 
     feed: str | Place | None = told(
         None,
         "Give every layer golden's inputs, and its caller golden's outputs. The records then show"
         " each layer's own error.",
+        shown="GOLDEN",
+    )
+    map: str | Iterable[str] = told((), _MAP, shown="OLD=NEW")
+    force: bool = told(
+        False, "Feed even from a golden with other weights, or of another model class."
     )
     round_feed: str | None = told(
         None,
@@ -108,14 +151,12 @@ class FedWith:
         " each layer's result.",
         one_of=RoundedType,
     )
-    force: bool = told(
-        False, "Feed even from a golden with other weights, or of another model class."
-    )
 
 
+@_documented
 @dataclass(frozen=True)
 class Arithmetic:
-    """How the device computes."""
+    """How the device computes while a capture lasts: ``Arithmetic(deterministic=True)``."""
 
     deterministic: bool = told(False, "Use deterministic algorithms where the device has them.")
     hf32: bool | None = told(
@@ -131,10 +172,149 @@ class Arithmetic:
     )
 
 
+@_documented
 @dataclass(frozen=True)
-class Asked(Recorded, StartFrom, FedWith, Arithmetic):
-    """All groups together."""
+class Loop:
+    """What a training loop has beside its model: ``Loop(optimizer, scaler=scaler)``."""
+
+    optimizer: Any = told(None, "The optimizer, or a list of them.")
+    scheduler: Any = told(None, "The scheduler of learning rates, or a list of them.")
+    scaler: Any = told(None, "The GradScaler.")
 
 
-#: By the name of an option: its default, its help and its range.
-ASKED = {each.name: each for each in fields(Asked)}
+@dataclass(frozen=True)
+class AskedOfCapture(Recorded, StartFrom, FedWith, Arithmetic):
+    """All that is asked of a capture."""
+
+    seed: int | None = told(None, f"{_SEED}0]", between=(0, (1 << 32) - 1))
+    steps: int | str | Iterable[int] | Steps | None = told(  # ``Steps`` when they are checked
+        None,
+        "Steps to run; or a list of those to record, as 0,10,100-102: the run goes on to the last."
+        "  [default: one for each of the case's inputs]",
+        shown="N|LIST",
+    )
+    save_state: bool = told(
+        False,
+        "Save weights, inputs, and what else a training step starts from, for --like; as they are"
+        " before the first recorded step.",
+    )
+    backward: bool = told(True, "Record gradients and updates, too, if the case has a loss.")
+    overwrite: bool = told(
+        False,
+        "Replace an earlier bundle in the directory; one at a URL is removed when the capture"
+        " begins.",
+    )
+
+
+def _as(kind: Any, name: str, default: Any = None, help: str | None = None) -> Any:
+    """A field as another group has it, but for its default or its help."""
+    theirs: Field[Any] = next(each for each in fields(kind) if each.name == name)
+    about = {**theirs.metadata, **({} if help is None else {"help": help})}
+    return field(default=theirs.default if default is None else default, metadata=about)
+
+
+@_documented
+@dataclass(frozen=True)
+class LocateOptions:
+    """The options of ``accucompare.locate`` that most calls leave as they are."""
+
+    golden_case: str | None = told(
+        None,
+        "The case that golden is captured from, and its baseline.  [default: CASE, if golden names"
+        " the same]",
+        shown="CASE",
+    )
+    golden_python: str | Path | None = told(
+        None,
+        "Python interpreter of golden's environment: it captures the baseline, and golden's"
+        " operators.",
+        shown="PATH",
+    )
+    map: str | Iterable[str] = _as(FedWith, "map")
+    seed: int | None = _as(AskedOfCapture, "seed", help=f"{_SEED}golden's, or 0]")
+    steps: int | str | Iterable[int] | Steps | None = told(
+        None,
+        "Steps to run; or a list of those to record, as 0,10,100-102: the run goes on to the last."
+        "  [default: golden's, or one for each of the case's inputs]",
+        shown="N|LIST",
+    )
+    repeat: int = told(
+        1,
+        "Number of runs of the candidate, and of golden if it is made here: does each agree with"
+        " itself?",
+        between=(1, 9),
+    )
+    only: str | Iterable[str] = _as(Recorded, "only", help=f"Compare {_ONLY}")
+    skip: str | Iterable[str] = _as(Recorded, "skip")
+    backward: bool = _as(AskedOfCapture, "backward")
+    hf32: bool = _as(
+        Arithmetic,
+        "hf32",
+        False,
+        "Let an NPU round the operands of float32 products; without this it is forbidden here.",
+    )
+    tf32: bool = _as(Arithmetic, "tf32", False, "The same for a GPU.")
+    deterministic: bool = _as(Arithmetic, "deterministic")
+    force: bool = _as(FedWith, "force", help="Go on even if golden has other weights.")
+
+
+@_documented
+@dataclass(frozen=True)
+class LookAt:
+    """What a watch looks at, and how closely: ``LookAt("op", every=10)``."""
+
+    level: str = told(
+        Level.MODULE, "op: look at every operator, wherever it is called.", one_of=Level
+    )
+    every: int = told(1, "Watch only every Nth step; the others cost nothing.", between=(1, None))
+    frames: int = told(21, "How many of the last calls to show with a finding.", between=(0, None))
+    trace_steps: Iterable[int] = told((), f"Show every call of this step.{_REPEATED}")
+    allow: str | Iterable[str] = told(
+        (), f"Layers whose output may be infinite.{_REPEATED}", shown="GLOB"
+    )
+    near: float = told(
+        4.0,
+        "Warn of values within this factor of the largest number of their dtype.",
+        between=(1, None),
+    )
+    flag_per_module: bool = told(
+        False, "Read a saturating NPU's overflow flag after each module; slow."
+    )
+    checks_every: int = told(
+        10,
+        "Look closely at every Nth step for the checklist (norms, optimizer state, units); 0 leaves"
+        " the checklist out.",
+        between=(0, None),
+    )
+    kernel_dump: str | Path | None = told(
+        None,
+        "Let an NPU write the inputs and outputs of all kernels of the first step into this"
+        " directory.",
+        shown="DIR",
+    )
+
+
+@dataclass(frozen=True)
+class AskedOfWatch(LookAt):
+    """All that is asked of a watch."""
+
+    on_finding: str = told(
+        OnFinding.RAISE,
+        "Stop at the first finding; print it and go on; or save its reproducer and go on.",
+        one_of=OnFinding,
+    )
+    abort_after_step: int | None = told(
+        None, "Stop after this step, with or without a finding.", between=(0, None)
+    )
+    pause_after: int | None = told(
+        None,
+        "When the loss was NaN or Inf in N steps running, stop, and save what the first of them"
+        " started from, for --like.",
+        between=(1, None),
+        shown="N",
+    )
+    like: str | Path | None = _as(StartFrom, "like")
+    agree: bool = told(False, "Let ranks agree before each update, so that all stop at a finding.")
+
+
+_GROUPS = (Recorded, StartFrom, FedWith, Arithmetic, Loop, LookAt)

@@ -7,29 +7,29 @@ hold credentials: a ``Url`` shows itself without them.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as TimedOutError
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accucompare.errors import BundleError, UsageError
 from accucompare.storage_errors import EXTRAS, NoAnswerError, as_os_error
 from accucompare.text import without_credentials
 
+if TYPE_CHECKING:
+    import threading
+    from concurrent.futures import Future
+
 #: Seconds that a request may take, with all the retries of the library that makes it.
 PATIENCE = 120.0
 #: Seconds between two looks at whether a request has been given up.
 _LOOK = 0.1
-# : Seconds before HTTP is asked again when a connection fails; the other libraries do that
-# themselves.
+#: Seconds before HTTP is asked again when a connection fails; the other libraries do that
+#: themselves.
 _WAITS = (0.2, 0.8, 2.0)
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -194,6 +194,9 @@ class Url:
 
     def _begin(self, work: Callable[[Any, str], Coroutine[Any, Any, Any]]) -> Future[Any]:
         """Begin what asks a file system for a path."""
+        import asyncio  # slow to import, as is what it needs
+        from concurrent.futures import Future
+
         try:
             system, path = _system(self)
             if system.async_impl:
@@ -359,6 +362,9 @@ def wait(
     Raises:
         OSError: as ``Url.call``.
     """
+    from concurrent.futures import CancelledError  # slow to import
+    from concurrent.futures import TimeoutError as TimedOutError
+
     patience = PATIENCE if patience is None else patience
     end = time.monotonic() + patience
     try:
@@ -383,8 +389,8 @@ def wait(
             asked.cancel()  # does nothing to what is done
 
 
-# : The file systems in use, by process and by what they were made from: fsspec would make one, with
-# connections of its own, for each thread.
+#: The file systems in use, by process and by what they were made from: fsspec would make one, with
+#: connections of its own, for each thread.
 _systems: dict[tuple[object, ...], Any] = {}
 
 
@@ -421,6 +427,8 @@ async def _again(
     work: Callable[[Any, str], Coroutine[Any, Any, Any]], system: Any, path: str
 ) -> Any:
     """Ask again when a connection fails, or the server does."""
+    from asyncio import sleep
+
     for pause in _WAITS:
         try:
             return await work(system, path)
@@ -430,12 +438,14 @@ async def _again(
             status = getattr(error, "status", None)
             if isinstance(status, int) and status < 500:
                 raise
-        await asyncio.sleep(pause)
+        await sleep(pause)
     return await work(system, path)
 
 
 def _done_at_once(work: Coroutine[Any, Any, Any]) -> Future[Any]:
     """The result of what never waits."""
+    from concurrent.futures import Future
+
     done: Future[Any] = Future()
     try:
         work.send(None)

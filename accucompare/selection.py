@@ -251,7 +251,7 @@ class Selection:
     @classmethod
     def of(cls, only: str | Iterable[str], skip: str | Iterable[str]) -> Selection:
         """Build one from a single glob or several."""
-        return cls(_tuple(only), _tuple(skip))
+        return cls(listed(only), listed(skip))
 
     def allows(self, name: str) -> bool:
         chosen = not self.only or any(_matches(name, glob) for glob in self.only)
@@ -262,5 +262,6 @@ def _matches(name: str, glob: str) -> bool:
     return fnmatchcase(name, glob) or (not name and glob == "(root)")  # as the root is shown
 
 
-def _tuple(globs: str | Iterable[str]) -> tuple[str, ...]:
+def listed(globs: str | Iterable[str]) -> tuple[str, ...]:
+    """One or several as a tuple."""
     return (globs,) if isinstance(globs, str) else tuple(globs)

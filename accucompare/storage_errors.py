@@ -4,7 +4,6 @@ credentials.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 from collections.abc import Callable
 
@@ -13,11 +12,11 @@ EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 _OF_REMOTE = ("http", "https", "memory")
 _KINDS = "s3://, gs://, https:// (reading only), memory:// and file://"
 _MOST_WORDS = 300
-# : What follows the name of a bucket that can be none, in botocore's words: regular expressions of
-# several lines.
+#: What follows the name of a bucket that can be none, in botocore's words: regular expressions of
+#: several lines.
 _PATTERN = ": Bucket name must match the regex"
-# : What libraries call a refusal, where that is no PermissionError: HTTP's status, or the name of
-# an error.
+#: What libraries call a refusal, where that is no PermissionError: HTTP's status, or the name of
+#: an error.
 _REFUSED = (
     "401",
     "403",
@@ -41,14 +40,17 @@ _CURES = {
 #: Errors that say that a disk is full.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-_OF_HTTP = ("ClientConnectorError", "ClientConnectorDNSError", "ServerDisconnectedError")
-#: Errors of libraries that are no TimeoutError or ConnectionError, and mean one.
+#: Errors of libraries that are no TimeoutError or ConnectionError, and mean one; before Python 3.11
+#: asyncio's TimeoutError was its own.
 _UNREACHABLE = (
+    "TimeoutError",
     "EndpointConnectionError",
     "ConnectTimeoutError",
     "ReadTimeoutError",
     "ConnectionClosedError",
-    *_OF_HTTP,
+    "ClientConnectorError",
+    "ClientConnectorDNSError",
+    "ServerDisconnectedError",
 )
 
 
@@ -102,10 +104,7 @@ def as_os_error(error: BaseException, place: str, hide: Callable[[str], str]) ->
             f"{scheme}:// is no storage that is known; these are: {_KINDS}",
             place,
         )
-    if (
-        isinstance(error, (asyncio.TimeoutError, TimeoutError, ConnectionError))
-        or code in _UNREACHABLE
-    ):
+    if isinstance(error, (TimeoutError, ConnectionError)) or code in _UNREACHABLE:
         return NoAnswerError(errno.ETIMEDOUT, f"the storage does not answer: {text}", place)
     what = text if code in text or code == type(error).__name__ else f"{code}: {text}"
     return OSError(

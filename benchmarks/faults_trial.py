@@ -107,11 +107,13 @@ class Bench:
         self.inputs = {name: _rounded(value, self.how.candidate) for name, value in inputs.items()}
         self.folder = folder
         self.golden = self.capture(cast(self.model, self.how.golden), "golden")
-        options = {"emulate": self.how.emulate}
+        self.numerics = ac.Arithmetic(emulate=self.how.emulate)
         trusted = cast(self.model, self.how.baseline)
         self.baselines = {
-            None: self.capture(trusted, "baseline", **options),
-            self.golden: self.capture(trusted, "baseline-fed", feed=self.golden, **options),
+            None: self.capture(trusted, "baseline", numerics=self.numerics),
+            self.golden: self.capture(
+                trusted, "baseline-fed", feed=self.golden, numerics=self.numerics
+            ),
         }
         self.calls = calls_of(cast(self.model, torch.float64), _as(self.inputs, torch.float64))
 
@@ -195,9 +197,9 @@ class Bench:
             with ({**ORDERS, **COARSER})[order]():
                 # forced: a fault in a weight is one of the device's here, and must be found without
                 # looking at weights
-                options = {"feed": feed, "force": True} if feed else {}
+                fed = ac.FedWith(feed, force=True) if feed else None
                 candidate = self.capture(
-                    model, "candidate", emulate=self.how.emulate, overwrite=True, **options
+                    model, "candidate", numerics=self.numerics, feed=fed, overwrite=True
                 )
             for baseline in (None, self.baselines[feed]):
                 yield (

@@ -125,16 +125,12 @@ def run(task: Task) -> Trial:
     if planted is not None:
         planted.plant(training)
     with tempfile.TemporaryDirectory() as folder:
-        options = {
-            "scaler": training.scaler,
-            "scheduler": training.scheduler,
-            "frames": 0,
-            "quiet": True,
-        }
+        loop = ac.Loop(training.optimizer, training.scheduler, training.scaler)
+        look = ac.LookAt(frames=0)
         dies = (planted.dies,) if planted is not None and planted.dies is not None else ()
         with (
             contextlib.suppress(NonFiniteError, *dies),
-            ac.watch(training.model, training.optimizer, out=folder, **options) as watch,
+            ac.watch(training.model, loop, out=folder, look=look, quiet=True) as watch,
         ):
             training.run(watch.step)
         said = said_of(Path(folder))

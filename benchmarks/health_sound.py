@@ -10,7 +10,6 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
 
 #: Of the runs that need a seed of their own.
 _SEED = 7
@@ -29,13 +28,9 @@ def watch_loop(name: str, folder: Path, steps: int | None = None) -> None:
     loop = SOUND[name]()
     parts = next(loop)
     assert parts is not None
-    options: dict[str, Any] = {
-        "scheduler": parts.scheduler,
-        "scaler": parts.scaler,
-        "frames": 0,
-        "quiet": True,
-    }
-    with ac.watch(parts.model, parts.optimizer, out=folder, **options) as watch:
+    trained = ac.Loop(parts.optimizer, parts.scheduler, parts.scaler)
+    look = ac.LookAt(frames=0)
+    with ac.watch(parts.model, trained, out=folder, look=look, quiet=True) as watch:
         for _ in itertools.islice(loop, steps):
             watch.step()
 

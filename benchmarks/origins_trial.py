@@ -129,11 +129,10 @@ def findings(subject: Subject) -> list[Finding]:
     with tempfile.TemporaryDirectory() as folder, quiet():
         with ac.watch(
             subject.model,
-            subject.optimizer,
-            scaler=subject.scaler,
+            ac.Loop(subject.optimizer, scaler=subject.scaler),
             out=folder,
             on_finding="warn",
-            **subject.options,
+            look=ac.LookAt(**subject.options),
         ) as watch:
             subject.step()
             watch.step()

@@ -64,7 +64,7 @@ class Bench(faults_trial.Bench):
         self._judges = {
             "tensors": self.baselines[self.golden],
             "sketches": self.capture(
-                trusted, "baseline-sketched", feed=self.golden, mode=Mode.SKETCH
+                trusted, "baseline-sketched", feed=self.golden, record=Mode.SKETCH
             ),
         }
 
@@ -78,10 +78,9 @@ class Bench(faults_trial.Bench):
                 candidate = self.capture(
                     model,
                     f"candidate-{method}",
-                    feed=self.golden,
-                    force=True,
+                    feed=ac.FedWith(self.golden, force=True),
                     overwrite=True,
-                    mode=mode,
+                    record=mode,
                 )
             yield (
                 method,

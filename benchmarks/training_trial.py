@@ -276,7 +276,7 @@ class Bench:
     ) -> _Run:
         model, out = _cast(self.model, dtype), self.folder / name
         plant(model)
-        with ac.capture(model, out, backward=True, overwrite=True, **options) as session:
+        with ac.capture(model, out, overwrite=True, **options) as session:
             losses = train(self.training, model, loop, session.step)
         return _Run(out, losses)
 

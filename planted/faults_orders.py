@@ -222,14 +222,13 @@ def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    dropout: float = 0.0,
-    causal: bool = False,
-    *,
+    *options: Any,  # dropout, is_causal
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> Any:
     """As a fused kernel: scores and weights stay in the accumulator's type."""
-    output, logsumexp = op(query, key, value, dropout, causal, attn_mask=attn_mask, scale=scale)
+    output, logsumexp = op(query, key, value, *options, attn_mask=attn_mask, scale=scale)
+    causal = len(options) > 1 and options[1]
     heads = query.shape[1] // key.shape[1]
     wide = [
         order.widen(part)

@@ -147,7 +147,7 @@ class Subject:
         autocast: the type that the forward is cast to.
         inference: whether the step is run in inference mode.
         scaler, optimizer: if the step ends with an update.
-        options: more options of ``accucompare.watch``.
+        options: of an ``accucompare.LookAt``.
     """
 
     name: str

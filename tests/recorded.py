@@ -15,6 +15,8 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.reading.reader import Bundle
+from accucompare.recorder.capture_options import CaptureOptions
+from accucompare.recorder.session import recording
 
 Record = Callable[..., Bundle]
 Opened = Callable[[Path], Bundle]
@@ -38,7 +40,7 @@ def record(tmp_path: Path, opened: Opened) -> Record:
         model: nn.Module, *args: Any, options: dict[str, Any] | None = None, **kwargs: Any
     ) -> Bundle:
         out = tmp_path / f"bundle{next(numbers)}"
-        with ac.capture(model, out, **(options or {})):
+        with recording(model, out, CaptureOptions(**(options or {}))):
             model(*args, **kwargs)
         return opened(out)
 

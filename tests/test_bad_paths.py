@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import accucompare as ac
+from tests.asked import grouped, looking
 from tests.compare.builder import item, write
 
 _BAD = {
@@ -58,12 +59,12 @@ def test_excel_is_suspected_of_a_workbook_alone(
 
 
 def capture(path: Any, **options: Any) -> None:
-    with ac.capture(torch.nn.Linear(2, 2), path, **options):
+    with ac.capture(torch.nn.Linear(2, 2), path, **grouped(**options)):
         raise AssertionError("it began")
 
 
 def watch(path: Any, **options: Any) -> None:
-    with ac.watch(torch.nn.Linear(2, 2), out=path, quiet=True, **options):
+    with ac.watch(torch.nn.Linear(2, 2), **looking(out=path, quiet=True, **options)):
         raise AssertionError("it began")
 
 

@@ -443,29 +443,6 @@ def test_json_is_written_though_the_report_cannot_be(
     assert json.loads((tmp_path / "out.json").read_text())["passed"]
 
 
-def test_diff_and_help_import_neither_torch_nor_pandas(folder: Path, tmp_path: Path) -> None:
-    program = (
-        "import sys\nfrom accucompare.cli import main\ntry:\n    main(sys.argv[1:])\nfinally:\n   "
-        " print([name for name in ('torch', 'pandas', 'fsspec') if name in sys.modules])\n"
-    )
-    arguments = ["diff", str(folder / "golden"), str(folder / "twin")]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.stdout.endswith("[]\n"), done.stdout + done.stderr
-
-
-def test_help_imports_not_even_numpy(tmp_path: Path) -> None:
-    program = (
-        "import sys\nfrom accucompare.cli import main\ntry:\n    main(['--help'])\nfinally:\n   "
-        " print('numpy' in sys.modules)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.stdout.endswith("False\n")
-
-
 @pytest.mark.parametrize(
     ("command", "explanation"),
     [

@@ -11,7 +11,6 @@ import pickle
 import shutil
 import struct
 import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -349,31 +348,3 @@ def test_a_report_that_cannot_be_written_is_named(here: Path) -> None:
 )
 def test_a_bad_option_is_told(here: Path, options: list[str], message: str) -> None:
     assert message in refused(here, *options)
-
-
-# What is imported
-
-
-def imported(here: Path, code: str, *arguments: str) -> list[str]:
-    """The heavy packages that some code has imported by its end."""
-    heavy = (
-        "sorted({'torch', 'pandas', 'openpyxl', 'numpy', 'dask', 'distributed', 'pyarrow',"
-        " 'fsspec'} & {*sys.modules})"
-    )
-    tell = f"import atexit, sys; atexit.register(lambda: print(*{heavy}, file=sys.stderr)); "
-    done = subprocess.run(
-        [sys.executable, "-c", tell + code, *arguments], cwd=here, capture_output=True, text=True
-    )
-    return done.stderr.split()
-
-
-def test_importing_the_package_imports_nothing_heavy(here: Path) -> None:
-    assert imported(here, "import accucompare; dir(accucompare)") == []
-
-
-def test_a_diff_imports_neither_torch_nor_pandas(here: Path) -> None:
-    command = "from accucompare.cli import main; main(sys.argv[1:])"
-    assert imported(here, command, "diff", "golden", "candidate", "--json", "x.json") == [
-        "numpy",
-        "openpyxl",
-    ]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from openpyxl import load_workbook
 
-from accucompare.findings.log.events import Event
 from accucompare.findings.log.log import log_path
 from tests.conftest import Run
 from tests.findings.logs import encoded, end, found, passed, start, step, training, write
@@ -81,25 +80,12 @@ def test_a_directory_in_place_of_the_report_is_told_before_the_work(
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
-def test_it_runs_without_torch(tmp_path: Path) -> None:
-    events: list[Event] = training(ranks=1)
-    write(tmp_path / "x.jsonl", *events)
-    blocked = (
-        "import sys; sys.modules['torch'] = None; from accucompare.cli import main;"
-        " main(['overflow', 'x.jsonl'])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", blocked], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (1, "")
-
-
 @pytest.mark.parametrize(
     "module",
     [
         "accucompare.findings.analysis.analysis",
         "accucompare.report.watched.terminal_watch",
-        "accucompare.report.excel.watch_workbook",
+        "accucompare.report.watch_files.watch_workbook",
     ],
 )
 def test_reading_imports_no_torch(module: str) -> None:

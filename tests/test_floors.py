@@ -40,6 +40,7 @@ FLAT = ("cli", "scripts", "testing")
 SUB_ROOMS = {
     "bundle": ["format", "writing", "reading"],
     "compare": [
+        "remarks",
         "measuring",
         "pairing",
         "limits",
@@ -61,6 +62,7 @@ SUB_ROOMS = {
         "excel",
         "files",
         "page",
+        "watch_files",
     ],
     "recorder": ["feeding", "state", "recording", "session"],
     "live": ["values", "modules", "around", "operators", "autograd", "numerics"],
@@ -75,6 +77,7 @@ LATE = {
     # pandas, openpyxl and matplotlib, which a diff without report needs none of; and what runs it
     # on a cluster
     "accucompare.api": {"accucompare.report", "accucompare.compare.cluster"},
+    "accucompare.bundle.writing.writer": {"accucompare.bundle.writing.uploads"},  # only to a URL
     "accucompare.compare.origins.describing": {
         "accucompare.compare.shape"
     },  # only a failing diff describes errors
@@ -82,7 +85,9 @@ LATE = {
         "accucompare.bundle",
         "accucompare.numbers",
     },  # what is broken here is what it tells
-    "accucompare.locating": {"accucompare.recorder.session"},  # torch, after the device was opened
+    # torch, after the device was opened
+    "accucompare.locating.fed_comparison": {"accucompare.recorder.session"},
+    "accucompare.locating.golden_code": {"accucompare.recorder.session"},
     # what a process of a script may never need, or may not have
     "accucompare.scripts.boot.sitecustomize": {"accucompare.scripts.entry"},
     "accucompare.scripts.entry": {"accucompare.scripts.plan", "accucompare.scripts.script"},

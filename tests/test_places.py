@@ -26,6 +26,7 @@ from accucompare.errors import BundleError, CaptureError, UsageError
 from accucompare.places import Url, place_of, whole
 from accucompare.storage_errors import as_os_error
 from accucompare.text import without_credentials
+from tests.asked import grouped
 from tests.conftest import Run
 
 CASE = """
@@ -54,7 +55,7 @@ def case(tmp_path: Path) -> None:
 
 def capture(out: str | Path, factor: float = 1.0, **options: Any) -> None:
     model = nn.ReLU()
-    with ac.capture(model, out, **options):
+    with ac.capture(model, out, **grouped(**options)):
         model(torch.ones(5, 3) * factor)
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from accucompare.asked import AskedOfCapture, LocateOptions
 from accucompare.cli import options as option
 from accucompare.cli.group import PASS, TROUBLE, cli
-from accucompare.cli.options import examples
+from accucompare.cli.help import examples
 from accucompare.cli.outputs import Outputs, finish, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import (
     OF_CASES,
@@ -24,7 +25,7 @@ from accucompare.cli.scripts import (
 from accucompare.errors import AccucompareError, CaptureError, UsageError
 from accucompare.files import is_stream
 from accucompare.places import Place
-from accucompare.selection import FloatType, Mode, RoleGroup, RoundedType, Steps
+from accucompare.selection import FloatType, Mode, RoleGroup
 from accucompare.text import printable, printable_lines
 
 if TYPE_CHECKING:
@@ -67,57 +68,24 @@ if TYPE_CHECKING:
 @option.device()
 @option.dtype()
 @option.round_weights
-@option.mode
-@option.sketch_size
-@option.level()
 @option.out(
     "Directory or URL (s3://…) to write to; files for a URL wait in TMPDIR.  [default: the device's"
     " type]",
     kind=option.PLACE,
 )
-@option.seed()
-@option.steps()
-@option.only("Record")
-@option.skip
-@option.overwrite(
-    "Replace an earlier bundle in the directory; one at a URL is removed when the capture begins."
-)
-@option.save_state
+@option.of(AskedOfCapture)
 @option.with_baseline
 @option.baseline_tensors
-@option.like
-@option.feed
-@option.round_feed
-@option.backward
-@option.roles
-@option.maps
-@option.force()
 @option.repeat(
     "Number of captures, each from scratch, into DIR, DIR/repeat1, …: does the device agree with"
     " itself?"
 )
-@option.deterministic
-@option.hf32()
-@option.tf32()
-@option.emulate
 @option.queue
 @option.model
 @option.arm
 @option.quiet("nothing but errors")
 def capture(
-    case: str | None,
-    device: str,
-    out: Place | None,
-    dtype: FloatType | None,
-    round_weights: RoundedType | None,
-    repeat: int,
-    with_baseline: str | None,
-    baseline_tensors: bool,
-    queue: int,
-    model: str | None,
-    arm: Path | None,
-    quiet: bool,
-    **options: Any,
+    case: str | None, device: str, out: Place | None, repeat: int, quiet: bool, **options: Any
 ) -> int:
     """Run CASE, or a script, and record the inputs and outputs of every layer.
 
@@ -128,21 +96,19 @@ def capture(
     A script is run by its COMMAND, unedited, with the same output, results and exit code. Its model
     is found; recorded is its first step, or those of --steps, into captured/ or --out. Seeds and
     flags are left alone unless --seed or --deterministic is given."""
+    asked = {**option.taken(AskedOfCapture, options), "queue_bytes": options.pop("queue")}
+    of_script = {name: options.pop(name) for name in ("model", "arm")}
     if (command := command_after_dashes()) is not None:
-        asked_of_script = {**options, "queue_bytes": queue, "model": model, "arm": arm}
-        return capture_script(
-            command, out, asked_of_script.pop("overwrite"), quiet, asked_of_script
-        )
+        return capture_script(command, out, quiet, {**asked, **of_script})
     from accucompare.bundle.writing import refuse_directory
     from accucompare.cli.logs import told_later
     from accucompare.devices import DeviceName, open_device
 
     name = DeviceName.parse(device)
     directory = out if out is not None else Path(name.type)
-    refuse_directory(
-        directory, options["overwrite"]
-    )  # before torch is imported and the model built
-    precisions = _precisions(with_baseline, baseline_tensors, options)
+    refuse_directory(directory, asked["overwrite"])  # before torch is imported and the model built
+    tensors = options.pop("baseline_tensors")
+    precisions = _precisions(options.pop("with_baseline"), tensors, asked)
     open_device(name)  # before anything else imports torch
     from accucompare.recorder.capture_options import CaptureOptions
     from accucompare.recorder.session import capture_case, rank_and_ranks, repeat_of
@@ -153,17 +119,8 @@ def capture(
         progress_bar("capturing", "steps", quiet) as progress,
         told_later("accucompare.recorder.session.running"),
     ):
-        asked = CaptureOptions(queue_bytes=queue, **options)
-        capture_case(
-            case,
-            directory,
-            name,
-            asked,
-            dtype=dtype,
-            round_weights=round_weights,
-            repeat=repeat,
-            progress=progress,
-        )
+        checked = CaptureOptions(**asked)
+        capture_case(case, directory, name, checked, repeat=repeat, progress=progress, **options)
     written = [repeat_of(directory, run) for run in range(repeat)]
     if not quiet:
         with reader_may_leave():
@@ -175,7 +132,7 @@ def capture(
         from accucompare.recorder.session import capture_baselines
 
         capture_baselines(
-            case, directory, name, precisions, tensors=baseline_tensors, announce=_announcer(quiet)
+            case, directory, name, precisions, tensors=tensors, announce=_announcer(quiet)
         )
     return PASS
 
@@ -204,9 +161,7 @@ def capture(
 @option.cosine
 @option.tolerances
 @option.accept
-@option.maps
-@option.only()
-@option.skip
+@option.of(LocateOptions, "map", "only", "skip")
 @option.report("GOLDEN-vs-CANDIDATE")
 @option.json(option.JSON_LINES)
 @option.parquet
@@ -291,49 +246,22 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
 @option.case
 @option.device("The device under test: cpu, cuda, cuda:N, npu or npu:N.", required=True)
 @option.golden
-@option.golden_case
-@option.golden_python
-@option.maps
 @option.dtype("What to compute in.  [default: the case's own type]", FloatType.FLOAT64)
 @option.out("Directory or URL for bundles.", "locate", kind=option.PLACE)
-@option.seed("golden's, or 0")
-@option.steps("golden's, or one for each of the case's inputs")
-@option.repeat(
-    "Number of runs of the candidate, and of golden if it is made here: does each agree with"
-    " itself?"
-)
-@option.only()
-@option.skip
+@option.of(LocateOptions)
 @option.ops
-@option.backward
-@option.hf32(
-    "Let an NPU round the operands of float32 products; without this it is forbidden here.",
-    may_forbid=False,
-)
-@option.tf32("The same for a GPU.", may_forbid=False)
-@option.deterministic
 @option.report("DIR")
 @option.json(option.JSON_LINES)
 @option.parquet
 @option.overwrite("Replace the bundles of an earlier run.")
-@option.force("Go on even if golden has other weights.")
 @option.model
 @option.quiet("the answer only")
 def locate(
     case: str | None,
     device: str,
-    golden: Place | None,
-    map: tuple[str, ...],
-    seed: int | None,
-    steps: Steps | None,
-    repeat: int,
-    only: tuple[str, ...],
-    skip: tuple[str, ...],
-    ops: bool,
     reports: tuple[Path, ...],
     json_path: Path | None,
     parquet_path: Path | None,
-    model: str | None,
     quiet: bool,
     **options: Any,
 ) -> int:
@@ -358,26 +286,15 @@ def locate(
         "--golden-python": options["golden_python"],
     }
     outputs = Outputs(reports, json_path, parquet_path).checked(made, given)
-    name = DeviceName.parse(device)
+    name, ops, announce = DeviceName.parse(device), options.pop("ops"), _announcer(quiet)
     if (command := command_after_dashes(_NOT_LOCATED)) is not None:
-        asked = {
-            **options,
-            "model": model,
-            "seed": seed,
-            "steps": steps,
-            "golden": golden,
-            "map": map,
-        }
-        found = locate_script(command, name.type, asked, _announcer(quiet), only=only, skip=skip)
-        return finish(found, outputs, quiet)
-    from accucompare.locating import LocateOptions, LocateSetup, locating
+        return finish(locate_script(command, name.type, options, announce), outputs, quiet)
+    from accucompare.locating import LocateSetup, locate_case
 
-    dtype, out, overwrite = (options.pop(name) for name in ("dtype", "out", "overwrite"))
-    rest = LocateOptions(
-        map=map, seed=seed, steps=steps, repeat=repeat, only=only, skip=skip, **options
-    )
-    setup = LocateSetup(case, name, golden, dtype, out, overwrite, rest, _announcer(quiet))
-    comparison = locating(setup)
+    rest = LocateOptions(**option.taken(LocateOptions, options))
+    options.pop("model")
+    setup = LocateSetup(case, name, options=rest, announce=announce, **options)
+    comparison = locate_case(setup)
     code = finish(comparison, outputs, quiet)
     if ops:
         _go_on_to_operators(setup, comparison, outputs.each(_of_operators), quiet)

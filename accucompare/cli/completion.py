@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from accucompare.cli.group import ASKS, PASS, cli
-from accucompare.cli.options import examples
+from accucompare.cli.help import examples
 
 
 @cli.command(

@@ -8,7 +8,7 @@ import click
 
 from accucompare.cli import options as option
 from accucompare.cli.group import PASS, cli
-from accucompare.cli.options import examples
+from accucompare.cli.help import examples
 from accucompare.cli.outputs import refuse_places, stem
 from accucompare.files import is_stdout
 from accucompare.selection import Viewer

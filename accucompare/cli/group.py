@@ -10,8 +10,7 @@ import sys
 
 import click
 
-from accucompare.cli import options as shared
-from accucompare.cli.help import PREFIX, Group, with_variable
+from accucompare.cli.help import PREFIX, Group, examples, with_variable
 from accucompare.errors import AccucompareError, BundleError
 from accucompare.storage_errors import FULL, cure_of
 from accucompare.text import printable, printable_lines
@@ -27,7 +26,7 @@ PASS, DIFFERENT, TROUBLE, INTERRUPTED = 0, 1, 2, 130
 @click.group(
     cls=Group,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog=shared.examples(
+    epilog=examples(
         "accucompare capture model.py --device cpu --out golden   # on the trusted machine",
         "accucompare capture model.py --device npu                # on the NPU machine, writes"
         " npu/",

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from accucompare.asked import AskedOfCapture
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
-from accucompare.cli.options import examples
+from accucompare.cli.help import examples
 from accucompare.cli.outputs import is_page, logs_of, refuse_places, reports_to_write
 from accucompare.errors import UsageError
 
@@ -79,7 +80,7 @@ def health(
     with reader_may_leave():
         print_health(ranks, found, quiet=quiet)
     if json_path is not None:
-        from accucompare.report.files import write_health_json
+        from accucompare.report.watch_files import write_health_json
 
         write_health_json(ranks, found, json_path)
     for report in reports:
@@ -89,11 +90,11 @@ def health(
 
 def _write(ranks: Ranks, found: Health, report: Path) -> None:
     if is_page(report):
-        from accucompare.report.page import write_health_page
+        from accucompare.report.watch_files import write_health_page
 
         write_health_page(ranks, found, report)
     else:
-        from accucompare.report.excel import write_health
+        from accucompare.report.watch_files import write_health
 
         write_health(ranks, found, report)
 
@@ -116,9 +117,8 @@ def code(status: str) -> int:
     )
 )
 @option.case
-@option.only("Check")
-@option.skip
-@option.seed()
+@option.only_checked
+@option.of(AskedOfCapture, "skip", "seed")
 @option.quiet()
 def gradcheck(
     case: str | None, only: tuple[str, ...], skip: tuple[str, ...], seed: int | None, quiet: bool

@@ -8,7 +8,8 @@ own decorators (cloup) or draw help anew (rich-click); a table is less.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from importlib import import_module
 from typing import Any
 
 import click
@@ -16,12 +17,12 @@ import click
 from accucompare.errors import UsageError
 from accucompare.text import printable
 
-# : Begins the name of the variable of every option: ``ACCUCOMPARE_DIFF_ATOL`` is ``--atol`` of
-# ``diff``.
+#: Begins the name of the variable of every option: ``ACCUCOMPARE_DIFF_ATOL`` is ``--atol`` of
+#: ``diff``.
 PREFIX = "ACCUCOMPARE"
 
-# : Groups of options, in the order of help, by the names of the commands' parameters. What is in
-# none of them comes last.
+#: Groups of options, in the order of help, by the names of the commands' parameters. What is in
+#: none of them comes last.
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "What to run": (
         *(
@@ -88,14 +89,49 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
 }
 _OTHER_OPTIONS = "Other options"
 
-#: Groups of commands, likewise.
-_COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "Record and compare": ("capture", "diff", "locate"),
-    "Watch a training": ("watch", "overflow", "health", "gradcheck"),
-    "Look at what there is": ("show", "verify", "run", "doctor"),
-    "Other tools": ("import", "export", "completion"),
+#: Groups of commands, likewise: of each the module that declares it, and its first sentence. The
+#: list of commands is made of this table alone.
+COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Record and compare": {
+        "capture": (
+            "commands",
+            "Run CASE, or a script, and record the inputs and outputs of every layer.",
+        ),
+        "diff": ("commands", "Compare two bundles, layer by layer, and write a report."),
+        "locate": ("commands", "Run CASE, or a script: does it differ by rounding, or by a bug?"),
+    },
+    "Watch a training": {
+        "watch": (
+            "watch",
+            "Run CASE, or a script, and find where NaN, Inf or an overflow begins; then check the training against a list.",
+        ),
+        "overflow": ("watch", "Show what a watch found, and write it as a report."),
+        "health": (
+            "health",
+            "Check a training by what a watch has written: PASS, WARN, FAIL, or not looked at and why.",
+        ),
+        "gradcheck": ("health", "Check the backward of each custom Function of CASE."),
+    },
+    "Look at what there is": {
+        "show": ("commands", "List the records of BUNDLE, or print the values of one."),
+        "verify": ("commands", "Read all of BUNDLE and check that it is as it was written."),
+        "run": ("scripts", "Run a script and show which models it has; nothing is captured."),
+        "doctor": ("commands", "Show what this machine offers, what is wrong, and the cure."),
+    },
+    "Other tools": {
+        "import": ("imports", "Make a bundle of the dump of another tool."),
+        "export": ("exports", "Write COMPARISON for a viewer of graphs or of traces."),
+        "completion": (
+            "completion",
+            "Print the script that completes commands, options and their values with the Tab key.",
+        ),
+    },
 }
-_OTHER_COMMANDS = "Other commands"
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 class Command(click.Command):
@@ -108,11 +144,8 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         for option in self.params:
             if isinstance(option, click.Option):
-                option.envvar = (
-                    f"{PREFIX}_{self.name}_{max(option.opts, key=len).lstrip('-')}".upper().replace(
-                        "-", "_"
-                    )
-                )
+                typed = max(option.opts, key=len).lstrip("-")
+                option.envvar = f"{PREFIX}_{self.name}_{typed}".upper().replace("-", "_")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups, those of a group in the order of the table, all of them
@@ -159,20 +192,50 @@ class Command(click.Command):
             ) from error
 
 
+class _OnDemand(MutableMapping[str, click.Command]):
+    """Commands by their names; the module that declares one is imported when somebody asks for it."""
+
+    def __init__(self) -> None:
+        self._modules = {
+            name: module for group in COMMANDS.values() for name, (module, _) in group.items()
+        }
+        self._declared: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._declared and name in self._modules:
+            import_module(f"accucompare.cli.{self._modules[name]}")
+        return self._declared[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._declared[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._declared[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self._modules, *self._declared]))
+
+    def __len__(self) -> int:
+        return len({*self._modules, *self._declared})
+
+
 class Group(click.Group):
-    """The group of commands, which help shows in groups, too."""
+    """The group of commands, which help shows in groups, too, without importing one."""
 
     command_class = Command
 
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes, commands=_OnDemand())
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands in groups."""
-        room = formatter.width - 6 - max(map(len, self.commands), default=0)
+        room = formatter.width - 6 - max(map(len, self.commands))
         found = {
-            name: (name, command.get_short_help_str(room))
-            for name, command in self.commands.items()
-            if not command.hidden
+            name: (name, click.Command(name, help=sentence).get_short_help_str(room))
+            for group in COMMANDS.values()
+            for name, (_, sentence) in group.items()
         }
-        _write(formatter, _COMMANDS, found, _OTHER_COMMANDS)
+        _write(formatter, COMMANDS, found, "")
 
 
 def from_environment(ctx: click.Context, name: str) -> bool:
@@ -215,7 +278,7 @@ def _unknown(ctx: click.Context) -> list[str]:
 
 def _write(
     formatter: click.HelpFormatter,
-    table: Mapping[str, Sequence[str]],
+    table: Mapping[str, Collection[str]],
     found: dict[str, tuple[str, str]],
     others: str,
 ) -> None:
@@ -235,7 +298,7 @@ _FIRST = 30  # characters of the first column, as click has it
 
 
 def _present(
-    groups: Mapping[str, Sequence[str]], found: dict[str, tuple[str, str]]
+    groups: Mapping[str, Collection[str]], found: dict[str, tuple[str, str]]
 ) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     for title, names in groups.items():
         if records := [found[name] for name in names if name in found]:

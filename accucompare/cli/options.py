@@ -4,22 +4,22 @@ text, is a parameter.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable
+from dataclasses import Field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from accucompare.asked import ASKED
 from accucompare.errors import UsageError
 from accucompare.places import Url, local, place_of
 from accucompare.selection import (
     DumpFormat,
     FloatType,
-    OnFinding,
     RoleGroup,
     RoundedType,
     Standard,
@@ -28,11 +28,6 @@ from accucompare.selection import (
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def examples(*lines: str) -> str:
-    """The end of a command's help."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 class _OneOf(click.Choice):  # type: ignore[type-arg]  # generic only in newer versions
@@ -109,28 +104,54 @@ LOCAL = _PATH = _LocalPath(path_type=Path)
 PLACE = _BundlePlace(path_type=Path)
 
 
-def _help(name: str) -> str:
-    """The help of a capture's option."""
-    return str(ASKED[name].metadata["help"])
+#: Of the options that are made of fields: the types that a default or a range does not tell.
+_TYPES: dict[str, Any] = {
+    "like": PLACE,
+    "feed": PLACE,
+    "golden_python": click.Path(exists=True, dir_okay=False, path_type=Path),
+    "kernel_dump": click.Path(path_type=Path, file_okay=False),
+    "roles": _Read("roles", RoleGroup.parse),
+    "steps": _Read("LIST", Steps.of),
+    "trace_steps": click.IntRange(0),
+}
 
 
-def _made_of(name: str, **more: Any) -> Callable[[F], F]:
-    """A capture's option as its field in ``asked`` has it: a flag, one of an Enum's values, or a
-    number between two.
-    """
-    default, about = ASKED[name].default, ASKED[name].metadata
-    flag, given = f"--{name.replace('_', '-')}", {"help": _help(name), **more}
+def of(kind: Any, *names: str) -> Callable[[F], F]:
+    """The options of a group of ``accucompare.asked``: those named, or one for each field."""
+    made = [_made_of(each) for each in fields(kind) if not names or each.name in names]
+    return lambda command: functools.reduce(lambda done, add: add(done), made, command)
+
+
+def taken(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Take a group's options out of those that a command got."""
+    return {each.name: options.pop(each.name) for each in fields(kind)}
+
+
+def _made_of(told: Field[Any]) -> Callable[[F], F]:
+    """An option as its field has it: a flag, one of an Enum's values, a number, or a list."""
+    default, about, flag = told.default, told.metadata, f"--{told.name.replace('_', '-')}"
+    given: dict[str, Any] = {"help": about["help"]}
+    if told.type == "bool | None":
+        return click.option(f"{flag}/--no-{told.name}", is_flag=True, default=None, **given)
     if default is True:
-        return click.option(f"{flag}/--no-{name}", default=True, show_default=True, **given)
+        return click.option(f"{flag}/--no-{told.name}", default=True, show_default=True, **given)
     if default is False:
         return click.option(flag, is_flag=True, **given)
+    if about["shown"] is not None:
+        given["metavar"] = about["shown"]
     if about["one_of"] is not None:
         given["type"] = _OneOf(about["one_of"])
-    if about["between"] is not None:
-        given["type"] = click.IntRange(*about["between"])
-    if default not in (None, ()):
+    elif about["between"] is not None:
+        kind = _FloatRange if isinstance(default, float) else click.IntRange
+        given["type"] = kind(*about["between"])
+    elif told.name in _TYPES:
+        given["type"] = _TYPES[told.name]
+    if default == ():
+        given["multiple"] = True
+    elif default is not None:
         given |= {"default": getattr(default, "value", default), "show_default": True}
-    return click.option(flag, **given)
+    singular = [flag.removesuffix("s"), told.name] if told.name == "trace_steps" else [flag]
+    return click.option(*singular, **given)
 
 
 def _files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
@@ -163,37 +184,10 @@ def dtype(
     return click.option("--dtype", type=_OneOf(FloatType, *but), help=help)
 
 
-def seed(default: str = "0") -> Callable[[F], F]:
-    text = f"Seed of weights and random operations.  [default: {default}]"
-    return click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), help=text)
-
-
-def steps(
-    default: str = "one for each of the case's inputs", may_choose: bool = True
-) -> Callable[[F], F]:
-    """``may_choose``: a list of the steps to record may be given, too."""
-    what = (
-        "Steps to run; or a list of those to record, as 0,10,100-102: the run goes on to the last."
-        if may_choose
-        else "Steps to run."
-    )
-    kind = _Read("LIST", Steps.of) if may_choose else click.IntRange(1)
-    return click.option(
-        "--steps",
-        type=kind,
-        metavar="N|LIST" if may_choose else None,
-        help=f"{what}  [default: {default}]",
-    )
-
-
 def repeat(help: str) -> Callable[[F], F]:
     return click.option(
         "--repeat", type=click.IntRange(1, 9), default=1, show_default=True, help=help
     )
-
-
-def level(help: str = _help("level")) -> Callable[[F], F]:
-    return _made_of("level", help=help)
 
 
 def bundle(name: str) -> Callable[[F], F]:
@@ -224,20 +218,6 @@ def overwrite(help: str) -> Callable[[F], F]:
     return click.option("--overwrite", is_flag=True, help=help)
 
 
-def force(help: str = _help("force")) -> Callable[[F], F]:
-    return click.option("--force", is_flag=True, help=help)
-
-
-def hf32(help: str = _help("hf32"), may_forbid: bool = True) -> Callable[[F], F]:
-    return _permission("hf32", help, may_forbid)
-
-
-def tf32(help: str = _help("tf32"), may_forbid: bool = True) -> Callable[[F], F]:
-    return _permission("tf32", help, may_forbid)
-
-
-deterministic = _made_of("deterministic")
-emulate = _made_of("emulate")
 round_weights = click.option(
     "--round-weights",
     type=_OneOf(RoundedType),
@@ -246,11 +226,6 @@ round_weights = click.option(
         " [default: as in --like or --feed]"
     ),
 )
-mode = _made_of("mode")
-sketch_size = _made_of("sketch_size")
-roles = _made_of("roles", type=_Read("roles", RoleGroup.parse), metavar="LIST")
-backward = _made_of("backward")
-save_state = _made_of("save_state")
 with_baseline = click.option(
     "--with-baseline",
     is_flag=False,
@@ -267,9 +242,6 @@ baseline_tensors = click.option(
     is_flag=True,
     help="With --with-baseline: keep the baselines' tensors, not only their errors.",
 )
-like = _made_of("like", type=PLACE, metavar="BUNDLE")
-feed = _made_of("feed", type=PLACE, metavar="GOLDEN")
-round_feed = _made_of("round_feed")
 queue = click.option(
     "--queue",
     type=_Size(),
@@ -300,39 +272,9 @@ arm = click.option(
     help="Of a script: begin when this file appears; --steps count from there.",
 )
 
-# Which layers, and what is compared with what.
-
-
-def only(verb: str = "Compare") -> Callable[[F], F]:
-    return click.option(
-        "--only",
-        multiple=True,
-        metavar="GLOB",
-        help=f"{verb} only the layers that match. Can be given several times.",
-    )
-
-
-skip = _made_of("skip", multiple=True, metavar="GLOB")
-maps = _made_of("map", multiple=True, metavar="OLD=NEW")
+# What is compared with what.
 golden = click.option(
     "--golden", type=PLACE, metavar="BUNDLE", help="The trusted bundle.  [default: made on the CPU]"
-)
-golden_case = click.option(
-    "--golden-case",
-    metavar="CASE",
-    help=(
-        "The case that golden is captured from, and its baseline.  [default: CASE, if golden names"
-        " the same]"
-    ),
-)
-golden_python = click.option(
-    "--golden-python",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="PATH",
-    help=(
-        "Python interpreter of golden's environment: it captures the baseline, and golden's"
-        " operators."
-    ),
 )
 ops = click.option(
     "--ops",
@@ -434,6 +376,14 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print everything
 # Of export.
 viewer = click.option("--to", type=_OneOf(Viewer), required=True, help="The viewer.")
 
+# Of gradcheck.
+only_checked = click.option(
+    "--only",
+    multiple=True,
+    metavar="GLOB",
+    help="Check only the layers that match. Can be given several times.",
+)
+
 # Of show and doctor.
 call = click.option(
     "--call", type=click.IntRange(0), default=0, show_default=True, help="Call index."
@@ -503,57 +453,10 @@ onnx_model = click.option(
 )
 
 # Of watch.
-on_finding = click.option(
-    "--on-finding",
-    type=_OneOf(OnFinding),
-    default=OnFinding.RAISE.value,
-    show_default=True,
-    help="Stop at the first finding; print it and go on; or save its reproducer and go on.",
-)
-frames = click.option(
-    "--frames",
-    type=click.IntRange(0),
-    default=21,
-    show_default=True,
-    help="How many of the last calls to show with a finding.",
-)
-trace_steps = click.option(
-    "--trace-step",
-    "trace_steps",
-    type=click.IntRange(0),
-    multiple=True,
-    help="Show every call of this step. Can be given several times.",
-)
-abort_after_step = click.option(
-    "--abort-after-step",
-    type=click.IntRange(0),
-    help="Stop after this step, with or without a finding.",
-)
-pause_after = click.option(
-    "--pause-after",
+steps_to_run = click.option(
+    "--steps",
     type=click.IntRange(1),
-    metavar="N",
-    help=(
-        "When the loss was NaN or Inf in N steps running, stop, and save what the first of them"
-        " started from, for --like."
-    ),
-)
-every = click.option(
-    "--every",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Watch only every Nth step; the others cost nothing.",
-)
-checks_every = click.option(
-    "--checks-every",
-    type=click.IntRange(0),
-    default=10,
-    show_default=True,
-    help=(
-        "Look closely at every Nth step for the checklist (norms, optimizer state, units); 0 leaves"
-        " the checklist out."
-    ),
+    help="Steps to run.  [default: one for each of the case's inputs]",
 )
 thresholds = click.option(
     "--threshold",
@@ -572,43 +475,3 @@ threshold_file = click.option(
     metavar="TOML",
     help="A file of such lines: loss-spike = 20",
 )
-allow = click.option(
-    "--allow",
-    multiple=True,
-    metavar="GLOB",
-    help="Layers whose output may be infinite. Can be given several times.",
-)
-near = click.option(
-    "--near",
-    type=_FloatRange(1),
-    default=4.0,
-    show_default=True,
-    help="Warn of values within this factor of the largest number of their dtype.",
-)
-flag_per_module = click.option(
-    "--flag-per-module",
-    is_flag=True,
-    help="Read a saturating NPU's overflow flag after each module; slow.",
-)
-agree = click.option(
-    "--agree",
-    is_flag=True,
-    help="Let ranks agree before each update, so that all stop at a finding.",
-)
-kernel_dump = click.option(
-    "--kernel-dump",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help=(
-        "Let an NPU write the inputs and outputs of all kernels of the first step into this"
-        " directory."
-    ),
-)
-
-
-def _permission(name: str, help: str, may_forbid: bool) -> Callable[[F], F]:
-    """A flag that lets a device round. With ``may_forbid``, --no-NAME forbids it, and without
-    either the setting stays.
-    """
-    flag = f"--{name}/--no-{name}" if may_forbid else f"--{name}"
-    return click.option(flag, is_flag=True, default=None if may_forbid else False, help=help)

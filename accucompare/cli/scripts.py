@@ -12,8 +12,7 @@ import click
 
 from accucompare.cli import options as option
 from accucompare.cli.group import PASS, TROUBLE, cli
-from accucompare.cli.help import Command, was_given
-from accucompare.cli.options import examples
+from accucompare.cli.help import Command, examples, was_given
 from accucompare.errors import UsageError
 from accucompare.places import Place, Url, whole
 from accucompare.selection import OnFinding, Steps
@@ -91,7 +90,7 @@ def command_after_dashes(refused: Mapping[str, str] = OF_CASES) -> list[str] | N
 
 
 def capture_script(
-    command: list[str], out: Place | None, overwrite: bool, quiet: bool, options: dict[str, Any]
+    command: list[str], out: Place | None, quiet: bool, options: dict[str, Any]
 ) -> int:
     """Run a script and capture its model; the exit code."""
     from accucompare.bundle.writing import refuse_directory
@@ -101,7 +100,7 @@ def capture_script(
     from accucompare.scripts.outcome import others
     from accucompare.scripts.plan import Action
 
-    directory = out if out is not None else _CAPTURED
+    directory, overwrite = out if out is not None else _CAPTURED, options.pop("overwrite")
     refuse_directory(directory, overwrite)
     golden = options["feed"]
     steps = options.pop("steps") or (None if golden is None else steps_held_of(golden)) or Steps(1)
@@ -121,7 +120,6 @@ def locate_script(
     device: str,
     options: dict[str, Any],
     announce: Callable[[str], None],
-    **compared: Any,
 ) -> Comparison:
     """Run a script twice, or once if there is a golden, and compare; ``device``: the type that the
     candidate is to run on.
@@ -132,6 +130,7 @@ def locate_script(
     folder, golden, maps, steps, overwrite = (
         options.pop(name) for name in ("out", "golden", "map", "steps", "overwrite")
     )
+    compared = {name: options.pop(name) for name in ("only", "skip")}
     for name in OF_CASES:  # which were not given
         options.pop(name, None)
     plan = plan_of(Action.CAPTURE, folder, steps, options)

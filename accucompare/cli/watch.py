@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from accucompare.asked import Arithmetic, AskedOfCapture, AskedOfWatch
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
-from accucompare.cli.help import was_given
-from accucompare.cli.options import examples
+from accucompare.cli.help import examples, was_given
 from accucompare.cli.outputs import is_page, logs_of, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import (
     OF_CASES,
@@ -25,7 +25,7 @@ from accucompare.cli.scripts import (
     watch_script,
 )
 from accucompare.errors import NonFiniteWarning, UsageError
-from accucompare.selection import FloatType, OnFinding
+from accucompare.selection import OnFinding
 
 if TYPE_CHECKING:
     from accucompare.findings.analysis import Ranks
@@ -69,43 +69,20 @@ _NOT_OF_SCRIPTS = {
 @option.case
 @option.device()
 @option.dtype()
-@option.steps(may_choose=False)
-@option.seed()
+@option.steps_to_run
 @option.out("Directory to write.", "watch")
-@option.on_finding
-@option.frames
-@option.trace_steps
-@option.abort_after_step
-@option.pause_after
-@option.like
-@option.every
-@option.checks_every
+@option.of(AskedOfWatch)
+@option.of(AskedOfCapture, "seed", "deterministic", "hf32", "tf32")
 @option.thresholds
 @option.threshold_file
-@option.level("op: look at every operator, wherever it is called.")
-@option.allow
-@option.near
-@option.flag_per_module
-@option.agree
-@option.kernel_dump
-@option.deterministic
-@option.hf32()
-@option.tf32()
 @option.model
 @option.arm
 @option.quiet()
 def watch(
     case: str | None,
     device: str,
-    dtype: FloatType | None,
-    steps: int | None,
-    seed: int | None,
     out: Path,
-    deterministic: bool,
-    hf32: bool | None,
-    tf32: bool | None,
-    model: str | None,
-    arm: Path | None,
+    steps: int | None,
     thresholds: tuple[str, ...],
     threshold_file: Path | None,
     quiet: bool,
@@ -127,15 +104,11 @@ def watch(
     from accucompare.findings.checklist import read_thresholds
 
     given = read_thresholds(thresholds, threshold_file)
+    asked = option.taken(AskedOfWatch, options)
+    of_script = {name: options.pop(name) for name in ("model", "arm")}
     if (command := command_after_dashes(_NOT_OF_SCRIPTS)) is not None:
-        asked_of_script = {
-            **options,
-            "seed": seed,
-            "deterministic": deterministic,
-            "model": model,
-            "arm": arm,
-        }
-        return _watch_script(command, out, steps, given, quiet, asked_of_script)
+        own = {name: options[name] for name in ("seed", "deterministic")}
+        return _watch_script(command, out, steps, given, quiet, {**asked, **own, **of_script})
     from accucompare.cli.logs import told_later
     from accucompare.devices import DeviceName, open_device
 
@@ -148,32 +121,25 @@ def watch(
     from accucompare.watcher.watch import watch_case
     from accucompare.watcher.watch_options import WatchOptions
 
-    options["on_finding"] = _on_finding(options)
+    asked["on_finding"] = _on_finding(asked)
     with (
         progress_bar("watching", "steps", quiet) as progress,
         _bare_warnings(),
         told_later("accucompare.watch"),
     ):
-        asked = WatchOptions(quiet=quiet, **options)
-        found = watch_case(
-            case,
-            name,
-            out,
-            asked,
-            dtype=dtype,
-            seed=seed,
-            steps=steps,
-            deterministic=deterministic,
-            hf32=hf32,
-            tf32=tf32,
-            progress=progress,
+        checked = WatchOptions(quiet=quiet, case=case, **asked)
+        numerics = Arithmetic(
+            **{each: options.pop(each) for each in ("deterministic", "hf32", "tf32")}
         )
-    if not quiet and (found or options["trace_steps"]):
+        found = watch_case(
+            name, out, checked, numerics=numerics, steps=steps, progress=progress, **options
+        )
+    if not quiet and (found or asked["trace_steps"]):
         click.echo(err=True)  # between the frames shown meanwhile and the verdict
     rank, several = rank_and_ranks()
     ranks = read(out if several == 1 else log_path(out, rank))  # the others may still be running
     with reader_may_leave():
-        _print_watched(ranks, given, quiet, options)
+        _print_watched(ranks, given, quiet, asked)
     return DIFFERENT if found else _code(ranks)
 
 
@@ -302,11 +268,11 @@ def _overflows_of_cann(folder: Path, reports: tuple[Path, ...], quiet: bool) -> 
 
 def _write(ranks: Ranks, report: Path) -> None:
     if is_page(report):
-        from accucompare.report.page import write_log_page
+        from accucompare.report.watch_files import write_log_page
 
         write_log_page(ranks, report)
     else:
-        from accucompare.report.excel import write_watch
+        from accucompare.report.watch_files import write_watch
 
         write_watch(ranks, report)
 

@@ -254,7 +254,7 @@ def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
     """Why it proves nothing that no row fails. A limit of the user's needs no baseline."""
     if not result.by_user and (poor := _poor_baseline(result)):
         yield poor
-    if result.training is not None and result.training.unclear:
+    if result.training is not None and result.training.proves_nothing:
         yield facts.StepsProveNothing(result.training)
     if not result.by_user:
         yield from (facts.WithinFixedLimits(unproved) for unproved in _unproved(result))

@@ -59,6 +59,7 @@ from accucompare.compare.pairing import (
     unused,
     with_paths_of,
 )
+from accucompare.compare.remarks import Unreadable
 from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import (
     UNMATCHED,
@@ -414,12 +415,10 @@ def _culprits(
 ) -> list[Culprit]:
     """The culprits, ranked and described."""
     updated = training is not None and training.updated
-    found = scaled_first(
-        find_culprits(rows, opened.fed, judge.bundle is not None, updated),
-        rows,
-        opened.fed,
-        updated,
-    )
+    found = []
+    if any(row.status is Status.FAIL for row in rows):
+        found = find_culprits(rows, opened.fed, judge.bundle is not None, updated)
+    found = scaled_first(found, rows, opened.fed, updated)
     return with_descriptions(found, opened.golden, opened.candidate, paired.renamings)
 
 
@@ -612,7 +611,7 @@ def _unused_rules(
     return [
         PreflightFinding(
             "tolerances",
-            f"{rule.tolerance.source}, applies to none of the candidate's records, so its limit"
+            f"{rule.file}, rule {rule.number}, applies to none of the candidate's records, so its limit"
             " judges nothing",
         )
         for rule in rules
@@ -631,7 +630,7 @@ def _rows(
         if isinstance(outcome, BundleError):
             damage.append(str(outcome))
             outcome = PairOutcome(
-                None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {outcome}")
+                None, Verdict(Reason.NOT_COMPARABLE, remarks=(Unreadable(str(outcome)),))
             )
         record = pair.record
         verdict = origins.trace(record, outcome.verdict)

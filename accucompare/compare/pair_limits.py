@@ -106,9 +106,11 @@ class PairLimits:
         ):  # by fixed limits alone: a baseline's own error has them
             tolerance = replace(tolerance.of_sums(terms, coarsest), summing=tolerance.summing)
         tolerance = tolerance.of_roundings(self._of_roundings(golden, candidate, rules))
-        if golden.role in (Role.INPUT, Role.BUFFER_UPDATE):
-            widened = self._terms.widened(tolerance, golden)
-            return tolerance if golden.role is Role.INPUT else widened
+        if golden.role is Role.INPUT:
+            self._terms.give(golden)
+            return tolerance
+        if golden.role is Role.BUFFER_UPDATE:
+            return self._terms.widened(tolerance, golden)
         if golden.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return tolerance
         return self._terms.widened(tolerance, golden).scaled(1.0 if rules.fed else FREE_GRADIENTS)

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 
-from accucompare.compare.judging import Sides, judge_task
+from accucompare.compare.judging import Sides, judge_task, judge_tasks
 from accucompare.compare.measuring import Run
 from accucompare.compare.rows import PairOutcome, Task, nbytes
 from accucompare.errors import BundleError
@@ -46,7 +46,7 @@ def outcomes_of(
             progress(done, total)
         for batch, own in zip(
             batches,
-            run(lambda batch: [judge_task(sides, tasks[place]) for place in batch], batches),
+            run(lambda batch: judge_tasks(sides, [tasks[place] for place in batch]), batches),
             strict=True,
         ):
             for place, outcome in zip(batch, own, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 
 #: How to install what a type of device needs.
@@ -30,9 +29,11 @@ SET_ENV = (
 
 def version(package: str) -> str | None:
     """Of an installed package; ``None`` if it is not."""
+    from importlib import metadata  # slow to import
+
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return None
 
 

@@ -595,6 +595,59 @@ static PyObject *measure_whole(PyObject *self, PyObject *const *args, Py_ssize_t
     return found;
 }
 
+/* The bytes of a table, of which there must be so many. */
+static int take_table(PyObject *object, Py_ssize_t bytes, Py_buffer *memory) {
+    if (PyObject_GetBuffer(object, memory, PyBUF_SIMPLE)) return 0;
+    if (memory->len >= bytes) return 1;
+    PyBuffer_Release(memory);
+    PyErr_SetString(PyExc_ValueError, "a table is too short");
+    return 0;
+}
+
+/* Whether a tensor of so many elements of a type lies in a buffer. */
+static int lies_in(const Py_buffer *buffer, int64_t offset, int64_t elements, int64_t type) {
+    return type >= 0 && type < TYPES && elements > 0 && offset >= 0 && offset <= buffer->len &&
+           elements <= (buffer->len - offset) / (int64_t)WIDTH[type];
+}
+
+/* Many pairs of tensors of at most one chunk: row by row of the tables. */
+static PyObject *measure_pairs(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    Py_buffer taken[6];
+    int count = 0;
+    (void)self;
+    if (given != 7) return PyErr_SetString(PyExc_TypeError, "measure_pairs takes 7 arguments"), NULL;
+    int size = take_size(args[6]);
+    if (!size) return NULL;
+    while (count < 3 && take_table(args[count], 0, &taken[count])) count++;
+    Py_ssize_t pairs = count == 3 ? taken[2].len / (5 * 8) : 0;
+    if (count == 3 && take_table(args[3], pairs * 3 * (Py_ssize_t)sizeof(double), &taken[3])) count = 4;
+    if (count == 4 && take_writable(args[4], pairs * (Py_ssize_t)sizeof(Result), &taken[4])) count = 5;
+    if (count == 5 && take_writable(args[5], pairs * SUMS * (Py_ssize_t)sizeof(double), &taken[5])) count = 6;
+    const int64_t *places = count == 6 ? taken[2].buf : NULL;
+    for (Py_ssize_t k = 0; count == 6 && k < pairs; k++) {
+        const int64_t *p = places + k * 5;
+        if (p[2] <= size && lies_in(&taken[0], p[0], p[2], p[3]) && lies_in(&taken[1], p[1], p[2], p[4])) continue;
+        PyErr_SetString(PyExc_ValueError, "a pair lies outside of its buffers, or is larger than a chunk");
+        break;
+    }
+    if (count == 6 && !PyErr_Occurred()) {
+        const double *limits = taken[3].buf;
+        Result *results = taken[4].buf;
+        double *sums = taken[5].buf;
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t k = 0; k < pairs; k++) {
+            const int64_t *p = places + k * 5;
+            Request q = {limits[k * 3], limits[k * 3 + 1], limits[k * 3 + 2], (int)p[3], (int)p[4]};
+            results[k] = NOTHING;
+            chunk((const char *)taken[0].buf + p[0], (const char *)taken[1].buf + p[1], (int)p[2], 0, &q, &results[k], sums + k * SUMS);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    for (int i = 0; i < count; i++) PyBuffer_Release(&taken[i]);
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *apart_block(PyObject *self, PyObject *const *args, Py_ssize_t given) {
     Operand golden, candidate;
     PyObject *listed = NULL;
@@ -621,15 +674,6 @@ static PyObject *apart_block(PyObject *self, PyObject *const *args, Py_ssize_t g
     PyBuffer_Release(&golden.bytes);
     PyBuffer_Release(&candidate.bytes);
     return listed;
-}
-
-/* The bytes of an array of so many elements of a width, that may be read. */
-static int take_table(PyObject *object, Py_ssize_t bytes, Py_buffer *memory) {
-    if (PyObject_GetBuffer(object, memory, PyBUF_SIMPLE)) return 0;
-    if (memory->len >= bytes) return 1;
-    PyBuffer_Release(memory);
-    PyErr_SetString(PyExc_ValueError, "a table of a sketch is too short");
-    return 0;
 }
 
 static PyObject *sketch_blocks(PyObject *self, PyObject *const *args, Py_ssize_t given) {
@@ -689,6 +733,8 @@ static PyMethodDef methods[] = {
      " -> [sums], see numbers/kernel.py"},
     {"measure_block", (PyCFunction)(void (*)(void))measure_block, METH_FASTCALL,
      "measure_block(golden, candidate, golden_type, candidate_type, chunk, atol, rtol, saturation, result, sums), see numbers/kernel.py"},
+    {"measure_pairs", (PyCFunction)(void (*)(void))measure_pairs, METH_FASTCALL,
+     "measure_pairs(golden, candidate, places, limits, results, sums, chunk), see numbers/kernel.py"},
     {"measure_whole", (PyCFunction)(void (*)(void))measure_whole, METH_FASTCALL,
      "measure_whole(golden, candidate, golden_type, candidate_type, chunk, atol, rtol, saturation) -> (found, [sums]), see numbers/kernel.py"},
     {"new_result", new_result, METH_NOARGS, "new_result() -> bytearray, for measure_block"},
@@ -702,7 +748,7 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_kernel", "One pass over a block of tensors.", -1, methods, NULL, NULL, NULL, NULL};
 
 /* Of what the functions take and give; numbers/kernel.py takes no kernel of another version. Change both together. */
-#define VERSION 3
+#define VERSION 4
 
 PyMODINIT_FUNC PyInit__kernel(void) {
     PyObject *made = PyModule_Create(&module);

@@ -22,6 +22,15 @@ def measure_whole(
     rtol: float,
     saturation: float,
 ) -> tuple[tuple[Any, ...], list[list[float]]]: ...
+def measure_pairs(
+    golden: Any,
+    candidate: Any,
+    places: Any,
+    limits: Any,
+    results: Any,
+    sums: Any,
+    chunk: int,
+) -> None: ...
 def new_result() -> bytearray: ...
 def read_result(result: bytearray) -> tuple[Any, ...]: ...
 def apart_block(

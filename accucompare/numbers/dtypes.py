@@ -56,6 +56,10 @@ class DType:
         2**-digits."""
         return 2.0**-self.digits if self.digits else 0.0
 
+    def reals(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A tensor's shape, with a last 2 for real and imaginary parts of complex numbers."""
+        return (*shape, 2) if self.kind is Kind.COMPLEX else shape
+
 
 def _float(
     name: str,

@@ -7,16 +7,19 @@ do the same with NumPy.
 from __future__ import annotations
 
 import logging
+import math
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from accucompare.numbers import sums
 from accucompare.numbers.dtypes import Array, DType, Kind
 
 #: Version of the kernel's arguments and results; its source has the same number.
-KERNEL_VERSION = 3
+KERNEL_VERSION = 4
 
 _kernel: Any = None
 _why_not = "switched off by ACCUCOMPARE_KERNEL"
@@ -79,6 +82,23 @@ class Measured(NamedTuple):
     saturated: int
     largest_golden: float
     largest_candidate: float
+
+
+#: What ``measure_pairs`` finds of each pair: the kernel's ``Result``, in the order of its fields.
+RESULT = np.dtype(
+    [
+        *((name, "f8") for name in (
+            "max_abs", "max_rel", "tolerance_used", "needed_atol", "largest_golden",
+            "largest_candidate", "golden_at_max", "candidate_at_max",
+        )),
+        *((name, "i8") for name in (
+            "seen", "max_abs_index", "nonfinite_index", "compared", "over_tolerance", "over_1e3",
+            "over_5e3", "golden_nan", "candidate_nan", "golden_inf", "candidate_inf",
+            "nonfinite_mismatch", "saturated",
+        )),
+        ("max_ulp", "u8"),
+    ]
+)  # fmt: skip
 
 
 def _number(values: Array, dtype: DType) -> int:
@@ -176,6 +196,61 @@ def measure_whole(
         golden, candidate, *types, sums.CHUNK, *_limits(candidate_dtype, atol, rtol)
     )
     return Measured._make(measured), chunks
+
+
+class PairForm(NamedTuple):
+    """What small pairs have in common: the arguments of ``Measurement``, and a shape of at least
+    one real and at most ``sums.CHUNK``.
+    """
+
+    golden: DType
+    candidate: DType
+    shape: tuple[int, ...]
+    atol: float | None
+    rtol: float | None
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """How many reals, and both types, as the kernel takes them."""
+        reals = math.prod(self.golden.reals(self.shape))
+        return reals, _TYPES[self.golden.name], _TYPES[self.candidate.name]
+
+    @property
+    def limits(self) -> tuple[float, float, float]:
+        return _limits(self.candidate, self.atol, self.rtol)
+
+
+#: A pair of which each tensor lies in a buffer, from some byte on.
+PlacedPair = tuple[int, int, PairForm]
+
+
+def measure_pairs(
+    golden: bytes, candidate: bytes, pairs: Sequence[PlacedPair]
+) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """What a ``Measurement`` gives of each of many small pairs, in a single call.
+
+    Args:
+        golden, candidate: the buffers.
+        pairs: those to measure, each of one kind, with types for which ``can_measure`` holds.
+
+    Returns:
+        Their results, of the type ``RESULT`` and with -1 for an index of nothing, and the sums of
+        their only chunks, of shape (pairs, SUMS).
+
+    Raises:
+        ValueError: if a pair lies outside of its buffers or has more than a chunk.
+    """
+    ours, theirs, forms = zip(*pairs, strict=True)
+    number_of = {form: number for number, form in enumerate(dict.fromkeys(forms))}
+    numbers = np.array([number_of[form] for form in forms])
+    places = np.empty((len(pairs), 5), np.int64)
+    places[:, 0], places[:, 1] = ours, theirs
+    places[:, 2:] = np.array([form.numbers for form in number_of], np.int64)[numbers]
+    limits = np.array([form.limits for form in number_of], np.float64)[numbers]
+    results = np.empty(len(pairs), RESULT)
+    found = np.empty((len(pairs), Measurement.SUMS))
+    _kernel.measure_pairs(golden, candidate, places, limits, results, found, sums.CHUNK)
+    return results, found
 
 
 def _limits(candidate: DType, atol: float | None, rtol: float | None) -> tuple[float, float, float]:

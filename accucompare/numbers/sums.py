@@ -21,6 +21,9 @@ BLOCK = 16 * CHUNK
 # of BLOCK.
 SEGMENT = 8 * BLOCK
 
+#: Between these magnitudes, and at 0, squares fit float64.
+SQUARES_FIT = 1e-120, 1e120
+
 Float64 = NDArray[np.float64]
 
 
@@ -55,7 +58,7 @@ def power_of_two_near(magnitude: float) -> float:
 
     Scaling by a power of two is exact. Only float64 tensors ever need it: squares of float32's
     extremes fit float64."""
-    if magnitude == 0 or 1e-120 < magnitude < 1e120:
+    if magnitude == 0 or SQUARES_FIT[0] < magnitude < SQUARES_FIT[1]:
         return 1.0
     exponent = math.frexp(min(magnitude, sys.float_info.max))[1]
     # 2**1000 is enough for subnormals and is still finite

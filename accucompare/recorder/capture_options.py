@@ -6,33 +6,41 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from accucompare.asked import ASKED, Asked
+from accucompare.asked import Arithmetic, AskedOfCapture, FedWith, Recorded, StartFrom, group
 from accucompare.bundle.writing import QUEUE_BYTES
 from accucompare.compare.pairing import read_maps
 from accucompare.errors import UsageError
 from accucompare.places import is_url, place_of
-from accucompare.selection import SKETCH_SIZE, Level, Mode, RoleGroup, RoundedType, Selection, Steps
+from accucompare.selection import (
+    LEAST_SKETCH_SIZE,
+    MOST_SKETCH_SIZE,
+    SKETCH_SIZE,
+    Level,
+    Mode,
+    RoleGroup,
+    RoundedType,
+    Selection,
+    Steps,
+    listed,
+)
 
 
 @dataclass(frozen=True)
-class CaptureOptions(Asked):
+class CaptureOptions(AskedOfCapture):
     """The options of ``accucompare.capture``, which says what each means.
 
     Attributes:
-        overwrite: replace an earlier bundle.
         queue_bytes: how many bytes of tensors may wait to be written.
 
     Raises:
         UsageError: if one makes no sense.
     """
 
-    overwrite: bool = False
     queue_bytes: int = QUEUE_BYTES
 
     def __post_init__(self) -> None:
         for name in ("only", "skip", "map"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+            object.__setattr__(self, name, listed(getattr(self, name)))
         for name in ("like", "feed"):
             if is_url(
                 getattr(self, name)
@@ -52,10 +60,11 @@ class CaptureOptions(Asked):
             raise UsageError(
                 f"mode must be one of {', '.join(map(repr, map(str, Mode)))}, but is {self.mode!r}"
             )
-        least, most = ASKED["sketch_size"].metadata["between"]
-        if not (isinstance(self.sketch_size, int) and least <= self.sketch_size <= most):
+        size = self.sketch_size
+        if not (isinstance(size, int) and LEAST_SKETCH_SIZE <= size <= MOST_SKETCH_SIZE):
             raise UsageError(
-                f"sketch_size must be a number from {least} to {most}, but is {self.sketch_size!r}"
+                f"sketch_size must be a number from {LEAST_SKETCH_SIZE} to {MOST_SKETCH_SIZE}, but"
+                f" is {size!r}"
             )
         if self.sketch_size != SKETCH_SIZE and self.mode != Mode.SKETCH:
             raise UsageError(
@@ -80,6 +89,21 @@ class CaptureOptions(Asked):
                 "--map: renames the layers of the bundle that --like or --feed names; give one of"
                 " them, or --map to diff"
             )
+
+    @classmethod
+    def of(cls, record: Any, start: Any, feed: Any, numerics: Any, **others: Any) -> CaptureOptions:
+        """Of groups, each whole or by its first field alone, as ``accucompare.capture`` takes them.
+
+        Raises:
+            UsageError: as the class; also if a group is another one.
+        """
+        recorded = group(Recorded, record, "record")
+        began, fed = group(StartFrom, start, "start"), group(FedWith, feed, "feed")
+        maps = dict.fromkeys([*listed(began.map), *listed(fed.map)])
+        given = (
+            vars(recorded) | vars(began) | vars(fed) | vars(group(Arithmetic, numerics, "numerics"))
+        )
+        return cls(**{**given, "map": maps, **others})
 
     @property
     def asked(self) -> Steps | None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from accucompare.compare.decide import decide
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
-from accucompare.compare.rows import BY_STATISTICS, Reason, Row, Status
+from accucompare.compare.rows import Reason, Row, Status
 from accucompare.markup import line, link, table
+from accucompare.report.words import culprit_hints, decision_words, error_words, verdict_words
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import decision_words
 
 _CULPRITS_SHOWN = 10
 _WORST_SHOWN = 10
@@ -44,7 +44,9 @@ def _counts(comparison: Result) -> str:
     counts, failed = comparison.counts(), comparison.counts_by_status()[Status.FAIL]
     parts = ", ".join(f"{counts[reason]} {reason.value}" for reason in Reason if counts[reason])
     judged = (
-        f"; {comparison.by_statistics} judged {BY_STATISTICS}" if comparison.by_statistics else ""
+        f"; {comparison.by_statistics} judged {verdict_words.BY_STATISTICS}"
+        if comparison.by_statistics
+        else ""
     )
     return f"{failed} of {len(comparison.rows)} rows fail: {parts}{judged}"
 
@@ -69,11 +71,16 @@ def _culprits(comparison: Result) -> str:
 
 
 def _about(culprit: Culprit) -> str:
-    hints = [f"hint, {hint}" for hint in culprit.hints]
+    hints = [f"hint, {hint}" for hint in culprit_hints(culprit)]
     return "; ".join(
         filter(
             None,
-            [culprits.kind(culprit), culprits.configuration_words(culprit), *culprit.words, *hints],
+            [
+                culprits.kind(culprit),
+                culprits.configuration_words(culprit),
+                *error_words(culprit),
+                *hints,
+            ],
         )
     )
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from accucompare.asked import Loop
 from accucompare.errors import CaptureError
 from accucompare.recorder.state import Training
 from accucompare.scripts.plan import Action, Plan
@@ -60,7 +61,7 @@ def observe(
         first: the number of the step that begins.
     """
     _log_nothing()
-    training = Training.of(optimizers, None, scaler)
+    training = Training.of(Loop(optimizers, scaler=scaler))
     if plan.action is Action.WATCH:
         return _Watching(plan, model, training)
     return _Capturing(plan, model, training, steps, first)
@@ -88,14 +89,14 @@ class _Capturing:
                 "deterministic": plan.deterministic,
             }
         )
-        within = Within(first, matched=plan.seed is not None, prepared=True)
         made = {
             "script": True,
             **({"optimizer": _class_of(training.optimizers[0])} if training.optimizers else {}),
         }
+        within = Within(made=made, first=first, matched=plan.seed is not None, prepared=True)
         self._stack = contextlib.ExitStack()
         self._session = self._stack.enter_context(
-            recording(model, plan.out, options, made=made, training=training, within=within)
+            recording(model, plan.out, options, training, within=within)
         )
 
     def step(self) -> None:
@@ -125,8 +126,7 @@ class _Watching:
         options = WatchOptions(
             **{
                 **plan.options,
-                "optimizer": training.optimizers,
-                "scaler": training.scaler,
+                "loop": Loop(training.optimizers, scaler=training.scaler),
                 "quiet": True,
             }
         )

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,12 +38,9 @@ def assert_layers_close(
     rtol: float | None = None,
     rel_l2: float | None = None,
     cosine: float | None = None,
-    tolerances: str | Path | None = None,
-    map: str | Iterable[str] = (),
-    only: str | Iterable[str] = (),
-    skip: str | Iterable[str] = (),
     equal_nan: bool = False,
     report: str | Path | None = None,
+    **others: Any,
 ) -> None:
     """Assert that every layer of the candidate is close to golden's.
 
@@ -61,13 +57,13 @@ def assert_layers_close(
             its own. A ``Case`` without inputs takes these.
         baseline: what is trusted in the candidate's precision: errors are judged by how many times
             as large they are as its own.
-        atol, rtol, rel_l2, cosine, tolerances: limits, as for ``accucompare.diff``. Without any,
-            the baseline judges, or a table by dtype.
-        map, only, skip: as for ``accucompare.diff``.
+        atol, rtol, rel_l2, cosine: limits, as of ``accucompare.Tolerance``. Without any, the
+            baseline judges, or a table by dtype.
         equal_nan: whether NaN in the same places on both sides is equal; as for
             ``torch.testing.assert_close``, it fails otherwise.
         report: where to write a report if the assertion fails: an Excel report, or a page if the
             name ends in .html.
+        others: ``tolerances``, ``map``, ``only``, ``skip``, as for ``accucompare.diff``.
 
     Raises:
         AssertionError: if a layer is not close, if nothing could be compared, or if closeness could
@@ -95,10 +91,8 @@ def assert_layers_close(
             else bundle_of(baseline, made / "baseline", inputs, "baseline", options)
         )
         tested = bundle_of(candidate, made / "candidate", inputs, "candidate", options)
-        limits = Tolerance(atol, rtol, rel_l2, cosine, tolerances)
-        comparison = diff(
-            trusted, tested, baseline=judged_by, limits=limits, map=map, only=only, skip=skip
-        )
+        limits = Tolerance(atol, rtol, rel_l2, cosine, others.pop("tolerances", None))
+        comparison = diff(trusted, tested, baseline=judged_by, limits=limits, **others)
         require_close(comparison, report, made, equal_nan)
 
 

@@ -14,8 +14,8 @@ import pytest
 if TYPE_CHECKING:
     from accucompare.testing.regression import LayersRegression
 
-# : Under which name a test's report says which bundle it wrote; such properties also come from the
-# workers of xdist.
+#: Under which name a test's report says which bundle it wrote; such properties also come from the
+#: workers of xdist.
 WRITTEN = "accucompare_written"
 
 

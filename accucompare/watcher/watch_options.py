@@ -3,81 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import Any
 
+from accucompare.asked import AskedOfWatch, Loop
 from accucompare.bundle.format import display_name
 from accucompare.errors import UsageError
 from accucompare.selection import Level, OnFinding, Selection
 
 
 @dataclass(frozen=True)
-class WatchOptions:
+class WatchOptions(AskedOfWatch):
     """The options of ``accucompare.watch``, which says what each means.
 
     Raises:
         UsageError: if one makes no sense.
     """
 
-    optimizer: Any = None
-    scaler: Any = None
-    on_finding: str = OnFinding.RAISE
-    frames: int = 21
-    trace_steps: Iterable[int] = ()
-    abort_after_step: int | None = None
-    every: int = 1
-    level: str = Level.MODULE
-    allow: str | Iterable[str] = ()
-    near: float = 4.0
-    flag_per_module: bool = False
-    kernel_dump: str | Path | None = None
-    case: str | None = None
+    loop: Loop = Loop()
     quiet: bool = False
-    agree: bool = False
-    scheduler: Any = None
-    checks_every: int = 10
-    pause_after: int | None = None
-    like: str | Path | None = None
+    case: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self,
-            "allow",
-            (
-                (self.allow,)
-                if isinstance(self.allow, str)
-                else self._all("allow", str, "globs of names")
-            ),
-        )
+        if isinstance(self.allow, str):
+            object.__setattr__(self, "allow", (self.allow,))
+        object.__setattr__(self, "allow", self._all("allow", str, "globs of names"))
         object.__setattr__(
             self, "kernel_dump", None if self.kernel_dump is None else str(self.kernel_dump)
         )
         object.__setattr__(
             self, "trace_steps", frozenset(self._all("trace_steps", int, "numbers of steps"))
         )
-        for name, kinds in (("on_finding", OnFinding), ("level", Level)):
-            value, names = getattr(self, name), [each.value for each in kinds]
-            if value not in names:
-                raise UsageError(f"{name} must be one of {', '.join(names)}, but is {value!r}")
-        for name, kind, least in (
-            ("frames", int, 0),
-            ("abort_after_step", int, 0),
-            ("pause_after", int, 1),
-            ("every", int, 1),
-            ("checks_every", int, 0),
-            ("near", float, 1),
-        ):
-            value = getattr(self, name)
-            if value is None and name in ("abort_after_step", "pause_after"):
+        for each in fields(AskedOfWatch):
+            name, value = each.name, getattr(self, each.name)
+            if each.metadata["one_of"] is not None:
+                names = [one.value for one in each.metadata["one_of"]]
+                if value not in names:
+                    raise UsageError(f"{name} must be one of {', '.join(names)}, but is {value!r}")
+            limits = each.metadata["between"]
+            if limits is None or (value is None and each.default is None):
                 continue
+            kind = type(each.default or 0)
             if not isinstance(value, (int, kind)):
                 raise UsageError(
                     f"{name} must be {'a whole number' if kind is int else 'a number'}, but is"
                     f" {value!r}"
                 )
-            if not value >= least:  # so that NaN is refused, too
-                raise UsageError(f"{name} must be at least {least}, but is {value}")
+            if not value >= limits[0]:  # so that NaN is refused, too
+                raise UsageError(f"{name} must be at least {limits[0]}, but is {value}")
         if self.pause_after is not None:
             for name, bad, cure in (
                 (
@@ -101,7 +74,7 @@ class WatchOptions:
                 "a torch.optim.Optimizer, or a list of them",
                 self.optimizers,
             ),
-            ("scaler", "get_scale", "a torch.amp.GradScaler", (self.scaler,)),
+            ("scaler", "get_scale", "a torch.amp.GradScaler", (self.loop.scaler,)),
             (
                 "scheduler",
                 "step",
@@ -126,28 +99,12 @@ class WatchOptions:
     @property
     def optimizers(self) -> tuple[Any, ...]:
         """One, several or none."""
-        several = isinstance(self.optimizer, Iterable) and not hasattr(
-            self.optimizer, "param_groups"
-        )
-        return (
-            tuple(self.optimizer)
-            if several
-            else ()
-            if self.optimizer is None
-            else (self.optimizer,)
-        )
+        return _several(self.loop.optimizer, "param_groups")
 
     @property
     def schedulers(self) -> tuple[Any, ...]:
         """One, several or none."""
-        several = isinstance(self.scheduler, Iterable) and not hasattr(self.scheduler, "step")
-        return (
-            tuple(self.scheduler)
-            if several
-            else ()
-            if self.scheduler is None
-            else (self.scheduler,)
-        )
+        return _several(self.loop.scheduler, "step")
 
     def allows(self, name: str) -> bool:
         """Whether the output of a module of this name, or of the name that is printed of it, may be
@@ -158,7 +115,7 @@ class WatchOptions:
 
     def as_json(self) -> dict[str, Any]:
         """For the log."""
-        left_out = ("optimizer", "scaler", "scheduler", "case", "quiet")
+        left_out = ("loop", "case", "quiet")
         values = {name: value for name, value in vars(self).items() if name not in left_out}
         return {
             **values,
@@ -166,6 +123,13 @@ class WatchOptions:
             "level": Level(self.level).value,
             "trace_steps": sorted(self.trace_steps),
             "allow": list(self.allow),
-            "scaler": self.scaler is not None,
+            "scaler": self.loop.scaler is not None,
             "like": None if self.like is None else str(self.like),
         }
+
+
+def _several(value: Any, needed: str) -> tuple[Any, ...]:
+    """What is one, which has the attribute, several or none, as a tuple."""
+    if isinstance(value, Iterable) and not hasattr(value, needed):
+        return tuple(value)
+    return () if value is None else (value,)

@@ -155,7 +155,7 @@ def test_an_interrupt_breaks_nothing(verb: str, prepared: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "module", ["click", "accucompare.cli", "accucompare.cli.watch", "accucompare.errors"]
+    "module", ["click", "accucompare.cli", "accucompare.cli.help", "accucompare.errors"]
 )
 @pytest.mark.parametrize("start", ["from accucompare.__main__ import main; main()", "-m"])
 def test_an_interrupt_while_the_program_is_loaded_is_no_traceback(

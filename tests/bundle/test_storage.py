@@ -23,6 +23,7 @@ from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.errors import BundleError, CaptureError
 from accucompare.places import place_of
+from tests.asked import grouped
 from tests.conftest import Run
 from tests.storage import SECRET, Drops, Fails, Hangs, Request, Storage, served
 
@@ -109,7 +110,7 @@ def net(factor: float = 1.0) -> nn.Module:
 
 def capture(out: str | Path, factor: float = 1.0, steps: int = 2, **options: Any) -> None:
     model, inputs = net(factor), torch.arange(15.0).reshape(5, 3)
-    with ac.capture(model, out, **options) as session:
+    with ac.capture(model, out, **grouped(**options)) as session:
         for step in range(steps):
             model(inputs + step)
             session.step()

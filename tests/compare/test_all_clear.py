@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
+from tests.asked import grouped
 
 
 def capture(
@@ -23,7 +24,7 @@ def capture(
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 4))
     change(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with ac.capture(model, out, seed=0, **options):
+    with ac.capture(model, out, **grouped(seed=0, **options)):
         output = model(torch.ones(2, 8))
         if train:
             output.square().sum().backward()

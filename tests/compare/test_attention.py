@@ -13,6 +13,7 @@ import torch
 import accucompare as ac
 from accucompare.compare.decide import Answer
 from accucompare.compare.rows.rows import UNMATCHED, Status
+from tests.asked import grouped
 
 transformers = pytest.importorskip("transformers")
 SMALL = {
@@ -37,7 +38,7 @@ def captured(
     model = MODELS[kind](attn_implementation=attention).eval().to(dtype)
     mask = torch.ones(2, 8, dtype=torch.long)
     mask[1, 5:] = 0
-    with ac.capture(model, out, **options):
+    with ac.capture(model, out, **grouped(**options)):
         model(input_ids=torch.arange(3, 19).reshape(2, 8), attention_mask=mask)
     return out
 

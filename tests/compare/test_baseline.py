@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 
 import accucompare as ac
 from accucompare.api import Comparison
-from accucompare.compare.judging import sides as measuring
+from accucompare.compare.judging import small_pairs
 from accucompare.compare.limits.baseline import Expected, excess, floor, limit, ratio_limit
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.rows.rows import Reason, Row, Status
 from accucompare.errors import UsageError
+from accucompare.numbers.kernel import PlacedPair
+from accucompare.report.words import verdict_words
 from tests.compare.builder import Item, item, set_fields, write
 
 DRAW = np.random.default_rng(5)
@@ -141,7 +143,11 @@ def test_an_error_is_told_as_a_multiple_of_the_baselines(tmp_path: Path) -> None
     most = limit(400, "float64")
     assert row.verdict.used == pytest.approx(3.0 / most, rel=1e-3)
     assert row.verdict.rel_l2_limit == pytest.approx(most * 1e-3, rel=1e-3)
-    assert (row.reason, row.verdict.rule, row.verdict.tolerance) == (
+    assert (
+        row.reason,
+        verdict_words.rule(row.verdict.limit),
+        verdict_words.limit_words(row.verdict.limit),
+    ) == (
         Reason.OK,
         "baseline",
         f"excess {most:.3g}",
@@ -207,7 +213,11 @@ def test_an_error_far_beyond_rounding_is_no_rounding_even_if_the_baseline_has_it
         in comparison.conclusion
     )
     if fed:
-        assert (row.status, row.verdict.rule, row.verdict.tolerance) == (
+        assert (
+            row.status,
+            verdict_words.rule(row.verdict.limit),
+            verdict_words.limit_words(row.verdict.limit),
+        ) == (
             Status.FAIL,
             "ceiling",
             f"rel_l2 {ceiling:g}",
@@ -295,7 +305,11 @@ def test_a_permutation_of_all_three_changes_nothing(tmp_path: Path) -> None:
 def test_what_the_user_gave_judges_and_the_excess_is_shown_beside_it(tmp_path: Path) -> None:
     sides = item(values=VALUES), item(values=off(0.3)), item(values=off(1e-3))
     row = only_row(tmp_path, *sides, limits=ac.Tolerance(rel_l2=0.5))
-    assert (row.status, row.verdict.tolerance, row.verdict.rule) == (
+    assert (
+        row.status,
+        verdict_words.limit_words(row.verdict.limit),
+        verdict_words.rule(row.verdict.limit),
+    ) == (
         Status.PASS,
         "rel_l2 0.5",
         "given for all layers",
@@ -308,7 +322,7 @@ def test_a_rule_of_a_file_judges_the_rows_that_it_applies_to(tmp_path: Path) -> 
     rules.write_text('[[rule]]\nlayer = "a"\nrel_l2 = 0.5\n')
     sides = ([item(name, values) for name in "ab"] for values in (VALUES, off(0.3), off(1e-3)))
     rows = compare(tmp_path, *sides, limits=ac.Tolerance(tolerances=rules)).rows
-    assert [(row.status, row.verdict.rule) for row in rows] == [
+    assert [(row.status, verdict_words.rule(row.verdict.limit)) for row in rows] == [
         (Status.PASS, f"{rules}, rule 1"),
         (Status.FAIL, "baseline"),
     ]
@@ -334,7 +348,7 @@ def test_a_baseline_that_is_not_finite_where_golden_is_cannot_judge(tmp_path: Pa
     row = only_row(tmp_path, item(values=VALUES), item(values=off(1e-6).astype(np.float32)), broken)
     assert (row.status, row.verdict.excess) == (Status.PASS, None)
     assert (
-        row.verdict.rule
+        verdict_words.rule(row.verdict.limit)
         == "default for float32; the baseline has NaN or Inf where golden has not, or the other way"
         " round"
     )
@@ -357,8 +371,11 @@ def test_integers_that_rounding_changes_in_the_baseline_may_change_as_often(tmp_
     changed = [np.where(np.arange(1000) % step == 1, 7 - golden, golden) for step in (100, 90, 3)]
     few, alike, many = (item(values=side) for side in changed)
     row = only_row(tmp_path, item(values=golden), alike, few)
-    assert (row.status, row.verdict.rule) == (Status.PASS, "baseline")
-    assert row.verdict.detail == "12 of 1000 differ; so do 10 in the baseline, by rounding alone"
+    assert (row.status, verdict_words.rule(row.verdict.limit)) == (Status.PASS, "baseline")
+    assert (
+        verdict_words.detail(row)
+        == "12 of 1000 differ; so do 10 in the baseline, by rounding alone"
+    )
     assert only_row(tmp_path, item(values=golden), many, few).status is Status.FAIL
 
 
@@ -366,7 +383,7 @@ def test_large_integers_that_differ_by_little_are_counted_too(tmp_path: Path) ->
     golden = np.arange(1000) + 10**9
     few, many = (item(values=golden + (np.arange(1000) < count)) for count in (2, 500))
     row = only_row(tmp_path, item(values=golden), many, few)
-    assert (row.status, row.verdict.detail) == (
+    assert (row.status, verdict_words.detail(row)) == (
         Status.FAIL,
         "500 of 1000 differ; so do 2 in the baseline, by rounding alone",
     )
@@ -406,7 +423,7 @@ def test_a_record_that_the_baseline_lacks_is_judged_without_it(tmp_path: Path) -
         for names, side in (("ab", VALUES), ("ab", off(1e-3)), ("a", off(1e-3)))
     ]
     rows = compare(tmp_path, *sides).rows
-    assert [row.verdict.rule for row in rows] == [
+    assert [verdict_words.rule(row.verdict.limit) for row in rows] == [
         "baseline",
         "default for float32; the baseline has no such record",
     ]
@@ -418,7 +435,10 @@ def test_a_record_of_another_shape_or_a_wider_dtype_cannot_judge(tmp_path: Path)
     golden = [item(name, VALUES) for name in names]
     candidate = [item(name, near, "bfloat16" if name == "b" else "float32") for name in names]
     baseline = [item("a", near[:3]), *(item(name, VALUES) for name in "bcd")]
-    rules = [row.verdict.rule for row in compare(tmp_path, golden, candidate, baseline).rows]
+    rules = [
+        verdict_words.rule(row.verdict.limit)
+        for row in compare(tmp_path, golden, candidate, baseline).rows
+    ]
     assert rules[:2] == [
         "default for float32; the baseline's shape is [3]",
         "default for bfloat16; the baseline's dtype is float32",
@@ -437,11 +457,11 @@ def test_a_wider_dtype_than_the_baselines_is_a_missing_cast_judged_by_the_baseli
         return compare(tmp_path, [item(name, VALUES) for name in "ab"], candidate, baseline).rows[0]
 
     right, wrong = row(1e-6), row(0.1)
-    assert (right.reason, right.verdict.detail) == (
+    assert (right.reason, verdict_words.detail(right)) == (
         Reason.OVER_PRECISE,
         "float32, where the baseline computes in bfloat16",
     )
-    assert right.verdict.tolerance == f"excess {limit(400, 'bfloat16'):.3g}"
+    assert verdict_words.limit_words(right.verdict.limit) == f"excess {limit(400, 'bfloat16'):.3g}"
     assert (wrong.status, wrong.verdict.excess) == (
         Status.FAIL,
         pytest.approx(0.1 / floor("bfloat16"), rel=1e-3),
@@ -474,7 +494,7 @@ def test_the_baseline_is_looked_up_by_goldens_names_and_else_by_new_ones(tmp_pat
     golden, candidate = [item("old", VALUES)], [item("new", off(1e-3))]
     for name in ("old", "new"):
         (row,) = compare(tmp_path, golden, candidate, [item(name, off(1e-3))], map="old=new").rows
-        assert row.verdict.rule == "baseline"
+        assert verdict_words.rule(row.verdict.limit) == "baseline"
 
 
 def test_float64_tells_the_rounding_of_golden_and_candidate_of_one_dtype(tmp_path: Path) -> None:
@@ -492,7 +512,7 @@ def test_statistics_of_a_candidate_are_judged_without_the_baseline(tmp_path: Pat
     assert json.loads(line.read_text())["member"] is None
     (row,) = ac.diff(golden, candidate, baseline=baseline).rows
     assert (
-        row.verdict.rule
+        verdict_words.rule(row.verdict.limit)
         == "default for float32; values to compare with the baseline were not recorded"
     )
 
@@ -501,12 +521,13 @@ def test_equal_digests_of_candidate_and_baseline_are_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    measure = measuring.measure_pair
-    monkeypatch.setattr(
-        measuring,
-        "measure_pair",
-        lambda *args, **options: calls.append(args) or measure(*args, **options),
-    )  # type: ignore[func-returns-value]
+    measure = small_pairs.measure_small
+
+    def counted(golden: bytes, candidate: bytes, pairs: list[PlacedPair]) -> list[Metrics | None]:
+        calls.extend(pairs)
+        return measure(golden, candidate, pairs)
+
+    monkeypatch.setattr(small_pairs, "measure_small", counted)
     row = only_row(tmp_path, item(values=VALUES), item(values=off(1e-3)), item(values=off(1e-3)))
     assert (len(calls), row.verdict.excess) == (1, 1.0)
 
@@ -546,7 +567,8 @@ def test_an_error_no_larger_than_what_two_runs_differ_by_is_not_deterministic(
     assert (row.reason, row.status) == (Reason.NOT_DETERMINISTIC, Status.NOT_COMPARED)
     assert row.noise == pytest.approx(1e-2 * math.sqrt(2), rel=0.1)
     assert (
-        row.verdict.detail == f"two runs of the candidate differ by {row.noise:.2e} from each other"
+        verdict_words.detail(row)
+        == f"two runs of the candidate differ by {row.noise:.2e} from each other"
     )
 
 
@@ -586,7 +608,7 @@ def test_a_value_that_golden_itself_does_not_hold_steady_is_no_culprit(
 ) -> None:
     row = of_golden(tmp_path, VALUES, again, VALUES * 1e6)
     assert (row.reason, row.status) == (Reason.NOT_DETERMINISTIC, Status.NOT_COMPARED)
-    assert row.verdict.detail.startswith("two captures of golden differ by ")
+    assert verdict_words.detail(row).startswith("two captures of golden differ by ")
 
 
 def test_an_error_larger_than_what_goldens_two_captures_differ_by_fails(tmp_path: Path) -> None:
@@ -615,7 +637,7 @@ def test_noise_over_a_limit_that_the_user_gave_fails_and_is_no_culprit(tmp_path:
         tmp_path, off(1e-2), off(1e-2, noise=NOISE[::-1]), limits=ac.Tolerance(rel_l2=1e-4)
     )
     assert row.status is Status.FAIL
-    assert "two runs of the candidate differ" in row.verdict.detail
+    assert "two runs of the candidate differ" in verdict_words.detail(row)
 
 
 # What is refused

@@ -20,11 +20,12 @@ from accucompare.compare.judging.bounds import can_bound, judge_bounds, lower_bo
 from accucompare.compare.judging.judge import judge_pair
 from accucompare.compare.limits.tolerance import EXACT, Tolerance
 from accucompare.compare.measuring.measure import Metrics
-from accucompare.compare.rows.rows import Reason, Status, Verdict
+from accucompare.compare.rows.rows import Reason, Row, Status, Verdict
 from accucompare.numbers import kernel
 from accucompare.numbers.digests import digest
 from accucompare.numbers.dtypes import DTYPES, DType
 from accucompare.numbers.statistics import Statistics, summarize
+from accucompare.report.words import verdict_words
 from tests.compare.builder import item
 from tests.compare.reference import ALL, reference, values_of
 from tests.compare.test_measure import measured, near, random_bits
@@ -339,9 +340,15 @@ def verdict(
     return judge_bounds(*sides, lower_bounds(*sides), Tolerance(**limits) if limits else EXACT)
 
 
+def row(golden: Any, candidate: Any, **limits: float) -> Row:
+    known = DTYPES["float64"]
+    sides = record(stored(golden, known)), record(stored(candidate, known))
+    return Row(*sides, verdict(golden, candidate, **limits), lower_bounds(*sides))
+
+
 def test_equal_digests_are_identical() -> None:
     assert verdict([1.0, math.nan], [1.0, math.nan], rel_l2=0.0) == Verdict(
-        Reason.IDENTICAL, "rel_l2 0", used=0.0, rel_l2_limit=0.0
+        Reason.IDENTICAL, Tolerance(rel_l2=0.0).judged, used=0.0, rel_l2_limit=0.0
     )
 
 
@@ -367,7 +374,7 @@ def test_a_pair_fails_if_a_bound_exceeds_a_limit(limits: dict[str, float], reaso
     found = verdict([10.0] * 4, [11.0] * 4, **limits)
     assert (found.reason, found.needed) == (reason, "")
     assert (
-        found.detail
+        verdict_words.detail(row([10.0] * 4, [11.0] * 4, **limits))
         == "by statistics alone: relative L2 error at least 9.99e-2, largest difference at least"
         " 1.00e+0"
     )
@@ -404,8 +411,8 @@ def test_a_proven_failure_beside_nan_stays_one() -> None:
 
 
 def test_another_number_of_nan_is_non_finite() -> None:
-    found = verdict([1.0, 2.0, math.inf], [1.0, math.nan, math.inf], atol=1e9)
-    assert (found.reason, found.detail, found.used) == (
+    found = row([1.0, 2.0, math.inf], [1.0, math.nan, math.inf], atol=1e9)
+    assert (found.reason, verdict_words.detail(found), found.verdict.used) == (
         Reason.NON_FINITE,
         "golden has 0 NaN, the candidate 1",
         math.inf,
@@ -415,7 +422,7 @@ def test_another_number_of_nan_is_non_finite() -> None:
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
 def test_integers_of_another_digest_fail_whatever_the_limits(dtype: str) -> None:
     found = verdict([0, 1], [1, 0], dtype)
-    assert (found.reason, found.tolerance, found.used) == (Reason.OVER, "exact", math.inf)
+    assert (found.reason, found.limit, found.used) == (Reason.OVER, EXACT.judged, math.inf)
 
 
 @pytest.mark.parametrize(("candidate", "reason"), [([1, 2], Reason.OK), ([1, 3], Reason.OVER)])
@@ -495,8 +502,9 @@ def test_two_records_without_digest_are_not_identical_for_that() -> None:
 
 def test_nan_that_is_not_counted_fails_on_one_side_only_and_is_not_compared_on_both() -> None:
     nan = of_another_tool([1.0, 2.0], min=None, max=None, mean=None, l2=None, nan=1)
-    one = verdict_on(in_float32([1.0, 1.0]), nan)
-    assert (one.reason, one.detail) == (
+    sides = in_float32([1.0, 1.0]), nan
+    one = Row(*sides, verdict_on(*sides), lower_bounds(*sides))
+    assert (one.reason, verdict_words.detail(one)) == (
         Reason.NON_FINITE,
         "golden has 0 NaN, the candidate at least 1",
     )

@@ -14,6 +14,7 @@ from torch import nn
 import accucompare as ac
 from accucompare.compare.decide import Answer
 from accucompare.compare.rows.rows import Reason
+from tests.asked import grouped
 from tests.compare.builder import Item, item, write
 
 BF16 = torch.bfloat16
@@ -235,7 +236,9 @@ def located(
         other.load_state_dict(model.state_dict())
         if out == "candidate":
             other_order(other, scale, name)
-        with ac.capture(other.to(BF16), tmp_path / out, **({"feed": golden} if fed else {})):
+        with ac.capture(
+            other.to(BF16), tmp_path / out, **grouped(**{"feed": golden} if fed else {})
+        ):
             other(x.to(BF16))
     return ac.diff(golden, tmp_path / "candidate", baseline=tmp_path / "baseline")
 

@@ -14,6 +14,7 @@ import pytest
 import accucompare as ac
 from accucompare.compare.limits.brought import keep_errors
 from accucompare.compare.rows.rows import Reason, Row
+from accucompare.report.words import verdict_words
 from accucompare.selection import Mode
 from tests.compare.builder import Item, item, write
 
@@ -52,7 +53,7 @@ def gradient(values: np.ndarray, dtype: str = "bfloat16") -> list[Item]:
 
 
 def last(rows: list[Row]) -> tuple[Reason, str]:
-    return rows[-1].reason, rows[-1].verdict.rule
+    return rows[-1].reason, verdict_words.rule(rows[-1].verdict.limit)
 
 
 @pytest.mark.parametrize(("largest", "reason"), [(100.0, Reason.OK), (1.0, Reason.INTRODUCED)])
@@ -74,7 +75,7 @@ def test_golden_tensors_tell_which_elements_carry_the_norm_where_the_others_keep
     sides = gradient(values, "float32"), gradient(values * 1.012), gradient(values)
     rows = fed(tmp_path, *sides, modes=(Mode.TENSORS, Mode.SKETCH, Mode.SKETCH))
     assert (rows[0].reason, rows[0].by_sketch) == (Reason.OK, True)
-    assert "elements carry golden's norm" in rows[0].verdict.detail
+    assert "elements carry golden's norm" in verdict_words.detail(rows[0])
 
 
 def test_a_tensor_of_one_large_value_fails_if_that_is_far_off(tmp_path: Path) -> None:

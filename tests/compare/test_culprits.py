@@ -15,6 +15,7 @@ import accucompare as ac
 from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import StepSeries
 from accucompare.compare.limits.tolerance import Tolerances
+from accucompare.report.words import verdict_words
 from tests.compare.builder import Item, item, write
 
 DRAW = np.random.default_rng(3)
@@ -218,7 +219,11 @@ def test_fed_without_baseline_32_roundings_are_the_limit_in_float32(
         {"a.fc output": limit * (0.9 if passes else 1.2)}, usual=1e-8, baseline=False
     )
     (row,) = (row for row in comparison.rows if row.place == "a.fc output")
-    assert (row.verdict.rule, row.verdict.rel_l2_limit, row.verdict.excess) == ("fed", limit, None)
+    assert (
+        verdict_words.rule(row.verdict.limit),
+        row.verdict.rel_l2_limit,
+        row.verdict.excess,
+    ) == ("fed", limit, None)
     assert places(comparison) == ([] if passes else ["a.fc"])
 
 
@@ -355,7 +360,7 @@ def test_nan_comes_first_where_it_begins(compared: Callable[..., Comparison]) ->
     assert places(comparison) == ["b.norm", "a.fc"]
     verdict = comparison.culprits[0].row.verdict
     assert verdict.begins
-    assert verdict.detail.endswith("; begins here")
+    assert verdict_words.detail(comparison.culprits[0].row).endswith("; begins here")
     assert comparison.conclusion == "bug: b.norm, non-finite; and a.fc, excess 500"
 
 

@@ -33,6 +33,7 @@ from accucompare.compare.rows.rows import (
 from accucompare.compare.rows.same_model import OtherModel
 from accucompare.places import local
 from accucompare.report.files.json import head
+from accucompare.report.words import verdict_words
 from accucompare.report.words.decision_words import verdict, words
 from tests.compare.builder import Item, compare, item, write
 from tests.conftest import Run
@@ -207,7 +208,7 @@ def test_inputs_that_are_goldens_in_a_coarser_dtype_do_not_fail_by_a_tolerance(
     found = compare(tmp_path, golden, candidate, atol=1e-6)
     assert (found.answer, found.exit_code) == (Answer.WITHIN, 0)
     assert (
-        found.rows[0].verdict.detail
+        verdict_words.detail(found.rows[0])
         == f"given to both: the candidate's is golden's, rounded to {dtype}"
     )
 

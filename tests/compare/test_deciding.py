@@ -31,6 +31,7 @@ from accucompare.compare.runs.step_pairs import StepPair, settings_of
 from accucompare.compare.runs.wander import Apart, Quantity, RunLimits, Wander, envelope
 from accucompare.errors import UsageError
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.report.words import verdict_words
 from accucompare.selection import Standard
 from benchmarks.mutants import deciding, near
 from tests.compare.builder import Item, compare, item, write
@@ -342,8 +343,8 @@ def off_in_common(
             (NORMAL, (NORMAL + shared * SHARED) * (1 + baseline + factor) + own * OWN, theirs),
         ),
     )
-    assert found.verdict.rule in ("common factor", "baseline")
-    return found.verdict.rule == "common factor"
+    assert verdict_words.rule(found.verdict.limit) in ("common factor", "baseline")
+    return verdict_words.rule(found.verdict.limit) == "common factor"
 
 
 decides("closer.COMMON_ROUNDINGS", 0.0080, 0.0088)(
@@ -374,7 +375,9 @@ def beyond_the_last_place(roundings: float, folder: Path) -> bool:
         updated(nothing, ones, "bfloat16", stored) for stored in (off, ones * (1 + 2.0**-8))
     )
     return (
-        fed(folder, updated(nothing, ones, "float32"), candidate, baseline)[-1].verdict.rule
+        verdict_words.rule(
+            fed(folder, updated(nothing, ones, "float32"), candidate, baseline)[-1].verdict.limit
+        )
         == "last place"
     )
 

@@ -19,7 +19,7 @@ from accucompare.bundle.reading.archive import Archive
 from accucompare.bundle.reading.reader import open_bundle
 from accucompare.compare import task_batches
 from accucompare.compare.decide import Answer
-from accucompare.compare.judging import sides as measuring
+from accucompare.compare.judging import small_pairs
 from accucompare.compare.limits.tolerance import EXACT
 from accucompare.compare.origins.unseen import unseen_rows
 from accucompare.compare.pairing.align import Pair
@@ -29,6 +29,7 @@ from accucompare.errors import BundleError, RecordError, UsageError
 from accucompare.numbers import sums
 from accucompare.numbers.dtypes import DTYPES, DType
 from accucompare.report.terminal.terminal import print_comparison
+from accucompare.report.words import verdict_words
 from tests.compare.builder import Item, compare, edit_manifest, item, random_bits, set_lines, write
 
 ONES = np.ones(3, np.float32)
@@ -157,7 +158,7 @@ def test_modules_never_called_come_last_and_fail_nothing(tmp_path: Path) -> None
     sides = [write(tmp_path / side, chain("a"), model=model) for side in ("golden", "candidate")]
     comparison = ac.diff(*sides)
     last = comparison.rows[-1]
-    assert (last.module, last.reason, last.status, last.verdict.detail) == (
+    assert (last.module, last.reason, last.status, verdict_words.detail(last)) == (
         "pooler",
         Reason.NOT_CALLED,
         Status.NOT_COMPARED,
@@ -173,7 +174,9 @@ def test_a_module_never_called_on_one_side_says_on_which(tmp_path: Path) -> None
     candidate = write(
         tmp_path / "candidate", chain("a", "b"), model={"modules": modules, "not_called": []}
     )
-    assert [(row.reason.value, row.verdict.detail) for row in ac.diff(golden, candidate).rows] == [
+    assert [
+        (row.reason.value, verdict_words.detail(row)) for row in ac.diff(golden, candidate).rows
+    ] == [
         ("identical", ""),
         ("extra", ""),
         ("not called", "Linear, never called in golden"),
@@ -308,7 +311,9 @@ def test_a_file_of_rules_judges_before_the_limits_given(tmp_path: Path) -> None:
         limits=ac.Tolerance(tolerances=tmp_path / "limits.toml"),
         atol=0.5,
     )
-    assert [(row.status, row.verdict.tolerance) for row in comparison.rows] == [
+    assert [
+        (row.status, verdict_words.limit_words(row.verdict.limit)) for row in comparison.rows
+    ] == [
         (Status.PASS, "atol 2"),
         (Status.FAIL, "atol 0.5"),
     ]
@@ -503,7 +508,7 @@ def test_keep_going_compares_the_other_records_and_does_not_pass(tmp_path: Path)
     flip_bit(candidate / "rank0/step0.npz", b"golden val")
     comparison = ac.diff(golden, candidate, work=ac.Work(verify=True, keep_going=True))
     assert [row.reason.value for row in comparison.rows] == ["not comparable", "identical"]
-    assert comparison.rows[0].verdict.detail.startswith("unreadable: ")
+    assert verdict_words.detail(comparison.rows[0]).startswith("unreadable: ")
     assert len(comparison.damage) == 1
     assert "b call 0 output" in comparison.damage[0]
     assert not comparison.passed
@@ -596,8 +601,11 @@ def test_the_default_limit_follows_the_coarsest_type_that_values_have_passed_thr
         item("after", ONES * np.float32(1.001)),
     ]
     before, _, after = compare(tmp_path, golden, candidate).rows
-    assert (before.status, before.verdict.rule) == (Status.FAIL, "default for float32")
-    assert (after.status, after.verdict.rule) == (
+    assert (before.status, verdict_words.rule(before.verdict.limit)) == (
+        Status.FAIL,
+        "default for float32",
+    )
+    assert (after.status, verdict_words.rule(after.verdict.limit)) == (
         Status.PASS,
         "default for bfloat16, which values before have passed through",
     )
@@ -626,7 +634,7 @@ def test_of_two_types_with_as_many_digits_the_rule_names_the_pairs_own(tmp_path:
         for factor in (1, 2)
     ]
     before, after = compare(tmp_path, *sides).rows
-    assert (before.verdict.rule, after.verdict.rule) == (
+    assert (verdict_words.rule(before.verdict.limit), verdict_words.rule(after.verdict.limit)) == (
         "default for complex64",
         "default for float32",
     )
@@ -643,7 +651,10 @@ def test_scales_leave_the_limits_of_what_follows(tmp_path: Path) -> None:
 def test_the_coarsest_type_is_that_of_the_step_alone(tmp_path: Path) -> None:
     golden = [item("low", ONES), item("a", ONES, step=1)]
     candidate = [item("low", ONES, "bfloat16"), item("a", ONES * np.float32(1.001), step=1)]
-    assert compare(tmp_path, golden, candidate).rows[1].verdict.rule == "default for float32"
+    assert (
+        verdict_words.rule(compare(tmp_path, golden, candidate).rows[1].verdict.limit)
+        == "default for float32"
+    )
 
 
 def test_values_without_data_that_are_known_to_differ_fail(tmp_path: Path) -> None:
@@ -710,7 +721,7 @@ def test_a_layer_keeps_its_name_where_the_new_one_is_not_there(tmp_path: Path) -
 def test_an_all_zero_golden_is_told_the_absolute_limit_that_would_pass(tmp_path: Path) -> None:
     (row,) = compare(tmp_path, [item("a", np.zeros(2))], [item("a", np.full(2, 1e-12))]).rows
     assert (
-        row.verdict.detail
+        verdict_words.detail(row)
         == "golden is all zeros, so no relative limit would pass; atol 1.01e-12 would"
     )
 
@@ -796,7 +807,7 @@ def test_a_diff_that_is_interrupted_ends_its_threads_and_says_why(
         raise error
 
     if where == "in a thread":
-        monkeypatch.setattr(measuring, "measure_pair", die)
+        monkeypatch.setattr(small_pairs, "measure_small", die)
     golden, candidate = (
         write(tmp_path / side, chain(*"abcdef", values=ONES * factor))
         for side, factor in (("g", 1), ("c", 2))
@@ -845,7 +856,9 @@ def test_statistics_prove_a_difference_and_bound_it(tmp_path: Path, golden_too: 
     assert metrics is not None
     assert metrics.rel_l2 == pytest.approx(0.5, rel=1e-6)
     assert (metrics.max_abs, metrics.max_rel) == (4.0, None)
-    assert "by statistics alone: relative L2 error at least" in comparison.rows[1].verdict.detail
+    assert "by statistics alone: relative L2 error at least" in verdict_words.detail(
+        comparison.rows[1]
+    )
     assert any(
         "statistics only: errors are lower bounds" in finding.message
         for finding in comparison.preflight

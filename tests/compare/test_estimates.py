@@ -27,6 +27,7 @@ from accucompare.errors import BundleError
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.numbers.sketch import GROUPS, deviation, sign_tables, sketch_values
 from accucompare.report.terminal.terminal import print_comparison
+from accucompare.report.words import verdict_words
 from accucompare.selection import Mode
 from tests.compare.builder import item
 
@@ -301,7 +302,7 @@ def test_digests_alone_say_what_differs_and_no_more(tmp_path: Path) -> None:
     ]
     found = ac.diff(*sides)
     assert not found.passed
-    assert "how far apart they are was not recorded" in found.rows[0].verdict.detail
+    assert "how far apart they are was not recorded" in verdict_words.detail(found.rows[0])
 
 
 def test_digests_of_two_dtypes_tell_nothing(tmp_path: Path) -> None:
@@ -311,7 +312,7 @@ def test_digests_of_two_dtypes_tell_nothing(tmp_path: Path) -> None:
     found = ac.diff(*sides)
     assert (found.answer, found.passed) == (Answer.NOT_SURE, False)
     verdict = found.rows[0].verdict
-    assert (verdict.reason, verdict.detail) == (
+    assert (verdict.reason, verdict_words.detail(found.rows[0])) == (
         Reason.NOT_COMPARABLE,
         "golden is float32, the candidate float16, of which digests tell nothing",
     )

@@ -18,8 +18,9 @@ from accucompare.compare.judging.judge import judge_pair, judge_without_data
 from accucompare.compare.limits.tolerance import EXACT, Tolerance
 from accucompare.compare.measuring.measure import measure_pair
 from accucompare.compare.origins.reasons import Fed, Origins
-from accucompare.compare.rows.rows import MEANING, STATUS_OF, Reason, Row, Status, Verdict
+from accucompare.compare.rows.rows import STATUS_OF, Reason, Row, Status, Verdict
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.report.words import verdict_words
 from tests.compare.builder import Item, compare, in_blocks, item, write
 
 ONES = np.ones(4, np.float32)
@@ -56,7 +57,7 @@ def reasons(tmp_path: Path, golden: list[Item], candidate: list[Item], **options
 
 
 def test_every_reason_has_a_status_and_a_meaning() -> None:
-    assert set(STATUS_OF) == {*MEANING, Reason.OVER} == set(Reason)
+    assert set(STATUS_OF) == {*verdict_words.MEANING, Reason.OVER} == set(Reason)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,10 @@ def test_nan_payloads_and_signs_of_zero_are_no_difference_but_not_identical(tmp_
 
 def test_a_small_difference_is_ok(tmp_path: Path) -> None:
     row = only_row(tmp_path, item(values=ONES), item(values=ONES + np.float32(1e-6)))
-    assert (row.reason, row.verdict.tolerance) == (Reason.OK, "rel_l2 0.0001")
+    assert (row.reason, verdict_words.limit_words(row.verdict.limit)) == (
+        Reason.OK,
+        "rel_l2 0.0001",
+    )
 
 
 def test_a_difference_over_half_the_limit_is_near(tmp_path: Path) -> None:
@@ -103,7 +107,10 @@ def test_a_difference_over_half_the_limit_is_near(tmp_path: Path) -> None:
 def test_float32_against_bfloat16_is_compared_by_value_and_is_no_failure(tmp_path: Path) -> None:
     values = np.linspace(-3, 3, 50, dtype=np.float32)
     row = only_row(tmp_path, item(values=values), item(values=values, dtype="bfloat16"))
-    assert (row.reason, row.verdict.rule) == (Reason.OK, "default for bfloat16")
+    assert (row.reason, verdict_words.rule(row.verdict.limit)) == (
+        Reason.OK,
+        "default for bfloat16",
+    )
     assert row.metrics is not None
     assert 0 < row.metrics.rel_l2 < DTYPES["bfloat16"].rounding
 
@@ -120,7 +127,7 @@ def test_values_that_bfloat16_holds_exactly_are_ok_at_no_tolerance(tmp_path: Pat
 def test_another_shape_fails_with_both_shapes(tmp_path: Path) -> None:
     row = only_row(tmp_path, item(values=np.ones((2, 3))), item(values=np.ones((3, 2))))
     assert (row.reason, row.status) == (Reason.SHAPE, Status.FAIL)
-    assert row.verdict.detail == "golden is [2, 3], the candidate [3, 2]"
+    assert verdict_words.detail(row) == "golden is [2, 3], the candidate [3, 2]"
 
 
 def test_empty_tensors_of_different_shapes_differ(tmp_path: Path) -> None:
@@ -153,7 +160,7 @@ def test_another_kind_of_number_fails_with_both_types(
     row = only_row(
         tmp_path, item(values=[1], dtype=golden), item(values=[1], dtype=candidate), atol=10.0
     )
-    assert (row.reason, row.verdict.detail) == (
+    assert (row.reason, verdict_words.detail(row)) == (
         Reason.DTYPE,
         f"golden is {golden}, the candidate {candidate}",
     )
@@ -174,7 +181,7 @@ def test_nonfinite_on_one_side_fails_whatever_the_tolerance(
 ) -> None:
     row = only_row(tmp_path, item(values=golden), item(values=candidate), atol=1e300, rtol=1e300)
     assert (row.reason, row.status, row.verdict.used) == (Reason.NON_FINITE, Status.FAIL, math.inf)
-    assert row.verdict.detail == f"{detail}; begins here"
+    assert verdict_words.detail(row) == f"{detail}; begins here"
     assert row.verdict.needed == ""
 
 
@@ -196,10 +203,10 @@ def test_saturation_is_told_from_infinity(tmp_path: Path) -> None:
     overflowed = only_row(tmp_path, golden, item(values=np.array([np.inf, 1.0], np.float16)))
     assert saturated.reason is Reason.INTRODUCED
     assert (
-        saturated.verdict.detail
+        verdict_words.detail(saturated)
         == "1 value(s) saturated at float16's largest, 65504, where golden is larger"
     )
-    assert (overflowed.reason, overflowed.verdict.detail) == (
+    assert (overflowed.reason, verdict_words.detail(overflowed)) == (
         Reason.NON_FINITE,
         "golden has 0 Inf, the candidate 1; the first at [0]; begins here",
     )
@@ -214,13 +221,18 @@ def test_integers_and_booleans_are_exact_whatever_the_tolerance(tmp_path: Path, 
         atol=1e9,
         rtol=1e9,
     )
-    assert (row.reason, row.verdict.tolerance, row.verdict.used, row.verdict.needed) == (
+    assert (
+        row.reason,
+        verdict_words.limit_words(row.verdict.limit),
+        row.verdict.used,
+        row.verdict.needed,
+    ) == (
         Reason.INTRODUCED,
         "exact",
         math.inf,
         "",
     )
-    assert row.verdict.detail == "1 of 2 differ, and none may"
+    assert verdict_words.detail(row) == "1 of 2 differ, and none may"
 
 
 def test_integers_of_different_widths_are_compared_by_value(tmp_path: Path) -> None:
@@ -241,7 +253,7 @@ def test_values_without_data_are_listed_as_not_comparable(tmp_path: Path, layout
     golden = item("fc", dtype="float32", layout=layout, shape=(2, 3))
     row = only_row(tmp_path, golden, golden)
     assert (row.reason, row.status) == (Reason.NOT_COMPARABLE, Status.NOT_COMPARED)
-    assert row.verdict.detail == f"a {layout} float32 tensor"
+    assert verdict_words.detail(row) == f"a {layout} float32 tensor"
 
 
 def test_meta_tensors_of_different_shapes_fail(tmp_path: Path) -> None:
@@ -253,7 +265,7 @@ def test_strings_are_compared_by_digest(tmp_path: Path) -> None:
     one, other = (item(layout="opaque", detail=f"str {text!r}", digest=text * 32) for text in "ab")
     assert only_row(tmp_path, one, one).reason is Reason.IDENTICAL
     row = only_row(tmp_path, one, other)
-    assert (row.reason, row.verdict.detail) == (
+    assert (row.reason, verdict_words.detail(row)) == (
         Reason.INTRODUCED,
         "golden is str 'a', the candidate str 'b'",
     )
@@ -261,7 +273,7 @@ def test_strings_are_compared_by_digest(tmp_path: Path) -> None:
 
 def test_a_value_of_another_sort_fails(tmp_path: Path) -> None:
     row = only_row(tmp_path, item(values=ONES), item(dtype="float32", layout="sparse", shape=(4,)))
-    assert (row.reason, row.verdict.detail) == (
+    assert (row.reason, verdict_words.detail(row)) == (
         Reason.DTYPE,
         "golden is float32, the candidate a sparse float32 tensor",
     )

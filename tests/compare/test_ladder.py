@@ -18,6 +18,7 @@ from accucompare.compare.runs.wander import Wander
 from accucompare.errors import BundleError
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.report.words import training_words
 from accucompare.report.words.training_words import details
 from tests.compare.builder import edit_manifest, item, write
 
@@ -172,7 +173,7 @@ def test_weights_that_differ_before_the_first_step_are_where_runs_part_without_d
         run(tmp_path / "npu", npu, model=models[1]),
     )
     assert (
-        str(comparison.training.parting)
+        training_words.parting_words(comparison.training.parting)
         == "the runs part at step 0 in the weights: 1 of 1 parameters differ: w"
     )
 

@@ -17,6 +17,7 @@ from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.compare.rows.rows import Reason
 from accucompare.errors import BundleError
 from accucompare.numbers.sketch import deviation
+from accucompare.report.words import verdict_words
 from accucompare.selection import Mode
 from tests.compare.builder import item, set_fields
 
@@ -82,7 +83,7 @@ def test_the_same_values_of_another_part_are_no_pass(tmp_path: Path, mode: Mode)
     assert not found.passed
     assert found.rows[0].reason is Reason.SHAPE
     assert (
-        found.rows[0].verdict.detail
+        verdict_words.detail(found.rows[0])
         == "golden is [0:30, 0:200] of [60, 200], the candidate [30:60, 0:200] of [60, 200]"
     )
 
@@ -94,7 +95,7 @@ def test_a_part_is_not_compared_with_a_whole(tmp_path: Path) -> None:
     )
     assert not found.passed
     assert (
-        found.rows[0].verdict.detail
+        verdict_words.detail(found.rows[0])
         == "golden is [0:30, 0:200] of [60, 200], the candidate the whole of [30, 200]"
     )
 

@@ -12,8 +12,9 @@ import accucompare as ac
 from accucompare.bundle.format.records import Role
 from accucompare.compare.decide import Answer
 from accucompare.compare.origins.sites import Stage
-from accucompare.compare.origins.training_trace import NOT_FED
+from accucompare.compare.remarks import BareRemark
 from accucompare.compare.rows.rows import Reason
+from accucompare.report.words import verdict_words
 from tests.compare.builder import Item, compare, item, write
 
 X = np.linspace(-1, 1, 64, dtype=np.float32)
@@ -234,7 +235,7 @@ def test_free_running_what_no_other_gradient_explains_is_no_all_clear(
 
     alone = found(off)
     assert alone.answer is Answer.NOT_SURE
-    assert NOT_FED in alone.conclusion
+    assert verdict_words.remark_words(BareRemark.WANDERED) in alone.conclusion
     assert any(row.verdict.waived for row in alone.rows)
     assert found(off / 2).passed
     assert found(off, (large, large)).passed
@@ -257,7 +258,7 @@ def test_gradients_that_golden_was_captured_without_are_listed_and_fail_nothing(
     ours, theirs = pair("a", "output")
     comparison = compare(tmp_path, [ours], [theirs, item("a", X, role="grad_output")])
     assert reasons(comparison) == ["ok", "not comparable"]
-    assert comparison.rows[1].verdict.detail == "golden was captured without gradients"
+    assert verdict_words.detail(comparison.rows[1]) == "golden was captured without gradients"
     assert comparison.passed
 
 
@@ -407,7 +408,7 @@ def test_how_an_update_is_computed_which_older_bundles_hold_is_no_difference(
     comparison = compare(tmp_path, *(sides if older else sides[::-1]))
     assert comparison.passed
     assert reasons(comparison) == ["identical", "not comparable"]
-    assert "newer captures do not record it" in comparison.rows[1].verdict.detail
+    assert "newer captures do not record it" in verdict_words.detail(comparison.rows[1])
 
 
 def test_an_update_of_another_optimizer_is_judged_though_only_one_side_has_its_state(

@@ -14,6 +14,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.compare.decide import Answer
+from tests.asked import grouped
 from tests.compare.builder import Item, compare, item, write
 
 WITHOUT_DATA = ("nested", "sparse", "quantized", "batched", "unreadable")
@@ -249,7 +250,7 @@ def test_a_model_whose_outputs_were_left_out_on_request_passes_by_what_was_chose
 ) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     for name in ("golden", "candidate"):
-        with ac.capture(model, tmp_path / name, **chosen):
+        with ac.capture(model, tmp_path / name, **grouped(**chosen)):
             model(torch.ones(2, 3))
     assert ac.diff(tmp_path / "golden", tmp_path / "candidate").passed
 

@@ -88,8 +88,8 @@ def compared(
         with ac.capture(
             model,
             tmp_path / name,
+            record=ac.Recorded(roles=None if train or None else "forward"),
             feed=tmp_path / "golden" if fed and name == "candidate" else None,
-            backward=train or None,
         ):
             found = model(X)
             if train:

@@ -16,6 +16,7 @@ from accucompare.bundle.reading.reader import open_bundle
 from accucompare.compare.rows.rows import Reason, Status
 from accucompare.dumps.importing import import_dump
 from accucompare.errors import UsageError
+from accucompare.report.words import verdict_words
 from tests.data.msprobe.model import build, tokens
 
 
@@ -81,7 +82,7 @@ def test_every_row_of_a_forward_is_identical_or_says_why_it_cannot_be_compared(
         Reason.NOT_COMPARABLE,
         Reason.NOT_CALLED,
     }
-    assert all(row.verdict.detail for row in found.rows if row.status is Status.NOT_COMPARED)
+    assert all(verdict_words.detail(row) for row in found.rows if row.status is Status.NOT_COMPARED)
     assert found.compared == 37
     assert found.passed
 
@@ -118,7 +119,7 @@ def test_layers_that_were_pruned_are_no_difference(tmp_path: Path) -> None:
     import_dump(dumped(model, tmp_path / "dump", x, prune=True), tmp_path / "bundle")
     rows = ac.diff(captured(model, tmp_path / "golden", x), tmp_path / "bundle").rows
     assert not [row.place for row in rows if row.status is Status.FAIL]
-    pruned = [row for row in rows if "do_prune_layers" in row.verdict.detail and row.golden]
+    pruned = [row for row in rows if "do_prune_layers" in verdict_words.detail(row) and row.golden]
     assert {row.golden.name for row in pruned if row.golden} == {
         "layers.1", "layers.1.0", "layers.2", "layers.2.0",
     }  # fmt: skip

@@ -17,6 +17,7 @@ from accucompare.dumps.importing import import_dump
 from accucompare.dumps.items import UnreadableError
 from accucompare.dumps.kernel_files import read_header
 from accucompare.errors import UsageError
+from accucompare.report.words import verdict_words
 from tests.compare.builder import item
 from tests.compare.builder import write as write_bundle
 from tests.dumps.kernels import Value, block, kernel, number, to_5hd, to_nz, varint, write
@@ -276,6 +277,6 @@ def test_a_diff_names_the_layer_of_a_kernel_by_a_map(of_a_model: Path) -> None:
 def test_kernels_of_no_layer_are_no_difference_and_no_pass(of_a_model: Path) -> None:
     found = ac.diff(of_a_model / "golden", of_a_model / "npu")
     assert {row.reason for row in found.rows} == {Reason.NOT_COMPARABLE}
-    assert all("--map brings two names together" in row.verdict.detail for row in found.rows)
+    assert all("--map brings two names together" in verdict_words.detail(row) for row in found.rows)
     assert found.trouble
     assert not found.passed

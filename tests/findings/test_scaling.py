@@ -17,6 +17,7 @@ from accucompare.findings.log import remark
 from accucompare.findings.log.events import ScaleChange, Step
 from accucompare.report.watch_words import said
 from accucompare.watcher.watch.steps import Watch
+from tests.asked import looking
 from tests.watcher.watched import events
 
 
@@ -87,7 +88,9 @@ def _train(
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=100)
     weights = []
-    with ac.watch(model, optimizer, scaler=scaler, out=tmp_path, quiet=True, **options) as watch:
+    with ac.watch(
+        model, **looking(optimizer=optimizer, scaler=scaler, out=tmp_path, quiet=True, **options)
+    ) as watch:
         for factor in factors:
             scaler.scale(model(torch.ones(1, 2)).half().float().sum() * factor).backward()
             scaler.step(optimizer)
@@ -147,7 +150,7 @@ def test_an_update_skipped_in_an_idle_step_is_not_told_of_the_next(tmp_path: Pat
 def test_a_scaler_that_is_switched_off_is_as_none(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     with ac.watch(
-        model, scaler=torch.amp.GradScaler("cpu", enabled=False), out=tmp_path, quiet=True
+        model, ac.Loop(scaler=torch.amp.GradScaler("cpu", enabled=False)), out=tmp_path, quiet=True
     ) as watch:
         model(torch.ones(1, 2)).sum().backward()
         watch.step()

@@ -245,7 +245,7 @@ def test_weights_and_data_of_a_training_are_digested_by_their_bytes_wherever_the
         model.weight = nn.Parameter(torch.randn(600, 500).t())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with ac.capture(
-            model, tmp_path / "b", mode="sketch", optimizer=optimizer, overwrite=True
+            model, tmp_path / "b", overwrite=True, record="sketch", loop=optimizer
         ) as session:
             model(x.t().contiguous().t()).sum().backward()
             optimizer.step()

@@ -16,6 +16,7 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.format.records import Layout
 from accucompare.compare.rows.rows import Reason
+from accucompare.report.words import verdict_words
 from tests.recorded import Glue, Opened, Record
 
 LAYOUTS = pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def padded() -> dict[str, torch.Tensor]:
 def capture(
     model: nn.Module, out: Path, *args: Any, feed: Path | None = None, **kwargs: Any
 ) -> Path:
-    with torch.no_grad(), ac.capture(model, out, feed=feed, force=feed is not None):
+    with torch.no_grad(), ac.capture(model, out, feed=ac.FedWith(feed, force=feed is not None)):
         model(*args, **kwargs)
     return out
 
@@ -173,7 +174,7 @@ def test_other_lengths_are_another_shape(layout: torch.layout, tmp_path: Path) -
     other = capture(nn.Identity(), tmp_path / "other", ragged(layout, 5, 3))
     comparison = ac.diff(golden, other)
     assert {row.verdict.reason for row in comparison.rows} == {Reason.SHAPE}
-    assert "[[3, 4], [5, 4]] and [[5, 4], [3, 4]]" in comparison.rows[0].verdict.detail
+    assert "[[3, 4], [5, 4]] and [[5, 4], [3, 4]]" in verdict_words.detail(comparison.rows[0])
 
 
 @LAYOUTS

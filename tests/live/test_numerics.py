@@ -18,6 +18,7 @@ import accucompare as ac
 from accucompare import devices
 from accucompare.errors import UsageError
 from accucompare.live.numerics.numerics import Numerics
+from tests.asked import grouped
 from tests.conftest import ROOT, Run
 from tests.forkserver import with_torch
 
@@ -33,7 +34,7 @@ class Deterministic(nn.Module):
 
 
 def captured(model: nn.Module, path: Path, **options: Any) -> ac.Bundle:
-    with ac.capture(model, path, **options):
+    with ac.capture(model, path, **grouped(**options)):
         model(torch.ones(2, 3))
     return ac.open_bundle(path)
 

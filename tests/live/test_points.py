@@ -89,7 +89,10 @@ def test_outside_of_the_model_it_is_looked_at_too(tmp_path: Path) -> None:
 
 def test_it_waits_for_no_device(tmp_path: Path) -> None:
     model: Any = nn.Linear(2, 2)
-    with ac.watch(model, out=tmp_path, quiet=True, frames=0), Counting() as counting:
+    with (
+        ac.watch(model, out=tmp_path, quiet=True, look=ac.LookAt(frames=0)),
+        Counting() as counting,
+    ):
         ac.check_finite(model(torch.ones(1, 2)), "here")
     assert counting.reads == []
 

@@ -24,6 +24,7 @@ from accucompare.compare.limits.provenance import other_code
 from accucompare.compare.rows.rows import Option
 from accucompare.live.around.sources import FunctionsRun, digests_of, source_configuration
 from accucompare.report.terminal.terminal import print_comparison
+from tests.asked import grouped
 
 LIBRARY = """
 import torch
@@ -60,7 +61,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Mod
 
 
 def captured(model: nn.Module, out: Path, **options: Any) -> Manifest:
-    with torch.no_grad(), ac.capture(model, out, **options):
+    with torch.no_grad(), ac.capture(model, out, **grouped(**options)):
         model(torch.ones(4))
     with open_bundle(out) as bundle:
         return bundle.manifest
@@ -147,7 +148,7 @@ def test_a_configuration_that_differs_is_said_beside_the_culprit(
                 ]
             )
         )
-        with ac.capture(net, tmp_path / name, feed=fed, map="act=gelu" if fed else ()):
+        with ac.capture(net, tmp_path / name, feed=ac.FedWith(fed, map="act=gelu" if fed else ())):
             net(torch.randn(4, 8))
     comparison = ac.diff(tmp_path / "golden", tmp_path / "tanh", map="act=gelu")
     (culprit,) = comparison.culprits
@@ -173,7 +174,7 @@ def test_what_another_module_is_configured_is_not_said_beside_the_culprit(tmp_pa
         if fed:
             net[1].p = 0.2
             net[0].weight.data *= 1.5
-        with ac.capture(net, tmp_path / name, feed=fed, force=fed is not None):
+        with ac.capture(net, tmp_path / name, feed=ac.FedWith(fed, force=fed is not None)):
             net(torch.randn(4, 8))
     (culprit,) = ac.diff(tmp_path / "golden", tmp_path / "other").culprits
     assert (culprit.place, culprit.configured) == ("0", ())

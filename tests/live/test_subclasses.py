@@ -42,7 +42,7 @@ def feed(model: nn.Module, folder: Path, *inputs: torch.Tensor) -> tuple[Path, A
     """
     with torch.no_grad(), ac.capture(model, folder / "golden"):
         model(inputs[0])
-    with ac.capture(model, folder / "fed", feed=folder / "golden", force=True):
+    with ac.capture(model, folder / "fed", feed=ac.FedWith(folder / "golden", force=True)):
         output = model(inputs[-1])
     return folder / "fed", output
 

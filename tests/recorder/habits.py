@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 import accucompare as ac
+from tests.asked import grouped
 
 Forward = Callable[[Any, torch.Tensor], Any]
 Loss = Callable[[Any], torch.Tensor]
@@ -173,7 +174,7 @@ def train(
     capture = (
         contextlib.nullcontext()
         if out is None
-        else ac.capture(model, out, overwrite=True, **{"backward": True, **options})
+        else ac.capture(model, out, **grouped(overwrite=True, **{"backward": True, **options}))
     )
     with capture as session:
         for _ in range(steps):

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
+from tests.asked import grouped
 from tests.compare.builder import edit_manifest
 
 
@@ -84,7 +85,9 @@ class Loop:
 
 
 def run(loop: Loop, out: Path, steps: range, recorded: str | None = None, **options: Any) -> Loop:
-    with ac.capture(loop.model, out, **{"backward": True, "steps": recorded, **options}) as session:
+    with ac.capture(
+        loop.model, out, **grouped(**{"backward": True, "steps": recorded, **options})
+    ) as session:
         for number in steps:
             loop.step(number)
             session.step()

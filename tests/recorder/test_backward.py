@@ -146,7 +146,7 @@ def test_the_gradient_of_an_output_that_its_own_call_uses_is_that_from_outside(
             return y, y.square().sum()
 
     model = Inner()
-    with ac.capture(model, tmp_path / "golden", backward=True):
+    with ac.capture(model, tmp_path / "golden"):
         y, penalty = model(torch.ones(2, 4))
         (penalty + (3 * y).sum()).backward()
     found = gradients(opened(tmp_path / "golden"), Role.GRAD_OUTPUT)
@@ -167,7 +167,7 @@ def test_micro_batches_and_two_backwards_are_calls_of_one_step(
     tmp_path: Path, opened: Opened
 ) -> None:
     model = nn.Linear(2, 2)
-    with ac.capture(model, tmp_path / "golden", backward=True):
+    with ac.capture(model, tmp_path / "golden"):
         for _ in range(2):
             model(torch.ones(1, 2)).sum().backward()
         y = model(torch.ones(1, 2)).sum()
@@ -196,7 +196,7 @@ def test_a_checkpointed_layer_has_its_gradients_once(tmp_path: Path, opened: Ope
             return checkpoint(self.inner, x, use_reentrant=False)
 
     model = Checkpointed()
-    with ac.capture(model, tmp_path / "golden", backward=True):
+    with ac.capture(model, tmp_path / "golden"):
         model(torch.ones(2, 4)).sum().backward()
     found = gradients(opened(tmp_path / "golden"))
     assert Counter(name for name, _, role, _ in found if role == "call_grad") == {
@@ -217,7 +217,7 @@ def test_a_backward_that_raises_is_the_users_error_and_leaves_nothing_behind(
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     with (
         pytest.raises(ArithmeticError, match="no"),
-        ac.capture(model, tmp_path / "golden", backward=True),
+        ac.capture(model, tmp_path / "golden"),
     ):
         changed(model(torch.ones(1, 2)), fail).sum().backward()
     assert torch.autograd._engine_run_backward is entrance
@@ -230,7 +230,7 @@ def test_a_graph_that_outlives_the_capture_records_nothing_more(
     tmp_path: Path, opened: Opened
 ) -> None:
     model = nn.Linear(2, 2)
-    with ac.capture(model, tmp_path / "golden", backward=True):
+    with ac.capture(model, tmp_path / "golden"):
         y = model(torch.ones(1, 2)).sum()
     y.backward()
     assert model.weight.grad is not None
@@ -293,7 +293,7 @@ def test_a_wrong_loss_is_named_before_the_last_module_that_it_arrives_at(tmp_pat
         (baseline, 1.0, torch.float64),
     ):
         model = build("recurrent", dtype)
-        with ac.capture(model, out, backward=True):
+        with ac.capture(model, out):
             ids = torch.randint(97, (2, 8), generator=torch.Generator().manual_seed(5))
             (MODELS["recurrent"][1](model, ids) * factor).backward()
     assert ac.diff(golden, free, baseline=baseline).culprits[0].stage is Stage.LOSS
@@ -302,7 +302,7 @@ def test_a_wrong_loss_is_named_before_the_last_module_that_it_arrives_at(tmp_pat
 def test_a_wrong_loss_is_told_from_a_wrong_model(tmp_path: Path) -> None:
     train("recurrent", tmp_path / "golden", optimizer=None)
     halved = build("recurrent")
-    with ac.capture(halved, tmp_path / "fed", feed=tmp_path / "golden", backward=True):
+    with ac.capture(halved, tmp_path / "fed", feed=tmp_path / "golden"):
         ids = torch.randint(97, (2, 8), generator=torch.Generator().manual_seed(5))
         (MODELS["recurrent"][1](halved, ids) / 2).backward()
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
@@ -320,7 +320,7 @@ def test_a_parameter_that_a_module_returns_keeps_no_hook(tmp_path: Path) -> None
             return self.weight
 
     model = Table()
-    with ac.capture(model, tmp_path / "golden", backward=True):
+    with ac.capture(model, tmp_path / "golden"):
         model().sum().backward()
     assert not model.weight._backward_hooks
 
@@ -333,7 +333,7 @@ def test_what_torch_func_differentiates_is_left_alone(tmp_path: Path, opened: Op
         return torch.func.functional_call(model, weights, (x,)).sum()  # type: ignore[no-any-return]
 
     expected = torch.func.grad(loss)(weights, torch.ones(2, 3))
-    with ac.capture(model, tmp_path / "golden", backward=True):
+    with ac.capture(model, tmp_path / "golden"):
         found = torch.func.grad(loss)(weights, torch.ones(2, 3))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert opened(tmp_path / "golden").complete

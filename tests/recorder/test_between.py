@@ -16,6 +16,7 @@ import accucompare as ac
 from accucompare.bundle.format.records import Role
 from accucompare.compare.origins.sites import Stage
 from accucompare.compare.rows.rows import Status
+from tests.asked import grouped
 
 #: Changes the model at the end of a step, which has this number.
 Change = Callable[[nn.Sequential, list[torch.Tensor], int], object]
@@ -71,7 +72,7 @@ def run(
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     average = [parameter.detach().float().clone() for parameter in model.parameters()]
     inputs = torch.randn(2, 5, 8).to(dtype)
-    with ac.capture(model, out, feed=feed, overwrite=True, **options) as session:
+    with ac.capture(model, out, **grouped(feed=feed, overwrite=True, **options)) as session:
         for step, batch in enumerate(inputs):
             model(batch).square().mean().backward()
             optimizer.step()
@@ -226,7 +227,7 @@ def run_by_hand(
     )
     inputs = torch.randn(len(rates), 5, 8).to(dtype)
     with ac.capture(
-        model, out, feed=feed, overwrite=True, force=dtype is not torch.float32
+        model, out, overwrite=True, feed=ac.FedWith(feed, force=dtype is not torch.float32)
     ) as session:
         for batch, rate in zip(inputs, rates, strict=True):
             model(batch).square().mean().backward()

@@ -20,6 +20,7 @@ from accucompare.compare.decide import Answer
 from accucompare.compare.rows.rows import Reason, Status
 from accucompare.live.values import tensors
 from accucompare.recorder.recording import buffers, making
+from tests.asked import grouped
 from tests.compare.builder import edit_manifest, set_lines
 from tests.recorded import Opened
 
@@ -164,7 +165,7 @@ def train(
     """
     dtype = next(model.parameters()).dtype
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with ac.capture(model, out, **options) as session:
+    with ac.capture(model, out, **grouped(**options)) as session:
         for step in range(steps):
             for call in range(calls):
                 x = torch.randn(16, 8, generator=torch.Generator().manual_seed(10 * step + call))
@@ -411,7 +412,7 @@ def test_what_checkpointing_writes_again_is_the_steps(tmp_path: Path) -> None:
 
 def test_a_step_that_is_not_recorded_makes_no_alarm_and_hides_none_after_it(tmp_path: Path) -> None:
     def run(model: nn.Module, out: Path, **options: Any) -> Path:
-        with ac.capture(model, out, steps="1,3", **options) as session:
+        with ac.capture(model, out, **grouped(steps="1,3", **options)) as session:
             for step in range(4):
                 model(torch.randn(16, 8, generator=torch.Generator().manual_seed(step)))
                 session.step()
@@ -477,7 +478,7 @@ def test_every_mode_tells_a_wrong_write(mode: str, tmp_path: Path) -> None:
 
 def test_only_the_layers_that_were_asked_for(tmp_path: Path, opened: Opened) -> None:
     model = nn.Sequential(Lerp(1.0), Lerp(1.0))
-    with ac.capture(model, tmp_path / "golden", only="1"):
+    with ac.capture(model, tmp_path / "golden", record=ac.Recorded(only="1")):
         model(torch.ones(2, 8))
     assert [
         record.name

@@ -17,6 +17,7 @@ from accucompare.bundle.format.records import GRADIENT_ROLES
 from accucompare.bundle.reading.reader import Bundle
 from accucompare.compare.origins.sites import Stage
 from planted.training_faults import of_input
+from tests.asked import grouped
 from tests.recorded import Opened
 from tests.recorder.habits import Habit, values
 
@@ -51,7 +52,7 @@ def build(reentrant: bool | None, dtype: torch.dtype = torch.float32) -> nn.Modu
 
 
 def capture(model: nn.Module, out: Path, **options: Any) -> Path:
-    with ac.capture(model, out, backward=True, **options):
+    with ac.capture(model, out, **grouped(backward=True, **options)):
         model(values(2, 4).to(next(model.parameters()).dtype)).square().sum().backward()
     return out
 

@@ -18,6 +18,7 @@ from accucompare.devices import DeviceName
 from accucompare.errors import UsageError
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.case_capture import capture_case
+from accucompare.report.words import verdict_words
 from accucompare.selection import FloatType, RoleGroup, Steps
 from planted.training_faults import of_parameter
 from tests.recorded import Opened
@@ -169,7 +170,7 @@ def test_a_step_that_is_not_chosen_has_no_hooks_at_work(
     )
     ids = torch.randint(97, (2, 8))
     per_step = []
-    with ac.capture(model, tmp_path / "golden", backward=True, steps="1-1") as session:
+    with ac.capture(model, tmp_path / "golden", steps="1-1") as session:
         for _ in range(3):
             done.clear()
             out = model(ids)
@@ -247,7 +248,7 @@ def test_steps_that_one_side_was_not_asked_for_are_no_difference(
     comparison = ac.diff(tmp_path / "golden", tmp_path / "candidate")
     assert comparison.passed
     alone = {
-        row.verdict.detail
+        verdict_words.detail(row)
         for row in comparison.rows
         if row.candidate is None and row.golden is not None
     }
@@ -290,7 +291,7 @@ def test_roles_that_one_side_was_not_asked_for_are_no_difference(
             if None in (row.golden, row.candidate) and row.record is not None
         ]
         who = "golden" if sides[0] == "candidate" else "the candidate"
-        assert {(row.status, row.verdict.detail) for row in alone} == {
+        assert {(row.status, verdict_words.detail(row)) for row in alone} == {
             (Status.NOT_COMPARED, f"{who} was captured with --roles grads,update")
         }
 

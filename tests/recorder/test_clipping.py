@@ -15,6 +15,7 @@ from torch import nn
 import accucompare as ac
 from accucompare.api import Comparison
 from accucompare.compare.decide import Answer
+from tests.asked import grouped
 
 Clip = Callable[[nn.Module], object]
 
@@ -63,7 +64,7 @@ def trained(
 
     if hooked:
         optimizer.register_step_pre_hook(clips)
-    with ac.capture(model, out, backward=True, **options) as session:
+    with ac.capture(model, out, **grouped(backward=True, **options)) as session:
         for step in range(2):
             optimizer.zero_grad()
             for part in range(2):
@@ -160,7 +161,7 @@ def test_a_loss_that_the_model_returns_is_compared_with_its_parts(
     def once(out: Path, of_loss: float = 0.0, of_part: float = 0.0, **options: Any) -> Path:
         torch.manual_seed(0)
         model = WithParts(of_loss, of_part)
-        with ac.capture(model, out, backward=True, **options):
+        with ac.capture(model, out, **grouped(backward=True, **options)):
             model(torch.ones(3, 4))["loss"].backward()
         return out
 

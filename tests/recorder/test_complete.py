@@ -30,6 +30,7 @@ from accucompare.places import Url
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.baselines import capture_baselines
 from accucompare.recorder.session.case_capture import capture_case
+from tests.asked import grouped
 from tests.compare.builder import edit_manifest, item, write
 from tests.conftest import Run
 from tests.recorded import Opened
@@ -135,7 +136,7 @@ def kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kills]:
 def capture(out: Path | str, made: int = STEPS, **options: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
-    with ac.capture(model, out, **options) as session:
+    with ac.capture(model, out, **grouped(**options)) as session:
         for step in range(made):
             model(torch.ones(5, 3) * step)
             session.step()
@@ -145,7 +146,7 @@ def trained(out: Path, **options: Any) -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with ac.capture(model, out, **options) as session:
+    with ac.capture(model, out, **grouped(**options)) as session:
         for step in range(STEPS):
             model(torch.ones(5, 3) * step).sum().backward()
             optimizer.step()

@@ -15,6 +15,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.errors import BundleError, CaptureError, UsageError
+from tests.asked import grouped
 from tests.recorder.looped import Loop, edited, interrupted, run
 
 
@@ -65,7 +66,7 @@ def test_an_optimizer_that_does_not_fit_is_refused_and_nothing_is_changed(
     before = loop.model.first.weight.clone()
     with (
         pytest.raises(CaptureError, match=message),
-        ac.capture(loop.model, tmp_path / "out", like=golden[0], optimizer=optimizer(loop)),
+        ac.capture(loop.model, tmp_path / "out", start=golden[0], loop=optimizer(loop)),
     ):
         pass
     assert torch.equal(loop.model.first.weight, before)
@@ -77,9 +78,9 @@ def test_something_else_in_place_of_an_optimizer_is_a_usage_error(
     name: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=rf"^{name} must be an? .*, but is a dict"):
-        ac.capture(nn.Linear(1, 1), tmp_path / "out", **{name: {}})
+        ac.capture(nn.Linear(1, 1), tmp_path / "out", **grouped(**{name: {}}))
     with pytest.raises(UsageError, match=rf"^{name} must be an? .*, but is the class SGD"):
-        ac.capture(nn.Linear(1, 1), tmp_path / "out", **{name: torch.optim.SGD})
+        ac.capture(nn.Linear(1, 1), tmp_path / "out", **grouped(**{name: torch.optim.SGD}))
 
 
 def test_a_bundle_of_an_older_version_cannot_continue_a_training(
@@ -95,7 +96,7 @@ def test_a_bundle_of_an_older_version_cannot_continue_a_training(
         ),
     ):
         run(loop, tmp_path / "out", range(3, 6), like=old, **loop.parts)
-    with ac.capture(loop.model, tmp_path / "forward", like=old):  # of weights alone it still can
+    with ac.capture(loop.model, tmp_path / "forward", start=old):  # of weights alone it still can
         pass
 
 
@@ -171,7 +172,7 @@ def test_steps_before_the_state_are_refused(golden: tuple[Path, Loop], tmp_path:
             UsageError,
             match=r"--steps 2-4: the state of .* is that before step 3; choose steps from 3 on",
         ),
-        ac.capture(Loop.new().model, tmp_path / "out", like=golden[0], steps="2-4"),
+        ac.capture(Loop.new().model, tmp_path / "out", steps="2-4", start=golden[0]),
     ):
         pass
 

@@ -54,7 +54,7 @@ class Outer(nn.Module):
 
 
 def capture(model: nn.Module, out: Path, x: torch.Tensor, feed: Path | None = None) -> Path:
-    with ac.capture(model, out, feed=feed, force=feed is not None):
+    with ac.capture(model, out, feed=ac.FedWith(feed, force=feed is not None)):
         model(x)
     return out
 

@@ -73,7 +73,7 @@ def trained(kind: str, rank: int, out: str | None) -> list[Any]:
             step()
     else:
         with ac.capture(
-            model, out, optimizer=optimizer, only=["0", "2"], save_state=True
+            model, out, save_state=True, record=ac.Recorded(only=["0", "2"]), loop=optimizer
         ) as session:
             for _ in range(3):
                 step()

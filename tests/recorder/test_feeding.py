@@ -26,6 +26,7 @@ from accucompare.devices import DeviceName
 from accucompare.errors import AccucompareError, CaptureError, RecordError, UsageError
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.case_capture import capture_case
+from tests.asked import grouped
 from tests.compare.builder import edit_manifest
 from tests.conftest import ROOT, Run, has_lstm_in_bfloat16
 from tests.recorded import Glue, Opened
@@ -54,10 +55,7 @@ def feed_into(tmp_path: Path, opened: Opened) -> FeedInto:
         with ac.capture(
             candidate,
             tmp_path / "fed",
-            feed=tmp_path / "golden",
-            overwrite=True,
-            force=True,
-            **options,
+            **grouped(feed=tmp_path / "golden", overwrite=True, force=True, **options),
         ):
             candidate(*copy.deepcopy(args))
         return opened(tmp_path / "fed")
@@ -241,7 +239,7 @@ def capture_pair(
         (golden, "golden", {}),
         (candidate, "fed", {"feed": folder / "golden", "force": True}),
     ):
-        with around(), ac.capture(model, folder / out, **options):
+        with around(), ac.capture(model, folder / out, **grouped(**options)):
             model(**as_type(next(iter(model.parameters())).dtype, inputs))
 
 
@@ -538,7 +536,7 @@ def test_several_steps_are_fed_each_from_its_own(tmp_path: Path, opened: Opened)
         (net(2.0, 3.0), "golden", {}),
         (net(2.0, 4.0), "fed", {"feed": tmp_path / "golden"}),
     ):
-        with ac.capture(model, tmp_path / out, **options) as session:
+        with ac.capture(model, tmp_path / out, **grouped(**options)) as session:
             for step in range(3):
                 model(torch.full((2,), float(step)))
                 session.step()
@@ -633,7 +631,7 @@ def test_so_it_does_in_inference_mode_and_with_gradients(
     model = Glue(written, m=nn.Identity(), l=nn.Linear(6, 2))
     for out, options in (("golden", {}), ("fed", {"feed": tmp_path / "golden"})):
         torch.manual_seed(0)
-        with around(), ac.capture(model, tmp_path / out, **options), around():
+        with around(), ac.capture(model, tmp_path / out, **grouped(**options)), around():
             model(torch.randn(4, 6))
     fed = opened(tmp_path / "fed")
     assert different(opened(tmp_path / "golden"), fed) == []
@@ -754,7 +752,7 @@ def test_neither_the_users_inputs_nor_the_state_of_the_model_are_written_into(
     x = torch.zeros(3)
     with ac.capture(golden, tmp_path / "golden"):
         golden(torch.ones(3))
-    with ac.capture(candidate, tmp_path / "fed", feed=tmp_path / "golden", force=True):
+    with ac.capture(candidate, tmp_path / "fed", feed=ac.FedWith(tmp_path / "golden", force=True)):
         given, _ = candidate(x)
     assert given.tolist() == [1.0] * 3
     assert x.tolist() == [0.0] * 3
@@ -895,7 +893,7 @@ def test_sparse_tensors_and_subclasses_that_act_by_themselves_are_passed_on(
 
 def test_a_golden_of_some_layers_feeds_those(tmp_path: Path, opened: Opened) -> None:
     model = net(2.0, 3.0)
-    with ac.capture(model, tmp_path / "golden", only="b"):
+    with ac.capture(model, tmp_path / "golden", record=ac.Recorded(only="b")):
         model(torch.ones(2))
     candidate = net(5.0, 3.0)
     with ac.capture(candidate, tmp_path / "fed", feed=tmp_path / "golden"):
@@ -911,7 +909,7 @@ def test_what_is_not_selected_is_fed_all_the_same(tmp_path: Path, opened: Opened
         (net(2.0, 3.0), "golden", {}),
         (net(5.0, 3.0), "fed", {"feed": tmp_path / "golden", "only": "b"}),
     ):
-        with ac.capture(model, tmp_path / out, **options):
+        with ac.capture(model, tmp_path / out, **grouped(**options)):
             model(torch.ones(2))
     assert opened(tmp_path / "fed").load("b", role="input").tolist() == [3.0, 3.0]
 
@@ -928,7 +926,7 @@ def refused(
     **options: Any,
 ) -> None:
     before = sorted(out.parent.rglob("*"))
-    with pytest.raises(error, match=match), ac.capture(model, out, feed=feed, **options):
+    with pytest.raises(error, match=match), ac.capture(model, out, **grouped(feed=feed, **options)):
         raise AssertionError("the capture began")
     assert sorted(out.parent.rglob("*")) == before
 
@@ -952,7 +950,7 @@ def test_a_golden_that_cannot_feed_is_refused_and_nothing_is_written(
     golden: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "fed"
-    with ac.capture(saved(golden), tmp_path / "stats", mode="stats"):
+    with ac.capture(saved(golden), tmp_path / "stats", record="stats"):
         saved(golden)(torch.ones(1, 2))
     refused(saved(golden), out, tmp_path / "stats", "holds no tensors")
     with ac.capture(saved(golden), tmp_path / "empty"):
@@ -972,7 +970,7 @@ def test_a_golden_of_another_model_is_refused(golden: Path, tmp_path: Path) -> N
     )
     other = Glue(lambda self, x: x, **dict(saved(golden).named_children()))
     refused(other, tmp_path / "fed", golden, "another model, a Sequential; this one is a Glue")
-    with ac.capture(other, tmp_path / "fed", feed=golden, force=True):
+    with ac.capture(other, tmp_path / "fed", feed=ac.FedWith(golden, force=True)):
         other(torch.ones(1, 2))
 
 
@@ -983,7 +981,7 @@ def test_a_golden_of_other_weights_is_refused_unless_forced(
     model = saved(golden)
     model.state_dict()[name][1] += 1
     refused(model, tmp_path / "fed", golden, f"other weights: {word} '{name}': it differs.*--force")
-    with ac.capture(model, tmp_path / "fed", feed=golden, force=True):
+    with ac.capture(model, tmp_path / "fed", feed=ac.FedWith(golden, force=True)):
         model(torch.ones(1, 2))
 
 

@@ -18,6 +18,7 @@ from accucompare.compare.origins.sites import Stage
 from accucompare.compare.rows.rows import Reason, Status
 from accucompare.live.modules.hooks import Call
 from planted.training_faults import of_input
+from tests.asked import grouped
 from tests.recorded import Opened
 from tests.recorder.habits import HABITS, Habit, HandedOn, build, loss_of, train, values
 
@@ -153,7 +154,7 @@ def test_each_call_under_autocast_has_its_own_part_of_a_weight(
     def once(out: Path, kept: bool) -> Found:
         torch.manual_seed(0)
         model = Habit(lambda m, x: m.last(m.first(m.first(x))))
-        with ac.capture(model, out, backward=True):
+        with ac.capture(model, out):
             with torch.autocast(
                 "cpu", torch.bfloat16, cache_enabled=kept
             ):  # without it, each call makes a cast of its own
@@ -176,7 +177,7 @@ def test_a_fault_behind_an_output_that_its_call_uses_as_well_is_seen(tmp_path: P
     def once(out: Path, factor: float, **options: Any) -> Path:
         torch.manual_seed(0)
         model = Habit(lambda m, x: (lambda y: (y, m.last(y)))(m.first(x)))
-        with ac.capture(model, out, backward=True, **options):
+        with ac.capture(model, out, **grouped(backward=True, **options)):
             one, other = model(values(2, 4))
             (factor * one.square().sum() + other.sum()).backward()
         return out

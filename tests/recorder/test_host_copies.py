@@ -20,6 +20,8 @@ from accucompare.bundle.format.records import Role
 from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.devices.cpu import Cpu
 from accucompare.live.values.tensors import from_bits
+from accucompare.recorder.capture_options import CaptureOptions
+from accucompare.recorder.session import recording
 from tests.recorded import Glue, Opened, Record
 
 
@@ -40,10 +42,18 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+@pytest.fixture(params=["small", "large"])
+def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether tensors count as so large that one that was seen is not read again."""
+    if request.param == "large":
+        monkeypatch.setattr("accucompare.live.values.tensors._WORTH_KNOWING", 0)
+
+
 # -- what the step has already
 # --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("size")
 def test_a_tensor_that_is_passed_on_is_copied_once(record: Record, taken: list[int]) -> None:
     bundle = record(
         nn.Sequential(nn.Identity(), nn.Sequential(nn.Identity(), nn.Identity())), torch.randn(5)
@@ -59,6 +69,7 @@ def test_equal_content_is_copied_once_whichever_tensor_holds_it(
     assert taken == [20]
 
 
+@pytest.mark.usefixtures("size")
 def test_a_tensor_changed_behind_autograds_back_is_copied_again(
     record: Record, taken: list[int]
 ) -> None:
@@ -75,6 +86,7 @@ def test_a_tensor_changed_behind_autograds_back_is_copied_again(
     assert bundle.load("second").tolist() == [2, 2, 2]
 
 
+@pytest.mark.usefixtures("size")
 def test_each_step_copies_anew(tmp_path: Path, taken: list[int], opened: Opened) -> None:
     model = nn.Identity()
     with ac.capture(model, tmp_path / "out") as session:
@@ -85,6 +97,35 @@ def test_each_step_copies_anew(tmp_path: Path, taken: list[int], opened: Opened)
     assert [opened(tmp_path / "out").load("", step=step).tolist() for step in range(2)] == [
         [1] * 5
     ] * 2
+
+
+@pytest.mark.parametrize("mode", ["tensors", "stats", "digest"])
+@pytest.mark.usefixtures("size")
+def test_what_is_written_in_place_between_two_calls_is_another_record(
+    record: Record, mode: str
+) -> None:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x + 1)
+        self.same(y)
+        return self.second(y.add_(1))
+
+    parts = {name: nn.Identity() for name in ("first", "same", "second")}
+    bundle = record(Glue(forward, **parts), torch.ones(3), options={"mode": mode})
+    found = {(each.name, each.role): each.digest for each in bundle.records() if each.name in parts}
+    assert len(set(found.values())) == 2
+    assert found["same", Role.OUTPUT] == found["first", Role.OUTPUT] is not None
+    assert found["second", Role.INPUT] == found["second", Role.OUTPUT] != found["first", Role.INPUT]
+
+
+@pytest.mark.usefixtures("size")
+def test_memory_that_another_tensor_gets_is_read_again(record: Record) -> None:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        for number in range(8):
+            self.part(torch.full((50_000,), float(number)))  # malloc gives the same place again
+        return x
+
+    bundle = record(Glue(forward, part=nn.Identity()), torch.ones(1))
+    assert [bundle.load("part", call=call)[0] for call in range(8)] == [*range(8)]
 
 
 def test_types_stored_alike_share_a_member_but_not_statistics(record: Record) -> None:
@@ -127,7 +168,7 @@ def test_memory_taken_in_inference_mode_is_used_again_outside_of_it(
     tmp_path: Path, opened: Opened
 ) -> None:
     model = Glue(lambda self, x: x.t())
-    with ac.capture(model, tmp_path / "out", queue_bytes=64) as session:
+    with recording(model, tmp_path / "out", CaptureOptions(queue_bytes=64)) as session:
         for mode in (torch.inference_mode, torch.no_grad):
             with mode():
                 model(torch.arange(6.0).reshape(2, 3))
@@ -151,7 +192,7 @@ def test_what_waits_stays_within_the_bound_while_a_model_runs(
     monkeypatch.setattr(
         "accucompare.live.values.tensors._SMALL", -1
     )  # none is too small for a block of memory
-    with ac.capture(model, tmp_path / "out", queue_bytes=5000):
+    with recording(model, tmp_path / "out", CaptureOptions(queue_bytes=5000)):
         model(torch.randn(8, 64))
     assert len(most) == 9
     assert max(most) <= 5000
@@ -285,7 +326,11 @@ def test_any_model_is_recorded_as_plain_hooks_that_clone_everything_see_it(
     x = torch.randn(3, 5)
     with (
         torch.no_grad(),
-        ac.capture(model, tmp_path / "out", overwrite=True, queue_bytes=queue_bytes, mode=mode),
+        recording(
+            model,
+            tmp_path / "out",
+            CaptureOptions(overwrite=True, queue_bytes=queue_bytes, mode=mode),
+        ),
     ):
         model(x.clone())
     with torch.no_grad():

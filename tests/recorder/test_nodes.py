@@ -20,6 +20,7 @@ from accucompare.bundle.format.records import NODE_ROLES, Record, Role
 from accucompare.bundle.reading.reader import Bundle
 from accucompare.compare.rows.rows import Reason
 from planted.training_faults import changed
+from tests.asked import grouped
 from tests.conftest import Run
 from tests.recorded import Opened
 
@@ -94,7 +95,7 @@ def train(
     model = model or network()
     optimizer, losses = torch.optim.AdamW(model.parameters(), 1e-2), []
     with ac.capture(
-        model, out, optimizer=optimizer, **{"level": "op", "only": "1", **options}
+        model, out, **grouped(optimizer=optimizer, **{"level": "op", "only": "1", **options})
     ) as session:
         for step in range(steps):
             loss = model(torch.linspace(-1, 1, 48).reshape(6, 8) + step).square().mean()
@@ -231,7 +232,7 @@ def test_nodes_of_two_backwards_and_of_a_checkpoint_are_recorded_once_for_each_b
             return checkpoint(lambda y: y.sin().tanh(), x, use_reentrant=False).exp(), x.tanh()
 
     model = Twice()
-    with ac.capture(model, tmp_path / "out", level="op", only=""):
+    with ac.capture(model, tmp_path / "out", record=ac.Recorded(level="op", only="")):
         first, second = model(torch.ones(2, requires_grad=True))
         second.sum().backward(retain_graph=True)
         (first + second).sum().backward()

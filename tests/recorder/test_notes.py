@@ -12,6 +12,7 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.format.records import Role
 from accucompare.compare.rows.rows import Status
+from accucompare.report.words import verdict_words
 from tests.recorded import Glue, Opened, Record
 
 
@@ -154,7 +155,7 @@ def test_a_part_of_a_tensor_that_is_overwritten_and_not_used_has_the_gradient_ze
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
     (row,) = [row for row in comparison.rows if row.status is Status.NOT_COMPARED]
     assert (
-        row.verdict.detail
+        verdict_words.detail(row)
         == "golden's is zero everywhere, and the candidate adds none, which is the same"
     )
     assert comparison.passed
@@ -218,7 +219,7 @@ def test_a_model_none_of_whose_parts_is_seen_is_told_and_operators_look_inside(
     (note,) = ac.open_bundle(tmp_path / "modules").manifest.notes
     assert note.startswith("only the whole Opaque was recorded")
     assert note.endswith("--level op --only '(root)'")
-    with ac.capture(model, tmp_path / "operators", level="op", only="(root)"):
+    with ac.capture(model, tmp_path / "operators", record=ac.Recorded(level="op", only="(root)")):
         model(torch.ones(1, 3))
     bundle = ac.open_bundle(tmp_path / "operators")
     assert bundle.manifest.notes == []
@@ -242,7 +243,7 @@ class Alone(nn.Module):
 def test_a_model_whose_parts_are_seen_or_that_has_none_is_not_told_of(
     model: nn.Module, tmp_path: Path
 ) -> None:
-    with ac.capture(model, tmp_path / "b", only="(root)"):
+    with ac.capture(model, tmp_path / "b", record=ac.Recorded(only="(root)")):
         model(torch.ones(1, 3))
     bundle = ac.open_bundle(tmp_path / "b")
     assert bundle.manifest.notes == []

@@ -28,6 +28,8 @@ from accucompare.compare.rows.rows import Difference, Option
 from accucompare.errors import UsageError
 from accucompare.live.operators.operator_calls import source_line
 from accucompare.recorder.recording import operators as capture_operators
+from accucompare.report.words import verdict_words
+from tests.asked import grouped
 from tests.conftest import ROOT, Run, has_lstm_in_bfloat16
 from tests.recorded import Glue, Opened
 
@@ -121,7 +123,7 @@ def run(model: nn.Module, x: torch.Tensor, out: Path, **options: Any) -> Any:
     """Capture one forward of a copy; the model and what it is given stay as they are."""
     context = options.pop("context", torch.no_grad)
     model = copy.deepcopy(model)
-    with ac.capture(model, out, overwrite=True, **options), context():
+    with ac.capture(model, out, **grouped(overwrite=True, **options)), context():
         result = model(x.clone())
     return (
         [result.logits if "logits" in result else result[0]]
@@ -307,13 +309,13 @@ def test_no_mode_is_left_behind_even_if_the_forward_raises(tmp_path: Path) -> No
         return x + 1
 
     model = Glue(forward, inner=Glue(fail))
-    with ac.capture(model, tmp_path / "ops", level="op", only="*"):
+    with ac.capture(model, tmp_path / "ops", record=ac.Recorded(level="op", only="*")):
         model(torch.ones(2))
         assert dispatching._get_current_dispatch_mode() is None
     broken = Glue(fail)
     with (
         pytest.raises(RuntimeError, match="no"),
-        ac.capture(broken, tmp_path / "broken", level="op", only="*"),
+        ac.capture(broken, tmp_path / "broken", record=ac.Recorded(level="op", only="*")),
     ):
         broken(torch.ones(2))
     assert dispatching._get_current_dispatch_mode() is None
@@ -409,7 +411,12 @@ def test_operators_compute_with_parameters_and_buffers_of_the_models_own(
 
     run(net(1.0), torch.ones(1, 2), tmp_path / "golden", level="op", only="")
     own = net(3.0)
-    with ac.capture(own, tmp_path / "fed", level="op", feed=tmp_path / "golden", force=True):
+    with ac.capture(
+        own,
+        tmp_path / "fed",
+        record=ac.Recorded(level="op"),
+        feed=ac.FedWith(tmp_path / "golden", force=True),
+    ):
         own(torch.ones(1, 2))
     assert (own.weight == 3).all()
     assert opened(tmp_path / "fed").load("", role="buffer_update", path="kept").tolist() == [4, 4]
@@ -478,8 +485,7 @@ def test_operators_are_never_fed_out_of_sequence(tmp_path: Path, opened: Opened)
             ac.capture(
                 model,
                 tmp_path / out,
-                level="op",
-                only="",
+                record=ac.Recorded(level="op", only=""),
                 feed=tmp_path / "golden" if turned else None,
             ),
             torch.no_grad(),
@@ -641,7 +647,9 @@ def test_other_ways_to_compute_the_same_align_and_fail_nothing(tmp_path: Path) -
         comparison = ac.diff(tmp_path / "golden", tmp_path / out)
         assert (comparison.passed, comparison.culprits) == (True, [])
         details = [
-            row.verdict.detail for row in comparison.rows if row.reason.value == "not comparable"
+            verdict_words.detail(row)
+            for row in comparison.rows
+            if row.reason.value == "not comparable"
         ]
         assert {
             "only golden runs this operator here",
@@ -861,7 +869,7 @@ def test_operators_that_change_nothing_behind_them_are_no_culprits(
         True,
         [],
     )
-    assert {row.verdict.detail for row in comparison.rows if row.golden is None} == {
+    assert {verdict_words.detail(row) for row in comparison.rows if row.golden is None} == {
         "only the candidate runs this operator here"
     }
 
@@ -927,7 +935,10 @@ def test_a_number_that_one_side_alone_gives_is_one_that_differs(tmp_path: Path) 
     assert difference == Difference(options=(Option("scale", "", "9.0"),))
     assert str(difference) == "golden gives scale none, the candidate 9.0"
     (row,) = (row for row in comparison.rows if row.place.endswith(".scale"))
-    assert (row.golden, row.verdict.detail) == (None, "golden gives scale none, the candidate 9.0")
+    assert (row.golden, verdict_words.detail(row)) == (
+        None,
+        "golden gives scale none, the candidate 9.0",
+    )
 
 
 @pytest.mark.parametrize("fed", [False, True], ids=["free", "fed"])

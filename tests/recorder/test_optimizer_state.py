@@ -16,6 +16,7 @@ from torch.optim import lr_scheduler
 
 import accucompare as ac
 from accucompare.bundle.format.saved_training import Component
+from tests.asked import grouped
 
 # some are in newer versions only
 NAMES = "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop"
@@ -67,7 +68,7 @@ def trained(
     update = optimizer(model.parameters())
     rates = scheduler(update)
     with ac.capture(
-        model, out, mode="stats", optimizer=update, scheduler=rates, **options
+        model, out, **grouped(mode="stats", optimizer=update, scheduler=rates, **options)
     ) as session:
         for number in numbers:
 

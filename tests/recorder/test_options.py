@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,10 +52,31 @@ def test_one_glob_is_a_list_of_one() -> None:
     ("call", "options"), [(ac.capture, CaptureOptions), (ac.watch, WatchOptions)]
 )
 def test_an_option_has_one_default(call: Any, options: Any) -> None:
-    parameters = signature(call).parameters
-    assert {each.name: parameters[each.name].default for each in fields(options)} == {
-        each.name: each.default for each in fields(options)
+    defaults = {name: each.default for name, each in signature(call).parameters.items()}
+    shared = [each for each in fields(options) if each.name in defaults and each.name != "loop"]
+    assert {each.name: defaults[each.name] for each in shared} == {
+        each.name: each.default for each in shared
     }
+
+
+def test_a_group_is_given_whole_or_by_its_first_field() -> None:
+    fed = ac.FedWith("golden", map="a=b", force=True)
+    options = CaptureOptions.of("stats", ac.StartFrom("saved", map=["a=b", "c=d"]), fed, None)
+    assert options == CaptureOptions(
+        mode="stats", like="saved", feed="golden", map=("a=b", "c=d"), force=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"feed": ac.StartFrom("golden")}, "feed must be an accucompare.FedWith"),
+        ({"numerics": "hf32"}, "numerics must be an accucompare.Arithmetic, but is a str"),
+    ],
+)
+def test_another_group_is_refused(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        ac.capture(None, tmp_path, **given)
 
 
 def test_options_of_a_capture_need_no_torch() -> None:

@@ -21,7 +21,7 @@ def run(out: Path, fault: str = "", like: Path | None = None) -> Path:
         model[0].bias.grad = torch.ones(4)
     if fault == "optimizer":
         optimizer.state[model[0].weight]["momentum_buffer"] = torch.ones(4, 4)
-    with ac.capture(model, out, like=like, save_state=like is None, optimizer=optimizer) as session:
+    with ac.capture(model, out, save_state=like is None, start=like, loop=optimizer) as session:
         model(torch.ones(2, 4)).square().mean().backward()
         optimizer.step()
         session.step()

@@ -18,6 +18,7 @@ from accucompare.bundle.format.records import GRADIENT_ROLES, Role
 from accucompare.bundle.reading.reader import Bundle
 from accucompare.compare.origins.sites import Stage
 from planted.training_faults import of_parameter
+from tests.asked import grouped
 from tests.recorded import Opened
 from tests.recorder.habits import Habit, values
 
@@ -64,7 +65,7 @@ def trained(
     out: Path, run: Callable[[Callable[[], Any]], Any] = _here, **options: Any
 ) -> nn.Module:
     model = build()
-    with ac.capture(model, out, backward=True, **options):
+    with ac.capture(model, out, **grouped(backward=True, **options)):
         penalised(model, run)
     return model
 
@@ -111,7 +112,7 @@ def test_a_fault_is_named(tmp_path: Path) -> None:
     trained(tmp_path / "golden")
     faulty = build()
     of_parameter("inner.0", "weight", "x 1.01", lambda grad: grad * 1.01).plant(faulty)
-    with ac.capture(faulty, tmp_path / "fed", backward=True, feed=tmp_path / "golden"):
+    with ac.capture(faulty, tmp_path / "fed", feed=tmp_path / "golden"):
         penalised(faulty)
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
     assert {(culprit.name, culprit.stage) for culprit in comparison.culprits} == {

@@ -356,7 +356,7 @@ def test_the_recomputation_of_a_checkpoint_is_not_recorded_again(
     model = Glue(lambda self, x: checkpoint(self.block, x, use_reentrant=reentrant), block=block)
     calls: list[str] = []
     block[0].register_forward_hook(lambda *_: calls.append("ran"))
-    with ac.capture(model, tmp_path / "out", backward=False):
+    with ac.capture(model, tmp_path / "out", record=ac.Recorded(roles="forward")):
         model(torch.randn(3, 2, requires_grad=True)).sum().backward()
     assert calls == ["ran", "ran"]  # it did run again
     assert places(ac.open_bundle(tmp_path / "out"), "block.0") == [
@@ -367,7 +367,7 @@ def test_the_recomputation_of_a_checkpoint_is_not_recorded_again(
 
 def test_a_forward_after_a_backward_is_recorded(tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
-    with ac.capture(model, tmp_path / "out", backward=False):
+    with ac.capture(model, tmp_path / "out", record=ac.Recorded(roles="forward")):
         model(torch.ones(2)).sum().backward()
         model(torch.ones(2))
     assert places(ac.open_bundle(tmp_path / "out")) == [

@@ -21,6 +21,8 @@ from accucompare.errors import AccucompareError, CaptureError, UsageError
 from accucompare.live.modules.names import name_modules
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.case_capture import capture_case
+from accucompare.report.words import verdict_words
+from tests.asked import grouped
 from tests.recorded import Glue, Opened
 
 X = torch.ones(2, 4)
@@ -75,7 +77,7 @@ def golden(tmp_path: Path) -> Path:
 
 
 def captured(model: nn.Module, out: Path, **options: Any) -> Path:
-    with ac.capture(model, out, **options), torch.no_grad():
+    with ac.capture(model, out, **grouped(**options)), torch.no_grad():
         model(X)
     return out
 
@@ -199,7 +201,7 @@ def test_what_was_not_fed_is_known_of_a_layer_that_is_called_otherwise(tmp_path:
     out = captured(build("new", (4,)), tmp_path / "fed", feed=golden, force=True, map="old=new")
     (row,) = [row for row in ac.diff(golden, out, map="old=new").rows if row.place == "old output"]
     assert row.verdict.not_all_fed
-    assert row.verdict.detail == "not all that went in was fed"
+    assert verdict_words.detail(row) == "not all that went in was fed"
 
 
 # -- what does not fit

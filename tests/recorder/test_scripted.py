@@ -69,7 +69,9 @@ def test_a_fault_in_a_scripted_part_of_a_model_is_found(
         )
         with (
             torch.no_grad(),
-            ac.capture(model, tmp_path / out, feed=feed and tmp_path / feed, force=bool(feed)),
+            ac.capture(
+                model, tmp_path / out, feed=ac.FedWith(feed and tmp_path / feed, force=bool(feed))
+            ),
         ):
             model(x)
     assert ac.diff(tmp_path / "golden", tmp_path / "same").passed

@@ -119,7 +119,7 @@ def test_a_norm_that_is_only_looked_at_clips_nothing(tmp_path: Path) -> None:
 def test_a_scaled_step_has_its_own_loss_and_norm_and_the_scale(fused: bool, tmp_path: Path) -> None:
     model, scaler = linear(), torch.amp.GradScaler("cpu", init_scale=1024.0)
     optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=fused)
-    with ac.capture(model, tmp_path / "golden", backward=True):
+    with ac.capture(model, tmp_path / "golden"):
         loss = model(X).square().sum()
         (scaler.scale(loss) / 2).backward()
         expected = norm_of(p.grad for p in model.parameters()) / 1024
@@ -136,7 +136,7 @@ def test_a_scaled_step_has_its_own_loss_and_norm_and_the_scale(fused: bool, tmp_
 def test_a_skipped_step_says_so_and_counts_no_update(fused: bool, tmp_path: Path) -> None:
     model, scaler = linear(), torch.amp.GradScaler("cpu", init_scale=1024.0)
     optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=fused)
-    with ac.capture(model, tmp_path / "golden", backward=True) as session:
+    with ac.capture(model, tmp_path / "golden") as session:
         for x in (X * math.inf, X):
             scaler.scale(model(x).sum()).backward()
             scaler.step(optimizer)
@@ -164,7 +164,7 @@ def test_a_scaler_of_another_class_is_told(tmp_path: Path) -> None:
 
     model, scaler = linear(), Scaler()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with ac.capture(model, tmp_path / "golden", backward=True, optimizer=optimizer, scaler=scaler):
+    with ac.capture(model, tmp_path / "golden", loop=ac.Loop(optimizer, scaler=scaler)):
         loss = model(X).square().sum()
         scaler.scale(loss).backward()
         scaler.step(optimizer)
@@ -181,7 +181,7 @@ def test_micro_batches_have_each_its_loss_and_one_norm(tmp_path: Path) -> None:
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     losses = []
-    with ac.capture(model, tmp_path / "golden", backward=True):
+    with ac.capture(model, tmp_path / "golden"):
         for part in (X, X * 2, X * 3):
             loss = model(part).square().mean() / 3
             loss.backward()
@@ -198,7 +198,7 @@ def test_two_optimizers_of_one_class_are_told_apart(tmp_path: Path) -> None:
     optimizers = [
         torch.optim.SGD(part.parameters(), lr) for part, lr in zip(model, (0.1, 0.2), strict=True)
     ]
-    with ac.capture(model, tmp_path / "golden", backward=True):
+    with ac.capture(model, tmp_path / "golden"):
         model(X).sum().backward()
         expected = norm_of(p.grad for p in model.parameters())
         for optimizer in optimizers:
@@ -217,7 +217,7 @@ def test_batch_and_weights_change_with_the_data_and_the_weights_alone(tmp_path: 
             nn.init.ones_(model[1].weight).add_(by)
             nn.init.zeros_(model[1].bias)
         optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
-        with ac.capture(model, out, backward=True):
+        with ac.capture(model, out):
             model(x).sum().backward()
             optimizer.step()
         return series(out)[0]
@@ -234,7 +234,7 @@ def test_batch_and_weights_change_with_the_data_and_the_weights_alone(tmp_path: 
 def test_losses_and_norms_that_are_not_finite_survive(tmp_path: Path) -> None:
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with ac.capture(model, tmp_path / "golden", backward=True) as session:
+    with ac.capture(model, tmp_path / "golden") as session:
         for factor in (math.inf, math.nan):
             (model(X).square().sum() * factor).backward()
             optimizer.step()
@@ -257,7 +257,7 @@ def test_a_gradient_asked_for_inside_the_model_is_no_loss(tmp_path: Path) -> Non
             return torch.autograd.grad(self.energy(x).square().sum(), x, create_graph=True)[0]
 
     model = Force()
-    with ac.capture(model, tmp_path / "golden", backward=True):
+    with ac.capture(model, tmp_path / "golden"):
         loss = model(X.clone()).square().sum()
         loss.backward()
     (entry,) = series(tmp_path / "golden")
@@ -283,7 +283,7 @@ def test_training_gives_the_same_bits_with_a_series(name: str, tmp_path: Path) -
 def test_a_series_of_many_steps_is_a_few_kilobytes(tmp_path: Path) -> None:
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), 0.001)
-    with ac.capture(model, tmp_path / "golden", roles="series") as session:
+    with ac.capture(model, tmp_path / "golden", record=ac.Recorded(roles="series")) as session:
         for _ in range(100):
             model(X).square().sum().backward()
             optimizer.step()
@@ -297,9 +297,7 @@ def test_a_series_of_many_steps_is_a_few_kilobytes(tmp_path: Path) -> None:
 def test_an_optimizer_that_holds_no_parameter_of_the_model_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(UsageError, match=r"the SGD holds no parameter of the model"),
-        ac.capture(
-            linear(), tmp_path / "golden", optimizer=torch.optim.SGD(linear().parameters(), 0.1)
-        ),
+        ac.capture(linear(), tmp_path / "golden", loop=torch.optim.SGD(linear().parameters(), 0.1)),
     ):
         pass
     assert not (tmp_path / "golden").exists()

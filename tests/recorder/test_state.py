@@ -16,6 +16,7 @@ from accucompare.bundle.format.records import Role
 from accucompare.devices import DeviceName
 from accucompare.errors import BundleError, CaptureError, UsageError
 from accucompare.recorder.capture_options import CaptureOptions
+from accucompare.recorder.session import Within, recording
 from accucompare.recorder.session.case_capture import capture_case
 from accucompare.recorder.state.starting_state import put_together, take_apart
 from accucompare.selection import FloatType
@@ -152,7 +153,7 @@ def test_a_modules_own_mode_is_taken_over(tmp_path: Path) -> None:
     model[1].eval()
     with ac.capture(model, tmp_path / "golden", save_state=True):
         model(torch.randn(3, 2))
-    with ac.capture(other, tmp_path / "other", like=tmp_path / "golden"):
+    with ac.capture(other, tmp_path / "other", start=tmp_path / "golden"):
         assert [module.training for module in other.modules()] == [True, True, False, True]
 
 
@@ -174,7 +175,7 @@ def test_weights_of_any_dtype_buffers_and_tied_weights_come_back(
     first, second = build(), build()
     with ac.capture(first, tmp_path / "golden", save_state=True):
         pass
-    with ac.capture(second, tmp_path / "out", like=tmp_path / "golden"):
+    with ac.capture(second, tmp_path / "out", start=tmp_path / "golden"):
         pass
     for name, tensor in first.state_dict().items():
         assert torch.equal(second.state_dict()[name], tensor), name
@@ -189,7 +190,7 @@ def test_the_state_is_that_before_the_run(tmp_path: Path) -> None:
     with ac.capture(model, tmp_path / "golden", save_state=True):
         model(torch.randn(3, 2) + 5)
     assert model[0].running_mean.abs().sum() > 0.1
-    with ac.capture(model, tmp_path / "out", like=tmp_path / "golden"):
+    with ac.capture(model, tmp_path / "out", start=tmp_path / "golden"):
         assert model[0].running_mean.tolist() == [0, 0]
 
 
@@ -197,7 +198,7 @@ def test_wrapped_and_unwrapped_models_share_their_state(tmp_path: Path) -> None:
     first, second = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
     with ac.capture(nn.DataParallel(first), tmp_path / "golden", save_state=True):
         pass
-    with ac.capture(second, tmp_path / "out", like=tmp_path / "golden"):
+    with ac.capture(second, tmp_path / "out", start=tmp_path / "golden"):
         pass
     assert torch.equal(first[0].weight, second[0].weight)
 
@@ -246,7 +247,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_nearest_name(
     path = saved(golden(), tmp_path / "golden")
     with (
         pytest.raises(CaptureError, match=message),
-        ac.capture(other(), tmp_path / "out", like=path),
+        ac.capture(other(), tmp_path / "out", start=path),
     ):
         pass
     assert not (tmp_path / "out").exists()
@@ -256,7 +257,7 @@ def test_a_refused_model_keeps_its_weights(tmp_path: Path) -> None:
     path = saved(module(a=nn.Linear(2, 2), b=nn.Linear(2, 2)), tmp_path / "golden")
     model = module(a=nn.Linear(2, 2), b=nn.Linear(3, 3))
     before = model.a.weight.clone()
-    with pytest.raises(CaptureError), ac.capture(model, tmp_path / "out", like=path):
+    with pytest.raises(CaptureError), ac.capture(model, tmp_path / "out", start=path):
         pass
     assert torch.equal(model.a.weight, before)
 
@@ -267,7 +268,7 @@ def test_a_buffer_on_one_side_only_is_noted(tmp_path: Path, opened: Opened) -> N
             super().__init__(2, 2)
             self.register_buffer(name, torch.ones(1))
 
-    with ac.capture(Extra("new"), tmp_path / "out", like=saved(Extra("old"), tmp_path / "golden")):
+    with ac.capture(Extra("new"), tmp_path / "out", start=saved(Extra("old"), tmp_path / "golden")):
         pass
     notes = opened(tmp_path / "out").manifest.notes
     assert "buffer 'new' is only in the model" in notes
@@ -278,14 +279,14 @@ def test_a_bundle_without_state_says_how_to_make_one(tmp_path: Path) -> None:
     with ac.capture(nn.Linear(1, 1), tmp_path / "golden"):
         pass
     with pytest.raises(BundleError, match="holds no model state; capture it with --save-state"):  # noqa: SIM117
-        with ac.capture(nn.Linear(1, 1), tmp_path / "out", like=tmp_path / "golden"):
+        with ac.capture(nn.Linear(1, 1), tmp_path / "out", start=tmp_path / "golden"):
             pass
 
 
 def test_a_bundle_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with (
         pytest.raises(BundleError, match="none"),
-        ac.capture(nn.Linear(1, 1), tmp_path / "out", like=tmp_path / "none"),
+        ac.capture(nn.Linear(1, 1), tmp_path / "out", start=tmp_path / "none"),
     ):
         pass
 
@@ -295,7 +296,12 @@ def test_inputs_that_cannot_be_saved_are_named(tmp_path: Path) -> None:
     message = r"--save-state: inputs of step 0, 0, 1, 'mask': cannot save a set"
     with (
         pytest.raises(CaptureError, match=message),
-        ac.capture(nn.Linear(1, 1), tmp_path / "out", save_state=True, inputs=inputs),
+        recording(
+            nn.Linear(1, 1),
+            tmp_path / "out",
+            CaptureOptions(save_state=True),
+            within=Within(inputs=inputs),
+        ),
     ):
         pass
     with ac.open_bundle(tmp_path / "out") as bundle:

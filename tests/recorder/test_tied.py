@@ -37,7 +37,7 @@ def captured(
 ) -> Path:
     torch.manual_seed(seed)
     model = Net(form).eval()
-    with ac.capture(model, out, save_state=True, like=like, feed=feed), torch.no_grad():
+    with ac.capture(model, out, save_state=True, feed=feed, start=like), torch.no_grad():
         model(X)
     return out
 
@@ -147,7 +147,7 @@ def trained(model: Tied, out: Path, like: Path | None = None, feed: Path | None 
     if model.wrong == "its gradient is scaled":
         model.head.weight.register_hook(lambda grad: grad * 1.05)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    with ac.capture(model, out, save_state=True, like=like, feed=feed) as session:
+    with ac.capture(model, out, save_state=True, feed=feed, start=like) as session:
         for factor in (1, 5):
             optimizer.zero_grad()
             model(X * factor % 16).square().mean().backward()

@@ -19,6 +19,7 @@ from accucompare.bundle.format.saved_training import Component, Missing
 from accucompare.compare.decide import Answer
 from accucompare.compare.rows.rows import Reason
 from accucompare.compare.trust.unverified import unverified
+from tests.asked import grouped
 from tests.conftest import Run
 from tests.recorder.looped import Loop, edited, interrupted, run
 
@@ -68,7 +69,7 @@ def test_random_numbers_are_drawn_on_after_the_capture(
     for seed in (1, 2):
         torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
         loop = Loop.new(seed)
-        with ac.capture(loop.model, tmp_path / f"out{seed}", like=path, **loop.parts):
+        with ac.capture(loop.model, tmp_path / f"out{seed}", **grouped(like=path, **loop.parts)):
             drawn.append(
                 (
                     torch.rand(3).tolist(),
@@ -192,7 +193,9 @@ def test_a_scaler_without_a_state_is_listed(tmp_path: Path) -> None:
         def step(self, optimizer: torch.optim.Optimizer) -> None:
             optimizer.step()
 
-    with ac.capture(nn.Linear(1, 1), tmp_path / "golden", save_state=True, scaler=Constant()):
+    with ac.capture(
+        nn.Linear(1, 1), tmp_path / "golden", save_state=True, loop=ac.Loop(scaler=Constant())
+    ):
         pass
     with ac.open_bundle(tmp_path / "golden") as bundle:
         state = bundle.manifest.training.training_state
@@ -208,7 +211,7 @@ def test_what_cannot_be_saved_is_listed_with_its_reason(what: str, tmp_path: Pat
     change, component, reason = CANNOT_BE_SAVED[what]
     loop = Loop.new()
     with ac.capture(
-        loop.model, tmp_path / "golden", save_state=True, steps="1-1", **loop.parts
+        loop.model, tmp_path / "golden", **grouped(save_state=True, steps="1-1", **loop.parts)
     ) as session:
         loop.step(0)
         change(loop)
@@ -234,7 +237,7 @@ def test_a_component_that_there_is_none_of_is_listed_with_the_reason(tmp_path: P
         model,
         tmp_path / "golden",
         save_state=True,
-        scaler=torch.amp.GradScaler("cpu", enabled=False),
+        loop=ac.Loop(scaler=torch.amp.GradScaler("cpu", enabled=False)),
     ):
         pass
     with ac.open_bundle(tmp_path / "golden") as bundle:
@@ -318,7 +321,7 @@ class Seeded(nn.Module):
 def seeded(out: Path, numbers: range, **options: Any) -> list[list[Any]]:
     torch.manual_seed(0)
     model, drawn = Seeded(), []
-    with ac.capture(model, out, **options) as session:
+    with ac.capture(model, out, **grouped(**options)) as session:
         for _ in numbers:
             nn.functional.dropout(torch.ones(3))
             drawn.append(model(torch.ones(2, 4)).tolist())
@@ -419,7 +422,9 @@ def test_state_of_another_type_than_its_parameter_keeps_it(tmp_path: Path) -> No
     for model, optimizer, options in zip(
         models, optimizers, ({"save_state": True}, {"like": tmp_path / "0"}), strict=True
     ):
-        with ac.capture(model, tmp_path / str(models.index(model)), optimizer=optimizer, **options):
+        with ac.capture(
+            model, tmp_path / str(models.index(model)), **grouped(optimizer=optimizer, **options)
+        ):
             pass
     assert torch.equal(optimizers[1].state[models[1].weight]["momentum_buffer"], moment)
 
@@ -437,9 +442,9 @@ def test_several_optimizers_and_gradients_that_are_left_over_come_back(tmp_path:
         model(torch.ones(1, 2)).sum().backward()
         for optimizer in optimizers:
             optimizer.step()
-    with ac.capture(model, tmp_path / "golden", save_state=True, optimizer=optimizers):
+    with ac.capture(model, tmp_path / "golden", save_state=True, loop=optimizers):
         pass
-    with ac.capture(other, tmp_path / "out", like=tmp_path / "golden", optimizer=others):
+    with ac.capture(other, tmp_path / "out", start=tmp_path / "golden", loop=others):
         pass
     for ours, theirs in zip(optimizers, others, strict=True):
         state = [
@@ -471,10 +476,13 @@ def test_an_optimizers_state_follows_its_parameters_under_other_names_and_in_ano
         optimizer.state[model.get_submodule(name).weight]["momentum_buffer"] = torch.full(
             (2, 2), float(number)
         )
-    with ac.capture(model, tmp_path / "golden", save_state=True, optimizer=optimizer):
+    with ac.capture(model, tmp_path / "golden", save_state=True, loop=optimizer):
         pass
     with ac.capture(
-        other, tmp_path / "out", like=tmp_path / "golden", optimizer=its, map=["a=c", "b=a"]
+        other,
+        tmp_path / "out",
+        start=ac.StartFrom(tmp_path / "golden", map=["a=c", "b=a"]),
+        loop=its,
     ):
         pass
     assert its.state[other.c.weight]["momentum_buffer"].tolist() == [[0, 0], [0, 0]]
@@ -485,7 +493,9 @@ def test_a_count_of_steps_is_counted_from_the_state(
     golden: tuple[Path, Loop], tmp_path: Path
 ) -> None:
     loop = Loop.new()
-    with ac.capture(loop.model, tmp_path / "out", like=golden[0], steps=2, **loop.parts) as session:
+    with ac.capture(
+        loop.model, tmp_path / "out", **grouped(like=golden[0], steps=2, **loop.parts)
+    ) as session:
         numbers = []
         for number in range(3, 6):
             numbers.append(session.step_number)

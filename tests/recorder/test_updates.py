@@ -18,7 +18,10 @@ from accucompare.bundle.reading.reader import Bundle
 from accucompare.compare.origins.sites import Stage
 from accucompare.compare.rows.rows import Reason, Status
 from accucompare.live.operators import dispatch
+from accucompare.recorder.capture_options import CaptureOptions
+from accucompare.recorder.session import recording
 from planted.training_faults import UPDATE_FAULTS, wrong_update
+from tests.asked import grouped
 from tests.recorded import Opened
 from tests.recorder.trained import build, train
 
@@ -99,7 +102,7 @@ def test_a_trainable_parameter_without_a_gradient_is_recorded_as_such(tmp_path: 
         torch.manual_seed(0)
         model = Half()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        with ac.capture(model, out, backward=True):
+        with ac.capture(model, out):
             loss = model(torch.ones(1, 2)).sum() + (model.idle.weight.sum() * 0 if with_idle else 0)
             loss.backward()
             optimizer.step()
@@ -139,7 +142,7 @@ def test_hooks_of_updates_and_of_clipping_are_taken_off(tmp_path: Path) -> None:
 def test_two_models_with_two_optimizers_are_told_apart(tmp_path: Path, opened: Opened) -> None:
     one, other = nn.Linear(2, 2), nn.Linear(2, 2)
     optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (one, other)]
-    with ac.capture(one, tmp_path / "golden", backward=True):
+    with ac.capture(one, tmp_path / "golden"):
         other(one(torch.ones(1, 2))).sum().backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -257,7 +260,7 @@ def test_a_closure_computes_its_gradients_in_the_update(tmp_path: Path, opened: 
         loss.backward()
         return loss
 
-    with ac.capture(model, tmp_path / "golden", backward=True):
+    with ac.capture(model, tmp_path / "golden"):
         optimizer.step(closure)
     found = updates(opened(tmp_path / "golden"))
     assert np.abs(found["", "param_grad", "weight"]).max() > 0
@@ -267,7 +270,7 @@ def test_a_step_that_is_skipped_has_no_update(tmp_path: Path, opened: Opened) ->
     model, scaler = nn.Linear(2, 2), torch.amp.GradScaler("cpu")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with (
-        ac.capture(model, tmp_path / "golden", backward=True),
+        ac.capture(model, tmp_path / "golden"),
         contextlib.suppress(ZeroDivisionError),
     ):
         scaler.scale(model(torch.full((1, 2), float("inf"))).sum()).backward()
@@ -279,7 +282,7 @@ def test_a_step_that_is_skipped_has_no_update(tmp_path: Path, opened: Opened) ->
 def test_a_scaled_gradient_is_recorded_unscaled(tmp_path: Path, opened: Opened) -> None:
     model, scaler = nn.Linear(2, 2), torch.amp.GradScaler("cpu", init_scale=8.0)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with ac.capture(model, tmp_path / "golden", backward=True):
+    with ac.capture(model, tmp_path / "golden"):
         scaler.scale(model(torch.ones(1, 2)).sum()).backward()
         scaler.step(optimizer)
     assert updates(opened(tmp_path / "golden"))["", "param_grad", "weight"].tolist() == [
@@ -293,7 +296,7 @@ def test_a_fused_update_that_unscales_its_gradients_is_given_goldens(tmp_path: P
         torch.manual_seed(0)
         model, scaler = nn.Linear(4, 4), torch.amp.GradScaler("cpu", init_scale=8.0)
         optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=True)
-        with ac.capture(model, out, backward=True, **options):
+        with ac.capture(model, out, **grouped(backward=True, **options)):
             scaler.scale(model(torch.linspace(-1, 1, 8).reshape(2, 4)).square().sum()).backward()
             for parameter in model.parameters():
                 assert parameter.grad is not None
@@ -328,7 +331,7 @@ def test_a_fed_update_that_computes_its_own_gradients_is_not_judged_by_goldens(
                 parameter.grad *= factor
             return loss
 
-        with ac.capture(model, out, backward=True, **options):
+        with ac.capture(model, out, **grouped(backward=True, **options)):
             optimizer.step(closure)
 
     once(tmp_path / "golden", 1.0)
@@ -354,7 +357,7 @@ def test_a_gradient_that_is_kept_in_main_grad_is_recorded_from_there(
     model = nn.Linear(2, 2)
     copies = [parameter.detach().clone() for parameter in model.parameters()]
     optimizer = torch.optim.SGD(copies, 0.1)
-    with ac.capture(model, tmp_path / "golden", backward=True):
+    with ac.capture(model, tmp_path / "golden"):
         model(torch.ones(1, 2)).sum().backward()
         for parameter, copy in zip(model.parameters(), copies, strict=True):
             parameter.main_grad = copy.grad = parameter.grad * 2  # type: ignore
@@ -378,7 +381,7 @@ def test_main_grad_is_used_where_the_optimizer_holds_the_parameters_themselves(
 ) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with ac.capture(model, tmp_path / "golden", backward=True):
+    with ac.capture(model, tmp_path / "golden"):
         for parameter in model.parameters():
             parameter.main_grad = torch.full_like(parameter, 3.0)  # type: ignore[attr-defined]
         optimizer.step()
@@ -392,7 +395,7 @@ def test_a_trainable_parameter_in_no_optimizer_has_a_record_all_the_same(
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].requires_grad_(False)
     optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
-    with ac.capture(model, tmp_path / "golden", backward=True):
+    with ac.capture(model, tmp_path / "golden"):
         model(torch.ones(1, 2)).sum().backward()
         model[2].bias.grad = None
         optimizer.step()
@@ -412,7 +415,7 @@ def test_a_trainable_parameter_in_no_optimizer_has_a_record_all_the_same(
 def test_a_sparse_gradient_is_listed_and_counts_in_the_norm(tmp_path: Path, opened: Opened) -> None:
     model = nn.Embedding(8, 3, sparse=True)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with ac.capture(model, tmp_path / "golden", backward=True):
+    with ac.capture(model, tmp_path / "golden"):
         model(torch.tensor([1, 1, 5])).sum().backward()
         optimizer.step()
     bundle = opened(tmp_path / "golden")
@@ -429,9 +432,7 @@ def test_two_optimizers_of_a_gan_record_each_their_own_update(
     model = nn.ModuleDict({"generator": nn.Linear(2, 2), "critic": nn.Linear(2, 1)})
     optimizers = {name: torch.optim.SGD(part.parameters(), 0.1) for name, part in model.items()}
     grads: dict[str, torch.Tensor] = {}
-    with ac.capture(
-        model, tmp_path / "golden", backward=True, optimizer=optimizers.values()
-    ) as session:
+    with ac.capture(model, tmp_path / "golden", loop=optimizers.values()) as session:
         for _ in range(2):
             for name, sign in (("critic", -1.0), ("generator", 1.0)):
                 model.zero_grad()
@@ -464,7 +465,7 @@ def test_a_capture_inside_a_capture_records_the_same_and_leaves_nothing(tmp_path
     group, step = clip_grad._group_tensors_by_device_and_dtype, torch.amp.GradScaler.step
     model = build("recurrent")
     clip = lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.01)  # noqa: E731
-    with ac.capture(model, tmp_path / "outer", backward=True):
+    with ac.capture(model, tmp_path / "outer"):
         train("recurrent", tmp_path / "inner", model=model, before_update=clip)
     train("recurrent", tmp_path / "alone", before_update=clip)
     for name in ("outer", "inner"):
@@ -480,9 +481,7 @@ def test_captures_that_end_in_the_order_they_began_draw_right_and_leave_nothing(
     from torch.nn.utils import clip_grad
 
     group = clip_grad._group_tensors_by_device_and_dtype
-    captures = [
-        ac.capture(nn.Linear(2, 2), tmp_path / str(number), backward=True) for number in range(2)
-    ]
+    captures = [ac.capture(nn.Linear(2, 2), tmp_path / str(number)) for number in range(2)]
     for capture in captures:
         capture.__enter__()
     captures[0].__exit__(None, None, None)
@@ -500,7 +499,7 @@ def test_no_gradient_is_held_longer_than_plain_training_holds_it(tmp_path: Path)
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
     optimizer = torch.optim.AdamW(model.parameters(), 0.1)
     gradients: list[weakref.ref[torch.Tensor]] = []
-    with ac.capture(model, tmp_path / "golden", backward=True):
+    with ac.capture(model, tmp_path / "golden"):
         out = model(torch.ones(64, 64))
         out.register_hook(lambda grad: gradients.append(weakref.ref(grad)))
         out.square().sum().backward()
@@ -525,7 +524,7 @@ def test_an_update_has_the_same_digests_and_statistics_with_and_without_its_tens
         torch.manual_seed(0)
         model = nn.Linear(1024, 1024)  # so large that two threads share it
         optimizer = torch.optim.Adam(model.parameters(), 0.1)
-        with ac.capture(model, out, mode=mode, roles="grads,update") as session:
+        with ac.capture(model, out, record=ac.Recorded(mode, roles="grads,update")) as session:
             for _ in range(2):
                 model(torch.ones(1, 1024)).square().sum().backward()
                 optimizer.step()
@@ -546,7 +545,7 @@ def test_a_fed_model_has_goldens_weights_wherever_the_updates_are(tmp_path: Path
         model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
         wrong = options.pop("lr", 0.1)
         first, last = (torch.optim.SGD(model[each].parameters(), wrong) for each in (0, 2))
-        with ac.capture(model, out, backward=True, **options) as session:
+        with ac.capture(model, out, **grouped(backward=True, **options)) as session:
             for number in range(5):
                 model(torch.ones(1, 3)).sum().backward()
                 first.step()
@@ -605,9 +604,8 @@ def test_updates_are_right_where_there_is_room_for_few_at_a_time(
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(6))).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     expected = []
-    with ac.capture(
-        model, tmp_path / "out", roles="update", queue_bytes=40_000, optimizer=optimizer
-    ) as session:
+    options = CaptureOptions(roles="update", queue_bytes=40_000)
+    with recording(model, tmp_path / "out", options) as session:
         for _ in range(3):
             model(torch.ones(2, 64, dtype=dtype)).square().sum().backward()
             before = [each.detach().clone() for each in model.parameters()]

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import accucompare as ac
+from tests.asked import grouped
 
 Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 _HEADS: dict[str, Any] = {
@@ -161,7 +162,9 @@ def train(
     update = None if optimizer is None else optimizer(model)
     drawn, losses = torch.Generator().manual_seed(5), []
     capture = (
-        ac.capture(model, out, overwrite=True, **{"backward": True, "steps": chosen, **options})
+        ac.capture(
+            model, out, **grouped(overwrite=True, **{"backward": True, "steps": chosen, **options})
+        )
         if out is not None
         else contextlib.nullcontext()
     )

@@ -19,6 +19,7 @@ from accucompare.bundle.format.records import Role
 from accucompare.compare.limits.baseline import limit
 from accucompare.compare.limits.limits import SmallestLimit
 from accucompare.compare.origins.sites import Culprit
+from accucompare.compare.remarks import ErrorShape, LimitKind, LimitOfKind
 from accucompare.compare.result import Side
 from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.report.table.columns import COLUMNS, to_dataframe
@@ -58,11 +59,10 @@ def judged(
     reason = reason or (Reason.OK if excess <= MOST else Reason.INTRODUCED)
     verdict = Verdict(
         reason,
-        f"excess {MOST:.3g}",
-        "baseline",
+        LimitOfKind(LimitKind.EXCESS, MOST),
         (SmallestLimit("excess", excess),),
         excess / MOST,
-        "",
+        (),
         MOST * baseline,
         excess,
         MOST,
@@ -79,7 +79,7 @@ def culprit(row: Row, **more: Any) -> Culprit:
 def fed(*rows: Row, **more: Any) -> Comparison:
     """A fed candidate beside a baseline, with a culprit for every row that introduces an error."""
     found = [
-        culprit(row, words=("in channel 3",), hints=(HINT,))
+        culprit(row, shape=ErrorShape(("in channel 3",), (HINT,)))
         for row in rows
         if row.reason is Reason.INTRODUCED
     ]
@@ -228,7 +228,7 @@ def test_a_name_that_looks_like_a_formula_stays_text_in_every_line_of_a_culprit(
     tmp_path: Path,
 ) -> None:
     row = judged("=1+1", 31.0)
-    compared = fed(row, culprits=[culprit(row, words=("=2+2",), hints=("=3+3",))])
+    compared = fed(row, culprits=[culprit(row, shape=ErrorShape(("=2+2",), ("=3+3",)))])
     cells = [cell for line in opened(tmp_path, compared)["Summary"].iter_rows() for cell in line]
     assert {"=1+1", "=2+2", "=3+3"} <= {cell.value for cell in cells}
     assert not [cell for cell in cells if cell.data_type == "f"]
@@ -267,7 +267,7 @@ def test_culprits_of_a_free_candidate_are_marked_as_less_certain(
     assert lines[start + 3][-3:] == [
         "Linear, output",
         pytest.approx(3.0),
-        3e-4,
+        pytest.approx(3e-4),
     ]  # a multiple of its limit, and no excess
     assert "not certain: without a baseline" in " ".join(printed(capsys, compared).split())
     surer = fed(judged("a", 31.0))

@@ -6,8 +6,6 @@ by."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -286,18 +284,6 @@ def test_a_name_that_is_half_a_surrogate_is_shown(folder: Path, tmp_path: Path) 
     )
     assert export(tmp_path, "perfetto").exit_code == 0
     assert r"f\\udc80" in (tmp_path / "perfetto.json").read_text()
-
-
-def test_it_loads_neither_torch_nor_what_writes_workbooks(folder: Path) -> None:
-    blocked = (
-        "import sys; sys.modules.update(torch=None, pandas=None, openpyxl=None); from"
-        " accucompare.cli import main; main(sys.argv[1:])"
-    )
-    arguments = ["export", "x.json", "--to", "model-explorer", "--out", "blocked.json", "--quiet"]
-    done = subprocess.run(
-        [sys.executable, "-c", blocked, *arguments], cwd=folder, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_comparison_itself_is_not_overwritten(folder: Path) -> None:

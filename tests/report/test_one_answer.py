@@ -26,7 +26,7 @@ def train(
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    with ac.capture(model, out, feed=feed, mode=mode) as session:
+    with ac.capture(model, out, record=mode, feed=feed) as session:
         for _ in range(2):
             model(torch.randn(6, 8)).square().mean().backward()
             optimizer.step()

@@ -4,7 +4,6 @@ rows; no error in the console.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from base64 import b64encode
@@ -29,9 +28,9 @@ from accucompare.findings.checklist.health_checklist import judge_log
 from accucompare.findings.log.vital_events import ParameterFacts, TrainingSetup, Vitals
 from accucompare.report.page.page_comparison import anchor
 from accucompare.report.page.page_data import leading_bits
-from accucompare.report.page.page_log import write_health_page, write_log_page
 from accucompare.report.table import overview, sheets
 from accucompare.report.table.columns import to_dataframe
+from accucompare.report.watch_files.log_page import write_health_page, write_log_page
 from accucompare.report.watched.health_columns import headline
 from accucompare.report.watched.watch_columns import MEASURES
 from accucompare.text import printable
@@ -762,32 +761,6 @@ def test_a_log_is_written_as_a_page(cli: Cli, tmp_path: Path, command: str) -> N
     log(tmp_path / "watch")
     cli(command, "watch", "--report", "x.html")
     assert "transformer.h.3.attn" in (tmp_path / "x.html").read_text()
-
-
-def test_a_page_loads_no_library_that_it_does_not_need(process: Cli, two: Path) -> None:
-    (two / "sitecustomize.py").write_text(
-        "import atexit, json, sys\nheavy = ('torch', 'openpyxl', 'pandas',"
-        " 'jinja2')\natexit.register(lambda: open('loaded.json', 'w').write(json.dumps([each for"
-        " each in heavy if each in sys.modules])))\n"
-    )
-    process(
-        "diff",
-        "golden",
-        "npu",
-        "--report",
-        "x.html",
-        PYTHONPATH=f"{two}:{Path(ac.__file__).parent.parent}",
-    )
-    assert json.loads((two / "loaded.json").read_text()) == ["jinja2"]
-    process(
-        "diff",
-        "golden",
-        "npu",
-        "--report",
-        "none",
-        PYTHONPATH=f"{two}:{Path(ac.__file__).parent.parent}",
-    )
-    assert json.loads((two / "loaded.json").read_text()) == []
 
 
 # Very many rows

@@ -28,9 +28,9 @@ from accucompare.findings.log.events import (
 )
 from accucompare.findings.log.log import log_path
 from accucompare.findings.log.vital_events import ParameterFacts, TrainingSetup, Vitals
-from accucompare.report.excel.watch_workbook import write_watch
-from accucompare.report.page.page_log import write_log_page
 from accucompare.report.table import sheets
+from accucompare.report.watch_files.log_page import write_log_page
+from accucompare.report.watch_files.watch_workbook import write_watch
 from accucompare.report.watched.health_columns import headline
 from accucompare.report.watched.terminal_watch import (
     print_analysis,

@@ -105,7 +105,7 @@ def test_of_bundles_without_values_what_they_tell_would_pass(
     mode: str, how: str, tmp_path: Path
 ) -> None:
     own, many = model(), X.repeat(50, 1)  # more values than a sketch has
-    with ac.capture(own, tmp_path / "golden", mode=mode):
+    with ac.capture(own, tmp_path / "golden", record=mode):
         own(many)
     text = message(broken(), tmp_path / "golden", inputs=many)
     assert f"Would pass, {how}: rel_l2=" in text

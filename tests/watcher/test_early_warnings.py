@@ -13,13 +13,16 @@ from torch import nn
 import accucompare as ac
 from accucompare.findings.log.events import Alert
 from accucompare.report.watch_words import said
+from tests.asked import looking
 from tests.watcher.watched import Glue, events
 
 
 def _warnings(
     model: nn.Module, *inputs: Any, out: Path, backward: bool = False, **options: Any
 ) -> list[Alert]:
-    with ac.watch(model, out=out, **{"quiet": True, "on_finding": "warn", **options}) as watch:
+    with ac.watch(
+        model, **looking(out=out, **{"quiet": True, "on_finding": "warn", **options})
+    ) as watch:
         for given in inputs:
             output = model(given)
             if backward:
@@ -107,7 +110,7 @@ def test_gradients_under_a_loss_scale_may_be_large_and_small(tmp_path: Path) -> 
     model, x = nn.Linear(4, 4).half(), torch.ones(2, 4, dtype=torch.float16)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=8192.0)
-    with ac.watch(model, optimizer, scaler=scaler, out=tmp_path, quiet=True) as watch:
+    with ac.watch(model, ac.Loop(optimizer, scaler=scaler), out=tmp_path, quiet=True) as watch:
         scaler.scale((model(x).float() * torch.tensor([2.0, 1e-8, 1e-10, 1e-10])).sum()).backward()
         watch.step()
     assert not events(watch, Alert)

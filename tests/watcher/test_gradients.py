@@ -13,6 +13,7 @@ from torch import nn
 import accucompare as ac
 from accucompare.findings.log.events import Direction, Site, Step
 from accucompare.report.watch_words import answer, hints_for
+from tests.asked import looking
 from tests.watcher.watched import Glue, events, origins
 
 NAN, INF = float("nan"), float("inf")
@@ -110,7 +111,7 @@ def test_the_norm_is_without_the_loss_scale(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
     right = []
-    with ac.watch(model, optimizer, scaler=scaler, out=tmp_path, quiet=True) as watch:
+    with ac.watch(model, ac.Loop(optimizer, scaler=scaler), out=tmp_path, quiet=True) as watch:
         for _ in range(3):
             scaler.scale(model(torch.ones(3, 4)).square().sum()).backward()
             scaler.unscale_(optimizer)
@@ -127,7 +128,9 @@ def test_the_norm_is_without_the_loss_scale_when_it_changed_in_an_idle_step(tmp_
     model: Any = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
-    with ac.watch(model, optimizer, scaler=scaler, every=2, out=tmp_path, quiet=True) as watch:
+    with ac.watch(
+        model, ac.Loop(optimizer, scaler=scaler), out=tmp_path, quiet=True, look=ac.LookAt(every=2)
+    ) as watch:
         for _ in range(3):
             scaler.scale(model(torch.ones(3, 4)).sum()).backward()
             scaler.step(optimizer)
@@ -246,7 +249,7 @@ def _overflowing(tmp_path: Path, make: Any, steps: int) -> tuple[Any, nn.Module]
     model: Any = nn.Linear(4, 4)
     optimizer = make(model.parameters(), 0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**17)
-    with ac.watch(model, optimizer, scaler=scaler, out=tmp_path, quiet=True) as watch:
+    with ac.watch(model, ac.Loop(optimizer, scaler=scaler), out=tmp_path, quiet=True) as watch:
         for _ in range(steps):
             loss = model(torch.ones(1, 4)).half().float().mean() * 16
             scaler.scale(loss).backward()
@@ -262,7 +265,9 @@ def _loss_of(tmp_path: Path, loss: Any, steps: int = 1, bad: int = 0, **options:
     model: Any = nn.Linear(2, 2)
     nn.init.ones_(model.weight)
     nn.init.zeros_(model.bias)
-    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True, **options) as watch:
+    with ac.watch(
+        model, **looking(out=tmp_path, on_finding="warn", quiet=True, **options)
+    ) as watch:
         for step in range(steps):
             loss(model(torch.ones(1, 2)), 0.0 if step == bad else 1.0).backward()
             watch.step()

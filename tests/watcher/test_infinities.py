@@ -18,6 +18,7 @@ from torch.nn import functional
 import accucompare as ac
 from accucompare.findings.log.events import Alert
 from accucompare.report.watch_words import said
+from tests.asked import looking
 from tests.recorded import Glue
 from tests.watcher.watched import events, origins
 
@@ -188,7 +189,7 @@ def train(
 ) -> Any:
     """Two steps of SGD, or of a forward without gradients; and the watch."""
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    with ac.watch(model, optimizer, out=out, quiet=True, **options) as watch:
+    with ac.watch(model, **looking(optimizer=optimizer, out=out, quiet=True, **options)) as watch:
         for _ in range(2):
             with torch.set_grad_enabled(loss is not None):
                 output = model(torch.randn(4, 4).to(dtype))
@@ -389,7 +390,7 @@ def test_a_gradient_that_is_not_finite_never_reaches_a_parameter(way: str, tmp_p
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with (
         contextlib.suppress(ac.NonFiniteError),
-        ac.watch(model, optimizer, out=tmp_path, quiet=True, frames=0) as watch,
+        ac.watch(model, optimizer, out=tmp_path, quiet=True, look=ac.LookAt(frames=0)) as watch,
     ):
         WAYS[way](model, model(torch.randn(4, 4)).square().mean())
         optimizer.step()

@@ -18,6 +18,7 @@ import accucompare as ac
 from accucompare.errors import UsageError, WatchEndedError
 from accucompare.findings.analysis.analysis import read
 from accucompare.findings.log.events import Ending
+from tests.asked import looking
 from tests.conftest import Run
 
 BAD, LAST = 5, 9
@@ -52,13 +53,15 @@ class Training:
     def watched(self, out: Path, **options: Any) -> Any:
         return ac.watch(
             self.model,
-            self.optimizer,
-            scheduler=self.scheduler,
-            scaler=self.scaler,
-            out=out,
-            on_finding="warn",
-            quiet=True,
-            **options,
+            **looking(
+                optimizer=self.optimizer,
+                scheduler=self.scheduler,
+                scaler=self.scaler,
+                out=out,
+                on_finding="warn",
+                quiet=True,
+                **options,
+            ),
         )
 
     def numbers(self) -> list[torch.Tensor]:
@@ -168,5 +171,6 @@ def test_a_case_is_paused_and_goes_on_by_two_commands(cli: Run, tmp_path: Path) 
 def test_what_cannot_be_paused_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="pause_after: needs"):
         ac.watch(
-            nn.Linear(1, 1), out=tmp_path, **{"on_finding": "warn", "pause_after": 3, **options}
+            nn.Linear(1, 1),
+            **looking(out=tmp_path, **{"on_finding": "warn", "pause_after": 3, **options}),
         )

@@ -22,6 +22,7 @@ from accucompare.findings.log.events import Direction, Finding, Site
 from accucompare.report.watch_words import answer, said
 from accucompare.reproduce.reproducer import Reproducer
 from fixtures.cnn import Net
+from tests.asked import looking
 from tests.forkserver import with_torch
 from tests.reproduce import reproduced
 from tests.reproduce.reproduced import run_here
@@ -550,7 +551,9 @@ def _found_once(
     model: nn.Module, tmp_path: Path, call: Callable[[], Any] | None = None, **options: Any
 ) -> tuple[Finding, str]:
     """The one origin that a call shows, and the answer to it."""
-    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True, **options) as watch:
+    with ac.watch(
+        model, **looking(out=tmp_path, on_finding="warn", quiet=True, **options)
+    ) as watch:
         call() if call is not None else model(torch.ones(1, 2))
         watch.step()
     (found,) = origins(watch)

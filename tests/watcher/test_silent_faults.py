@@ -43,9 +43,8 @@ def outcome(build: Build, check: str, out: Path) -> CheckOutcome:
             program.optimizer,
             out=out,
             on_finding="warn",
-            frames=0,
             quiet=True,
-            checks_every=3,
+            look=ac.LookAt(frames=0, checks_every=3),
         ) as watch:
             for step in range(STEPS):
                 program.step(step)
@@ -972,7 +971,9 @@ def test_a_loss_can_be_scripted_inside_of_a_watch_and_is_not_ours_behind_it(tmp_
         if each == "aten::cross_entropy_loss"
     ]
     program = trained(lambda output, labels: torch.jit.script(scripted_loss)(output, labels))
-    with ac.watch(program.model, program.optimizer, out=tmp_path, frames=0, quiet=True):
+    with ac.watch(
+        program.model, program.optimizer, out=tmp_path, quiet=True, look=ac.LookAt(frames=0)
+    ):
         program.step(0)
         assert torch._C._nn.cross_entropy_loss is not before
     assert torch._C._nn.cross_entropy_loss is before

@@ -22,6 +22,7 @@ from accucompare.findings.analysis.analysis import Analysis, read
 from accucompare.findings.checklist.checks import CheckStatus
 from accucompare.findings.checklist.health_checklist import Health, judge_log
 from accucompare.report.watch_words import said
+from tests.asked import looking
 
 STEPS = 16
 
@@ -91,7 +92,9 @@ def watched(
         "quiet": True,
         "checks_every": 4,
     }
-    with ac.watch(loop.model, loop.optimizer, out=out, **{**given, **options}) as watch:
+    with ac.watch(
+        loop.model, **looking(optimizer=loop.optimizer, out=out, **{**given, **options})
+    ) as watch:
         loop.run(watch)
     ranks = read(out)
     return ranks.ranks[0], judge_log(ranks)
@@ -306,7 +309,9 @@ def test_updates_too_small_for_their_squares_are_measured_in_float64(tmp_path: P
     with torch.no_grad():
         model.weight.mul_(1e-22)
     optimizer = torch.optim.SGD(model.parameters(), 1e-25, momentum=0.9)
-    with ac.watch(model, optimizer, out=tmp_path, frames=0, checks_every=1) as watch:
+    with ac.watch(
+        model, optimizer, out=tmp_path, look=ac.LookAt(frames=0, checks_every=1)
+    ) as watch:
         before = model.weight.detach().double()
         model(torch.full((2, 4), 1e-3)).sum().backward()
         assert model.weight.grad is not None
@@ -323,7 +328,9 @@ def test_labels_that_count_are_told_apart_whatever_the_default_type(tmp_path: Pa
     labels = torch.tensor([0, 12, -100, 23])
     torch.set_default_dtype(torch.bfloat16)
     try:
-        with ac.watch(model, out=tmp_path, frames=0, on_finding="warn", quiet=True) as watch:
+        with ac.watch(
+            model, out=tmp_path, on_finding="warn", quiet=True, look=ac.LookAt(frames=0)
+        ) as watch:
             functional.cross_entropy(
                 model(torch.randn(4, 6, dtype=torch.float32)), labels
             ).backward()
@@ -347,7 +354,10 @@ class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
 def test_a_loader_of_a_stream_is_not_asked_for_its_length(tmp_path: Path) -> None:
     """Else it would warn of each batch beyond that."""
     model, loader = nn.Linear(6, 2), torch.utils.data.DataLoader(Stream())
-    with warnings.catch_warnings(), ac.watch(model, out=tmp_path, frames=0, quiet=True) as watch:
+    with (
+        warnings.catch_warnings(),
+        ac.watch(model, out=tmp_path, quiet=True, look=ac.LookAt(frames=0)) as watch,
+    ):
         warnings.simplefilter("error")
         for _ in range(2):
             for x in loader:
@@ -374,7 +384,7 @@ def test_what_shows_nothing_is_left_out(tmp_path: Path) -> None:
         )
 
     with ac.watch(
-        model, out=tmp_path, frames=0, checks_every=1, on_finding="warn", quiet=True
+        model, out=tmp_path, on_finding="warn", quiet=True, look=ac.LookAt(frames=0, checks_every=1)
     ) as watch:
         for step in range(2):
             output = model(torch.ones(1, 3))

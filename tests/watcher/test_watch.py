@@ -31,6 +31,7 @@ from accucompare.findings.analysis.analysis import read
 from accucompare.findings.log.events import Alert, End, Finding, Frames, Step, WatchStart
 from accucompare.report.watch_words import said
 from fixtures.cnn import Net
+from tests.asked import looking
 from tests.watcher.watched import (
     Counting,
     Glue,
@@ -534,7 +535,7 @@ def _gpt2() -> nn.Module:
 
 def test_no_number_is_brought_to_the_host_during_forward_and_backward(tmp_path: Path) -> None:
     model, ids = _gpt2(), torch.randint(0, 50, (2, 8))
-    with ac.watch(model, out=tmp_path, frames=0, quiet=True) as watch:
+    with ac.watch(model, out=tmp_path, quiet=True, look=ac.LookAt(frames=0)) as watch:
         for _ in range(2):
             with Counting() as plain, watch._watcher.paused():
                 model(input_ids=ids, labels=ids).loss.backward()
@@ -613,7 +614,7 @@ def test_nothing_of_a_step_waits_to_be_collected(tmp_path: Path) -> None:
 def test_idle_steps_have_no_hooks(tmp_path: Path) -> None:
     model: Any = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     hooked = []
-    with ac.watch(model, out=tmp_path, every=3, quiet=True) as watch:
+    with ac.watch(model, out=tmp_path, quiet=True, look=ac.LookAt(every=3)) as watch:
         for _ in range(7):
             hooked.append(
                 bool(
@@ -790,7 +791,9 @@ def test_the_last_frames_before_a_finding_are_in_the_log_in_execution_order(tmp_
     model: Any = nn.Sequential(
         *(nn.Linear(2, 2) for _ in range(6)), Glue(lambda self, x: x / 0), nn.ReLU()
     )
-    with ac.watch(model, out=tmp_path, frames=3, on_finding="warn", quiet=True) as watch:
+    with ac.watch(
+        model, out=tmp_path, on_finding="warn", quiet=True, look=ac.LookAt(frames=3)
+    ) as watch:
         model(torch.ones(1, 2))
         watch.step()
     (shown,) = events(watch, Frames)
@@ -804,7 +807,9 @@ def test_the_last_frames_before_a_finding_are_in_the_log_in_execution_order(tmp_
 
 def test_all_frames_of_a_traced_step_are_in_the_log(tmp_path: Path) -> None:
     model: Any = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    with ac.watch(model, out=tmp_path, frames=0, trace_steps=[1], quiet=True) as watch:
+    with ac.watch(
+        model, out=tmp_path, quiet=True, look=ac.LookAt(frames=0, trace_steps=[1])
+    ) as watch:
         for _ in range(3):
             model(torch.ones(1, 2))
             watch.step()
@@ -818,7 +823,7 @@ def test_all_frames_of_a_traced_step_are_in_the_log(tmp_path: Path) -> None:
 
 def test_a_module_that_may_give_nan_is_left_alone(tmp_path: Path) -> None:
     model: Any = nn.Sequential(nn.Linear(2, 2), Glue(lambda self, x: x * NAN), nn.ReLU())
-    with ac.watch(model, out=tmp_path, allow="1", quiet=True) as watch:
+    with ac.watch(model, out=tmp_path, quiet=True, look=ac.LookAt(allow="1")) as watch:
         model(torch.ones(1, 2))
         watch.step()
     assert watch.findings == []
@@ -826,12 +831,12 @@ def test_a_module_that_may_give_nan_is_left_alone(tmp_path: Path) -> None:
 
 def test_at_the_level_of_operators_the_operator_and_its_line_are_named(tmp_path: Path) -> None:
     model: Any = Glue(lambda self, x: self.fc(x).abs().mul(0).log().exp(), fc=nn.Linear(2, 2))
-    with ac.watch(model, out=tmp_path, level="op", on_finding="warn", quiet=True) as watch:
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True, look="op") as watch:
         torch.log(model(torch.ones(1, 2)) - 1)
         watch.step()
     assert watch.findings == []  # -Inf is legal: exp makes it 0 again
     model = Glue(lambda self, x: self.fc(x).abs().mul(0).log().mul(0), fc=nn.Linear(2, 2))
-    with ac.watch(model, out=tmp_path, level="op", on_finding="warn", quiet=True) as watch:
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True, look="op") as watch:
         model(torch.ones(1, 2))
         watch.step()
     (found,) = origins(watch)
@@ -947,7 +952,7 @@ def test_an_option_that_makes_no_sense_is_named(
 ) -> None:
     with (
         pytest.raises(UsageError, match=message),
-        ac.watch(nn.Linear(2, 2), out=tmp_path / "new", **options),
+        ac.watch(nn.Linear(2, 2), **looking(out=tmp_path / "new", **options)),
     ):
         pass
     assert not (tmp_path / "new").exists()
@@ -1007,7 +1012,7 @@ def test_several_optimizers_may_be_given(tmp_path: Path) -> None:
 
 def test_the_model_itself_is_allowed_by_the_name_that_is_printed(tmp_path: Path) -> None:
     model: Any = Glue(lambda self, x: self.fc(x) * NAN, fc=nn.Linear(2, 2))
-    with ac.watch(model, out=tmp_path, allow="(root)", quiet=True) as watch:
+    with ac.watch(model, out=tmp_path, quiet=True, look=ac.LookAt(allow="(root)")) as watch:
         model(torch.ones(1, 2))
         watch.step()
     assert watch.findings == []
@@ -1398,7 +1403,7 @@ def test_an_output_that_is_filled_with_minus_inf_is_legal(
 ) -> None:
     dtype = torch.float16 if "lowest" in name else torch.float32
     model = nn.Sequential(MASKED[name](), nn.Softmax(-1)).to(dtype)
-    with ac.watch(model, out=tmp_path, level=level, quiet=True) as watch:
+    with ac.watch(model, out=tmp_path, quiet=True, look=level) as watch:
         for _ in range(3):
             model(torch.full((1, 2), -40.0, dtype=dtype))
             watch.step()

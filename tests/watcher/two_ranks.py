@@ -32,6 +32,7 @@ import accucompare as ac
 from accucompare.cli import main
 from accucompare.findings.log.log import read_log
 from accucompare.watcher.watch.watch_context import Watch
+from tests.asked import looking
 
 try:
     from torch.distributed.fsdp import fully_shard  # of torch 2.6
@@ -206,7 +207,7 @@ def raised(
     model = wrap(net())
     seen: dict[str, Any] = {}
     try:
-        with ac.watch(model, out=OUT / name, quiet=True, **options) as watch:
+        with ac.watch(model, **looking(out=OUT / name, quiet=True, **options)) as watch:
             train(model, watch, spoil, clip=clip)
     except ac.NonFiniteError as error:
         seen |= {"raised": str(error), "step": watch.step_number}
@@ -240,7 +241,7 @@ def tensor_parallel(name: str) -> dict[str, Any]:
 
 
 def coordinates(name: str, model: nn.Module, **options: Any) -> dict[str, int]:
-    with ac.watch(model, out=OUT / name, quiet=True, **options):
+    with ac.watch(model, **looking(out=OUT / name, quiet=True, **options)):
         pass
     return read_log(OUT / name / f"rank{dist.get_rank()}.jsonl")[-1][0].coordinates  # type: ignore[union-attr]
 

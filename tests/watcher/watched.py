@@ -18,6 +18,7 @@ import accucompare as ac
 from accucompare.findings.log.events import Event, Finding
 from accucompare.findings.log.log import read_log
 from accucompare.watcher.watch.steps import Watch
+from tests.asked import looking
 from tests.recorded import Glue as Glue
 
 
@@ -73,7 +74,9 @@ def run(
     np.random.seed(7)
     subject = make()
     watching = (
-        ac.watch(subject.model, subject.optimizer, out=out, quiet=True, **options)
+        ac.watch(
+            subject.model, **looking(optimizer=subject.optimizer, out=out, quiet=True, **options)
+        )
         if out
         else contextlib.nullcontext()
     )

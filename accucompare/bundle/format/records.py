@@ -377,23 +377,37 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
             found = _DECODER.decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise BundleError(f"a record is malformed ({error})") from None
-        source_line = ""
+        detail, source_line, intern = found.detail, "", sys.intern
         if found.role in OPERATOR_ROLES:
-            found.detail, _, source_line = found.detail.rpartition(" at ")
-        found.name, found.path, found.type, found.dtype = map(
-            sys.intern, (found.name, found.path, found.type, found.dtype)
-        )
-        found.parent, found.shape = (
+            detail, _, source_line = detail.rpartition(" at ")
+        record = cls(
+            rank,
+            step,
+            intern(found.name),
+            found.call,
+            found.role,
+            intern(found.path),
+            _shared(found.order),  # a bundle may have millions of records
+            intern(found.type),
             _shared(found.parent),
             _shared(found.shape),
-        )  # a bundle may have millions of records
-        found.order, found.sketch = _shared(found.order), _shared(found.sketch)
-        values = (rank, step, *msgspec.structs.astuple(found), source_line)
-        record = cls(*values)
-        if (record.member is not None or record.sketch is not None) and record.dtype not in DTYPES:
+            intern(found.dtype),
+            found.layout,
+            found.member,
+            found.digest,
+            found.statistics,
+            detail,
+            found.error,
+            found.components,
+            found.sketch if found.sketch is None else _shared(found.sketch),
+            found.shard,
+            found.requires_grad,
+            source_line,
+        )
+        member = record.member is not None
+        if (member or record.sketch is not None) and record.dtype not in DTYPES:
             raise BundleError(f"record {record.key} has the unknown dtype {record.dtype!r}")
-        most = _MOST_ELEMENTS if record.member is None else _MOST_ELEMENTS // 16
-        if len(record.shape) > _MOST_DIMENSIONS or math.prod(filter(None, record.shape)) > most:
+        if not _is_possible(record.shape, member):
             raise BundleError(
                 f"record {record.key} has the impossible shape {str(list(record.shape))[:80]}"
             )
@@ -402,6 +416,13 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
                 f"record {record.key} does not lie in the whole tensor that it says it is a part of"
             )
         return record
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_possible(shape: tuple[int, ...], member: bool) -> bool:
+    """Whether a tensor may have such a shape; ``member``: whether its data were kept."""
+    most = _MOST_ELEMENTS // 16 if member else _MOST_ELEMENTS
+    return len(shape) <= _MOST_DIMENSIONS and math.prod(filter(None, shape)) <= most
 
 
 class _Line(msgspec.Struct):

@@ -11,12 +11,14 @@ import re
 import struct
 import sys
 import threading
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 import numpy as np
 from isal.isal_zlib import crc32
+from numpy.typing import NDArray
 
 from accucompare.bundle.format import (
     COUNT_IN_ZIP64,
@@ -41,6 +43,24 @@ _ENTRY_LENGTHS = struct.Struct(
 _ENTRY_PLACE = struct.Struct(
     "<8x2H8x2L2H10xL"
 )  # of an entry: flags, method, 2 sizes, lengths of name and extra, offset
+#: The same of many at once.
+_ENTRY = np.dtype(
+    {
+        "names": ["flags", "method", "stored", "size", "offset"],
+        "formats": ["<u2", "<u2", "<u4", "<u4", "<u4"],
+        "offsets": [8, 10, 20, 24, 42],
+        "itemsize": ENTRY.size,
+    }
+)
+_LOCAL_HEADER = np.dtype(
+    {
+        "names": ["signature", "name", "extra"],
+        "formats": ["S4", "<u2", "<u2"],
+        "offsets": [0, 26, 28],
+        "itemsize": LOCAL_HEADER.size,
+    }
+)
+_NPY_START = np.dtype({"names": ["length"], "formats": ["<u2"], "offsets": [8], "itemsize": 10})
 _CRC = struct.Struct("<16xL")  # of an entry
 _WHOLE_LIMIT = 1 << 32  # 4,096 sketches of the largest size take half of it
 _ENCRYPTED = 1  # the flag
@@ -58,8 +78,10 @@ _NPY_PREFIX = 10  # bytes of magic, version and length
 _NPY_HEADER_LIMIT = 4096  # one of ours takes 128 bytes; a longer one than this is no honest header
 _HEAD = 512  # so much is read of a member to find its data: both headers of any member of ours
 _HEAD_LIMIT = 1 << 18  # both headers of any member
+_GAP = 1 << 14  # bytes between two members that cost less to read than to leave out
 _SMALL = 1 << 14  # the data of a member up to this size is read with its headers
 _MAX_DIMENSIONS = 64  # NumPy's
+_Integers = NDArray[np.int64]
 _STORAGE = {f"'{dtype.storage.str}'": dtype.storage for dtype in DTYPES.values()}
 
 
@@ -155,6 +177,83 @@ class Archive:
         except _DamageError as damage:
             raise RecordError(f"{self.path}: member {name!r} {damage}") from None
         return Member(start + len(header), nbytes, dtype, shape)
+
+    def small_members(self, names: Iterable[str], most: int) -> tuple[bytes, dict[str, Member]]:
+        """Read those of some members that are small, in a few pieces.
+
+        Args:
+            names: of the members.
+            most: bytes of a small one, with its header.
+
+        Returns:
+            The pieces, joined, and the members with their offsets in there. What is large, missing
+            or damaged is left out: ``member`` says what is wrong with it.
+        """
+        encoded = {name: f"{name}.npy".encode(errors="surrogatepass") for name in names}
+        known = {
+            name: self._positions[each] for name, each in encoded.items() if each in self._positions
+        }
+        if not known or len(self._directory) < _ENTRY.itemsize:
+            return b"", {}
+        entries = _rows(self._directory, np.array(list(known.values())), _ENTRY)
+        small = (
+            (entries["method"] == 0)
+            & (entries["flags"] & _ENCRYPTED == 0)
+            & (entries["size"] == entries["stored"])
+            & (entries["size"] <= most)
+            & (entries["offset"].astype(np.int64) + entries["size"] < self._size)
+        )
+        wanted = np.flatnonzero(small)
+        wanted = wanted[np.argsort(entries["offset"][wanted], kind="stable")]
+        offsets, sizes = (
+            entries["offset"][wanted].astype(np.int64),
+            entries["size"][wanted].astype(np.int64),
+        )
+        content, places = self._read_pieces(offsets, sizes)
+        heads = _rows(content, places, _LOCAL_HEADER)
+        starts = places + LOCAL_HEADER.size + heads["name"] + heads["extra"]
+        ends = starts + _NPY_PREFIX + _rows(content, starts, _NPY_START)["length"]
+        names_of = list(known)
+        members = {}
+        for number, signature, place, start, end, size in zip(
+            wanted.tolist(),
+            heads["signature"].tolist(),
+            places.tolist(),
+            starts.tolist(),
+            ends.tolist(),
+            sizes.tolist(),
+            strict=True,
+        ):
+            name = names_of[number]
+            try:
+                dtype, shape, nbytes = _parse_npy_header(content[start:end])
+            except _DamageError:
+                continue
+            if (
+                signature == b"PK\x03\x04"
+                and end - start + nbytes == size
+                and start + size <= len(content)
+                and content.startswith(encoded[name], place + LOCAL_HEADER.size)
+            ):
+                members[name] = Member(end, nbytes, dtype, shape)
+        return content, members
+
+    def _read_pieces(self, offsets: _Integers, sizes: _Integers) -> tuple[bytes, _Integers]:
+        """What lies at offsets, in their order, read in pieces that are worth it: the pieces,
+        joined, and where in there each offset is.
+        """
+        ends = np.maximum.accumulate(offsets + sizes)
+        cuts = np.flatnonzero(offsets[1:] > ends[:-1] + _GAP) + 1
+        pieces, places, length = list[bytes](), list[_Integers](), 0
+        for own in np.split(np.arange(len(offsets)), cuts):
+            if len(own):
+                first, last = int(offsets[own[0]]), int(ends[own[-1]])
+                pieces.append(self._read(last - first + _HEAD, first))
+                places.append(offsets[own] - first + length)
+                length += len(pieces[-1])
+        if not pieces:
+            return b"", np.empty(0, np.int64)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces), np.concatenate(places)
 
     def read_whole(self, name: str) -> Array:
         """One member's array, verified against the archive's own checksum.
@@ -313,6 +412,14 @@ def _zip64_values(extra: bytes) -> tuple[int, ...]:
             )
         position += length
     return ()
+
+
+def _rows(content: bytes, places: _Integers, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """What lies at some places, as rows of a structured type; zeros beyond the end."""
+    own = np.frombuffer(content, np.uint8)
+    indices = places[:, None] + np.arange(dtype.itemsize)
+    found = np.take(own, indices, mode="clip") if len(own) else np.zeros_like(indices, np.uint8)
+    return found.view(dtype).reshape(-1)
 
 
 def _npy_header_place(head: bytes) -> tuple[int, int]:

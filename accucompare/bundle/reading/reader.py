@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -33,6 +34,7 @@ from accucompare.bundle.writing import SKETCHES_A_MEMBER, sketches_name
 from accucompare.errors import BundleError, RecordError, UsageError
 from accucompare.numbers import (
     BLOCK,
+    CHUNK,
     DTYPES,
     SKETCH_VERSION,
     Array,
@@ -48,6 +50,8 @@ from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE, Mode
 #: Which part of a tensor, as in NumPy: integers, slices and at most one ``...``.
 Index = tuple[Any, ...]
 _NEXT = 8  # lists of records that are asked for ahead
+_NOWHERE: tuple[Any, ...] = (-1,)
+_SMALL = (CHUNK + 16) * 8  # bytes of a member of at most a chunk, with its header
 _SKETCHES_HELD = 2  # members of 8 MiB: neighbouring records are compared one after the other
 _LINE_LIMIT = (
     1 << 20
@@ -272,6 +276,44 @@ class Bundle:
         archive, offset = self.locate(record)
         return StoredTensor(self, record, archive, offset)
 
+    def small_data(self, records: Iterable[Record]) -> tuple[bytes, list[int]]:
+        """The stored bits of those of some records that are small, read together and verified.
+
+        Args:
+            records: neighbours, each with a member.
+
+        Returns:
+            Bytes, and where in them each record's data begins. -1 stands for a record that is large
+            or damaged: ``stored`` says what is wrong with it.
+        """
+        pieces, places, length = list[bytes](), list[int](), 0
+        for _, neighbours in itertools.groupby(records, _step_of):
+            of_step = list(neighbours)
+            names = {record.member: None for record in of_step}
+            try:
+                content, members = self._archive(of_step[0]).small_members(names, _SMALL)
+            except BundleError:
+                places += [-1] * len(of_step)
+                continue
+            found = {
+                name: (
+                    length + member.offset,
+                    member.shape,
+                    member.dtype,
+                    xxhash.xxh3_128_hexdigest(
+                        content[member.offset : member.offset + member.nbytes]
+                    ),
+                )
+                for name, member in members.items()
+            }
+            for record in of_step:
+                place, *known = found.get(record.member, _NOWHERE)
+                own = [record.shape, DTYPES[record.dtype].storage, record.digest]
+                places.append(place if known == own else -1)
+            pieces.append(content)
+            length += len(content)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces), places
+
     def sketch_facts(self, record: Record) -> SketchFacts:
         """How a record's sketch was made.
 
@@ -412,7 +454,7 @@ class Bundle:
 
     def _archive(self, record: Record) -> Archive:
         """The step's ``.npz``, opened when it is first asked for."""
-        place = (record.rank, "state" if record.role in STATE_ROLES else record.step)
+        place = _step_of(record)
         archive = self._archives.get(place)
         if archive is None:
             with self._opening:
@@ -436,30 +478,30 @@ class Bundle:
         hasher = xxhash.xxh3_128()
         records: list[Record] = []
         places: set[tuple[str, int, Role, str]] = set()
+        add, add_place, of_state = records.append, places.add, stem == "state"
         try:
-            with open_lines(path, self._windows) as lines:
-                while line := lines.readline(_LINE_LIMIT):
+            with open_lines(path, self._windows) as file:
+                for line in _lines(file, hasher):
                     if len(records) == entry.records:
                         raise BundleError(
                             f"{path}: holds more records than the {entry.records} of the manifest;"
                             " one is damaged"
                         )
-                    hasher.update(line)
                     try:
-                        if len(line) == _LINE_LIMIT:
+                        if len(line) > _LINE_LIMIT:
                             raise BundleError("it is too long for a record")
                         record = Record.from_line(line, rank, entry.step)
                     except BundleError as error:
                         raise BundleError(
                             f"{path}, line {len(records) + 1}: damaged ({error})"
                         ) from None
-                    records.append(record)
-                    if (record.role in STATE_ROLES) != (stem == "state"):
+                    add(record)
+                    add_place((record.name, record.call, record.role, record.path))
+                    if (record.role in STATE_ROLES) != of_state:
                         raise BundleError(
                             f"{path}, line {len(records)}: damaged ({record.key} does not belong"
                             " there)"
                         )
-                    places.add((record.name, record.call, record.role, record.path))
                     if len(places) < len(records):
                         raise BundleError(
                             f"{path}, line {len(records)}: damaged ({record.key} is there twice)"
@@ -478,6 +520,24 @@ class Bundle:
                 f"{path}: is corrupt (its digest does not match the manifest's); capture it again"
             )
         return records
+
+
+def _lines(file: IO[bytes], hasher: xxhash.xxh3_128) -> Iterator[bytes]:
+    """The lines of a file, all of which the hasher is given. A line that is too long is cut off."""
+    rest = b""
+    while piece := file.read(_LINE_LIMIT):
+        hasher.update(piece)
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+        if len(rest) > _LINE_LIMIT:
+            break
+    if rest:
+        yield rest
+
+
+def _step_of(record: Record) -> tuple[int, int | str]:
+    """The rank and the step, or "state", in whose files a record is."""
+    return record.rank, "state" if record.role in STATE_ROLES else record.step
 
 
 def _sketch_rows(archive: Archive, name: str, size: int) -> Float64:

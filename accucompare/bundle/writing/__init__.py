@@ -17,12 +17,13 @@ from accucompare.bundle.writing.record_file import (
     Sketched,
     sketches_name,
 )
-from accucompare.bundle.writing.writer import QUEUE_BYTES, BundleWriter
+from accucompare.bundle.writing.writer import QUEUE_BYTES, BundleWriter, LaterDigest
 
 __all__ = [
     "QUEUE_BYTES",
     "SKETCHES_A_MEMBER",
     "BundleWriter",
+    "LaterDigest",
     "Lease",
     "RecordFile",
     "Sketched",

@@ -13,6 +13,7 @@ import msgspec
 from accucompare.bundle.format import Record
 from accucompare.compare.limits import Tolerance
 from accucompare.compare.pairing import Pair
+from accucompare.compare.remarks import ByRounding
 from accucompare.compare.rows import PairOutcome, Proof, Task
 from accucompare.errors import BundleError
 
@@ -24,7 +25,7 @@ class _Sent(msgspec.Struct, frozen=True, gc=False, array_like=True):
     limits: int
     baseline: Record | None
     repeat: Record | None
-    chosen: str
+    chosen: ByRounding | None
     golden_repeat: Record | None
     before: Pair | None
     given: bool

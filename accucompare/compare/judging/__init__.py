@@ -2,7 +2,7 @@
 
 from accucompare.compare.judging.given import with_given
 from accucompare.compare.judging.judge import is_noise, judge_pair
-from accucompare.compare.judging.judging import judge_task
+from accucompare.compare.judging.judging import judge_task, judge_tasks
 from accucompare.compare.judging.proof import Beside, open_beside, why_not_proved, with_proofs
 from accucompare.compare.judging.sides import Sides
 
@@ -12,6 +12,7 @@ __all__ = [
     "is_noise",
     "judge_pair",
     "judge_task",
+    "judge_tasks",
     "open_beside",
     "why_not_proved",
     "with_given",

@@ -56,13 +56,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
-from decimal import ROUND_FLOOR, Context, Decimal
 
 import msgspec
 
 from accucompare.bundle.format import Record
 from accucompare.compare.limits import EXACT, Tolerance
 from accucompare.compare.measuring import Metrics, masks_may_explain
+from accucompare.compare.remarks import BareRemark
 from accucompare.compare.rows import Reason, Verdict
 from accucompare.numbers import CHUNK, DTYPES, Kind, Statistics
 
@@ -268,7 +268,7 @@ def judge_bounds(
     says where it came from.
 
     A failure is certain: a limit is exceeded whatever the values were. ``identical`` is certain
-    too. ``ok`` is not: it means that the statistics prove no failure, and its detail says so.
+    too. ``ok`` is not: it means that the statistics prove no failure, and a remark says so.
     ``needed`` is empty, since no limit is known to pass. If masks may explain any difference, the
     pair is not comparable.
 
@@ -283,55 +283,38 @@ def judge_bounds(
     """
     same_dtype = golden.dtype == candidate.dtype
     if same_dtype and golden.digest is not None and golden.digest == candidate.digest:
-        return Verdict(
-            Reason.IDENTICAL,
-            str(tolerance),
-            tolerance.source,
-            used=0.0,
-            rel_l2_limit=tolerance.rel_l2,
-        )
+        return Verdict(Reason.IDENTICAL, tolerance.judged, used=0.0, rel_l2_limit=tolerance.rel_l2)
     uncounted = _of_another_tool(golden) or _of_another_tool(candidate)
     if (
         uncounted
         and metrics.golden_nan + metrics.golden_inf
         and metrics.candidate_nan + metrics.candidate_inf
     ):
-        return Verdict(
-            Reason.NOT_COMPARABLE,
-            detail="both hold NaN or Inf, which statistics of another tool do not count",
-        )
+        return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.NON_FINITE_UNCOUNTED,))
     if metrics.nonfinite_mismatch:
-        detail = _nonfinite_detail(metrics, at_least="at least " if uncounted else "")
+        exact = BareRemark.NON_FINITE_BY_STATISTICS
         return Verdict(
             Reason.NON_FINITE,
-            str(tolerance),
-            tolerance.source,
+            tolerance.judged,
             used=math.inf,
-            detail=detail,
+            remarks=(BareRemark.NON_FINITE_AT_LEAST if uncounted else exact,),
             rel_l2_limit=tolerance.rel_l2,
         )
     if masks_may_explain(golden, candidate):
-        return Verdict(
-            Reason.NOT_COMPARABLE, detail="statistics alone cannot judge values that may be masks"
-        )
+        return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.MAY_BE_MASKS,))
+    bounds = (BareRemark.LOWER_BOUNDS,)
     if DTYPES[golden.dtype].kind in (Kind.INT, Kind.BOOL):
         if metrics.max_abs:
-            return Verdict(
-                Reason.OVER, str(EXACT), EXACT.source, used=math.inf, detail=_detail(metrics)
-            )
-        return Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0, detail=_detail(metrics))
+            return Verdict(Reason.OVER, EXACT.judged, used=math.inf, remarks=bounds)
+        return Verdict(Reason.OK, EXACT.judged, used=0.0, remarks=bounds)
     used = max(_shares(golden, metrics, tolerance), default=0.0)
     if used <= 1.0 and metrics.golden_nan + metrics.golden_inf:
-        return Verdict(
-            Reason.NOT_COMPARABLE,
-            detail="both hold NaN or Inf, and statistics do not tell in which places",
-        )
+        return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.NON_FINITE_SOMEWHERE,))
     return Verdict(
         reason=Reason.OVER if used > 1.0 else Reason.OK,
-        tolerance=str(tolerance),
-        rule=tolerance.source,
+        limit=tolerance.judged,
         used=used,
-        detail=_detail(metrics),
+        remarks=bounds,
         rel_l2_limit=tolerance.rel_l2,
         evident=used > 1.0 and tolerance.is_no_rounding(metrics.rel_l2),
     )
@@ -356,41 +339,3 @@ def _share(least: float, limit: float) -> float:
     if least <= limit:
         return min(least / limit, 1.0) if 0.0 < limit < math.inf else 0.0
     return max(least / limit, math.nextafter(1.0, 2.0)) if limit else math.inf
-
-
-def _detail(metrics: Metrics) -> str:
-    error = (
-        "golden is all zeros"
-        if math.isinf(metrics.rel_l2)
-        else f"relative L2 error at least {_floor(metrics.rel_l2)}"
-    )
-    places = (
-        ", if NaN and Inf are in the same places"
-        if metrics.golden_nan or metrics.golden_inf
-        else ""
-    )
-    return (
-        f"by statistics alone: {error}, largest difference at least"
-        f" {_floor(metrics.max_abs)}{places}"
-    )
-
-
-def _nonfinite_detail(metrics: Metrics, at_least: str) -> str:
-    parts = []
-    for name, ours, theirs in (
-        ("NaN", metrics.golden_nan, metrics.candidate_nan),
-        ("Inf", metrics.golden_inf, metrics.candidate_inf),
-    ):
-        if ours != theirs:
-            counts = [f"{at_least if count else ''}{count}" for count in (ours, theirs)]
-            parts.append(f"golden has {counts[0]} {name}, the candidate {counts[1]}")
-    return "; ".join(parts)
-
-
-def _floor(value: float) -> str:
-    """Three digits, rounded down."""
-    return (
-        f"{Context(prec=3, rounding=ROUND_FLOOR).create_decimal(Decimal(value)):.2e}"
-        if value
-        else "0"
-    )

@@ -25,6 +25,13 @@ from accucompare.compare.measuring import (
     standard_error,
 )
 from accucompare.compare.pairing import most_changed
+from accucompare.compare.remarks import (
+    BeyondLastPlace,
+    FewCarryNorm,
+    LimitKind,
+    LimitOfKind,
+    OneFactor,
+)
 from accucompare.compare.rows import Reason, Task, Verdict
 from accucompare.numbers import DTYPES
 
@@ -50,7 +57,7 @@ def look_closer(
         if golden.member is None:  # which elements carry its norm, a sketch does not tell
             return verdict
         return _of_few_values(sides, golden, candidate, metrics, task.tolerance, verdict, expected)
-    if verdict.reason is not Reason.OK or expected.missing_cast or not task.tolerance.fed:
+    if verdict.reason is not Reason.OK or expected.dtype or not task.tolerance.fed:
         return verdict
     baseline, before = task.baseline, task.before
     if (
@@ -91,21 +98,15 @@ def _of_few_values(
     over_ceiling = tolerance.ceiling is not None and metrics.rel_l2 > tolerance.ceiling
     if not few or over_ceiling or ratio > most or not math.isfinite(metrics.rel_l2):
         return verdict
-    detail = (
-        f"{few:.1f} of {metrics.compared} elements carry golden's norm, and the limit is that of"
-        " so few"
-    )
-    reason, used = Reason.OK, ratio / most
-    found = msgspec.structs.replace(
+    return msgspec.structs.replace(
         verdict,
-        reason=reason,
-        used=used,
-        detail=detail,
-        tolerance=f"excess {most:.3g}",
+        reason=Reason.OK,
+        used=ratio / most,
+        remarks=(FewCarryNorm(few, metrics.compared),),
+        limit=LimitOfKind(LimitKind.EXCESS, most),
         excess_limit=most,
+        rel_l2_limit=most * max(expected.rel_l2, floor(expected.dtype or candidate.dtype)),
     )
-    scale = max(expected.rel_l2, floor(expected.dtype or candidate.dtype))
-    return msgspec.structs.replace(found, rel_l2_limit=most * scale)
 
 
 def _beyond_last_place(
@@ -141,13 +142,9 @@ def _beyond_last_place(
     most = most_changed(expects)
     if count <= most:
         return verdict
-    elements = math.prod(golden.shape)
-    detail = (
-        f"{count} of {elements} elements are off by more than rounding to {dtype} can do; {expects}"
-        " of the baseline are"
-    )
-    words = f"{most:.0f} elements beyond their last place"
-    return Verdict(Reason.OVER, words, "last place", used=count / most, detail=detail, evident=True)
+    remark = BeyondLastPlace(count, math.prod(golden.shape), dtype, expects)
+    judged = LimitOfKind(LimitKind.LAST_PLACE, most)
+    return Verdict(Reason.OVER, judged, used=count / most, remarks=(remark,), evident=True)
 
 
 def _common_factor(
@@ -197,16 +194,10 @@ def _common_factor(
     )
     if not abs(ours - theirs) > most:
         return verdict
-    detail = (
-        f"golden's times {1.0 + ours:.4f}, where the baseline has {1.0 + theirs:.4f}: one factor on"
-        " all elements is no rounding"
-    )
-    used = abs(ours - theirs) / most
     return Verdict(
         Reason.OVER,
-        f"factor within {most:.2g}",
-        "common factor",
-        used=used,
-        detail=detail,
+        LimitOfKind(LimitKind.FACTOR, most),
+        used=abs(ours - theirs) / most,
+        remarks=(OneFactor(1.0 + ours, 1.0 + theirs),),
         evident=True,
     )

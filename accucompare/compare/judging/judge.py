@@ -25,6 +25,20 @@ from accucompare.compare.limits import (
 )
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.pairing import most_changed
+from accucompare.compare.remarks import (
+    BareRemark,
+    BeyondLikeBaseline,
+    ChoicesApart,
+    ChoicesChanged,
+    LimitKind,
+    LimitOfKind,
+    MissingCast,
+    NoneMayDiffer,
+    NoRelativeLimit,
+    Remark,
+    RunsApart,
+    Saturated,
+)
 from accucompare.compare.rows import Reason, Status, Verdict
 from accucompare.numbers import DTYPES, Kind
 
@@ -38,52 +52,38 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
         Layout.STRIDED,
         Layout.SCALAR,
     }:
-        return Verdict(Reason.DTYPE, detail=_both(golden, candidate))
+        return Verdict(Reason.DTYPE, remarks=(BareRemark.BOTH_KINDS,))
     if _kind(golden) is not _kind(candidate):
-        return Verdict(Reason.DTYPE, detail=_both(golden, candidate))
+        return Verdict(Reason.DTYPE, remarks=(BareRemark.BOTH_KINDS,))
     if golden.layout is Layout.NESTED and None in (
         golden.components,
         candidate.components,
     ):  # an older bundle has no values of it
-        return Verdict(Reason.NOT_COMPARABLE, detail=_described(golden))
+        return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.GOLDENS_KIND,))
     if golden.components != candidate.components:
-        both = " and ".join(
-            str([list(shape) for shape in (record.components or ())[:5]])
-            for record in (golden, candidate)
-        )
-        return Verdict(Reason.SHAPE, detail=f"the tensors nested in it have other shapes: {both}")
+        return Verdict(Reason.SHAPE, remarks=(BareRemark.OTHER_COMPONENTS,))
     if golden.shape != candidate.shape:
-        return Verdict(
-            Reason.SHAPE,
-            detail=f"golden is {list(golden.shape)}, the candidate {list(candidate.shape)}",
-        )
+        return Verdict(Reason.SHAPE, remarks=(BareRemark.OTHER_SHAPES,))
     if golden.shard != candidate.shard:
-        return Verdict(
-            Reason.SHAPE, detail=f"golden is {_part(golden)}, the candidate {_part(candidate)}"
-        )
+        return Verdict(Reason.SHAPE, remarks=(BareRemark.OTHER_PARTS,))
     if (golden.member is not None and candidate.member is not None) or can_bound(golden, candidate):
         return None
-    alike = _described(golden) == _described(candidate)
-    detail = _described(golden) if alike else _both(golden, candidate)
     if golden.digest is None or candidate.digest is None:
-        return Verdict(Reason.NOT_COMPARABLE, detail=detail, alike=alike)
+        alike = _what(golden) == _what(candidate)
+        return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.ALL_THERE_IS,), alike=alike)
     if golden.dtype != candidate.dtype:  # of which equal numbers have other bits
-        return Verdict(Reason.NOT_COMPARABLE, detail=f"{detail}, of which digests tell nothing")
-    same = golden.digest == candidate.digest
-    if not same and golden.layout is not Layout.OPAQUE:
-        detail = f"other bits, of {detail}; how far apart they are was not recorded"
-    return Verdict(Reason.IDENTICAL if same else Reason.OVER, detail=detail)
+        return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.DIGESTS_TELL_NOTHING,))
+    if golden.digest == candidate.digest:
+        return Verdict(Reason.IDENTICAL, remarks=(BareRemark.ALL_THERE_IS,))
+    opaque = golden.layout is Layout.OPAQUE
+    remark = BareRemark.ALL_THERE_IS if opaque else BareRemark.OTHER_BITS
+    return Verdict(Reason.OVER, remarks=(remark,))
 
 
-def _part(record: Record) -> str:
-    """Which part of a tensor a record is: ``[0:4, 8:16] of [4, 32]``."""
-    shard = record.shard
-    if shard is None:
-        return f"the whole of {list(record.shape)}"
-    places = ", ".join(
-        f"{first}:{first + count}" for first, count in zip(shard.start, record.shape, strict=True)
-    )
-    return f"[{places}] of {list(shard.shape)}"
+def _what(record: Record) -> tuple[Layout, str, str]:
+    """What is known of a value without its data."""
+    dtype = "" if record.layout is Layout.OPAQUE else record.dtype
+    return record.layout, dtype, "" if record.layout is Layout.STRIDED else record.detail_and_line
 
 
 def _kind(record: Record) -> Kind | bool:
@@ -91,23 +91,6 @@ def _kind(record: Record) -> Kind | bool:
     compare.
     """
     return DTYPES[record.dtype].kind if record.dtype in DTYPES else record.digest is not None
-
-
-def _both(golden: Record, candidate: Record) -> str:
-    return f"golden is {_described(golden)}, the candidate {_described(candidate)}"
-
-
-def _described(record: Record) -> str:
-    if record.layout is Layout.OPAQUE:
-        return record.detail_and_line
-    if record.layout is Layout.STRIDED:
-        return record.dtype
-    words = (
-        f"a {record.layout.value} {record.dtype} tensor"
-        if record.dtype
-        else f"a {record.layout.value} value"
-    )
-    return f"{words} ({record.detail_and_line})" if record.detail_and_line else words
 
 
 def judge_pair(
@@ -133,52 +116,33 @@ def judge_pair(
         and golden.digest == candidate.digest
         and golden.dtype == candidate.dtype
     ):
-        return Verdict(
-            Reason.IDENTICAL,
-            str(tolerance),
-            tolerance.source,
-            used=0.0,
-            rel_l2_limit=tolerance.rel_l2,
-        )
+        return Verdict(Reason.IDENTICAL, tolerance.judged, used=0.0, rel_l2_limit=tolerance.rel_l2)
     if metrics.nonfinite_mismatch:
-        detail = _nonfinite_detail(metrics)
         return Verdict(
             Reason.NON_FINITE,
-            str(tolerance),
-            tolerance.source,
-            (),
-            math.inf,
-            detail,
+            tolerance.judged,
+            used=math.inf,
+            remarks=(BareRemark.NON_FINITE_COUNTS,),
             rel_l2_limit=tolerance.rel_l2,
         )
-    detail = ""
-    if metrics.saturated:
-        largest = DTYPES[candidate.dtype].largest
-        detail = (
-            f"{metrics.saturated} value(s) saturated at {candidate.dtype}'s largest, {largest:g},"
-            " where golden is larger"
-        )
+    remarks: tuple[Remark, ...] = (Saturated(metrics.saturated),) if metrics.saturated else ()
     if DTYPES[golden.dtype].kind in (Kind.INT, Kind.BOOL):
         if metrics.max_abs and expected is not None and expected.different:
             return _judge_choices(metrics, expected)
         if not metrics.max_abs:
-            return Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0)
-        detail = f"{differing(metrics)} of {metrics.compared} differ, and none may"
-        return Verdict(Reason.OVER, str(EXACT), EXACT.source, used=math.inf, detail=detail)
+            return Verdict(Reason.OK, EXACT.judged, used=0.0)
+        remark = NoneMayDiffer(differing(metrics), metrics.compared)
+        return Verdict(Reason.OVER, EXACT.judged, used=math.inf, remarks=(remark,))
     passes, used, smallest = zip(*_limits(metrics, tolerance), strict=True)
     if math.isinf(metrics.rel_l2) and tolerance.rel_l2 is not None:
-        detail = (
-            "golden is all zeros, so no relative limit would pass;"
-            f" {SmallestLimit('atol', metrics.max_abs)} would"
-        )
+        remarks = (NoRelativeLimit(metrics.max_abs),)
     return Verdict(
         evident=not all(passes) and tolerance.is_no_rounding(metrics.rel_l2),
         reason=Reason.OK if all(passes) else Reason.OVER,
-        tolerance=str(tolerance),
-        rule=tolerance.source,
+        limit=tolerance.judged,
         smallest=smallest,
         used=max(used),
-        detail=detail,
+        remarks=remarks,
         rel_l2_limit=tolerance.rel_l2,
     )
 
@@ -209,8 +173,7 @@ def _judge_by_excess(
     most = max(most, most * tolerance.composed / expects, tolerance.summing / expects)
     verdict = replace(
         verdict,
-        tolerance=f"excess {most:.3g}",
-        rule="baseline",
+        limit=LimitOfKind(LimitKind.EXCESS, most),
         smallest=(SmallestLimit("excess", ratio),),
         used=ratio / most,
         rel_l2_limit=most * expects if math.isfinite(expects) else None,
@@ -223,25 +186,25 @@ def _judge_by_excess(
         and tolerance.ceiling < metrics.rel_l2 < math.inf
         and ratio <= most
     )
+    beyond_too = (BeyondLikeBaseline(expected.rel_l2),)
     if (
         beyond and not tolerance.fed
     ):  # rounding may have changed a choice, in the baseline too: no failure, and no pass
-        return replace(verdict, reason=Reason.OK, detail=_far_beyond(expected), beyond=True)
+        return replace(verdict, reason=Reason.OK, remarks=beyond_too, beyond=True)
     if beyond and tolerance.ceiling is not None:
         return replace(
             verdict,
             reason=Reason.OVER,
-            tolerance=f"rel_l2 {tolerance.ceiling:g}",
-            rule="ceiling",
+            limit=LimitOfKind(LimitKind.CEILING, tolerance.ceiling),
             smallest=(),
             used=metrics.rel_l2 / tolerance.ceiling,
             excess_limit=None,
             rel_l2_limit=tolerance.ceiling,
-            detail=_far_beyond(expected),
+            remarks=beyond_too,
             beyond=True,
         )
-    if expected.missing_cast and ratio <= most:
-        return replace(verdict, reason=Reason.OVER_PRECISE, detail=expected.missing_cast)
+    if expected.dtype and ratio <= most:
+        return replace(verdict, reason=Reason.OVER_PRECISE, remarks=(MissingCast(expected.dtype),))
     if verdict.reason is Reason.IDENTICAL:
         return replace(verdict, smallest=())
     if ratio > most:
@@ -249,18 +212,12 @@ def _judge_by_excess(
     proves = (
         is_half(dtype) and metrics.compared >= FEW and floor(dtype) < expected.rel_l2 < math.inf
     )
-    detail = (
-        verdict.detail if math.isfinite(metrics.rel_l2) else ""
-    )  # that detail was about another limit
     return replace(
         verdict,
         reason=Reason.OVER_PRECISE if proves and ratio < 1.0 / most else Reason.OK,
-        detail=detail,
+        # of golden's zeros it was about another limit
+        remarks=verdict.remarks if math.isfinite(metrics.rel_l2) else (),
     )
-
-
-def _far_beyond(expected: Expected) -> str:
-    return f"far beyond rounding, and so is the baseline (rel_l2 {expected.rel_l2:.2e})"
 
 
 def _judge_choices(metrics: Metrics, expected: Expected) -> Verdict:
@@ -278,35 +235,23 @@ def _judge_choices(metrics: Metrics, expected: Expected) -> Verdict:
             rmse * math.sqrt(metrics.compared) for rmse in (metrics.rmse, expected.rmse)
         )
         if apart > (most := most_changed(theirs)):
-            detail = (
-                f"{count} of {metrics.compared} differ, {apart:.3g} apart in L2 norm; the baseline"
-                f" is {theirs:.3g}"
-            )
             return Verdict(
                 Reason.OVER,
-                f"{most:.3g} apart",
-                "baseline",
+                LimitOfKind(LimitKind.APART, most),
                 used=apart / most,
-                detail=detail,
+                remarks=(ChoicesApart(count, metrics.compared, apart, theirs),),
                 evident=True,
             )
     most = most_changed(expected.different)
     reason = Reason.OK if count <= most else Reason.OVER
-    detail = (
-        f"{count} of {metrics.compared} differ; so do {expected.different} in the baseline, by"
-        " rounding alone"
-    )
-    smallest, ratio = (SmallestLimit("different", count),), count / expected.different
-    evident = reason is Reason.OVER
     return Verdict(
         reason,
-        f"{most:.0f} different",
-        "baseline",
-        smallest,
+        LimitOfKind(LimitKind.DIFFERENT, most),
+        (SmallestLimit("different", count),),
         count / most,
-        detail,
-        excess=ratio,
-        evident=evident,
+        (ChoicesChanged(count, metrics.compared, expected.different),),
+        excess=count / expected.different,
+        evident=reason is Reason.OVER,
     )
 
 
@@ -316,12 +261,17 @@ def settle_noise(
     """The verdict on a pair whose candidate was run twice. ``noise`` is the distance of the two
     runs, relative to golden's norm.
     """
-    if verdict.status is not Status.FAIL or metrics is None or not is_noise(metrics, noise):
+    if (
+        verdict.status is not Status.FAIL
+        or metrics is None
+        or noise is None
+        or not is_noise(metrics, noise)
+    ):
         return verdict
-    detail = f"two runs of the candidate differ by {noise:.2e} from each other"
+    remark = RunsApart(golden=False, apart=noise)
     if tolerance.by_default:
-        return replace(verdict, reason=Reason.NOT_DETERMINISTIC, detail=detail)
-    return replace(verdict, detail="; ".join(part for part in (verdict.detail, detail) if part))
+        return replace(verdict, reason=Reason.NOT_DETERMINISTIC, remarks=(remark,))
+    return replace(verdict, remarks=(*verdict.remarks, remark))
 
 
 def settle_unsteady(
@@ -344,7 +294,7 @@ def settle_unsteady(
     return replace(
         verdict,
         reason=Reason.NOT_DETERMINISTIC,
-        detail=f"two captures of golden differ by {apart:.2e} from each other",
+        remarks=(RunsApart(golden=True, apart=apart),),
     )
 
 
@@ -400,17 +350,3 @@ def _at_most(measured: float, limit: float, name: str, room: float) -> _Judged:
     most = limit * room
     used = measured / most if most else (math.inf if measured else 0.0)
     return measured <= most, used, SmallestLimit(name, measured)
-
-
-def _nonfinite_detail(metrics: Metrics) -> str:
-    parts = []
-    if metrics.golden_nan != metrics.candidate_nan:
-        parts.append(f"golden has {metrics.golden_nan} NaN, the candidate {metrics.candidate_nan}")
-    if metrics.golden_inf != metrics.candidate_inf:
-        parts.append(f"golden has {metrics.golden_inf} Inf, the candidate {metrics.candidate_inf}")
-    if metrics.saturated:
-        parts.append(f"{metrics.saturated} saturated in the candidate")
-    if metrics.masked and parts:
-        parts.append(f"{metrics.masked} masked on both sides are equal")
-    counts = "; ".join(parts) or f"NaN or Inf in {metrics.nonfinite_mismatch} different places"
-    return f"{counts}; the first at {list(metrics.nonfinite_index or ())}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -20,6 +21,7 @@ from accucompare.compare.judging.judge import (
 )
 from accucompare.compare.judging.proof import conditioned, doubt
 from accucompare.compare.judging.sides import Sides, metrics_of_identical
+from accucompare.compare.judging.small_pairs import with_small_pairs
 from accucompare.compare.limits import EXACT, Tolerance, differing, with_ceiling
 from accucompare.compare.measuring import (
     Metrics,
@@ -29,6 +31,7 @@ from accucompare.compare.measuring import (
     measure_broadcast,
     measure_masks,
 )
+from accucompare.compare.remarks import BareRemark, OtherMasks
 from accucompare.compare.rows import (
     Option,
     PairOutcome,
@@ -44,7 +47,6 @@ from accucompare.compare.rows import (
     without_partner,
 )
 from accucompare.errors import BundleError
-from accucompare.numbers import DTYPES
 
 #: How a pair fails if rounding changed its shape, its values or the number of calls.
 _OF_CHOICES = (Reason.SHAPE, Reason.OVER, Reason.MISSING, Reason.EXTRA)
@@ -56,27 +58,54 @@ def judge_task(sides: Sides, task: Task, run: Run = map) -> PairOutcome | Bundle
     """
     outcome = _judged(sides, task, run)
     if (
-        not task.chosen
+        task.chosen is None
         or isinstance(outcome, BundleError)
         or outcome.verdict.reason not in _OF_CHOICES
     ):
         return outcome
-    return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, detail=task.chosen, chosen=True))
+    return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, remarks=(task.chosen,), chosen=True))
+
+
+def judge_tasks(sides: Sides, tasks: Sequence[Task]) -> list[PairOutcome | BundleError]:
+    """The outcomes of some pairs, the small ones of which are measured together."""
+    sides = with_small_pairs(sides, tasks)
+    return [_passed_at_once(sides, task) or judge_task(sides, task) for task in tasks]
+
+
+def _passed_at_once(sides: Sides, task: Task) -> PairOutcome | None:
+    """The outcome of a pair that was measured with others, that nothing but its limits judges, and
+    that keeps to them; ``None`` of any other.
+    """
+    golden, candidate = task.pair.golden, task.pair.candidate
+    if (
+        golden is None
+        or candidate is None
+        or (metrics := sides.known.get((id(golden), id(candidate)))) is None
+        or task.baseline is not None
+        or task.repeat is not None
+        or task.proof is not None
+        or golden.layout is not candidate.layout
+        or golden.components is not None
+        or candidate.components is not None
+        or golden.shard is not None
+        or candidate.shard is not None
+    ):
+        return None
+    verdict = judge_pair(golden, candidate, metrics, task.tolerance)
+    return PairOutcome(metrics, verdict) if verdict.status is Status.PASS else None
 
 
 def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:
     golden, candidate = task.pair.golden, task.pair.candidate
     if golden is None or candidate is None:
         if is_operator(golden or candidate):
-            return PairOutcome(None, without_partner(golden, _option(sides, golden, candidate)))
+            return PairOutcome(None, without_partner(_option(sides, golden, candidate)))
         if Role.COMPUTED_BUFFER in {
             record.role for record in (golden, candidate) if record is not None
         }:
-            which = (
-                "the candidate" if golden is None else "golden"
-            )  # the other may compute it elsewhere, or keep it in checkpoints
+            # the other may compute it elsewhere, or keep it in checkpoints
             return PairOutcome(
-                None, Verdict(Reason.NOT_COMPARABLE, detail=f"only {which} computes this buffer")
+                None, Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.ONE_COMPUTES_BUFFER,))
             )
         return PairOutcome(None, Verdict(Reason.EXTRA if golden is None else Reason.MISSING))
     try:
@@ -112,12 +141,10 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
         return PairOutcome(None if verdict.status is Status.NOT_COMPARED else metrics, verdict)
     expected = sides.expected(golden, candidate, metrics, task.baseline, run)
     if task.baseline is not None and expected is None:
-        tolerance = because(
-            tolerance, "the baseline has NaN or Inf where golden has not, or the other way round"
-        )
+        tolerance = because(tolerance, BareRemark.BASELINE_NON_FINITE)
     doubtful = doubt(sides, task, golden, candidate, expected, run)
     if doubtful is not None:
-        expected, tolerance = doubtful.expected, because(tolerance, str(doubtful))
+        expected, tolerance = doubtful.expected, because(tolerance, doubtful.remark)
     driven = None
     if expected is not None and doubtful is None:
         driven = conditioned(sides, task, golden, candidate, expected, metrics.rel_l2, run)
@@ -134,11 +161,7 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
         and verdict.status is Status.PASS
     ):
         return PairOutcome(
-            None,
-            Verdict(
-                Reason.NOT_COMPARABLE,
-                detail="both hold NaN or Inf, and a sketch does not tell in which places",
-            ),
+            None, Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.NON_FINITE_BEHIND_SKETCH,))
         )
     if driven is not None and verdict.status is Status.PASS:
         verdict = msgspec.structs.replace(verdict, conditioned=True)
@@ -175,15 +198,8 @@ def _settle_given(sides: Sides, golden: Record, candidate: Record, verdict: Verd
     ):
         return verdict
     return msgspec.structs.replace(
-        verdict, reason=Reason.OK, used=0.0, smallest=(), detail=_rounded_to(golden, candidate)
+        verdict, reason=Reason.OK, used=0.0, smallest=(), remarks=(BareRemark.GIVEN_ROUNDED,)
     )
-
-
-def _rounded_to(golden: Record, candidate: Record) -> str:
-    """What a given value is, in words."""
-    if DTYPES[golden.dtype].digits > DTYPES[candidate.dtype].digits:
-        return f"given to both: the candidate's is golden's, rounded to {candidate.dtype}"
-    return f"given to both: golden's is the candidate's, rounded to {golden.dtype}"
 
 
 def _by_sketch(golden: Record, candidate: Record, tolerance: Tolerance) -> bool:
@@ -200,18 +216,12 @@ def _masks_of_two_kinds(sides: Sides, golden: Record, candidate: Record) -> Pair
     metrics = measure_masks(stored[0].blocks, stored[1].blocks, (golden, candidate))
     for each in stored:
         each.verify()
-    both = f"{golden.dtype} and {candidate.dtype} masks"
     if different := differing(metrics):
-        detail = (
-            f"{both} that let through other positions: {different} of {metrics.elements} differ"
-        )
-        return PairOutcome(
-            metrics, Verdict(Reason.OVER, str(EXACT), EXACT.source, used=math.inf, detail=detail)
-        )
-    return PairOutcome(
-        metrics,
-        Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0, detail=f"{both} that say the same"),
-    )
+        remark = OtherMasks(different, metrics.elements)
+        verdict = Verdict(Reason.OVER, EXACT.judged, used=math.inf, remarks=(remark,))
+    else:
+        verdict = Verdict(Reason.OK, EXACT.judged, used=0.0, remarks=(BareRemark.SAME_MASKS,))
+    return PairOutcome(metrics, verdict)
 
 
 def _of_two_shapes(
@@ -229,12 +239,8 @@ def _of_two_shapes(
     for each in stored:
         each.verify()
     verdict = judge_pair(golden, candidate, metrics, tolerance)
-    detail = (
-        f"golden is {list(golden.shape)}, the candidate {list(candidate.shape)}, which is the same"
-        " when it is broadcast"
-    )
     return (
-        PairOutcome(metrics, msgspec.structs.replace(verdict, detail=detail))
+        PairOutcome(metrics, msgspec.structs.replace(verdict, remarks=(BareRemark.BROADCAST,)))
         if verdict.status is Status.PASS
         else None
     )

@@ -57,6 +57,7 @@ from accucompare.compare.limits import (
 )
 from accucompare.compare.measuring import Metrics, Run
 from accucompare.compare.pairing import Pair, Renaming, most_changed
+from accucompare.compare.remarks import NoReference, NotReproduced, Remark
 from accucompare.compare.rows import Proof, Reason, Status, Task, Verdict, same_bits
 from accucompare.devices import is_a_librarys
 from accucompare.numbers import DTYPES
@@ -213,28 +214,19 @@ class Doubt:
     expected: Expected | None = None
     apart: float | None = None
 
-    def __str__(self) -> str:
-        if self.apart is not None:
-            return (
-                "golden's value is no reference here: two runs of its own code differ by"
-                f" {self.apart:.2e} from each other"
-            )
-        return (
-            "golden's own code in golden's precision does not give golden's value here (rel_l2"
-            f" {self.error:.2e})"
-        )
+    @property
+    def remark(self) -> Remark:
+        return NotReproduced(self.error) if self.apart is None else NoReference(self.apart)
 
     def settle(self, verdict: Verdict) -> Verdict:
         """The verdict on a pair that was judged by ``expected``."""
         if self.apart is not None:
             return (
-                replace(verdict, reason=Reason.NOT_DETERMINISTIC, detail=str(self))
+                replace(verdict, reason=Reason.NOT_DETERMINISTIC, remarks=(self.remark,))
                 if verdict.status is Status.FAIL
                 else verdict
             )
-        return replace(
-            verdict, unproved=True, detail="; ".join(filter(None, (verdict.detail, str(self))))
-        )
+        return replace(verdict, unproved=True, remarks=(*verdict.remarks, self.remark))
 
 
 def doubt(

@@ -23,10 +23,17 @@ from accucompare.compare.measuring import (
 from accucompare.compare.rows import same_bits
 from accucompare.numbers import DTYPES, Statistics
 
+#: Metrics that were measured before they were asked for, by the ``id`` of both records.
+KnownMetrics = dict[tuple[int, int], Metrics]
+
 
 @dataclass(frozen=True)
 class Sides:
-    """The bundles, and how to compare their pairs."""
+    """The bundles, and how to compare their pairs.
+
+    Attributes:
+        known: metrics of small pairs, see ``compare.judging.small_pairs``.
+    """
 
     golden: Bundle
     candidate: Bundle
@@ -39,6 +46,7 @@ class Sides:
     proof_again: Bundle | None = None
     conditioned: Bundle | None = None
     estimates: Estimates = field(default_factory=Estimates, compare=False)
+    known: KnownMetrics = field(default_factory=dict, compare=False)
 
     def bundles(self) -> dict[str, Bundle]:
         """Those that there are, by their names here."""
@@ -139,6 +147,8 @@ class Sides:
         """The metrics of two records with data. They are read only if their digests differ, or
         everything is to be verified.
         """
+        if (measured := self.known.get((id(left), id(right)))) is not None:
+            return measured
         identical = same_bits(left, right)
         if None in (left.member, right.member):
             known = left.statistics if identical else None
@@ -151,7 +161,7 @@ class Sides:
         if left.statistics is not None and identical and not self.verify:
             return metrics_of_identical(left, left.statistics, tolerance)
         dtypes = DTYPES[left.dtype], DTYPES[right.dtype]
-        atol, rtol = _elementwise(left, tolerance)
+        atol, rtol = elementwise(left, tolerance)
         masks = (
             not identical
             and may_hold_masks(dtypes[0], left.statistics)
@@ -174,10 +184,10 @@ class Sides:
 
 def metrics_of_identical(record: Record, statistics: Statistics, tolerance: Tolerance) -> Metrics:
     """The metrics of a record and one of the same bits."""
-    asked = _elementwise(record, tolerance) != (None, None)
+    asked = elementwise(record, tolerance) != (None, None)
     return measure_identical(DTYPES[record.dtype], record.shape, statistics, asked=asked)
 
 
-def _elementwise(record: Record, tolerance: Tolerance) -> tuple[float | None, float | None]:
+def elementwise(record: Record, tolerance: Tolerance) -> tuple[float | None, float | None]:
     """atol and rtol; for integers and booleans 0, so that those that differ are counted."""
     return (tolerance.atol, tolerance.rtol) if DTYPES[record.dtype].digits else (0.0, None)

@@ -24,6 +24,7 @@ from accucompare.bundle.format import Error, Key, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.pairing import Pair, Renaming, Signatures, by_argument, rename
+from accucompare.compare.remarks import BareRemark, BaselineDtype, BaselineShape, Remark
 from accucompare.errors import UsageError
 from accucompare.numbers import DTYPES
 from accucompare.places import Place
@@ -80,16 +81,14 @@ class Expected:
         rel_l2: relative L2 error; inf where golden is all zeros and the baseline is not.
         rmse: root mean square error, for where golden is all zeros.
         different: of integers and booleans, how many differ.
-        missing_cast: words for it, if the candidate computes in a wider type than the baseline.
-        dtype: the type whose rounding is expected: the baseline's, if the candidate's is wider;
-            ``""`` for the candidate's.
+        dtype: the baseline's type, if the candidate computes in a wider one: a cast may be missing,
+            and the baseline's rounding is expected; else ``""``.
         one_minus_cosine: of the baseline; ``None`` of one that keeps its errors only.
     """
 
     rel_l2: float
     rmse: float = 0.0
     different: int = 0
-    missing_cast: str = ""
     dtype: str = ""
     one_minus_cosine: float | None = None
 
@@ -108,16 +107,8 @@ class Expected:
         )
 
     def _cast(self, candidate: Record, baseline: Record) -> Expected:
-        """The same, with ``missing_cast`` and ``dtype`` set if the candidate computes in a wider
-        type.
-        """
-        if not is_wider(candidate, baseline):
-            return self
-        return replace(
-            self,
-            missing_cast=f"{candidate.dtype}, where the baseline computes in {baseline.dtype}",
-            dtype=baseline.dtype,
-        )
+        """The same, with ``dtype`` set if the candidate computes in a wider type."""
+        return replace(self, dtype=baseline.dtype) if is_wider(candidate, baseline) else self
 
 
 def differing(metrics: Metrics) -> int:
@@ -206,23 +197,23 @@ def is_wider(candidate: Record, baseline: Record) -> bool:
     )
 
 
-def why_not(golden: Record, candidate: Record, baseline: Record | None) -> str:
-    """Why a record of the baseline cannot judge a pair; ``""`` if it can."""
+def why_not(golden: Record, candidate: Record, baseline: Record | None) -> Remark | None:
+    """Why a record of the baseline cannot judge a pair; ``None`` if it can."""
     if baseline is None:
-        return "the baseline has no such record"
+        return BareRemark.NO_BASELINE
     if not (
         golden.has_values
         and candidate.has_values
         and (baseline.has_values or baseline.error is not None)
     ):
-        return "values to compare with the baseline were not recorded"
+        return BareRemark.NO_VALUES
     if (baseline.shape, baseline.components) != (golden.shape, golden.components):
-        return f"the baseline's shape is {list(baseline.shape)}"
+        return BaselineShape(baseline.shape)
     if baseline.shard != golden.shard:
-        return "the baseline's is another part of the tensor"
+        return BareRemark.OTHER_PART
     if not matches(golden, candidate, baseline) and not is_wider(candidate, baseline):
-        return f"the baseline's dtype is {baseline.dtype}"
-    return ""
+        return BaselineDtype(baseline.dtype)
+    return None
 
 
 def partners(

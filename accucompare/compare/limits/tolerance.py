@@ -13,6 +13,14 @@ from typing import Any
 
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.format import Record, Role
+from accucompare.compare.remarks import (
+    DefaultOfDtype,
+    LimitOrigin,
+    LimitsOfPair,
+    LimitSource,
+    Remark,
+    RuleOfFile,
+)
 from accucompare.errors import UsageError
 from accucompare.files import bounded
 from accucompare.numbers import DTYPES
@@ -101,7 +109,7 @@ class Tolerance:
         cosine: smallest cosine similarity.
         tolerances: for ``accucompare.diff``: a TOML file of limits by layer; the first rule that
             applies wins, these limits judge the rest.
-        source: where the limits come from, as the report names it.
+        source: where the limits come from.
         by_default: whether these are defaults, so that a baseline judges instead, if there is one.
         ceiling: the largest relative L2 error that is rounding, whatever judges; ``None`` if
             nothing says.
@@ -111,6 +119,7 @@ class Tolerance:
             which has one order, may be closer.
         composed: that of a recurrent module composed of operators, each of which rounds; a baseline
             of a fused kernel may be closer.
+        unjudged: why no baseline judges.
     """
 
     atol: float | None = None
@@ -118,12 +127,13 @@ class Tolerance:
     rel_l2: float | None = None
     cosine: float | None = None
     tolerances: str | Path | None = None
-    source: str = ""
+    source: LimitOrigin = LimitSource.UNKNOWN
     by_default: bool = False
     ceiling: float | None = None
     fed: bool = False
     summing: float = 0.0
     composed: float = 0.0
+    unjudged: tuple[Remark, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("atol", "rtol", "rel_l2", "cosine"):
@@ -194,28 +204,15 @@ class Tolerance:
             self, rel_l2=None, atol=most * terms / math.sqrt(max(math.prod(record.shape), 1))
         )
 
-    def __str__(self) -> str:
-        return self._text
-
     @cached_property
-    def _text(self) -> str:
-        values = {name: getattr(self, name) for name in ("atol", "rtol", "rel_l2", "cosine")}
-        shown = "{:.3g}".format if self.by_default else _exact  # a user's own as it was given
-        return (
-            ", ".join(
-                f"{name} {shown(value)}" for name, value in values.items() if value is not None
-            )
-            or "exact"
-        )
+    def judged(self) -> LimitsOfPair:
+        """What a verdict keeps of it."""
+        limits = self.atol, self.rtol, self.rel_l2, self.cosine
+        return LimitsOfPair(*limits, self.source, self.by_default, self.unjudged)
 
 
-def _exact(value: float) -> str:
-    """A number in six digits, or in as many as it needs to be exact."""
-    short = f"{value:g}"
-    return short if float(short) == value else repr(value)
-
-
-EXACT = Tolerance(source="integers and booleans are compared exactly")
+#: Of integers and booleans.
+EXACT = Tolerance(source=LimitSource.EXACT)
 
 
 @dataclass(frozen=True)
@@ -226,6 +223,7 @@ class Rule:
 
     tolerance: Tolerance
     file: str
+    number: int
     layer: str = "*"
     type: str = "*"
     role: str = "*"
@@ -292,29 +290,6 @@ class Tolerances:
         ruled = next((rule.tolerance for rule in self.rules if rule.applies_to(candidate)), None)
         return ruled or (self.otherwise if self.otherwise.given else None)
 
-    @property
-    def by_rules(self) -> str:
-        """The rules of a file in words; ``""`` if there are none."""
-        return f"{len(self.rules)} rule(s) from {self.rules[0].file}" if self.rules else ""
-
-    @property
-    def by_dtype(self) -> str:
-        """The limits that hold by default, in words."""
-        if self.fed:
-            return (
-                f"{FED_ROUNDINGS} x the rounding of each dtype ({FED_ROUNDINGS_OF_SUMS} x where"
-                " sums make most of the error)"
-            )
-        return "default relative L2 limit of each dtype"
-
-    def __str__(self) -> str:
-        return ", then ".join(
-            filter(
-                None,
-                [self.by_rules, str(self.otherwise) if self.otherwise.given else self.by_dtype],
-            )
-        )
-
 
 @lru_cache(maxsize=4096)
 def _scaled(tolerance: Tolerance, factor: float) -> Tolerance:
@@ -338,10 +313,11 @@ def _of_user(tolerance: Tolerance, ceiling: float) -> Tolerance:
 
 @cache
 def _default(coarsest: str, own: bool, ceiling: float) -> Tolerance:
-    passed_through = "" if own else ", which values before have passed through"
-    source = f"default for {coarsest}{passed_through}"
     return Tolerance(
-        rel_l2=DEFAULT_REL_L2[coarsest], source=source, by_default=True, ceiling=ceiling
+        rel_l2=DEFAULT_REL_L2[coarsest],
+        source=DefaultOfDtype(coarsest, before=not own),
+        by_default=True,
+        ceiling=ceiling,
     )
 
 
@@ -349,7 +325,11 @@ def _default(coarsest: str, own: bool, ceiling: float) -> Tolerance:
 def _fed(rounding: float, ceiling: float) -> Tolerance:
     roundings = FED_ROUNDINGS if rounding >= COARSE else FED_ROUNDINGS_OF_SUMS
     return Tolerance(
-        rel_l2=roundings * rounding, source="fed", by_default=True, ceiling=ceiling, fed=True
+        rel_l2=roundings * rounding,
+        source=LimitSource.FED,
+        by_default=True,
+        ceiling=ceiling,
+        fed=True,
     )
 
 
@@ -412,10 +392,11 @@ def _rule(table: Any, file: str, number: int) -> Rule:
             raise UsageError(f"{place}: {key} must be a glob in quotes, but is {table[key]!r}")
     try:
         tolerance = Tolerance(
-            **{key: table[key] for key in _LIMIT_KEYS if key in table}, source=place
+            **{key: table[key] for key in _LIMIT_KEYS if key in table},
+            source=RuleOfFile(file, number),
         )
     except UsageError as error:
         raise UsageError(f"{place}: {error}") from None
     if not tolerance.given:
         raise UsageError(f"{place}: has no limit; give one of {', '.join(_LIMIT_KEYS)}")
-    return Rule(tolerance, file, **{key: table[key] for key in _RULE_KEYS if key in table})
+    return Rule(tolerance, file, number, **{key: table[key] for key in _RULE_KEYS if key in table})

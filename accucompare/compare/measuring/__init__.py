@@ -26,6 +26,7 @@ from accucompare.compare.measuring.measure import (
 )
 from accucompare.compare.measuring.norms import Run
 from accucompare.compare.measuring.sample import Sample
+from accucompare.compare.measuring.small import measure_small, small_form
 
 __all__ = [
     "STANDARD_ERRORS",
@@ -49,5 +50,7 @@ __all__ = [
     "measure_identical",
     "measure_masks",
     "measure_pair",
+    "measure_small",
+    "small_form",
     "standard_error",
 ]

@@ -9,6 +9,7 @@ sides are counted, judged, and left out of every sum. Positions masked on both s
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ from accucompare.compare.measuring.blocks import Blocks, PairOfTensors, Segment
 from accucompare.compare.measuring.masks import compare_masks
 from accucompare.compare.measuring.norms import Run, Scales, Sums, Totals, one_minus_cosine
 from accucompare.compare.measuring.scan import Scan
-from accucompare.numbers import DTYPES, AnyNumber, DType, Kind, Statistics, kernel
+from accucompare.numbers import DTYPES, AnyNumber, DType, Statistics, kernel
 
 
 class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -145,7 +146,7 @@ def measure_pair(
             sums.extend(part.chunks)
     total = sums.total()
     angle = one_minus_cosine(sums, total, pair, run)
-    return _metrics(scan, total, angle, (*shape, 2) if golden_dtype.kind is Kind.COMPLEX else shape)
+    return _metrics(scan, total, angle, golden_dtype.reals(shape))
 
 
 def measure_identical(
@@ -158,7 +159,7 @@ def measure_identical(
         statistics: of either.
         asked: whether there is an absolute or relative tolerance.
     """
-    elements = math.prod(shape) * (2 if dtype.kind is Kind.COMPLEX else 1)
+    elements = math.prod(dtype.reals(shape))
     return Metrics(
         elements=elements,
         compared=elements - statistics.nan - statistics.inf,
@@ -268,7 +269,7 @@ def _metrics(scan: Scan, total: Totals, angle: float, shape: tuple[int, ...]) ->
         rel_l2=total.rel_l2,
         one_minus_cosine=angle,
         max_abs=scan.max_abs,
-        max_abs_index=_index(scan.max_abs_index, shape),
+        max_abs_index=index_in(shape, scan.max_abs_index),
         golden_at_max=scan.golden_at_max,
         candidate_at_max=scan.candidate_at_max,
         max_rel=scan.max_rel,
@@ -286,14 +287,16 @@ def _metrics(scan: Scan, total: Totals, angle: float, shape: tuple[int, ...]) ->
         golden_inf=scan.golden_inf,
         candidate_inf=scan.candidate_inf,
         nonfinite_mismatch=scan.nonfinite_mismatch,
-        nonfinite_index=_index(scan.nonfinite_index, shape),
+        nonfinite_index=index_in(shape, scan.nonfinite_index),
         saturated=scan.saturated,
         masked=scan.masked,
     )
 
 
-def _index(place: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    if place is None:
+@lru_cache(maxsize=1 << 14)
+def index_in(shape: tuple[int, ...], place: int | None) -> tuple[int, ...] | None:
+    """The index of an element by its place; ``None`` for -1 and ``None``, which are no place."""
+    if place is None or place < 0:
         return None
     index = []
     for length in reversed(shape):

@@ -23,7 +23,10 @@ Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 _SPLITTER = 2.0**27 + 1.0
 
 #: If |candidate| / |golden| is between these, d keeps all digits of the candidate's direction.
-_ALIKE = 1e-2, 1e6
+NEAR_LENGTHS = 1e-2, 1e6
+
+#: The least share of a sum of squares that must be left of a difference for it to keep its digits.
+LEAST_LEFT = 1e-3
 
 # : Chunk sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, in this order;
 # then, from the compiled kernel only, the : excess and the rest of each chunk (see
@@ -135,8 +138,9 @@ class Sums:
             return None
         total = _exact_sum(squares)
         excess = _exact_sum(map(operator.mul, excesses, squares)) / total if total else 0.0
+        apart = [own - excess for own in excesses]
         return excess, _exact_sum(rests) + _exact_sum(
-            (own - excess) ** 2 * square for own, square in zip(excesses, squares, strict=True)
+            own * own * square for own, square in zip(apart, squares, strict=True)
         )
 
 
@@ -161,7 +165,7 @@ def one_minus_cosine(sums: Sums, total: Totals, pair: PairOfTensors, run: Run) -
         across, along = total.diff, abs(total.cross) / (total.golden + total.candidate)
         if not across:
             return 0.0
-        if (across - along) * (across + along) > 1e-3 * across * across:
+        if (across - along) * (across + along) > LEAST_LEFT * across * across:
             rescale = total.scales.golden / total.scales.diff
             return (
                 0.5
@@ -169,12 +173,12 @@ def one_minus_cosine(sums: Sums, total: Totals, pair: PairOfTensors, run: Run) -
                 * ((across + along) / total.candidate * rescale)
             )
     parts = sums.parts()
-    if parts is not None and _ALIKE[0] <= total.candidate / total.golden <= _ALIKE[1]:
+    if parts is not None and NEAR_LENGTHS[0] <= total.candidate / total.golden <= NEAR_LENGTHS[1]:
         cosine, sine = (
             (1 + parts[0]) * total.golden / total.candidate,
             math.sqrt(max(parts[1], 0.0)) / total.candidate,
         )
-        return sine**2 / (1 + cosine) if cosine > 0 else 1 - cosine
+        return sine * sine / (1 + cosine) if cosine > 0 else 1 - cosine
     return 0.5 * _apart_squared(total, pair, run)
 
 

@@ -13,7 +13,7 @@ from accucompare.compare.measuring.norms import Scales
 from accucompare.numbers import Array, DType, Float64, Kind, as_reals, kernel, widen
 
 #: The Python types of numbers that are no floats.
-_EXACT: dict[Kind, type] = {Kind.INT: int, Kind.BOOL: bool}
+EXACT_TYPES: dict[Kind, type] = {Kind.INT: int, Kind.BOOL: bool}
 
 
 class Scan(msgspec.Struct, gc=False):
@@ -58,8 +58,8 @@ class Scan(msgspec.Struct, gc=False):
         start = segment.start * pair.reals
         if scan.max_abs_index is not None:
             scan.max_abs_index += start
-            if pair.golden_dtype.kind in _EXACT:
-                exact = _EXACT[pair.golden_dtype.kind]
+            if pair.golden_dtype.kind in EXACT_TYPES:
+                exact = EXACT_TYPES[pair.golden_dtype.kind]
                 scan.golden_at_max, scan.candidate_at_max = (
                     exact(measured.golden_at_max),
                     exact(measured.candidate_at_max),

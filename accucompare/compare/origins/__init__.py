@@ -2,10 +2,16 @@
 
 from accucompare.compare.origins import unsteady
 from accucompare.compare.origins.culprits import STRUCTURAL, find_culprits, is_of_glue, scaled_first
-from accucompare.compare.origins.describing import different_values, is_choice, with_descriptions
+from accucompare.compare.origins.describing import (
+    are_masks,
+    differing_choices,
+    is_choice,
+    with_descriptions,
+)
 from accucompare.compare.origins.outside_changes import small_changes
 from accucompare.compare.origins.producers import with_producers
 from accucompare.compare.origins.reasons import Fed, NotFed, Origins, not_fed, operators_not_fed
+from accucompare.compare.origins.scaled import FactorCause, ScaledGradients
 from accucompare.compare.origins.sites import Culprit, Stage
 from accucompare.compare.origins.training_trace import (
     FREE_GRADIENTS,
@@ -21,13 +27,16 @@ __all__ = [
     "PARAMETER_GRADIENTS",
     "STRUCTURAL",
     "Culprit",
+    "FactorCause",
     "Fed",
     "NotFed",
     "Origins",
+    "ScaledGradients",
     "Stage",
     "Terms",
     "Unseen",
-    "different_values",
+    "are_masks",
+    "differing_choices",
     "find_culprits",
     "is_choice",
     "is_of_glue",

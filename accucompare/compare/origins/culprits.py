@@ -14,7 +14,7 @@ than that of anything that went in.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from accucompare.bundle.format import (
@@ -190,7 +190,7 @@ def _operators(rows: list[Row]) -> list[Culprit]:
                 row,
                 _excess(row),
                 row.reason,
-                hints=blamed.hints,
+                seen_in=blamed.hints,
                 operator=blamed.operator,
             )
             culprits.append(replace(culprit, difference=blamed.difference))
@@ -499,8 +499,6 @@ def scaled_first(
         row,
         _excess(row),
         row.reason,
-        (scaled.words,),
-        (scaled.hint,),
         scaled=scaled,
     )
 
@@ -516,8 +514,8 @@ def scaled_first(
 
 def _sites(culprits: Iterable[Culprit]) -> list[Culprit]:
     """Each site once, with its first culprit and the number of calls that show it."""
-    first: dict[tuple[str, ...], Culprit] = {}
-    calls: dict[tuple[str, ...], set[tuple[int, int, int]]] = {}
+    first: dict[tuple[Hashable, ...], Culprit] = {}
+    calls: dict[tuple[Hashable, ...], set[tuple[int, int, int]]] = {}
     for culprit in culprits:
         record = culprit.row.record
         assert record is not None
@@ -529,7 +527,7 @@ def _sites(culprits: Iterable[Culprit]) -> list[Culprit]:
             culprit.site,
             culprit.before,
             culprit.operator,
-            str(culprit.difference),
+            culprit.difference,
             culprit.stage.value,
             number,
         )

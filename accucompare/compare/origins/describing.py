@@ -1,6 +1,4 @@
-"""What a culprit's row shows: integers, booleans or masks that differ, or an error whose shape is
-put into words.
-"""
+"""What a culprit's row shows: integers, booleans or masks that differ, or an error's shape."""
 
 from __future__ import annotations
 
@@ -16,6 +14,7 @@ from accucompare.compare.limits import differing, other_configuration
 from accucompare.compare.measuring import Sample, is_masked, may_hold_masks
 from accucompare.compare.origins.sites import Culprit, Stage
 from accucompare.compare.pairing import Renaming
+from accucompare.compare.remarks import OtherChoices
 from accucompare.compare.rows import Option, Row, Status, is_buffer
 from accucompare.numbers import DTYPES, Float64, Kind, widen
 
@@ -29,8 +28,8 @@ SAMPLED = 4 << 20
 def with_descriptions(
     culprits: list[Culprit], golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()
 ) -> list[Culprit]:
-    """The same culprits, with the settings in which their modules differ, and the first few ones'
-    errors described in words.
+    """The same culprits, with the settings in which their modules differ, and the shape of the first
+    few ones' errors.
 
     Errors as ``Bundle.values``.
     """
@@ -42,19 +41,17 @@ def with_descriptions(
     culprits = [
         replace(culprit, configured=tuple(configured.get(culprit.name, ()))) for culprit in culprits
     ]
-    return [_in_words(culprit, golden, candidate) for culprit in culprits[:DESCRIBED]] + culprits[
+    return [_described(culprit, golden, candidate) for culprit in culprits[:DESCRIBED]] + culprits[
         DESCRIBED:
     ]
 
 
-def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
+def _described(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
     ours, theirs = culprit.row.golden, culprit.row.candidate
     if culprit.scaled is not None:
         return culprit
-    if different := different_values(culprit.row):
-        return replace(
-            culprit, words=(different, *_rows_that_differ(culprit.row, golden, candidate))
-        )
+    if differing_choices(culprit.row):
+        return replace(culprit, shape=_other_choices(culprit.row, golden, candidate))
     if (
         ours is None
         or theirs is None
@@ -82,13 +79,12 @@ def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
             side[masked] = -np.inf  # masks are equal
     normalised = ours.role is Role.OUTPUT and "Norm" in ours.type
     shape = describe_error(*values, dtype=theirs.dtype, sample=sample, normalised=normalised)
-    hints = (
-        shape.hints if culprit.stage is Stage.FORWARD and not is_buffer(ours) else ()
-    )  # hints are about what a forward gives
-    return replace(culprit, words=shape.words, hints=(*culprit.hints, *hints))
+    if culprit.stage is not Stage.FORWARD or is_buffer(ours):
+        shape = replace(shape, hints=())  # hints are about what a forward gives
+    return replace(culprit, shape=shape)
 
 
-def _rows_that_differ(row: Row, golden: Bundle, candidate: Bundle) -> tuple[str, ...]:
+def _other_choices(row: Row, golden: Bundle, candidate: Bundle) -> OtherChoices:
     """Of integers with a choice in each row, such as a token's experts: how many rows differ, and
     the first of them.
     """
@@ -100,15 +96,15 @@ def _rows_that_differ(row: Row, golden: Bundle, candidate: Bundle) -> tuple[str,
         or ours.shape != theirs.shape
         or len(ours.shape) < 2
     ):
-        return ()
+        return OtherChoices()
     if are_masks(row) or math.prod(ours.shape) > MOST_ELEMENTS:
-        return ()
+        return OtherChoices()
     rows = (bundle.values(record) for bundle, record in ((golden, ours), (candidate, theirs)))
     off = np.not_equal(*rows).any(axis=-1)
     if not off.any():
-        return ()
-    first = [int(place) for place in np.unravel_index(int(np.argmax(off)), off.shape)]
-    return (f"in {np.count_nonzero(off)} of {off.size} rows, the first {first}",)
+        return OtherChoices()
+    first = np.unravel_index(int(np.argmax(off)), off.shape)
+    return OtherChoices(int(np.count_nonzero(off)), off.size, tuple(map(int, first)))
 
 
 @np.errstate(invalid="ignore")  # a signalling NaN is a value like any other here
@@ -122,19 +118,9 @@ def _values(bundle: Bundle, record: Record, sample: Sample | None) -> Float64:
     )  # it was verified when it was measured
 
 
-def different_values(row: Row) -> str:
-    """``3 of 1000 differ``, of integers, booleans and masks; else ``""``."""
-    metrics = row.metrics
-    if metrics is not None and differing(metrics) and are_masks(row):
-        return (
-            f"a mask that lets through other positions: {differing(metrics)} of {metrics.elements}"
-            " differ"
-        )
-    return (
-        f"{differing(metrics)} of {metrics.compared} differ"
-        if is_choice(row) and metrics is not None and differing(metrics)
-        else ""
-    )
+def differing_choices(row: Row) -> int:
+    """How many integers, booleans or masks of a failing row differ; 0 of any other row."""
+    return differing(row.metrics) if row.metrics is not None and is_choice(row) else 0
 
 
 def is_choice(row: Row) -> bool:

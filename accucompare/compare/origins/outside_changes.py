@@ -14,6 +14,7 @@ from accucompare.bundle.reading import Bundle
 from accucompare.compare.limits import is_half
 from accucompare.compare.origins.training_trace import parameter_of
 from accucompare.compare.pairing import Pair
+from accucompare.compare.remarks import LeavesAsItIs, Remark, RoundedAway
 from accucompare.compare.rows import PairOutcome, Reason, Verdict, buffer_of
 from accucompare.numbers import DTYPES, Float64
 
@@ -64,23 +65,18 @@ def small_changes(
             if is_half(dtype) and (
                 pair.record.role is not Role.PARAM_CHANGED or other.changed_some(pair.record)
             ):
-                detail = (
-                    "so small a change may leave"
-                    f" {'golden' if pair.golden is None else 'the candidate'}'s as it is, in"
-                    f" {dtype}"
-                )
-                found[place] = PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, detail=detail))
+                found[place] = _no_difference(LeavesAsItIs(pair.golden is None, dtype))
             continue
         size, norm, update = change
         share = 0.0 if candidate.manifest.fed else SHARE_OF_UPDATE
         rounding = max(DTYPES[each].rounding for each in (dtype, pair.record.dtype))
         if size <= ROUNDINGS * rounding * norm + share * update:
-            detail = (
-                "changed between two updates on this side alone, by no more than rounding:"
-                f" relative L2 {size / norm if norm else 0.0:.2g}"
-            )
-            found[place] = PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, detail=detail))
+            found[place] = _no_difference(RoundedAway(size / norm if norm else 0.0))
     return found
+
+
+def _no_difference(remark: Remark) -> PairOutcome:
+    return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, remarks=(remark,)))
 
 
 @dataclass

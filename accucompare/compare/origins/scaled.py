@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 from accucompare.bundle.format import Role
 from accucompare.compare.limits import DEFAULT_REL_L2
@@ -37,6 +38,16 @@ _MOST_PARTS = 4096
 
 #: Fewer gradients than these tell nothing of all.
 _FEWEST = 2
+
+
+class FactorCause(Enum):
+    """What a factor on all gradients often comes from."""
+
+    OTHER_SIGN = auto()
+    LOSS_SCALE = auto()
+    MEAN = auto()  # over accumulated backwards or ranks
+    SUM = auto()
+    CLIPPING = auto()
 
 
 @dataclass(frozen=True)
@@ -66,33 +77,8 @@ class ScaledGradients:
     of_parameters: bool = True
 
     @property
-    def place(self) -> str:
-        if self.of_parameters:
-            return f"all {self.count} gradients of parameters"
-        if self.count > 1 or self.row.record is None:
-            return f"all {self.count} gradients of the loss"
-        return f"the backward of the loss, gradient of {self.row.record.path or 'the output'}"
-
-    @property
-    def words(self) -> str:
-        """``0.5000 of golden's (spread 1e-07): normalisation, …``."""
-        factor = f"{self.factor:.4f}" if 0.01 <= abs(self.factor) < 1000 else f"{self.factor:.6g}"
-        begins = {
-            True: "; the loss gives them so",
-            False: "; what the loss gives is right",
-            None: "",
-        }[self.of_loss]
-        begins = begins if self.of_parameters else ""
-        causes = "normalisation, reduction, clipping or loss scale, not rounding"
-        return f"{factor} of golden's (spread {self._spread}): {causes}{begins}"
-
-    @property
-    def _spread(self) -> str:
-        return f"{self.spread:.0e}" if self.spread else "0"
-
-    @property
-    def hint(self) -> str:
-        """What such a factor often comes from."""
+    def cause(self) -> tuple[FactorCause, int]:
+        """What such a factor often comes from, and how many parts explain it."""
         return _cause(self.factor, max(SPREAD, _OF_REST * self.spread))
 
     def holds(self, row: Row) -> bool:
@@ -255,24 +241,16 @@ def _by_extrema(row: Row, ratio: float) -> tuple[float, float] | None:
     return None
 
 
-def _cause(factor: float, allowed: float) -> str:
-    """What a factor often comes from."""
+def _cause(factor: float, allowed: float) -> tuple[FactorCause, int]:
+    """What a factor often comes from, and how many parts explain it."""
     size, inverse = abs(factor), 1.0 / abs(factor)
     large = max(size, inverse)
     power = 2.0 ** round(math.log2(large))
     if factor < 0:
-        return "often: the loss has the other sign"
+        return FactorCause.OTHER_SIGN, 0
     if power >= _LOSS_SCALE and abs(large / power - 1) <= allowed:
-        return "often: a loss scale that was not undone, or undone twice"
+        return FactorCause.LOSS_SCALE, 0
     whole = round(large)
     if 2 <= whole <= _MOST_PARTS and abs(large / whole - 1) <= allowed:
-        if inverse > 1:
-            return (
-                f"1/{whole}; often: a mean over {whole} accumulated backwards, or {whole} ranks,"
-                " that golden sums or does not have"
-            )
-        return (
-            f"{whole}; often: a sum over {whole} accumulated backwards, or {whole} ranks, that"
-            " golden averages, or gradients not zeroed"
-        )
-    return "often: clipping at another norm, or a mean over another number of tokens or samples"
+        return FactorCause.MEAN if inverse > 1 else FactorCause.SUM, whole
+    return FactorCause.CLIPPING, 0

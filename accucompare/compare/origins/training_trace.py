@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from accucompare.bundle.format import GRADIENT_ROLES, UPDATE_ROLES, Record, Role
 from accucompare.compare.limits import RECURRENT, SUMMED, Tolerance
+from accucompare.compare.remarks import BareRemark
 from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
 
 #: (rank, step, name, call index).
@@ -34,16 +35,6 @@ _STATES = (Role.STATE_BEFORE, Role.STATE_AFTER)
 
 #: What a gradient is that of, by its role.
 _VALUE_OF = {Role.GRAD_OUTPUT: Role.OUTPUT, Role.GRAD_INPUT: Role.INPUT}
-
-#: What a row of an update says that was made of other gradients than golden's.
-NOT_FED = "made of other gradients or weights than golden's; a fed capture judges it"
-
-# : The same of a fed capture, which could not give golden's: a sparse gradient, one that a closure
-# computes.
-NOT_GIVEN = (
-    "over its limit, but made of gradients or weights that could not be replaced by golden's, so"
-    " not judged"
-)
 
 
 def parameter_of(record: Record) -> str:
@@ -278,7 +269,7 @@ class TrainingTrace:
             return replace(
                 verdict,
                 reason=Reason.NOT_COMPARABLE,
-                detail=NOT_GIVEN if self.fed else NOT_FED,
+                remarks=(BareRemark.WANDERED_FED if self.fed else BareRemark.WANDERED,),
                 waived=not self.fed,
             )
         of_group = record.is_of_group and record.shape == ()
@@ -333,7 +324,12 @@ class TrainingTrace:
                 not self.fed
                 and {(record.rank, record.step - 1), (record.rank, record.step)} & self._other
             ):
-                return replace(verdict, reason=Reason.NOT_COMPARABLE, detail=NOT_FED, waived=True)
+                return replace(
+                    verdict,
+                    reason=Reason.NOT_COMPARABLE,
+                    remarks=(BareRemark.WANDERED,),
+                    waived=True,
+                )
             verdict = replace(verdict, reason=Reason.INHERITED if before else Reason.INTRODUCED)
         if verdict.status is Status.FAIL:
             self._over.add((record.rank, record.step))
@@ -442,6 +438,14 @@ class Terms:
             return 2.0 * forward + self._length.get(record.name, 0.0) / 2.0
         return 2.0 * forward if record.role is Role.GRAD_INPUT else forward
 
+    def give(self, record: Record) -> None:
+        """Remember an input of a call, which may come to be a term of a buffer's update."""
+        size = (record.statistics.l2 if record.statistics is not None else None) or 0.0
+        call: CallKey = (record.rank, record.step, record.name, record.call)
+        if self._given and next(iter(self._given))[:2] != call[:2]:
+            self._given.clear()
+        self._given.setdefault(call, []).append((size, math.prod(record.shape)))
+
     def widened(self, tolerance: Tolerance, record: Record) -> Tolerance:
         """The limits of golden's record, with room for the rounding of its terms."""
         size = (record.statistics.l2 if record.statistics is not None else None) or 0.0
@@ -460,10 +464,6 @@ class Terms:
             self._nodes[(call, *record.operator)] = size
         elif record.role is Role.OP_GRAD_INPUT and len(record.shape) == 1:
             terms = max(size, self._nodes.get((call, *record.operator), 0.0))
-        elif record.role is Role.INPUT:
-            if self._given and next(iter(self._given))[:2] != call[:2]:
-                self._given.clear()
-            self._given.setdefault(call, []).append((size, math.prod(record.shape)))
         elif record.role is Role.BUFFER_UPDATE:
             own = math.prod(record.shape)
             terms = max(

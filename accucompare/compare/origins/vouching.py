@@ -42,6 +42,7 @@ from accucompare.bundle.format import (
 from accucompare.compare.measuring import are_masks_of_two_kinds
 from accucompare.compare.origins.reasons import call_of, caller_of
 from accucompare.compare.origins.training_trace import CallKey, parameter_of
+from accucompare.compare.remarks import BareRemark
 from accucompare.compare.rows import Reason, Row, Status, is_operator
 
 #: What a gradient is the gradient of.
@@ -92,11 +93,11 @@ def _listed(row: Row) -> Row:
     verdict = row.verdict
     if row.golden is None or row.candidate is None:
         return replace(row, verdict=replace(verdict, reason=Reason.ONE_SIDED))
-    detail = f"{verdict.detail}; all that is computed of it agrees"
+    remarks = (*verdict.remarks, BareRemark.ALL_OF_IT_AGREES)
     return replace(
         row,
         metrics=None,
-        verdict=replace(verdict, reason=Reason.NOT_COMPARABLE, detail=detail, used=None),
+        verdict=replace(verdict, reason=Reason.NOT_COMPARABLE, remarks=remarks, used=None),
     )
 
 

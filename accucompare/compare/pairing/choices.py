@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from accucompare.bundle.format import OPERATOR_ROLES, Key, Record, Role
 from accucompare.compare.pairing.align import Pair, Renaming, rename
+from accucompare.compare.remarks import ByRounding
 
 #: (rank, step, name).
 _Module = tuple[int, int, str]
@@ -37,19 +38,17 @@ def _may_be(golden: int, candidate: int, baseline: int) -> bool:
     )
 
 
-def chosen_shape(golden: Record, candidate: Record, baseline: Record | None) -> str:
-    """How rounding changes the shape of a value, in words; ``""`` if it does not, or not by so
-    much.
-    """
+def chosen_shape(golden: Record, candidate: Record, baseline: Record | None) -> ByRounding | None:
+    """How rounding changes the shape of a value; ``None`` if it does not, or not by so much."""
     if (
         baseline is None
         or baseline.shape == golden.shape
         or len({len(each.shape) for each in (golden, candidate, baseline)}) > 1
     ):
-        return ""
+        return None
     if not all(map(_may_be, golden.shape, candidate.shape, baseline.shape)):
-        return ""
-    return _changed("golden is", list(golden.shape), list(candidate.shape), list(baseline.shape))
+        return None
+    return ByRounding(False, golden.shape, candidate.shape, baseline.shape)
 
 
 def given_otherwise(golden: Iterable[Record], baselines: Mapping[Key, Record]) -> set[_Call]:
@@ -102,13 +101,11 @@ class Calls:
     ) -> Calls:
         return cls(_counted(golden), _counted(candidate), _counted(baseline), renamings)
 
-    def chosen(self, pair: Pair) -> str:
-        """How rounding changes the number of calls, in words, if that is why one side alone has a
-        record; else ``""``.
-        """
+    def chosen(self, pair: Pair) -> ByRounding | None:
+        """How rounding changes the number of calls, if that is why one side alone has a record."""
         record = pair.record
         if None not in (pair.golden, pair.candidate) or record.role in OPERATOR_ROLES:
-            return ""
+            return None
         at = record.rank, record.step, record.name
         golden, candidate, baseline = (
             self.golden.get(at, 0),
@@ -121,8 +118,8 @@ class Calls:
             or not golden
             or not _may_be(golden, candidate, baseline)
         ):
-            return ""
-        return _changed("calls: golden makes", golden, candidate, baseline)
+            return None
+        return ByRounding(True, (golden,), (candidate,), (baseline,))
 
     def _other(self, counts: Mapping[_Module, int], at: _Module) -> int:
         new = rename(at[2], self.renamings)
@@ -135,10 +132,3 @@ def _counted(records: Iterable[Record]) -> dict[_Module, int]:
         at = record.rank, record.step, record.name
         calls[at] = max(calls.get(at, 0), record.call + 1)
     return calls
-
-
-def _changed(what: str, golden: object, candidate: object, baseline: object) -> str:
-    return (
-        f"{what} {golden}, the candidate {candidate}; the baseline {baseline}, so rounding"
-        " changes it"
-    )

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from accucompare.bundle.format import Imported, Layout, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.pairing.align import Pair
+from accucompare.compare.remarks import BareRemark, DumpGap, NotInDump, Remark, SameParameter
 from accucompare.numbers import Statistics
-from accucompare.text import printable
 
 #: What a single output is called by a dump that does not tell a tensor from a tuple of one.
 _ALONE, _FIRST = "", "0"
@@ -58,7 +58,7 @@ def with_paths_of(records: list[Record], others: Iterable[Record]) -> list[Recor
     ]
 
 
-def of_dumps(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, str]:
+def of_dumps(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, Remark]:
     """Why records have no partner, where the other side's tool explains it: by the pair's place
     among the pairs.
     """
@@ -95,53 +95,50 @@ class _Modules:
 
 def _not_recorded(
     pair: Pair, sides: tuple[Imported | None, Imported | None], modules: tuple[_Modules, _Modules]
-) -> str:
-    """Why the tool of the other side has no counterpart of a record; ``""`` if it should have one,
-    or has.
+) -> Remark | None:
+    """Why the tool of the other side has no counterpart of a record; ``None`` if it should have
+    one, or has.
     """
     record = pair.record
     theirs, ours = sides if pair.golden is None else sides[::-1]
     if None not in (pair.golden, pair.candidate):
-        return ""
+        return None
     if ours is not None and ours.partial:
-        return (
-            f"a value that {ours.format} holds, of whose name the other side has none; --map brings"
-            " two names together"
-        )
+        return NotInDump(DumpGap.NAME_ALONE, ours.format)
     if theirs is None:
-        return ""
+        return None
     if theirs.hashes and (kind := record.path.rpartition(".")[2]) not in theirs.hashes:
-        return f"this log of {theirs.format} has no {kind}"
+        return NotInDump(DumpGap.HASH_KIND, theirs.format, kind)
     if record.role.value not in theirs.roles:
-        return f"{theirs.format} does not record this role"
+        return NotInDump(DumpGap.ROLE, theirs.format)
     if not theirs.root and not record.name:
-        return f"{theirs.format} does not record the call of the whole model"
+        return NotInDump(DumpGap.ROOT, theirs.format)
     if record.layout is Layout.OPAQUE:
-        return f"no tensor, and {theirs.format} records tensors and numbers only"
+        return NotInDump(DumpGap.OPAQUE, theirs.format)
     if theirs.partial:
-        return (
-            f"{theirs.format} holds single values, and none of this name; --map brings two names"
-            " together"
-        )
+        return NotInDump(DumpGap.NAME, theirs.format)
     if (
         record.role is Role.GRAD_INPUT
         and not theirs.named_gradients
         and not record.path.partition(".")[0].isdecimal()
     ):
-        return f"{theirs.format} does not record gradients of inputs that are passed by name"
+        return NotInDump(DumpGap.NAMED_GRADIENT, theirs.format)
     own, other = modules if pair.candidate is None else modules[::-1]
     if record.role is Role.OUTPUT and theirs.innermost_outputs and record.name in own.with_children:
-        return f"{theirs.format} records the outputs of modules without children only"
+        return NotInDump(DumpGap.HAS_CHILDREN, theirs.format)
     if record.name not in other.names and any(
         record.name.startswith(f"{name}.") for name in theirs.pruned
     ):
-        return f"{theirs.format} has left this layer out (do_prune_layers)"
-    return ""
+        return NotInDump(DumpGap.PRUNED, theirs.format)
+    return None
 
 
 def _otherwise(
-    imported: Sequence[Record | None], explained: list[str], pairs: Sequence[Pair], other: Bundle
-) -> list[str]:
+    imported: Sequence[Record | None],
+    explained: list[Remark | None],
+    pairs: Sequence[Pair],
+    other: Bundle,
+) -> list[Remark | None]:
     """Why the other side, a capture, has no counterpart of a record of the imported one.
 
     Args:
@@ -162,26 +159,23 @@ def _otherwise(
             shared[(record.rank, record.step, values)] = _parameter(record)
     parameters = other.manifest.model.get("parameters") or {}
 
-    def why(record: Record | None) -> str:
+    def why(record: Record | None) -> Remark | None:
         values = None if record is None else _values(record)
         if record is None or values is None or other.manifest.options.imported is not None:
-            return ""
+            return None
         if record.role is Role.GRAD_INPUT and values in arrived.get(_call(record), ()):
-            return (
-                "the call hands its input on, so that a capture records no gradient of its own"
-                " for it"
-            )
+            return BareRemark.HANDED_ON
         first = shared.get((record.rank, record.step, values))
         if (
             record.role is Role.PARAM_GRAD
             and first
             and parameters.get(_parameter(record), parameters.get(first)) == parameters.get(first)
         ):
-            return f"the same parameter as {printable(first)}, under which a capture records it"
-        return ""
+            return SameParameter(first)
+        return None
 
     return [
-        before or (why(record) if None in (pair.golden, pair.candidate) else "")
+        before or (why(record) if None in (pair.golden, pair.candidate) else None)
         for record, before, pair in zip(imported, explained, pairs, strict=True)
     ]
 

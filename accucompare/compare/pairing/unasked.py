@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from accucompare.bundle.format import GROUP_OF, Options
 from accucompare.compare.pairing.align import Pair
+from accucompare.compare.remarks import NotAsked
 from accucompare.selection import Steps
 
 
-def not_asked(pair: Pair, golden: Options, candidate: Options) -> str:
+def not_asked(pair: Pair, golden: Options, candidate: Options) -> NotAsked | None:
     """Why one side has no such record: it was not asked for it, by ``--roles`` or ``--steps``;
-    ``""`` if it was.
+    ``None`` if it was.
 
     Args:
         pair: a record without partner.
         golden, candidate: the options of the two captures.
     """
     record, group = pair.record, GROUP_OF.get(pair.record.role)
-    name, asked = ("golden", golden) if pair.golden is None else ("the candidate", candidate)
+    asked = golden if pair.golden is None else candidate
     if asked.roles is not None and group is not None and group not in asked.roles:
-        return f"{name} was captured with --roles {','.join(asked.roles)}"
+        return NotAsked(pair.golden is None, "--roles", ",".join(asked.roles))
     if asked.chosen_steps is not None and record.step not in asked.chosen_steps:
-        return f"{name} was captured with --steps {Steps.held(asked.chosen_steps)}"
-    return ""
+        return NotAsked(pair.golden is None, "--steps", str(Steps.held(asked.chosen_steps)))
+    return None

@@ -2,8 +2,11 @@
 
 from accucompare.compare.rows.one_sided import explained, never_called
 from accucompare.compare.rows.operator_rows import (
+    BeforeIt,
+    OperatorHint,
     OperatorKey,
     OperatorOrigins,
+    OperatorPlace,
     blame,
     is_operator,
     is_option,
@@ -23,9 +26,6 @@ from accucompare.compare.rows.outcomes import (
     with_parameters,
 )
 from accucompare.compare.rows.rows import (
-    BY_SKETCH,
-    BY_STATISTICS,
-    MEANING,
     NEAR,
     STATUS_OF,
     UNMATCHED,
@@ -50,16 +50,16 @@ from accucompare.compare.rows.written_values import (
 )
 
 __all__ = [
-    "BY_SKETCH",
-    "BY_STATISTICS",
-    "MEANING",
     "NEAR",
     "STATUS_OF",
     "UNMATCHED",
     "About",
+    "BeforeIt",
     "Difference",
+    "OperatorHint",
     "OperatorKey",
     "OperatorOrigins",
+    "OperatorPlace",
     "Option",
     "OtherModel",
     "PairOutcome",

@@ -14,6 +14,14 @@ from accucompare.bundle.format import (
 )
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.pairing import Pair, not_asked, of_dumps
+from accucompare.compare.remarks import (
+    BareRemark,
+    NeverCalled,
+    NotOnSide,
+    OneSideWhy,
+    OtherOptimizerState,
+    Remark,
+)
 from accucompare.compare.rows.outcomes import PairOutcome
 from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.selection import Selection
@@ -51,59 +59,49 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
             or _not_trained(pair.record, untrained)
             or _not_run(pair, steps)
         )
-        if why:
-            found[place] = PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, detail=why))
+        if why is not None:
+            found[place] = PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, remarks=(why,)))
     return found
 
 
-def _not_run(pair: Pair, steps: Collection[tuple[int, int]] | None) -> str:
-    """Why a fed candidate, which ran these steps of these ranks, has no record; ``""`` if it
-    should, or nothing was fed (``None``).
+def _not_run(pair: Pair, steps: Collection[tuple[int, int]] | None) -> Remark | None:
+    """Why a fed candidate, which ran these steps of these ranks, has no record; ``None`` if it
+    should, or nothing was fed (no steps).
     """
     record = pair.golden
-    return (
-        ""
-        if steps is None or record is None or (record.rank, record.step) in steps
-        else "a step that was not fed"
-    )
+    if steps is None or record is None or (record.rank, record.step) in steps:
+        return None
+    return BareRemark.STEP_NOT_FED
 
 
-def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> str:
-    """Why one side has no record of what was written into a buffer or an argument; ``""`` if
+def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> Remark | None:
+    """Why one side has no record of what was written into a buffer or an argument; ``None`` if
     nothing was written there.
     """
-    name, other = ("golden", golden) if pair.golden is None else ("the candidate", candidate)
-    if pair.record.role not in WRITTEN_ROLES:
-        return ""
-    return (
-        ""
-        if other.manifest.options.written
-        else f"{name} was captured by a version that does not record it"
-    )
+    lacks_golden = pair.golden is None
+    other = golden if lacks_golden else candidate
+    if pair.record.role not in WRITTEN_ROLES or other.manifest.options.written:
+        return None
+    return NotOnSide(OneSideWhy.VERSION, lacks_golden)
 
 
-def _untrained(golden: Bundle, candidate: Bundle) -> str:
-    """Which side was captured without gradients, on request or because no backward ran; ``""`` if
-    neither was.
+def _untrained(golden: Bundle, candidate: Bundle) -> Remark | None:
+    """Which side was captured without gradients, on request or because no backward ran; ``None``
+    if neither was.
     """
     if not golden.manifest.options.backward:
-        return "golden"
-    return (
-        "" if candidate.manifest.options.no_backward is False else "the candidate"
-    )  # an older bundle does not say
+        return NotOnSide(OneSideWhy.WITHOUT_GRADIENTS, golden=True)
+    if candidate.manifest.options.no_backward is False:  # an older bundle does not say
+        return None
+    return NotOnSide(OneSideWhy.WITHOUT_GRADIENTS, golden=False)
 
 
-def _not_trained(record: Record, side: str) -> str:
-    """Why ``side``, which was captured without gradients, has no record of a backward or an
-    update."""
-    return (
-        f"{side} was captured without gradients"
-        if side and record.role in (*TRAINING_ROLES, *NODE_ROLES)
-        else ""
-    )
+def _not_trained(record: Record, untrained: Remark | None) -> Remark | None:
+    """Why a side that was captured without gradients has no record of a backward or an update."""
+    return untrained if record.role in (*TRAINING_ROLES, *NODE_ROLES) else None
 
 
-def _no_gradient(pair: Pair) -> str:
+def _no_gradient(pair: Pair) -> Remark | None:
     """Why one side has no part of an input's gradient that is zero everywhere on the other.
 
     It is one and the same: autograd adds nothing. A module that works in place on a part of a
@@ -117,27 +115,24 @@ def _no_gradient(pair: Pair) -> str:
         or found.inf
         or (found.min, found.max) != (0, 0)
     ):
-        return ""
-    has, lacks = (
-        ("golden", "the candidate") if pair.golden is not None else ("the candidate", "golden")
-    )
-    return f"{has}'s is zero everywhere, and {lacks} adds none, which is the same"
+        return None
+    return NotOnSide(OneSideWhy.ADDS_NO_ZEROS, golden=pair.golden is None)
 
 
-def _other_state(pair: Pair, classes: tuple[str, str] | None) -> str:
+def _other_state(pair: Pair, classes: tuple[str, str] | None) -> Remark | None:
     """Why one side has no such state of an optimizer: the other's is of another class, or says how
     it computes (``AdamW.0.foreach``).
     """
     record = pair.record
     if classes is not None and record.role in (Role.STATE_BEFORE, Role.STATE_AFTER):
-        return f"golden's optimizer is {classes[0]}, the candidate's {classes[1]}"
+        return OtherOptimizerState(*classes)
     if (
         not record.name
         and record.role is Role.STATE_BEFORE
         and record.path.rpartition(".")[2] in WAYS_OF_UPDATING
     ):
-        return "how an update is computed, not what; newer captures do not record it"
-    return ""
+        return BareRemark.WAY_OF_UPDATING
+    return None
 
 
 def _other_classes(golden: Bundle, candidate: Bundle) -> tuple[str, str] | None:
@@ -156,15 +151,8 @@ def never_called(golden: Bundle, candidate: Bundle, selection: Selection) -> lis
     modules = [side.get("modules") or {} for side in sides]
     rows = []
     for name in [*modules[0], *(name for name in modules[1] if name not in modules[0])]:
-        where = [
-            side for side, names in zip(("golden", "candidate"), idle, strict=True) if name in names
-        ]
-        if where and selection.allows(name):
-            kind = modules[0].get(name) or modules[1].get(name)
-            detail = (
-                f"{kind}, never called"
-                if len(where) == 2
-                else f"{kind}, never called in {where[0]}"
-            )
-            rows.append(Row(None, None, Verdict(Reason.NOT_CALLED, detail=detail), module=name))
+        on_sides = [name in names for names in idle]
+        if any(on_sides) and selection.allows(name):
+            remark = NeverCalled(modules[0].get(name) or modules[1].get(name), *on_sides)
+            rows.append(Row(None, None, Verdict(Reason.NOT_CALLED, remarks=(remark,)), module=name))
     return rows

@@ -14,6 +14,7 @@ import math
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from typing import TypeAlias
 
 import msgspec
 
@@ -28,6 +29,7 @@ from accucompare.bundle.format import (
     Unfed,
     same_line,
 )
+from accucompare.compare.remarks import BareRemark
 from accucompare.compare.rows.rows import Difference, Option, Reason, Row, Status, Verdict
 
 #: An operator of a module call: (rank, step, name, call index, operator, number).
@@ -36,9 +38,6 @@ OperatorKey = tuple[int, int, str, int, str, int]
 #: What goes into an operator, or a node of a backward; and what comes out.
 _TAKEN = (Role.OP_INPUT, Role.OP_GRAD_OUTPUT)
 _GIVEN = (Role.OP_OUTPUT, Role.OP_GRAD_INPUT)
-
-ONLY_GOLDEN = "only golden runs this operator here"
-ONLY_CANDIDATE = "only the candidate runs this operator here"
 
 
 #: (rank, step, name, call index, whether it is the backward) of a module call's own code.
@@ -74,13 +73,13 @@ def operator_of(record: Record) -> OperatorKey:
     return (record.rank, record.step, record.name, record.call, *record.operator)
 
 
-def without_partner(golden: Record | None, option: Option | None = None) -> Verdict:
+def without_partner(option: Option | None = None) -> Verdict:
     """The verdict on an operator's record that only one side has. ``option``: the number or string,
     if the record is one.
     """
     return Verdict(
         Reason.NOT_COMPARABLE,
-        detail=ONLY_CANDIDATE if golden is None else ONLY_GOLDEN,
+        remarks=(BareRemark.ONE_RUNS_OPERATOR,),
         option=option,
     )
 
@@ -96,7 +95,7 @@ def is_option(record: Record | None) -> bool:
 
 def options_differ(option: Option) -> Verdict:
     """The verdict on a number or a string that the two sides give differently."""
-    return Verdict(Reason.NOT_COMPARABLE, detail=str(option), option=option)
+    return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.OTHER_OPTION,), option=option)
 
 
 def with_options(rows: list[Row]) -> list[Row]:
@@ -191,20 +190,58 @@ def not_fed_operators(rank: int, entries: Iterable[Unfed]) -> set[OperatorKey]:
 
 
 @dataclass(frozen=True)
+class OperatorPlace:
+    """An operator of the candidate, or what goes into it.
+
+    Attributes:
+        name, call, source_line: which.
+        gradient_of: of a node of a backward, the input whose gradient it gives.
+        takes: the argument that it takes, or ``""`` for a gradient that arrives; ``None`` if the
+            operator itself is meant.
+        golden_line: golden's source line, if that is another.
+    """
+
+    name: str
+    call: int
+    source_line: str
+    gradient_of: str = ""
+    takes: str | None = None
+    golden_line: str = ""
+
+    @classmethod
+    def of(cls, record: Record, takes: str | None = None, golden_line: str = "") -> OperatorPlace:
+        name, number = record.operator
+        gives = record.part if record.role is Role.OP_GRAD_INPUT else ""
+        short = name.removesuffix(".default")
+        return cls(short, number, record.source_line, gives, takes, golden_line)
+
+
+@dataclass(frozen=True)
+class BeforeIt:
+    """An operator before the error whose options differ, and whose output is within its limit."""
+
+    operator: OperatorPlace
+    options: tuple[Option, ...]
+
+
+#: Where an error shows (what an operator takes), and what else differs before it.
+OperatorHint: TypeAlias = OperatorPlace | BeforeIt
+
+
+@dataclass(frozen=True)
 class Blame:
     """What is to blame for a row over its limit, in the code of a module call whose operators were
     recorded.
 
     Attributes:
-        operator: the operator in words, with its source line; ``""`` if ``difference`` says
-            everything.
+        operator: the operator, or what it takes; ``None`` if ``difference`` says everything.
         difference: what the two sides run or give differently, if that explains the row.
         hints: where the error shows, and what else differs.
     """
 
-    operator: str = ""
+    operator: OperatorPlace | None = None
     difference: Difference | None = None
-    hints: tuple[str, ...] = ()
+    hints: tuple[OperatorHint, ...] = ()
 
 
 @dataclass(eq=False)
@@ -245,14 +282,14 @@ class _Inside:
         runs: of operators that one side alone runs; the last one may go on.
         makers: the runs by their results: the side, and traits of the values.
         options: what an operator, by golden's name for it, is given differently.
-        passed: the same in words, if the operator's output was within its limit.
+        passed: the same of operators whose output was within its limit.
         failed: whether a value was over its limit.
     """
 
     runs: list[_Run] = field(default_factory=lambda: [_Run()])
     makers: dict[tuple[bool, Hashable], _Run] = field(default_factory=dict)
     options: dict[OperatorKey, list[Option]] = field(default_factory=dict)
-    passed: list[str] = field(default_factory=list)
+    passed: list[BeforeIt] = field(default_factory=list)
     failed: bool = False
 
     def add(self, row: Row) -> None:
@@ -310,7 +347,7 @@ def blame(rows: list[Row]) -> dict[int, Blame]:
         else:
             made_by = _makers_of(record)
             maker = None if made_by is None else calls.get(made_by)
-            blamed = None if maker is None else _of_value(row, maker, "")
+            blamed = None if maker is None else _of_value(row, maker)
             caller = (
                 None
                 if record.parent is None
@@ -340,29 +377,30 @@ def _of_operator(
         call.options.setdefault(operator, []).append(row.verdict.option)
     if record.role in _TAKEN:
         golden, own = row.golden.source_line, row.candidate.source_line
-        elsewhere = "" if same_line(golden, own) else f", in golden at {golden}"
-        taken = (
-            f"takes as {record.part}" if record.role is Role.OP_INPUT else "is given as gradient"
+        taken = OperatorPlace.of(
+            row.candidate,
+            takes=record.part if record.role is Role.OP_INPUT else "",
+            golden_line="" if same_line(golden, own) else golden,
         )
-        return _of_value(row, call, f"what {_in_words(row.candidate)} {taken}{elsewhere}")
+        return _of_value(row, call, taken)
     call.end_run()
     options = tuple(call.options.get(operator, ()))
     if row.status is Status.FAIL:
         blamed = Blame(
-            _in_words(row.candidate),
+            OperatorPlace.of(row.candidate),
             Difference(options=options) if options else None,
             tuple(call.passed),
         )
         call.failed = True
         return blamed
     if options and row.reason is not Reason.IDENTICAL:
-        call.passed.append(f"before it, {_in_words(row.candidate)}: {Difference(options=options)}")
+        call.passed.append(BeforeIt(OperatorPlace.of(row.candidate), options))
     return None
 
 
-def _of_value(row: Row, call: _Inside, taken: str) -> Blame | None:
-    """What is to blame for a value that a module call's own code made. ``taken``: words for where
-    an operator takes it, or ``""``.
+def _of_value(row: Row, call: _Inside, taken: OperatorPlace | None = None) -> Blame | None:
+    """What is to blame for a value that a module call's own code made. ``taken``: by which operator
+    it is taken, if one does.
     """
     if row.golden is None or row.candidate is None:
         return None
@@ -372,12 +410,12 @@ def _of_value(row: Row, call: _Inside, taken: str) -> Blame | None:
         return None
     if row.reason is Reason.INHERITED:
         return None
-    difference = call.explain(row, near=bool(taken) or not call.failed)
-    hints = tuple(call.passed)
+    difference = call.explain(row, near=taken is not None or not call.failed)
+    hints: tuple[OperatorHint, ...] = tuple(call.passed)
     call.failed = True
     if difference is not None:
-        return Blame("", difference, (f"seen in {taken}", *hints) if taken else hints)
-    return Blame(taken, None, hints) if taken else None
+        return Blame(None, difference, hints if taken is None else (taken, *hints))
+    return None if taken is None else Blame(taken, None, hints)
 
 
 def _traits(row: Row) -> Iterator[tuple[bool, Hashable]]:
@@ -391,22 +429,6 @@ def _traits(row: Row) -> Iterator[tuple[bool, Hashable]]:
         known = record.statistics
         if known is not None and isinstance(known.min, float) and known.min != known.max:
             yield of_golden, (math.prod(record.shape), known.min, known.max)
-
-
-def _in_words(record: Record) -> str:
-    """``aten.bmm call 1 (bert/modeling_bert.py:187)``; ``BmmBackward0 (bert/modeling_bert.py:187),
-    gradient of mat2``.
-    """
-    name, number = record.operator
-    call = f" call {number}" if number else ""
-    what = (
-        f", gradient of {record.part}" if record.role is Role.OP_GRAD_INPUT and record.part else ""
-    )
-    return (
-        f"{name.removesuffix('.default')}{call}"
-        + (f" ({record.source_line})" if record.source_line else "")
-        + what
-    )
 
 
 def _in_short(record: Record) -> str:

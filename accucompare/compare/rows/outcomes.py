@@ -11,6 +11,7 @@ from accucompare.bundle.format import Key, Record, Role
 from accucompare.compare.limits import Tolerance, why_not
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.pairing import Pair, chosen_shape
+from accucompare.compare.remarks import ByRounding, Remark
 from accucompare.compare.rows.rows import Verdict
 from accucompare.numbers import DTYPES
 
@@ -45,7 +46,9 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     tolerance: Tolerance
     baseline: Record | None = None
     repeat: Record | None = None
-    chosen: str = ""  # how rounding changes the shape or the number of calls, as the baseline shows
+    chosen: ByRounding | None = (
+        None  # how rounding changes the shape or the number of calls, as the baseline shows
+    )
     golden_repeat: Record | None = None
     before: Pair | None = None  # of an update, the parameter that it was given
     given: bool = False  # whether both models were given these values, in a dtype each
@@ -71,7 +74,7 @@ def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:
         return task
     record = baselines.get(golden.key)
     why = why_not(golden, candidate, record)
-    if not why:
+    if why is None:
         return msgspec.structs.replace(task, baseline=record)
     chosen = chosen_shape(golden, candidate, record)
     return msgspec.structs.replace(task, chosen=chosen, tolerance=because(task.tolerance, why))
@@ -98,10 +101,10 @@ def with_parameters(tasks: list[Task]) -> list[Task]:
     return [with_parameter(task) for task in tasks]
 
 
-def because(tolerance: Tolerance, why: str) -> Tolerance:
-    """A default limit whose ``source`` says why no baseline judges."""
+def because(tolerance: Tolerance, why: Remark) -> Tolerance:
+    """A default limit that says why no baseline judges."""
     return (
-        replace(tolerance, source=f"{tolerance.source}; {why}")
+        replace(tolerance, unjudged=(*tolerance.unjudged, why))
         if tolerance.by_default
         else tolerance
     )

@@ -12,6 +12,7 @@ import msgspec
 from accucompare.bundle.format import DEVICE_DIGEST, SERIES_ROLES, Record
 from accucompare.compare.limits import OtherCode, SmallestLimit
 from accucompare.compare.measuring import Metrics
+from accucompare.compare.remarks import JudgedLimit, Remark
 from accucompare.places import Place
 
 
@@ -69,39 +70,6 @@ STATUS_OF = {
 #: Reasons of rows that have only one side.
 UNMATCHED = (Reason.MISSING, Reason.EXTRA, Reason.ONE_SIDED)
 
-#: The meaning of each reason that a row of a result may have.
-MEANING = {
-    Reason.IDENTICAL: "bit for bit the same",
-    Reason.OK: "within tolerance",
-    Reason.INHERITED: "over tolerance, and so was something that went into it",
-    Reason.INTRODUCED: "over tolerance although everything that went into the module was within",
-    Reason.GLUE: "over tolerance, made by the parent's own code from values that were within",
-    Reason.INPUTS_DIFFER: "the two models were given different data",
-    Reason.NON_FINITE: "NaN or Inf on one side only",
-    Reason.SHAPE: "the shapes differ",
-    Reason.DTYPE: "different kinds of numbers (float, int, bool)",
-    Reason.MISSING: "only golden has it",
-    Reason.EXTRA: "only the candidate has it",
-    Reason.ONE_SIDED: "only one side has it, and all that both compute around it agrees",
-    Reason.NOT_CALLED: "a registered module that no forward called",
-    Reason.NOT_COMPARABLE: "a value without data to compare",
-    Reason.OVER_PRECISE: (
-        "much closer to golden than the baseline, which computes in the same precision: usually a"
-        " cast is missing"
-    ),
-    Reason.NOT_DETERMINISTIC: (
-        "over its limit, but no more than two runs of the candidate differ from each other"
-    ),
-}
-
-#: Follows "judged", for a row without recorded values.
-BY_STATISTICS = (
-    "by statistics alone, which show neither values in another order nor most small differences"
-)
-
-#: The same of a row whose errors were estimated.
-BY_SKETCH = "by sketches, whose estimates are right to some percent"
-
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -116,12 +84,6 @@ class Option:
     name: str
     golden: str
     candidate: str
-
-    def __str__(self) -> str:
-        return (
-            f"golden gives {self.name} {self.golden or 'none'}, the candidate"
-            f" {self.candidate or 'none'}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,20 +100,6 @@ class Difference:
     only_candidate: tuple[str, ...] = ()
     options: tuple[Option, ...] = ()
 
-    def __str__(self) -> str:
-        sides = (("golden runs", self.only_golden), ("the candidate runs", self.only_candidate))
-        alone = [f"only {who} {_listed(operators)}" for who, operators in sides if operators]
-        return "; ".join([*alone, *map(str, self.options)])
-
-
-#: The most operators of one side alone that are named.
-_NAMED = 3
-
-
-def _listed(operators: tuple[str, ...]) -> str:
-    more = len(operators) - _NAMED
-    return ", ".join(operators[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-
 
 #: A row that passes is near its limit if it uses more than this much of it.
 NEAR = 0.5
@@ -162,12 +110,11 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     Attributes:
         reason: why; it decides the status.
-        tolerance: the limits that judged it, ``""`` if none did.
-        rule: where those limits come from.
+        limit: what judged it; ``None`` if nothing did.
         smallest: the smallest limits that would pass.
         used: measured error as a multiple of its limit (over 1 fails); the largest, if there are
             several limits.
-        detail: one sentence more, if there is something to add.
+        remarks: what there is to add.
         rel_l2_limit: the limit on the relative L2 error, if there was one.
         excess: the candidate's relative L2 error as a multiple of the baseline's (or of its floor);
             ``None`` without a baseline.
@@ -195,11 +142,10 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """
 
     reason: Reason
-    tolerance: str = ""
-    rule: str = ""
+    limit: JudgedLimit | None = None
     smallest: tuple[SmallestLimit, ...] = ()
     used: float | None = None
-    detail: str = ""
+    remarks: tuple[Remark, ...] = ()
     rel_l2_limit: float | None = None
     excess: float | None = None
     excess_limit: float | None = None
@@ -231,17 +177,12 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return self.status is Status.PASS and self.used is not None and self.used > NEAR
 
     def beginning(self) -> Verdict:
-        """The same with ``begins`` set, and said in the detail."""
-        return msgspec.structs.replace(self, begins=True, detail=self._also("begins here"))
+        """The same with ``begins`` set."""
+        return msgspec.structs.replace(self, begins=True)
 
     def unfed(self) -> Verdict:
-        """The same with ``not_all_fed`` set, and said in the detail."""
-        return msgspec.structs.replace(
-            self, not_all_fed=True, detail=self._also("not all that went in was fed")
-        )
-
-    def _also(self, words: str) -> str:
-        return f"{self.detail}; {words}" if self.detail else words
+        """The same with ``not_all_fed`` set."""
+        return msgspec.structs.replace(self, not_all_fed=True)
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):

@@ -13,10 +13,8 @@ from collections.abc import Collection, Iterable
 from msgspec.structs import replace
 
 from accucompare.bundle.format import BUFFER_ROLES, WRITTEN_ROLES, Record, Role
+from accucompare.compare.remarks import BareRemark
 from accucompare.compare.rows.rows import UNMATCHED, Reason, Row, Status, Verdict
-
-#: What a row says of a buffer that steps have changed which were not recorded.
-BY_OTHER_STEPS = "made by steps that were not recorded"
 
 
 def owner_of(record: Record) -> str:
@@ -47,7 +45,7 @@ def trace_buffer(
         and (record.rank, record.step - 1) not in steps
         and verdict.status is Status.FAIL
     ):
-        return Verdict(Reason.NOT_COMPARABLE, detail=BY_OTHER_STEPS)
+        return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.OTHER_STEPS,))
     if verdict.reason is Reason.OVER:
         return replace(verdict, reason=Reason.INHERITED if before else Reason.INTRODUCED)
     return verdict.beginning() if verdict.reason is Reason.NON_FINITE and not before else verdict

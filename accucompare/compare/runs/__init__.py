@@ -1,9 +1,16 @@
 """Two runs of training, step by step."""
 
-from accucompare.compare.runs.acceptance import Acceptance, Met, accept
+from accucompare.compare.runs.acceptance import (
+    Acceptance,
+    Met,
+    StandardMeasure,
+    StandardRule,
+    StandardTrouble,
+    accept,
+)
 from accucompare.compare.runs.ladder import JudgedBy, Parting, Rung, TrainingResult, climb, coarsest
 from accucompare.compare.runs.later_steps import after_updates, by_envelope
-from accucompare.compare.runs.step_pairs import StepPair, clipped, number_words, percent
+from accucompare.compare.runs.step_pairs import OtherSetting, StepPair
 from accucompare.compare.runs.step_rows import number_of, with_clipping, with_step_rows
 from accucompare.compare.runs.wander import Apart, Quantity, Wander, value_of
 
@@ -12,9 +19,13 @@ __all__ = [
     "Apart",
     "JudgedBy",
     "Met",
+    "OtherSetting",
     "Parting",
     "Quantity",
     "Rung",
+    "StandardMeasure",
+    "StandardRule",
+    "StandardTrouble",
     "StepPair",
     "TrainingResult",
     "Wander",
@@ -22,11 +33,8 @@ __all__ = [
     "after_updates",
     "by_envelope",
     "climb",
-    "clipped",
     "coarsest",
     "number_of",
-    "number_words",
-    "percent",
     "value_of",
     "with_clipping",
     "with_step_rows",

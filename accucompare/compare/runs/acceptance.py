@@ -9,12 +9,22 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, auto
 
 from accucompare.compare.runs.ladder import TrainingResult
 from accucompare.compare.runs.step_pairs import StepPair
 from accucompare.compare.runs.wander import Apart
 from accucompare.selection import Standard
+
+
+class StandardTrouble(Enum):
+    """Why it cannot be said whether a standard is met."""
+
+    NO_LOSSES = auto()
+    UNFINISHED = auto()  # a capture did not run to its end
+    STEPS_LACKING = auto()  # the candidate lacks some of golden's
+    NOT_MEASURED = auto()  # something that a rule is about
+    TOO_FEW_STEPS = auto()
 
 
 class StandardMeasure(str, Enum):
@@ -40,12 +50,6 @@ class StandardRule:
     absolute: float | None
     relative: float | None
     strict: bool = True
-
-    def __str__(self) -> str:
-        sign = "<" if self.strict else "<="
-        limits = [] if self.absolute is None else [f"{sign} {self.absolute:g}"]
-        limits += [] if self.relative is None else [f"{sign} {100 * self.relative:g} %"]
-        return " or ".join(limits)
 
 
 @dataclass(frozen=True)
@@ -84,17 +88,13 @@ class Met:
         rule: the rule.
         absolute, relative: what was measured; NaN where a side is not finite, ``None`` where
             nothing could be measured.
-        why_not: why nothing could be measured.
+        judged: whether something could be.
     """
 
     rule: StandardRule
     absolute: float | None = None
     relative: float | None = None
-    why_not: str = ""
-
-    @property
-    def judged(self) -> bool:
-        return not self.why_not
+    judged: bool = True
 
     @property
     def passed(self) -> bool:
@@ -141,48 +141,31 @@ class Acceptance:
     def failed(self) -> bool:
         return any(rule.judged and not rule.passed for rule in self.rules)
 
-    def trouble_of(self, training: TrainingResult | None, incomplete: Sequence[str]) -> str:
-        """Why it cannot be said whether the standard is met; ``""`` if it can.
+    def trouble_of(
+        self, training: TrainingResult | None, incomplete: Sequence[str]
+    ) -> StandardTrouble | None:
+        """Why it cannot be said whether the standard is met; ``None`` if it can.
 
         Args:
             training: the steps that were judged.
             incomplete: the sides whose capture did not run to its end.
         """
         if training is None or not training.compared:
-            how = "capture both sides with --roles series, of a case with a loss"
-            return f"there are no losses to judge by the standard {self.standard.value}: {how}"
+            return StandardTrouble.NO_LOSSES
         if incomplete and not self.failed:
-            return (
-                "the standard is met as far as it goes, but the capture of"
-                f" {' and of '.join(incomplete)} did not run to its end"
-            )
+            return StandardTrouble.UNFINISHED
         if training.alone[0] and not self.failed:
-            return (
-                "the standard is met as far as it goes, but the candidate lacks"
-                f" {training.alone[0]} of golden's steps"
-            )
+            return StandardTrouble.STEPS_LACKING
         return self.trouble
 
     @property
-    def trouble(self) -> str:
-        """Which rules could not be judged, or how many steps are missing, in words; ``""`` if
-        nothing is.
-
-        What fails, fails whatever could not be measured, and however many steps there are.
-        """
+    def trouble(self) -> StandardTrouble | None:
+        """What is missing of its rules or steps. What fails, fails all the same."""
         if self.failed:
-            return ""
-        if missing := [
-            f"{rule.rule.measure.value}: {rule.why_not}" for rule in self.rules if not rule.judged
-        ]:
-            return f"the standard {self.standard.value} could not be judged ({'; '.join(missing)})"
-        if self.too_few:
-            steps = f"{self.steps:,} step{'' if self.steps == 1 else 's'}"
-            return (
-                f"meets the standard {self.standard.value} over {steps} so far, but that asks for"
-                f" {self.preset.least_steps:,}"
-            )
-        return ""
+            return None
+        if not all(rule.judged for rule in self.rules):
+            return StandardTrouble.NOT_MEASURED
+        return StandardTrouble.TOO_FEW_STEPS if self.too_few else None
 
     @property
     def too_few(self) -> bool:
@@ -207,20 +190,20 @@ def accept(standard: Standard, pairs: Sequence[StepPair]) -> Acceptance:
 def _measured(rule: StandardRule, pairs: Sequence[StepPair]) -> Met:
     if rule.measure is StandardMeasure.MEAN_NORM:
         found = [pair.norm for pair in pairs if pair.norm is not None]
-        return _mean(rule, found, "no step has a gradient norm on both sides")
+        return _mean(rule, found)
     losses = [pair.loss for pair in pairs if pair.loss is not None]
     if rule.measure is StandardMeasure.MEAN_LOSS:
-        return _mean(rule, losses, "no step has a loss on both sides")
+        return _mean(rule, losses)
     first = [pair.loss for pair in pairs if pair.step == 0 and pair.loss is not None]
-    return _mean(rule, first, "step 0 has no loss on both sides")
+    return _mean(rule, first)
 
 
-def _mean(rule: StandardRule, numbers: Sequence[Apart], why_not: str) -> Met:
+def _mean(rule: StandardRule, numbers: Sequence[Apart]) -> Met:
     """Means of the absolute and of the relative differences; of one step, the differences
     themselves.
     """
     if not numbers:
-        return Met(rule, why_not=why_not)
+        return Met(rule, judged=False)
     if not all(number.finite for number in numbers):
         return Met(rule, math.nan, math.nan)
     absolute = statistics.fmean(abs(number.candidate - number.golden) for number in numbers)

@@ -13,7 +13,6 @@ and clipped gradients are rows (``compare.runs.step_rows``).
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -24,9 +23,6 @@ from accucompare.compare.rows import UNMATCHED, PreflightFinding, Reason, Row, S
 from accucompare.compare.runs.step_pairs import (
     OtherSetting,
     StepPair,
-    clipped,
-    number_words,
-    percent,
     settings_of,
 )
 from accucompare.compare.runs.wander import (
@@ -123,51 +119,6 @@ class Parting:
         gradient of it tells.
         """
         return self.quantity is Quantity.LOSS and self.apart is not None and not self.apart.finite
-
-    @property
-    def evidence(self) -> str:
-        """What shows it, in words."""
-        if self.setting is not None:
-            return str(self.setting)
-        if self.optimizers is not None:
-            ours, theirs = self.optimizers
-            return (
-                f"the optimizer is {ours} in golden, {theirs} in the candidate, and the next step"
-                " is the first that parts"
-            )
-        if self.weights is not None:
-            return self.weights.message
-        if self.clips_otherwise:
-            return clipped(
-                *(
-                    value if isinstance(value, float) else None
-                    for value in (self.golden, self.candidate)
-                )
-            )
-        if self.quantity is not None and self.apart is not None:
-            found = (
-                f"{self.quantity.value} {number_words(self.apart.golden)} in golden,"
-                f" {number_words(self.apart.candidate)} in the candidate"
-            )
-            size = abs(self.apart.relative)
-            return f"{found}" + (
-                f", {percent(size)} apart (limit {percent(self.apart.limit)})"
-                if math.isfinite(size)
-                else ""
-            )
-        if self.row is not None:
-            metrics = self.row.metrics
-            error = (
-                ""
-                if metrics is None or metrics.nothing_finite
-                else f", relative L2 {metrics.rel_l2:.2e}"
-            )
-            limit = f" (limit {self.row.verdict.tolerance})" if self.row.verdict.tolerance else ""
-            return f"{self.row.place}{error}{limit}"
-        return f"other digests of the {'batch' if self.rung is Rung.DATA else 'parameters'}"
-
-    def __str__(self) -> str:
-        return f"the runs part at step {self.step} in the {self.rung.value}: {self.evidence}"
 
 
 @dataclass(frozen=True)
@@ -266,22 +217,11 @@ class TrainingResult:
         return next(found, None)
 
     @property
-    def unclear(self) -> str:
-        """Why steps that are within their limits prove nothing; ``""`` if they do."""
+    def proves_nothing(self) -> bool:
+        """Whether steps that are within their limits prove nothing."""
         if self.judged_by is JudgedBy.NOTHING:
-            return ""
-        if self.beyond is not None:
-            pair, quantity, apart = self.beyond
-            found = (
-                f"the {quantity.value} at step {pair.step} is {percent(abs(apart.relative))} off"
-            )
-            return f"{found}, far beyond rounding, and so is the run that judges"
-        if missing := self.alone[0]:
-            return (
-                f"what there is agrees, but the candidate lacks {missing} of golden's"
-                f" {len(self.pairs) - self.alone[1]} steps"
-            )
-        return ""
+            return False
+        return self.beyond is not None or self.alone[0] > 0
 
 
 def climb(

@@ -22,17 +22,13 @@ import msgspec
 
 from accucompare.bundle.format import UPDATE_ROLES, Manifest, Role, StepSeries
 from accucompare.compare.limits import floor, precision_of, ratio_limit
+from accucompare.compare.remarks import BareRemark, FreeUpdates, LimitKind, LimitOfKind
 from accucompare.compare.rows import PairOutcome, Reason, Task, Verdict
 from accucompare.compare.runs.wander import TOGETHER
 from accucompare.errors import BundleError
 
 #: (rank, name, call index, role, path): a row in every step.
 _Line = tuple[int, str, int, Role, str]
-
-_NOT_JUDGED = (
-    "the weights were made by updates of other gradients, and no step before the first update was"
-    " captured; a fed capture judges it"
-)
 
 
 @dataclass(frozen=True)
@@ -151,7 +147,7 @@ def _judged(
     if not proven:
         return PairOutcome(
             metrics,
-            Verdict(Reason.NOT_COMPARABLE, detail=_NOT_JUDGED, chosen=True),
+            Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.NOT_PROVEN,), chosen=True),
             outcome.baseline,
             outcome.noise,
         )
@@ -160,21 +156,13 @@ def _judged(
         and task.tolerance.ceiling is not None
         and metrics.rel_l2 > task.tolerance.ceiling
     )
-    most = f"{max(known):.2g}" + (
-        " times golden's own size" if max(known) > 1 else ""
-    )  # as of a gradient that is 0 but for rounding
-    detail = (
-        f"the weights were made by updates of other gradients; the baseline is up to {most} off in"
-        f" {len(known)} step(s)"
-    )
     judged = msgspec.structs.replace(
         verdict,
         reason=Reason.OK,
-        tolerance=f"rel_l2 {limit:.3g}",
-        rule="envelope",
+        limit=LimitOfKind(LimitKind.ENVELOPE, limit),
         smallest=(),
         used=metrics.rel_l2 / limit,
-        detail=detail,
+        remarks=(FreeUpdates(max(known), len(known)),),
         rel_l2_limit=limit,
         excess_limit=None,
         beyond=beyond,

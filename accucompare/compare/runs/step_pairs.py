@@ -50,15 +50,6 @@ class OtherSetting:
         """
         return self.setting in (Setting.LR, Setting.UPDATES)
 
-    def __str__(self) -> str:
-        name = f" of {self.name}" if self.name else ""
-        sides = (
-            f"{number_words(self.golden)} in golden, {number_words(self.candidate)} in the"
-            " candidate"
-        )
-        more = f", in {self.steps:,} steps" if self.steps > 1 else ""
-        return f"{self.setting.value}{name} from step {self.step} on: {sides}{more}"
-
 
 @dataclass(frozen=True, slots=True)
 class StepPair:
@@ -146,34 +137,3 @@ def _told(pair: StepPair) -> Iterator[tuple[Setting, str, float | None, float | 
         yield Setting.UPDATES, "", ours.updates, theirs.updates
     if len(ours.losses) != len(theirs.losses):
         yield Setting.BACKWARDS, "", len(ours.losses), len(theirs.losses)
-
-
-def clipped(golden: float | None, candidate: float | None) -> str:
-    """To what norms both sides clip gradients; ``None`` for a side that clips none."""
-    if golden is None or candidate is None:
-        clips, other = (
-            ("golden", "the candidate") if candidate is None else ("the candidate", "golden")
-        )
-        return (
-            "the gradients are clipped to"
-            f" {number_words(golden if candidate is None else candidate)} in {clips}, not in"
-            f" {other}"
-        )
-    factor = (
-        f": all updates are given {candidate / golden:.4g} x golden's, the clip factor"
-        if golden
-        else ""
-    )
-    return (
-        f"the gradients are clipped to {number_words(golden)} in golden, to"
-        f" {number_words(candidate)} in the candidate{factor}"
-    )
-
-
-def percent(share: float) -> str:
-    """A relative difference: ``5.3 %``, or ``2.1e-07``."""
-    return f"{100 * share:.3g} %" if 1e-7 <= share < 100 or not share else f"{share:.2e}"
-
-
-def number_words(value: float | None) -> str:
-    return "none" if value is None else f"{value:.6g}"

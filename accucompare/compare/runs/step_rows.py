@@ -39,6 +39,13 @@ from accucompare.compare.limits import (
 )
 from accucompare.compare.measuring import Blocks, Metrics, measure_pair
 from accucompare.compare.origins import not_fed
+from accucompare.compare.remarks import (
+    BareRemark,
+    BeyondLikeBaseline,
+    DefaultOfDtype,
+    LimitOrigin,
+    LimitSource,
+)
 from accucompare.compare.rows import UNMATCHED, Reason, Row, Status, Verdict, is_operator
 from accucompare.compare.runs.ladder import Manifests, Parting, asked_of, coarsest
 from accucompare.compare.runs.wander import StepOfRank, relative, used_norm
@@ -209,10 +216,8 @@ class _Limits:
             return replace(
                 by_user, cosine=None, ceiling=CEILING[self.dtype][0]
             )  # a cosine tells nothing of a single number
-        default, source = (
-            DEFAULT_REL_L2[self.dtype],
-            f"default for a number of a step in {self.dtype}",
-        )
+        default: float = DEFAULT_REL_L2[self.dtype]
+        source: LimitOrigin = DefaultOfDtype(self.dtype, of_step=True)
         if terms is not None and self.errors:
             most = max(*self.errors, floor(self.dtype))
             one_by_one = min(DTYPES[self.dtype].rounding, DTYPES["float32"].rounding) * math.sqrt(
@@ -222,7 +227,7 @@ class _Limits:
                 precision_of(self.dtype).slack * ratio_limit(len(self.errors)) * most, one_by_one
             )
             if most > default or allowed < default:
-                default, source = allowed, "baseline"
+                default, source = allowed, LimitSource.BASELINE
         ceiling = CEILING[self.dtype][0]
         return Tolerance(
             atol=float(f"{absolute:.3g}") or None,
@@ -386,8 +391,9 @@ def _loss(
     if verdict.reason is Reason.NON_FINITE and not inherited:
         verdict = verdict.beginning()
     elif verdict.status is Status.PASS and _is_beyond(values, tolerance):
-        detail = "far beyond rounding, and so is the baseline"
-        verdict = msgspec.structs.replace(verdict, reason=Reason.OVER, beyond=True, detail=detail)
+        verdict = msgspec.structs.replace(
+            verdict, reason=Reason.OVER, beyond=True, remarks=(BeyondLikeBaseline(),)
+        )
     if verdict.reason is Reason.OVER:
         verdict = msgspec.structs.replace(
             verdict, reason=Reason.INHERITED if inherited else Reason.INTRODUCED
@@ -422,7 +428,7 @@ def _clips(
         return Row(
             ours,
             theirs,
-            Verdict(Reason.NOT_COMPARABLE, detail="the norm of a side's gradients is not known"),
+            Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.NORM_UNKNOWN,)),
         )
     tolerance = limits.of(record)
     metrics = _measured(numbers[0], numbers[1], tolerance)

@@ -9,12 +9,12 @@ the squared error, far more than noise does by chance."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from accucompare.compare.measuring import Sample
+from accucompare.compare.remarks import ErrorShape
 from accucompare.compare.shape.marginals import (
     CERTAIN,
     SHARE,
@@ -74,20 +74,6 @@ class Trait(NamedTuple):
     words: str
     hint: str = ""
     of_all: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorShape:
-    """The shape of an error.
-
-    Attributes:
-        words: at most three facts: what is not finite, then where the error is, then what it is.
-            Empty if nothing is certain.
-        hints: at most two: what such an error comes from.
-    """
-
-    words: tuple[str, ...] = ()
-    hints: tuple[str, ...] = ()
 
 
 def describe_error(

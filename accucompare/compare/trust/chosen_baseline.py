@@ -105,7 +105,7 @@ class ChosenBaseline:
         ]
         odd = given_otherwise(golden, by_key) if fed else set()
         tasks = [
-            msgspec.structs.replace(task, chosen="") if judged_by_limits(task.pair, odd) else task
+            msgspec.structs.replace(task, chosen=None) if judged_by_limits(task.pair, odd) else task
             for task in tasks
         ]
         return replace(self, records=by_key), tasks

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 import xxhash
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from accucompare import devices
 from accucompare.bundle.format import Layout
-from accucompare.bundle.writing import BundleWriter, Lease, Sketched
+from accucompare.bundle.writing import BundleWriter, LaterDigest, Lease, Sketched
 from accucompare.live.values import device_sketch
 from accucompare.live.values.nested import Shapes, joined
 from accucompare.live.values.values import describe_value
@@ -33,6 +34,8 @@ _SMALL = (
     4 << 10
 )  # bytes; a block of memory to use again takes longer to find than one of them to copy
 _LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of them
+_WORTH_KNOWING = 128 << 10  # bytes; to tell whether it was seen takes as long as to digest less
+_SAMPLED = 1024  # elements
 _SHARED = 4 << 20  # bytes; the same of summarizing one
 _WORTH_A_SKETCH = (
     1 << 20
@@ -54,6 +57,8 @@ class HostValue(msgspec.Struct, frozen=True, gc=False):
         components: of a nested tensor, whose values are one array: the shapes of its parts.
         sketched: of a tensor that its device makes a sketch of, which has no array: gives what it
             has made, after ``ready``.
+        later: where the writer puts the digest, or has put that of an earlier record with the same
+            bits.
     """
 
     array: Array | None
@@ -67,6 +72,7 @@ class HostValue(msgspec.Struct, frozen=True, gc=False):
     ready: Callable[[], None] | None = None
     components: Shapes | None = None
     sketched: Callable[[], Sketched] | None = None
+    later: LaterDigest | None = None
 
 
 @cache
@@ -96,8 +102,10 @@ def to_host(
     """Bring a tensor's bits to the host; never raises.
 
     Bits that lie there already are digested where they lie, and copied only if the writer does not
-    have them from this step; the content decides, whichever tensor holds it. For a writer that
-    keeps no tensors they are summarized there too, unless the array is ``needed``. Without a
+    have them from this step; the content decides, whichever tensor holds it. A large tensor that
+    this step has seen in the same place, and that was not written into since, is not read again;
+    one that is new to a writer of tensors is copied, and the writer digests the copy. For a writer
+    that keeps no tensors they are summarized there too, unless the array is ``needed``. Without a
     writer, the array may be the tensor's own memory. For a writer that keeps sketches, a device
     makes those of its large tensors itself, as far as it can.
 
@@ -106,22 +114,13 @@ def to_host(
     an array."""
     dtype = dtype_name(tensor.dtype)
     try:
-        layout, array = Layout.STRIDED, _in_place(tensor)
-        if array is not None:
-            shape = array.shape
-        else:
+        array = _in_place(tensor)
+        if array is None:
             layout = layout_of(tensor)
             if layout is Layout.NESTED:
                 return _nested(tensor, writer, needed)
-            if layout is Layout.BATCHED:
-                return HostValue(None, (), dtype, layout)
-            shape = tuple(tensor.shape)
-            if layout is not Layout.STRIDED:
-                return HostValue(None, shape, dtype, layout)
-            if dtype not in DTYPES:
-                return HostValue(
-                    None, shape, dtype, Layout.UNREADABLE, "accucompare does not know this dtype"
-                )
+            if layout is not Layout.STRIDED or dtype not in DTYPES:
+                return _without_data(tensor, dtype, layout)
             with torch.no_grad():
                 tensor = _plain(tensor.detach())
                 array = _in_place(tensor)
@@ -129,24 +128,76 @@ def to_host(
                     made = None if writer is None or needed else _sketched(tensor, writer)
                     return made or _copied(tensor, writer)
         if writer is None or bits is Bits.OURS:
-            return HostValue(array, shape, dtype, layout)
-        if bits is Bits.NEW and writer.wants_values:
-            return _kept(array, dtype, shape, layout, None, writer)
-        if bits is Bits.NEW and not needed and writer.wants_statistics and array.nbytes >= _SHARED:
-            return HostValue(
-                None, shape, dtype, layout, **_digested_and_summarized(array, DTYPES[dtype])
-            )
-        checksum = digest(array)
-        if writer.has(dtype, shape, checksum):
-            return HostValue(None, shape, dtype, layout, digest=checksum)
-        if not (writer.wants_values or needed):
-            statistics = summarize(array, DTYPES[dtype]) if writer.wants_statistics else None
-            return HostValue(None, shape, dtype, layout, digest=checksum, statistics=statistics)
-        return _kept(array, dtype, shape, layout, checksum, writer)
+            return HostValue(array, array.shape, dtype, Layout.STRIDED)
+        return _on_host(tensor, array, dtype, writer, needed, bits)
     except Exception as error:  # a tensor subclass may raise anything; the record then says so, and the model runs on
         return HostValue(
             None, (), dtype, Layout.UNREADABLE, f"{type(error).__name__}: {error}"[:200]
         )
+
+
+def _without_data(tensor: torch.Tensor, dtype: str, layout: Layout) -> HostValue:
+    if layout is Layout.BATCHED:
+        return HostValue(None, (), dtype, layout)
+    shape = tuple(tensor.shape)
+    if layout is not Layout.STRIDED:
+        return HostValue(None, shape, dtype, layout)
+    return HostValue(None, shape, dtype, Layout.UNREADABLE, "accucompare does not know this dtype")
+
+
+def _on_host(
+    tensor: torch.Tensor,
+    array: Array,
+    dtype: str,
+    writer: BundleWriter,
+    needed: bool,
+    bits: Bits,
+) -> HostValue:
+    """Of a tensor whose bits lie in the host's memory, as the array: what the writer lacks."""
+    shape = array.shape
+    if bits is Bits.NEW:
+        if writer.wants_values:
+            return _kept(array, dtype, None, writer)
+        if not needed and writer.wants_statistics and array.nbytes >= _SHARED:
+            known = _digested_and_summarized(array, DTYPES[dtype])
+            return HostValue(None, shape, dtype, Layout.STRIDED, **known)
+    place = _seen_as(tensor, array) if array.nbytes >= _WORTH_KNOWING else None
+    if place is not None:
+        if (earlier := writer.seen.get(place)) is not None:
+            return HostValue(None, shape, dtype, Layout.STRIDED, later=earlier)
+        if writer.wants_values:
+            host = _kept(array, dtype, None, writer)
+            later = writer.seen[place] = LaterDigest()
+            return msgspec.structs.replace(host, later=later)
+    checksum = digest(array)
+    if place is not None:
+        writer.seen[place] = LaterDigest(checksum)
+    if not writer.has(dtype, shape, checksum):
+        if writer.wants_values or needed:
+            return _kept(array, dtype, checksum, writer)
+        if writer.wants_statistics:
+            statistics = summarize(array, DTYPES[dtype])
+            return HostValue(
+                None, shape, dtype, Layout.STRIDED, digest=checksum, statistics=statistics
+            )
+    return HostValue(None, shape, dtype, Layout.STRIDED, digest=checksum)
+
+
+def _seen_as(tensor: torch.Tensor, array: Array) -> tuple[Any, ...] | None:
+    """What is equal of two tensors only if they are one part of memory, that nothing has written
+    into meanwhile; ``None`` if PyTorch does not count the writes.
+
+    Some writes are not counted: those through ``.data``, and of another library's code. A sample of
+    the values tells of these, unless they leave nearly all of the tensor as it was. The reference
+    keeps the storage's address from being used again, but not its memory."""
+    try:
+        version = tensor._version
+    except RuntimeError:  # made in inference mode
+        return None
+    flat = array.reshape(-1)
+    sample = xxhash.xxh3_64_intdigest(flat[:: max(flat.size // _SAMPLED, 1)].copy())
+    storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    return storage, tensor.storage_offset(), array.shape, tensor.dtype, version, sample
 
 
 def _digested_and_summarized(array: Array, dtype: DType) -> dict[str, Any]:
@@ -159,21 +210,15 @@ def _digested_and_summarized(array: Array, dtype: DType) -> dict[str, Any]:
     return {"digest": checksum, "statistics": found[0] if found else summarize(array, dtype)}
 
 
-def _kept(
-    array: Array,
-    dtype: str,
-    shape: tuple[int, ...],
-    layout: Layout,
-    checksum: str | None,
-    writer: BundleWriter,
-) -> HostValue:
+def _kept(array: Array, dtype: str, checksum: str | None, writer: BundleWriter) -> HostValue:
     """A copy of bits that lie in the host's memory."""
+    shape = array.shape
     if array.nbytes <= _SMALL:
-        return HostValue(array.copy(), shape, dtype, layout, digest=checksum)
+        return HostValue(array.copy(), shape, dtype, Layout.STRIDED, digest=checksum)
     lease = writer.take(array.nbytes, devices.backend("cpu").host_memory)
     kept = _as_array(lease.block, dtype, shape)
     _copy(array, kept)
-    return HostValue(kept, shape, dtype, layout, digest=checksum, lease=lease)
+    return HostValue(kept, shape, dtype, Layout.STRIDED, digest=checksum, lease=lease)
 
 
 def _nested(tensor: torch.Tensor, writer: BundleWriter | None, needed: bool) -> HostValue:

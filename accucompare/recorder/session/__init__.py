@@ -5,8 +5,8 @@ from accucompare.recorder.session.case_capture import Casting, build, capture_ca
 from accucompare.recorder.session.failures import telling_exits
 from accucompare.recorder.session.model_capture import capture_model
 from accucompare.recorder.session.running import Session
-from accucompare.recorder.session.session import capture, rank_and_ranks, recording
-from accucompare.recorder.session.start import Start, Within
+from accucompare.recorder.session.session import capture, recording
+from accucompare.recorder.session.start import Start, Within, rank_and_ranks
 
 __all__ = [
     "Casting",

@@ -29,7 +29,7 @@ from accucompare.recorder.session.failures import (
     telling_exits,
 )
 from accucompare.recorder.session.session import recording
-from accucompare.recorder.session.start import starting
+from accucompare.recorder.session.start import Within, starting
 from accucompare.recorder.state import NOTHING, CallArguments, Training, run_step, saved_inputs
 from accucompare.selection import FloatType, RoleGroup, RoundedType, Steps
 
@@ -242,12 +242,9 @@ def _capture_once(
             model,
             out,
             recorded,
+            training,
             device=place,
-            case=name,
-            inputs=saved,
-            training=training,
-            made=made,
-            notes=notes,
+            within=Within(name, saved, made, notes),
         ) as session,
     ):
         for step in range(first, steps.count):
@@ -378,7 +375,7 @@ def _training(case: Case, name: str) -> Training:
                 f"{name}: the case has a {word} but no optimizer; give Case(…, optimizer=…)"
             )
     try:
-        return Training.of(case.optimizer, case.scheduler, case.scaler)
+        return Training.of(case)
     except UsageError as error:
         raise CaseError(f"{name}: the case's {error}") from None
 

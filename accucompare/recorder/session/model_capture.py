@@ -13,6 +13,7 @@ from accucompare.places import Place, place_of
 from accucompare.recorder.capture_options import DEFAULTS, CaptureOptions
 from accucompare.recorder.session.case_capture import Casting, moved
 from accucompare.recorder.session.session import recording
+from accucompare.recorder.session.start import Within
 from accucompare.recorder.state import Training, run_step
 
 
@@ -43,9 +44,9 @@ def capture_model(case: Case, out: str | Place, options: CaptureOptions = DEFAUL
         raise CaseError(
             "the case has an optimizer but no loss to send backward; give Case(…, loss=…)"
         )
-    training = Training.of(case.optimizer, case.scheduler, case.scaler)
-    made = {"loss": case.loss is not None, "case_steps": len(steps)}
-    with recording(case.model, out, options, training=training, made=made) as session:
+    training = Training.of(case)
+    within = Within(made={"loss": case.loss is not None, "case_steps": len(steps)})
+    with recording(case.model, out, options, training, within=within) as session:
         device, as_they_are = device_of(case.model), Casting(None, None)
         for arguments in steps:
             args, kwargs = moved(arguments, device, as_they_are)

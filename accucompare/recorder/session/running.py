@@ -24,15 +24,13 @@ from accucompare.live.around import (
     variables_named,
     versions_of,
 )
-from accucompare.live.modules import Modules
 from accucompare.live.numerics import Numerics, eager_stance
 from accucompare.live.operators import Draws
 from accucompare.places import Place
-from accucompare.recorder.feeding import Feeding
 from accucompare.recorder.recording import Recorder
-from accucompare.recorder.session.start import Start
+from accucompare.recorder.session.start import Start, Subject
 from accucompare.recorder.state import StateSaver, UnknownOptimizers
-from accucompare.selection import Level, Steps
+from accucompare.selection import Level
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -47,32 +45,30 @@ class Session:
 
     def __init__(
         self,
-        path: Place,
+        subject: Subject,
+        start: Start,
         recorder: Recorder,
         writer: BundleWriter,
-        draws: Draws | None,
-        steps: Steps | None,
         numerics: Numerics,
-        modules: Modules,
-        start: Start,
+        draws: Draws | None,
         saver: StateSaver | None,
         unknown: UnknownOptimizers | None,
     ) -> None:
         """What the running capture is made of.
 
         Args:
-            start: what it starts from.
-            saver: of the training's state; ``None`` if that is not to be saved, or no more.
+            draws: ``None`` if random operations draw as without a capture.
+            saver: of the training's state; ``None`` if that is not saved.
             unknown: the optimizers that step although they were not given; ``None`` if no state is
                 saved or restored.
         """
-        self.path = path
+        self.path = writer.directory
         self._recorder = recorder
         self._writer = writer
         self._draws = draws
-        self._steps = steps
+        self._steps = start.steps
         self._numerics = numerics
-        self._modules = modules
+        self._modules = subject.modules
         self._eager = False  # whether compiled code was run eagerly
         self._stance = contextlib.ExitStack()
         self._start = start
@@ -165,14 +161,14 @@ class Session:
             capture = self._writer.manifest.capture
             capture["feed"] = {**capture["feed"], "not_fed": [*feed.not_fed]}
 
-    def check_end(self, feed: Feeding | None, golden: str | Place | None) -> None:
+    def check_end(self, golden: str | Place | None) -> None:
         """Raise what the model has caught, and refuse a fed capture in which nothing was fed."""
         recorder = self._recorder
         if recorder.failure is not None:
             raise recorder.failure
         if recorder.records:
             self._numerics.end_step(recorder.step)
-        if feed is not None:
+        if (feed := self._start.feed) is not None:
             self._writer.manifest.notes += feed.notes()
             if not feed.fed:
                 raise CaptureError(

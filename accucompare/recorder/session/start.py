@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -17,38 +17,85 @@ from accucompare.bundle.format import Manifest, Started, display_name
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.pairing import Renaming, counterparts
 from accucompare.errors import UsageError
-from accucompare.live.around import describe_model
-from accucompare.live.modules import Modules
+from accucompare.live.around import describe_model, device_of
+from accucompare.live.modules import Modules, name_modules
 from accucompare.live.operators import Draws
 from accucompare.numbers import SKETCH_VERSION
 from accucompare.places import Place
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.feeding import Feeding, check_golden, check_model, held_steps
 from accucompare.recorder.session.renaming import maps_in_force, selection_of
-from accucompare.recorder.state import Continuation, Training, restore_weights
+from accucompare.recorder.state import CallArguments, Continuation, Training, restore_weights
 from accucompare.selection import Level, Mode, RoleGroup, Selection, Steps
 
 
 @dataclass(frozen=True)
 class Within:
-    """What there is around a capture already, where it is part of something larger, as of a script
-    that runs anyway.
+    """What a capture is part of: of a case, or of a script that runs anyway.
 
     Attributes:
-        first: the number of the step that begins; of a capture that starts from a state, that of
-            the state counts.
+        case: how the manifest calls what is run.
+        inputs: those to save with the state, one entry of positional and keyword arguments a step.
+        made: options by which the model was made, for the manifest.
+        notes: more sentences for the manifest.
+        first: the number of the step that begins, if the capture starts from no state.
         matched: whether random operations draw from the CPU under the seed; else they draw as
             without a capture.
-        prepared: whether the directory is ready, for all ranks, so that they need not ask each
+        prepared: whether the directory is ready for all ranks, so that they need not wait for each
             other.
     """
 
+    case: str | None = None
+    inputs: list[CallArguments] | None = None
+    made: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
     first: int = 0
     matched: bool = True
     prepared: bool = False
 
 
 ALONE = Within()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model that is captured.
+
+    Attributes:
+        model: as it was given, wrapped or not.
+        modules: its modules by name.
+        training: what the loop has beside it.
+        device: where it computes.
+        rank, ranks: of this process, and how many there are.
+    """
+
+    model: nn.Module
+    modules: Modules
+    training: Training
+    device: torch.device
+    rank: int = 0
+    ranks: int = 1
+
+    @classmethod
+    def of(cls, model: nn.Module, training: Training, device: torch.device | None) -> Subject:
+        """Look at a model; ``device``: where its first parameter or buffer is, if not given.
+
+        Raises:
+            UsageError: if it is none, or an optimizer holds none of its parameters.
+        """
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
+        modules = name_modules(model)
+        training.check(modules)
+        return cls(model, modules, training, device or device_of(model), *rank_and_ranks())
+
+
+def rank_and_ranks() -> tuple[int, int]:
+    """This process's rank and the number of ranks; (0, 1) unless torch.distributed is in use."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
 
 
 @dataclass
@@ -87,26 +134,18 @@ class Start:
     @classmethod
     def of(
         cls,
-        model: nn.Module,
-        modules: Modules,
+        subject: Subject,
         out: str | Place,
         options: CaptureOptions,
-        ranks: tuple[int, int],
         stack: contextlib.ExitStack,
-        training: Training,
-        device: torch.device,
         within: Within = ALONE,
     ) -> Start:
         """Restore the weights of ``like`` and open the golden of ``feed``, which the stack closes.
 
-        Args:
-            ranks: this process's, and how many there are.
-            training: what the loop has beside the model.
-            device: where the model computes.
-
         Raises:
             UsageError: if one of them does not fit the model or the options.
         """
+        modules = subject.modules
         renamings, notes = maps_in_force(options, modules) if options.map else ([], [])
         start = cls(
             options.seed,
@@ -118,52 +157,14 @@ class Start:
             begun=within.first,
         )
         if options.like is not None:
-            source = stack.enter_context(open_bundle(options.like))
-            start.continuation = Continuation.of(
-                source, ranks[0], training, modules, renamings, device
-            )
-            start.steps = starting(options.asked, start.step, options.like)
-            start._take_weights(source, modules)
-            start.overruled += [
-                f"the mode of {display_name(name)}"
-                for name in _set_mode(model, modules, source.manifest.model, renamings)
-            ]
-            start._take_over(source.manifest, modules)
+            start._take_state(stack.enter_context(open_bundle(options.like)), options, subject)
         start.model = describe_model(modules)
         if options.feed is not None:
-            golden = start.golden = stack.enter_context(open_bundle(options.feed))
-            check_golden(golden, out, start.steps, ranks[1])
-            check_model(
-                golden, ranks[0], start.model, options.force, renamings, options.like, start.step
-            )
-            start._take_over(golden.manifest, modules)
-            start.steps = start.steps or held_steps(golden.manifests[ranks[0]])
-            start.feed = Feeding(golden, ranks[0], modules, renamings, options.round_feed)
-            start.feed.backward = start.feed.backward and options.trains
-            start.feed.updates = start.feed.updates and start.feed.backward
-            held = golden.manifest.options
-            if options.roles is None:  # what golden does not hold has no partner
-                start.groups = tuple(
-                    group for group in start.groups if held.roles is None or group in held.roles
-                )
+            start.golden = stack.enter_context(open_bundle(options.feed))
+            check_golden(start.golden, out, start.steps, subject.ranks)
+            start.feed = start._fed_by(start.golden, options, subject)
             if not start.feed.backward:
-                if held.backward and options.trains:
-                    notes.append(
-                        "nothing of the backward and the update was run: golden holds no gradients"
-                        " of layers to feed (--roles)"
-                    )
-                    start.groups = tuple(
-                        group
-                        for group in start.groups
-                        if group in (RoleGroup.FORWARD, RoleGroup.SERIES)
-                    )
-                start.without_gradients = not _differentiates(golden)
                 stack.enter_context(torch.set_grad_enabled(not start.without_gradients))
-            if options.level == Level.OP and golden.manifest.capture.get("level") != Level.OP:
-                chosen = f"--only {' --only '.join(start.selection.only) or 'NAME'}"
-                raise UsageError(
-                    f"{options.feed}: holds no operators; capture it with --level op {chosen}"
-                )
         if options.level == Level.OP and not start.selection.only:
             raise UsageError(
                 "--level op: give the modules whose operators are to be recorded (--only NAME);"
@@ -172,6 +173,52 @@ class Start:
         start.seed = (start.seed or 0) if within.matched else None
         _check_selection(start.selection, modules)
         return start
+
+    def _take_state(self, source: Bundle, options: CaptureOptions, subject: Subject) -> None:
+        """Take over what ``like`` has saved: weights, modes, the training's state."""
+        modules = subject.modules
+        self.continuation = Continuation.of(
+            source, subject.rank, subject.training, modules, self.renamings, subject.device
+        )
+        self.steps = starting(options.asked, self.step, options.like)
+        self._take_weights(source, modules)
+        self.overruled += [
+            f"the mode of {display_name(name)}"
+            for name in _set_mode(subject.model, modules, source.manifest.model, self.renamings)
+        ]
+        self._take_over(source.manifest, modules)
+
+    def _fed_by(self, golden: Bundle, options: CaptureOptions, subject: Subject) -> Feeding:
+        """What golden feeds. Its seed, steps and selection are taken over where none were given,
+        and what it does not hold is left out.
+        """
+        rank, modules = subject.rank, subject.modules
+        check_model(
+            golden, rank, self.model, options.force, self.renamings, options.like, self.step
+        )
+        self._take_over(golden.manifest, modules)
+        self.steps = self.steps or held_steps(golden.manifests[rank])
+        feed = Feeding(golden, rank, modules, self.renamings, options.round_feed)
+        feed.backward = feed.backward and options.trains
+        feed.updates = feed.updates and feed.backward
+        held = golden.manifest.options
+        if options.roles is None and held.roles is not None:
+            self.groups = tuple(group for group in self.groups if group in held.roles)
+        if not feed.backward:
+            if held.backward and options.trains:
+                self.notes.append(
+                    "nothing of the backward and the update was run: golden holds no gradients"
+                    " of layers to feed (--roles)"
+                )
+                forward = (RoleGroup.FORWARD, RoleGroup.SERIES)
+                self.groups = tuple(group for group in self.groups if group in forward)
+            self.without_gradients = not _differentiates(golden)
+        if options.level == Level.OP and golden.manifest.capture.get("level") != Level.OP:
+            chosen = f"--only {' --only '.join(self.selection.only) or 'NAME'}"
+            raise UsageError(
+                f"{options.feed}: holds no operators; capture it with --level op {chosen}"
+            )
+        return feed
 
     def _take_weights(self, source: Bundle, modules: Modules) -> None:
         """Copy the weights of ``like``, and note which held other values."""

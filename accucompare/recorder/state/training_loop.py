@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from accucompare.asked import Loop
 from accucompare.bundle.format import Component
+from accucompare.case import Case
 from accucompare.errors import CaseError, UsageError
 from accucompare.live.modules import Modules
 
@@ -31,17 +33,20 @@ class Training:
     scaler: Any = None
 
     @classmethod
-    def of(cls, optimizer: Any = None, scheduler: Any = None, scaler: Any = None) -> Training:
-        """Of one of each, or a list of optimizers and of schedulers.
+    def of(cls, loop: Loop | Case) -> Training:
+        """Of what a user gives: one of each, or a list of optimizers and of schedulers.
 
         Raises:
             UsageError: if one of them is something else.
         """
         lists = {
             name: tuple(_listed(value))
-            for name, value in (("optimizer", optimizer), ("scheduler", scheduler))
+            for name, value in (("optimizer", loop.optimizer), ("scheduler", loop.scheduler))
         }
-        for name, values in {**lists, "scaler": () if scaler is None else (scaler,)}.items():
+        for name, values in {
+            **lists,
+            "scaler": () if loop.scaler is None else (loop.scaler,),
+        }.items():
             what, methods = _METHODS[name]
             for value in values:
                 if isinstance(value, type) or not all(hasattr(value, method) for method in methods):
@@ -51,7 +56,7 @@ class Training:
                         else f"a {type(value).__name__}"
                     )
                     raise UsageError(f"{name} must be {what}, but is {found}")
-        return cls(lists["optimizer"], lists["scheduler"], scaler)
+        return cls(lists["optimizer"], lists["scheduler"], loop.scaler)
 
     def check(self, modules: Modules) -> None:
         """Raise UsageError if an optimizer holds no parameter of the model."""

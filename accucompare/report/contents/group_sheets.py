@@ -150,9 +150,18 @@ def _heat(heat: HeatMap) -> Table:
     )
     columns = [
         Column("layer", heat.layers.__getitem__, TEXT, 40),
-        *(Column(title, cell(at), LOGARITHM, max(_NARROW, len(title) + 2), "difference", scale=Scale.HEAT)
-          for at, title in enumerate(heat.columns)),
-    ]  # fmt: skip
+        *(
+            Column(
+                title,
+                cell(at),
+                LOGARITHM,
+                max(_NARROW, len(title) + 2),
+                "difference",
+                scale=Scale.HEAT,
+            )
+            for at, title in enumerate(heat.columns)
+        ),
+    ]
     return Table(
         f"Layer by {heat.across}",
         sized(columns, heat.layers),

@@ -36,9 +36,22 @@ from accucompare.report.table import (
 _MOST_LEVELS = 7  # of Excel's outline
 _WIDEST_NAME = 56  # characters; wider would leave no room beside the frozen columns
 _UNMATCHED_TITLES = (
-    "#", "step", "rank", "reason", "layer", "nearest name", "type", "call", "role", "path",
-    "golden shape", "candidate shape", "golden dtype", "candidate dtype", "detail",
-)  # fmt: skip
+    "#",
+    "step",
+    "rank",
+    "reason",
+    "layer",
+    "nearest name",
+    "type",
+    "call",
+    "role",
+    "path",
+    "golden shape",
+    "candidate shape",
+    "golden dtype",
+    "candidate dtype",
+    "detail",
+)
 
 #: How rows are coloured; the first rule that holds wins.
 _COLORING = (
@@ -50,10 +63,8 @@ _COLORING = (
     (f'{{status}}="{Status.FAIL.value}"', Look(color=DARK_RED, fill=PALE_RED)),
     (f'{{reason}}="{Reason.NOT_DETERMINISTIC.value}"', Look(color=BROWN, fill=GREY_AMBER)),
     (
-        (
-            f'OR({{reason}}="{Reason.OVER_PRECISE.value}",AND({{status}}="{Status.PASS.value}",ISNUMBER({{x'
-            f" limit}}),{{x limit}}>{NEAR}))"
-        ),
+        f'OR({{reason}}="{Reason.OVER_PRECISE.value}",AND({{status}}="{Status.PASS.value}",'
+        f"ISNUMBER({{x limit}}),{{x limit}}>{NEAR}))",
         Look(color=BROWN, fill=AMBER),
     ),
 )
@@ -69,9 +80,18 @@ def all_layers(comparison: Result, found: Overview) -> Table:
             Line([SheetItem(what_is_held(found, "This sheet", "other sheets lead to"), MUTED_TEXT)])
         ]
     return Table(
-        "Layers", sized(COLUMNS, found.layers.names), rows, nothing="Nothing: the bundles hold no record.", numbers=numbers,
-        heading=heading, frozen=4, dense=True, coloring=_COLORING, depth=lambda row: min(row.module.count("."), _MOST_LEVELS), large=True,
-    )  # fmt: skip
+        "Layers",
+        sized(COLUMNS, found.layers.names),
+        rows,
+        nothing="Nothing: the bundles hold no record.",
+        numbers=numbers,
+        heading=heading,
+        frozen=4,
+        dense=True,
+        coloring=_COLORING,
+        depth=lambda row: min(row.module.count("."), _MOST_LEVELS),
+        large=True,
+    )
 
 
 def unmatched(comparison: Result, found: Overview) -> Table:
@@ -80,10 +100,25 @@ def unmatched(comparison: Result, found: Overview) -> Table:
     rows = Chosen(comparison.rows, found.one_sided)
     more = found.one_sided_count - len(rows)
     return Table(
-        "Unmatched", sized(columns, {layer(row) for row in rows}), rows, numbers=(found.one_sided + 1).tolist(),
-        heading=[Line([SheetItem(f"… and {more:,} more below these, which this sheet leaves out.", MUTED_TEXT)])] if more else [],
-        nothing="Nothing: every record of either bundle has a partner.", frozen=5, dense=True,
-    )  # fmt: skip
+        "Unmatched",
+        sized(columns, {layer(row) for row in rows}),
+        rows,
+        numbers=(found.one_sided + 1).tolist(),
+        heading=[
+            Line(
+                [
+                    SheetItem(
+                        f"… and {more:,} more below these, which this sheet leaves out.", MUTED_TEXT
+                    )
+                ]
+            )
+        ]
+        if more
+        else [],
+        nothing="Nothing: every record of either bundle has a partner.",
+        frozen=5,
+        dense=True,
+    )
 
 
 def sized(columns: Sequence[Column], names: Iterable[str]) -> list[Column]:

@@ -13,7 +13,7 @@ from accucompare.compare.decide import decide
 from accucompare.compare.limits import float_dtype
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
-from accucompare.compare.rows import BY_SKETCH, BY_STATISTICS, MEANING, Reason, Row, Status
+from accucompare.compare.rows import Reason, Row, Status
 from accucompare.report.table import (
     COLUMNS,
     COUNT,
@@ -38,8 +38,14 @@ from accucompare.report.table import (
     table_lines,
     what_is_held,
 )
+from accucompare.report.words import (
+    culprit_hints,
+    decision_words,
+    error_words,
+    training_words,
+    verdict_words,
+)
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import decision_words, training_words
 from accucompare.text import without_credentials
 from accucompare.version import __version__
 
@@ -129,9 +135,9 @@ def meaning(comparison: Result) -> str:
     if comparison.counts()[Reason.NOT_COMPARABLE]:
         sentences.append(f"{comparison.counts()[Reason.NOT_COMPARABLE]:,} could not be compared.")
     if comparison.by_sketch:
-        sentences.append(f"{comparison.by_sketch:,} were judged {BY_SKETCH}.")
+        sentences.append(f"{comparison.by_sketch:,} were judged {verdict_words.BY_SKETCH}.")
     if comparison.by_statistics:
-        sentences.append(f"{comparison.by_statistics:,} were judged {BY_STATISTICS}.")
+        sentences.append(f"{comparison.by_statistics:,} were judged {verdict_words.BY_STATISTICS}.")
     if nonfinite := comparison.nonfinite_on_both:
         sentences.append(
             f"{nonfinite:,} {'holds' if nonfinite == 1 else 'hold'} NaN or Inf on both sides."
@@ -206,7 +212,7 @@ def _training(comparison: Result) -> Iterator[Line]:
         for met in comparison.acceptance.rules:
             words = (
                 f"{training_words.outcome(met)}: {met.rule.measure.value} is"
-                f" {training_words.measured(met)} apart (limit {met.rule})"
+                f" {training_words.measured(met)} apart (limit {training_words.rule_limit(met.rule)})"
             )
             yield _fact("", words, looks.PLAIN_LOOK if met.passed else _ALARM._replace(line=""))
 
@@ -224,8 +230,8 @@ def _culprits(comparison: Result, links: Sequence[str]) -> Iterator[Line]:
     def below(culprit: Culprit) -> Iterator[Line]:
         for title, words, look in (
             ("its module", culprits.configuration_words(culprit), plain),
-            ("its error", "; ".join(culprit.words), plain),
-            ("hint", "; ".join(culprit.hints), plain._replace(color=looks.MUTED)),
+            ("its error", "; ".join(error_words(culprit)), plain),
+            ("hint", "; ".join(culprit_hints(culprit)), plain._replace(color=looks.MUTED)),
         ):
             if words:
                 yield Line(
@@ -252,9 +258,15 @@ def _culprits(comparison: Result, links: Sequence[str]) -> Iterator[Line]:
     note = culprits.note(comparison)
     yield _wide(note, looks.MUTED_TEXT._replace(wrap=True), height=_height(note, 170))
     yield from table_lines(
-        columns, shown, fill=lambda culprit: _SHADE, below=below, numbered=True,
-        height=lambda culprit: _height(max((culprits.place_words(comparison, culprit), culprits.kind(culprit)), key=len), 44),
-    )  # fmt: skip
+        columns,
+        shown,
+        fill=lambda culprit: _SHADE,
+        below=below,
+        numbered=True,
+        height=lambda culprit: _height(
+            max((culprits.place_words(comparison, culprit), culprits.kind(culprit)), key=len), 44
+        ),
+    )
     yield from _rest(len(comparison.culprits), _MOST_CULPRITS)
 
 
@@ -264,17 +276,15 @@ def _first_divergence(comparison: Result, link: str) -> Iterator[Line]:
         return
     yield from _section("First divergence, in execution order")
     yield _wide(layer(first), looks.LINK._replace(size=12, bold=True, line=""), link, height=20)
-    what = (
-        f"{_kind(first)}: {'; '.join(filter(None, (MEANING[first.reason], first.verdict.detail)))}."
-    )
+    what = f"{_kind(first)}: {'; '.join(filter(None, (verdict_words.MEANING[first.reason], verdict_words.detail(first))))}."
     yield _wide(what, looks.WRAPPED, height=_height(what, 160))
     numbers_in_words = [f"{first.reason.value}"]
     if first.metrics is not None:
         numbers_in_words.append(
             f"relative L2 {first.metrics.rel_l2:.2e}, max abs diff {first.metrics.max_abs:.2e}"
         )
-    if first.verdict.tolerance:
-        numbers_in_words.append(f"tolerance {first.verdict.tolerance}")
+    if judged := verdict_words.limit_words(first.verdict.limit):
+        numbers_in_words.append(f"tolerance {judged}")
     if first.verdict.needed:
         numbers_in_words.append(f"would pass at {first.verdict.needed}")
     yield _wide("; ".join(numbers_in_words), looks.MUTED_TEXT)
@@ -340,7 +350,12 @@ def _counts(comparison: Result) -> Iterator[Line]:
     yield Line(titles, spread=2)
     for reason in Reason:
         if counts[reason]:
-            yield line(reason.value, counts[reason], MEANING[reason], looks.REASON_LOOK[reason])
+            yield line(
+                reason.value,
+                counts[reason],
+                verdict_words.MEANING[reason],
+                looks.REASON_LOOK[reason],
+            )
     yield line(
         "total",
         len(comparison.rows),
@@ -399,9 +414,13 @@ def _captures(comparison: Result) -> Iterator[Line]:
     columns = [*entry_columns(("golden", "candidate", "baseline")[: 3 if third else 2]), DIFFERS]
     spread, free = (3, 1) if third else (None, 0)
     yield from table_lines(
-        columns, shown, spread=spread, free=free, fill=lambda entry: entry_fill(entry, 1),
+        columns,
+        shown,
+        spread=spread,
+        free=free,
+        fill=lambda entry: entry_fill(entry, 1),
         height=lambda entry: _height(max(entry.values, key=len), 42),
-    )  # fmt: skip
+    )
     others = sum(entry.differs for entry in listed) - sum(entry.differs for entry in shown)
     note = f"{len(listed) - len(shown)} more entries in the sheet Environment" + (
         f", {others} of them different." if others else "."

@@ -63,7 +63,7 @@ def training(comparison: Result) -> list[Table]:
             Column("", lambda met: None),
             Column("measured", words.measured),
             Column("", lambda met: None),
-            Column("limit", lambda met: str(met.rule)),
+            Column("limit", lambda met: words.rule_limit(met.rule)),
             Column("", lambda met: None),
             Column("outcome", words.outcome),
         ]
@@ -96,7 +96,8 @@ def training(comparison: Result) -> list[Table]:
 def _heading(comparison: Result, found: TrainingResult) -> Iterator[tuple[str, Look]]:
     yield (
         words.steps_sentence(comparison)
-        or "Each step was fed with golden's values: what its losses are off was made in the loss, or by rounding",
+        or "Each step was fed with golden's values: what its losses are off was made in the loss,"
+        " or by rounding",
         SECTION,
     )
     if comparison.acceptance is not None:

@@ -1,7 +1,6 @@
-"""The workbooks: openpyxl."""
+"""Workbooks: openpyxl."""
 
-from accucompare.report.excel.health_workbook import write_health
-from accucompare.report.excel.watch_workbook import write_watch
 from accucompare.report.excel.workbook import write_excel
+from accucompare.report.excel.worksheets import write_workbook
 
-__all__ = ["write_excel", "write_health", "write_watch"]
+__all__ = ["write_excel", "write_workbook"]

@@ -1,7 +1,6 @@
-"""A comparison or a checklist as a file for other programs."""
+"""A comparison as a file for other programs."""
 
 from accucompare.report.files.json import write_json
-from accucompare.report.files.json_health import write_health_json
 from accucompare.report.files.model_explorer import write_model_explorer
 from accucompare.report.files.parquet import require_pyarrow, write_parquet
 from accucompare.report.files.perfetto import write_perfetto
@@ -10,7 +9,6 @@ from accucompare.report.files.written_comparison import read_written
 __all__ = [
     "read_written",
     "require_pyarrow",
-    "write_health_json",
     "write_json",
     "write_model_explorer",
     "write_parquet",

@@ -11,8 +11,8 @@ from accucompare.files import written_whole
 from accucompare.report.files.written_comparison import WrittenMetrics, WrittenRow
 from accucompare.text import printable
 
-# : What log10 of an error is shown as, where it has no such number: of tensors that are equal, and
-# of an error without bound.
+#: What log10 of an error is shown as, where it has no such number: of tensors that are equal, and
+#: of an error without bound.
 LOG_OF_EQUAL, LOG_OF_UNBOUNDED = -20.0, 20.0
 
 

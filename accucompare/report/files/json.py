@@ -22,7 +22,14 @@ from accucompare.compare.runs import Acceptance, Parting, StepPair, TrainingResu
 from accucompare.files import written_whole
 from accucompare.report.files.written_comparison import is_lines
 from accucompare.report.table import overview_of
-from accucompare.report.words import decision_words, place_words
+from accucompare.report.words import (
+    culprit_hints,
+    decision_words,
+    error_words,
+    place_words,
+    training_words,
+    verdict_words,
+)
 
 
 def write_json(comparison: Result, path: Path) -> Path:
@@ -70,7 +77,7 @@ def head(comparison: Result) -> dict[str, Any]:
         "left_out": comparison.left_out,
         "maps": comparison.maps,
         "proposed_maps": comparison.proposed_maps,
-        "tolerance": str(comparison.tolerances),
+        "tolerance": verdict_words.tolerances(comparison.tolerances),
         "identical_until": None if until is None else comparison.place(until),
         "first_divergence": None if first is None else comparison.place(first),
         "training": None if comparison.training is None else _training(comparison.training),
@@ -167,7 +174,8 @@ def _culprit(comparison: Result, culprit: Culprit, at: int | None) -> dict[str, 
         name: getattr(culprit, name)
         for name in ("name", "call", "stage", "site", "before", "reason", "excess", "over_limit")
     }
-    more = {name: getattr(culprit, name) for name in ("jump", "seen", "words", "hints")}
+    more = {name: getattr(culprit, name) for name in ("jump", "seen")}
+    more |= {"words": error_words(culprit), "hints": culprit_hints(culprit)}
     more["configured"] = [asdict(option) for option in culprit.configured]
     if (scaled := culprit.scaled) is not None:
         more["scaled"] = {
@@ -221,7 +229,7 @@ def _parting(parting: Parting) -> dict[str, Any]:
     )
     row = None if parting.row is None else parting.row.place
     return {
-        "sentence": str(parting),
+        "sentence": training_words.parting_words(parting),
         **values,
         **apart,
         "setting": _fields(parting.setting),
@@ -234,8 +242,10 @@ def _step(pair: StepPair) -> dict[str, Any]:
         quantity.value: {"relative": apart.relative, "limit": apart.limit, "over": apart.over}
         for quantity, apart in pair.numbers
     }
-    sides = {name: None if side is None else msgspec.to_builtins(side) for name, side in
-             (("golden", pair.golden), ("candidate", pair.candidate))}  # fmt: skip
+    sides = {
+        name: None if side is None else msgspec.to_builtins(side)
+        for name, side in (("golden", pair.golden), ("candidate", pair.candidate))
+    }
     return {"rank": pair.rank, "step": pair.step, **sides, **numbers}
 
 
@@ -248,7 +258,7 @@ def _acceptance(found: Acceptance) -> dict[str, Any]:
             "absolute_limit": met.rule.absolute,
             "relative_limit": met.rule.relative,
             "passed": met.passed if met.judged else None,
-            "why_not": met.why_not,
+            "why_not": training_words.why_not_measured(met),
         }
         for met in found.rules
     ]
@@ -264,23 +274,27 @@ def _acceptance(found: Acceptance) -> dict[str, Any]:
 
 
 _FINDING = ("topic", "message", "serious", "of_baseline")
-_VERDICT = ("reason", "tolerance", "rule", "needed", "used", "detail", "excess", "excess_limit")
-
-
 _PLACE = ("rank", "step", "call", "role", "path", "order", "type", "parent")
 
 
 def _row(row: Row, producer: int | None) -> dict[str, Any]:
     """A row; ``producer`` is the number (from 1) of the row that gave this very tensor, if one
     did."""
-    record = row.record
+    record, verdict = row.record, row.verdict
     place_words = {} if record is None else {name: getattr(record, name) for name in _PLACE}
     return {
         "name": row.module,
         **place_words,
         "producer": producer,
         "status": row.status,
-        **{name: getattr(row.verdict, name) for name in _VERDICT},
+        "reason": verdict.reason,
+        "tolerance": verdict_words.limit_words(verdict.limit),
+        "rule": verdict_words.rule(verdict.limit),
+        "needed": verdict.needed,
+        "used": verdict.used,
+        "detail": verdict_words.detail(row),
+        "excess": verdict.excess,
+        "excess_limit": verdict.excess_limit,
         "baseline": row.baseline,
         "noise": row.noise,
         "nearest": row.nearest,

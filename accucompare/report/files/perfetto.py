@@ -20,11 +20,11 @@ from accucompare.text import printable
 
 TraceEvent = dict[str, Any]
 
-# : In microseconds of the trace: a call without calls inside; what is left free at both ends of one
-# with calls; and between stages.
+#: In microseconds of the trace: a call without calls inside; what is left free at both ends of one
+#: with calls; and between stages.
 WIDTH, MARGIN, PAUSE = 1000, 10, 500
-# : A process has a number of tens; its tracks those after it, for Perfetto names a track by its own
-# number alone.
+#: A process has a number of tens; its tracks those after it, for Perfetto names a track by its own
+#: number alone.
 TENS, GOLDEN, CANDIDATE = 10, 1, 2
 
 

@@ -1,6 +1,7 @@
-"""The pages: one HTML file that needs nothing else."""
+"""Pages: one HTML file that needs nothing else."""
 
-from accucompare.report.page.page_comparison import write_comparison_page
-from accucompare.report.page.page_log import write_health_page, write_log_page
+from accucompare.report.page.page_comparison import StepChart, write_comparison_page
+from accucompare.report.page.page_data import PageData
+from accucompare.report.page.page_file import write_page
 
-__all__ = ["write_comparison_page", "write_health_page", "write_log_page"]
+__all__ = ["PageData", "StepChart", "write_comparison_page", "write_page"]

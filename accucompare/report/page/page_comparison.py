@@ -25,7 +25,7 @@ from accucompare.bundle.format import (
 from accucompare.compare.decide import decide
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
-from accucompare.compare.rows import MEANING, NEAR, Reason, Row
+from accucompare.compare.rows import NEAR, Reason, Row
 from accucompare.numbers import Array
 from accucompare.report.contents import group_columns, meaning, sized, step_columns
 from accucompare.report.page.page_data import PageData
@@ -49,8 +49,14 @@ from accucompare.report.table import (
     what_is_held,
 )
 from accucompare.report.terminal import shown
+from accucompare.report.words import (
+    culprit_hints,
+    decision_words,
+    error_words,
+    training_words,
+    verdict_words,
+)
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import decision_words, training_words
 from accucompare.selection import RoleGroup
 from accucompare.text import printable, without_credentials
 
@@ -192,7 +198,7 @@ def _head(comparison: Result, found: Overview, data: PageData) -> dict[str, Any]
         "culprits": [_place(places, each) for each in found.culprits],
         "heats": heats,
         "near": NEAR,
-        "meanings": {reason.value: words for reason, words in MEANING.items()},
+        "meanings": {reason.value: words for reason, words in verdict_words.MEANING.items()},
         "parting": (
             training.parting.step if training is not None and training.parting is not None else None
         ),
@@ -285,7 +291,7 @@ def _content(comparison: Result, found: Overview) -> dict[str, Any]:
             else {
                 "place": comparison.place(first),
                 "anchor": anchor(first),
-                "what": MEANING[first.reason],
+                "what": verdict_words.MEANING[first.reason],
             }
         ),
         "note": culprits.note(comparison) if comparison.culprits else "",
@@ -296,7 +302,9 @@ def _content(comparison: Result, found: Overview) -> dict[str, Any]:
         "preflight": comparison.preflight[:_MOST_LISTED],
         "more_preflight": max(0, len(comparison.preflight) - _MOST_LISTED),
         "counts": [
-            (reason.value, counts[reason], MEANING[reason]) for reason in Reason if counts[reason]
+            (reason.value, counts[reason], verdict_words.MEANING[reason])
+            for reason in Reason
+            if counts[reason]
         ],
         "left_out": comparison.left_out,
         "total": len(comparison.rows),
@@ -355,8 +363,8 @@ def _culprit(comparison: Result, culprit: Culprit) -> dict[str, Any]:
     )
     said = (
         ("its module", [culprits.configuration_words(culprit)]),
-        ("its error", culprit.words),
-        ("hint", culprit.hints),
+        ("its error", error_words(culprit)),
+        ("hint", culprit_hints(culprit)),
     )
     return {
         "place": culprits.place_words(comparison, culprit),
@@ -387,6 +395,6 @@ def _training(comparison: Result) -> Iterator[tuple[str, str]]:
         for met in comparison.acceptance.rules:
             words = (
                 f"{training_words.outcome(met)}: {met.rule.measure.value} is"
-                f" {training_words.measured(met)} apart (limit {met.rule})"
+                f" {training_words.measured(met)} apart (limit {training_words.rule_limit(met.rule)})"
             )
             yield "" if met.passed else "bad", words

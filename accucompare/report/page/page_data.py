@@ -30,11 +30,11 @@ from accucompare.report.table import (
 )
 from accucompare.text import printable
 
-# : Bytes of a float64 that are kept: 12 bits of the mantissa for three digits, 20 for six; of all
-# other numbers the whole.
+#: Bytes of a float64 that are kept: 12 bits of the mantissa for three digits, 20 for six; of all
+#: other numbers the whole.
 _BYTES = {SCIENTIFIC: 3, NUMBER: 4}
-# : Digits that are shown of these: they are rounded to them first, or else the page would round
-# twice and show another last digit.
+#: Digits that are shown of these: they are rounded to them first, or else the page would round
+#: twice and show another last digit.
 _DIGITS = {SCIENTIFIC: 3, NUMBER: 6}
 _WHOLE = 8
 #: What the page's script calls the formats.
@@ -93,12 +93,17 @@ class PageData:
         titles = {column.title for column in columns}
         about = [
             {
-                "title": column.title, "format": _FORMATS.get(column.format, "general"), "group": column.group, "folded": column.folded,
+                "title": column.title,
+                "format": _FORMATS.get(column.format, "general"),
+                "group": column.group,
+                "folded": column.folded,
                 "width": column.width,
-                "bytes": _width(column), "texts": place, "other": other if (other := _other(column)) in titles else None,
+                "bytes": _width(column),
+                "texts": place,
+                "other": other if (other := _other(column)) in titles else None,
             }
             for column, place in zip(columns, listed, strict=True)
-        ]  # fmt: skip
+        ]
         return {"title": title, "rows": len(rows), "at": at, "block": _BLOCK, "columns": about}
 
     def matrix(self, numbers: Sequence[float | None]) -> int:

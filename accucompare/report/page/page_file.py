@@ -11,8 +11,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from accucompare.errors import ReportError
 from accucompare.files import is_stream, written_whole
 from accucompare.report.page.page_data import PageData
@@ -60,14 +58,20 @@ def write_page(
         raise ReportError(
             f"{path}: a page's name must end in .html, such as {path.stem or 'report'}.html"
         )
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # slow to import
+
     style, script = (
         "\n".join((_FOLDER / name).read_text("utf-8") for name in names)
         for names in (_STYLES, _SCRIPTS)
     )
     environment = Environment(
-        loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
         finalize=lambda value: printable(value) if type(value) is str else value,
-    )  # fmt: skip
+    )
     environment.filters["thousands"] = lambda number: f"{number:,}"
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri"
@@ -75,7 +79,7 @@ def write_page(
     )
     top = environment.get_template(template).render(
         content | {"style": style, "script": script, "policy": policy, "version": __version__}
-    )  # fmt: skip
+    )
 
     def write(place: Path) -> None:
         with place.open("wb") as file:

@@ -17,6 +17,7 @@ from accucompare.compare.measuring import Metrics
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Row
 from accucompare.numbers import Statistics
+from accucompare.report.words import verdict_words
 
 if TYPE_CHECKING:
     import pandas
@@ -206,7 +207,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("excess", attrgetter("verdict.excess"), EXCESS, 10, "baseline", sparse=True),
     Column("x limit", attrgetter("verdict.used"), EXCESS, 10, "judgement", scale=Scale.BAR),
     Column("max abs diff", Of(_measured, "max_abs"), SCIENTIFIC, 12, "difference"),
-    Column("detail", attrgetter("verdict.detail"), TEXT, 48, "judgement"),
+    Column("detail", verdict_words.detail, TEXT, 48, "judgement"),
     Column(
         "golden shape",
         lambda row: bracketed(row.golden.shape) if row.golden else "",
@@ -220,9 +221,18 @@ COLUMNS: tuple[Column, ...] = (
     Column("candidate dtype", Of(_candidate, "dtype", ""), TEXT, 11, "record", folded=2),
     Column("candidate layer", _other_name, TEXT, 36, "record", folded=2),
     Column("nearest name", attrgetter("nearest"), TEXT, 36, "record", folded=2),
-    Column("tolerance", attrgetter("verdict.tolerance"), TEXT, 24, "judgement", folded=1),
+    Column(
+        "tolerance",
+        lambda row: verdict_words.limit_words(row.verdict.limit),
+        TEXT,
+        24,
+        "judgement",
+        folded=1,
+    ),
     Column("status", attrgetter("status.value"), TEXT, 13, "judgement", folded=2),
-    Column("rule", attrgetter("verdict.rule"), TEXT, 24, "judgement", folded=2),
+    Column(
+        "rule", lambda row: verdict_words.rule(row.verdict.limit), TEXT, 24, "judgement", folded=2
+    ),
     Column("would pass at", attrgetter("verdict.needed"), TEXT, 20, "judgement", folded=2),
     Column(
         "baseline relative L2",

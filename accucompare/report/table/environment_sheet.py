@@ -43,15 +43,31 @@ _EXPECTED = (
     "upload",
 )
 
-# : Entries for the summary, the most telling first: their dotted keys, or the beginning of these,
-# and their names there; ``""`` for the : key itself.
+#: Entries for the summary, the most telling first: their dotted keys, or the beginning of these,
+#: and their names there; ``""`` for the key itself.
 _IMPORTANT = {
-    "environment.created": "date", "environment.command": "command", "environment.versions": "", "environment.device": "",
-    "model.class": "", "model.dtypes": "dtypes of parameters", "capture.dtype": "cast to (--dtype)", "environment.autocast": "",
-    "model.training": "", "capture.mode": "", "model.active_dropout": "", "capture.seed": "", "capture.feed": "",
-    "environment.random": "", "complete": "", "ranks": "", "steps": "", "records": "", "capture.only": "", "capture.skip": "",
+    "environment.created": "date",
+    "environment.command": "command",
+    "environment.versions": "",
+    "environment.device": "",
+    "model.class": "",
+    "model.dtypes": "dtypes of parameters",
+    "capture.dtype": "cast to (--dtype)",
+    "environment.autocast": "",
+    "model.training": "",
+    "capture.mode": "",
+    "model.active_dropout": "",
+    "capture.seed": "",
+    "capture.feed": "",
+    "environment.random": "",
+    "complete": "",
+    "ranks": "",
+    "steps": "",
+    "records": "",
+    "capture.only": "",
+    "capture.skip": "",
     "environment.git": "",
-}  # fmt: skip
+}
 
 
 DIFFERS = Column("", lambda entry: "differs" if entry.differs else "", TEXT, 12, wrap=True)

@@ -179,13 +179,12 @@ class Table:
         title may hold a space.
         """
         page, offset = divmod(index, self._capacity)
-        return f"'{self.title}{f' {page + 1}' if page else ''}'!{self.letters[title]}{self.header + 1 + offset}"
+        sheet = f"{self.title} {page + 1}" if page else self.title
+        return f"'{sheet}'!{self.letters[title]}{self.header + 1 + offset}"
 
 
 def column_letter(number: int) -> str:
-    """What Excel calls the column of this number, counted from 1: A, …, Z, AA, …. openpyxl's own
-    would load all of it for a page.
-    """
+    """What Excel calls the column of this number, counted from 1: A, …, Z, AA, …."""
     letters = ""
     while number:
         number, digit = divmod(number - 1, 26)

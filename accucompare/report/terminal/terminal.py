@@ -14,7 +14,7 @@ from rich.text import Text
 from accucompare.compare.decide import Answer, Decision, decide
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
-from accucompare.compare.rows import BY_STATISTICS, MEANING, Reason, Row, Status
+from accucompare.compare.rows import Reason, Row, Status
 from accucompare.report.console import (
     fitted,
     open_console,
@@ -34,8 +34,8 @@ from accucompare.report.table import (
     overview_of,
 )
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
+from accucompare.report.words import culprit_hints, decision_words, error_words, verdict_words
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import decision_words
 from accucompare.report.words import training_words as training
 from accucompare.text import counted, printable
 
@@ -97,21 +97,19 @@ def _verdict_line(comparison: Result) -> Text:
 def _sentences(comparison: Result, decided: Decision) -> Iterator[str]:
     """What is concluded, and how many rows say so."""
     failed, total = comparison.counts_by_status()[Status.FAIL], len(comparison.rows)
-    if decided.answer is Answer.NOT_SURE:
-        yield decision_words.words(decided, comparison)
-    elif comparison.acceptance is not None:
+    if comparison.acceptance is not None and decided.answer is not Answer.NOT_SURE:
         yield training.acceptance_sentence(comparison.acceptance)
         if comparison.compared:
             yield f"{failed} of {total} rows fail, which does not decide"
-    elif comparison.series_only or not (failed or decided.passed):
-        yield decision_words.conclusion(decided, comparison)
-    elif decided.passed:
-        yield decision_words.conclusion(decided, comparison)
+        return
+    yield decision_words.conclusion(decided, comparison)
+    if comparison.series_only or decided.answer is Answer.NOT_SURE:
+        return
+    if decided.passed:
         yield f"all {comparison.compared} compared rows {culprits.agreement(comparison)}"
         if comparison.by_statistics:
-            yield f"{comparison.by_statistics} judged {BY_STATISTICS}"
-    else:
-        yield decision_words.conclusion(decided, comparison)
+            yield f"{comparison.by_statistics} judged {verdict_words.BY_STATISTICS}"
+    elif failed:
         yield f"{failed} of {total} rows fail"
         if comparison.first_divergence is None:
             yield "all of them are on one side only"
@@ -151,7 +149,7 @@ def _print_training(console: Console, comparison: Result) -> None:
         columns = [
             Column("rule", lambda met: met.rule.measure.value, least=12),
             Column("measured", training.measured, GENERAL),
-            Column("limit", lambda met: str(met.rule), GENERAL),
+            Column("limit", lambda met: training.rule_limit(met.rule), GENERAL),
             Column("", training.outcome, GENERAL),
         ]
         print_table(
@@ -194,8 +192,8 @@ def _about(culprit: Culprit) -> Iterator[Text]:
     yield safe_text(culprits.kind(culprit))
     if configured := culprits.configuration_words(culprit):
         yield safe_text(configured, "yellow")
-    yield from map(safe_text, culprit.words)
-    yield from (safe_text(f"hint, {hint}", "bright_black") for hint in culprit.hints)
+    yield from map(safe_text, error_words(culprit))
+    yield from (safe_text(f"hint, {hint}", "bright_black") for hint in culprit_hints(culprit))
 
 
 def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
@@ -210,10 +208,18 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
     about = f"  ({record.type}, {dtypes} {list(record.shape)})"
     place = fitted(console, printable(comparison.place(row)), used=2 + cell_len(printable(about)))
     console.print(Text.assemble("  ", (place, "bold red"), safe_text(about)), soft_wrap=True)
-    console.print(safe_text(f"  {row.reason.value}: {row.verdict.detail or MEANING[row.reason]}"))
+    console.print(
+        safe_text(
+            f"  {row.reason.value}: {verdict_words.detail(row) or verdict_words.MEANING[row.reason]}"
+        )
+    )
     metrics, verdict = row.metrics, row.verdict
     if row.by_statistics or (metrics is not None and metrics.nothing_finite):
-        console.print(safe_text(f"  limit: {verdict.tolerance} ({verdict.rule})"))
+        console.print(
+            safe_text(
+                f"  limit: {verdict_words.limit_words(verdict.limit)} ({verdict_words.rule(verdict.limit)})"
+            )
+        )
     elif metrics is not None:
         where = ""
         if metrics.max_abs_index is not None:
@@ -228,7 +234,11 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
             f" {metrics.max_abs:.2e}{where}"
         )
         needed = f"; would pass at {verdict.needed}" if verdict.needed else ""
-        console.print(safe_text(f"  limit: {verdict.tolerance} ({verdict.rule}){needed}"))
+        console.print(
+            safe_text(
+                f"  limit: {verdict_words.limit_words(verdict.limit)} ({verdict_words.rule(verdict.limit)}){needed}"
+            )
+        )
 
 
 def _print_worst(console: Console, comparison: Result) -> None:

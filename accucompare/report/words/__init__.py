@@ -1,14 +1,25 @@
 """The words of verdicts, culprits and steps, the same in every report."""
 
-from accucompare.report.words import culprit_words, decision_words, training_words
+from accucompare.report.words import culprit_words, decision_words, training_words, verdict_words
 from accucompare.report.words.assertion import failure, nan_on_both
+from accucompare.report.words.culprit_place import (
+    NamedCulprit,
+    culprit_hints,
+    culprit_place,
+    error_words,
+)
 from accucompare.report.words.culprit_words import place_words
 
 __all__ = [
+    "NamedCulprit",
+    "culprit_hints",
+    "culprit_place",
     "culprit_words",
     "decision_words",
+    "error_words",
     "failure",
     "nan_on_both",
     "place_words",
     "training_words",
+    "verdict_words",
 ]

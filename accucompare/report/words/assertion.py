@@ -13,7 +13,8 @@ from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
 from accucompare.numbers import DTYPES
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import decision_words
+from accucompare.report.words import decision_words, training_words, verdict_words
+from accucompare.report.words.culprit_place import culprit_hints, error_words
 from accucompare.text import printable
 
 _DESCRIBED = 5  # culprits whose error is described; the others are only named
@@ -68,7 +69,7 @@ def _lines(comparison: Result) -> Iterator[str]:
         yield from _greatest(comparison, failing)
         yield would_pass(comparison, failing)
     if parting := comparison.parting:
-        yield f"The runs part: {parting}"
+        yield f"The runs part: {training_words.parting_words(parting)}"
     if serious := [finding for finding in comparison.preflight if finding.serious]:
         yield ""
         yield "Before any layer, which alone may explain it:"
@@ -101,7 +102,7 @@ def _greatest(comparison: Result, failing: list[Row]) -> Iterator[str]:
         least = "at least " if row.by_statistics else "about " if row.by_sketch else ""
         yield (
             f"Greatest relative L2 error: {least}{error:.2e} at {comparison.place(row)} (limit:"
-            f" {row.verdict.tolerance})"
+            f" {verdict_words.limit_words(row.verdict.limit)})"
         )
 
 
@@ -182,7 +183,9 @@ def _culprits(comparison: Result) -> Iterator[str]:
         parts = [culprits.kind(culprit)]
         parts += [f"relative L2 {error:.2e}"] if error is not None else []
         parts += (
-            [f"{over:.3g} x limit ({culprit.row.verdict.tolerance})"] if over is not None else []
+            [f"{over:.3g} x limit ({verdict_words.limit_words(culprit.row.verdict.limit)})"]
+            if over is not None
+            else []
         )
         parts += (
             [f"would pass at {culprit.row.verdict.needed}"] if culprit.row.verdict.needed else []
@@ -191,9 +194,9 @@ def _culprits(comparison: Result) -> Iterator[str]:
         if number <= _DESCRIBED:
             about = [
                 culprits.configuration_words(culprit),
-                culprit.row.verdict.detail,
-                *culprit.words,
-                *(f"hint, {hint}" for hint in culprit.hints),
+                verdict_words.detail(culprit.row),
+                *error_words(culprit),
+                *(f"hint, {hint}" for hint in culprit_hints(culprit)),
             ]
             yield from (f"     {line}" for line in about if line)
 

@@ -12,6 +12,8 @@ from accucompare.compare.origins import Culprit, is_choice
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Row
 from accucompare.numbers import DTYPES
+from accucompare.report.words import verdict_words
+from accucompare.report.words.culprit_place import culprit_place
 from accucompare.report.words.decision_words import trust
 
 #: What a culprit is, and what the two measures of its error mean.
@@ -42,8 +44,11 @@ def tolerance(comparison: Result) -> str:
     """What judged: what the user gave, then the baseline, then the table by dtype."""
     limits = comparison.tolerances
     if comparison.baseline is None or limits.otherwise.given:
-        return str(limits)
-    parts = [limits.by_rules, f"the baseline; where it has no such record, {limits.by_dtype}"]
+        return verdict_words.tolerances(limits)
+    parts = [
+        verdict_words.by_rules(limits),
+        f"the baseline; where it has no such record, {verdict_words.by_dtype(limits)}",
+    ]
     return ", then ".join(filter(None, parts))
 
 
@@ -77,24 +82,22 @@ def identical_until(comparison: Result) -> str:
 def _difference(row: Row) -> str:
     metrics = row.metrics
     if metrics is None or metrics.nonfinite_mismatch:
-        return row.verdict.detail or row.reason.value
+        return verdict_words.detail(row) or row.reason.value
     if not metrics.max_abs:
-        return row.verdict.detail or "other bits of equal value"
+        return verdict_words.detail(row) or "other bits of equal value"
     if different := (
         differing(metrics) if row.golden is not None and not DTYPES[row.golden.dtype].digits else 0
     ):
         return f"{different:,} of {metrics.compared:,} values different"
-    return (
-        "relative L2"
-        f" {'at least ' if row.by_statistics else 'about ' if row.by_sketch else ''}{metrics.rel_l2:.2e}"
-    )
+    known = "at least " if row.by_statistics else "about " if row.by_sketch else ""
+    return f"relative L2 {known}{metrics.rel_l2:.2e}"
 
 
 def place_words(comparison: Result, culprit: Culprit) -> str:
     """Where a culprit is, with step and rank where there are several: ``encoder.0 (glue, before
     fc1) (step 2)``.
     """
-    return culprit.place + comparison.step_and_rank(culprit.row)
+    return culprit_place(culprit) + comparison.step_and_rank(culprit.row)
 
 
 def excess_words(culprit: Culprit) -> float | None:

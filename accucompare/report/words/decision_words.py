@@ -18,11 +18,13 @@ from accucompare.compare.facts import (
     Trouble,
 )
 from accucompare.compare.limits import float_dtype
-from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, different_values
+from accucompare.compare.origins import STRUCTURAL, Culprit, Stage
 from accucompare.compare.result import Result
 from accucompare.compare.rows import UNMATCHED, OtherModel, Reason, Row
-from accucompare.compare.runs import Parting, clipped, number_of, number_words
+from accucompare.compare.runs import Parting, number_of
 from accucompare.report.headline import Headline
+from accucompare.report.words import training_words, verdict_words
+from accucompare.report.words.culprit_place import culprit_place, different_values, scaled_words
 from accucompare.text import counted
 
 _VERDICTS = {
@@ -128,7 +130,7 @@ _JUDGED = {
 def _trouble(fact: Trouble, result: Result) -> str:
     match fact:
         case facts.StandardNotJudged(acceptance, training, incomplete):
-            return acceptance.trouble_of(training, incomplete)
+            return training_words.acceptance_trouble(acceptance, training, incomplete)
         case facts.HashesOfOneSide(golden):
             side, other = ("golden", "the candidate") if golden else ("the candidate", "golden")
             return (
@@ -149,12 +151,12 @@ def _trouble(fact: Trouble, result: Result) -> str:
         case facts.NotDeterministic(rows):
             return (
                 f"{len(rows)} row(s) are not deterministic, the first {result.place(rows[0])}"
-                f" ({rows[0].verdict.detail})"
+                f" ({verdict_words.detail(rows[0])})"
             )
         case facts.PoorBaseline(finding):
             return finding.message
         case facts.StepsProveNothing(training):
-            return training.unclear
+            return training_words.proves_nothing(training)
         case facts.WithinFixedLimits(since):
             why = _unproved(since, result) if isinstance(since, facts.Unproved) else since
             return f"everything is within fixed limits, which miss small faults, and {why}"
@@ -171,7 +173,7 @@ def _trouble(fact: Trouble, result: Result) -> str:
                 else f"{far}, or rounding changed a choice before; a fed capture tells"
             )
         case facts.MayHide(first, count, total):
-            where = f"{result.place(first)} ({first.verdict.detail})"
+            where = f"{result.place(first)} ({verdict_words.detail(first)})"
             return (
                 f"what was compared agrees, but {count} of {total} rows could not be, and an error"
                 f" may hide there: first {where}"
@@ -200,8 +202,10 @@ def _differs(fact: Differs, result: Result) -> str:
     match fact:
         case facts.StandardMissed(standard):
             return f"does not meet the standard {standard.value}"
-        case OtherModel() | Parting():
+        case OtherModel():
             return str(fact)
+        case Parting():
+            return training_words.parting_words(fact)
         case facts.GivenDifferently(finding):
             return finding.message
         case facts.NoOwnError(counts):
@@ -238,7 +242,7 @@ def _clear(fact: Clear, result: Result) -> str:
         case facts.StandardMet(standard):
             return f"within tolerance: meets the standard {standard.value}"
         case facts.WithinGiven(tolerance):
-            return f"within tolerance ({tolerance})"
+            return f"within tolerance ({verdict_words.tolerance_words(tolerance)})"
         case facts.OverPrecise(rows):
             return f"{len(rows)} over-precise, the first {result.place(rows[0])}"
         case facts.MadeOtherwise(how, findings):
@@ -289,7 +293,7 @@ def _uncovered(fact: facts.Uncovered, result: Result) -> str:
         case facts.NotCompared(rows, total):
             return (
                 f"{len(rows)} of {total} rows could not be compared, the first"
-                f" {result.place(rows[0])}, {rows[0].verdict.detail}"
+                f" {result.place(rows[0])}, {verdict_words.detail(rows[0])}"
             )
         case facts.BroadcastRows(rows):
             return (
@@ -335,18 +339,18 @@ def _named(culprit: Culprit, result: Result) -> str:
     if record.role in SERIES_ROLES:
         return _number_named(culprit, record.step if several else None)
     if culprit.scaled is not None:
-        return f"{culprit.place}{step}: {culprit.scaled.words}"
+        return f"{culprit_place(culprit)}{step}: {scaled_words(culprit.scaled)}"
     if culprit.buffer and metrics is not None and metrics.max_rel is not None:
         return f"the model computes another {culprit.buffer}: max rel diff {metrics.max_rel:.3g}"
     if record.role in WRITTEN_ROLES and culprit.reason in UNMATCHED:
         return (
-            f"{culprit.place}{step}: only"
+            f"{culprit_place(culprit)}{step}: only"
             f" {'golden' if culprit.row.candidate is None else 'the candidate'} writes there"
         )
     if culprit.row.lost:
         if culprit.stage is Stage.BETWEEN:
             return (
-                f"{culprit.place}, in"
+                f"{culprit_place(culprit)}, in"
                 f" {'golden' if culprit.reason is Reason.MISSING else 'the candidate'} alone"
             )
         has, lacks = (
@@ -360,21 +364,21 @@ def _named(culprit: Culprit, result: Result) -> str:
             else "has a gradient there"
         )
         return (
-            f"{culprit.place}{step}: {has} {what}, {lacks}"
+            f"{culprit_place(culprit)}{step}: {has} {what}, {lacks}"
             f" {'does not' if what == 'makes it' else 'has none'}"
         )
     if culprit.reason in (*STRUCTURAL, Reason.NON_FINITE):
-        return f"{culprit.place}{step}, {culprit.reason.value}"
+        return f"{culprit_place(culprit)}{step}, {culprit.reason.value}"
     if different := different_values(culprit.row):
-        return f"{culprit.place}{step}, {different}"
+        return f"{culprit_place(culprit)}{step}, {different}"
     if (
         record.role is Role.STATE_BEFORE and metrics is not None and metrics.elements == 1
     ):  # a number of a parameter group
-        return f"{culprit.place}{step}: {_both(culprit.row)}"
+        return f"{culprit_place(culprit)}{step}: {_both(culprit.row)}"
     if not culprit.size:  # digests differ, and nothing was measured
-        return f"{culprit.place}{step}, other bits"
+        return f"{culprit_place(culprit)}{step}, other bits"
     beyond = "excess" if culprit.excess is not None else "x limit"
-    return f"{culprit.place}{step}, {beyond} {culprit.size:.3g}"
+    return f"{culprit_place(culprit)}{step}, {beyond} {culprit.size:.3g}"
 
 
 def _number_named(culprit: Culprit, step: int | None) -> str:
@@ -384,9 +388,12 @@ def _number_named(culprit: Culprit, step: int | None) -> str:
         for record in (culprit.row.golden, culprit.row.candidate)
     )
     if culprit.stage is Stage.UPDATE:
-        return clipped(golden, candidate) + ("" if step is None else f", step {step}")
-    where = culprit.place + ("" if step is None else f" in step {step}")
-    return f"{where}: {number_words(candidate)} in the candidate, {number_words(golden)} in golden"
+        return training_words.clipped(golden, candidate) + (
+            "" if step is None else f", step {step}"
+        )
+    where = culprit_place(culprit) + ("" if step is None else f" in step {step}")
+    ours, theirs = (training_words.number_words(value) for value in (golden, candidate))
+    return f"{where}: {theirs} in the candidate, {ours} in golden"
 
 
 def _both(row: Row) -> str:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 from accucompare.compare.result import Result
 from accucompare.compare.runs import (
     Acceptance,
     JudgedBy,
     Met,
+    OtherSetting,
+    Parting,
     Rung,
+    StandardMeasure,
+    StandardRule,
+    StandardTrouble,
     TrainingResult,
     Wander,
-    percent,
 )
+from accucompare.report.words import verdict_words
 
 _SETTINGS_SHOWN = 5
 
@@ -24,6 +30,105 @@ _JUDGED_BY = {
 }
 
 
+def clipped(golden: float | None, candidate: float | None) -> str:
+    """To what norms both sides clip gradients; ``None`` for a side that clips none."""
+    if golden is None or candidate is None:
+        clips, other = (
+            ("golden", "the candidate") if candidate is None else ("the candidate", "golden")
+        )
+        return (
+            "the gradients are clipped to"
+            f" {number_words(golden if candidate is None else candidate)} in {clips}, not in"
+            f" {other}"
+        )
+    factor = (
+        f": all updates are given {candidate / golden:.4g} x golden's, the clip factor"
+        if golden
+        else ""
+    )
+    return (
+        f"the gradients are clipped to {number_words(golden)} in golden, to"
+        f" {number_words(candidate)} in the candidate{factor}"
+    )
+
+
+def percent(share: float) -> str:
+    """A relative difference: ``5.3 %``, or ``2.1e-07``."""
+    return f"{100 * share:.3g} %" if 1e-7 <= share < 100 or not share else f"{share:.2e}"
+
+
+def number_words(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"
+
+
+def setting(other: OtherSetting) -> str:
+    """``learning rate of AdamW.0 from step 3 on: 0.1 in golden, 0.2 in the candidate``."""
+    name = f" of {other.name}" if other.name else ""
+    sides = (
+        f"{number_words(other.golden)} in golden, {number_words(other.candidate)} in the candidate"
+    )
+    more = f", in {other.steps:,} steps" if other.steps > 1 else ""
+    return f"{other.setting.value}{name} from step {other.step} on: {sides}{more}"
+
+
+def parting_words(parting: Parting) -> str:
+    """Where two runs part, and what shows it."""
+    return f"the runs part at step {parting.step} in the {parting.rung.value}: {evidence(parting)}"
+
+
+def evidence(parting: Parting) -> str:
+    """What shows that two runs part."""
+    apart = parting.apart
+    if parting.setting is not None:
+        return setting(parting.setting)
+    if parting.optimizers is not None:
+        ours, theirs = parting.optimizers
+        return (
+            f"the optimizer is {ours} in golden, {theirs} in the candidate, and the next step is"
+            " the first that parts"
+        )
+    if parting.weights is not None:
+        return parting.weights.message
+    if parting.clips_otherwise:
+        both = (parting.golden, parting.candidate)
+        return clipped(*(value if isinstance(value, float) else None for value in both))
+    if parting.quantity is not None and apart is not None:
+        found = (
+            f"{parting.quantity.value} {number_words(apart.golden)} in golden,"
+            f" {number_words(apart.candidate)} in the candidate"
+        )
+        size = abs(apart.relative)
+        if not math.isfinite(size):
+            return found
+        return f"{found}, {percent(size)} apart (limit {percent(apart.limit)})"
+    if parting.row is not None:
+        metrics = parting.row.metrics
+        error = (
+            ""
+            if metrics is None or metrics.nothing_finite
+            else f", relative L2 {metrics.rel_l2:.2e}"
+        )
+        judged = verdict_words.limit_words(parting.row.verdict.limit)
+        return f"{parting.row.place}{error}" + (f" (limit {judged})" if judged else "")
+    return f"other digests of the {'batch' if parting.rung is Rung.DATA else 'parameters'}"
+
+
+def proves_nothing(training: TrainingResult) -> str:
+    """Why steps that are within their limits prove nothing."""
+    if training.beyond is not None:
+        pair, quantity, apart = training.beyond
+        off = percent(abs(apart.relative))
+        return (
+            f"the {quantity.value} at step {pair.step} is {off} off, far beyond rounding, and so is"
+            " the run that judges"
+        )
+    missing, more = training.alone
+    return (
+        f"what there is agrees, but the candidate lacks {missing} of golden's"
+        f" {len(training.pairs) - more} steps"
+    )
+
+
 def steps_sentence(comparison: Result) -> str:
     """``The runs part at step 12 in the gradients: …``, or how far they agree; ``""`` where nothing
     of training was compared.
@@ -32,7 +137,7 @@ def steps_sentence(comparison: Result) -> str:
     if training is None or training.judged_by is JudgedBy.NOTHING or not training.compared:
         return ""
     if training.parting is not None:
-        sentence = str(training.parting)
+        sentence = parting_words(training.parting)
         rank = f" (rank {training.parting.rank})" if training.several_ranks else ""
         return f"{sentence[0].upper()}{sentence[1:]}{rank}; judged by {judged_by(training)}"
     if training.other_bits is None:
@@ -55,7 +160,7 @@ def judged_by(training: TrainingResult) -> str:
 
 def settings(training: TrainingResult) -> list[str]:
     """What the two sides were told to do otherwise, one line each."""
-    lines = [str(setting) for setting in training.settings[:_SETTINGS_SHOWN]]
+    lines = [setting(each) for each in training.settings[:_SETTINGS_SHOWN]]
     more = len(training.settings) - len(lines)
     return lines + ([f"and {more} more settings"] if more else [])
 
@@ -71,7 +176,7 @@ def details(comparison: Result, training: TrainingResult) -> Iterator[str]:
             if bits.step == training.pairs[0].step
             else f"the same bits until step {bits.step}"
         )
-        yield f"{before}, in the {bits.rung.value}: {bits.evidence}"
+        yield f"{before}, in the {bits.rung.value}: {evidence(bits)}"
     for name, found, expected in (
         ("loss", training.loss, training.expected_loss),
         ("gradient norm", training.norm, training.expected_norm),
@@ -112,10 +217,71 @@ def _wander(found: Wander) -> str:
     )
 
 
+_NOT_MEASURED = {
+    StandardMeasure.FIRST_LOSS: "step 0 has no loss on both sides",
+    StandardMeasure.MEAN_LOSS: "no step has a loss on both sides",
+    StandardMeasure.MEAN_NORM: "no step has a gradient norm on both sides",
+}
+
+
+def why_not_measured(met: Met) -> str:
+    """Why nothing could be measured for a rule; ``""`` if something was."""
+    return "" if met.judged else _NOT_MEASURED[met.rule.measure]
+
+
+def rule_limit(rule: StandardRule) -> str:
+    """``< 0.005 or < 0.5 %``."""
+    sign = "<" if rule.strict else "<="
+    limits = [] if rule.absolute is None else [f"{sign} {rule.absolute:g}"]
+    limits += [] if rule.relative is None else [f"{sign} {100 * rule.relative:g} %"]
+    return " or ".join(limits)
+
+
+def acceptance_trouble(
+    acceptance: Acceptance,
+    training: TrainingResult | None,
+    incomplete: Sequence[str],
+) -> str:
+    """Why it cannot be said whether the standard is met."""
+    return _trouble(acceptance, acceptance.trouble_of(training, incomplete), training, incomplete)
+
+
+def _trouble(
+    acceptance: Acceptance,
+    trouble: StandardTrouble | None,
+    training: TrainingResult | None = None,
+    incomplete: Sequence[str] = (),
+) -> str:
+    name = acceptance.standard.value
+    so_far = "the standard is met as far as it goes, but"
+    match trouble:
+        case StandardTrouble.NO_LOSSES:
+            how = "capture both sides with --roles series, of a case with a loss"
+            return f"there are no losses to judge by the standard {name}: {how}"
+        case StandardTrouble.UNFINISHED:
+            return f"{so_far} the capture of {' and of '.join(incomplete)} did not run to its end"
+        case StandardTrouble.STEPS_LACKING:
+            lacking = 0 if training is None else training.alone[0]
+            return f"{so_far} the candidate lacks {lacking} of golden's steps"
+        case StandardTrouble.NOT_MEASURED:
+            missing = [
+                f"{met.rule.measure.value}: {why_not_measured(met)}"
+                for met in acceptance.rules
+                if not met.judged
+            ]
+            return f"the standard {name} could not be judged ({'; '.join(missing)})"
+        case StandardTrouble.TOO_FEW_STEPS:
+            return (
+                f"meets the standard {name} over {_steps(acceptance.steps)} so far, but that asks"
+                f" for {acceptance.preset.least_steps:,}"
+            )
+    return ""
+
+
 def acceptance_sentence(acceptance: Acceptance) -> str:
     """Whether the standard is met, and how far that looked."""
-    if acceptance.trouble:
-        return acceptance.trouble
+    if acceptance.trouble is not None:
+        return _trouble(acceptance, acceptance.trouble)
     verdict = "meets" if acceptance.passed else "does not meet"
     few = f"; it asks for {acceptance.preset.least_steps:,} steps" if acceptance.too_few else ""
     return (
@@ -126,7 +292,7 @@ def acceptance_sentence(acceptance: Acceptance) -> str:
 def measured(met: Met) -> str:
     """What was measured for a rule: ``0.0012, or 0.03 %``."""
     if not met.judged:
-        return met.why_not
+        return why_not_measured(met)
     parts = [] if met.rule.absolute is None or met.absolute is None else [f"{met.absolute:.3g}"]
     parts += [] if met.rule.relative is None or met.relative is None else [percent(met.relative)]
     return ", or ".join(parts)

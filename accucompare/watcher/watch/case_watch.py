@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from accucompare.asked import Arithmetic, Loop
 from accucompare.case import Case
 from accucompare.devices import DeviceName, backend, explain, open_device
 from accucompare.errors import AccucompareError, CaptureError, NonFiniteError, WatchEndedError
@@ -22,31 +23,28 @@ from accucompare.watcher.watch_options import WatchOptions
 
 @telling_exits()
 def watch_case(
-    target: str | None,
     device: DeviceName,
     out: str | Path,
     options: WatchOptions,
     *,
+    numerics: Arithmetic = Arithmetic(),
     dtype: FloatType | None = None,
     seed: int | None = None,
     steps: int | None = None,
-    deterministic: bool = False,
-    hf32: bool | None = None,
-    tf32: bool | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Finding]:
     """Build a case on the CPU under the seed, move it to the device, and watch its steps.
 
     Args:
-        target: the case, see ``accucompare.case.load_case``.
         device: where to run.
         out: directory of the log and of the reproducer.
-        options: as for ``accucompare.watch``; the optimizer is the case's.
+        options: as for ``accucompare.watch``; its case is the target of the case, see
+            ``accucompare.case.load_case``, whose optimizer is taken.
+        numerics: as for ``accucompare.capture``.
         dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
         seed: of weights and random operations; 0 if not given.
         steps: how many, from that of ``options.like`` on; as many as the case has inputs if not
             given. Inputs are used again from the first if there are fewer.
-        deterministic, hf32, tf32: as for ``accucompare.capture``.
         progress: called with the steps done and the steps to do.
 
     Returns:
@@ -59,22 +57,16 @@ def watch_case(
         KeyboardInterrupt: on Ctrl-C; once steps run, its argument says in which it was.
     """
     place = open_device(device)
-    numerics = Numerics(place, deterministic=deterministic, hf32=hf32, tf32=tf32, emulate=None)
+    in_force = Numerics(place, **vars(numerics)).in_force()
     casting = Casting(None, dtype)
     built = build(
-        target, place, casting, seed or 0
+        options.case, place, casting, seed or 0
     )  # with inputs of its own: those that a state was saved with may be the bad ones
     case, count = built.case, steps if steps is not None else len(built.inputs)
-    training = built.training
-    options = replace(
-        options,
-        optimizer=case.optimizer,
-        scaler=training.scaler,
-        scheduler=list(training.schedulers),
-        case=built.name,
-    )
+    loop = Loop(case.optimizer, case.scheduler, case.scaler)
+    options = replace(options, loop=loop, case=built.name)
     watch: Watch | None = None  # until it is set up
-    with numerics.in_force():
+    with in_force:
         try:
             with watching(built.model, out, options, device=place) as watch:
                 watch.is_given(built.inputs)

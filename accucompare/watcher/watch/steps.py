@@ -102,7 +102,7 @@ class Watch:
             modules, self._watcher, options.optimizers, options.schedulers, options.checks_every
         )
         self._reader = Reader(self._watcher, limits, start.ranks)
-        self._scaler = options.scaler
+        self._scaler = options.loop.scaler
         self._reader.scaled = self._scaler is not None
         self._contexts = Contexts(modules, device, start.ranks)
         self._explainer = Explainer(modules, self._contexts, limits)

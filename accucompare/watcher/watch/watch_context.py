@@ -7,7 +7,7 @@ import datetime
 import json
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accucompare import devices
+from accucompare.asked import LookAt, Loop, group
 from accucompare.bundle.format import display_name
 from accucompare.bundle.reading import open_bundle
 from accucompare.errors import UsageError
@@ -28,7 +29,7 @@ from accucompare.places import local
 from accucompare.recorder.recording import Recorder
 from accucompare.recorder.session import rank_and_ranks
 from accucompare.recorder.state import Continuation, Training, restore_weights
-from accucompare.selection import Level, OnFinding
+from accucompare.selection import OnFinding
 from accucompare.version import __version__
 from accucompare.watcher.watch.pausing import Pausing
 from accucompare.watcher.watch.steps import Watch
@@ -39,29 +40,17 @@ _watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 def watch(
     model: nn.Module,
-    optimizer: Any = None,
+    loop: Any = None,
     *,
-    scaler: Any = None,
     out: str | Path = "watch",
     on_finding: str = OnFinding.RAISE,
-    frames: int = 21,
-    trace_steps: Iterable[int] = (),
+    look: str | LookAt | None = None,
     abort_after_step: int | None = None,
-    every: int = 1,
-    level: str = Level.MODULE,
-    allow: str | Iterable[str] = (),
-    near: float = 4.0,
-    flag_per_module: bool = False,
-    kernel_dump: str | Path | None = None,
+    pause_after: int | None = None,
+    start: str | Path | None = None,
     mesh: Any = None,
     agree: bool = False,
-    scheduler: Any = None,
-    checks_every: int = 10,
-    pause_after: int | None = None,
-    like: str | Path | None = None,
     quiet: bool = False,
-    case: str | None = None,
-    device: torch.device | None = None,
 ) -> contextlib.AbstractContextManager[Watch]:
     """Find where NaN, Inf and overflow begin, forward and backward, while a loop of the user's own
     runs.
@@ -73,45 +62,29 @@ def watch(
 
     Args:
         model: any module, on any device, wrapped or not.
-        optimizer: whose update ends a step's backward, or a list of them; any that updates
-            parameters of the model, if not given.
-        scaler: a ``torch.amp.GradScaler``: an overflow that it handles is no finding, many in a row
-            are.
+        loop: the optimizer whose update ends a step's backward; any that updates parameters of the
+            model, if not given. Or an ``accucompare.Loop``, which also has the ``GradScaler`` (an
+            overflow that it handles is no finding, many in a row are) and the scheduler (the
+            checklist looks at how often it is stepped, and whether its rates are applied).
         out: directory of the log, ``rank0.jsonl``, to which a run is added, and of reproducers.
         on_finding: ``"raise"`` saves a reproducer and raises ``NonFiniteError``, before parameters
             are updated; ``"snapshot"`` saves it, warns and goes on; ``"warn"`` warns and goes on.
-        frames: how many of the last module calls to show with a finding, with extrema of weights,
-            inputs and outputs; with 0 only what is needed to find out is looked at.
-        trace_steps: steps of which to show all calls.
+        look: ``"op"`` looks at every operator that is called in a module's own code, too. After a
+            finding, that is done anyway. Or an ``accucompare.LookAt``: how often, how closely,
+            which infinities are meant.
         abort_after_step: end the loop after this step, by a ``WatchEndedError``.
-        every: watch every n-th step; the others are not instrumented.
-        level: ``"op"`` looks at every operator that is called in a module's own code, too. After a
-            finding, that is done anyway.
-        allow: globs of qualified names of modules whose outputs may be infinite or NaN;
-            ``"(root)"`` is the model itself.
-        near: warn when values come within this factor of the largest number of their type.
-        flag_per_module: on a device with an overflow flag, read it after each module call, which
-            waits for the device each time.
-        kernel_dump: directory into which an NPU's own software dumps all kernels of the first step.
-        mesh: the ``DeviceMesh`` that tells this rank's coordinates, if the parameters do not.
-        agree: with several ranks and ``on_finding="raise"``, let them ask each other before each
-            update whether one has found something, so that all raise: one reduction of one number,
-                for which each waits. Without it, those raise whose own gradients it has come to.
-        scheduler: of learning rates, or a list of them: the checklist looks at how often it is
-            stepped, and whether its rates are applied.
-        checks_every: what the checklist looks at closely (norms of weights and updates, optimizer
-            state, units) it looks at in every so many-th step; 0 leaves the whole checklist out.
         pause_after: when the loss was NaN or Inf in so many steps running, end the loop by a
             ``WatchEndedError``. What the first of them started from is saved in ``out``, as by
             ``capture(save_state=True)``, with its batch, so that a run can go on from there. The
             copies cost as much memory as the model's buffers, the gradients that are kept between
             steps, and a batch. In one process only.
-        like: go on from such a state: weights, optimizer, scheduler, scaler and random generators
-            are put back, and ``step_number`` begins with its step, whose batch the loop has to
-            begin with.
+        start: go on from such a state: weights, ``loop`` and random generators are put back, and
+            ``step_number`` begins with its step, whose batch the loop has to begin with.
+        mesh: the ``DeviceMesh`` that tells this rank's coordinates, if the parameters do not.
+        agree: with several ranks and ``on_finding="raise"``, let them ask each other before each
+            update whether one has found something, so that all raise: one reduction of one number,
+            for which each waits. Without it, those raise whose own gradients it has come to.
         quiet: print nothing, and warn of nothing; the log has it all.
-        case: how the log shall call what is run; the reproducer then builds the module from it.
-        device: where the model computes; where its first parameter or buffer is, if not given.
 
     Yields:
         The watch; call its ``step()`` at the end of each step.
@@ -135,27 +108,16 @@ def watch(
     if not isinstance(out, (str, Path)):
         raise UsageError(f"out must be the path of a directory, but is a {type(out).__name__}")
     options = WatchOptions(
-        optimizer=optimizer,
-        scaler=scaler,
+        **vars(group(LookAt, look, "look")),
+        loop=group(Loop, loop, "loop"),
         on_finding=on_finding,
-        frames=frames,
-        trace_steps=trace_steps,
         abort_after_step=abort_after_step,
-        every=every,
-        level=level,
-        allow=allow,
-        near=near,
-        flag_per_module=flag_per_module,
-        kernel_dump=kernel_dump,
-        case=case,
-        quiet=quiet,
-        agree=agree,
-        scheduler=scheduler,
-        checks_every=checks_every,
         pause_after=pause_after,
-        like=like,
+        like=start,
+        agree=agree,
+        quiet=quiet,
     )
-    return watching(model, out, options, mesh, device)
+    return watching(model, out, options, mesh)
 
 
 @contextlib.contextmanager
@@ -223,7 +185,7 @@ def _state_of(
     """What saves the training's state, if that was asked; and, once that of ``like`` is put in
     place, the step that begins with it.
     """
-    training = Training.of(list(options.optimizers), list(options.schedulers), options.scaler)
+    training = Training.of(options.loop)
     pausing = None
     if options.pause_after is not None:
         if ranks > 1:

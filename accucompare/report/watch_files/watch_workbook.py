@@ -12,8 +12,7 @@ from typing import Any
 from accucompare.findings.analysis import Ranks
 from accucompare.findings.checklist import Health, judge_vitals
 from accucompare.findings.log import Cause, Number, Step
-from accucompare.report.excel.health_workbook import health_sheet
-from accucompare.report.excel.worksheets import write_workbook
+from accucompare.report.excel import write_workbook
 from accucompare.report.table import (
     AMBER,
     BOLD,
@@ -36,6 +35,14 @@ from accucompare.report.table import (
     entry_table,
     looks,
     thinned,
+)
+from accucompare.report.watch_files.health_workbook import health_sheet
+from accucompare.report.watch_files.log_tables import (
+    LogTable,
+    findings_table,
+    frames_table,
+    steps_table,
+    warnings_table,
 )
 from accucompare.report.watch_words import said
 from accucompare.report.watched import checks_fail, norm_sheets, rank_entries, verdict_line
@@ -67,22 +74,14 @@ def write_watch(ranks: Ranks, path: Path) -> Path:
 
 
 def _table(
-    ranks: Ranks,
-    title: str,
-    columns: Sequence[Column],
-    rows: Sequence[Any],
-    heading: Sequence[tuple[str, Look]],
-    **more: Any,
+    ranks: Ranks, title: str, content: LogTable, heading: Sequence[tuple[str, Look]], **more: Any
 ) -> Table:
-    """A table, with what tells ranks apart if there are several."""
-    shown = [
-        column for column in columns if ranks.several or column.title not in ("rank", "coordinates")
-    ]
+    """A sheet whose first columns, which tell ranks apart if there are several, stay in view."""
     return Table(
         title,
-        shown,
-        rows,
+        *content,
         heading=[Line([SheetItem(*line)]) for line in heading],
+        frozen=more.pop("frozen") + ranks.several,
         pages_wide=2,
         **more,
     )
@@ -100,73 +99,49 @@ def _findings(ranks: Ranks, health: Health | None) -> Table:
         for place, line in enumerate(log.main_answer(ranks).splitlines())
     ]
     heading += [(said(note), MUTED_TEXT) for note in ranks.notes[:3]]
-    rows = [log.FindingRow(run, finding) for run, finding in ranks.findings]
-    tab, frozen = RED if rows or ranks.trouble or checks_fail(health) else GREEN, 3 + ranks.several
+    content = findings_table(ranks)
+    wrong = content.rows or ranks.trouble or checks_fail(health)
     return _table(
         ranks,
         "Findings",
-        log.FINDINGS,
-        rows,
+        content,
         heading,
         nothing="Nothing was found.",
-        frozen=frozen,
+        frozen=3,
         fill=fill,
-        tab=tab,
+        tab=RED if wrong else GREEN,
     )
 
 
 def _frames(ranks: Ranks) -> Table:
     def fill(row: log.TensorRow) -> str:
-        return (
-            PALE_RED
-            if row.origin
-            else AMBER
-            if row.tensor is not None and not row.tensor.finite
-            else ""
-        )
+        if row.origin:
+            return PALE_RED
+        return AMBER if row.tensor is not None and not row.tensor.finite else ""
 
-    rows = [
-        row for run in ranks.ranks for frames in run.frames for row in log.tensor_rows(frames, run)
-    ]
-    heading = [
-        (
-            (
-                "The last calls before a finding, and all of traced steps, in the order in which"
-                " they ended"
-            ),
-            SECTION,
-        )
-    ]
+    said = (
+        "The last calls before a finding, and all of traced steps, in the order in which they ended"
+    )
     return _table(
         ranks,
         "Frames",
-        log.FRAMES,
-        rows,
-        heading,
+        frames_table(ranks),
+        [(said, SECTION)],
         nothing="No frames were kept.",
-        frozen=3 + ranks.several,
+        frozen=3,
         fill=fill,
     )
 
 
 def _warnings(ranks: Ranks) -> Table:
-    def fill(row: log.WarningRow) -> str:
-        return PALE_RED if row.alarm else ""
-
-    rows = sorted(
-        (row for run in ranks.ranks for row in log.warning_rows(run)),
-        key=lambda row: (row.alert.step, row.run.start.rank),
-    )
-    heading = [("What was not wrong yet, and the loss scale", SECTION)]
     return _table(
         ranks,
         "Warnings",
-        log.WARNINGS,
-        rows,
-        heading,
+        warnings_table(ranks),
+        [("What was not wrong yet, and the loss scale", SECTION)],
         nothing="Nothing was warned of.",
-        frozen=1 + ranks.several,
-        fill=fill,
+        frozen=1,
+        fill=lambda row: PALE_RED if row.alarm else "",
     )
 
 
@@ -185,25 +160,17 @@ def _steps(ranks: Ranks) -> list[Table]:
         f", rank {run.start.rank}" if ranks.several else "",
         column_letter(len(log.STEPS) + 1 + ranks.several),
     )
-    rows, heading = (
-        [row for run in ranks.ranks for row in log.step_rows(run)],
+    shown = _table(
+        ranks,
+        "Steps",
+        steps_table(ranks),
         [("Every step that was watched", SECTION)],
+        nothing="No step was watched.",
+        frozen=1,
+        fill=fill,
+        charts=charts,
     )
-    frozen = 1 + ranks.several
-    return [
-        _table(
-            ranks,
-            "Steps",
-            log.STEPS,
-            rows,
-            heading,
-            nothing="No step was watched.",
-            frozen=frozen,
-            fill=fill,
-            charts=charts,
-        ),
-        data,
-    ]
+    return [shown, data]
 
 
 def _chart_data(steps: Sequence[Step]) -> Table:

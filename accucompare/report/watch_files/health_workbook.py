@@ -6,9 +6,10 @@ from pathlib import Path
 
 from accucompare.findings.analysis import Ranks
 from accucompare.findings.checklist import Checklist, CheckStatus, Health
-from accucompare.report.excel.worksheets import write_workbook
+from accucompare.report.excel import write_workbook
 from accucompare.report.table import AMBER, GREEN, PALE_RED, RED, SECTION, Line, SheetItem, Table
-from accucompare.report.watched import HEALTH, headline, norm_sheets
+from accucompare.report.watch_files.log_tables import checks_table
+from accucompare.report.watched import headline, norm_sheets
 
 _TABS = {
     CheckStatus.FAIL: RED,
@@ -25,13 +26,10 @@ def health_sheet(ranks: Ranks, health: Health) -> Table:
     def fill(row: Checklist) -> str:
         return _FILLS.get(row.status, "")
 
-    columns = [column for column in HEALTH if ranks.several or column.title != "rank"]
-    heading = [Line([SheetItem(f"The checklist: {headline(health)}", SECTION)])]
     return Table(
         "Health",
-        columns,
-        health.results,
-        heading=heading,
+        *checks_table(ranks, health),
+        heading=[Line([SheetItem(f"The checklist: {headline(health)}", SECTION)])],
         frozen=3,
         fill=fill,
         tab=_TABS[health.status],

@@ -4,19 +4,23 @@ warnings, the checklist.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from accucompare.findings.analysis import Analysis, Ranks
 from accucompare.findings.checklist import CheckStatus, Health, judge_vitals
 from accucompare.report.headline import Headline
-from accucompare.report.page.page_comparison import StepChart
-from accucompare.report.page.page_data import PageData
-from accucompare.report.page.page_file import write_page
+from accucompare.report.page import PageData, StepChart, write_page
 from accucompare.report.table import SCIENTIFIC, Column
+from accucompare.report.watch_files.log_tables import (
+    checks_table,
+    findings_table,
+    frames_table,
+    steps_table,
+    warnings_table,
+)
 from accucompare.report.watch_words import said
-from accucompare.report.watched import HEALTH, headline, rank_entries, verdict_line
+from accucompare.report.watched import headline, rank_entries, verdict_line
 from accucompare.report.watched import watch_columns as log
 from accucompare.text import printable
 
@@ -88,36 +92,21 @@ def _write(ranks: Ranks, health: Health | None, words: dict[str, Any], path: Pat
 
 def _head(ranks: Ranks, run: Analysis, health: Health | None, data: PageData) -> dict[str, Any]:
     """Write the tables and heat maps, and return what the page's script has to know."""
-    warnings = sorted(
-        (row for each in ranks.ranks for row in log.warning_rows(each)),
-        key=lambda row: (row.alert.step, row.run.start.rank),
-    )
-    frames = [
-        row for each in ranks.ranks for kept in each.frames for row in log.tensor_rows(kept, each)
-    ]
-    tables = [
-        data.table(
-            "findings",
-            _shown(ranks, log.FINDINGS),
-            [log.FindingRow(each, finding) for each, finding in ranks.findings],
-        ),
-        data.table("frames", _shown(ranks, log.FRAMES), frames),
-        data.table(
-            "steps",
-            _shown(ranks, _step_columns(ranks)),
-            [row for each in ranks.ranks for row in log.step_rows(each)],
-        ),
-        data.table("warnings", _shown(ranks, log.WARNINGS), warnings),
-    ]
+    contents = {
+        "findings": findings_table(ranks),
+        "frames": frames_table(ranks),
+        "steps": steps_table(ranks, _step_columns(ranks)),
+        "warnings": warnings_table(ranks),
+    }
     if health is not None:
-        worst_first = sorted(
-            health.results, key=lambda result: list(CheckStatus).index(result.status)
-        )
-        tables.append(data.table("checklist", _shown(ranks, HEALTH), worst_first))
+        order = list(CheckStatus)
+        listed = checks_table(ranks, health)
+        listed.rows.sort(key=lambda result: order.index(result.status))
+        contents["checklist"] = listed
     layers, heats = _heats(run, data)
     return {
         "kind": "log",
-        "tables": tables,
+        "tables": [data.table(name, *content) for name, content in contents.items()],
         "charts": [chart._asdict() for chart in _CHARTS],
         "rank": run.start.rank,
         "found": sorted({finding.step for finding in run.origins})[:20],
@@ -149,13 +138,6 @@ def _step_columns(ranks: Ranks) -> list[Column]:
         *columns[:place],
         Column("learning rate", rate, SCIENTIFIC, 13, "baseline"),
         *columns[place:],
-    ]
-
-
-def _shown(ranks: Ranks, columns: Sequence[Column]) -> list[Column]:
-    """The columns, without what tells ranks apart if there is one only."""
-    return [
-        column for column in columns if ranks.several or column.title not in ("rank", "coordinates")
     ]
 
 

@@ -1,0 +1,303 @@
+"""The remarks on a pair of records. No remark repeats what the row itself tells (shapes, types).
+
+``golden`` of a remark: whether it is about golden, not the candidate.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeAlias
+
+import msgspec
+
+
+class BareRemark(str, Enum):
+    """Remarks with nothing to add to their names."""
+
+    # the two records
+    BOTH_KINDS = "kinds"
+    ALL_THERE_IS = "known"  # what is known of values without data
+    GOLDENS_KIND = "golden"
+    OTHER_COMPONENTS = "components"
+    OTHER_SHAPES = "shapes"
+    OTHER_PARTS = "parts"
+    OTHER_BITS = "bits"
+    DIGESTS_TELL_NOTHING = "digests"
+    OTHER_OPTION = "option"
+    BROADCAST = "broadcast"
+    GIVEN_ROUNDED = "rounded"
+    SAME_MASKS = "masks"
+    ALL_OF_IT_AGREES = "agrees"  # all that is computed of it
+    # what was measured
+    NON_FINITE_COUNTS = "counts"
+    NON_FINITE_BY_STATISTICS = "counts by statistics"
+    NON_FINITE_AT_LEAST = "counts at least"
+    NON_FINITE_UNCOUNTED = "uncounted"
+    NON_FINITE_SOMEWHERE = "somewhere"
+    NON_FINITE_BEHIND_SKETCH = "sketch"
+    MAY_BE_MASKS = "may be masks"
+    LOWER_BOUNDS = "bounds"
+    # why one side alone has it
+    HANDED_ON = "handed on"
+    STEP_NOT_FED = "step not fed"
+    WAY_OF_UPDATING = "way of updating"
+    ONE_COMPUTES_BUFFER = "one computes"
+    ONE_RUNS_OPERATOR = "one runs"
+    # why it is not judged
+    OTHER_STEPS = "other steps"
+    WANDERED = "wandered"  # made of other gradients or weights
+    WANDERED_FED = "wandered, fed"
+    NOT_PROVEN = "no step judged"
+    NORM_UNKNOWN = "norm unknown"
+    # why no baseline judges it
+    NO_BASELINE = "no baseline"
+    NO_VALUES = "no values"
+    OTHER_PART = "other part"
+    BASELINE_NON_FINITE = "baseline not finite"
+
+
+class _Fact(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+    """What a cluster's worker sends back tells its class."""
+
+
+class DumpGap(str, Enum):
+    """Why a dump of another tool has no counterpart of a record, or the other side none of its."""
+
+    NAME_ALONE = "name alone"
+    HASH_KIND = "kind of hash"
+    ROLE = "role"
+    ROOT = "root"
+    OPAQUE = "no tensor"
+    NAME = "name"
+    NAMED_GRADIENT = "named gradient"
+    HAS_CHILDREN = "has children"
+    PRUNED = "pruned"
+
+
+class NotInDump(_Fact, frozen=True):
+    """``tool`` is the format's name, ``kind`` that of the hash that it lacks."""
+
+    gap: DumpGap
+    tool: str
+    kind: str = ""
+
+
+class SameParameter(_Fact, frozen=True):
+    """A capture records it under this name."""
+
+    first: str
+
+
+class NotAsked(_Fact, frozen=True):
+    """A side was captured with an option that leaves it out."""
+
+    golden: bool
+    option: str
+    value: str
+
+
+class ByRounding(_Fact, frozen=True):
+    """Rounding alone changes a shape, or the number of ``calls``, as the baseline shows."""
+
+    calls: bool
+    golden: tuple[int, ...]
+    candidate: tuple[int, ...]
+    baseline: tuple[int, ...]
+
+
+class OneSideWhy(str, Enum):
+    """Why a side has no record."""
+
+    VERSION = "version"  # it was captured by one that records none
+    WITHOUT_GRADIENTS = "no gradients"
+    ADDS_NO_ZEROS = "zeros"  # the other's is zero everywhere
+
+
+class NotOnSide(_Fact, frozen=True):
+    """Why golden, or the candidate, has no such record."""
+
+    why: OneSideWhy
+    golden: bool
+
+
+class OtherOptimizerState(_Fact, frozen=True):
+    """The classes of the two optimizers."""
+
+    golden: str
+    candidate: str
+
+
+class NeverCalled(_Fact, frozen=True):
+    """A module that golden, the candidate, or both never called."""
+
+    class_name: str | None
+    golden: bool
+    candidate: bool
+
+
+class Saturated(_Fact, frozen=True):
+    """How many of the candidate's values are its type's largest, where golden is larger."""
+
+    count: int
+
+
+class NoneMayDiffer(_Fact, frozen=True):
+    """How many integers or booleans differ."""
+
+    different: int
+    elements: int
+
+
+class OtherMasks(_Fact, frozen=True):
+    """How many positions two masks of different kinds let through otherwise."""
+
+    different: int
+    elements: int
+
+
+class NoRelativeLimit(_Fact, frozen=True):
+    """Golden is all zeros; the candidate's largest magnitude."""
+
+    max_abs: float
+
+
+class BeyondLikeBaseline(_Fact, frozen=True):
+    """The error is far beyond rounding, and so is the baseline's."""
+
+    rel_l2: float | None = None
+
+
+class MissingCast(_Fact, frozen=True):
+    """The candidate computes in a wider type than the baseline, whose type this is."""
+
+    dtype: str
+
+
+class ChoicesApart(_Fact, frozen=True):
+    """How many integers differ, and how far apart they are in L2 norm, as is the baseline."""
+
+    different: int
+    elements: int
+    apart: float
+    baseline: float
+
+
+class ChoicesChanged(_Fact, frozen=True):
+    """How many integers differ, and how many of the baseline's."""
+
+    different: int
+    elements: int
+    baseline: int
+
+
+class RunsApart(_Fact, frozen=True):
+    """Two runs of golden, or of the candidate, are so far apart, relative to golden's norm."""
+
+    golden: bool
+    apart: float
+
+
+class FewCarryNorm(_Fact, frozen=True):
+    """So many elements carry golden's norm, and the limit is that of so few."""
+
+    few: float
+    elements: int
+
+
+class BeyondLastPlace(_Fact, frozen=True):
+    """How many elements of an update are off by more than rounding to the parameter's type."""
+
+    different: int
+    elements: int
+    dtype: str
+    baseline: int
+
+
+class OneFactor(_Fact, frozen=True):
+    """The factors on golden's gradient that candidate and baseline have."""
+
+    candidate: float
+    baseline: float
+
+
+class NoReference(_Fact, frozen=True):
+    """Two runs of golden's own code are so far apart."""
+
+    apart: float
+
+
+class NotReproduced(_Fact, frozen=True):
+    """How far golden's own code in golden's precision is from golden."""
+
+    rel_l2: float
+
+
+class FreeUpdates(_Fact, frozen=True):
+    """How far off the baseline is at most, in how many steps; updates of other gradients made the
+    weights."""
+
+    most: float
+    steps: int
+
+
+class LeavesAsItIs(_Fact, frozen=True):
+    """So small a change may leave the value of a side as it is, in this type."""
+
+    golden: bool
+    dtype: str
+
+
+class RoundedAway(_Fact, frozen=True):
+    """A change between two updates on one side alone, by no more than rounding."""
+
+    rel_l2: float
+
+
+class Unreadable(_Fact, frozen=True):
+    """The error of a record that could not be read."""
+
+    error: str
+
+
+class BaselineShape(_Fact, frozen=True):
+    """The baseline's record has another shape."""
+
+    shape: tuple[int, ...]
+
+
+class BaselineDtype(_Fact, frozen=True):
+    """The baseline's record has another type."""
+
+    dtype: str
+
+
+Remark: TypeAlias = (
+    BareRemark
+    | NotInDump
+    | SameParameter
+    | NotAsked
+    | ByRounding
+    | NotOnSide
+    | OtherOptimizerState
+    | NeverCalled
+    | Saturated
+    | NoneMayDiffer
+    | OtherMasks
+    | NoRelativeLimit
+    | BeyondLikeBaseline
+    | MissingCast
+    | ChoicesApart
+    | ChoicesChanged
+    | RunsApart
+    | FewCarryNorm
+    | BeyondLastPlace
+    | OneFactor
+    | NoReference
+    | NotReproduced
+    | FreeUpdates
+    | LeavesAsItIs
+    | RoundedAway
+    | Unreadable
+    | BaselineShape
+    | BaselineDtype
+)

@@ -1,0 +1,9 @@
+"""Is it rounding or a bug, and where is the bug? Fed captures, a baseline and a comparison in one
+call.
+"""
+
+from accucompare.locating.case_locate import locate, locate_case
+from accucompare.locating.culprit_operators import locate_operators, operators_by_hand
+from accucompare.locating.locate_setup import LocateSetup
+
+__all__ = ["LocateSetup", "locate", "locate_case", "locate_operators", "operators_by_hand"]

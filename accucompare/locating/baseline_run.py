@@ -1,0 +1,102 @@
+"""What golden's own case computes here: the baseline in the candidate's precision, and the proof in
+golden's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from accucompare.api import Comparison
+from accucompare.bundle.format import CONDITIONED, PROOF, Manifest
+from accucompare.compare.limits import float_dtype, product_formats
+from accucompare.errors import CaptureError, UsageError
+from accucompare.locating.golden_code import GoldenCode
+from accucompare.places import Place
+from accucompare.recorder.capture_options import CaptureOptions
+from accucompare.selection import FloatType, RoundedType
+
+#: Called with what is being done, before it begins.
+Announce = Callable[[str], None]
+
+
+@dataclass
+class BaselineRun:
+    """Golden's case on the CPU, fed with golden, as often as it is needed. What a proof tells,
+    ``compare.judging.proof`` says.
+
+    Attributes:
+        code, case: what runs it, and what is run.
+        golden: its manifest.
+        out: the baseline's directory.
+        options: of the baseline's capture.
+        failed: why the proof could not be run; ``""`` if it could.
+    """
+
+    code: GoldenCode
+    case: str
+    golden: Manifest
+    out: Place
+    options: CaptureOptions
+    announce: Announce
+    failed: str = ""
+
+    def make(self, candidate: Manifest) -> bool:
+        """Make the baseline, in the candidate's precision; whether that worked."""
+        precision, emulate = _precision_of(self.golden, candidate)
+        products = f" with products in {emulate}" if emulate else ""
+        self.announce(f"baseline: {self.case} on the CPU, in {precision}{products}")
+        dtype = FloatType(precision) if precision else None
+        try:
+            self.code.capture(self.case, self.out, replace(self.options, emulate=emulate), dtype)
+        except (CaptureError, UsageError) as error:  # fixed limits judge instead
+            self.announce(f"no baseline, since {error}")
+            return False
+        return True
+
+    def prove(self) -> bool:
+        """Run it in golden's precision; whether that worked."""
+        self.announce(f"proof: does {self.case} give golden's own values here?")
+        return self._run_as_golden(self.out / PROOF, self.options)
+
+    def look_again(self, comparison: Comparison, candidate: Manifest) -> bool:
+        """Run what a first comparison asks for: the proof again, or golden's code on rounded
+        values; whether there is anything new.
+        """
+        again = conditioned = False
+        if comparison.unproved:
+            self.announce("proof: again, since golden's values were not reproduced everywhere")
+            again = self._run_as_golden(self.out / PROOF / "repeat1", self.options)
+        dtype = float_dtype(candidate)
+        if any(row.verdict.beyond for row in comparison.rows) and dtype in list(RoundedType):
+            self.announce(
+                f"far beyond rounding: does golden's own code on values rounded to {dtype} do the"
+                " same?"
+            )
+            rounded = replace(self.options, round_feed=dtype)
+            conditioned = self._run_as_golden(self.out / CONDITIONED, rounded)
+        return again or conditioned
+
+    def _run_as_golden(self, out: Place, options: CaptureOptions) -> bool:
+        made = self.golden.options
+        deterministic = self.golden.flags.get("deterministic_algorithms") is True
+        options = replace(options, emulate=made.emulate, deterministic=deterministic)
+        dtype = FloatType(made.dtype) if made.dtype else None
+        try:
+            self.code.capture(self.case, out, options, dtype)
+        except (CaptureError, UsageError) as error:
+            self.failed = str(error)
+            self.announce(f"that could not be run: {error}")
+        return not self.failed
+
+
+def _precision_of(golden: Manifest, candidate: Manifest) -> tuple[str, str | None]:
+    """The type that the baseline computes in, and what its products are rounded to.
+
+    In golden's own type the CPU would give golden itself. float64 then shows golden's rounding,
+    which is the candidate's too."""
+    ours, theirs = float_dtype(golden), float_dtype(candidate)
+    lowered = [each for each in product_formats(candidate) if each and theirs == "float32"]
+    if lowered:
+        return theirs, lowered[0]
+    return ("float64" if theirs in (ours, "") else theirs), None
