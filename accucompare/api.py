@@ -19,7 +19,7 @@ from accucompare.compare.remarks import LimitSource
 from accucompare.compare.result import Result
 from accucompare.errors import UsageError
 from accucompare.places import Place, local, place_of
-from accucompare.report.words import NamedCulprit
+from accucompare.report.words import NamedCulprit, ToldFinding
 from accucompare.selection import Selection, Standard
 
 if TYPE_CHECKING:
@@ -36,9 +36,11 @@ class Comparison(Result):
     """Two bundles compared. Made by ``accucompare.diff``."""
 
     def __post_init__(self) -> None:
-        """Let each culprit tell its place."""
+        """Let each culprit tell its place, and each finding its message."""
         named = [NamedCulprit.of(culprit) for culprit in self.culprits]
         object.__setattr__(self, "culprits", named)
+        told = [ToldFinding.of(finding) for finding in self.preflight]
+        object.__setattr__(self, "preflight", told)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {reason.value}" for reason, count in self.counts().items())

@@ -18,6 +18,7 @@ from torch import nn
 import accucompare as ac
 from accucompare.api import Comparison
 from accucompare.compare.rows.rows import Row, Status
+from accucompare.report.words import culprit_place
 from planted.faults_alone import RISES, calls_of, rise
 from planted.faults_kinds import Fault, faults_in
 from planted.faults_models import ARCHITECTURES, build
@@ -145,7 +146,9 @@ class Bench:
                 places = [rank(comparison, each) for each in planted]
                 trial.rank[method] = 0 if 0 in places else max(places)
                 trial.count[method] = len(comparison.culprits)
-                trial.named[method] = comparison.culprits[0].place if comparison.culprits else ""
+                trial.named[method] = (
+                    culprit_place(comparison.culprits[0]) if comparison.culprits else ""
+                )
                 if method == METHODS[-1]:
                     rows = [
                         row

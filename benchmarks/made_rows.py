@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
+from accucompare import Tolerance
 from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import Manifest, StepEntry
 from accucompare.bundle.format.records import Layout, Record, Role
@@ -18,6 +19,7 @@ from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.numbers.statistics import Statistics
 
 LIMIT = 1e-4
+_JUDGED = Tolerance(rel_l2=LIMIT, by_default=True).judged
 _PARTS = (
     "self_attn.q_proj",
     "self_attn.k_proj",
@@ -99,13 +101,8 @@ class ManyRows(Sequence[Row]):
             1.5 + error,
             max_ulp=3,
         )
-        verdict = Verdict(
-            reason,
-            f"rel_l2 {LIMIT:g}",
-            "default for float32",
-            (SmallestLimit("rel_l2", error),),
-            error / LIMIT,
-        )
+        smallest = (SmallestLimit("rel_l2", error),)
+        verdict = Verdict(reason, _JUDGED, smallest, error / LIMIT)
         return Row(golden, candidate, verdict, metrics, module=name)
 
 

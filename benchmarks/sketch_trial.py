@@ -17,6 +17,7 @@ from rich.table import Table
 import accucompare as ac
 from accucompare.api import Comparison
 from accucompare.compare.rows.rows import Status
+from accucompare.report.words import culprit_place
 from accucompare.selection import Mode
 from benchmarks import faults_trial
 from benchmarks.faults_trial import cast, rank, told
@@ -93,7 +94,9 @@ class Bench(faults_trial.Bench):
         trial = Trial(self.architecture, self.setup, str(fault or ""), order)
         try:
             for method, comparison in self.compared(fault, order):
-                trial.named[method] = comparison.culprits[0].place if comparison.culprits else ""
+                trial.named[method] = (
+                    culprit_place(comparison.culprits[0]) if comparison.culprits else ""
+                )
                 if fault is None:
                     trial.alarms[method] = [
                         told(row) for row in comparison.rows if row.status is Status.FAIL

@@ -24,6 +24,7 @@ from accucompare.bundle.reading.reader import Bundle, open_bundle
 from accucompare.compare.origins.sites import Culprit, Stage
 from accucompare.compare.origins.training_trace import parameter_of
 from accucompare.compare.rows.rows import Row, Status
+from accucompare.report.words import culprit_place
 from planted.faults_alone import ROUNDOFF
 from planted.faults_orders import ORDERS
 from planted.training_catalogue import draw_faults
@@ -322,7 +323,7 @@ def is_right(culprit: Culprit, fault: TrainingFault) -> bool:
 
 
 def _note(trial: Trial, method: str, culprits: list[Culprit], fault: TrainingFault) -> None:
-    trial.named[method] = culprits[0].place if culprits else ""
+    trial.named[method] = culprit_place(culprits[0]) if culprits else ""
     trial.rank[method] = next(
         (place for place, culprit in enumerate(culprits, 1) if is_right(culprit, fault)), 0
     )

@@ -18,6 +18,7 @@ from accucompare.cli.watch import _bare_warnings
 from accucompare.errors import NonFiniteWarning
 from accucompare.findings.log.events import End, Event, Finding, Frames, Step, WatchStart
 from accucompare.findings.log.log import read_log
+from accucompare.report.watch_words import said
 from tests.conftest import ROOT, Run
 from tests.forkserver import CLI, SCRIPT, with_torch
 
@@ -122,7 +123,7 @@ def steps(events: list[Event]) -> list[int]:
 
 def reason(events: list[Event]) -> str:
     assert isinstance(events[-1], End)
-    return events[-1].reason
+    return said(events[-1].reason)
 
 
 def test_a_training_that_stays_finite(folder: Path, run: Run) -> None:

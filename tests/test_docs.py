@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 import accucompare
+from accucompare.cli import cli
 from benchmarks.speed.costs_page import PAGE, with_tables
 
 ROOT = Path(__file__).parents[1]
@@ -20,6 +24,15 @@ def test_every_link_to_a_file_or_a_heading_leads_there(page: Path) -> None:
     assert [
         target for target in targets if not target.startswith("http") and not _leads(page, target)
     ] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_a_page_is_understood(page: Path) -> None:
+    for name, *words in _commands(page):
+        context = click.Context(cli, **cli.context_settings)
+        command = cli.get_command(context, name)
+        assert command is not None, name
+        command.make_context(name, words, parent=context)  # raises for what it does not know
 
 
 def test_the_reference_has_each_public_name_once() -> None:
@@ -51,6 +64,19 @@ def test_every_path_in_contributing_exists() -> None:
     ]
     assert paths
     assert missing == []
+
+
+def _commands(page: Path) -> Iterator[list[str]]:
+    """The words behind ``accucompare`` of each command in a console or in a cell of a table."""
+    text = page.read_text(encoding="utf-8")
+    consoles = "\n".join(re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    lines = re.findall(r"^\$ (.*)$", consoles, re.MULTILINE)
+    lines += re.findall(r"\| `(accucompare [a-z]+ [^`]+)` \|", text)
+    for line in lines:
+        for part in re.split(r" (?:&&|&|>) ?", line):
+            words = shlex.split(part, comments=True)
+            if "accucompare" in words:
+                yield words[words.index("accucompare") + 1 :]
 
 
 def _leads(page: Path, target: str) -> bool:

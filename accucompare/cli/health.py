@@ -9,7 +9,7 @@ import click
 
 from accucompare.asked import AskedOfCapture
 from accucompare.cli import options as option
-from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
+from accucompare.cli.group import cli
 from accucompare.cli.help import examples
 from accucompare.cli.outputs import is_page, logs_of, refuse_places, reports_to_write
 from accucompare.errors import UsageError
@@ -62,7 +62,7 @@ def health(
         }
     )
     from accucompare.findings.analysis import read
-    from accucompare.findings.checklist import judge_log, read_thresholds
+    from accucompare.findings.checklist import EXIT_CODES, judge_log, read_thresholds
 
     given = read_thresholds(thresholds, threshold_file)
     ranks = read(log)
@@ -85,7 +85,7 @@ def health(
         write_health_json(ranks, found, json_path)
     for report in reports:
         _write(ranks, found, report)
-    return code(found.status.value)
+    return EXIT_CODES[found.status]
 
 
 def _write(ranks: Ranks, found: Health, report: Path) -> None:
@@ -97,11 +97,6 @@ def _write(ranks: Ranks, found: Health, report: Path) -> None:
         from accucompare.report.watch_files import write_health
 
         write_health(ranks, found, report)
-
-
-def code(status: str) -> int:
-    """The exit code of a checklist whose worst result is this."""
-    return {"PASS": PASS, "WARN": DIFFERENT, "FAIL": DIFFERENT}.get(status, TROUBLE)
 
 
 @cli.command(
@@ -132,6 +127,7 @@ def gradcheck(
     from accucompare.devices import DeviceName, open_device
 
     open_device(DeviceName.parse("cpu"))  # before anything else imports torch
+    from accucompare.findings.checklist import EXIT_CODES
     from accucompare.report.console import progress_bar, reader_may_leave
     from accucompare.report.watched import print_gradcheck
     from accucompare.watcher.custom import check_gradients
@@ -140,4 +136,4 @@ def gradcheck(
         found = check_gradients(case, only=only, skip=skip, seed=seed or 0, progress=progress)
     with reader_may_leave():
         print_gradcheck(found, quiet)
-    return code(found.status.value)
+    return EXIT_CODES[found.status]

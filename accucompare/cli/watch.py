@@ -14,7 +14,7 @@ import click
 
 from accucompare.asked import Arithmetic, AskedOfCapture, AskedOfWatch
 from accucompare.cli import options as option
-from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
+from accucompare.cli.group import DIFFERENT, TROUBLE, cli
 from accucompare.cli.help import examples, was_given
 from accucompare.cli.outputs import is_page, logs_of, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import (
@@ -303,6 +303,6 @@ def _bare_warnings() -> Iterator[None]:
 
 
 def _code(ranks: Ranks) -> int:
-    if ranks.trouble:
-        return TROUBLE
-    return DIFFERENT if ranks.findings or ranks.unexplained else PASS
+    from accucompare.findings.checklist import EXIT_CODES, judge_finite
+
+    return EXIT_CODES[judge_finite(ranks).status]

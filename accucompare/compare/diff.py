@@ -47,10 +47,8 @@ from accucompare.compare.pairing import (
     Model,
     Pair,
     Renaming,
-    advice,
     align_operators,
     clashes,
-    options,
     other_names,
     pair_records,
     propose,
@@ -64,11 +62,16 @@ from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import (
     UNMATCHED,
     About,
+    MapClash,
+    MapsProposed,
+    MapsTaken,
+    MatchesNothing,
     OperatorOrigins,
     PairOutcome,
     PreflightFinding,
     Reason,
     Row,
+    RuleJudgesNothing,
     Status,
     Task,
     Verdict,
@@ -123,7 +126,7 @@ def compare(
         compared, judge = _compared(rows), assigned.judge
         different = other_model(*opened.models, rows, paired.renamings)
         findings = _findings(opened, paired, judge, compared, options)
-        findings += [PreflightFinding("model", str(different))] if different is not None else []
+        findings += [PreflightFinding(different)] if different is not None else []
         training, rows = _follow(opened, assigned, rows, findings, options)
         findings += _unused_rules(options.rules, opened.candidate_records, rows)
         culprits = [] if different is not None else _culprits(opened, paired, judge, rows, training)
@@ -540,31 +543,12 @@ def _on_maps(
 ) -> list[PreflightFinding]:
     """Findings about what ``--map`` did, or would do."""
     findings = [
-        PreflightFinding(
-            "map",
-            f"--map: {old[0]} and {old[1]} of golden both become {new}; the first that runs is"
-            " compared with it",
-        )
-        for old, new in clashes(*models, renamings)
+        PreflightFinding(MapClash(old[0], old[1], new)) for old, new in clashes(*models, renamings)
     ]
     if auto:
-        findings.append(
-            PreflightFinding(
-                "map",
-                (
-                    f"--map auto took {options(proposed)}"
-                    if proposed
-                    else "--map auto found nothing to rename"
-                ),
-                False,
-            )
-        )
+        findings.append(PreflightFinding(MapsTaken(tuple(proposed)), serious=False))
     elif proposed:
-        findings.append(
-            PreflightFinding(
-                "map", f"the candidate calls some of golden's layers otherwise{advice(proposed)}"
-            )
-        )
+        findings.append(PreflightFinding(MapsProposed(tuple(proposed))))
     return findings
 
 
@@ -572,28 +556,22 @@ def _unused_options(
     renamings: list[Renaming], selection: Selection, records: list[Record], model: Model
 ) -> list[PreflightFinding]:
     names = {record.name for record in records}
-    findings = [
-        PreflightFinding(
-            "map", f"--map {renaming.text} matches none of golden's layers", serious=False
-        )
+    found = [
+        MatchesNothing("map", renaming.text)
         for renaming in unused(renamings, names)
         if not renaming_matches(renaming, model)
     ]
-    for glob in selection.only:
-        if not any(Selection((glob,)).allows(name) for name in names):
-            findings.append(
-                PreflightFinding(
-                    "only", f"--only {glob} matches none of golden's layers", serious=False
-                )
-            )
-    for glob in selection.skip:
-        if all(Selection((), (glob,)).allows(name) for name in names):
-            findings.append(
-                PreflightFinding(
-                    "skip", f"--skip {glob} matches none of golden's layers", serious=False
-                )
-            )
-    return findings
+    found += [
+        MatchesNothing("only", glob)
+        for glob in selection.only
+        if not any(Selection((glob,)).allows(name) for name in names)
+    ]
+    found += [
+        MatchesNothing("skip", glob)
+        for glob in selection.skip
+        if all(Selection((), (glob,)).allows(name) for name in names)
+    ]
+    return [PreflightFinding(each, serious=False) for each in found]
 
 
 def _unused_rules(
@@ -609,11 +587,7 @@ def _unused_rules(
     )
     records = [*candidate, *of_series]
     return [
-        PreflightFinding(
-            "tolerances",
-            f"{rule.file}, rule {rule.number}, applies to none of the candidate's records, so its limit"
-            " judges nothing",
-        )
+        PreflightFinding(RuleJudgesNothing(rule.file, rule.number))
         for rule in rules
         if not any(rule.applies_to(record) for record in records)
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
 
-from accucompare.compare.limits import OtherCode, Tolerance
+from accucompare.compare.limits import OtherCode, Surrounding, Tolerance
 from accucompare.compare.origins import Culprit
 from accucompare.compare.rows import OtherModel, PreflightFinding, Reason, RefusedBaseline, Row
 from accucompare.compare.runs import Acceptance, Parting, TrainingResult
@@ -366,9 +366,10 @@ class RowsJudged:
 
 @dataclass(frozen=True)
 class BaselineNotProved:
-    """Nothing was run that would prove the baseline."""
+    """Nothing was run that would prove the baseline: that failed, or was not asked for although
+    these differ."""
 
-    why: str
+    why: str | tuple[Surrounding, ...]
 
 
 @dataclass(frozen=True)

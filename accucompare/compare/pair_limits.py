@@ -77,6 +77,9 @@ class PairLimits:
     _parameters: dict[tuple[int, int, int, str], frozenset[str]] = field(
         default_factory=dict
     )  # the types of what an update adds to
+    _of_dtypes: dict[tuple[str, str, str, str, Role], Tolerance] = field(
+        default_factory=dict
+    )  # the limits, where there are no rules for layers
     _composed: dict[tuple[int, int], float] = field(
         default_factory=dict
     )  # the largest error so far of a recurrent module's roundings
@@ -98,14 +101,19 @@ class PairLimits:
             update = (*step, golden.call, parameter_of(golden))
             dtypes |= self._parameters.setdefault(update, dtypes)
         coarsest = _coarsest_of(before, dtypes)
-        tolerance = rules.tolerance_for(golden, candidate, coarsest)
+        alike = (golden.dtype, candidate.dtype, coarsest, candidate.type, candidate.role)
+        tolerance = None if rules.rules else self._of_dtypes.get(alike)
+        if tolerance is None:
+            tolerance = rules.tolerance_for(golden, candidate, coarsest)
+            self._of_dtypes[alike] = tolerance
         if candidate.name in rules.sums:
             tolerance = tolerance.of_sums(self._terms.summed(golden), coarsest)
         if terms := self._terms.added(
             golden
         ):  # by fixed limits alone: a baseline's own error has them
             tolerance = replace(tolerance.of_sums(terms, coarsest), summing=tolerance.summing)
-        tolerance = tolerance.of_roundings(self._of_roundings(golden, candidate, rules))
+        if rules.recurrent:
+            tolerance = tolerance.of_roundings(self._of_roundings(golden, candidate, rules))
         if golden.role is Role.INPUT:
             self._terms.give(golden)
             return tolerance

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from accucompare.bundle.format import SERIES_ROLES, Manifest, Record, Role
-from accucompare.compare.limits import OtherCode, Tolerances
+from accucompare.compare.limits import OtherCode, Surrounding, Tolerances
 from accucompare.compare.origins import Culprit, Unseen, unseen_rows, without_output
 from accucompare.compare.rows import (
     STATUS_OF,
@@ -56,8 +56,8 @@ class Result:
         without_baseline: how many compared rows the baseline has no record of.
         refused: the baseline that was given or needed, if it may not judge; ``baseline`` is
             ``None`` then.
-        not_proved: why nothing was run that would prove the baseline, where that matters; ``""`` if
-            it is proved, or golden's own.
+        not_proved: why nothing was run that would prove the baseline, where that matters; nothing
+            if it is proved, or golden's own.
         golden_made_here: whether golden was made beside the candidate, in its environment, by the
             call that made this result.
         unseen: what differs in the code of the two cases' optimizers, whose updates no record
@@ -84,7 +84,7 @@ class Result:
     culprits: list[Culprit] = field(default_factory=list)
     without_baseline: int = 0
     refused: RefusedBaseline | None = None
-    not_proved: str = ""
+    not_proved: str | tuple[Surrounding, ...] = ()
     golden_made_here: bool = False
     unseen: OtherCode = field(default_factory=OtherCode)
     maps: list[str] = field(default_factory=list)

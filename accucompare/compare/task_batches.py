@@ -14,9 +14,9 @@ from accucompare.errors import BundleError
 #: Called with the bytes compared so far and the bytes to compare.
 Progress = Callable[[int, int], None]
 
-# : Bytes that are worth one more thread (threads do not help with tensors so small that Python
-# takes most of the time), bytes of : neighbouring pairs that a thread gets at a time, how many
-# pairs at most, and bytes above which the threads share a pair.
+#: Bytes that are worth one more thread (threads do not help with tensors so small that Python takes
+#: most of the time), bytes of neighbouring pairs that a thread gets at a time, how many pairs at
+#: most, and bytes above which the threads share a pair.
 WORTH_A_WORKER = 64 << 20
 BATCH_BYTES = 8 << 20
 NEIGHBOURS = 2000
@@ -46,7 +46,7 @@ def outcomes_of(
             progress(done, total)
         for batch, own in zip(
             batches,
-            run(lambda batch: judge_tasks(sides, [tasks[place] for place in batch]), batches),
+            run(lambda batch: list(judge_tasks(sides, [tasks[each] for each in batch])), batches),
             strict=True,
         ):
             for place, outcome in zip(batch, own, strict=True):

@@ -8,13 +8,14 @@ from typing import Any
 from accucompare.api import Comparison, diff
 from accucompare.bundle.format import Manifest
 from accucompare.bundle.reading import open_bundle
-from accucompare.compare.limits import OtherCode, baseline_command, other_code, own_baseline
+from accucompare.compare.limits import OtherCode, other_code, own_baseline, suggested
 from accucompare.compare.rows import RefusedBaseline
 from accucompare.locating.baseline_run import BaselineRun
 from accucompare.locating.golden_code import GoldenCode
 from accucompare.locating.locate_setup import LocateSetup
 from accucompare.places import Place, place_of
 from accucompare.recorder.capture_options import CaptureOptions
+from accucompare.report.words import preflight_words
 from accucompare.text import printable
 
 
@@ -61,7 +62,7 @@ def compare_fed(
     )
     with open_bundle(golden) as ours, open_bundle(made) as theirs:
         brought, candidate = own_baseline(ours, theirs), theirs.manifest
-        cure = baseline_command(ours, theirs)
+        cure = suggested(ours, theirs)
     maps = candidate.capture["map"]  # in which auto is resolved
     run, refused = None, None
     if brought is not None:
@@ -112,8 +113,8 @@ def _baseline(
     other = other_versions(golden, candidate)
     if other and code.python is None:
         setup.announce(
-            f"no baseline: {other}; capture golden with --with-baseline, or name the Python that"
-            " has them (--golden-python PATH)"
+            f"no baseline: {preflight_words.other_code_words(other)}; capture golden with"
+            " --with-baseline, or name the Python that has them (--golden-python PATH)"
         )
         return None
     case = code.case_of(golden, setup.case)

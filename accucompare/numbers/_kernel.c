@@ -388,6 +388,40 @@ CLONES static void summarize_chunk(const char *from, int type, int n, Extent *e,
     }
 }
 
+/* The smallest and the largest of n values, and the smallest magnitude, as if there were no NaN; how many are NaN, Inf, 0, and below
+   their type's smallest normal number. */
+typedef struct {
+    double low, high, smallest;
+    int64_t nan, inf, zero, subnormal;
+} Extrema;
+
+static const double SMALLEST_NORMAL[TYPES] = {0x1p-1022, 0x1p-126, 0x1p-14, 0x1p-126};
+
+CLONES static void find_extrema(const char *from, int type, int64_t n, Extrema *e) {
+    double x[STRIP], lowest[LANES], highest[LANES], nearest[LANES]; /* the lowest and the nearest to 0, negated */
+    int64_t nan[LANES] = {0}, inf[LANES] = {0}, zero[LANES] = {0}, tiny[LANES] = {0};
+    double normal = SMALLEST_NORMAL[type];
+    for (int l = 0; l < LANES; l++) lowest[l] = highest[l] = nearest[l] = -INFINITY;
+    for (int64_t done = 0; done < n; done += STRIP) {
+        int m = n - done < STRIP ? (int)(n - done) : STRIP;
+        to_double(x, from + (size_t)done * WIDTH[type], type, m);
+        for (int i = 0; i < m; i += LANES) {
+            int lanes = m - i < LANES ? m - i : LANES;
+            _Pragma("GCC unroll 1") for (int l = 0; l < lanes; l++) {
+                double v = x[i + l], size = fabs(v);
+                lowest[l] = larger(-v, lowest[l]);
+                highest[l] = larger(v, highest[l]);
+                nearest[l] = larger(-size, nearest[l]);
+                nan[l] += v != v;
+                inf[l] += size == INFINITY;
+                zero[l] += size == 0;
+                tiny[l] += size < normal;
+            }
+        }
+    }
+    *e = (Extrema){-maximum(lowest), maximum(highest), -maximum(nearest), count(nan), count(inf), count(zero), count(tiny) - count(zero)};
+}
+
 /* One block of a sketch, see numbers/sketch.py: values in rows, summed over the rows with signs; what is not finite counts as 0 if careful. */
 CLONES static void sketch_groups(const char *from, int type, int64_t n, int groups, const int8_t *signs, double scale, int careful,
                                  double *x, double *sums) {
@@ -469,6 +503,20 @@ static PyObject *summarize_block(PyObject *self, PyObject *const *args, Py_ssize
     } else PyErr_NoMemory();
     PyBuffer_Release(&values.bytes);
     return found;
+}
+
+/* Of memory that the caller knows to hold so many elements: a small tensor of torch's, which has no buffer to take. */
+static PyObject *extrema_at(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    (void)self;
+    if (given != 3) return PyErr_SetString(PyExc_TypeError, "extrema_at takes 3 arguments"), NULL;
+    void *from = PyLong_AsVoidPtr(args[0]);
+    long type = PyLong_AsLong(args[1]);
+    long long n = PyLong_AsLongLong(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    if (!from || type < 0 || type > BF16 || n < 1) return PyErr_SetString(PyExc_ValueError, "there is nothing to look at"), NULL;
+    Extrema e;
+    find_extrema(from, (int)type, n, &e);
+    return Py_BuildValue("dddLLLL", e.low, e.high, e.smallest, (long long)e.nan, (long long)e.inf, (long long)e.zero, (long long)e.subnormal);
 }
 
 /* Memory that may be written, of at least so many bytes. */
@@ -731,6 +779,8 @@ static PyMethodDef methods[] = {
     {"apart_block", (PyCFunction)(void (*)(void))apart_block, METH_FASTCALL,
      "apart_block(golden, candidate, golden_type, candidate_type, chunk, golden_power, candidate_power, golden_length, candidate_length)"
      " -> [sums], see numbers/kernel.py"},
+    {"extrema_at", (PyCFunction)(void (*)(void))extrema_at, METH_FASTCALL,
+     "extrema_at(address, type, count) -> (low, high, smallest, nan, inf, zero, subnormal), see numbers/kernel.py"},
     {"measure_block", (PyCFunction)(void (*)(void))measure_block, METH_FASTCALL,
      "measure_block(golden, candidate, golden_type, candidate_type, chunk, atol, rtol, saturation, result, sums), see numbers/kernel.py"},
     {"measure_pairs", (PyCFunction)(void (*)(void))measure_pairs, METH_FASTCALL,

@@ -57,6 +57,9 @@ def sketch_blocks(
     block_signs: Any,
     sketch: Any,
 ) -> None: ...
+def extrema_at(
+    address: int, type: int, count: int
+) -> tuple[float, float, float, int, int, int, int]: ...
 def summarize_block(
     values: Any, type: int, chunk: int
 ) -> tuple[float, float, int, int, list[list[float]]]: ...

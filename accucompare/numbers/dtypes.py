@@ -125,8 +125,8 @@ DTYPES: dict[str, DType] = {
     )
 }
 
-#: For each floating type, the narrower ones a candidate may run in: its weights are the golden
-# ones rounded to it.
+#: For each floating type, the narrower ones a candidate may run in: its weights are the golden ones
+#: rounded to it.
 ROUNDS_TO = {
     "float64": ("float32", "float16", "bfloat16"),
     "float32": ("float16", "bfloat16"),

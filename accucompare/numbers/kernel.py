@@ -10,6 +10,8 @@ import logging
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,11 +41,19 @@ if (_asked := os.environ.get("ACCUCOMPARE_KERNEL", "").lower()) != "numpy":
             _why_not = "the built one is of another version; install accucompare again"
 
 #: The kernel's numbers for element types, by dtype name; complex types are pairs of their real
-# type.
+#: type.
 _TYPES = {
     "float64": 0, "complex128": 0, "float32": 1, "complex64": 1, "float16": 2, "bfloat16": 3,
     "int8": 4, "int16": 5, "int32": 6, "uint8": 7, "bool": 7, "uint16": 8, "uint32": 9,
 }  # fmt: skip
+
+
+#: Those that a tensor may be looked at in, where the kernel can.
+_REALS = (
+    {name: _TYPES[name] for name in ("float64", "float32", "float16", "bfloat16")}
+    if hasattr(_kernel, "extrema_at")
+    else {}
+)
 
 
 def description() -> str:
@@ -196,7 +206,8 @@ def measure_whole(
     return Measured._make(measured), chunks
 
 
-class PairForm(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class PairForm:
     """What small pairs have in common: the arguments of ``Measurement``, and a shape of at least
     one real and at most ``sums.CHUNK``.
     """
@@ -207,15 +218,24 @@ class PairForm(NamedTuple):
     atol: float | None
     rtol: float | None
 
-    @property
-    def numbers(self) -> tuple[int, int, int]:
-        """How many reals, and both types, as the kernel takes them."""
-        reals = math.prod(self.golden.reals(self.shape))
-        return reals, _TYPES[self.golden.name], _TYPES[self.candidate.name]
+    @cached_property
+    def of_reals(self) -> tuple[int, ...]:
+        """The shape, in reals."""
+        return self.golden.reals(self.shape)
 
-    @property
-    def limits(self) -> tuple[float, float, float]:
-        return _limits(self.candidate, self.atol, self.rtol)
+    @cached_property
+    def reals(self) -> int:
+        return math.prod(self.of_reals)
+
+    @cached_property
+    def asks_elements(self) -> bool:
+        """Whether there are limits on elements."""
+        return self.atol is not None or self.rtol is not None
+
+    @cached_property
+    def has_ulps(self) -> bool:
+        """Whether values have a distance in units in the last place."""
+        return self.golden is self.candidate and self.golden.digits > 0
 
 
 #: A pair of which each tensor lies in a buffer, from some byte on.
@@ -243,8 +263,12 @@ def measure_pairs(
     numbers = np.array([number_of[form] for form in forms])
     places = np.empty((len(pairs), 5), np.int64)
     places[:, 0], places[:, 1] = ours, theirs
-    places[:, 2:] = np.array([form.numbers for form in number_of], np.int64)[numbers]
-    limits = np.array([form.limits for form in number_of], np.float64)[numbers]
+    places[:, 2:] = np.array(
+        [(form.reals, _TYPES[form.golden.name], _TYPES[form.candidate.name]) for form in number_of]
+    )[numbers]
+    limits = np.array([_limits(form.candidate, form.atol, form.rtol) for form in number_of])[
+        numbers
+    ]
     results = np.empty(len(pairs), RESULT)
     found = np.empty((len(pairs), Measurement.SUMS))
     _kernel.measure_pairs(golden, candidate, places, limits, results, found, sums.CHUNK)
@@ -279,6 +303,25 @@ def apart_block(
     types = _number(golden, golden_dtype), _number(candidate, candidate_dtype)
     (squares,) = _kernel.apart_block(golden, candidate, *types, sums.CHUNK, *powers, *lengths)
     return squares  # type: ignore[no-any-return]
+
+
+def extrema_at(
+    address: int, count: int, dtype: str
+) -> tuple[float, float, float, int, int, int, int] | None:
+    """The extrema of a small tensor that lies at an address of this process, such as a hook sees.
+
+    Args:
+        address, count: where, and how many elements, at least one. They must be there: nothing is
+            checked.
+        dtype: their type.
+
+    Returns:
+        The smallest and the largest value and the smallest magnitude, infinities among them but no
+        NaN; the numbers of NaN, of Inf, of zeros and of what is subnormal. ``None`` if there is no kernel or it does not know the
+        type.
+    """
+    number = _REALS.get(dtype)
+    return None if number is None else _kernel.extrema_at(address, number, count)
 
 
 def can_summarize(dtype: DType) -> bool:

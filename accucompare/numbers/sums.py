@@ -18,7 +18,7 @@ CHUNK = 8192
 #: Elements per block: what is read, widened and reduced at a time. A multiple of CHUNK.
 BLOCK = 16 * CHUNK
 #: Elements per segment: what one thread reads, verifies and measures of a large tensor. A multiple
-# of BLOCK.
+#: of BLOCK.
 SEGMENT = 8 * BLOCK
 
 #: Between these magnitudes, and at 0, squares fit float64.

@@ -12,7 +12,13 @@ from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
 from accucompare.markup import line, link, table
-from accucompare.report.words import culprit_hints, decision_words, error_words, verdict_words
+from accucompare.report.words import (
+    culprit_hints,
+    decision_words,
+    error_words,
+    preflight_words,
+    verdict_words,
+)
 from accucompare.report.words import culprit_words as culprits
 
 _CULPRITS_SHOWN = 10
@@ -31,7 +37,9 @@ def comparison_html(comparison: Result, reports: Sequence[Path]) -> str:
     said = f"{sides}: {decision_words.conclusion(decided, comparison)}"
     parts = [line(said, strong=decision_words.verdict(decided.answer)), line(_counts(comparison))]
     parts += [
-        line(finding.message, strong="!") for finding in comparison.preflight if finding.serious
+        line(preflight_words.message(finding), strong="!")
+        for finding in comparison.preflight
+        if finding.serious
     ]
     parts.append(_culprits(comparison))
     worst = [row for row in comparison.worst(_WORST_SHOWN) if row.metrics is not None]

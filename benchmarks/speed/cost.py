@@ -29,12 +29,12 @@ _WRITE, _NEIGHBOUR = "write", "DebugUnderflowOverflow"
 #: Options of ``accucompare.capture``.
 _CAPTURES: dict[str, dict[str, Any]] = {
     "tensors": {},
-    "stats": {"mode": "stats"},
-    "digest": {"mode": "digest"},
-    "sketch": {"mode": "sketch"},
+    "stats": {"record": "stats"},
+    "digest": {"record": "digest"},
+    "sketch": {"record": "sketch"},
     "not chosen": {"steps": "1000-1000"},
 }
-#: Options of ``accucompare.watch``.
+#: Options of ``accucompare.LookAt``.
 _WATCHES: dict[str, dict[str, Any]] = {"flags": {"frames": 0}, "frames": {}}
 _PIECE = 1 << 20
 
@@ -187,7 +187,8 @@ def _watched(work: Work, folder: Path, options: dict[str, Any]) -> Sample:
     import accucompare as ac
 
     shutil.rmtree(folder, ignore_errors=True)
-    with ac.watch(work.model, work.optimizer, out=folder, **options) as watch:
+    look = ac.LookAt(**options)
+    with ac.watch(work.model, work.optimizer, out=folder, look=look) as watch:
         began = clocks()
         work.step()
         watch.step()

@@ -17,20 +17,18 @@ from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.format.records import Layout, Record, Role
 from accucompare.compare.decide import Answer, Decision, decide
 from accucompare.compare.limits.provenance import OtherCode
+from accucompare.compare.limits.suggest import Suggestion
 from accucompare.compare.limits.tolerance import Tolerance, Tolerances
 from accucompare.compare.origins.culprits import find_culprits
 from accucompare.compare.result import Side
-from accucompare.compare.rows.rows import (
-    UNMATCHED,
+from accucompare.compare.rows.findings import (
     About,
+    OtherModel,
     PreflightFinding,
-    Reason,
     RefusedBaseline,
-    Row,
-    Status,
-    Verdict,
+    WeightsNotRounded,
 )
-from accucompare.compare.rows.same_model import OtherModel
+from accucompare.compare.rows.rows import UNMATCHED, Reason, Row, Status, Verdict
 from accucompare.places import local
 from accucompare.report.files.json import head
 from accucompare.report.words import verdict_words
@@ -93,8 +91,7 @@ def comparisons(draw: st.DrawFn) -> Comparison:
         st.lists(
             st.builds(
                 PreflightFinding,
-                st.just("x"),
-                st.just("y"),
+                st.just(WeightsNotRounded("bfloat16")),
                 st.booleans(),
                 st.booleans(),
                 st.sampled_from(About),
@@ -111,7 +108,9 @@ def comparisons(draw: st.DrawFn) -> Comparison:
         baseline=baseline,
         culprits=find_culprits(found, False, baseline is not None),
         without_baseline=draw(st.integers(0, 4)),
-        refused=RefusedBaseline(None, OtherCode(), "") if draw(st.booleans()) else None,
+        refused=RefusedBaseline(None, OtherCode(), Suggestion("", ""))
+        if draw(st.booleans())
+        else None,
         other_model=OtherModel(1, 9) if draw(st.booleans()) else None,
     )
 
@@ -252,7 +251,7 @@ def test_a_plain_diff_over_its_limits_is_a_difference_that_fails(
 def test_a_tolerance_that_was_given_needs_no_baseline(tmp_path: Path) -> None:
     sides = rounded(1.0)
     found = compare(tmp_path, *sides, atol=0.1)
-    poor = [PreflightFinding("weights", "the baseline has other weights", of_baseline=True)]
+    poor = [PreflightFinding(WeightsNotRounded("bfloat16"), of_baseline=True)]
     changed = Comparison(
         **{**vars(found), "preflight": poor, "baseline": found.golden, "without_baseline": 4}
     )

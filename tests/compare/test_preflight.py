@@ -12,9 +12,17 @@ import pytest
 
 import accucompare as ac
 from accucompare.bundle.format.manifest import StepSeries
-from accucompare.compare.rows.rows import About, PreflightFinding
+from accucompare.compare.rows.findings import (
+    About,
+    BesideGolden,
+    DigestTable,
+    LowerPrecision,
+    OtherDigests,
+    OtherTypes,
+)
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES, round_to
+from accucompare.report.words import ToldFinding
 from tests.compare.builder import edit_manifest, item, write
 
 VALUES = np.random.default_rng(0).normal(size=20)
@@ -28,7 +36,7 @@ def tensor(values: Any = VALUES, dtype: str = "float32") -> dict[str, Any]:
 
 def findings(
     tmp_path: Path, golden: dict[str, Any], candidate: dict[str, Any]
-) -> list[PreflightFinding]:
+) -> list[ToldFinding]:
     """The findings on two bundles that differ in their manifests only, but for the advice to
     capture a baseline.
     """
@@ -39,7 +47,7 @@ def findings(
     return [finding for finding in ac.diff(*sides).preflight if finding.topic != "baseline"]
 
 
-def messages(found: list[PreflightFinding]) -> list[str]:
+def messages(found: list[ToldFinding]) -> list[str]:
     return [finding.message for finding in found]
 
 
@@ -60,7 +68,9 @@ def test_weights_that_differ_are_named(tmp_path: Path, kind: str, about: About) 
     golden = {"model": {kind: {"a.weight": tensor(), "b.weight": tensor()}}}
     candidate = {"model": {kind: {"a.weight": tensor(), "b.weight": tensor(VALUES + 1)}}}
     found = findings(tmp_path, golden, candidate)
-    assert found == [PreflightFinding(kind, f"1 of 2 {kind} differ: b.weight", about=about)]
+    fact = OtherDigests(DigestTable(kind), ("b.weight",), 2)
+    assert found == [ToldFinding(fact, about=about)]
+    assert messages(found) == [f"1 of 2 {kind} differ: b.weight"]
 
 
 def test_weights_of_another_shape_differ(tmp_path: Path) -> None:
@@ -88,14 +98,12 @@ def test_weights_that_are_the_same_after_rounding_are_no_serious_finding(
     sides = (
         {"model": {"parameters": {"w": tensor(values, dtype)}}} for dtype in (golden, candidate)
     )
-    assert findings(tmp_path, *sides) == [
-        PreflightFinding(
-            "parameters",
-            f"parameters are {golden} in golden, {candidate} in the candidate; the same after"
-            " rounding",
-            serious=False,
-            about=About.GIVEN,
-        )
+    found = findings(tmp_path, *sides)
+    side = BesideGolden.CANDIDATE
+    fact = OtherTypes(DigestTable("parameters"), golden, candidate, side, True, (), 1)
+    assert found == [ToldFinding(fact, serious=False, about=About.GIVEN)]
+    assert messages(found) == [
+        f"parameters are {golden} in golden, {candidate} in the candidate; the same after rounding"
     ]
 
 
@@ -219,9 +227,7 @@ def test_reduced_precision_on_one_side_is_said_even_if_the_other_has_no_such_fla
     found = findings(
         tmp_path, {"environment": {"flags": {}}}, {"environment": {"flags": {flag: True}}}
     )
-    assert found == [
-        PreflightFinding("flags", f"candidate may compute float32 in fewer bits: {flag}")
-    ]
+    assert found == [ToldFinding(LowerPrecision(BesideGolden.CANDIDATE, (flag,)))]
 
 
 def test_a_flag_that_differs_is_named(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import accucompare as ac
 from accucompare.devices.settings import variables
+from accucompare.report.words import preflight_words
 from tests.compare.builder import item, write
 
 
@@ -105,7 +106,7 @@ def test_a_baseline_that_was_not_proved_is_told_only_where_that_matters(
             **feed,
         )
     found = ac.diff(golden, tmp_path / "candidate", baseline=tmp_path / "baseline")
-    assert found.not_proved == due
+    assert preflight_words.not_proved_words(found.not_proved) == due
     assert (f"; the baseline is not proved: {due}" in found.conclusion) is bool(due)
 
 

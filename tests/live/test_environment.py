@@ -12,14 +12,19 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.format.manifest import Manifest
-from tests.recorded import Record
+from accucompare.recorder.capture_options import CaptureOptions
+from accucompare.recorder.session import Within, recording
+from tests.recorded import Opened, Record
 
 
-def test_the_environment_is_complete(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_complete(
+    tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["accucompare", "capture", "my case.py"])
-    environment = record(
-        nn.Linear(2, 2), torch.ones(2), options={"case": "my case.py", "seed": 3}
-    ).manifest.environment
+    model, options = nn.Linear(2, 2), CaptureOptions(seed=3)
+    with recording(model, tmp_path / "out", options, within=Within("my case.py")):
+        model(torch.ones(2))
+    environment = opened(tmp_path / "out").manifest.environment
     assert environment["command"] == "accucompare capture 'my case.py'"
     assert environment["case"] == "my case.py"
     assert environment["device"]["type"] == "cpu"

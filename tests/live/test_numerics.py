@@ -283,9 +283,9 @@ def test_a_model_that_moves_while_it_is_captured_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = iter([torch.device("cpu"), *[torch.device("cuda")] * 9])
-    monkeypatch.setattr(
-        sys.modules["accucompare.recorder.session.session"], "device_of", lambda _: next(places)
-    )
+    for name in ("session", "start"):
+        module = sys.modules[f"accucompare.recorder.session.{name}"]
+        monkeypatch.setattr(module, "device_of", lambda _: next(places))
     with captured(nn.Linear(3, 3), tmp_path / "golden") as bundle:
         assert (
             "the model was called on cuda, and was on cpu when the capture began: move it before"
@@ -299,9 +299,8 @@ def test_a_capture_does_not_import_the_compiler(tmp_path: Path) -> None:
 import sys, torch, accucompare as ac
 
 for deterministic in (False, True):
-    with ac.capture(
-        torch.nn.Identity(), f"golden{deterministic}", deterministic=deterministic
-    ) as session:
+    numerics = ac.Arithmetic(deterministic=deterministic)
+    with ac.capture(torch.nn.Identity(), f"golden{deterministic}", numerics=numerics) as session:
         session.step()
     print(
         torch.are_deterministic_algorithms_enabled(),

@@ -34,7 +34,14 @@ from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.origins.sites import Culprit
 from accucompare.compare.remarks import DefaultOfDtype, ErrorShape
 from accucompare.compare.result import Side
-from accucompare.compare.rows.rows import PreflightFinding, Reason, Row, Verdict
+from accucompare.compare.rows.findings import (
+    BesideGolden,
+    CaptureSetting,
+    PreflightFinding,
+    SettingDiffers,
+    VersionDiffers,
+)
+from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.errors import ReportError
 from accucompare.files import written_whole
 from accucompare.numbers.statistics import Statistics
@@ -466,12 +473,14 @@ def test_name_too_long_for_a_cell_is_cut_visibly(tmp_path: Path, letter: str) ->
 
 def test_tolerances_notes_and_findings_are_never_formulas(tmp_path: Path) -> None:
     manifest = Manifest(environment={"=key": "=1+1"}, notes=["=note"])
-    finding = PreflightFinding("=topic", "=HYPERLINK(1)")
+    finding = PreflightFinding(VersionDiffers("=topic", "1", "2", BesideGolden.CANDIDATE))
     compared = comparison(pair("a"), golden=manifest, preflight=[finding], damage=["=damage"])
     cells = [
         cell for sheet in opened(tmp_path, compared) for line in sheet.iter_rows() for cell in line
     ]
-    assert {"=topic", "=HYPERLINK(1)", "=damage", "=note", "=1+1"} <= {cell.value for cell in cells}
+    assert {"=topic", "=topic: golden 1, candidate 2", "=damage", "=note", "=1+1"} <= {
+        cell.value for cell in cells
+    }
     assert not [cell.coordinate for cell in cells if cell.data_type == "f"]
 
 
@@ -601,7 +610,9 @@ def test_no_entry_of_the_summary_is_there_twice(tmp_path: Path) -> None:
 def test_findings_and_damage_are_listed(tmp_path: Path) -> None:
     compared = comparison(
         pair("a"),
-        preflight=[PreflightFinding("seed", "seed: golden 0, candidate 1")],
+        preflight=[
+            PreflightFinding(SettingDiffers(CaptureSetting.SEED, 0, 1, BesideGolden.CANDIDATE))
+        ],
         damage=["step0: bit flip"],
     )
     lines = summary_lines(opened(tmp_path, compared))

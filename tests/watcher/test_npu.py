@@ -195,15 +195,14 @@ def test_the_flag_is_cleared_and_read_for_each_step(saturating: Machine) -> None
     found = saturating.found(
         COUNTING
         + """
-import accucompare as ac
-
+from accucompare.watcher.watch import watching
+from accucompare.watcher.watch_options import WatchOptions
 model = torch.nn.Identity()
 half = torch.full((2,), 300.0, device="npu").half()
 half * half
 flags = []
-with ac.watch(
-    model, out="steps", on_finding="warn", quiet=True, device=torch.device("npu:0")
-) as watch:
+options = WatchOptions(on_finding="warn", quiet=True)
+with watching(model, "steps", options, device=torch.device("npu:0")) as watch:
     for step in range(3):
         counts.update(get=0, clear=0)
         model(half)
@@ -299,7 +298,7 @@ def test_each_rank_dumps_into_its_own_directory_until_its_first_step_ends(
         model = torch.nn.Linear(2, 2).npu()
         torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
         try:
-            with ac.watch(model, out="two", kernel_dump="dumps", quiet=True) as watch:
+            with ac.watch(model, out="two", look=ac.LookAt(kernel_dump="dumps"), quiet=True) as watch:
                 for step in range(2):
                     model(torch.ones(1, 2).npu())
                     watch.step()

@@ -276,7 +276,9 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def key(self) -> Key:
-        return Key(self.rank, self.step, self.name, self.call, self.role, self.path)
+        return tuple.__new__(
+            Key, (self.rank, self.step, self.name, self.call, self.role, self.path)
+        )
 
     @property
     def operator(self) -> tuple[str, int]:
@@ -393,7 +395,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
             _shared(found.shape),
             intern(found.dtype),
             found.layout,
-            found.member,
+            found.member if found.member is None else intern(found.member),
             found.digest,
             found.statistics,
             detail,

@@ -289,7 +289,7 @@ class Bundle:
         pieces, places, length = list[bytes](), list[int](), 0
         for _, neighbours in itertools.groupby(records, _step_of):
             of_step = list(neighbours)
-            names = {record.member: None for record in of_step}
+            names = [record.member for record in of_step if record.member is not None]
             try:
                 content, members = self._archive(of_step[0]).small_members(names, _SMALL)
             except BundleError:
@@ -307,7 +307,7 @@ class Bundle:
                 for name, member in members.items()
             }
             for record in of_step:
-                place, *known = found.get(record.member, _NOWHERE)
+                place, *known = found.get(record.member or "", _NOWHERE)
                 own = [record.shape, DTYPES[record.dtype].storage, record.digest]
                 places.append(place if known == own else -1)
             pieces.append(content)

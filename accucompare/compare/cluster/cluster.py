@@ -45,33 +45,33 @@ _T = TypeVar("_T")
 
 _LOGGER = logging.getLogger(__name__)
 
-# : Bytes of tensors and pairs that a worker gets at a time: Dask takes about two milliseconds for a
-# task, whatever is in it.
+#: Bytes of tensors and pairs that a worker gets at a time: Dask takes about two milliseconds for a
+#: task, whatever is in it.
 PARCEL_BYTES = 128 << 20
 PAIRS = 2000
-# : The fewest tasks in flight; twice as many as threads, if that is more. A million pairs are never
-# all packed at once.
+#: The fewest tasks in flight; twice as many as threads, if that is more. A million pairs are never
+#: all packed at once.
 IN_FLIGHT = 64
-# : How often Dask runs a task again that has failed. A worker that dies is another matter:
-# distributed.scheduler.allowed-failures.
+#: How often Dask runs a task again that has failed. A worker that dies is another matter:
+#: distributed.scheduler.allowed-failures.
 RETRIES = 2
-# : How often a parcel is sent again whose answer was lost with its worker, before something else
-# must be wrong.
+#: How often a parcel is sent again whose answer was lost with its worker, before something else
+#: must be wrong.
 ASKED_AGAIN = 3
-# : Seconds between two looks at the cluster while nothing arrives, and for how long it may be
-# without any worker.
+#: Seconds between two looks at the cluster while nothing arrives, and for how long it may be
+#: without any worker.
 LOOK = 2.0
 ALONE_SECONDS = 30.0
 # seconds more than Dask's own patience to connect; and those that workers have at the end to close
 # their files
 _GRACE = 5.0
 
-# : Loggers of Dask's that print a traceback for each connection that ends; what it means for the
-# comparison is said once, at its end.
+#: Loggers of Dask's that print a traceback for each connection that ends; what it means for the
+#: comparison is said once, at its end.
 _TALKATIVE = "distributed", "distributed.client", "tornado.application"
 
-# : Dask's workers look a hundred times a second where they are, for its dashboard; on few
-# processors that shows in the time.
+#: Dask's workers look a hundred times a second where they are, for its dashboard; on few processors
+#: that shows in the time.
 UNPROFILED = {"distributed.worker.profile.enabled": False}
 
 _SCHEDULER = "the scheduler"

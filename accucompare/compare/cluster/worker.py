@@ -12,7 +12,7 @@ import numpy as np
 
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.cluster.parcels import Parcel, Reply, pack_outcomes, unpack_tasks
-from accucompare.compare.judging import Sides, judge_task
+from accucompare.compare.judging import Sides, judge_tasks
 from accucompare.compare.rows import PairOutcome
 from accucompare.errors import BundleError, ClusterError
 from accucompare.numbers import DTYPES, kernel
@@ -104,12 +104,11 @@ def judge_parcel(job: Job, parcel: Parcel) -> Reply:
     outcomes: list[PairOutcome | BundleError] = []
     try:
         sides = _opened(job)
-        for task in unpack_tasks(parcel):
-            try:
-                outcomes.append(judge_task(sides, task))
-            except BundleError as error:
-                outcomes.append(error)
-                break
+        try:
+            for outcome in judge_tasks(sides, unpack_tasks(parcel)):
+                outcomes.append(outcome)
+        except BundleError as error:
+            outcomes.append(error)
         return pack_outcomes(outcomes)
     except ClusterError:
         raise

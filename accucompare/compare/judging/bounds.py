@@ -66,8 +66,8 @@ from accucompare.compare.remarks import BareRemark
 from accucompare.compare.rows import Reason, Verdict
 from accucompare.numbers import CHUNK, DTYPES, Kind, Statistics
 
-# : Largest relative error of a mean or norm, doubled for the arithmetic here; and the absolute
-# error near 0, where floats are coarse.
+#: Largest relative error of a mean or norm, doubled for the arithmetic here; and the absolute error
+#: near 0, where floats are coarse.
 _ERROR = CHUNK * 2.0**-52
 _TINY = 4 * math.ulp(0.0)
 #: The most that an angle between 0 and pi loses to rounding.

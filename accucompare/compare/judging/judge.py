@@ -35,7 +35,7 @@ from accucompare.compare.remarks import (
     MissingCast,
     NoneMayDiffer,
     NoRelativeLimit,
-    Remark,
+    PairRemark,
     RunsApart,
     Saturated,
 )
@@ -125,7 +125,7 @@ def judge_pair(
             remarks=(BareRemark.NON_FINITE_COUNTS,),
             rel_l2_limit=tolerance.rel_l2,
         )
-    remarks: tuple[Remark, ...] = (Saturated(metrics.saturated),) if metrics.saturated else ()
+    remarks: tuple[PairRemark, ...] = (Saturated(metrics.saturated),) if metrics.saturated else ()
     if DTYPES[golden.dtype].kind in (Kind.INT, Kind.BOOL):
         if metrics.max_abs and expected is not None and expected.different:
             return _judge_choices(metrics, expected)

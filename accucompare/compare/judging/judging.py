@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -66,10 +66,10 @@ def judge_task(sides: Sides, task: Task, run: Run = map) -> PairOutcome | Bundle
     return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, remarks=(task.chosen,), chosen=True))
 
 
-def judge_tasks(sides: Sides, tasks: Sequence[Task]) -> list[PairOutcome | BundleError]:
+def judge_tasks(sides: Sides, tasks: Sequence[Task]) -> Iterator[PairOutcome | BundleError]:
     """The outcomes of some pairs, the small ones of which are measured together."""
     sides = with_small_pairs(sides, tasks)
-    return [_passed_at_once(sides, task) or judge_task(sides, task) for task in tasks]
+    return (_passed_at_once(sides, task) or judge_task(sides, task) for task in tasks)
 
 
 def _passed_at_once(sides: Sides, task: Task) -> PairOutcome | None:

@@ -45,6 +45,7 @@ from accucompare.compare.limits import (
     FED_ROUNDINGS_OF_SUMS,
     FEW,
     Expected,
+    Surrounding,
     Tolerance,
     check_beside,
     differing,
@@ -57,15 +58,15 @@ from accucompare.compare.limits import (
 )
 from accucompare.compare.measuring import Metrics, Run
 from accucompare.compare.pairing import Pair, Renaming, most_changed
-from accucompare.compare.remarks import NoReference, NotReproduced, Remark
+from accucompare.compare.remarks import NoReference, NotReproduced, PairRemark
 from accucompare.compare.rows import Proof, Reason, Status, Task, Verdict, same_bits
 from accucompare.devices import is_a_librarys
 from accucompare.numbers import DTYPES
 from accucompare.places import Place, is_file
 
-# : A quarter of an error, at right angles to it, makes it 3 % larger, and hides nothing. So much of
-# the smallest error that counts as a : baseline's is explained; and of a coarser baseline's own
-# error no more, however near the two precisions are.
+#: A quarter of an error, at right angles to it, makes it 3 % larger, and hides nothing. So much of
+#: the smallest error that counts as a baseline's is explained; and of a coarser baseline's own
+#: error no more, however near the two precisions are.
 HIDES_NOTHING = 0.25
 
 
@@ -114,7 +115,9 @@ def open_beside(stack: contextlib.ExitStack, golden: Bundle, baseline: Bundle | 
     return Beside(proof, again, found(baseline.path / CONDITIONED, True), share)
 
 
-def why_not_proved(golden: Bundle, baseline: Bundle | None, beside: Beside) -> str:
+def why_not_proved(
+    golden: Bundle, baseline: Bundle | None, beside: Beside
+) -> tuple[Surrounding, ...]:
     """What makes a proof due that a baseline has not: its own code was told something else than
     golden's, or found another library.
 
@@ -126,11 +129,9 @@ def why_not_proved(golden: Bundle, baseline: Bundle | None, beside: Beside) -> s
         or beside.proof is not None
         or baseline.manifest.options.mode == BASELINE_ERRORS
     ):
-        return ""
+        return ()
     around = other_surroundings(golden.manifest, baseline.manifest)
-    return "; ".join(
-        each.told("baseline") for each in around if each.library or not is_a_librarys(each.name)
-    )
+    return tuple(each for each in around if each.library or not is_a_librarys(each.name))
 
 
 def rounding_of(manifest: Manifest) -> float:
@@ -215,7 +216,7 @@ class Doubt:
     apart: float | None = None
 
     @property
-    def remark(self) -> Remark:
+    def remark(self) -> PairRemark:
         return NotReproduced(self.error) if self.apart is None else NoReference(self.apart)
 
     def settle(self, verdict: Verdict) -> Verdict:

@@ -86,7 +86,7 @@ def _measure(
                 form.golden,
                 form.shape,
                 golden.statistics,
-                form.atol is not None or form.rtol is not None,
+                form.asks_elements,
             )
         elif (
             identical

@@ -28,14 +28,14 @@ from accucompare.compare.limits.brought import (
 from accucompare.compare.limits.limits import SmallestLimit
 from accucompare.compare.limits.provenance import (
     OtherCode,
+    Surrounding,
     other_code,
     other_configuration,
     other_optimizer,
     other_surroundings,
-    place,
 )
 from accucompare.compare.limits.suggest import (
-    baseline_command,
+    Suggestion,
     float_dtype,
     product_formats,
     suggest_baseline,
@@ -78,9 +78,10 @@ __all__ = [
     "OtherCode",
     "Rule",
     "SmallestLimit",
+    "Suggestion",
+    "Surrounding",
     "Tolerance",
     "Tolerances",
-    "baseline_command",
     "check_baseline",
     "check_beside",
     "check_dtypes",
@@ -99,7 +100,6 @@ __all__ = [
     "own_baseline",
     "parse_precisions",
     "partners",
-    "place",
     "precision_of",
     "product_formats",
     "ratio_limit",

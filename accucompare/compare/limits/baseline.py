@@ -24,7 +24,7 @@ from accucompare.bundle.format import Error, Key, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.pairing import Pair, Renaming, Signatures, by_argument, rename
-from accucompare.compare.remarks import BareRemark, BaselineDtype, BaselineShape, Remark
+from accucompare.compare.remarks import BareRemark, BaselineDtype, BaselineShape, PairRemark
 from accucompare.errors import UsageError
 from accucompare.numbers import DTYPES
 from accucompare.places import Place
@@ -197,7 +197,7 @@ def is_wider(candidate: Record, baseline: Record) -> bool:
     )
 
 
-def why_not(golden: Record, candidate: Record, baseline: Record | None) -> Remark | None:
+def why_not(golden: Record, candidate: Record, baseline: Record | None) -> PairRemark | None:
     """Why a record of the baseline cannot judge a pair; ``None`` if it can."""
     if baseline is None:
         return BareRemark.NO_BASELINE

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accucompare.bundle.format import Manifest, display_name
+from accucompare.bundle.format import Manifest
 from accucompare.compare.pairing import Renaming, rename
-from accucompare.devices import is_a_librarys
 
 
 @dataclass(frozen=True)
@@ -35,27 +34,6 @@ class OtherCode:
 
     def __bool__(self) -> bool:
         return any((self.versions, self.edited, self.absent, self.configured, self.unrecorded))
-
-    def __str__(self) -> str:
-        """In words: ``transformers is 4.52.1 in golden, 4.51.3 here; net.py differs``."""
-        parts = [
-            f"{package} is {ours} in golden, {theirs} here"
-            for package, ours, theirs in self.versions[:3]
-        ]
-        if self.edited:
-            parts.append(
-                f"{', '.join(self.edited[:3])} {'differs' if len(self.edited) == 1 else 'differ'}"
-                " from golden's"
-            )
-        if self.absent:
-            parts.append(f"golden's {', '.join(self.absent[:3])} did not run here")
-        parts += [
-            f"{place(name, key)} is {ours!r} in golden, {theirs!r} here"
-            for name, key, ours, theirs in self.configured[:3]
-        ]
-        if self.unrecorded:
-            parts.append("a manifest does not say which code ran")
-        return "; ".join(parts)
 
 
 def other_code(golden: Manifest, other: Manifest) -> OtherCode:
@@ -121,20 +99,6 @@ class Surrounding:
     other: str | None = None
     library: bool = False
 
-    def told(self, side: str) -> str:
-        """``KERNEL=fast in the candidate, not set or not read in golden``; ``side`` is the name of
-        the other capture.
-        """
-        if self.library:
-            return f"{self.name} is another build in the {side} than in golden"
-        absent = (
-            "not set" if is_a_librarys(self.name) else "not set or not read"
-        )  # of others, those that the code reads are recorded
-        ours, theirs = (absent if each is None else each for each in (self.golden, self.other))
-        if self.other is None:
-            return f"{self.name}={ours} in golden, {theirs} in the {side}"
-        return f"{self.name}={theirs} in the {side}, {ours} in golden"
-
 
 def other_surroundings(golden: Manifest, other: Manifest) -> list[Surrounding]:
     """The environment variables and the shared libraries of which two captures had others; none
@@ -170,11 +134,6 @@ def other_configuration(
             for key, value in values.items()
             if key in others and repr(others[key]) != repr(value)
         )
-
-
-def place(name: str, attribute: str) -> str:
-    """``encoder.norm.eps``."""
-    return f"{display_name(name)}.{attribute}"
 
 
 def _versions(

@@ -68,11 +68,6 @@ def suggest_baseline(golden: str | Place, candidate: str | Place) -> str:
         return suggested(golden_bundle, candidate_bundle).command
 
 
-def baseline_command(golden: Bundle, candidate: Bundle) -> str:
-    """The command in words: for a script with what it has to compute in."""
-    return suggested(golden, candidate).words
-
-
 @dataclass(frozen=True)
 class Suggestion:
     """A command that captures a baseline.
@@ -87,14 +82,6 @@ class Suggestion:
     command: str
     out: str
     computes_in: str = ""
-
-    @property
-    def words(self) -> str:
-        return self.command + (
-            f" (COMMAND: golden's script, computing in {self.computes_in} on the CPU)"
-            if self.computes_in
-            else ""
-        )
 
 
 def suggested(golden: Bundle, candidate: Bundle) -> Suggestion:

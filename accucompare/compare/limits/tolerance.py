@@ -18,7 +18,7 @@ from accucompare.compare.remarks import (
     LimitOrigin,
     LimitsOfPair,
     LimitSource,
-    Remark,
+    PairRemark,
     RuleOfFile,
 )
 from accucompare.errors import UsageError
@@ -133,7 +133,7 @@ class Tolerance:
     fed: bool = False
     summing: float = 0.0
     composed: float = 0.0
-    unjudged: tuple[Remark, ...] = ()
+    unjudged: tuple[PairRemark, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("atol", "rtol", "rel_l2", "cosine"):

@@ -15,8 +15,8 @@ from accucompare.compare.measuring.masks import is_masked
 from accucompare.numbers import Array, DType, Float64, Kind, as_reals, kernel, widen
 from accucompare.numbers import sums as chunked
 
-# : Yields a tensor's stored bits from one element (a segment's first) up to another, as 1-d blocks
-# of whole chunks, the last one : shorter. May be called again, and by several threads at once.
+#: Yields a tensor's stored bits from one element (a segment's first) up to another, as 1-d blocks
+#: of whole chunks, the last one shorter. May be called again, and by several threads at once.
 Blocks = Callable[[int, int], Iterator[Array]]
 
 

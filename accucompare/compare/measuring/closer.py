@@ -39,8 +39,8 @@ COMMON_ROUNDINGS, OF_BASELINE = 2.0, 2.0
 #: Standard errors by which a factor must be off besides. The standard error is an upper bound.
 STANDARD_ERRORS = 4.0
 
-# : Roundings of the largest element of an update: its moments, their quotient and clipping are
-# rounded, each once or twice.
+#: Roundings of the largest element of an update: its moments, their quotient and clipping are
+#: rounded, each once or twice.
 ROUNDINGS_OF_UPDATE = 8.0
 
 

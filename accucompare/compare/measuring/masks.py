@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from accucompare.bundle.format import Record
 from accucompare.numbers import DTYPES, Array, DType, Kind, Statistics, round_to, widen
 
-# : The types whose lowest number is used as a mask. An fp8 type's lowest number is an ordinary
-# value in other types.
+#: The types whose lowest number is used as a mask. An fp8 type's lowest number is an ordinary value
+#: in other types.
 _USED = ("float64", "float32", "bfloat16", "float16")
 _NEAR = 0.99
 

@@ -15,8 +15,8 @@ import numpy as np
 from accucompare.compare.measuring.blocks import Block, PairOfTensors, Segment, scratch
 from accucompare.numbers import Float64, chunk_dots, chunk_sums, kernel, power_of_two_near
 
-# : Calls a function with each item and gives the results in order, as ``map`` or a thread pool's
-# ``map`` does.
+#: Calls a function with each item and gives the results in order, as ``map`` or a thread pool's
+#: ``map`` does.
 Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 #: Veltkamp's constant: splits a float64 into two halves whose products are exact.
@@ -28,9 +28,9 @@ NEAR_LENGTHS = 1e-2, 1e6
 #: The least share of a sum of squares that must be left of a difference for it to keep its digits.
 LEAST_LEFT = 1e-3
 
-# : Chunk sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, in this order;
-# then, from the compiled kernel only, the : excess and the rest of each chunk (see
-# ``kernel.Measurement.chunk_sums``).
+#: Chunk sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, in this order;
+#: then, from the compiled kernel only, the excess and the rest of each chunk (see
+#: ``kernel.Measurement.chunk_sums``).
 Chunks = Sequence[list[float]]
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# : The fewest slices left along other dimensions before the last one, which usually holds channels,
-# is thinned.
+#: The fewest slices left along other dimensions before the last one, which usually holds channels,
+#: is thinned.
 FEWEST_SLICES = 32
 
 

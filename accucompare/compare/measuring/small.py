@@ -100,25 +100,25 @@ def _metrics(form: kernel.PairForm, numbers: list[Any]) -> Metrics:
         rmse, bias, max_ulp, over_tolerance, used, needed, over_1e3, over_5e3, golden_nan,
         candidate_nan, golden_inf, candidate_inf, mismatch, mismatch_place, saturated,
     ) = numbers  # fmt: skip
-    reals, elements, asked, ulps, exact = _described(form)
+    asked, exact = form.asks_elements, EXACT_TYPES.get(form.golden.kind)
     if place < 0:
         golden_at_max = candidate_at_max = None
     elif exact is not None:
         golden_at_max, candidate_at_max = exact(golden_at_max), exact(candidate_at_max)
     return Metrics(
-        elements,
+        form.reals,
         compared,
         rel_l2,
         angle,
         max_abs,
-        index_in(reals, place),
+        index_in(form.of_reals, place),
         golden_at_max,
         candidate_at_max,
         max_rel,
         mean_abs,
         rmse,
         bias,
-        max_ulp if ulps else None,
+        max_ulp if form.has_ulps else None,
         over_tolerance if asked else None,
         used if asked else None,
         needed if asked else None,
@@ -129,26 +129,8 @@ def _metrics(form: kernel.PairForm, numbers: list[Any]) -> Metrics:
         golden_inf,
         candidate_inf,
         mismatch,
-        index_in(reals, mismatch_place),
+        index_in(form.of_reals, mismatch_place),
         saturated,
-    )
-
-
-@lru_cache(maxsize=1 << 12)
-def _described(
-    form: kernel.PairForm,
-) -> tuple[tuple[int, ...], int, bool, bool, type[int] | None]:
-    """Shape and number of the reals, whether limits on elements are asked for, whether units in
-    the last place are, and the type of numbers that are no floats.
-    """
-    golden, candidate, shape, atol, rtol = form
-    reals = golden.reals(shape)
-    return (
-        reals,
-        math.prod(reals),
-        atol is not None or rtol is not None,
-        golden is candidate and golden.digits > 0,
-        EXACT_TYPES.get(golden.kind),
     )
 
 

@@ -14,7 +14,7 @@ from accucompare.bundle.reading import Bundle
 from accucompare.compare.limits import is_half
 from accucompare.compare.origins.training_trace import parameter_of
 from accucompare.compare.pairing import Pair
-from accucompare.compare.remarks import LeavesAsItIs, Remark, RoundedAway
+from accucompare.compare.remarks import LeavesAsItIs, PairRemark, RoundedAway
 from accucompare.compare.rows import PairOutcome, Reason, Verdict, buffer_of
 from accucompare.numbers import DTYPES, Float64
 
@@ -75,7 +75,7 @@ def small_changes(
     return found
 
 
-def _no_difference(remark: Remark) -> PairOutcome:
+def _no_difference(remark: PairRemark) -> PairOutcome:
     return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, remarks=(remark,)))
 
 

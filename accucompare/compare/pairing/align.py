@@ -14,14 +14,14 @@ import msgspec
 from accucompare.bundle.format import UPDATE_ROLES, Key, Record, Role
 from accucompare.errors import UsageError
 
-# : Seconds that a pattern may take for one name. A pattern that backtracks without end would take
-# years.
+#: Seconds that a pattern may take for one name. A pattern that backtracks without end would take
+#: years.
 PATTERN_PATIENCE = 1.0
 #: The most unmatched names for which the nearest name is searched.
 _NEAREST_FOR = 500
 
-# : The names of the positional parameters of each class's ``forward``, by class name; a manifest's
-# ``model["signatures"]``.
+#: The names of the positional parameters of each class's ``forward``, by class name; a manifest's
+#: ``model["signatures"]``.
 Signatures = Mapping[str, Sequence[str]]
 
 

@@ -21,8 +21,8 @@ _Module = tuple[int, int, str]
 _Call = tuple[int, int, str, int]
 
 
-# : Two such counts hardly ever differ by more than so many times their joint standard deviation,
-# plus one.
+#: Two such counts hardly ever differ by more than so many times their joint standard deviation,
+#: plus one.
 DEVIATIONS = 3.0
 
 

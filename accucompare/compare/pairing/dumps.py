@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from accucompare.bundle.format import Imported, Layout, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.pairing.align import Pair
-from accucompare.compare.remarks import BareRemark, DumpGap, NotInDump, Remark, SameParameter
+from accucompare.compare.remarks import BareRemark, DumpGap, NotInDump, PairRemark, SameParameter
 from accucompare.numbers import Statistics
 
 #: What a single output is called by a dump that does not tell a tensor from a tuple of one.
@@ -58,7 +58,7 @@ def with_paths_of(records: list[Record], others: Iterable[Record]) -> list[Recor
     ]
 
 
-def of_dumps(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, Remark]:
+def of_dumps(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, PairRemark]:
     """Why records have no partner, where the other side's tool explains it: by the pair's place
     among the pairs.
     """
@@ -95,7 +95,7 @@ class _Modules:
 
 def _not_recorded(
     pair: Pair, sides: tuple[Imported | None, Imported | None], modules: tuple[_Modules, _Modules]
-) -> Remark | None:
+) -> PairRemark | None:
     """Why the tool of the other side has no counterpart of a record; ``None`` if it should have
     one, or has.
     """
@@ -135,10 +135,10 @@ def _not_recorded(
 
 def _otherwise(
     imported: Sequence[Record | None],
-    explained: list[Remark | None],
+    explained: list[PairRemark | None],
     pairs: Sequence[Pair],
     other: Bundle,
-) -> list[Remark | None]:
+) -> list[PairRemark | None]:
     """Why the other side, a capture, has no counterpart of a record of the imported one.
 
     Args:
@@ -159,7 +159,7 @@ def _otherwise(
             shared[(record.rank, record.step, values)] = _parameter(record)
     parameters = other.manifest.model.get("parameters") or {}
 
-    def why(record: Record | None) -> Remark | None:
+    def why(record: Record | None) -> PairRemark | None:
         values = None if record is None else _values(record)
         if record is None or values is None or other.manifest.options.imported is not None:
             return None

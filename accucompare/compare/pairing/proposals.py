@@ -19,8 +19,8 @@ from accucompare.compare.pairing.align import Renaming, rename
 from accucompare.compare.pairing.renames import Model
 from accucompare.numbers import same_fingerprint
 
-# : The most maps that are proposed, that are tried for each, and the most equal modules or equal
-# maps among which one is chosen.
+#: The most maps that are proposed, that are tried for each, and the most equal modules or equal
+#: maps among which one is chosen.
 MOST_MAPS = 16
 MOST_TRIED = 100
 MOST_ALIKE = 200

@@ -21,17 +21,17 @@ from accucompare.bundle.format import OPERATOR_ROLES, Layout, Record, Role
 from accucompare.compare.pairing.align import Pair, Renaming, Signatures, pair_records, rename
 from accucompare.numbers import DTYPES
 
-# : The worth of a pair, and what is added for equal numbers and strings, for similar values, and
-# for equal source lines.
+#: The worth of a pair, and what is added for equal numbers and strings, for similar values, and for
+#: equal source lines.
 _PAIR, _OPTIONS, _LIKE, _LINE = 1000, 100, 40, 10
 
-# : Two sequences may begin or end with a pair whose norms and extrema differ by no more than this,
-# relatively.
+#: Two sequences may begin or end with a pair whose norms and extrema differ by no more than this,
+#: relatively.
 _ALIKE = 0.1
 
-# : Operators of a call that are aligned at a time. The best alignment takes time and memory
-# proportional to the square. Longer sequences : are aligned well if no more than about half as many
-# operators follow each other on one side only.
+#: Operators of a call that are aligned at a time. The best alignment takes time and memory
+#: proportional to the square. Longer sequences are aligned well if no more than about half as many
+#: operators follow each other on one side only.
 SEQUENCE_WINDOW = 1 << 12
 
 #: (rank, step, name, call index).

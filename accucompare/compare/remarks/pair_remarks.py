@@ -271,7 +271,7 @@ class BaselineDtype(_Fact, frozen=True):
     dtype: str
 
 
-Remark: TypeAlias = (
+PairRemark: TypeAlias = (
     BareRemark
     | NotInDump
     | SameParameter

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from accucompare.compare.remarks.pair_remarks import Remark
+from accucompare.compare.remarks.pair_remarks import PairRemark
 
 
 class LimitSource(str, Enum):
@@ -59,7 +59,7 @@ class LimitsOfPair(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=T
     cosine: int | float | None
     source: LimitOrigin
     by_default: bool
-    unjudged: tuple[Remark, ...] = ()
+    unjudged: tuple[PairRemark, ...] = ()
 
 
 class LimitKind(str, Enum):

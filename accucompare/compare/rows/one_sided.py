@@ -20,7 +20,7 @@ from accucompare.compare.remarks import (
     NotOnSide,
     OneSideWhy,
     OtherOptimizerState,
-    Remark,
+    PairRemark,
 )
 from accucompare.compare.rows.outcomes import PairOutcome
 from accucompare.compare.rows.rows import Reason, Row, Verdict
@@ -64,7 +64,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
     return found
 
 
-def _not_run(pair: Pair, steps: Collection[tuple[int, int]] | None) -> Remark | None:
+def _not_run(pair: Pair, steps: Collection[tuple[int, int]] | None) -> PairRemark | None:
     """Why a fed candidate, which ran these steps of these ranks, has no record; ``None`` if it
     should, or nothing was fed (no steps).
     """
@@ -74,7 +74,7 @@ def _not_run(pair: Pair, steps: Collection[tuple[int, int]] | None) -> Remark | 
     return BareRemark.STEP_NOT_FED
 
 
-def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> Remark | None:
+def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | None:
     """Why one side has no record of what was written into a buffer or an argument; ``None`` if
     nothing was written there.
     """
@@ -85,7 +85,7 @@ def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> Remark | None
     return NotOnSide(OneSideWhy.VERSION, lacks_golden)
 
 
-def _untrained(golden: Bundle, candidate: Bundle) -> Remark | None:
+def _untrained(golden: Bundle, candidate: Bundle) -> PairRemark | None:
     """Which side was captured without gradients, on request or because no backward ran; ``None``
     if neither was.
     """
@@ -96,12 +96,12 @@ def _untrained(golden: Bundle, candidate: Bundle) -> Remark | None:
     return NotOnSide(OneSideWhy.WITHOUT_GRADIENTS, golden=False)
 
 
-def _not_trained(record: Record, untrained: Remark | None) -> Remark | None:
+def _not_trained(record: Record, untrained: PairRemark | None) -> PairRemark | None:
     """Why a side that was captured without gradients has no record of a backward or an update."""
     return untrained if record.role in (*TRAINING_ROLES, *NODE_ROLES) else None
 
 
-def _no_gradient(pair: Pair) -> Remark | None:
+def _no_gradient(pair: Pair) -> PairRemark | None:
     """Why one side has no part of an input's gradient that is zero everywhere on the other.
 
     It is one and the same: autograd adds nothing. A module that works in place on a part of a
@@ -119,7 +119,7 @@ def _no_gradient(pair: Pair) -> Remark | None:
     return NotOnSide(OneSideWhy.ADDS_NO_ZEROS, golden=pair.golden is None)
 
 
-def _other_state(pair: Pair, classes: tuple[str, str] | None) -> Remark | None:
+def _other_state(pair: Pair, classes: tuple[str, str] | None) -> PairRemark | None:
     """Why one side has no such state of an optimizer: the other's is of another class, or says how
     it computes (``AdamW.0.foreach``).
     """

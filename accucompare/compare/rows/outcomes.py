@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 
 import msgspec
 
@@ -11,7 +12,7 @@ from accucompare.bundle.format import Key, Record, Role
 from accucompare.compare.limits import Tolerance, why_not
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.pairing import Pair, chosen_shape
-from accucompare.compare.remarks import ByRounding, Remark
+from accucompare.compare.remarks import ByRounding, PairRemark
 from accucompare.compare.rows.rows import Verdict
 from accucompare.numbers import DTYPES
 
@@ -101,7 +102,7 @@ def with_parameters(tasks: list[Task]) -> list[Task]:
     return [with_parameter(task) for task in tasks]
 
 
-def because(tolerance: Tolerance, why: Remark) -> Tolerance:
+def because(tolerance: Tolerance, why: PairRemark) -> Tolerance:
     """A default limit that says why no baseline judges."""
     return (
         replace(tolerance, unjudged=(*tolerance.unjudged, why))
@@ -127,5 +128,10 @@ def nbytes(task: Task) -> int:
         task.golden_repeat,
     ):
         if record is not None and record.member is not None:
-            size += math.prod(record.shape) * DTYPES[record.dtype].storage.itemsize
+            size += _nbytes(record.shape, record.dtype)
     return size
+
+
+@lru_cache(maxsize=1 << 12)
+def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
+    return math.prod(shape) * DTYPES[dtype].storage.itemsize

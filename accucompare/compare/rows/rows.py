@@ -1,6 +1,4 @@
-"""The rows of a diff, each a pair of records or one without partner, with their verdicts; and the
-findings of pre-flight.
-"""
+"""The rows of a diff, each a pair of records or one without partner, with their verdicts."""
 
 from __future__ import annotations
 
@@ -10,10 +8,9 @@ from enum import Enum
 import msgspec
 
 from accucompare.bundle.format import DEVICE_DIGEST, SERIES_ROLES, Record
-from accucompare.compare.limits import OtherCode, SmallestLimit
+from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.measuring import Metrics
-from accucompare.compare.remarks import JudgedLimit, Remark
-from accucompare.places import Place
+from accucompare.compare.remarks import JudgedLimit, PairRemark
 
 
 class Status(str, Enum):
@@ -145,7 +142,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
     limit: JudgedLimit | None = None
     smallest: tuple[SmallestLimit, ...] = ()
     used: float | None = None
-    remarks: tuple[Remark, ...] = ()
+    remarks: tuple[PairRemark, ...] = ()
     rel_l2_limit: float | None = None
     excess: float | None = None
     excess_limit: float | None = None
@@ -272,56 +269,3 @@ class Row(msgspec.Struct, frozen=True, gc=False):
         path = f".{record.path}" if record.path else ""
         call = f" call {record.call}" if record.call else ""
         return f"{self.module or '(root)'}{call} {record.role.value}{path}"
-
-
-class About(str, Enum):
-    """What a finding is about, if a decision depends on that."""
-
-    GIVEN = "given"  # weights and inputs, which alone explain any difference
-    WEIGHTS = "weights"  # of these, parameters that hold other values
-    STEPS = "steps"
-    SEED = "seed"
-    MODE = "mode"  # train mode, dropout, random numbers
-    CONFIGURATION = "configuration"  # attributes of modules
-    # a part of the state that a capture started from, which it lacked; a module that feeding has
-    # changed
-    UNVERIFIED = "unverified"
-    OTHER = "other"
-
-
-@dataclass(frozen=True, slots=True)
-class PreflightFinding:
-    """One thing that pre-flight found.
-
-    Attributes:
-        topic, message: words for people.
-        serious: whether it alone may explain differences.
-        of_baseline: whether it is about the baseline.
-        about: the field to decide by.
-    """
-
-    topic: str
-    message: str
-    serious: bool = True
-    of_baseline: bool = False
-    about: About = About.OTHER
-
-
-@dataclass(frozen=True)
-class RefusedBaseline:
-    """A baseline that may not judge, since it did not run golden's code; or one that could not be
-    captured here for that reason.
-
-    Attributes:
-        path: of its bundle; ``None`` if there is none.
-        why: the differences of its code.
-        cure: the command that captures a proper one, to be run where golden was captured.
-    """
-
-    path: Place | None
-    why: OtherCode
-    cure: str
-
-    def __str__(self) -> str:
-        which = "a baseline made here" if self.path is None else f"the baseline {self.path}"
-        return f"{which} cannot judge, for it does not run golden's code ({self.why})"

@@ -4,31 +4,12 @@ named."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from accucompare.compare.pairing import Model, Renaming, counterparts, rename_parameter
+from accucompare.compare.rows.findings import OtherModel
 from accucompare.compare.rows.operator_rows import is_operator
 from accucompare.compare.rows.rows import Row
-
-
-@dataclass(frozen=True)
-class OtherModel:
-    """Two models that have less than half in common.
-
-    Attributes:
-        alike: the number of rows whose two sides have one shape.
-        rows: the number of all rows.
-    """
-
-    alike: int
-    rows: int
-
-    def __str__(self) -> str:
-        return (
-            "these are two different models, or two configurations of one: "
-            f"only {self.alike} of {self.rows} rows have the same name and shape on both sides"
-        )
 
 
 def other_model(

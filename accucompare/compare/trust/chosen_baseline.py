@@ -12,12 +12,12 @@ import msgspec
 from accucompare.bundle.format import Key, Record
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.limits import (
-    baseline_command,
     check_baseline,
     check_dtypes,
     other_code,
     own_baseline,
     partners,
+    suggested,
 )
 from accucompare.compare.pairing import (
     Calls,
@@ -30,6 +30,8 @@ from accucompare.compare.pairing import (
     signatures_of,
 )
 from accucompare.compare.rows import (
+    NotInBaseline,
+    OwnBaselineUnfit,
     PreflightFinding,
     Reason,
     RefusedBaseline,
@@ -141,19 +143,10 @@ class ChosenBaseline:
         """Findings about the baseline, or about its absence. ``alone``: the compared rows that it
         has no record of.
         """
-        findings = (
-            [PreflightFinding("baseline", f"golden's own baseline does not judge: {self.unfit}")]
-            if self.unfit
-            else []
-        )
+        findings = [PreflightFinding(OwnBaselineUnfit(self.unfit))] if self.unfit else []
         findings += preflight_baseline(golden, candidate, self.bundle, renamings, self.refused)
         if alone:
-            what = f"{len(alone)} of {compared} compared rows (such as {alone[0].place})"
-            findings.append(
-                PreflightFinding(
-                    "baseline", f"the baseline has no record of {what}, which are judged without it"
-                )
-            )
+            findings.append(PreflightFinding(NotInBaseline(len(alone), compared, alone[0].place)))
         return findings
 
 
@@ -180,6 +173,6 @@ def choose_baseline(
     why = other_code(golden.manifest, bundle.manifest)
     if why:  # it may have the same fault as the candidate
         return replace(
-            chosen, refused=RefusedBaseline(bundle.path, why, baseline_command(golden, candidate))
+            chosen, refused=RefusedBaseline(bundle.path, why, suggested(golden, candidate))
         )
     return replace(chosen, bundle=bundle)

@@ -6,45 +6,51 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from accucompare.bundle.format import Component, Manifest, display_name
+from accucompare.bundle.format import Component, Manifest
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.rows import About, PreflightFinding
+from accucompare.compare.rows import (
+    About,
+    BesideGolden,
+    FeedingChanged,
+    PreflightFinding,
+    StateMissing,
+)
 from accucompare.numbers import same_fingerprint
-from accucompare.text import printable
 
 
-def unverified(sides: Iterable[tuple[str, Bundle]], golden: Bundle) -> Iterator[PreflightFinding]:
+def unverified(
+    sides: Iterable[tuple[BesideGolden, Bundle]], golden: Bundle
+) -> Iterator[PreflightFinding]:
     """A finding for each part of a state that a bundle needed and did not get, and for each module
     that feeding has changed.
 
     Args:
-        sides: the bundles, each with the word for it.
+        sides: the bundles, each with what it is.
         golden: the bundle whose inputs theirs are held against.
     """
     for side, bundle in sides:
         for rank, manifest in bundle.manifests.items():
             started = manifest.training.started
-            where = f" (rank {rank})" if bundle.manifest.ranks > 1 else ""
+            of_rank = rank if bundle.manifest.ranks > 1 else None
             for missing in () if started is None else started.missing:
                 if started is not None and _needs(
                     manifest, missing.component, golden.manifests.get(rank)
                 ):
-                    start = (
-                        f"{side}{where} started from step {started.step} of {manifest.options.like}"
+                    lacks = StateMissing(
+                        side,
+                        of_rank,
+                        started.step,
+                        str(manifest.options.like),
+                        missing.component.value,
+                        missing.reason,
                     )
-                    message = (
-                        f"unverified: {start} without the {missing.component} of that state:"
-                        f" {missing.reason}"
-                    )
-                    yield PreflightFinding("state", message, about=About.UNVERIFIED)
+                    yield PreflightFinding(lacks, about=About.UNVERIFIED)
             for entry in () if manifest.feed is None else manifest.feed.not_fed:
                 if entry.hides:
-                    place = (
-                        f"{display_name(entry.name)} call {entry.call} {entry.role}"
-                        f" {printable(entry.path)} in step {entry.step}"
+                    place = entry.name, entry.call, entry.role, entry.path, entry.step
+                    yield PreflightFinding(
+                        FeedingChanged(side, of_rank, *place, entry.why), about=About.UNVERIFIED
                     )
-                    message = f"unverified: {side}{where}, {place}: {entry.why}"
-                    yield PreflightFinding("feed", message, about=About.UNVERIFIED)
 
 
 def _needs(manifest: Manifest, component: Component, golden: Manifest | None) -> bool:

@@ -13,8 +13,10 @@ from accucompare.findings.checklist.checks import (
 from accucompare.findings.checklist.checks_run import FINITE
 from accucompare.findings.checklist.health_checklist import (
     CHECKS,
+    EXIT_CODES,
     Checklist,
     Health,
+    judge_finite,
     judge_log,
     judge_vitals,
     read_thresholds,
@@ -22,6 +24,7 @@ from accucompare.findings.checklist.health_checklist import (
 
 __all__ = [
     "CHECKS",
+    "EXIT_CODES",
     "FINITE",
     "Check",
     "CheckOutcome",
@@ -30,6 +33,7 @@ __all__ = [
     "Health",
     "Layer",
     "failed",
+    "judge_finite",
     "judge_log",
     "judge_vitals",
     "not_looked_at",

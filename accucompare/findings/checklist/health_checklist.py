@@ -16,7 +16,9 @@ from accucompare.findings.checklist.checks import (
     CheckOutcome,
     CheckStatus,
     Evidence,
+    failed,
     not_looked_at,
+    passed,
 )
 from accucompare.findings.checklist.checks_data import DATA
 from accucompare.findings.checklist.checks_loss import LOSS
@@ -42,6 +44,14 @@ CHECKS: tuple[Check, ...] = (
 #: Of all checks, by name, the defaults.
 THRESHOLDS = {name: value for check in CHECKS for name, value in check.thresholds.items()}
 _ORDER = list(CheckStatus)
+#: Of `watch`, `overflow`, `health` and `gradcheck`, by what came of it. 0: nothing is wrong; 1:
+#: something is; 2: nothing to rely on.
+EXIT_CODES = {
+    CheckStatus.PASS: 0,
+    CheckStatus.WARN: 1,
+    CheckStatus.FAIL: 1,
+    CheckStatus.NOT_LOOKED_AT: 2,
+}
 _MOST_BYTES = 1 << 20  # of a file of thresholds
 
 
@@ -97,6 +107,18 @@ class Health:
                 CheckStatus.NOT_LOOKED_AT,
             )
         }
+
+
+def judge_finite(ranks: Ranks) -> CheckOutcome:
+    """What a watch says: whether everything was finite. The first rule that holds decides."""
+    if ranks.trouble is not None:
+        return not_looked_at(ranks.trouble)
+    if ranks.first is not None:
+        first = ranks.first[1]
+        return failed(remark("gave", place=first.place, kinds=first.kinds), step=first.step)
+    if ranks.unexplained:
+        return failed(remark("unexplained"), step=ranks.unexplained[0][1].step)
+    return passed(remark("all-finite", steps=ranks.watched))
 
 
 def judge_log(ranks: Ranks, thresholds: Mapping[str, float] | None = None) -> Health:

@@ -438,9 +438,9 @@ class _Judge:
             if around is not None
             else [tensor for tensor in tensors if tensor.role == "input"]
         )
-        unseen: list[Remark | str] = []
-        if around is not None and around.inputs is not None:
-            unseen += around.inputs.unseen
+        unseen = (
+            list(around.inputs.unseen) if around is not None and around.inputs is not None else []
+        )
         maker = None if call is None else call.maker_of(kinds)
         if call is not None and maker is not None and maker in call.brought.values():
             bad = [tensor.path for tensor in maker.of("input") if self.kinds([tensor]) & set(kinds)]

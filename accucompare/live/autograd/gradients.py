@@ -274,7 +274,7 @@ class GradientListener(Generic[P]):
 
     def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
         if not self._listener.idle():
-            self._listener.run(functools.partial(self._run, act), "a gradient", arguments)
+            self._listener.run(self._run, "a gradient", (act, *arguments))
 
     def _run(self, act: Callable[..., None], *arguments: Any) -> None:
         if not self._end_queued or self._was_given_up():

@@ -42,6 +42,7 @@ from accucompare.report.words import (
     culprit_hints,
     decision_words,
     error_words,
+    preflight_words,
     training_words,
     verdict_words,
 )
@@ -309,9 +310,12 @@ def _preflight(comparison: Result) -> Iterator[Line]:
     for finding in comparison.preflight[:_MOST_LISTED]:
         look = _ALARM if finding.serious else looks.CELL_TOP
         yield Line(
-            [SheetItem(finding.topic, look), SheetItem(finding.message, looks.CELL_WRAPPED)],
+            [
+                SheetItem(preflight_words.topic(finding), look),
+                SheetItem(preflight_words.message(finding), looks.CELL_WRAPPED),
+            ],
             spread=1,
-            height=_height(finding.message, 120),
+            height=_height(preflight_words.message(finding), 120),
         )
     yield from _rest(len(comparison.preflight))
 

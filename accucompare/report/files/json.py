@@ -27,6 +27,7 @@ from accucompare.report.words import (
     decision_words,
     error_words,
     place_words,
+    preflight_words,
     training_words,
     verdict_words,
 )
@@ -61,7 +62,8 @@ def head(comparison: Result) -> dict[str, Any]:
         "golden": str(comparison.golden.path),
         "candidate": str(comparison.candidate.path),
         "baseline": None if comparison.baseline is None else str(comparison.baseline.path),
-        "refused_baseline": comparison.refused and str(comparison.refused),
+        "refused_baseline": comparison.refused
+        and preflight_words.refused_words(comparison.refused),
         "fed": comparison.fed,
         "verdict": decision_words.verdict(decided.answer),
         "passed": decided.passed,
@@ -87,7 +89,13 @@ def head(comparison: Result) -> dict[str, Any]:
             for culprit, place_words in zip(comparison.culprits, places, strict=True)
         ],
         "preflight": [
-            {name: getattr(finding, name) for name in _FINDING} for finding in comparison.preflight
+            {
+                "topic": preflight_words.topic(finding),
+                "message": preflight_words.message(finding),
+                "serious": finding.serious,
+                "of_baseline": finding.of_baseline,
+            }
+            for finding in comparison.preflight
         ],
         "damage": comparison.damage,
     }
@@ -273,7 +281,6 @@ def _acceptance(found: Acceptance) -> dict[str, Any]:
     return {**shown, "rules": rules}
 
 
-_FINDING = ("topic", "message", "serious", "of_baseline")
 _PLACE = ("rank", "step", "call", "role", "path", "order", "type", "parent")
 
 

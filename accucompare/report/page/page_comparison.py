@@ -53,6 +53,7 @@ from accucompare.report.words import (
     culprit_hints,
     decision_words,
     error_words,
+    preflight_words,
     training_words,
     verdict_words,
 )
@@ -299,7 +300,10 @@ def _content(comparison: Result, found: Overview) -> dict[str, Any]:
             _culprit(comparison, culprit) for culprit in comparison.culprits[:_MOST_CULPRITS]
         ],
         "more_culprits": max(0, len(comparison.culprits) - _MOST_CULPRITS),
-        "preflight": comparison.preflight[:_MOST_LISTED],
+        "preflight": [
+            {"serious": each.serious, "message": preflight_words.message(each)}
+            for each in comparison.preflight[:_MOST_LISTED]
+        ],
         "more_preflight": max(0, len(comparison.preflight) - _MOST_LISTED),
         "counts": [
             (reason.value, counts[reason], verdict_words.MEANING[reason])

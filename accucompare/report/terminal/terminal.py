@@ -34,7 +34,13 @@ from accucompare.report.table import (
     overview_of,
 )
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
-from accucompare.report.words import culprit_hints, decision_words, error_words, verdict_words
+from accucompare.report.words import (
+    culprit_hints,
+    decision_words,
+    error_words,
+    preflight_words,
+    verdict_words,
+)
 from accucompare.report.words import culprit_words as culprits
 from accucompare.report.words import training_words as training
 from accucompare.text import counted, printable
@@ -122,7 +128,7 @@ def _print_preflight(console: Console, comparison: Result) -> None:
         print_heading(console, "Pre-flight")
     for finding in comparison.preflight:
         line = safe_text(
-            f"  {'!' if finding.serious else '·'} {finding.message}",
+            f"  {'!' if finding.serious else '·'} {preflight_words.message(finding)}",
             "yellow" if finding.serious else "",
         )
         console.print(line, soft_wrap=True)  # a command in it can be copied whole

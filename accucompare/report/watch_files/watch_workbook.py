@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.findings.analysis import Ranks
-from accucompare.findings.checklist import Health, judge_vitals
+from accucompare.findings.checklist import CheckStatus, Health, judge_finite, judge_vitals
 from accucompare.findings.log import Cause, Number, Step
 from accucompare.report.excel import write_workbook
 from accucompare.report.table import (
@@ -100,7 +100,8 @@ def _findings(ranks: Ranks, health: Health | None) -> Table:
     ]
     heading += [(said(note), MUTED_TEXT) for note in ranks.notes[:3]]
     content = findings_table(ranks)
-    wrong = content.rows or ranks.trouble or checks_fail(health)
+    finite = judge_finite(ranks).status is CheckStatus.PASS
+    wrong = not finite or checks_fail(health)
     return _table(
         ranks,
         "Findings",

@@ -92,5 +92,5 @@ _SHOWN: dict[str, Callable[[Any, str], str]] = {
     "names": _first_few,
     "ranges": _ranges,
     "module": lambda name, _: display_name(name),
-    "printable": lambda text, most: printable_value(text, int(most)),
+    "printable": lambda text, most: printable_value(_shown(text), int(most)),
 }

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from accucompare.bundle.format import display_name
 from accucompare.findings.analysis import Analysis, Ranks, Trail
-from accucompare.findings.checklist import CheckStatus, Health
+from accucompare.findings.checklist import CheckStatus, Health, judge_finite
 from accucompare.findings.log import (
     Cause,
     Direction,
@@ -202,10 +202,11 @@ def verdict_line(ranks: Ranks, health: Health | None, alone: bool = True) -> Tex
     and what and where, if it stands alone.
     """
     path = printable_value(str(ranks.path), 400)
-    if ranks.trouble is not None:
+    outcome = judge_finite(ranks)
+    if outcome.status is CheckStatus.NOT_LOOKED_AT:
         return Text.assemble(
             (Headline.TROUBLE.value, "bold red"),
-            f"  {path}: {printable_value(said(ranks.trouble), 600)}",
+            f"  {path}: {printable_value(said(outcome.measured), 600)}",
         )
     if ranks.first is not None:
         run, finding = ranks.first

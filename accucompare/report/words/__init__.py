@@ -1,6 +1,12 @@
 """The words of verdicts, culprits and steps, the same in every report."""
 
-from accucompare.report.words import culprit_words, decision_words, training_words, verdict_words
+from accucompare.report.words import (
+    culprit_words,
+    decision_words,
+    preflight_words,
+    training_words,
+    verdict_words,
+)
 from accucompare.report.words.assertion import failure, nan_on_both
 from accucompare.report.words.culprit_place import (
     NamedCulprit,
@@ -9,9 +15,11 @@ from accucompare.report.words.culprit_place import (
     error_words,
 )
 from accucompare.report.words.culprit_words import place_words
+from accucompare.report.words.preflight_words import ToldFinding
 
 __all__ = [
     "NamedCulprit",
+    "ToldFinding",
     "culprit_hints",
     "culprit_place",
     "culprit_words",
@@ -20,6 +28,7 @@ __all__ = [
     "failure",
     "nan_on_both",
     "place_words",
+    "preflight_words",
     "training_words",
     "verdict_words",
 ]

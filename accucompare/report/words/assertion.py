@@ -13,7 +13,7 @@ from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
 from accucompare.numbers import DTYPES
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import decision_words, training_words, verdict_words
+from accucompare.report.words import decision_words, preflight_words, training_words, verdict_words
 from accucompare.report.words.culprit_place import culprit_hints, error_words
 from accucompare.text import printable
 
@@ -73,7 +73,7 @@ def _lines(comparison: Result) -> Iterator[str]:
     if serious := [finding for finding in comparison.preflight if finding.serious]:
         yield ""
         yield "Before any layer, which alone may explain it:"
-        yield from (f"  {finding.message}" for finding in serious)
+        yield from (f"  {preflight_words.message(finding)}" for finding in serious)
     yield from _culprits(comparison)
     yield from _unmatched(comparison)
 

@@ -23,7 +23,7 @@ from accucompare.compare.result import Result
 from accucompare.compare.rows import UNMATCHED, OtherModel, Reason, Row
 from accucompare.compare.runs import Parting, number_of
 from accucompare.report.headline import Headline
-from accucompare.report.words import training_words, verdict_words
+from accucompare.report.words import preflight_words, training_words, verdict_words
 from accucompare.report.words.culprit_place import culprit_place, different_values, scaled_words
 from accucompare.text import counted
 
@@ -138,7 +138,7 @@ def _trouble(fact: Trouble, result: Result) -> str:
                 " of hashes"
             )
         case facts.NotVerified(findings):
-            return findings[0].message + (
+            return preflight_words.message(findings[0]) + (
                 f"; and {len(findings) - 1} more" if len(findings) > 1 else ""
             )
         case facts.Damaged(count):
@@ -154,7 +154,7 @@ def _trouble(fact: Trouble, result: Result) -> str:
                 f" ({verdict_words.detail(rows[0])})"
             )
         case facts.PoorBaseline(finding):
-            return finding.message
+            return preflight_words.message(finding)
         case facts.StepsProveNothing(training):
             return training_words.proves_nothing(training)
         case facts.WithinFixedLimits(since):
@@ -185,7 +185,7 @@ def _trouble(fact: Trouble, result: Result) -> str:
             )
         case facts.OptimizersDiffer(code):
             return (
-                f"what was compared agrees, but the optimizer's code differs ({code}), and no"
+                f"what was compared agrees, but the optimizer's code differs ({preflight_words.other_code_words(code)}), and no"
                 " update was compared"
             )
 
@@ -203,11 +203,11 @@ def _differs(fact: Differs, result: Result) -> str:
         case facts.StandardMissed(standard):
             return f"does not meet the standard {standard.value}"
         case OtherModel():
-            return str(fact)
+            return preflight_words.other_model_words(fact)
         case Parting():
             return training_words.parting_words(fact)
         case facts.GivenDifferently(finding):
-            return finding.message
+            return preflight_words.message(finding)
         case facts.NoOwnError(counts):
             failed = ", ".join(f"{count} {reason.value}" for reason, count in counts)
             return f"rows fail ({failed}), and none of them shows in which layer that began"
@@ -233,7 +233,7 @@ def _differs(fact: Differs, result: Result) -> str:
             return (
                 "by fixed limits: a baseline tells"
                 if refused is None
-                else f"by fixed limits, since {refused}"
+                else f"by fixed limits, since {preflight_words.refused_words(refused)}"
             )
 
 
@@ -246,7 +246,7 @@ def _clear(fact: Clear, result: Result) -> str:
         case facts.OverPrecise(rows):
             return f"{len(rows)} over-precise, the first {result.place(rows[0])}"
         case facts.MadeOtherwise(how, findings):
-            return f"{_OTHERWISE[how]}: {findings[0].message}{_and_more(len(findings))}"
+            return f"{_OTHERWISE[how]}: {preflight_words.message(findings[0])}{_and_more(len(findings))}"
         case facts.TrainedOtherwise(rows):
             return (
                 f"trained otherwise: {result.place(rows[0])}:"
@@ -309,7 +309,7 @@ def _uncovered(fact: facts.Uncovered, result: Result) -> str:
         case facts.RowsJudged(how, count):
             return f"{counted(count, 'row')} {_JUDGED[how]}"
         case facts.BaselineNotProved(why):
-            return f"the baseline is not proved: {why}"
+            return f"the baseline is not proved: {preflight_words.not_proved_words(why)}"
         case facts.DigestsAlone(steps):
             but = f" but losses and gradient norms of {counted(steps, 'step')}" if steps else ""
             return f"by digests alone, no values were read{but}"

@@ -19,7 +19,7 @@ from accucompare.compare.runs import (
     TrainingResult,
     Wander,
 )
-from accucompare.report.words import verdict_words
+from accucompare.report.words import preflight_words, verdict_words
 
 _SETTINGS_SHOWN = 5
 
@@ -88,7 +88,7 @@ def evidence(parting: Parting) -> str:
             " the first that parts"
         )
     if parting.weights is not None:
-        return parting.weights.message
+        return preflight_words.message(parting.weights)
     if parting.clips_otherwise:
         both = (parting.golden, parting.candidate)
         return clipped(*(value if isinstance(value, float) else None for value in both))

@@ -27,7 +27,7 @@ from accucompare.compare.remarks import (
     LimitsOfPair,
     LimitSource,
     OneSideWhy,
-    Remark,
+    PairRemark,
     RuleOfFile,
 )
 from accucompare.compare.rows import Difference, Option, Reason, Row
@@ -109,7 +109,7 @@ def _listed(operators: tuple[str, ...]) -> str:
     return ", ".join(operators[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _of_row(remark: Remark, row: Row) -> str:
+def _of_row(remark: PairRemark, row: Row) -> str:
     """A remark that needs its row to be said, or any other."""
     golden, candidate, metrics = row.golden, row.candidate, row.metrics
     only = _SIDE[golden is not None]
@@ -132,7 +132,7 @@ def _of_row(remark: Remark, row: Row) -> str:
     return remark_words(remark)
 
 
-def _of_pair(remark: Remark, golden: Record, candidate: Record) -> Iterator[str]:
+def _of_pair(remark: PairRemark, golden: Record, candidate: Record) -> Iterator[str]:
     """What needs the pair's records to be said."""
     both = f"golden is {_described(golden)}, the candidate {_described(candidate)}"
     known = _described(golden) if _described(golden) == _described(candidate) else both
@@ -314,14 +314,14 @@ _NOT_ON_SIDE = {
 }
 
 
-def remark_words(remark: Remark) -> str:
+def remark_words(remark: PairRemark) -> str:
     """A remark that says all without its row."""
     if isinstance(remark, BareRemark):
         return _BARE[remark]
     return _why_alone(remark) or _about_runs(remark) or _of_numbers(remark)
 
 
-def _why_alone(remark: Remark) -> str:
+def _why_alone(remark: PairRemark) -> str:
     """Why one side has no record, or no baseline judges it; ``""`` of any other remark."""
     match remark:
         case remarks.NotInDump(gap, tool, kind):
@@ -346,7 +346,7 @@ def _why_alone(remark: Remark) -> str:
     return ""
 
 
-def _about_runs(remark: Remark) -> str:
+def _about_runs(remark: PairRemark) -> str:
     """What baselines, second runs and updates show; ``""`` of any other remark."""
     match remark:
         case remarks.ByRounding(calls, golden, candidate, baseline):
@@ -389,7 +389,7 @@ def _about_runs(remark: Remark) -> str:
     return ""
 
 
-def _of_numbers(remark: Remark) -> str:
+def _of_numbers(remark: PairRemark) -> str:
     """What was measured of the values."""
     match remark:
         case remarks.NoneMayDiffer(different, elements):

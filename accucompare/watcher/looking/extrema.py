@@ -8,23 +8,30 @@ waits for a device once."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.format import Layout
 from accucompare.findings.log import TensorRange, number
 from accucompare.live.values import dtype_name, layout_of
-from accucompare.numbers import DTYPES
+from accucompare.numbers import DTYPES, kernel
 
 # : Of a tensor's elements, at most so many are looked at for underflow: a share is then known to
 # within 2 percentage points.
 _SAMPLE = 4096
+#: Of so many elements the kernel finds the extrema before PyTorch has called its own.
+_SMALL = 2048
+_PLAIN_CLASSES = (torch.Tensor, nn.Parameter)
+_PLAIN_TYPES = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))
+_name_of = functools.cache(dtype_name)
 #: So many elements are a block that a processor's cache holds.
 _BLOCK = 1 << 18
 
@@ -67,7 +74,7 @@ class Extrema:
 
     @property
     def finite(self) -> bool:
-        return math.isfinite(self.low) and math.isfinite(self.high)
+        return -math.inf < self.low <= self.high < math.inf  # False with a NaN
 
     def range_of(self, role: str, path: str) -> TensorRange:
         """As an event shows it."""
@@ -90,11 +97,21 @@ class Extrema:
         )
 
 
+class _Known(NamedTuple):
+    """A tensor that was looked at: which, how often it had been written into, and for what."""
+
+    tensor: weakref.ref[torch.Tensor]
+    version: int
+    frames: bool
+    underflow: bool
+    extrema: Extrema
+
+
 class Meter:
     """Looks at tensors, each once for as long as it holds the same values."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int, set[str], Extrema]] = {}
+        self._known: dict[int, _Known] = {}
         self._waiting: list[Extrema] = []
 
     def look(self, value: Any, frames: bool = False, underflow: bool = False) -> Extrema | None:
@@ -112,18 +129,23 @@ class Meter:
         if not isinstance(value, torch.Tensor):
             return None
         version = -1 if value.is_inference() else value._version
-        wanted = {
-            name for name, is_wanted in (("frames", frames), ("underflow", underflow)) if is_wanted
-        }
         known = self._known.get(id(value))
         if (
             known is not None
-            and version >= 0
-            and known[0]() is value
-            and known[1] == version
-            and known[2] >= wanted
+            and known.version == version >= 0
+            and known.tensor() is value
+            and (known.frames or not frames)
+            and (known.underflow or not underflow)
         ):
-            return known[3]
+            return known.extrema
+        extrema = _of_small(value, frames, underflow)
+        if extrema is None:
+            extrema = self._begin(value, frames, underflow)
+        if extrema is not None:
+            self._known[id(value)] = _Known(weakref.ref(value), version, frames, underflow, extrema)
+        return extrema
+
+    def _begin(self, value: torch.Tensor, frames: bool, underflow: bool) -> Extrema | None:
         with outside_transforms(), torch.no_grad():
             data = data_of(value)
             if data is None:
@@ -141,7 +163,6 @@ class Meter:
             if underflow:
                 extrema.waiting.update(_small(distinct, value.dtype))
             self._wait_for(extrema)
-        self._known[id(value)] = (weakref.ref(value), version, wanted, extrema)
         return extrema
 
     def norm(self, tensors: Iterable[torch.Tensor]) -> list[Extrema]:
@@ -149,28 +170,34 @@ class Meter:
         not finite if the tensor is not.
         """
         found = []
-        plain = [(tensor, data_of(tensor.detach())) for tensor in tensors]
         alike: dict[tuple[torch.device, torch.dtype], list[tuple[Extrema, torch.Tensor]]] = (
             defaultdict(list)
         )
-        for tensor, data in plain:
-            extrema = Extrema(dtype_name(tensor.dtype), tuple(tensor.shape))
+        for tensor in tensors:
+            data = tensor if _is_plain(tensor) else data_of(tensor.detach())
+            extrema = Extrema(_name_of(tensor.dtype), tuple(tensor.shape))
             found.append(extrema)
             if data is None:
                 extrema.low = extrema.high = 0.0
             else:
                 alike[data.device, data.dtype].append((extrema, data))
-        for (_, dtype), pairs in alike.items():
-            if dtype in (torch.float32, torch.float64):
-                norms = torch._foreach_norm([data for _, data in pairs])
-            else:  # in half types a norm soon overflows
-                norms = tuple(
-                    torch.linalg.vector_norm(data, dtype=torch.float32) for _, data in pairs
-                )
+        for (device, dtype), pairs in alike.items():
+            with torch.no_grad():
+                if dtype in (torch.float32, torch.float64):
+                    norms = torch._foreach_norm([data for _, data in pairs])
+                else:  # in half types a norm soon overflows
+                    norms = tuple(
+                        torch.linalg.vector_norm(data, dtype=torch.float32) for _, data in pairs
+                    )
+                if device.type == "cpu":
+                    for (extrema, _), value in zip(
+                        pairs, torch.stack(norms).numpy().tolist(), strict=True
+                    ):
+                        extrema.low = extrema.high = value
+                    continue
             for (extrema, _), norm in zip(pairs, norms, strict=True):
                 extrema.waiting = {"low": norm, "high": norm}
-                with torch.no_grad():
-                    self._wait_for(extrema)
+                self._waiting.append(extrema)
         return found
 
     def later(self, low: torch.Tensor, high: torch.Tensor | None = None) -> Extrema:
@@ -285,6 +312,56 @@ def norm_now(tensor: torch.Tensor) -> float:
     return extrema.low
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's numbers lie in memory, or on a device, as they are."""
+    return (
+        type(tensor) in _PLAIN_CLASSES
+        and tensor.dtype in _PLAIN_TYPES
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and tensor.numel() > 0
+        and not tensor.is_meta
+        and not tensor.is_neg()
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
+def is_small(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in the host's memory, and a call of PyTorch's costs more than it."""
+    return tensor.is_cpu and _is_plain(tensor) and tensor.numel() <= _SMALL
+
+
+def known(low: float, high: float | None = None) -> Extrema:
+    """One number or two, computed already."""
+    extrema = Extrema("float64", ())
+    extrema.low, extrema.high = low, low if high is None else high
+    return extrema
+
+
+def _of_small(tensor: torch.Tensor, frames: bool, underflow: bool) -> Extrema | None:
+    """The extrema of a small tensor in the host's memory, past PyTorch's dispatcher, which takes
+    longer for one than all else; ``None`` if it is no such tensor.
+    """
+    if not is_small(tensor):
+        return None
+    if not tensor.is_contiguous() and tensor.stride() != (1, tensor.shape[0]):
+        return None
+    extrema = Extrema(_name_of(tensor.dtype), tuple(tensor.shape))
+    found = kernel.extrema_at(tensor.data_ptr(), tensor.numel(), extrema.dtype)
+    if found is None:
+        return None
+    low, high, smallest, nan, inf, zero, subnormal = found
+    if not nan:
+        extrema.low, extrema.high = low, high
+    if frames:
+        extrema.abs_min = math.nan if nan else smallest
+        extrema.nan, extrema.inf = float(nan), float(inf)
+    if underflow:  # its sample is all of it
+        count = tensor.numel()
+        extrema.zero, extrema.subnormal = zero / count, subnormal / count
+    return extrema
+
+
 def _of_number(value: float) -> Extrema:
     extrema = Extrema("float64", ())
     extrema.low = extrema.high = value
@@ -341,6 +418,8 @@ def _distinct(data: torch.Tensor) -> torch.Tensor:
     """What lies in memory of an expanded tensor, as gradients often are: all the values that there
     are, once.
     """
+    if data.is_contiguous():
+        return data
     for dimension, (size, stride) in enumerate(zip(data.shape, data.stride(), strict=True)):
         if stride == 0 and size > 1:
             data = data.narrow(dimension, 0, 1)

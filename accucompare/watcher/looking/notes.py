@@ -21,6 +21,9 @@ from accucompare.live.modules import Call, Listener, Modules
 from accucompare.watcher.looking.extrema import Extrema, Meter, is_hidden
 from accucompare.watcher.looking.own_operators import OwnOperators, OwnPart
 
+#: Of these, frames show the tensors.
+_WITH_FRAMES = (What.BEGAN, What.ENDED, What.GRADIENT, What.OPERATOR)
+
 
 @dataclass(eq=False)
 class WatchedCall(Call):
@@ -127,33 +130,26 @@ class NoteListener(Listener[WatchedCall]):
         """Note one thing, and begin to look at its tensors. Arguments as the attributes of
         ``StepObservation``.
         """
-        frames = self.scope.frames and what in (
-            What.BEGAN,
-            What.ENDED,
-            What.GRADIENT,
-            What.OPERATOR,
-        )
+        frames = self.scope.frames and what in _WITH_FRAMES
         underflow = self.scope.underflow and what in (What.ENDED, What.GRADIENT)
-        parts = list(parts)
-        looked = [
-            (role, path, self.meter.look(value, frames, underflow)) for role, path, value in parts
-        ]
-        extrema = [(role, path, each) for role, path, each in looked if each]
+        extrema: list[tuple[str, str, Extrema]] = []
+        hidden: list[Remark | str] = []
+        look = self.meter.look
+        for role, path, value in parts:
+            if (each := look(value, frames, underflow)) is not None:
+                extrema.append((role, path, each))
+            elif is_hidden(value):
+                hidden.append(f"{role} {path}".rstrip())
         note = Note(
             what, place, [], operator, line, near, parameter, len(self.notes), parts=extrema
         )
         if self._distributed and what in (What.BEGAN, What.ENDED):
             before, self._collectives = self._collectives, collectives()
             note.talked = self._collectives != before
-        if len(note.parts) < len(looked):
-            hidden = [
-                part
-                for part, (*_, each) in zip(parts, looked, strict=True)
-                if each is None and is_hidden(part[2])
-            ]
-            note.unseen = [f"{role} {path}".rstrip() for role, path, _ in hidden]
-            if note.unseen and place.type:
-                self.unseen.setdefault(place.name, note.unseen[0])
+        if hidden:
+            note.unseen = hidden
+            if place.type:
+                self.unseen.setdefault(place.name, hidden[0])
         self.notes.append(note)
         return note
 

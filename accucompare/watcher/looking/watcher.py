@@ -121,7 +121,11 @@ class Watcher(NoteListener):
     def ended(self, call: WatchedCall, output: Any) -> None:
         if call.parent is None and not in_backward():
             self.gradients.end(call.first)
-        outputs = [("output", path, value) for path, value in leaves(output)]
+        outputs = (
+            [("output", "", output)]
+            if type(output) is torch.Tensor
+            else [("output", path, value) for path, value in leaves(output)]
+        )
         if not in_backward():
             self.note(What.ENDED, call.place, outputs)
             self._look_at_flag(call, ended=True)

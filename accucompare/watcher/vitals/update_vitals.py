@@ -8,11 +8,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from accucompare.findings.log import Applied, Number, number
 from accucompare.live.autograd import Parameter
-from accucompare.watcher.looking import Extrema, Meter, data_of, has_memory, sample_of
+from accucompare.numbers import Float64
+from accucompare.watcher.looking import (
+    Extrema,
+    Meter,
+    data_of,
+    has_memory,
+    is_small,
+    known,
+    sample_of,
+)
 
 #: What optimizers call the second moment.
 _SECOND_MOMENT = "exp_avg_sq"
@@ -32,6 +43,8 @@ class UpdateVitals:
             it.
         moved: the share of that sample that has changed.
         second_moments: by parameter, the mean of a sample of it.
+        before: samples of the parameters, before the update that runs.
+        small: by optimizer, its small parameters, and what they held before, one behind the other.
     """
 
     count: int = 0
@@ -43,6 +56,7 @@ class UpdateVitals:
     moved: dict[str, Extrema] = field(default_factory=dict)
     second_moments: dict[str, Extrema] = field(default_factory=dict)
     before: dict[str, torch.Tensor] = field(default_factory=dict)
+    small: dict[int, tuple[list[Parameter], Float64]] = field(default_factory=dict)
 
     def begin(
         self, optimizer: Any, parameters: Sequence[Parameter], meter: Meter, closely: bool
@@ -69,14 +83,17 @@ class UpdateVitals:
                     strict=True,
                 )
             )
+            small = [each for each in having if is_small(each.tensor)]
+            self.small[id(optimizer)] = small, _together([each.tensor for each in small])
             with torch.no_grad():
                 for each in having:
-                    if (data := data_of(each.tensor)) is not None:
+                    if not is_small(each.tensor) and (data := data_of(each.tensor)) is not None:
                         self.before[each.name] = sample_of(data).clone()
 
     def end(self, optimizer: Any, parameters: Sequence[Parameter], meter: Meter) -> None:
         """The update is over: compare the samples, and look at one of the second moment."""
         held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        self._end_small(optimizer)
         with torch.no_grad():
             for each in parameters:
                 if (
@@ -99,6 +116,28 @@ class UpdateVitals:
                 moment = _second_moment_of(optimizer, each.tensor)
                 if moment is not None and (data := data_of(moment)) is not None:
                     self.second_moments[each.name] = meter.later(sample_of(data).double().mean())
+
+    def _end_small(self, optimizer: Any) -> None:
+        """The same of small parameters, all at once: of all their values."""
+        small, before = self.small.pop(id(optimizer), ([], np.zeros(0)))
+        after = _together([each.tensor for each in small])
+        if not small or before.shape != after.shape:
+            return
+        counts = [each.tensor.numel() for each in small]
+        for each, size, added, moved in zip(
+            small,
+            _means(np.square(before), counts),
+            _means(np.square(after - before), counts),
+            _means(after != before, counts),
+            strict=True,
+        ):
+            self.sizes[each.name], self.moved[each.name] = known(size, added), known(moved)
+        moments = {each.name: _second_moment_of(optimizer, each.tensor) for each in small}
+        having = {
+            name: each for name, each in moments.items() if each is not None and is_small(each)
+        }
+        means = _means(_together(having.values()), [each.numel() for each in having.values()])
+        self.second_moments |= {name: known(mean) for name, mean in zip(having, means, strict=True)}
 
     def lr(self) -> dict[str, Number]:
         """The learning rates, read."""
@@ -128,6 +167,23 @@ class UpdateVitals:
             for key, found in columns.items()
             if found
         }
+
+
+def _together(tensors: Iterable[torch.Tensor]) -> Float64:
+    """Small tensors one behind the other."""
+    with torch.no_grad():
+        flat = [each.reshape(-1) for each in tensors]
+        return torch.cat(flat).double().numpy() if flat else np.zeros(0)
+
+
+def _means(values: NDArray[Any], counts: Sequence[int]) -> list[float]:
+    """The mean of each of several tensors that lie one behind the other."""
+    if not counts:
+        return []
+    starts = np.cumsum([0, *counts[:-1]])
+    with np.errstate(all="ignore"):
+        sums = np.add.reduceat(values.astype(np.float64), starts)
+    return (sums / counts).tolist()  # type: ignore[no-any-return]
 
 
 def groups_of(optimizer: Any) -> list[tuple[str, dict[str, Any]]]:
