@@ -94,7 +94,7 @@ class Cpu:
         return ()
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
-        # or nothing could be written into it later, outside of that mode
+        # what is made in inference mode cannot be written into outside of it
         with torch.inference_mode(False):
             if nbytes >= _LARGE and (memory := _huge_pages(nbytes)) is not None:
                 return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes)

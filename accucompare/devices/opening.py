@@ -49,11 +49,11 @@ class DeviceName:
 class Backend(Protocol):
     """What each device's class has."""
 
-    #: Which reduced precision of float32 matrix products and convolutions it can allow:
+    #: The reduced precision of float32 matrix products and convolutions that it can allow:
     #: ``"hf32"``, ``"tf32"`` or none.
     REDUCED: str | None
-    #: In which type it adds up the sketches of its tensors (``live.values.device_sketch``):
-    #: ``"float64"``, ``"float32"``; ``None`` where : the host does that.
+    #: The type in which it adds up sketches of its tensors (``live.values.device_sketch``):
+    #: ``"float64"`` or ``"float32"``; ``None`` where the host does that.
     SKETCHES_IN: str | None
 
     def open(self, index: int | None) -> torch.device:
@@ -137,7 +137,7 @@ def open_device(name: DeviceName) -> torch.device:
     Raises:
         DeviceError: if torch, the device's software, or the device itself is missing.
     """
-    # an installed torch_npu without CANN would keep torch from being imported at all
+    # `import torch` would fail where torch_npu is installed without CANN
     if name.type != "npu":
         os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     with _printing_to_stderr():
@@ -149,7 +149,7 @@ def open_device(name: DeviceName) -> torch.device:
                     f"capturing needs PyTorch, which is not installed here: {INSTALL[name.type]}"
                 ) from None
             raise DeviceError(f"torch cannot be imported ({error})") from None
-        # the message of torch's loading of backends; the reason is its cause
+        # a backend that torch loads has failed: the reason is the error's cause
         except RuntimeError as error:
             reason = error.__cause__ or error
             message = (

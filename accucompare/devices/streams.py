@@ -19,7 +19,7 @@ class Streams(Cpu):
         where none can be had.
         """
         try:
-            # or nothing could be written into it later, outside of that mode
+            # what is made in inference mode cannot be written into outside of it
             with torch.inference_mode(False):
                 return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError:

@@ -30,8 +30,8 @@ _LONGEST_NAME = 4096
 #: How a file's name tells a kernel. After the stream there may be a number more, and after the
 # time what kind of task it was.
 NAME = re.compile(
-    r"(?P<kernel>(?P<type>[^.]+)\.(?P<name>.+?)\.(?P<task>\d{1,18})(?:\.(?P<stream>\d{1,18}))?(?:\.\d{1,18})?\.(?P<time>\d{10,20})"
-    r"(?:\.\d{1,9}){0,4})"
+    r"(?P<kernel>(?P<type>[^.]+)\.(?P<name>.+?)\.(?P<task>\d{1,18})(?:\.(?P<stream>\d{1,18}))?"
+    r"(?:\.\d{1,18})?\.(?P<time>\d{10,20})(?:\.\d{1,9}){0,4})"
 )
 #: The file that msaccucmp writes of a kernel's tensor.
 NPY_NAME = re.compile(
@@ -219,7 +219,7 @@ def _tensor(message: memoryview, numbers: _Fields, at: int) -> Tensor:
     for number, value in fields(message):
         if number == numbers.data and isinstance(value, memoryview) and len(value):
             raise ValueError("a tensor's bytes are inside of it")
-        # first, for a buffer's size has the number of a tensor's shape
+        # before the shape: a buffer's size has the number of a tensor's shape
         if number == numbers.size and isinstance(value, int):
             scalars[number] = value
         elif number in shapes and isinstance(value, memoryview):

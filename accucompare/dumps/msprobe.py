@@ -41,7 +41,8 @@ _STEP = re.compile(r"step(\d{1,18})")
 _RANK = re.compile(r"rank(\d{1,9})")
 _PROCESS = re.compile(r"proc\d+")
 _OF_MODULE = re.compile(
-    r"(?:Module|Cell)\.(?P<name>.+)\.(?P<type>[^.]+)\.(?P<kind>forward|backward|parameters_grad)\.(?P<call>\d{1,18})",
+    r"(?:Module|Cell)\.(?P<name>.+)\.(?P<type>[^.]+)"
+    r"\.(?P<kind>forward|backward|parameters_grad)\.(?P<call>\d{1,18})",
     re.DOTALL,
 )
 _ROLES = (Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.PARAM_GRAD)
@@ -195,7 +196,7 @@ class _Index:
         found = read_json(path) if path.is_file() else {}
         if not isinstance(found, dict):
             raise BundleError(f"{path}: is no table of calls")
-        # with Megatron, a list
+        # Megatron's are in a list
         under = {
             key: each[0] if isinstance(each, list) and each else each for key, each in found.items()
         }
@@ -279,7 +280,7 @@ class _Index:
 
     def _value(self, place: Item, value: Any) -> Iterator[Item | NotImported]:
         """What the index says of one value, as an item."""
-        # None, which is no value, and what msprobe could not look into
+        # None is no value; a text is what msprobe could not look into
         if not isinstance(value, dict):
             return
         what = f"{place.name} call {place.call} {place.role.value}.{place.path}"

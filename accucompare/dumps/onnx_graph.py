@@ -190,7 +190,7 @@ def _computed(nodes: list[Node], weights: set[str], results: list[str]) -> Compu
         users[value].append(())
     named = calls_of(inside, weights)
     outputs, why_not = defaultdict[str, list[OnnxCall]](list), dict[str, str]()
-    # the innermost first
+    # innermost calls first
     for call, within in sorted(inside.items(), key=lambda each: len(each[0]), reverse=True):
         leaving = [
             value
@@ -204,7 +204,8 @@ def _computed(nodes: list[Node], weights: set[str], results: list[str]) -> Compu
         elif leaving:
             why_not[leaving[-1]] = (
                 doubt
-                or f"{named[call].module} gives {len(leaving)} values to others, and the model does not say which is which"
+                or f"{named[call].module} gives {len(leaving)} values to others, and the model does"
+                " not say which is which"
             )
     copied = {
         value

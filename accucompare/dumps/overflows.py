@@ -27,7 +27,8 @@ from accucompare.numbers import DTYPES, Kind, summarize, widen
 from accucompare.text import counted
 
 _DEBUG = re.compile(
-    r"(?P<noted>opdebug\.node_opdebug\.\d{1,18}(?:\.\d{1,18}){0,2}\.(?P<time>\d{10,20})(?:\.\d{1,9}){0,4})(?P<json>\.output\.\d{1,6}\.json)?",
+    r"(?P<noted>opdebug\.node_opdebug\.\d{1,18}(?:\.\d{1,18}){0,2}"
+    r"\.(?P<time>\d{10,20})(?:\.\d{1,9}){0,4})(?P<json>\.output\.\d{1,6}\.json)?",
     re.IGNORECASE,
 )
 _LONGEST = 1 << 20  # bytes of what was noted; it has 2,048, and its JSON a little more
@@ -162,7 +163,7 @@ def overflows_in(path: Path) -> Overflows:
         noted: dict[str, tuple[int, Path]] = {}
         for file in files:
             match = _DEBUG.fullmatch(file.name)
-            # one and the same, if both are there
+            # the bits and their JSON say the same
             if match is not None and (match["json"] is None or match["noted"] not in noted):
                 noted[match["noted"]] = int(match["time"]), file
         for time, file in noted.values():

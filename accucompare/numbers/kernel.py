@@ -35,12 +35,10 @@ if (_asked := os.environ.get("ACCUCOMPARE_KERNEL", "").lower()) != "numpy":
     except ImportError as error:
         _why_not = f"not built: {error}"
     else:
-        # it was built before its source changed, and would be misread
+        # what it gives would be misread
         if getattr(_kernel, "VERSION", 1) != KERNEL_VERSION:
-            _kernel, _why_not = (
-                None,
-                "the built one is of another version; install accucompare again",
-            )
+            _kernel = None
+            _why_not = "the built one is of another version; install accucompare again"
 
 #: The kernel's numbers for element types, by dtype name; complex types are pairs of their real
 #: type.

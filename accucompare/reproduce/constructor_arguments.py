@@ -27,7 +27,7 @@ def constructor_parameters(kind: type[nn.Module]) -> Iterator[inspect.Parameter]
     """
     if kind.__init__ is nn.Module.__init__:
         return
-    # theirs takes whatever RNNBase's does, but for the mode
+    # their own constructors take *args: RNNBase's parameters, without the mode
     own = nn.modules.rnn.RNNBase if kind in (nn.RNN, nn.LSTM, nn.GRU) else kind
     for name, parameter in list(inspect.signature(own.__init__).parameters.items())[1:]:
         if parameter.kind is parameter.VAR_POSITIONAL:

@@ -158,7 +158,7 @@ class _Writer:
         live = unwrapped(live)
         if isinstance(live, torch.jit.ScriptModule):
             raise CannotRebuildError("it is a scripted or traced module")
-        # without its class nothing can be done
+        # raises where its class cannot be imported: then no way leads on
         self.reference(parametrize.type_before_parametrizations(live))
         reasons = []
         for write in _WAYS:
@@ -261,7 +261,7 @@ class _Writer:
         parts: dict[str, str] = {}
         for name, value in attributes(live).items():
             parts[name] = self.value(value, name)
-        # transformers asks for it; whoever runs a module alone needs none
+        # transformers reads it; a module that runs alone needs no checkpointing
         if "gradient_checkpointing" in vars(live):
             parts["gradient_checkpointing"] = "False"
         for kind, table in (("parameter", live._parameters), ("buffer", live._buffers)):
@@ -457,6 +457,3 @@ def _enclosed(opening: str, items: list[str], closing: str) -> str:
         + "".join(textwrap.indent(item, "    ") + ",\n" for item in items)
         + closing.lstrip(",")
     )
-
-
-# a constructor's arguments

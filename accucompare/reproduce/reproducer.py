@@ -185,7 +185,7 @@ class Reproducer:
         tensors = {name: (kind, tensor) for kind, name, tensor in modules.tensors()}
         self._check(modules, tensors)
         for name, (kind, tensor) in tensors.items():
-            # no gradients of integers, which a parameter's new values may be
+            # a parameter's saved values may be integers, which have no gradients
             tensor.requires_grad_(False)
             tensor.data = self._load(
                 Role.PARAM if kind == "parameters" else Role.BUFFER, name, device

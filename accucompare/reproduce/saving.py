@@ -59,7 +59,7 @@ def save_reproducer(
 
     Args:
         stem: such as ``watch/rank0-step7``.
-        found: what was found.
+        finding: what was found.
         snapshot: what the module was given.
         case: the case that was run, if the command line runs it: then the script takes the module
             from it.
@@ -94,7 +94,7 @@ def save_reproducer(
             raise CaptureError(
                 f"{stem}: the reproducer cannot be written ({error.strerror or error})"
             ) from None
-        # a class of the user's may raise anything while it is looked at; the training goes on
+        # a class of the user's may raise anything; the training goes on
         if isinstance(error, Exception):
             raise CaptureError(
                 f"{stem}: the reproducer cannot be written ({type(error).__name__}: {error})"
@@ -150,7 +150,7 @@ def _making(snapshot: Snapshot, case: str | None, directory: Path) -> Recipe | s
         return recipe(snapshot.module, directory)
     except CannotRebuildError as error:
         return str(error)
-    except Exception as error:  # attributes of the user's may raise when they are looked at; the data is saved all the same
+    except Exception as error:  # of an attribute of the user's; the data is saved all the same
         return f"{type(error).__name__} while it was looked at: {str(error)[:200]}"
 
 
