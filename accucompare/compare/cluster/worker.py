@@ -103,8 +103,8 @@ def judge_parcel(job: Job, parcel: Parcel) -> Reply:
     """
     outcomes: list[PairOutcome | BundleError] = []
     try:
-        tasks = unpack_tasks(parcel)
-        sides = with_small_pairs(_opened(job), tasks)
+        sides, tasks = _opened(job), unpack_tasks(parcel)
+        sides = with_small_pairs(sides, tasks)
         for task in tasks:
             try:
                 outcomes.append(judge_task(sides, task))
