@@ -9,14 +9,10 @@ def main() -> None:
         from accucompare.cli.group import main as run
 
         run()
-    except (
-        KeyboardInterrupt
-    ):  # while the commands were imported; later ones are told with what was done until then
-        exec(
-            ""
-            # after an interrupt inside an exec of text (as dataclasses use), python -m would end by
-            # SIGINT; this forgets it
-        )
+    except KeyboardInterrupt:  # during the imports; later ones say what was done until then
+        # After an interrupt inside exec (dataclasses use it), python -m would end by SIGINT. An
+        # exec that succeeds makes it forget.
+        exec("")
         print("accucompare: interrupted", file=sys.stderr)
         sys.exit(130)
 

@@ -212,9 +212,8 @@ def _requirements() -> dict[str, tuple[str, bool]]:
     """
     try:
         lines = importlib.metadata.requires("accucompare") or []
-    except (
-        importlib.metadata.PackageNotFoundError
-    ):  # run from its source, without having been installed
+    # run from its source, without having been installed
+    except importlib.metadata.PackageNotFoundError:
         lines = []
     found = {}
     for line in lines:
@@ -298,9 +297,8 @@ def _probes(names: Iterable[DeviceName]) -> Iterator[list[subprocess.Popen[bytes
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
                     os.killpg(process.pid, signal.SIGKILL)  # with what a driver may have started
-                with contextlib.suppress(
-                    subprocess.TimeoutExpired
-                ):  # a process that hangs in a driver cannot be killed
+                # a process that hangs in a driver cannot be killed
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(1.0)
             for stream in (process.stdout, process.stderr):
                 assert stream is not None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import threading
     from concurrent.futures import Future
 
-#: Seconds that a request may take, with all the retries of the library that makes it.
+#: Seconds that a request may take, with all retries of its library.
 PATIENCE = 120.0
 #: Seconds between two looks at whether a request has been given up.
 _LOOK = 0.1
@@ -66,7 +66,7 @@ class Url:
 
     @property
     def whole(self) -> str:
-        """With what may be secret in it: for fsspec, never for people."""
+        """The URL with its credentials: for fsspec, never for people."""
         return f"{self.scheme}://{self.user}{self.path}{self.query}"
 
     def hide(self, text: str) -> str:
@@ -133,9 +133,7 @@ class Url:
         try:
             content = wait(asked, self)[1]
         except OSError:
-            self.call(
-                "cat_file", start=0, end=1
-            )  # its error says why, where that of a description may not
+            self.call("cat_file", start=0, end=1)  # its error says more than a description's
             raise
         if content is None:
             raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB; refused", str(self))
@@ -180,13 +178,13 @@ class Url:
         **options: Any,
     ) -> Future[Any]:
         """Begin ``call``; ``wait`` gives its result. A library that cannot work in the background
-        has done it then.
+        does it at once.
 
         Args:
             name: of the method.
-            before, after: what it is given before the path, and after it: libraries name these
-                otherwise.
-            options: what else it is given.
+            before, after: positional arguments before and after the path; libraries differ in how
+                they name them.
+            options: the other arguments.
         """
         return self._begin(
             lambda system, path: _called(system, name, *before, path, *after, **options)
@@ -340,8 +338,8 @@ def is_url(given: object) -> bool:
 
 
 def whole(place: object) -> str:
-    """A place as text that ``place_of`` takes, with the credentials that it may hold: for other
-    processes, never for people.
+    """A place as text that ``place_of`` takes, with its credentials: for other processes, never for
+    people.
     """
     return place.whole if isinstance(place, Url) else str(place)
 
@@ -353,11 +351,11 @@ def wait(
     stop: threading.Event | None = None,
     shared: bool = False,
 ) -> Any:
-    """The result of ``Url.begin``; after ``patience`` seconds, ``PATIENCE`` if not given, or at
-    once after ``stop``, it is given up.
+    """The result of ``Url.begin``. It is given up after ``patience`` seconds (``PATIENCE`` if not
+    given), or at once when ``stop`` is set.
 
     Args:
-        shared: other threads wait for it, too: it is not cancelled then.
+        shared: other threads wait for it, too, so it is not cancelled.
 
     Raises:
         OSError: as ``Url.call``.
@@ -389,8 +387,8 @@ def wait(
             asked.cancel()  # does nothing to what is done
 
 
-#: The file systems in use, by process and by what they were made from: fsspec would make one, with
-#: connections of its own, for each thread.
+#: The file systems in use, by process and URL: fsspec would open a new one, with its own
+#: connections, in each thread.
 _systems: dict[tuple[object, ...], Any] = {}
 
 
@@ -406,8 +404,7 @@ def _system(url: Url) -> tuple[Any, str]:
 
 
 async def _called(system: Any, name: str, *arguments: Any, **options: Any) -> Any:
-    """What a file system's method gives, which is a coroutine in those that work in the
-    background."""
+    """The result of a file system's method, which is a coroutine where it is asynchronous."""
     if system.async_impl:
         return await getattr(system, f"_{name}")(*arguments, **options)
     return getattr(system, name)(*arguments, **options)

@@ -94,9 +94,8 @@ def as_os_error(error: BaseException, place: str, hide: Callable[[str], str]) ->
         extra = EXTRAS.get(
             scheme, "remote" if scheme in _OF_REMOTE or error.name == "fsspec" else ""
         )
-        cure = (
-            f": pip install 'accucompare[{extra}]'" if extra else ""
-        )  # fsspec's own words name the package of any other storage
+        # fsspec's own words name the package of any other storage
+        cure = f": pip install 'accucompare[{extra}]'" if extra else ""
         return OSError(errno.ENOPKG, text + cure, place)
     if isinstance(error, ValueError) and "rotocol not known" in str(error):
         return OSError(

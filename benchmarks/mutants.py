@@ -87,11 +87,11 @@ ELSEWHERE = {
     "decide.EXIT_CODES": (
         "tests/compare/test_decide.py::test_every_answer_has_its_exit_code_and_its_verdict"
     ),
-    "proof.HIDES_NOTHING": (
+    "constants.HIDES_NOTHING": (
         "tests/compare/test_proof.py::"
         "test_a_deviation_far_below_the_candidates_rounding_hides_nothing"
     ),
-    "tolerance.SUMMED": (
+    "constants.SUMMED": (
         "tests/compare/test_summing.py::"
         "test_a_normalisation_sums_over_all_but_its_channels_or_samples"
     ),

@@ -81,6 +81,9 @@ LATE = {
     "accucompare.compare.origins.describing": {
         "accucompare.compare.shape"
     },  # only a failing diff describes errors
+    # a page needs no openpyxl
+    "accucompare.report.watch_files.health_workbook": {"accucompare.report.excel"},
+    "accucompare.report.watch_files.watch_workbook": {"accucompare.report.excel"},
     "accucompare.doctor": {
         "accucompare.bundle",
         "accucompare.numbers",

@@ -62,7 +62,7 @@ def health(
         }
     )
     from accucompare.findings.analysis import read
-    from accucompare.findings.checklist import EXIT_CODES, judge_log, read_thresholds
+    from accucompare.findings.checklist import STATUS_EXIT_CODES, judge_log, read_thresholds
 
     given = read_thresholds(thresholds, threshold_file)
     ranks = read(log)
@@ -85,7 +85,7 @@ def health(
         write_health_json(ranks, found, json_path)
     for report in reports:
         _write(ranks, found, report)
-    return EXIT_CODES[found.status]
+    return STATUS_EXIT_CODES[found.status]
 
 
 def _write(ranks: Ranks, found: Health, report: Path) -> None:
@@ -127,7 +127,7 @@ def gradcheck(
     from accucompare.devices import DeviceName, open_device
 
     open_device(DeviceName.parse("cpu"))  # before anything else imports torch
-    from accucompare.findings.checklist import EXIT_CODES
+    from accucompare.findings.checklist import STATUS_EXIT_CODES
     from accucompare.report.console import progress_bar, reader_may_leave
     from accucompare.report.watched import print_gradcheck
     from accucompare.watcher.custom import check_gradients
@@ -136,4 +136,4 @@ def gradcheck(
         found = check_gradients(case, only=only, skip=skip, seed=seed or 0, progress=progress)
     with reader_may_leave():
         print_gradcheck(found, quiet)
-    return EXIT_CODES[found.status]
+    return STATUS_EXIT_CODES[found.status]

@@ -169,9 +169,8 @@ def device(
     default: str | None = "cpu",
     required: bool = False,
 ) -> Callable[[F], F]:
-    known: dict[str, Any] = (
-        {} if required else {"default": default}
-    )  # click 8.3 takes a default of None for a value, and misses nothing
+    # click 8.3 takes a default of None for a value, and misses nothing
+    known: dict[str, Any] = {} if required else {"default": default}
     return click.option(
         "--device", **known, show_default=True, required=required, metavar="DEVICE", help=help
     )

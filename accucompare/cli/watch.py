@@ -303,6 +303,6 @@ def _bare_warnings() -> Iterator[None]:
 
 
 def _code(ranks: Ranks) -> int:
-    from accucompare.findings.checklist import EXIT_CODES, judge_finite
+    from accucompare.findings.checklist import STATUS_EXIT_CODES, judge_finite
 
-    return EXIT_CODES[judge_finite(ranks).status]
+    return STATUS_EXIT_CODES[judge_finite(ranks).status]

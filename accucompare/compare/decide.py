@@ -14,7 +14,15 @@ from accucompare.compare import facts
 from accucompare.compare.facts import BareFact, Fact
 from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, is_choice, is_of_glue
 from accucompare.compare.result import Result
-from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, PreflightFinding, Reason, Status
+from accucompare.compare.rows import (
+    STATUS_OF,
+    UNMATCHED,
+    About,
+    BesideGolden,
+    PreflightFinding,
+    Reason,
+    Status,
+)
 from accucompare.compare.runs import JudgedBy, Parting, TrainingResult
 from accucompare.selection import RoleGroup
 
@@ -376,9 +384,9 @@ def _not_captured(result: Result) -> Iterator[Fact]:
 
 def _not_compared(result: Result) -> Iterator[Fact]:
     """What an all-clear does not cover, for it was not chosen or has no partner to compare with."""
-    asked: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    asked: dict[tuple[tuple[str, ...], ...], list[BesideGolden]] = {}
     groups = {group for group in RoleGroup if group is not RoleGroup.SERIES}
-    for name, side in (("golden", result.golden), ("the candidate", result.candidate)):
+    for name, side in zip(BesideGolden, (result.golden, result.candidate), strict=False):
         options = side.manifest.options
         chosen = (
             options.roles is not None

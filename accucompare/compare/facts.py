@@ -9,7 +9,14 @@ from typing import TypeAlias
 
 from accucompare.compare.limits import OtherCode, Surrounding, Tolerance
 from accucompare.compare.origins import Culprit
-from accucompare.compare.rows import OtherModel, PreflightFinding, Reason, RefusedBaseline, Row
+from accucompare.compare.rows import (
+    BesideGolden,
+    OtherModel,
+    PreflightFinding,
+    Reason,
+    RefusedBaseline,
+    Row,
+)
 from accucompare.compare.runs import Acceptance, Parting, TrainingResult
 from accucompare.selection import Standard
 
@@ -42,7 +49,7 @@ class StandardNotJudged:
 
     acceptance: Acceptance
     training: TrainingResult | None
-    incomplete: tuple[str, ...]
+    incomplete: tuple[BesideGolden, ...]
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class Damaged:
 class Unfinished:
     """Captures that did not run to their end."""
 
-    sides: tuple[str, ...]
+    sides: tuple[BesideGolden, ...]
 
 
 @dataclass(frozen=True)
@@ -312,7 +319,7 @@ class BuffersNotRecorded:
 class CapturedInPart:
     """What of a model was captured, where that is not all."""
 
-    sides: tuple[str, ...]
+    sides: tuple[BesideGolden, ...]
     only: tuple[str, ...]
     skip: tuple[str, ...]
     roles: tuple[str, ...]

@@ -10,11 +10,10 @@ from functools import lru_cache
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.format import NODE_ROLES, TRAINING_ROLES, Record, Role
 from accucompare.bundle.reading import Bundle
+from accucompare.compare.constants import FREE_GRADIENTS, RECURRENT, SUMMED
 from accucompare.compare.limits import (
     COPIES,
     EXACT,
-    RECURRENT,
-    SUMMED,
     Rule,
     Tolerance,
     Tolerances,
@@ -22,12 +21,7 @@ from accucompare.compare.limits import (
     is_half,
     product_formats,
 )
-from accucompare.compare.origins import (
-    FREE_GRADIENTS,
-    PARAMETER_GRADIENTS,
-    Terms,
-    parameter_of,
-)
+from accucompare.compare.origins import PARAMETER_GRADIENTS, Terms, parameter_of
 from accucompare.compare.pairing import (
     Pair,
 )
@@ -74,15 +68,12 @@ class PairLimits:
 
     _coarsest: dict[tuple[int, int], str] = field(default_factory=dict)
     _terms: Terms = field(default_factory=Terms)
-    _parameters: dict[tuple[int, int, int, str], frozenset[str]] = field(
-        default_factory=dict
-    )  # the types of what an update adds to
-    _of_dtypes: dict[tuple[str, str, str, str, Role], Tolerance] = field(
-        default_factory=dict
-    )  # the limits, where there are no rules for layers
-    _composed: dict[tuple[int, int], float] = field(
-        default_factory=dict
-    )  # the largest error so far of a recurrent module's roundings
+    # the types of what an update adds to
+    _parameters: dict[tuple[int, int, int, str], frozenset[str]] = field(default_factory=dict)
+    # the limits, where there are no rules for layers
+    _of_dtypes: dict[tuple[str, str, str, str, Role], Tolerance] = field(default_factory=dict)
+    # the largest error so far of a recurrent module's roundings
+    _composed: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def tolerance_for(self, pair: Pair, rules: Tolerances) -> Tolerance:
         """The limits for the next pair in execution order."""
@@ -108,9 +99,8 @@ class PairLimits:
             self._of_dtypes[alike] = tolerance
         if candidate.name in rules.sums:
             tolerance = tolerance.of_sums(self._terms.summed(golden), coarsest)
-        if terms := self._terms.added(
-            golden
-        ):  # by fixed limits alone: a baseline's own error has them
+        # by fixed limits alone: a baseline's own error has them
+        if terms := self._terms.added(golden):
             tolerance = replace(tolerance.of_sums(terms, coarsest), summing=tolerance.summing)
         if rules.recurrent:
             tolerance = tolerance.of_roundings(self._of_roundings(golden, candidate, rules))

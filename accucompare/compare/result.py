@@ -15,6 +15,7 @@ from accucompare.compare.origins import Culprit, Unseen, unseen_rows, without_ou
 from accucompare.compare.rows import (
     STATUS_OF,
     UNMATCHED,
+    BesideGolden,
     OtherModel,
     PreflightFinding,
     Reason,
@@ -180,13 +181,10 @@ class Result:
         return sum(_nonfinite(row.golden) and _nonfinite(row.candidate) for row in self.rows)
 
     @property
-    def incomplete(self) -> list[str]:
-        """The sides whose capture did not run to its end: ``golden``, ``the candidate``."""
-        return [
-            name
-            for name, side in (("golden", self.golden), ("the candidate", self.candidate))
-            if not side.complete
-        ]
+    def incomplete(self) -> list[BesideGolden]:
+        """The sides whose capture did not run to its end."""
+        sides = zip(BesideGolden, (self.golden, self.candidate), strict=False)
+        return [name for name, side in sides if not side.complete]
 
     @cached_property
     def only_unfinished(self) -> bool:

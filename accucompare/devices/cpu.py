@@ -17,7 +17,7 @@ from accucompare.errors import UsageError
 #: Bytes of a huge page.
 _HUGE_PAGE = 2 << 20
 #: From this size on a block is made of huge pages: glibc would take it from the system, and give
-# it back, each time.
+#: it back, each time.
 _LARGE = 32 << 20
 
 

@@ -183,9 +183,8 @@ def _check(golden: Place, folder: Place, cases: Mapping[str, str | None]) -> Non
     if golden.resolve() in (folder.resolve(), *folder.resolve().parents):
         raise UsageError(f"--out {folder}: lies in golden {golden}; choose another directory")
     for option, case in cases.items():
-        if (
-            case is not None and file_of(case).suffix == ".py" and not file_of(case).is_file()
-        ):  # a baseline that golden brings needs none
+        # a baseline that golden brings needs none
+        if case is not None and file_of(case).suffix == ".py" and not file_of(case).is_file():
             raise CaseError(f"{option} {case}: there is no file {file_of(case)}")
         if case is not None and golden.resolve() in file_of(case).resolve().parents:
             raise UsageError(

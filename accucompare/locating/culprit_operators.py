@@ -15,7 +15,7 @@ from accucompare.locating.golden_code import GoldenCode, as_arguments
 from accucompare.locating.locate_setup import LocateSetup
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.feeding import held_steps
-from accucompare.report.words import culprit_place
+from accucompare.report.words import culprit_place, preflight_words
 from accucompare.selection import FloatType, Level, RoundedType
 from accucompare.text import without_credentials
 
@@ -63,8 +63,9 @@ def locate_operators(setup: LocateSetup, comparison: Comparison) -> Comparison |
     other = other_versions(comparison.golden.manifest, comparison.candidate.manifest)
     if other and setup.options.golden_python is None:
         raise CaptureError(
-            f"{first}: its operators cannot be captured here, since {other}; "
-            "name the Python that has golden's versions (--golden-python PATH)"
+            f"{first}: its operators cannot be captured here, since"
+            f" {preflight_words.other_code_words(other)}; name the Python that has golden's versions"
+            " (--golden-python PATH)"
         )
     of = "the backward of " if stage is Stage.BACKWARD else ""
     setup.announce(f"operators of {of}{display_name(name)}: golden on the CPU")

@@ -775,10 +775,56 @@ static PyObject *sketch_blocks(PyObject *self, PyObject *const *args, Py_ssize_t
     Py_RETURN_NONE;
 }
 
+/* The Mersenne Twister MT19937: the first n numbers of a seed, as PyTorch makes float32 of them, which takes it eight times as long; or
+   whether each is below a limit, if that is a number. */
+enum { TWISTER = 624, AHEAD = 397 };
+
+static inline uint32_t twisted(uint32_t one, uint32_t next) {
+    uint32_t both = (one & 0x80000000u) | (next & 0x7fffffffu);
+    return (both >> 1) ^ ((next & 1u) ? 0x9908b0dfu : 0);
+}
+
+CLONES static void draw_uniform(uint32_t seed, float *out, Py_ssize_t n, float limit) {
+    uint32_t old[TWISTER], new[TWISTER];
+    new[0] = seed;
+    for (uint32_t i = 1; i < TWISTER; i++) new[i] = 1812433253u * (new[i - 1] ^ (new[i - 1] >> 30)) + i;
+    for (Py_ssize_t done = 0; done < n; done += TWISTER) {
+        memcpy(old, new, sizeof old);
+        for (int i = 0; i < TWISTER - AHEAD; i++) new[i] = old[i + AHEAD] ^ twisted(old[i], old[i + 1]);
+        for (int i = TWISTER - AHEAD; i < TWISTER - 1; i++) new[i] = new[i + AHEAD - TWISTER] ^ twisted(old[i], old[i + 1]);
+        new[TWISTER - 1] = new[AHEAD - 1] ^ twisted(old[TWISTER - 1], new[0]);
+        int m = n - done < TWISTER ? (int)(n - done) : TWISTER;
+        for (int i = 0; i < m; i++) {
+            uint32_t x = new[i];
+            x ^= x >> 11;
+            x ^= (x << 7) & 0x9d2c5680u;
+            x ^= (x << 15) & 0xefc60000u;
+            x ^= x >> 18;
+            out[done + i] = (float)(int32_t)(x & 0xffffffu) * 0x1p-24f;
+        }
+        for (int i = isnan(limit) ? m : 0; i < m; i++) out[done + i] = out[done + i] < limit ? 1.0f : 0.0f;
+    }
+}
+
+static PyObject *fill_uniform(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    Py_buffer memory;
+    (void)self;
+    if (given != 3) return PyErr_SetString(PyExc_TypeError, "fill_uniform takes 3 arguments"), NULL;
+    unsigned long seed = PyLong_AsUnsignedLongMask(args[0]);
+    double limit = PyFloat_AsDouble(args[2]);
+    if (PyErr_Occurred() || !take_writable(args[1], 0, &memory)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    draw_uniform((uint32_t)seed, memory.buf, memory.len / (Py_ssize_t)sizeof(float), (float)limit);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&memory);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"apart_block", (PyCFunction)(void (*)(void))apart_block, METH_FASTCALL,
      "apart_block(golden, candidate, golden_type, candidate_type, chunk, golden_power, candidate_power, golden_length, candidate_length)"
      " -> [sums], see numbers/kernel.py"},
+    {"fill_uniform", (PyCFunction)(void (*)(void))fill_uniform, METH_FASTCALL, "fill_uniform(seed, float32 array, limit), see numbers/kernel.py"},
     {"extrema_at", (PyCFunction)(void (*)(void))extrema_at, METH_FASTCALL,
      "extrema_at(address, type, count) -> (low, high, smallest, nan, inf, zero, subnormal), see numbers/kernel.py"},
     {"measure_block", (PyCFunction)(void (*)(void))measure_block, METH_FASTCALL,

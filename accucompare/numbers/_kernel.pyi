@@ -44,6 +44,7 @@ def apart_block(
     golden_length: float,
     candidate_length: float,
 ) -> list[list[float]]: ...
+def fill_uniform(seed: int, values: Any, limit: float) -> None: ...
 def sketch_blocks(
     values: Any,
     type: int,

@@ -120,9 +120,19 @@ def _number(values: Array, dtype: DType) -> int:
     return _TYPES.get(dtype.name, -1)
 
 
+def is_compiled() -> bool:
+    """Whether there is a kernel."""
+    return _kernel is not None
+
+
+def can_take(golden: DType, candidate: DType) -> bool:
+    """Whether a kernel can measure both types."""
+    return golden.name in _TYPES and candidate.name in _TYPES
+
+
 def can_measure(golden: DType, candidate: DType) -> bool:
     """Whether there is a kernel and it knows both types."""
-    return _kernel is not None and golden.name in _TYPES and candidate.name in _TYPES
+    return is_compiled() and can_take(golden, candidate)
 
 
 class Measurement:
@@ -377,3 +387,20 @@ def sketch_blocks(
     _kernel.sketch_blocks(
         values, _number(values, dtype), scale, *tables[0].shape, *tables, *places, sketch
     )
+
+
+def fill_uniform(seed: int, values: Array, below: float | None = None) -> bool:
+    """Fill an array with what ``torch.rand`` draws on the CPU from a generator of this seed.
+
+    Args:
+        seed: its low 32 bits count.
+        values: contiguous, float32, any shape.
+        below: fill in 1 where what is drawn is below this, and 0 elsewhere.
+
+    Returns:
+        Whether it was filled; False without a kernel.
+    """
+    fill = getattr(_kernel, "fill_uniform", None)
+    if fill is not None:
+        fill(seed, values, math.nan if below is None else below)
+    return fill is not None

@@ -35,9 +35,9 @@ def fitted(console: Console, name: str, used: int) -> str:
 
     In a pipe or a file it is whole.
     """
-    return (
-        cut(name, max(console.width - used, _LEAST_NAME), cell_len) if console.is_terminal else name
-    )
+    if not console.is_terminal:
+        return name
+    return cut(name, max(console.width - used, _LEAST_NAME), cell_len)
 
 
 def short_number(value: float | None) -> str:
@@ -62,9 +62,8 @@ def reader_may_leave() -> Iterator[None]:
     """Let the reader of a pipe go before everything is printed (``| head``): the command's result
     stays the same.
     """
-    with contextlib.suppress(
-        BrokenPipeError, SystemExit
-    ):  # rich turns a broken pipe into an exit, and stdout into a sink
+    # rich turns a broken pipe into an exit, and stdout into a sink
+    with contextlib.suppress(BrokenPipeError, SystemExit):
         yield
 
 

@@ -40,9 +40,8 @@ def print_examination(
                 )
             )
             if problem.cure:
-                console.print(
-                    Text(f"    cure: {problem.cure}"), soft_wrap=True
-                )  # to be copied whole
+                # to be copied whole
+                console.print(Text(f"    cure: {problem.cure}"), soft_wrap=True)
         _print_section(console, "Installation", _installation(examination))
         _print_section(
             console,

@@ -12,14 +12,12 @@ from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
 from accucompare.markup import line, link, table
+from accucompare.report.words import culprit_words as culprits
 from accucompare.report.words import (
-    culprit_hints,
     decision_words,
-    error_words,
     preflight_words,
     verdict_words,
 )
-from accucompare.report.words import culprit_words as culprits
 
 _CULPRITS_SHOWN = 10
 _WORST_SHOWN = 10
@@ -79,18 +77,12 @@ def _culprits(comparison: Result) -> str:
 
 
 def _about(culprit: Culprit) -> str:
-    hints = [f"hint, {hint}" for hint in culprit_hints(culprit)]
-    return "; ".join(
-        filter(
-            None,
-            [
-                culprits.kind(culprit),
-                culprits.configuration_words(culprit),
-                *error_words(culprit),
-                *hints,
-            ],
-        )
-    )
+    said = [
+        f"hint, {each}" if title == culprits.HINT else each
+        for title, words in culprits.statements(culprit)
+        for each in words
+    ]
+    return "; ".join([culprits.kind(culprit), *said])
 
 
 _TITLES = ("row", "reason", "relative L2", "x limit", "max abs diff", "would pass at")

@@ -27,7 +27,7 @@ from accucompare.errors import (
 from accucompare.findings.log import Direction, Site
 from accucompare.live.modules import Modules, arguments_of, name_modules, put_together, unwrapped
 from accucompare.live.numerics import autocast_then
-from accucompare.live.operators import RandomState
+from accucompare.live.operators import RandomState, calls_models
 from accucompare.live.values import from_bits, leaves
 from accucompare.reproduce.module_outcome import (
     RunOutcome,
@@ -38,6 +38,8 @@ from accucompare.reproduce.module_outcome import (
     looking_inside,
 )
 from accucompare.reproduce.snapshot import SnapshotDescription, always
+
+calls_models(__file__)
 
 SHOWS, FINITE, TROUBLE = 1, 0, 2
 

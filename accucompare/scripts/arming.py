@@ -10,7 +10,7 @@ from accucompare.selection import Steps
 
 #: Seconds between two looks for the file.
 _BETWEEN_LOOKS = 1.0
-# : With several ranks, so many steps lie between the one in which the file is seen and the first
+#: With several ranks, so many steps lie between the one in which the file is seen and the first
 # that is observed, so that all know in time.
 _AHEAD = 3
 

@@ -37,9 +37,8 @@ class OutermostCalls:
         """
         self._before = before
         self._after = after
-        self._inside: dict[
-            int, BaseException | None
-        ] = {}  # by thread that is in an outermost call: what was being handled when it began
+        # by thread that is in an outermost call: the exception being handled when it began
+        self._inside: dict[int, BaseException | None] = {}
         self._original: Callable[..., Any] | None = None
         self._ours: Callable[..., Any] | None = None
 
@@ -93,9 +92,8 @@ class OutermostCalls:
     def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if (
-                torch.compiler.is_compiling() or self._ours is not call
-            ):  # comes first: the compiler follows no further
+            # comes first: the compiler follows no further
+            if torch.compiler.is_compiling() or self._ours is not call:
                 return original(module, *args, **kwargs)
             over = self.begin(module)
             try:

@@ -22,7 +22,7 @@ from accucompare.scripts.outcome import troubles
 from accucompare.scripts.plan import Plan
 from accucompare.selection import Steps
 
-# : Set to nothing, these hide accelerators, so that a script that takes one where there is one
+#: Set to nothing, these hide accelerators, so that a script that takes one where there is one
 # takes the CPU.
 HIDING = dict.fromkeys(
     ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"), ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-# : Names the file of the plan. Without it nothing happens. The command sets it; its name stands in
+#: Names the file of the plan. Without it nothing happens. The command sets it; its name stands in
 # boot/sitecustomize.py, too.
 VARIABLE = "ACCUCOMPARE_SCRIPT"
 

@@ -25,7 +25,7 @@ from accucompare.scripts.plan import Plan, Seen, read_seen
 _HANDED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT")
 
 
-# : Bytes that there must be room for at the end, or else processes may not have been able to say
+#: Bytes that there must be room for at the end, or else processes may not have been able to say
 # what they have seen.
 _LEFT_AT_END = 1 << 16
 
@@ -115,9 +115,8 @@ def _handing_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
     """
 
     def hand_on(number: int, frame: object) -> None:
-        if (
-            number != signal.SIGINT or not _from_the_keyboard()
-        ):  # a terminal sends that to the script itself, too
+        # a terminal sends that to the script itself, too
+        if number != signal.SIGINT or not _from_the_keyboard():
             with contextlib.suppress(ProcessLookupError):
                 child.send_signal(number)
 

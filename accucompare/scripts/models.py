@@ -56,14 +56,12 @@ class Scalers:
 
     def __init__(self) -> None:
         self._known: list[weakref.ref[Any]] = []
-        self._stepped: list[
-            tuple[weakref.ref[Any], weakref.ref[Any]]
-        ] = []  # a scaler, and an optimizer that it was told to step
+        # a scaler, and an optimizer that it was told to step
+        self._stepped: list[tuple[weakref.ref[Any], weakref.ref[Any]]] = []
 
     def note(self, scaler: Any) -> None:
-        self._known = [each for each in self._known if each() not in (None, scaler)] + [
-            weakref.ref(scaler)
-        ]
+        self._known = [each for each in self._known if each() not in (None, scaler)]
+        self._known.append(weakref.ref(scaler))
 
     def steps(self, scaler: Any, optimizer: Any) -> None:
         """A scaler is told to step an optimizer."""

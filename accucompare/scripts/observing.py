@@ -82,12 +82,7 @@ class _Capturing:
         from accucompare.recorder.session import Within, recording
 
         options = CaptureOptions(
-            **{
-                **plan.options,
-                "steps": steps,
-                "seed": plan.seed,
-                "deterministic": plan.deterministic,
-            }
+            **plan.options, steps=steps, seed=plan.seed, deterministic=plan.deterministic
         )
         made = {
             "script": True,
@@ -124,11 +119,7 @@ class _Watching:
         from accucompare.watcher.watch_options import WatchOptions
 
         options = WatchOptions(
-            **{
-                **plan.options,
-                "loop": Loop(training.optimizers, scaler=training.scaler),
-                "quiet": True,
-            }
+            **plan.options, loop=Loop(training.optimizers, scaler=training.scaler), quiet=True
         )
         self._stack = contextlib.ExitStack()
         self._watch = self._stack.enter_context(watching(model, plan.out, options))

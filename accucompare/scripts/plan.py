@@ -162,14 +162,10 @@ class Seen(msgspec.Struct, kw_only=True):
         if recorded:
             self.recorded.append(self.steps)
         self.steps += 1
-        with suppress(
-            OSError
-            # opened each time, which costs 3 us: a script may close a descriptor that it does not
-            # know
-        ):
-            descriptor = os.open(
-                self._counted(folder), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600
-            )
+        with suppress(OSError):
+            # opened each time (3 us): a script may close a descriptor that it does not know
+            flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND
+            descriptor = os.open(self._counted(folder), flags, 0o600)
             try:
                 os.write(descriptor, _RECORDED if recorded else _PASSED)
             finally:
@@ -193,10 +189,8 @@ def read_seen(folder: str | Path) -> list[Seen]:
         seen = msgspec.json.decode(path.read_bytes(), type=Seen)
         if not seen.ended and (counted := path.with_suffix(".steps")).exists():
             steps = counted.read_bytes()
-            seen.steps, seen.recorded = (
-                len(steps),
-                [number for number, each in enumerate(steps) if each == _RECORDED[0]],
-            )
+            seen.steps = len(steps)
+            seen.recorded = [number for number, each in enumerate(steps) if each == _RECORDED[0]]
         found.append(seen)
     return sorted(found, key=lambda seen: seen.began)
 
@@ -229,35 +223,22 @@ def claim(folder: str | Path, rank: int, own: Claim) -> tuple[bool, str]:
         return True, ""
     except FileExistsError:
         content = path.read_bytes()
-    first = (
-        msgspec.json.decode(content, type=Claim) if content else None
-    )  # it is empty while another process writes it
+    # it is empty while another process writes it
+    first = msgspec.json.decode(content, type=Claim) if content else None
     if (
         first is None
         or own.pid not in first.within
         or (first.trains and not own.trains)
         or len([*Path(folder).glob("rank*.claim")]) > 1
     ):
-        return (
-            False,
-            f"another process was rank {rank} before this one, and is the one that was looked at",
-        )
+        looked_at = "and is the one that was looked at"
+        return False, f"another process was rank {rank} before this one, {looked_at}"
     if not any(seen.pid == first.pid and seen.ended for seen in read_seen(folder)):
-        return (
-            False,
-            (
-                f"process {first.pid}, which this one had started, still ran, and is the one that"
-                " was looked at"
-            ),
-        )
+        still = f"process {first.pid}, which this one had started, still ran"
+        return False, f"{still}, and is the one that was looked at"
     path.write_bytes(msgspec.json.encode(own))
-    return (
-        True,
-        (
-            f"process {first.pid}, which process {own.pid} had started, ran a model before; the one"
-            f" of {own.pid} took its place"
-        ),
-    )
+    before = f"process {first.pid}, which process {own.pid} had started, ran a model before"
+    return True, f"{before}; the one of {own.pid} took its place"
 
 
 def started_by() -> list[int]:

@@ -120,27 +120,20 @@ class Script:
         self._observation: Any = None
         self._awake = False
         self._over = False  # nothing is observed any more
-        self._gone = (
-            False  # in a process that was forked from ours, unless that is looked at itself
-        )
-        self._is_copy = (
-            False  # whether this process was forked from one in which nothing had been seen
-        )
+        self._gone = False  # whether this process is a copy of ours, or a worker, and left alone
+        self._is_copy = False  # whether it was forked from one in which nothing had been seen
         self._ended = False
         self._aside: contextlib.ExitStack | None = None  # while a call runs that is not observed
         self._failed: Exception | None = None  # what went wrong with ours
-        self._refused: dict[
-            int, UsageError
-            # by the id of a model's entry: why it could not be observed, while it is not trained
-        ] = {}
+        # by the id of a model's entry: why it could not be observed, while it is not trained
+        self._refused: dict[int, UsageError] = {}
         self._claimed: int | None = None  # as which rank this process writes
         self._updates = 0  # of any optimizer
         # whether the step ends when the model is called again: one of several optimizers has
         # stepped, or none may
         self._updated = False
-        self._stepping: tuple[Any, ...] | None = (
-            None  # what the hooks of an optimizer's step that is running were given
-        )
+        # what the hooks of the optimizer's step that is running were given
+        self._stepping: tuple[Any, ...] | None = None
         self._handle: Any = None
         self._scaling: list[tuple[Any, str, entrances.Before]] = []
         seen.models = self._models.seen
@@ -197,9 +190,8 @@ class Script:
             if torch.is_grad_enabled() and any(
                 parameter.requires_grad for parameter in module.parameters()
             ):
-                self._updated = (
-                    True  # a backward may follow, of parameters that the script updates by itself
-                )
+                # a backward may follow, of parameters that the script updates by itself
+                self._updated = True
                 return
             self._end_step()
             self._arrange()
@@ -386,9 +378,8 @@ class Script:
                 self._observation.wake()
                 self._awake = True
             self._listen_to_updates()
-            if (
-                self._stepping is not None
-            ):  # the model is called by a closure; those who have come too late are told
+            # the model is called by a closure; those who have come too late are told
+            if self._stepping is not None:
                 for number, hook in _hooks_before_updates().items():
                     if number not in known:
                         hook(*self._stepping)
@@ -441,10 +432,8 @@ class Script:
         except UsageError as error:
             if chosen.optimizers:
                 raise
-            self._refused[id(chosen.seen)] = (
-                # golden may be of a model to come, of which this is a part, or which is trained
-                error
-            )
+            # golden may be of a model to come, of which this is a part, or which is trained
+            self._refused[id(chosen.seen)] = error
             chosen.seen.chosen, self._chosen = False, None
             return
         self._awake = True
@@ -509,9 +498,8 @@ class Script:
 
     def end(self) -> None:
         """Python ends: write what there is."""
-        if (
-            self._gone or self._ended or (self._is_copy and not self._seen.models)
-        ):  # as a worker that loads data
+        # as a worker that loads data
+        if self._gone or self._ended or (self._is_copy and not self._seen.models):
             return
         self._ended = True
         if self._updated:

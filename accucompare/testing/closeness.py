@@ -148,9 +148,10 @@ def bundle_of(
         return place_of(os.fspath(side))
     if isinstance(side, Bundle):
         return side.path
+    # not before: bundles are compared without torch
     from accucompare.recorder.session import (
         Session,
-    )  # not before: bundles are compared without torch
+    )
 
     return side.path if isinstance(side, Session) else captured(side, out, inputs, name, options)
 

@@ -95,7 +95,7 @@ def of_type(dtype: str, default: float, fed: float, free: float) -> None:
     """The limits of a type: its default, and the ceilings under which another run may call an error
     rounding.
     """
-    place = f"tolerance._BY_DIGITS[{DTYPES[dtype].digits}]"
+    place = f"constants.BY_DIGITS[{DTYPES[dtype].digits}]"
     decides(f"{place}[0]", 0.96 * default, 1.04 * default)(
         lambda error, _: over(judged(error, dtype))
     )
@@ -115,10 +115,10 @@ of_type("float8_e4m3fn", 0.25, 0.5, 1.0)
 of_type("float8_e5m2", 0.5, 1.0, 1.0)
 of_type("float8_e8m0fnu", 1.0, 1.0, 1.0)
 
-decides("tolerance.FED_ROUNDINGS", 3.9, 4.1)(
+decides("constants.FED_ROUNDINGS", 3.9, 4.1)(
     lambda roundings, _: over(judged(roundings * 2.0**-11, "float16", fed=True))
 )
-decides("tolerance.FED_ROUNDINGS_OF_SUMS", 31.0, 33.0)(
+decides("constants.FED_ROUNDINGS_OF_SUMS", 31.0, 33.0)(
     lambda roundings, _: over(judged(roundings * 2.0**-24, "float32", fed=True))
 )
 
@@ -144,16 +144,16 @@ def test_products_as_coarse_as_hf32s_have_the_limit_of_a_coarse_type(
 
 
 # Half types: half a rounding at least is expected, and twice that passes; others 2 and 4.
-decides("baseline.HALF.slack", 1.95, 2.05)(
+decides("constants.HALF.slack", 1.95, 2.05)(
     lambda times, _: over(judged(times * 0.01, "bfloat16", 0.01))
 )
-decides("baseline.SINGLE.slack", 3.9, 4.1)(
+decides("constants.SINGLE.slack", 3.9, 4.1)(
     lambda times, _: over(judged(times * 1e-5, "float32", 1e-5))
 )
-decides("baseline.HALF.floor", 0.98, 1.02)(
+decides("constants.HALF.floor", 0.98, 1.02)(
     lambda roundings, _: over(judged(roundings * 2.0**-8, "bfloat16", 0.0))
 )
-decides("baseline.SINGLE.floor", 7.9, 8.1)(
+decides("constants.SINGLE.floor", 7.9, 8.1)(
     lambda roundings, _: over(judged(roundings * 2.0**-24, "float32", 0.0))
 )
 
@@ -163,12 +163,12 @@ def test_half_types_have_less_slack(dtype: str, fails: bool) -> None:
     assert over(judged(3e-3, dtype, 1e-3)) is fails
 
 
-@decides("baseline.FEW", 63, 64)
+@decides("constants.FEW", 63, 64)
 def closer_than_the_baseline(elements: float, _: Path) -> bool:
     return judged(0.0005, "bfloat16", 0.01, int(elements)).reason is Reason.OVER_PRECISE
 
 
-@decides("choices.DEVIATIONS", 260, 262)
+@decides("constants.DEVIATIONS", 260, 262)
 def more_choices_than_by_rounding(changed: float, _: Path) -> bool:
     """The baseline changes 200 of 1,000: 200 + 3 sqrt(400) + 1."""
     record = item("topk", dtype="int64", shape=(1000,)).record
@@ -180,7 +180,7 @@ FAILED = Verdict(Reason.INTRODUCED)
 DEFAULT = Tolerance(rel_l2=1e-4, by_default=True)
 
 
-@decides("judge.RUNS", 1.95, 2.05)
+@decides("constants.RUNS", 1.95, 2.05)
 def no_noise_of_two_runs(times: float, _: Path) -> bool:
     return (
         settle_noise(FAILED, DEFAULT, Metrics(rel_l2=times * 0.01), 0.01).reason
@@ -188,7 +188,7 @@ def no_noise_of_two_runs(times: float, _: Path) -> bool:
     )
 
 
-@decides("judge.UNSTEADY", 0.098, 0.102)
+@decides("constants.UNSTEADY", 0.098, 0.102)
 def no_reference(apart: float, _: Path) -> bool:
     return (
         settle_unsteady(FAILED, DEFAULT, Metrics(rel_l2=0.5), apart).reason
@@ -196,13 +196,13 @@ def no_reference(apart: float, _: Path) -> bool:
     )
 
 
-decides("rows.NEAR", 0.49, 0.51)(lambda used, _: Verdict(Reason.OK, used=used).near)
-decides("masks._NEAR", -0.9896, -0.9904)(
+decides("constants.NEAR", 0.49, 0.51)(lambda used, _: Verdict(Reason.OK, used=used).near)
+decides("constants.NEAR_LOWEST", -0.9896, -0.9904)(
     lambda times, _: bool(is_masked(np.array([times * 65504.0]), DTYPES["float16"])[0])
 )
 
 
-@decides("tolerance.SMALLEST_COSINE", 0.49, 0.51)
+@decides("constants.SMALLEST_COSINE", 0.49, 0.51)
 def a_similarity(cosine: float, _: Path) -> bool:
     try:
         return Tolerance(cosine=cosine).given
@@ -216,10 +216,10 @@ def summed(terms: int, error: float) -> bool:
     return over(judge_pair(record, record, Metrics(rel_l2=error, compared=10**6), tolerance))
 
 
-decides("tolerance.ORDERS_OF_SUMS", 3.9, 4.1)(
+decides("constants.ORDERS_OF_SUMS", 3.9, 4.1)(
     lambda times, _: summed(10_000, times * 100 * 2.0**-24)
 )
-decides("tolerance.MOST_OF_SUMS", 0.98e-4, 1.02e-4)(lambda error, _: summed(1 << 40, error))
+decides("constants.MOST_OF_SUMS", 0.98e-4, 1.02e-4)(lambda error, _: summed(1 << 40, error))
 
 
 # -- where an error comes from
@@ -243,7 +243,7 @@ def second_error(first: Record, second: Record, times: float) -> bool:
     return fed.trace(second, Verdict(Reason.OVER, used=1.5 * times)).reason is Reason.GLUE
 
 
-@decides("training_trace.MUCH_FURTHER", 7.8, 8.2)
+@decides("constants.MUCH_FURTHER", 7.8, 8.2)
 def another_error_of_the_same_code(times: float, _: Path) -> bool:
     forward = second_error(record("a", "input"), record("b", "input"), times)
     backward = second_error(record("b", "grad_output"), record("a", "grad_output"), times)
@@ -251,7 +251,7 @@ def another_error_of_the_same_code(times: float, _: Path) -> bool:
     return forward
 
 
-@decides("training_trace.FREE_GRADIENTS", 3.9, 4.1)
+@decides("constants.FREE_GRADIENTS", 3.9, 4.1)
 def a_gradient_beyond_that_of_free_runs(times: float, folder: Path) -> bool:
     x = np.linspace(-1, 1, 64)
     golden, candidate = (
@@ -270,7 +270,7 @@ def row(
     return Row(where, where, Verdict(reason, **verdict), metrics)
 
 
-@decides("culprits.ALIKE", 1.95, 2.05)
+@decides("constants.ALIKE", 1.95, 2.05)
 def a_larger_error_of_glue_comes_first(times: float, _: Path) -> bool:
     """Of about equal errors, that of a module does."""
     rows = [
@@ -280,7 +280,7 @@ def a_larger_error_of_glue_comes_first(times: float, _: Path) -> bool:
     return find_culprits(rows, fed=True, has_baseline=False)[0].site == "glue"
 
 
-@decides("culprits.SMALLEST_JUMP", 1.48, 1.52)
+@decides("constants.SMALLEST_JUMP", 1.48, 1.52)
 def a_jump(times: float, _: Path) -> bool:
     rows = [
         row(record("a", "input"), Reason.OK, excess=2.0),
@@ -289,7 +289,7 @@ def a_jump(times: float, _: Path) -> bool:
     return bool(find_culprits(rows, fed=False, has_baseline=True))
 
 
-@decides("culprits.MANY", 0.098, 0.102)
+@decides("constants.MANY", 0.098, 0.102)
 def other_integers_come_first(share: float, _: Path) -> bool:
     integers = row(
         record("topk", "output", dtype="int64"),
@@ -299,7 +299,7 @@ def other_integers_come_first(share: float, _: Path) -> bool:
     return find_culprits(rows, fed=True, has_baseline=False)[0].name == "topk"
 
 
-@decides("tolerance.CLEAR", 1.95, 2.05)
+@decides("constants.CLEAR", 1.95, 2.05)
 def an_error_of_the_first_step_leads(times: float, _: Path) -> bool:
     rows = [
         row(record(name, "output", step=step), used=used)
@@ -308,7 +308,7 @@ def an_error_of_the_first_step_leads(times: float, _: Path) -> bool:
     return find_culprits(rows, fed=True, has_baseline=False, updated=True)[0].name == "a"
 
 
-@decides("sequences._ALIKE", 0.098, 0.102)
+@decides("constants.ALIKE_OPERATORS", 0.098, 0.102)
 def an_operator_less_at_the_beginning(apart: float, _: Path) -> bool:
     """Of two operators of golden's, the first is missing if what the candidate's is given is not
     the first one's.
@@ -347,15 +347,15 @@ def off_in_common(
     return verdict_words.rule(found.verdict.limit) == "common factor"
 
 
-decides("closer.COMMON_ROUNDINGS", 0.0080, 0.0088)(
+decides("constants.COMMON_ROUNDINGS", 0.0080, 0.0088)(
     lambda factor, folder: off_in_common(folder, factor)
 )
-decides("closer.OF_BASELINE", 0.0385, 0.0425)(
+decides("constants.OF_BASELINE", 0.0385, 0.0425)(
     lambda factor, folder: off_in_common(folder, factor, baseline=0.02)
 )
 
 
-@decides("closer.STANDARD_ERRORS", 3.85, 4.15)
+@decides("constants.STANDARD_ERRORS", 3.85, 4.15)
 def off_by_more_than_chance(errors: float, folder: Path) -> bool:
     """An error of 8 % of each run's own: its share along golden is chance, up to some standard
     errors.
@@ -364,7 +364,7 @@ def off_by_more_than_chance(errors: float, folder: Path) -> bool:
     return off_in_common(folder, 2 * 2.0**-8 + errors * standard, own=0.08)
 
 
-@decides("closer.ROUNDINGS_OF_UPDATE", 7.8, 8.2)
+@decides("constants.ROUNDINGS_OF_UPDATE", 7.8, 8.2)
 def beyond_the_last_place(roundings: float, folder: Path) -> bool:
     """An update of 1 of a parameter of 0: in ten elements off by a last place, and by so many
     roundings of the largest.
@@ -417,7 +417,7 @@ def changed(
     )
 
 
-@decides("outside_changes.ROUNDINGS", 1.92, 2.12)
+@decides("constants.ROUNDINGS_OF_CHANGE", 1.92, 2.12)
 def a_change_beyond_rounding(roundings: float, folder: Path) -> bool:
     """Ones in bfloat16, of which some are one or two last places larger, by so many roundings in
     the root mean square.
@@ -430,7 +430,7 @@ def a_change_beyond_rounding(roundings: float, folder: Path) -> bool:
     )
 
 
-@decides("outside_changes.SHARE_OF_UPDATE", 0.049, 0.051)
+@decides("constants.SHARE_OF_UPDATE", 0.049, 0.051)
 def a_change_beyond_a_share_of_the_update(share: float, folder: Path) -> bool:
     ones = np.ones(8)
     return changed(folder, "float64", ones, ones, 2 * ones - share, fed=False)
@@ -470,20 +470,20 @@ def scaled(folder: Path, *gradients: tuple[float, float, float]) -> bool:
     return any(culprit.scaled for culprit in compare(folder, *sides).culprits)
 
 
-@decides("scaled.SPREAD", 0.97e-6, 1.03e-6)
+@decides("constants.SPREAD", 0.97e-6, 1.03e-6)
 def factors_too_far_apart(apart: float, folder: Path) -> bool:
     return not scaled(folder, (1.0, 0.5 * (1 + apart), 0.0), (1.0, 0.5 * (1 - apart), 0.0))
 
 
-decides("scaled._DISTINCT", 0.97e-5, 1.03e-5)(
+decides("constants.DISTINCT", 0.97e-5, 1.03e-5)(
     lambda off, folder: scaled(folder, (1.0, 1 + off, 0.0), (1.0, 1 + off, 0.0))
 )
-decides("scaled._FEWEST", 1, 2)(
+decides("constants.FEWEST_GRADIENTS", 1, 2)(
     lambda count, folder: scaled(folder, *[(1.0, 0.5, 1e-10)] * int(count))
 )
 
 
-@decides("scaled._OF_REST", 2.95, 3.05)
+@decides("constants.OF_REST", 2.95, 3.05)
 def a_small_gradient_of_another_factor(times: float, folder: Path) -> bool:
     """Beside large ones: it may be off by so many times what is left of it."""
     return not scaled(
@@ -495,15 +495,15 @@ def a_small_gradient_of_another_factor(times: float, folder: Path) -> bool:
 # ------------------------------------------------------------------------------------------------------------
 
 
-@decides("wander.TOGETHER", 9, 10)
+@decides("constants.TOGETHER", 9, 10)
 def a_step_apart_tells_nothing_of_the_first(step: float, _: Path) -> bool:
     golden = {(0, place): 1.0 for place in range(20)}
     other = {**golden, (0, int(step)): 1.1}
     return envelope(golden, other, "float32")[0, 0] < 0.1
 
 
-decides("wander.BIASED", 3.9, 4.1)(lambda errors, _: Wander(20, errors, 1.0, 1.0).biased)
-decides("wander.FEWEST", 9, 10)(lambda steps, _: Wander(int(steps), 5.0, 1.0, 1.0).biased)
+decides("constants.BIASED", 3.9, 4.1)(lambda errors, _: Wander(20, errors, 1.0, 1.0).biased)
+decides("constants.FEWEST_STEPS", 9, 10)(lambda steps, _: Wander(int(steps), 5.0, 1.0, 1.0).biased)
 
 
 @decides("wander._WIDER[Quantity.LOSS]", 0.98e-4, 1.02e-4)
@@ -576,7 +576,7 @@ def composed_by(kind: str, roundings: int) -> None:
             )
         return not ac.diff(golden, sides[0], baseline=sides[1]).passed
 
-    decides(f"tolerance.RECURRENT['{kind}']", roundings - 0.2, roundings + 0.2)(is_off)
+    decides(f"constants.RECURRENT['{kind}']", roundings - 0.2, roundings + 0.2)(is_off)
 
 
 composed_by("LSTM", 6)
@@ -593,7 +593,7 @@ def enough_steps(count: float, _: Path) -> bool:
     return accept(Standard.MINDFORMERS, pairs).passed
 
 
-@decides("step_pairs._SAME_RATE", 0.97e-6, 1.03e-6)
+@decides("constants.SAME_RATE", 0.97e-6, 1.03e-6)
 def another_learning_rate(off: float, _: Path) -> bool:
     sides = (
         StepSeries(0, losses=(1.0,), lr={"SGD.0": rate}, updates=1)

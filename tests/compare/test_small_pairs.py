@@ -119,3 +119,9 @@ def test_a_damaged_small_tensor_is_named_as_it_is_alone(tmp_path: Path) -> None:
     archive.write_bytes(content)
     with pytest.raises(BundleError, match="corrupt"):
         ac.diff(*sides)
+
+
+def test_a_pair_that_lies_outside_of_its_buffers_is_refused() -> None:
+    form = PairForm(DTYPES["float32"], DTYPES["float32"], (3,), None, None)
+    with pytest.raises(ValueError, match="outside of its buffers"):
+        measure_small(bytes(12), bytes(12), [(0, 4, form)])

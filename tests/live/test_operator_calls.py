@@ -7,7 +7,6 @@ from pathlib import Path
 import accucompare as ac
 from accucompare.bundle.format.records import Role
 from accucompare.devices import DeviceName
-from accucompare.live.operators.operator_calls import CALLERS
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.case_capture import capture_case
 
@@ -18,10 +17,6 @@ import accucompare as ac
 def case():
     return ac.Case(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.GELU()), torch.ones(1, 2))
 """
-
-
-def test_the_files_that_call_models_are_there() -> None:
-    assert [name for name in CALLERS if not Path(name).is_file()] == []
 
 
 def test_what_called_a_model_is_no_source_line_of_its_operators(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from accucompare.live.operators import dispatch as interception
 from accucompare.live.operators import randomness
 from accucompare.live.operators.randomness import Draws, matched_randomness
+from accucompare.numbers import kernel
 
 aten = torch.ops.aten
 DTYPES = [torch.float64, torch.bfloat16, torch.float16]
@@ -373,6 +374,7 @@ def test_attention_leaves_the_generator_as_a_devices_own_kernel_does(
         return plainly(op, *args[:4], 0.0, *args[5:], **kwargs)
 
     monkeypatch.setattr(randomness, "without_dispatch", on_device)
+    monkeypatch.setattr(randomness, "_is_mathematical", lambda *_: False)
     torch.manual_seed(1)
     drawn(lambda: attention(0.5))
     found = torch.get_rng_state()
@@ -519,3 +521,15 @@ def test_checkpointed_segments_under_one_seed_have_the_gradients_of_their_own_ma
 def test_uniform_numbers_never_reach_the_upper_bound(dtype: torch.dtype) -> None:
     numbers = drawn(lambda: torch.empty(200_000, dtype=dtype).uniform_(1, 2))
     assert (numbers.min() >= 1, numbers.max() < 2) == (True, True)
+
+
+@pytest.mark.parametrize("count", [0, 1, 17, 623, 624, 625, 100_000])
+@pytest.mark.parametrize("seed", [0, 7, 3_000_000_000, (1 << 63) - 1])
+def test_the_compiled_draw_is_pytorch_s(count: int, seed: int) -> None:
+    values = torch.empty(count)
+    if not kernel.fill_uniform(seed, values.numpy()):
+        pytest.skip("no kernel is built")
+    drawn = torch.rand(count, generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(values, drawn)
+    kernel.fill_uniform(seed, values.numpy(), 0.9)
+    assert torch.equal(values, (drawn < 0.9).float())

@@ -315,6 +315,7 @@ def test_a_kernel_built_from_another_version_of_its_source_is_not_used(
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "another_kernel", module)
     spec.loader.exec_module(module)
     assert (
         module.description()

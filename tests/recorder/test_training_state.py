@@ -368,7 +368,7 @@ def test_an_optimizer_that_the_capture_was_not_given_is_missing_once_it_has_stat
         )
     assert missing == [
         [],
-        ["AdamW stepped the model's parameters, but the capture was not given it (optimizer=…)"],
+        ["AdamW stepped the model's parameters, but the capture was not given it (loop=…)"],
     ]
 
 

@@ -43,6 +43,7 @@ from tests.frozen.test_frozen import mixed, several
 from tests.report.browser import Browser
 from tests.report.test_columns import comparison as of_rows
 from tests.report.test_columns import record
+from tests.report.test_one_answer import train
 
 EVIL = (
     "</script><script>document.title='taken'</script>",
@@ -538,6 +539,15 @@ def test_names_in_a_log_are_shown_as_text_too(browser: Browser, folder: Path) ->
 
 
 # Training, logs
+
+
+def test_a_page_of_fed_steps_has_its_tables(browser: Browser, tmp_path: Path) -> None:
+    """Such steps have no sentence of their own."""
+    golden = train(tmp_path / "golden")
+    compared = ac.diff(golden, train(tmp_path / "npu", feed=golden))
+    browser.open(compared.to_html(tmp_path / "x.html"))
+    assert "Each step was fed with golden's values" in browser.text("#section-training")
+    assert "cannot be shown" not in browser.text("body")
 
 
 def test_a_training_comparison_shows_histories_and_where_the_runs_part(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accucompare.findings.analysis.analysis import Ranks, analyse
-from accucompare.findings.checklist import EXIT_CODES, CheckStatus, judge_finite, judge_log
+from accucompare.findings.checklist import STATUS_EXIT_CODES, CheckStatus, judge_finite, judge_log
 from accucompare.findings.log import remark
 from accucompare.report.watched import verdict_line
 from tests.findings.logs import end, found, passed, start, step
@@ -49,7 +49,7 @@ def test_the_headline_and_the_exit_code_are_functions_of_the_answer(ranks: Ranks
     assert WORDS[verdict_line(ranks, None).plain.partition("  ")[0]] is outcome.status
     bad: list[Any] = [*ranks.findings, *ranks.unexplained]
     assert (outcome.status is CheckStatus.FAIL) == bool(bad)
-    assert EXIT_CODES[outcome.status] == (1 if bad else 2 if ranks.trouble else 0)
+    assert STATUS_EXIT_CODES[outcome.status] == (1 if bad else 2 if ranks.trouble else 0)
 
 
 @given(runs())
@@ -57,7 +57,7 @@ def test_the_exit_code_of_the_checklist_is_that_of_its_worst_check(ranks: Ranks)
     health = judge_log(ranks)
     wrong = health.of(CheckStatus.FAIL, CheckStatus.WARN)
     looked = [*wrong, *health.of(CheckStatus.PASS)]
-    assert EXIT_CODES[health.status] == (1 if wrong else 0 if looked else 2)
+    assert STATUS_EXIT_CODES[health.status] == (1 if wrong else 0 if looked else 2)
     finite = next(each for each in health.results if each.check.id == "finite")
     assert not (
         finite.status is CheckStatus.PASS and judge_finite(ranks).status is CheckStatus.FAIL

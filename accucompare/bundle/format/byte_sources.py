@@ -19,13 +19,13 @@ from accucompare.errors import BundleError
 from accucompare.places import Place, ServerAnswer, Url, wait
 from accucompare.storage_errors import NoAnswerError
 
-# : How many files stay open that nobody reads: a bundle has one a step and rank, and a process may
-# open 256 (macOS) to 1,024.
+#: How many files stay open that nobody reads: a bundle has one a step and rank, and a process may
+#: open 256 (macOS) to 1,024.
 OPEN_FILES = 48
 #: Bytes that are asked for at once.
 WINDOW = 8 << 20
-# : How many windows a bundle keeps, and how many are asked for before they are needed; each thread
-# keeps one more, the one that it reads.
+#: How many windows a bundle keeps, and how many are asked for before they are needed; each thread
+#: keeps one more, the one that it reads.
 HELD, AHEAD = 8, 2
 #: How many small files are asked for before they are opened.
 _EXPECTED = 16

@@ -30,11 +30,11 @@ from accucompare.version import __version__
 FORMAT = "accucompare bundle"
 #: The oldest format that holds everything a bundle may hold but what ``NEEDS`` names.
 FORMAT_VERSION = 1
-# : The format of a bundle with records of these roles: older versions take them for damage, and
-# refuse a newer format by its number.
+#: The format of a bundle with records of these roles: older versions take them for damage, and
+#: refuse a newer format by its number.
 NEEDS = {**dict.fromkeys(NODE_ROLES, 2), **dict.fromkeys((*WRITTEN_ROLES, Role.PARAM_CHANGED), 4)}
-# : Likewise of a bundle with parts of tensors, which older versions would compare with any other
-# part.
+#: Likewise of a bundle with parts of tensors, which older versions would compare with any other
+#: part.
 SHARDS_NEED = 3
 #: What this version reads.
 NEWEST_FORMAT = max(FORMAT_VERSION, *NEEDS.values(), SHARDS_NEED)
@@ -46,8 +46,8 @@ PREVIOUS = ".previous"
 
 #: Where in a golden bundle the baselines are that it brings along, one bundle a precision.
 BASELINES = "baselines"
-# : Where in a baseline's bundle the runs of golden's own code in golden's precision are, fed with
-# golden: on its values, and on its values : rounded to the candidate's type.
+#: Where in a baseline's bundle the runs of golden's own code in golden's precision are, fed with
+#: golden: on its values, and on its values rounded to the candidate's type.
 PROOF, CONDITIONED = "proof", "conditioned"
 
 
@@ -385,12 +385,12 @@ class Manifest:
                     f"{path.parent}: not a bundle (its {path.name}: {error.strerror})"
                 ) from None
             if path.parent.is_dir():
-                what = f"not a bundle (it has no {path.name})"
+                why = f"it has no {path.name}"
+            elif path.parent.exists():
+                why = "a file; a bundle is a directory"
             else:
-                what = (
-                    "not a bundle"
-                    f" ({'a file; a bundle is a directory' if path.parent.exists() else 'there is no such directory'})"
-                )
+                why = "there is no such directory"
+            what = f"not a bundle ({why})"
             if holds_bundle(path.parent / PREVIOUS):
                 what += (
                     f"; the one that was to be overwritten is in {path.parent / PREVIOUS}, and the"

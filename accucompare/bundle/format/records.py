@@ -25,8 +25,8 @@ class Role(str, Enum):
 
     INPUT = "input"
     OUTPUT = "output"
-    # : A buffer that the model computes itself, which no checkpoint brings, when the capture
-    # begins; its path is the buffer's name.
+    #: A buffer that the model computes itself, which no checkpoint brings, when the capture
+    #: begins; its path is the buffer's name.
     COMPUTED_BUFFER = "computed_buffer"
     # What is left behind where later calls find it. Its path is the argument's, or the buffer's
     # name; after a ``/`` the qualified one, of a buffer of another module than the one that wrote.
@@ -47,9 +47,9 @@ class Role(str, Enum):
     STATE_BEFORE = "state_before"
     PARAM_UPDATE = "param_update"
     STATE_AFTER = "state_after"
-    # : A parameter after so many updates of the step, if something other than an update has changed
-    # it since the last one: before the model : was called, or, with ``AT_THE_END`` behind its name,
-    # after that.
+    #: A parameter after so many updates of the step, if something other than an update has changed
+    #: it since the last one: before the model was called, or, with ``AT_THE_END`` behind its name,
+    #: after that.
     PARAM_CHANGED = "param_changed"
     # In the state of a bundle captured with save_state, never in a step:
     PARAM = "param"
@@ -84,12 +84,12 @@ NODE_ROLES = (Role.OP_GRAD_OUTPUT, Role.OP_GRAD_INPUT)
 SERIES_ROLES = (Role.LOSS, Role.CLIPPED_NORM)
 OPERATOR_ROLES = (Role.OP_INPUT, Role.OP_OUTPUT, *NODE_ROLES)
 
-# : Behind the path of a parameter that was changed at the end of a step, in which no update came
-# after the last call of the model.
+#: Behind the path of a parameter that was changed at the end of a step, in which no update came
+#: after the last call of the model.
 AT_THE_END = "#2"
 
-# : What parameter groups say of how an update is computed, and not of what: a device may compute it
-# otherwise. Older bundles hold them.
+#: What parameter groups say of how an update is computed, and not of what: a device may compute it
+#: otherwise. Older bundles hold them.
 WAYS_OF_UPDATING = ("foreach", "fused", "capturable", "differentiable")
 
 #: What ``--roles`` chooses.
@@ -116,8 +116,8 @@ ROLES_OF = {
 GROUP_OF = {role: group for group, roles in ROLES_OF.items() for role in roles}
 
 
-# : What a digest begins with that a device has made, of numbers and not of bytes: it tells nothing
-# beside one of bytes.
+#: What a digest begins with that a device has made, of numbers and not of bytes: it tells nothing
+#: beside one of bytes.
 DEVICE_DIGEST = "device:"
 
 
@@ -427,7 +427,7 @@ def _is_possible(shape: tuple[int, ...], member: bool) -> bool:
     return len(shape) <= _MOST_DIMENSIONS and math.prod(filter(None, shape)) <= most
 
 
-class _Line(msgspec.Struct):
+class _Line(msgspec.Struct, gc=False):
     """A record's line: its fields without rank and step, in their order."""
 
     name: str

@@ -37,12 +37,10 @@ from accucompare.errors import BundleError, RecordError
 from accucompare.numbers import DTYPES, Array
 from accucompare.places import Place
 
-_ENTRY_LENGTHS = struct.Struct(
-    "<4s24x3H"
-)  # of an entry: signature, lengths of name, extra and comment
-_ENTRY_PLACE = struct.Struct(
-    "<8x2H8x2L2H10xL"
-)  # of an entry: flags, method, 2 sizes, lengths of name and extra, offset
+# of an entry: signature, lengths of name, extra and comment
+_ENTRY_LENGTHS = struct.Struct("<4s24x3H")
+# of an entry: flags, method, 2 sizes, lengths of name and extra, offset
+_ENTRY_PLACE = struct.Struct("<8x2H8x2L2H10xL")
 #: The same of many at once.
 _ENTRY = np.dtype(
     {
@@ -65,9 +63,8 @@ _CRC = struct.Struct("<16xL")  # of an entry
 _WHOLE_LIMIT = 1 << 32  # 4,096 sketches of the largest size take half of it
 _ENCRYPTED = 1  # the flag
 _TAIL = ZIP64_LOCATOR.size + END.size + 0xFFFF  # where the end record is, which may have a comment
-_DIRECTORY_LIMIT = (
-    1 << 28
-)  # that of a million members is half as long; a longer one than this is no honest directory
+# that of a million members is half as long; a longer one than this is no honest directory
+_DIRECTORY_LIMIT = 1 << 28
 
 _NPY_HEADER = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': ([ -~]*), 'fortran_order': (True|False), 'shape': \(([0-9,"

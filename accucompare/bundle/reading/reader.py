@@ -53,9 +53,8 @@ _NEXT = 8  # lists of records that are asked for ahead
 _NOWHERE: tuple[Any, ...] = (-1,)
 _SMALL = (CHUNK + 16) * 8  # bytes of a member of at most a chunk, with its header
 _SKETCHES_HELD = 2  # members of 8 MiB: neighbouring records are compared one after the other
-_LINE_LIMIT = (
-    1 << 20
-)  # a record takes a few hundred bytes; a longer line than this is no honest record
+# a record takes a few hundred bytes; a longer line than this is no honest record
+_LINE_LIMIT = 1 << 20
 
 
 class _Sketches(NamedTuple):
@@ -263,9 +262,8 @@ class Bundle:
         Raises:
             RecordError: if it has no data or is damaged.
         """
-        archive, offset = self.locate(
-            record
-        )  # first, for it checks that there is as much data as the record says
+        # first, for it checks that there is as much data as the record says
+        archive, offset = self.locate(record)
         raw = np.empty(record.shape, DTYPES[record.dtype].storage)
         archive.read_into(memoryview(raw.reshape(-1).view("u1")), offset)
         self.verify(record, digest(raw))
@@ -614,9 +612,8 @@ class StoredTensor:
                 hasher.update(part)
                 yield values if count >= elements else values[:count]
             found = hasher.digest()
-        if (
-            self._digests.setdefault(start, found) != found
-        ):  # what is measured in two passes is read twice
+        # what is measured in two passes is read twice
+        if self._digests.setdefault(start, found) != found:
             raise self._bundle.changed(self._record)
 
     @property
@@ -637,9 +634,8 @@ class StoredTensor:
         first = view.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
         found = np.empty(view.shape, self._storage)
         outer, run = view.ndim, self._storage.itemsize
-        while outer and (
-            view.strides[outer - 1] == run or view.shape[outer - 1] == 1
-        ):  # what lies in one piece is read in one
+        # what lies in one piece is read in one
+        while outer and (view.strides[outer - 1] == run or view.shape[outer - 1] == 1):
             outer -= 1
             run *= view.shape[outer]
         target = memoryview(found.reshape(-1).view("u1"))
@@ -662,9 +658,8 @@ class StoredTensor:
         strides = [size * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         whole = view = np.lib.stride_tricks.as_strided(np.empty(1, self._storage), shape, strides)
         for index in indices:
-            view = view[
-                index if ... in index else (*index, ...)
-            ]  # with the dots, it is a view and never a value
+            # with the dots, it is a view and never a value
+            view = view[index if ... in index else (*index, ...)]
         return whole, view
 
     def read(self) -> None:

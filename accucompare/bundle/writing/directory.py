@@ -214,8 +214,8 @@ def _remove_empty(folder: Path, directory: Path) -> None:
             folder = folder.parent
 
 
-# : The files that a capture writes into its directory and into those of ranks; nothing else is ever
-# moved or removed.
+#: The files that a capture writes into its directory and into those of ranks; nothing else is ever
+#: moved or removed.
 _MANIFEST = re.compile(r"manifest\.json(\.part)?")
 _OF_RANK = re.compile(rf"(step\d+|state)\.(npz|jsonl)(\.part)?|{_MANIFEST.pattern}")
 _BESIDE = re.compile(rf"repeat\d+|{PROOF}|{CONDITIONED}")

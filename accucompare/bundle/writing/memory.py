@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 #: How many bytes of blocks a process keeps from one capture to the next.
 KEPT_BYTES = 512 << 20
 
-# : How long to wait for memory before asking whether anybody is left who could give some back, in
-# seconds.
+#: How long to wait for memory before asking whether anybody is left who could give some back, in
+#: seconds.
 _PATIENCE = 0.5
 
 #: Makes a block of host memory of so many bytes.

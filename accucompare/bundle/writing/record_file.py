@@ -16,8 +16,8 @@ from accucompare.bundle.writing.archive_writer import ArchiveWriter, member_name
 from accucompare.numbers import DTYPES, Array, Float64, Statistics, digest, sketch_of, summarize
 from accucompare.selection import SKETCH_SIZE, Mode
 
-# : What makes two records' data and statistics equal: dtype, shape, digest; and their sketches:
-# where in a whole they lie.
+#: What makes two records' data and statistics equal: dtype, shape, digest; and their sketches:
+#: where in a whole they lie.
 Content = tuple[str, tuple[int, ...], str | None]
 _Placed = tuple[str, tuple[int, ...], str | None, Shard | None]
 #: How many sketches one member holds: 8 MiB of the usual size, which a reader takes at once.

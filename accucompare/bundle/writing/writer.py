@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 #: How many bytes of tensors may wait to be written, by default: 1 GiB.
 QUEUE_BYTES = 1 << 30
-# : Wake the writer only after this many records or bytes: each wake-up competes with the model for
-# the GIL.
+#: Wake the writer only after this many records or bytes: each wake-up competes with the model for
+#: the GIL.
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 1 << 20
 # bytes; to count each small array takes longer than to copy it
 _COUNTED_TOGETHER = 64 << 10
@@ -403,7 +403,7 @@ class BundleWriter:
                     lease.release()
         except OSError as error:
             self._fail(self._cannot_write(error))
-        except BaseException as error:  # a bug here must reach the user as an error of the capture, not vanish with the thread
+        except BaseException as error:  # a bug must reach the user, not vanish with the thread
             self._fail(
                 CaptureError(f"{self.directory}: writing failed ({type(error).__name__}: {error})")
             )

@@ -189,9 +189,8 @@ def _processes(count: int) -> Iterator[Any]:
     from distributed import LocalCluster
 
     resource_tracker.ensure_running()  # starting it would unblock the signal again
-    before = signal.pthread_sigmask(
-        signal.SIG_BLOCK, {signal.SIGINT}
-    )  # for this thread, and those that it starts
+    # for this thread, and those that it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     small = {"memory_limit": 0, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
     try:
         with (
@@ -333,9 +332,8 @@ class Cluster:
         try:
             yield executor
         finally:
-            with contextlib.suppress(
-                Exception, CancelledError
-            ):  # such as a worker that hangs, and does not answer
+            # such as a worker that hangs, and does not answer
+            with contextlib.suppress(Exception, CancelledError):
                 _in_time(_GRACE, lambda: self._leave(executor, job.token))
 
     def _leave(self, executor: Executor, token: str) -> None:
@@ -356,9 +354,8 @@ class Cluster:
 
         alone: float | None = None
         while not wait([future], LOOK).done:
-            if (
-                self._client.status == "closed"
-            ):  # after distributed.comm.timeouts.connect without a scheduler
+            # after distributed.comm.timeouts.connect without a scheduler
+            if self._client.status == "closed":
                 raise self._lost(sides, "has lost its scheduler")
             if self._threads():
                 alone = None

@@ -12,7 +12,7 @@ import numpy as np
 
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.cluster.parcels import Parcel, Reply, pack_outcomes, unpack_tasks
-from accucompare.compare.judging import Sides, judge_tasks
+from accucompare.compare.judging import Sides, judge_task, with_small_pairs
 from accucompare.compare.rows import PairOutcome
 from accucompare.errors import BundleError, ClusterError
 from accucompare.numbers import DTYPES, kernel
@@ -103,12 +103,14 @@ def judge_parcel(job: Job, parcel: Parcel) -> Reply:
     """
     outcomes: list[PairOutcome | BundleError] = []
     try:
-        sides = _opened(job)
-        try:
-            for outcome in judge_tasks(sides, unpack_tasks(parcel)):
-                outcomes.append(outcome)
-        except BundleError as error:
-            outcomes.append(error)
+        tasks = unpack_tasks(parcel)
+        sides = with_small_pairs(_opened(job), tasks)
+        for task in tasks:
+            try:
+                outcomes.append(judge_task(sides, task))
+            except BundleError as error:
+                outcomes.append(error)
+                break
         return pack_outcomes(outcomes)
     except ClusterError:
         raise

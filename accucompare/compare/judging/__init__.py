@@ -5,6 +5,7 @@ from accucompare.compare.judging.judge import is_noise, judge_pair
 from accucompare.compare.judging.judging import judge_task, judge_tasks
 from accucompare.compare.judging.proof import Beside, open_beside, why_not_proved, with_proofs
 from accucompare.compare.judging.sides import Sides
+from accucompare.compare.judging.small_pairs import with_small_pairs
 
 __all__ = [
     "Beside",
@@ -17,4 +18,5 @@ __all__ = [
     "why_not_proved",
     "with_given",
     "with_proofs",
+    "with_small_pairs",
 ]

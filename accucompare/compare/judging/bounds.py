@@ -131,9 +131,8 @@ def lower_bounds(golden: Record, candidate: Record, cosine: bool = True) -> Metr
     )
     if masks_may_explain(golden, candidate):
         return msgspec.structs.replace(metrics, nonfinite_mismatch=abs(ours.nan - theirs.nan))
-    count = (
-        elements - ours.nan - ours.inf if ours.nan or ours.inf else elements
-    )  # which then is one object for both
+    # which then is one object for both
+    count = elements - ours.nan - ours.inf if ours.nan or ours.inf else elements
     left, right = (
         _profile(ours, count, _error_of(golden, count)),
         _profile(theirs, count, _error_of(candidate, count)),
@@ -203,9 +202,8 @@ def _profile(statistics: Statistics, count: int, relative: float = _ERROR) -> _P
         return None
     largest = max(abs(float(low)), abs(float(high)))
     mean = statistics.mean if statistics.mean is not None else float(low) / 2 + float(high) / 2
-    unknown = (
-        0.0 if statistics.mean is not None else abs(float(high) / 2 - float(low) / 2)
-    )  # a damaged bundle may claim any
+    # a damaged bundle may claim any
+    unknown = 0.0 if statistics.mean is not None else abs(float(high) / 2 - float(low) / 2)
     if statistics.l2 is None:  # beyond float64, or not there
         rms = _Range(max(_down(abs(mean), relative) - unknown, 0.0), largest)
     else:

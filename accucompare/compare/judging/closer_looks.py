@@ -9,11 +9,11 @@ import math
 import msgspec
 
 from accucompare.bundle.format import GRADIENT_ROLES, Record, Role
+from accucompare.compare.constants import STANDARD_ERRORS
 from accucompare.compare.judging.estimates import ratio_room, room
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.limits import EXACT, Expected, Tolerance, floor, is_half, limit
 from accucompare.compare.measuring import (
-    STANDARD_ERRORS,
     Metrics,
     Run,
     Values,
@@ -182,9 +182,10 @@ def _common_factor(
             * length
         )
     largest = max(abs(float(end or 0.0)) for end in (golden.statistics.min, golden.statistics.max))
+    # of sketches
     uncertain = (room(metrics) ** 2 - 1.0) * (
         metrics.one_minus_cosine + (expected.one_minus_cosine or 0.0)
-    )  # of sketches
+    )
     most = (
         allowed
         + uncertain

@@ -6,9 +6,10 @@ sketch (``numbers.sketch``). The norm of the difference of two sketches of k num
 tensors' difference, to a relative standard deviation of 1 / sqrt(2 k). Norms, means, extrema and
 counts are exact, as recorded. So ::
 
-    rel_l2            ~  ‖S(c) - S(g)‖ / ‖g‖
-    1 - cosine        ~  ‖S(c) / ‖c‖ - S(g) / ‖g‖‖² / 2,  or 2 - ‖S(c) / ‖c‖ + S(g) / ‖g‖‖² / 2
-    where that is more exact bias              =  mean(c) - mean(g)
+    rel_l2      ~  ‖S(c) - S(g)‖ / ‖g‖
+    1 - cosine  ~  ‖S(c) / ‖c‖ - S(g) / ‖g‖‖² / 2,
+                   or 2 - ‖S(c) / ‖c‖ + S(g) / ‖g‖‖² / 2 where that is more exact
+    bias        =  mean(c) - mean(g)
 
 and where the lower bounds that statistics prove (``compare.judging.bounds``) are larger, they take
 the place of the estimate: an error that sits in one element, or in two that a sketch can lose,
@@ -112,9 +113,8 @@ class Estimates:
             apart = max(apart - blur, 0.0)
         spread, root, least = deviation(size), math.sqrt(max(bounds.compared, 1)), min(lengths)
         rmse = max(apart / root, bounds.rmse)
-        if (
-            not least or math.sqrt(angle) < 2.0 * bounds.rmse * root / least
-        ):  # else its bound, which is dear, is below it: chords and angles
+        # else its bound, which is dear, is below it: chords and angles
+        if not least or math.sqrt(angle) < 2.0 * bounds.rmse * root / least:
             angle = max(angle, lower_bounds(golden, candidate).one_minus_cosine)
         return msgspec.structs.replace(
             bounds,
@@ -144,9 +144,8 @@ class Estimates:
             if lengths[1]
             else 0.0
         )
-        if not (
-            _SQUARES[0] < apart < _SQUARES[1] and length < _SQUARES[1] and angle <= 1.0
-        ):  # no difference, damage, or huge numbers
+        # no difference, damage, or huge numbers
+        if not (_SQUARES[0] < apart < _SQUARES[1] and length < _SQUARES[1] and angle <= 1.0):
             left, right = numbers_of(ours, golden, size), numbers_of(theirs, candidate, size)
             return distance(left, right), _one_minus_cosine(left, right, *lengths)
         if not all(lengths):
@@ -226,9 +225,8 @@ def _one_minus_cosine(golden: Float64, candidate: Float64, ours: float, theirs: 
         apart, opposite = distance(golden, candidate), distance(golden, -candidate)
     if not min(apart, opposite) < 2.0:  # of damaged numbers, for these are unit vectors
         return 2.0
-    return (
-        apart * apart / 2.0 if apart <= opposite else 2.0 - opposite * opposite / 2.0
-    )  # the shorter one is the more exact
+    # the shorter one is the more exact
+    return apart * apart / 2.0 if apart <= opposite else 2.0 - opposite * opposite / 2.0
 
 
 def _size(bundle: Bundle, record: Record) -> int:

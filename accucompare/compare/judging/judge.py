@@ -9,11 +9,11 @@ import math
 from msgspec.structs import replace
 
 from accucompare.bundle.format import Layout, Record
+from accucompare.compare.constants import FEW, RUNS, UNSTEADY
 from accucompare.compare.judging.bounds import can_bound
 from accucompare.compare.judging.estimates import ratio_room, room
 from accucompare.compare.limits import (
     EXACT,
-    FEW,
     Expected,
     SmallestLimit,
     Tolerance,
@@ -55,10 +55,11 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
         return Verdict(Reason.DTYPE, remarks=(BareRemark.BOTH_KINDS,))
     if _kind(golden) is not _kind(candidate):
         return Verdict(Reason.DTYPE, remarks=(BareRemark.BOTH_KINDS,))
+    # an older bundle has no values of it
     if golden.layout is Layout.NESTED and None in (
         golden.components,
         candidate.components,
-    ):  # an older bundle has no values of it
+    ):
         return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.GOLDENS_KIND,))
     if golden.components != candidate.components:
         return Verdict(Reason.SHAPE, remarks=(BareRemark.OTHER_COMPONENTS,))
@@ -165,9 +166,8 @@ def _judge_by_excess(
         return replace(
             verdict, excess=ratio, evident=verdict.status is Status.FAIL and ratio > most
         )
-    if (
-        math.isinf(metrics.rel_l2) and verdict.reason is Reason.OK
-    ):  # golden is all zeros, and rounding takes that much
+    # golden is all zeros, and rounding takes that much
+    if math.isinf(metrics.rel_l2) and verdict.reason is Reason.OK:
         return verdict
     expects = max(expected.rel_l2, floor(dtype))
     most = max(most, most * tolerance.composed / expects, tolerance.summing / expects)
@@ -187,9 +187,8 @@ def _judge_by_excess(
         and ratio <= most
     )
     beyond_too = (BeyondLikeBaseline(expected.rel_l2),)
-    if (
-        beyond and not tolerance.fed
-    ):  # rounding may have changed a choice, in the baseline too: no failure, and no pass
+    # rounding may have changed a choice, in the baseline too: no failure, and no pass
+    if beyond and not tolerance.fed:
         return replace(verdict, reason=Reason.OK, remarks=beyond_too, beyond=True)
     if beyond and tolerance.ceiling is not None:
         return replace(
@@ -296,13 +295,6 @@ def settle_unsteady(
         reason=Reason.NOT_DETERMINISTIC,
         remarks=(RunsApart(golden=True, apart=apart),),
     )
-
-
-#: Relative L2 distance of golden's two captures beyond which golden is not compared with.
-UNSTEADY = 0.1
-
-#: An error up to this many times the distance of two runs counts as noise.
-RUNS = 2.0
 
 
 def is_noise(metrics: Metrics, noise: float | None) -> bool:

@@ -37,13 +37,11 @@ from msgspec.structs import replace
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.format import CONDITIONED, PROOF, Manifest, Record
 from accucompare.bundle.reading import Bundle, open_bundle
-from accucompare.compare.judging.judge import RUNS, UNSTEADY
+from accucompare.compare.constants import FED_ROUNDINGS_OF_SUMS, FEW, HIDES_NOTHING, RUNS, UNSTEADY
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.limits import (
     BASELINE_ERRORS,
     EXACT,
-    FED_ROUNDINGS_OF_SUMS,
-    FEW,
     Expected,
     Surrounding,
     Tolerance,
@@ -63,11 +61,6 @@ from accucompare.compare.rows import Proof, Reason, Status, Task, Verdict, same_
 from accucompare.devices import is_a_librarys
 from accucompare.numbers import DTYPES
 from accucompare.places import Place, is_file
-
-#: A quarter of an error, at right angles to it, makes it 3 % larger, and hides nothing. So much of
-#: the smallest error that counts as a baseline's is explained; and of a coarser baseline's own
-#: error no more, however near the two precisions are.
-HIDES_NOTHING = 0.25
 
 
 @dataclass(frozen=True)
@@ -170,9 +163,8 @@ def with_proofs(
         if ours is None:
             return task
         found, other = proof.get(ours.key), conditioned.get(ours.key)
-        limits = fixed(
-            Pair(ours, found)
-        )  # of every pair, since limits of gradients depend on those before
+        # of every pair, since limits of gradients depend on those before
+        limits = fixed(Pair(ours, found))
         doubtful = (
             beside.proof is not None
             and not same_bits(ours, found)
@@ -244,9 +236,8 @@ def doubt(
     proof = task.proof
     if proof is None or sides.proof is None or same_bits(golden, candidate):
         return None
-    if not (
-        task.tolerance.by_default or task.tolerance == EXACT
-    ):  # which judges integers, whatever the user's limits
+    # which judges integers, whatever the user's limits
+    if not (task.tolerance.by_default or task.tolerance == EXACT):
         return None
     record = proof.record
     if record is None or (record.shape, record.components) != (golden.shape, golden.components):
@@ -290,9 +281,8 @@ def _explained(
     if metrics.nonfinite_mismatch:
         return False
     if not DTYPES[golden.dtype].digits:
-        return differing(metrics) <= min(
-            most_changed(0), metrics.compared / FEW
-        )  # of a single number none
+        # of a single number none
+        return differing(metrics) <= min(most_changed(0), metrics.compared / FEW)
     if metrics.rel_l2 <= max(proof.limit, HIDES_NOTHING * floor(candidate.dtype)):
         return True
     if expected is None or baseline is None or proof.ceiling < metrics.rel_l2 < math.inf:
@@ -352,9 +342,8 @@ def conditioned(
         or not (task.tolerance.fed and ceiling < error < math.inf)
     ):
         return None
-    if sides.proof is None and (
-        task.baseline is None or task.baseline.error is None
-    ):  # golden's own baseline needs no proof
+    # golden's own baseline needs no proof
+    if sides.proof is None and (task.baseline is None or task.baseline.error is None):
         return None
     kept = record.error
     if kept is not None:

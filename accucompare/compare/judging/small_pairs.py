@@ -25,6 +25,8 @@ def with_small_pairs(sides: Sides, tasks: Sequence[Task]) -> Sides:
     """The sides, which now know the metrics of the tasks' small pairs: of golden and the candidate,
     of golden and the baseline, and of the candidate's two runs.
     """
+    if not kernel.is_compiled():
+        return sides
     pairs = [
         (task, task.pair.golden, task.pair.candidate)
         for task in tasks

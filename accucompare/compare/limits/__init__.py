@@ -1,7 +1,6 @@
 """How large an error may be: by tolerances, or by what a baseline shows of rounding."""
 
 from accucompare.compare.limits.baseline import (
-    FEW,
     NORMAL,
     Expected,
     check_baseline,
@@ -43,15 +42,10 @@ from accucompare.compare.limits.suggest import (
 )
 from accucompare.compare.limits.tolerance import (
     CEILING,
-    CLEAR,
     COARSE,
     COPIES,
     DEFAULT_REL_L2,
     EXACT,
-    FED_ROUNDINGS,
-    FED_ROUNDINGS_OF_SUMS,
-    RECURRENT,
-    SUMMED,
     Rule,
     Tolerance,
     Tolerances,
@@ -62,18 +56,12 @@ from accucompare.compare.limits.tolerance import (
 __all__ = [
     "BASELINE_ERRORS",
     "CEILING",
-    "CLEAR",
     "COARSE",
     "COPIES",
     "DEFAULT_REL_L2",
     "EXACT",
-    "FED_ROUNDINGS",
-    "FED_ROUNDINGS_OF_SUMS",
-    "FEW",
     "NORMAL",
     "PRECISIONS",
-    "RECURRENT",
-    "SUMMED",
     "Expected",
     "OtherCode",
     "Rule",

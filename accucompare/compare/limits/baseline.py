@@ -22,6 +22,7 @@ from functools import cache
 
 from accucompare.bundle.format import Error, Key, Record, Role
 from accucompare.bundle.reading import Bundle
+from accucompare.compare.constants import HALF, SINGLE, PrecisionOfBaseline
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.pairing import Pair, Renaming, Signatures, by_argument, rename
 from accucompare.compare.remarks import BareRemark, BaselineDtype, BaselineShape, PairRemark
@@ -30,33 +31,8 @@ from accucompare.numbers import DTYPES
 from accucompare.places import Place
 from accucompare.selection import Mode
 
-
-@dataclass(frozen=True, slots=True)
-class PrecisionOfBaseline:
-    """What to expect of two computations that differ by rounding alone.
-
-    Attributes:
-        floor: the smallest error that counts as a baseline's, in units of the dtype's unit
-            roundoff.
-        slack: factor on the limit.
-    """
-
-    floor: float
-    slack: float
-
-
-# : In half types, of no more digits than float16, nearly all of a module's error is the rounding of
-# its inputs, weights and outputs, which : is the same on every device. Half a unit roundoff is
-# about the root mean square of rounding once, and a factor of 2 is room for : accumulation in
-# another order or precision. With more digits most of the error comes from the order of
-# accumulation, and elementary : functions differ between devices by a few units in the last place.
-# Both vary more from one device to another.
-HALF = PrecisionOfBaseline(floor=0.5, slack=2.0)
-SINGLE = PrecisionOfBaseline(floor=2.0, slack=4.0)
 _HALF_DIGITS = DTYPES["float16"].digits
 
-#: Elements below which being closer to golden than the baseline proves nothing.
-FEW = 64
 
 #: Upper 0.1 % points of Student's t with 1 to 9 degrees of freedom, and of the normal distribution.
 _STUDENT = (

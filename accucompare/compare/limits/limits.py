@@ -7,7 +7,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 import msgspec
 
-from accucompare.compare.limits.tolerance import SMALLEST_COSINE
+from accucompare.compare.constants import SMALLEST_COSINE
 
 _THREE_DIGITS_UP = Context(prec=3, rounding=ROUND_CEILING)
 

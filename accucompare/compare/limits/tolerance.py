@@ -13,6 +13,15 @@ from typing import Any
 
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.format import Record, Role
+from accucompare.compare.constants import (
+    BY_DIGITS,
+    CLEAR,
+    FED_ROUNDINGS,
+    FED_ROUNDINGS_OF_SUMS,
+    MOST_OF_SUMS,
+    ORDERS_OF_SUMS,
+    SMALLEST_COSINE,
+)
 from accucompare.compare.remarks import (
     DefaultOfDtype,
     LimitOrigin,
@@ -26,36 +35,13 @@ from accucompare.files import bounded
 from accucompare.numbers import DTYPES
 from accucompare.places import local
 
-# : By digits: the largest relative L2 error that passes by default, and the largest that may be
-# called rounding, whatever the baseline, of a : fed and of a free-running candidate.
-# : The default goes by the coarsest dtype that either side has held so far in the step: values
-# after a bfloat16 layer carry its rounding, : whatever their own dtype. Rounding through a deep
-# model stays well below (12 transformer layers: 6e-7 in float32, 7e-4 in float16, 6e-3 : in
-# bfloat16), most bugs do not. : Rounding alone stays far below the ceilings (fed: 7 roundings in
-# float32, 2.5 in half types, on twelve architectures; products in HF32 or : TF32 as float16). A
-# baseline that needs more may have the fault itself. Modules that only copy values have a ceiling
-# of their own.
-_BY_DIGITS = {
-    53: (1e-10, 1e-9, 1e-6),
-    24: (1e-4, 1e-3, 1e-2),
-    11: (1e-2, 3e-2, 0.2),
-    8: (5e-2, 0.125, 0.5),
-    4: (0.25, 0.5, 1.0),
-    3: (0.5, 1.0, 1.0),
-    1: (1.0, 1.0, 1.0),
-}
 DEFAULT_REL_L2 = {
-    name: _BY_DIGITS[dtype.digits][0] for name, dtype in DTYPES.items() if dtype.digits
+    name: BY_DIGITS[dtype.digits][0] for name, dtype in DTYPES.items() if dtype.digits
 }
-CEILING = {name: _BY_DIGITS[dtype.digits][1:] for name, dtype in DTYPES.items() if dtype.digits}
+CEILING = {name: BY_DIGITS[dtype.digits][1:] for name, dtype in DTYPES.items() if dtype.digits}
 
-# : The default of a fed candidate, in which no error is passed on: the largest relative L2 error
-# that passes, in units of its rounding. : If that is coarse, nearly all of a module's error is the
-# rounding of its operands and results. If it is fine, most of the error is that : of long sums,
-# which depends on their order (4 units were too few for 71 of 144 correct float32 captures, mostly
-# of wide linear layers).
-FED_ROUNDINGS, COARSE = 4, roundoff("hf32")
-FED_ROUNDINGS_OF_SUMS = 32
+#: The rounding from which a type is coarse.
+COARSE = roundoff("hf32")
 
 COPIES = (
     "Embedding",
@@ -70,32 +56,6 @@ COPIES = (
     "MaxPool1d",
     "MaxPool2d",
 )
-
-# : An error that is over its limit by this factor is no chance: the ratio of two root mean squares
-# of four numbers passes its limit once in : a thousand, and twice that once in 15,000. An error
-# that is over it by less does not lead before a clear one of a later step.
-CLEAR = 2.0
-
-# : Classes that sum over a batch or an image while they train, and the dimension of their outputs
-# that they do not sum over. A memory : format (channels last), or a device, sums in another order,
-# and some in one long row: the error of n terms is then about sqrt(n) : roundings of float32 (N. J.
-# Higham & T. Mary, SIAM J. Sci. Comput. 41, 2019). Measured against torch's own two orders, n = 128
-# to 5e5, : mean up to five times the spread: up to 2.6 x that, in GroupNorm 4.1 x. A variance that
-# is off by 1e-3 has 5e-4.
-SUMMED = {"BatchNorm1d": 1, "BatchNorm2d": 1, "BatchNorm3d": 1, "SyncBatchNorm": 1, "GroupNorm": 0}
-ORDERS_OF_SUMS, MOST_OF_SUMS = 4.0, 1e-4
-
-# : Recurrent classes, and by how many roundings a value of theirs comes about where operators
-# compose each step (sums, gates, products, : tanh). A fused kernel (cuDNN's; oneDNN's, of LSTM in
-# half types) rounds a step's result alone, so that a baseline made by it is closer : than rounding
-# has to be. Roundings add up as their squares; a backward has the forward's and its own; and a
-# parameter's gradient is : summed up in the half type, step by step. Measured of 1 to 200 steps, in
-# unit roundoffs: LSTM and GRU composed 0.7 to 1.5 in outputs, : 0.7 to 2.2 in gradients, 0.8 to 5.6
-# in those of parameters; RNN 0.5 to 1.2, 0.7 to 1.8, to 5.4; LSTM by oneDNN to 0.75, 1.4 and 1.4.
-RECURRENT = {"LSTM": 6, "GRU": 6, "RNN": 2}
-
-#: A smaller cosine similarity is refused as a limit, since 1 - cosine was probably meant.
-SMALLEST_COSINE = 0.5
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from accucompare.compare.measuring.blocks import Blocks, PairOfTensors
 from accucompare.compare.measuring.broadcasting import is_broadcast, measure_broadcast
 from accucompare.compare.measuring.closer import (
-    STANDARD_ERRORS,
     Values,
     at_right_angles,
     beyond_last_place,
@@ -29,7 +28,6 @@ from accucompare.compare.measuring.sample import Sample
 from accucompare.compare.measuring.small import measure_small, small_form
 
 __all__ = [
-    "STANDARD_ERRORS",
     "Blocks",
     "Metrics",
     "PairOfTensors",

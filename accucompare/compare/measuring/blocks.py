@@ -161,9 +161,8 @@ def _set_aside_nonfinite(block: Block) -> None:
 
 def _integer_difference(golden: Array, candidate: Array) -> Float64:
     """candidate - golden of 64-bit integers, subtracted as integers and rounded once."""
-    if (
-        golden.dtype.kind != candidate.dtype.kind
-    ):  # int64 against uint64: split off the negative values
+    # int64 against uint64: split off the negative values
+    if golden.dtype.kind != candidate.dtype.kind:
         signed, unsigned, sign = (
             (golden, candidate, 1.0) if golden.dtype.kind == "i" else (candidate, golden, -1.0)
         )

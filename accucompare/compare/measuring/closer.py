@@ -31,17 +31,8 @@ import numpy as np
 
 from accucompare.bundle.format import Record
 from accucompare.bundle.reading import Bundle, StoredTensor
+from accucompare.compare.constants import COMMON_ROUNDINGS, OF_BASELINE, ROUNDINGS_OF_UPDATE
 from accucompare.numbers import DTYPES, DType, Float64, Statistics, as_reals, sums, widen
-
-#: What all elements may have in common: roundings, or a multiple of the baseline's own factor.
-COMMON_ROUNDINGS, OF_BASELINE = 2.0, 2.0
-
-#: Standard errors by which a factor must be off besides. The standard error is an upper bound.
-STANDARD_ERRORS = 4.0
-
-#: Roundings of the largest element of an update: its moments, their quotient and clipping are
-#: rounded, each once or twice.
-ROUNDINGS_OF_UPDATE = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +54,8 @@ class Values:
         """
         for start in range(0, self.elements or 1, sums.SEGMENT):
             for raw in self.stored.blocks(start, min(start + sums.SEGMENT, self.elements)):
-                yield as_reals(widen(raw, self.dtype)).astype(
-                    np.float64
-                )  # a copy, for the stored bits are overwritten
+                # a copy, for the stored bits are overwritten
+                yield as_reals(widen(raw, self.dtype)).astype(np.float64)
         self.stored.verify()
 
 

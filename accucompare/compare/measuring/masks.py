@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accucompare.bundle.format import Record
+from accucompare.compare.constants import NEAR_LOWEST
 from accucompare.numbers import DTYPES, Array, DType, Kind, Statistics, round_to, widen
 
 #: The types whose lowest number is used as a mask. An fp8 type's lowest number is an ordinary value
 #: in other types.
 _USED = ("float64", "float32", "bfloat16", "float16")
-_NEAR = 0.99
 
 #: Masks of different shapes are broadcast, and read whole, up to so many elements.
 MOST_BROADCAST = 16 << 20
@@ -40,9 +40,8 @@ def is_masked(values: Array, dtype: DType) -> NDArray[np.bool_]:
         dtype: their true type.
     """
     lowest, others = _lowest(dtype.name)
-    masked: NDArray[np.bool_] = values <= np.float64(
-        lowest
-    )  # a plain float would be rounded to the values' type
+    # a plain float would be rounded to the values' type
+    masked: NDArray[np.bool_] = values <= np.float64(lowest)
     for other in others:
         masked |= values == np.float64(other)
     return masked
@@ -56,7 +55,7 @@ def _lowest(name: str) -> tuple[float, tuple[float, ...]]:
     if name not in _USED:
         return -math.inf, ()
     dtype = DTYPES[name]
-    lowest = -_NEAR * dtype.largest
+    lowest = -NEAR_LOWEST * dtype.largest
     numbers = np.array([-DTYPES[name].largest for name in _USED])
     with np.errstate(over="ignore"):
         held = (
@@ -172,9 +171,8 @@ def compare_masks(
         )
         values = widen(numbers, dtype)
         through = ~is_masked(values, dtype)
-        apart = (of_booleans != through) | (
-            through & (values != 0)
-        )  # what it adds to what it lets through is a difference, too
+        # what it adds to what it lets through is a difference, too
+        apart = (of_booleans != through) | (through & (values != 0))
         elements += apart.size
         masked += int(np.count_nonzero(~(of_booleans | through)))
         different += int(np.count_nonzero(apart))

@@ -160,17 +160,26 @@ def measure_identical(
         asked: whether there is an absolute or relative tolerance.
     """
     elements = math.prod(dtype.reals(shape))
+    ulps = 0 if dtype.digits and elements else None
+    return _identical(elements, statistics.nan, statistics.inf, ulps, 0.0 if asked else None)
+
+
+@lru_cache(maxsize=1 << 12)
+def _identical(
+    elements: int, nan: int, inf: int, ulps: int | None, tolerance: float | None
+) -> Metrics:
+    """The metrics of equal tensors: one object for all that are alike."""
     return Metrics(
         elements=elements,
-        compared=elements - statistics.nan - statistics.inf,
-        max_ulp=0 if dtype.digits and elements else None,
-        over_tolerance=0.0 if asked else None,
-        tolerance_used=0.0 if asked else None,
-        needed_atol=0.0 if asked else None,
-        golden_nan=statistics.nan,
-        candidate_nan=statistics.nan,
-        golden_inf=statistics.inf,
-        candidate_inf=statistics.inf,
+        compared=elements - nan - inf,
+        max_ulp=ulps,
+        over_tolerance=tolerance,
+        tolerance_used=tolerance,
+        needed_atol=tolerance,
+        golden_nan=nan,
+        candidate_nan=nan,
+        golden_inf=inf,
+        candidate_inf=inf,
     )
 
 
@@ -216,9 +225,8 @@ def _measure_segment(
 ) -> tuple[Scan, Sums]:
     if pair.compiled:
         measured, chunks = _measure_compiled(pair, segment, atol, rtol)
-        if not math.isinf(
-            measured.max_abs
-        ):  # only NumPy's pass can compare a difference beyond float64
+        # only NumPy's pass can compare a difference beyond float64
+        if not math.isinf(measured.max_abs):
             return Scan.of(measured, segment, pair, atol, rtol), Sums(chunks=chunks)
     return _measure_by_numpy(pair, segment, atol, rtol)
 

@@ -73,9 +73,8 @@ class Totals(NamedTuple):
         """|d| / |golden|; 0 for 0/0, inf for x/0."""
         if not self.golden:
             return math.inf if self.diff else 0.0
-        exponent = (
-            math.frexp(self.scales.golden)[1] - math.frexp(self.scales.diff)[1]
-        )  # their quotient may be beyond float64
+        # their quotient may be beyond float64
+        exponent = math.frexp(self.scales.golden)[1] - math.frexp(self.scales.diff)[1]
         try:
             ratio = math.ldexp(self.diff / self.golden, exponent)
         except OverflowError:
@@ -93,9 +92,8 @@ class Sums:
     def add(self, block: Block) -> None:
         golden, candidate, diff = block.golden, block.candidate, block.diff
         if self.scales != UNSCALED:
-            small = min(
-                self.scales.diff, 1.0
-            )  # before the subtraction, since d itself may be beyond float64
+            # before the subtraction, since d itself may be beyond float64
+            small = min(self.scales.diff, 1.0)
             diff = diff * self.scales.diff if small == 1.0 else candidate * small - golden * small
             golden, candidate = golden * self.scales.golden, candidate * self.scales.candidate
         free = scratch(3, len(diff))

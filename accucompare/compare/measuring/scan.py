@@ -100,10 +100,11 @@ class Scan(msgspec.Struct, gc=False):
         if most > self.max_abs:
             place = int(magnitude.argmax())
             self.max_abs, self.max_abs_index = most, block.start + place
+            # kept as such: a float64 cannot tell 2**53 from 2**53 + 1
             integers = pair.golden_dtype.kind in (
                 Kind.INT,
                 Kind.BOOL,
-            )  # kept as such: a float64 cannot tell 2**53 from 2**53 + 1
+            )
             ours, theirs = (
                 (block.golden_raw, block.candidate_raw)
                 if integers
@@ -187,9 +188,8 @@ class Scan(msgspec.Struct, gc=False):
     def _count_saturated(
         self, golden: Array, candidate: Array, pair: PairOfTensors, masked: Array | None = None
     ) -> None:
-        limit = np.float64(
-            pair.candidate_dtype.largest
-        )  # a plain float would be rounded to golden's type
+        # a plain float would be rounded to golden's type
+        limit = np.float64(pair.candidate_dtype.largest)
         beyond = golden > limit if masked is None else (golden > limit) & ~masked
         if beyond.any():
             self.saturated += int(np.count_nonzero(beyond & (np.abs(candidate) == limit)))
@@ -235,7 +235,6 @@ def _ulps(golden: Array, candidate: Array, dtype: DType, finite: NDArray[np.bool
     magnitude = ~np.array(-1 << (8 * width - 1), golden_bits.dtype)
     golden_bits, candidate_bits = golden_bits & magnitude, candidate_bits & magnitude
     beside = np.subtract(golden_bits, candidate_bits)[~across]
-    distance = golden_bits[across].astype(np.uint64) + candidate_bits[across].astype(
-        np.uint64
-    )  # at most 2**64 - 2
+    # at most 2**64 - 2
+    distance = golden_bits[across].astype(np.uint64) + candidate_bits[across].astype(np.uint64)
     return max(int(distance.max()), int(beside.max(initial=0)), -int(beside.min(initial=0)))

@@ -30,7 +30,7 @@ def small_form(
         shape, atol, rtol: as for ``measure_pair``.
     """
     ours, theirs = DTYPES[golden], DTYPES[candidate]
-    if ours.kind is not theirs.kind or not kernel.can_measure(ours, theirs):
+    if ours.kind is not theirs.kind or not kernel.can_take(ours, theirs):
         return None
     small = 0 < math.prod(ours.reals(shape)) <= CHUNK
     return kernel.PairForm(ours, theirs, shape, atol, rtol) if small else None

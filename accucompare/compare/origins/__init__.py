@@ -8,22 +8,17 @@ from accucompare.compare.origins.describing import (
     is_choice,
     with_descriptions,
 )
+from accucompare.compare.origins.module_calls import parameter_of
 from accucompare.compare.origins.outside_changes import small_changes
 from accucompare.compare.origins.producers import with_producers
 from accucompare.compare.origins.reasons import Fed, NotFed, Origins, not_fed, operators_not_fed
 from accucompare.compare.origins.scaled import FactorCause, ScaledGradients
 from accucompare.compare.origins.sites import Culprit, Stage
-from accucompare.compare.origins.training_trace import (
-    FREE_GRADIENTS,
-    PARAMETER_GRADIENTS,
-    Terms,
-    parameter_of,
-)
+from accucompare.compare.origins.training_trace import PARAMETER_GRADIENTS, Terms
 from accucompare.compare.origins.unseen import Unseen, unseen_rows, without_output
 from accucompare.compare.origins.vouching import vouched_for
 
 __all__ = [
-    "FREE_GRADIENTS",
     "PARAMETER_GRADIENTS",
     "STRUCTURAL",
     "Culprit",

@@ -24,14 +24,14 @@ from accucompare.bundle.format import (
     UPDATE_ROLES,
     Role,
 )
+from accucompare.compare.constants import ALIKE, CLEAR, MANY, SMALLEST_JUMP
 from accucompare.compare.judging import is_noise
-from accucompare.compare.limits import CLEAR, differing
+from accucompare.compare.limits import differing
 from accucompare.compare.origins.describing import are_masks, is_choice
 from accucompare.compare.origins.lost import once_for_an_update, where_cut, with_effect
-from accucompare.compare.origins.reasons import call_of, caller_of
+from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, parameter_of
 from accucompare.compare.origins.scaled import find_scaled
 from accucompare.compare.origins.sites import Culprit, Stage
-from accucompare.compare.origins.training_trace import CallKey, parameter_of
 from accucompare.compare.rows import (
     UNMATCHED,
     Reason,
@@ -43,16 +43,6 @@ from accucompare.compare.rows import (
     one_sided_writes,
     owner_of,
 )
-
-#: Excesses within this factor of each other count as equal.
-ALIKE = 2.0
-
-#: Free-running: a smaller jump may come from the way in which errors grow and shrink.
-SMALLEST_JUMP = 1.5
-
-# : If a smaller share of integers differs, they may have been chosen among nearly equal values.
-# Such rows come last.
-MANY = 0.1
 
 # : Reasons of another structure, not of other numbers. Such culprits come after those that show an
 # error.

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from accucompare.bundle.format import UPDATE_ROLES, Record, Role
-from accucompare.compare.origins.reasons import call_of, caller_of
+from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, parameter_of
 from accucompare.compare.origins.sites import Culprit
-from accucompare.compare.origins.training_trace import CallKey, parameter_of
 from accucompare.compare.rows import UNMATCHED, Row, Status
 
 #: (rank, step).

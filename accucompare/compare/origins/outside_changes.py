@@ -11,22 +11,13 @@ import numpy as np
 
 from accucompare.bundle.format import BUFFER_ROLES, Record, Role
 from accucompare.bundle.reading import Bundle
+from accucompare.compare.constants import ROUNDINGS_OF_CHANGE, SHARE_OF_UPDATE
 from accucompare.compare.limits import is_half
-from accucompare.compare.origins.training_trace import parameter_of
+from accucompare.compare.origins.module_calls import parameter_of
 from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import LeavesAsItIs, PairRemark, RoundedAway
 from accucompare.compare.rows import PairOutcome, Reason, Verdict, buffer_of
 from accucompare.numbers import DTYPES, Float64
-
-# : A change is rounding up to so many roundings of the coarser side's type, relative to the value's
-# norm: averaged weights that are swapped : in and out again are rounded twice, and a change that is
-# smaller than half a rounding may leave the other side's value as it is.
-ROUNDINGS = 2.0
-
-# : Free-running, clamping may cut what another update has made of other gradients: up to this share
-# of that update, relative to its norm : (Adam's first update makes 1.5e-2 of gradients that are
-# 1e-5 off).
-SHARE_OF_UPDATE = 0.05
 
 #: What is looked at between updates and calls.
 _CHANGED = (Role.PARAM_CHANGED, Role.BUFFER_BEFORE, Role.BUFFER_AFTER)
@@ -70,7 +61,7 @@ def small_changes(
         size, norm, update = change
         share = 0.0 if candidate.manifest.fed else SHARE_OF_UPDATE
         rounding = max(DTYPES[each].rounding for each in (dtype, pair.record.dtype))
-        if size <= ROUNDINGS * rounding * norm + share * update:
+        if size <= ROUNDINGS_OF_CHANGE * rounding * norm + share * update:
             found[place] = _no_difference(RoundedAway(size / norm if norm else 0.0))
     return found
 

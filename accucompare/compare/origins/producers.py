@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from accucompare.bundle.format import Layout, Record, Role
-from accucompare.compare.origins.reasons import call_of, caller_of
-from accucompare.compare.origins.training_trace import CallKey
+from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of
 from accucompare.compare.rows import Row
 
 # : Roles of values that a call gives to whoever comes after it, and of those that it hands down to

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from accucompare.bundle.format import NODE_ROLES, TRAINING_ROLES, Layout, Manifest, Record, Role
-from accucompare.compare.origins.training_trace import MUCH_FURTHER, CallKey, TrainingTrace
+from accucompare.compare.origins.module_calls import CallKey, GlueSoFar, call_of, caller_of
+from accucompare.compare.origins.training_trace import TrainingTrace
 from accucompare.compare.rows import (
     UNMATCHED,
     OperatorKey,
@@ -24,16 +24,6 @@ from accucompare.compare.rows import (
     owner_of,
     trace_buffer,
 )
-
-
-def call_of(record: Record) -> CallKey:
-    """The module call that a record belongs to."""
-    return record.rank, record.step, record.name, record.call
-
-
-def caller_of(record: Record) -> CallKey | None:
-    """The call in which a record's call was made; ``None`` for the root's."""
-    return None if record.parent is None else (record.rank, record.step, *record.parent)
 
 
 @dataclass
@@ -219,9 +209,7 @@ class Fed:
         default_factory=set
     )  # of these, those that computed with another shape
     _with_children: set[CallKey] = field(default_factory=set)
-    _glue: dict[CallKey, float] = field(
-        default_factory=dict
-    )  # by call: how far over its limit its code has been until now
+    _glue: GlueSoFar = field(default_factory=GlueSoFar)
     _buffers: set[tuple[int, str]] = field(
         default_factory=set
     )  # modules with a buffer, or a parameter, that stayed wrong, by rank
@@ -279,7 +267,7 @@ class Fed:
             verdict = replace(verdict, reason=Reason.INHERITED)
         elif verdict.reason is Reason.OVER:
             reason = Reason.INHERITED if tainted else self._reason(record, call)
-            if reason is Reason.GLUE and source is not None and self._passed_on(source, verdict):
+            if reason is Reason.GLUE and self._glue.passes_on(source, verdict):
                 reason = Reason.INHERITED
             verdict = replace(verdict, reason=reason)
         elif verdict.reason is Reason.NON_FINITE and not tainted:
@@ -325,18 +313,6 @@ class Fed:
         if is_wrong(verdict) and (*call, record.role.value, record.path) in self.not_fed:
             self._buffers.add(place)
         return verdict
-
-    def _passed_on(self, source: CallKey, verdict: Verdict) -> bool:
-        """Whether an earlier value of a call's code was about as wrong."""
-        before, now = self._glue.get(source), verdict.used or 0.0
-        if math.isinf(
-            now
-            # another choice, or something tiny where golden is zero; neither says how wrong later
-            # values are
-        ):
-            return False
-        self._glue[source] = max(before or 0.0, now)
-        return before is not None and now <= MUCH_FURTHER * before
 
     def _reason(self, record: Record, call: CallKey) -> Reason:
         if record.role is Role.INPUT:

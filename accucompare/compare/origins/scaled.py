@@ -14,20 +14,16 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from accucompare.bundle.format import Role
+from accucompare.compare.constants import (
+    DISTINCT,
+    FEWEST_GRADIENTS,
+    FREE_GRADIENTS,
+    OF_REST,
+    SPREAD,
+)
 from accucompare.compare.limits import DEFAULT_REL_L2
-from accucompare.compare.origins.training_trace import FREE_GRADIENTS
 from accucompare.compare.rows import Row, Status
 from accucompare.numbers import DTYPES
-
-#: Factors this close to each other, relatively, are one; in half types, as close as their rounding.
-SPREAD = 1e-6
-
-# : A factor of single gradients may be off by so many times what is left of them when it is taken
-# out.
-_OF_REST = 3.0
-
-#: A factor is not 1 if it is off by so many times what factors may be apart.
-_DISTINCT = 10.0
 
 # : A factor that is a power of two of this size or more, or one over it, is most likely a loss
 # scale.
@@ -35,9 +31,6 @@ _LOSS_SCALE = 256
 
 #: The largest number of ranks, or of backwards, that a factor is explained by.
 _MOST_PARTS = 4096
-
-#: Fewer gradients than these tell nothing of all.
-_FEWEST = 2
 
 
 class FactorCause(Enum):
@@ -79,13 +72,13 @@ class ScaledGradients:
     @property
     def cause(self) -> tuple[FactorCause, int]:
         """What such a factor often comes from, and how many parts explain it."""
-        return _cause(self.factor, max(SPREAD, _OF_REST * self.spread))
+        return _cause(self.factor, max(SPREAD, OF_REST * self.spread))
 
     def holds(self, row: Row) -> bool:
         """Whether a row shows this same factor."""
         found = _factor(row)
         return found is not None and abs(found[0] / self.factor - 1) <= max(
-            _allowed(row), _OF_REST * found[1]
+            _allowed(row), OF_REST * found[1]
         )
 
 
@@ -104,7 +97,7 @@ def find_scaled(rows: Iterable[Row]) -> ScaledGradients | None:
         elif record.parent is None:
             of_loss.append(row)
     for (step, rank), (own, of_loss) in sorted(steps.items()):
-        if (found := _common(own, _FEWEST)) is not None:
+        if (found := _common(own, FEWEST_GRADIENTS)) is not None:
             scaled = ScaledGradients(found[0], found[1], len(own), rank, step, found[2])
             made = next(
                 filter(scaled.holds, of_loss), None
@@ -144,7 +137,7 @@ def _common(rows: Sequence[Row], fewest: int) -> tuple[float, float, Row] | None
     total = math.fsum(norm * norm for *_, norm in measured)
     factor = math.fsum(own * norm * norm for _, own, _, norm in measured) / total
     allowed = max(_allowed(row) for row, *_ in measured)
-    if not factor or abs(factor - 1) <= _DISTINCT * allowed:
+    if not factor or abs(factor - 1) <= DISTINCT * allowed:
         return None
     spread = math.sqrt(
         math.fsum(((own / factor - 1) * norm) ** 2 for _, own, _, norm in measured) / total
@@ -155,19 +148,19 @@ def _common(rows: Sequence[Row], fewest: int) -> tuple[float, float, Row] | None
         * FREE_GRADIENTS
     )
     single = all(
-        abs(own / factor - 1) <= max(allowed, _OF_REST * rest) for _, own, rest, _ in measured
+        abs(own / factor - 1) <= max(allowed, OF_REST * rest) for _, own, rest, _ in measured
     )
     if spread > allowed or left > most or not single:
         return None
-    if len(measured) < _FEWEST and (
+    if len(measured) < FEWEST_GRADIENTS and (
         left > allowed
         or measured[0][0].metrics is None
-        or measured[0][0].metrics.compared < _FEWEST
+        or measured[0][0].metrics.compared < FEWEST_GRADIENTS
     ):
         return None
     return (
         factor,
-        max(spread, left) if len(measured) < _FEWEST else spread,
+        max(spread, left) if len(measured) < FEWEST_GRADIENTS else spread,
         max(measured, key=lambda each: each[-1])[0],
     )
 

@@ -15,37 +15,22 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from accucompare.bundle.format import GRADIENT_ROLES, UPDATE_ROLES, Record, Role
-from accucompare.compare.limits import RECURRENT, SUMMED, Tolerance
+from accucompare.compare.constants import RECURRENT, SUMMED
+from accucompare.compare.limits import Tolerance
+from accucompare.compare.origins.module_calls import (
+    CallKey,
+    GlueSoFar,
+    call_of,
+    caller_of,
+    parameter_of,
+)
 from accucompare.compare.remarks import BareRemark
 from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
-
-#: (rank, step, name, call index).
-CallKey = tuple[int, int, str, int]
-
-# : Fed: a later error in a call's own code, or in its backward, is another one if it is so many
-# times as far over its limit as the earlier.
-MUCH_FURTHER = 8.0
-
-# : Free-running, a gradient carries the rounding of the whole forward and of the backward until
-# there: its default limit is so many : times that of a value (MiniLM in bfloat16, two steps of
-# training: gradients are off by up to 0.10, values by up to 0.034).
-FREE_GRADIENTS = 4.0
 
 _STATES = (Role.STATE_BEFORE, Role.STATE_AFTER)
 
 #: What a gradient is that of, by its role.
 _VALUE_OF = {Role.GRAD_OUTPUT: Role.OUTPUT, Role.GRAD_INPUT: Role.INPUT}
-
-
-def parameter_of(record: Record) -> str:
-    """The qualified name of the parameter that a record of its gradient, value or update is
-    about."""
-    if record.path.startswith(
-        "/"
-    ):  # under its first name; the module that used it has it under another, or not at all
-        return record.path[1:].partition("#")[0]
-    own = record.path.partition("#")[0]  # without the number of a gradient that was recorded again
-    return f"{record.name}.{own}" if record.name else own
 
 
 def updated_parameter(record: Record) -> str:
@@ -81,9 +66,7 @@ class TrainingTrace:
     _tainted: set[CallKey] = field(
         default_factory=set
     )  # calls whose backward went on with a wrong gradient
-    _glue: dict[CallKey | None, float] = field(
-        default_factory=dict
-    )  # by call: how far over its limit its code's backward has been
+    _glue: GlueSoFar = field(default_factory=GlueSoFar)
     _parameters: set[tuple[int, int, str]] = field(
         default_factory=set
     )  # with a part of its gradient over its limit, or alone
@@ -118,15 +101,13 @@ class TrainingTrace:
     def forward(self, record: Record, verdict: Verdict) -> None:
         """A row of the forward was traced."""
         if verdict.reason in UNMATCHED:
-            self._alone.add(
-                ((record.rank, record.step, record.name, record.call), record.role, record.path)
-            )
+            self._alone.add((call_of(record), record.role, record.path))
         if verdict.status is Status.FAIL and not self.fed:
             self._over.add((record.rank, record.step))
 
     def before_node(self, record: Record) -> bool:
         """Whether what a node of a call's backward computes with was wrong before."""
-        return (record.rank, record.step, record.name, record.call) in self._tainted or (
+        return call_of(record) in self._tainted or (
             not self.fed and (record.rank, record.step) in self._over
         )
 
@@ -149,10 +130,7 @@ class TrainingTrace:
     def _gradient(
         self, record: Record, verdict: Verdict, own_forward: bool, has_children: bool
     ) -> Verdict:
-        call: CallKey = (record.rank, record.step, record.name, record.call)
-        parent: CallKey | None = (
-            None if record.parent is None else (record.rank, record.step, *record.parent)
-        )
+        call, parent = call_of(record), caller_of(record)
         step = record.rank, record.step
         arrives = record.role is Role.GRAD_OUTPUT
         source = parent if arrives else call
@@ -169,7 +147,7 @@ class TrainingTrace:
             if before:
                 reason = Reason.INHERITED
             elif parent is not None if arrives else has_children:
-                reason = Reason.INHERITED if self._passed_on(source, verdict) else Reason.GLUE
+                reason = Reason.INHERITED if self._glue.passes_on(source, verdict) else Reason.GLUE
             verdict = replace(verdict, reason=reason)
         elif verdict.reason is Reason.NON_FINITE and not before:
             verdict = verdict.beginning()
@@ -204,14 +182,6 @@ class TrainingTrace:
             )
         self._over.add((record.rank, record.step))
         return verdict if before else verdict.beginning()
-
-    def _passed_on(self, source: CallKey | None, verdict: Verdict) -> bool:
-        """Whether the backward of a call's own code was about as wrong before."""
-        before, now = self._glue.get(source), verdict.used or 0.0
-        if math.isinf(now):
-            return False
-        self._glue[source] = max(before or 0.0, now)
-        return before is not None and now <= MUCH_FURTHER * before
 
     def _wanders(self, record: Record, given: bool) -> bool:
         """Whether a value was made by an update of other gradients than golden's, which says
@@ -441,7 +411,7 @@ class Terms:
     def give(self, record: Record) -> None:
         """Remember an input of a call, which may come to be a term of a buffer's update."""
         size = (record.statistics.l2 if record.statistics is not None else None) or 0.0
-        call: CallKey = (record.rank, record.step, record.name, record.call)
+        call = call_of(record)
         if self._given and next(iter(self._given))[:2] != call[:2]:
             self._given.clear()
         self._given.setdefault(call, []).append((size, math.prod(record.shape)))
@@ -449,7 +419,7 @@ class Terms:
     def widened(self, tolerance: Tolerance, record: Record) -> Tolerance:
         """The limits of golden's record, with room for the rounding of its terms."""
         size = (record.statistics.l2 if record.statistics is not None else None) or 0.0
-        call: CallKey = (record.rank, record.step, record.name, record.call)
+        call = call_of(record)
         part = (record.rank, record.step, parameter_of(record))
         update = (record.rank, record.step, record.call, part[-1])
         terms = size

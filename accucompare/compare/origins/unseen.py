@@ -46,9 +46,9 @@ from accucompare.bundle.format import (
     Record,
     Role,
 )
+from accucompare.compare.constants import FREE_GRADIENTS
 from accucompare.compare.limits import CEILING, DEFAULT_REL_L2
-from accucompare.compare.origins.reasons import call_of, caller_of
-from accucompare.compare.origins.training_trace import FREE_GRADIENTS, CallKey, parameter_of
+from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, parameter_of
 from accucompare.compare.rows import Reason, Row, Status, is_operator
 
 # : Layouts of tensors that are listed without data. A meta tensor is not among them: it has no

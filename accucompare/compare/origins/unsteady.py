@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from accucompare.bundle.format import Key, Record, Role
-from accucompare.compare.origins.reasons import call_of, caller_of
-from accucompare.compare.origins.training_trace import CallKey
+from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of
 
 
 def begins(golden: Iterable[Record], again: Mapping[Key, Record]) -> dict[Key, Record]:

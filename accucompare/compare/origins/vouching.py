@@ -40,8 +40,7 @@ from accucompare.bundle.format import (
     Role,
 )
 from accucompare.compare.measuring import are_masks_of_two_kinds
-from accucompare.compare.origins.reasons import call_of, caller_of
-from accucompare.compare.origins.training_trace import CallKey, parameter_of
+from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, parameter_of
 from accucompare.compare.remarks import BareRemark
 from accucompare.compare.rows import Reason, Row, Status, is_operator
 

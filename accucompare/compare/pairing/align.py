@@ -85,9 +85,8 @@ class Renaming:
                 for number, part in enumerate(new.split("*"), 1)
             )
             itself = old.endswith(".*") and new.endswith(".*") and old.count("*") == new.count("*")
-            pattern = regex.compile(
-                "(?=.)" + "(.*)".join(parts), regex.DOTALL
-            )  # the root's name is empty
+            # the root's name is empty
+            pattern = regex.compile("(?=.)" + "(.*)".join(parts), regex.DOTALL)
             return cls(text, pattern, template, itself)
         except (re.error, regex.error, IndexError, OverflowError, RecursionError) as error:
             raise UsageError(f"--map {text!r}: not a valid regular expression ({error})") from None
@@ -150,10 +149,11 @@ def pair_records(
             for key in by_key
             if (new := with_parameter(key, parameters, renamed.get(key))) is not None
         }
+    # renamed records choose first
     for key, new in [
         *renamed.items(),
         *zip(by_key, by_key, strict=True),
-    ]:  # renamed records choose first
+    ]:
         if new in unmatched and key not in partners:
             partners[key] = unmatched.pop(new)
     left = (
@@ -351,9 +351,8 @@ def claims(
         else:
             kept.append(name)
     for name in kept:
-        if name in own and not (
-            name == "" and name in claimants
-        ):  # a layer that was mapped to the root takes its place
+        # a layer that was mapped to the root takes its place
+        if name in own and not (name == "" and name in claimants):
             claimants.setdefault(name, []).append(name)
     return claimants
 

@@ -13,17 +13,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from accucompare.bundle.format import OPERATOR_ROLES, Key, Record, Role
+from accucompare.compare.constants import DEVIATIONS
 from accucompare.compare.pairing.align import Pair, Renaming, rename
 from accucompare.compare.remarks import ByRounding
 
 #: (rank, step, name).
 _Module = tuple[int, int, str]
 _Call = tuple[int, int, str, int]
-
-
-#: Two such counts hardly ever differ by more than so many times their joint standard deviation,
-#: plus one.
-DEVIATIONS = 3.0
 
 
 def most_changed(different: float) -> float:

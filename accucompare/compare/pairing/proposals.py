@@ -201,9 +201,8 @@ class _Search:
             for name in self._apply(text)
             if (new := self._new_name(name, maps)) in self.own.place
         ]
-        if any(
-            after.get(name) != new for name, new in moved
-        ):  # two modules would get the same name
+        # two modules would get the same name
+        if any(after.get(name) != new for name, new in moved):
             return None
         wrong = any(
             before.get(ours) != theirs and not self._may_be(ours, theirs)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accucompare.bundle.format import OPERATOR_ROLES, Layout, Record, Role
+from accucompare.compare.constants import ALIKE_OPERATORS
 from accucompare.compare.pairing.align import Pair, Renaming, Signatures, pair_records, rename
 from accucompare.numbers import DTYPES
 
@@ -25,9 +26,6 @@ from accucompare.numbers import DTYPES
 #: equal source lines.
 _PAIR, _OPTIONS, _LIKE, _LINE = 1000, 100, 40, 10
 
-#: Two sequences may begin or end with a pair whose norms and extrema differ by no more than this,
-#: relatively.
-_ALIKE = 0.1
 
 #: Operators of a call that are aligned at a time. The best alignment takes time and memory
 #: proportional to the square. Longer sequences are aligned well if no more than about half as many
@@ -213,7 +211,9 @@ def _is_same(golden: _Step, candidate: _Step) -> bool:
         candidate.options,
         _short(candidate.line),
     ) and golden.key == candidate.key
-    return same and bool(_distances(golden.sizes, np.array([candidate.sizes]))[0] <= _ALIKE)
+    return same and bool(
+        _distances(golden.sizes, np.array([candidate.sizes]))[0] <= ALIKE_OPERATORS
+    )
 
 
 def _in_windows(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tuple[int, int]]:
@@ -245,9 +245,8 @@ def _best(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tuple[int
     first.
     """
     alike = _Alike.by_key(candidate)
-    best: _Integers = np.zeros(
-        len(candidate) + 1, np.int64
-    )  # the worth of golden's steps until now and each first part of the candidate's
+    # the worth of golden's steps until now and each first part of the candidate's
+    best: _Integers = np.zeros(len(candidate) + 1, np.int64)
     # for each of golden's, packed: where it adds nothing; and where the candidate's last adds
     # nothing
     alone = []

@@ -70,7 +70,6 @@ from accucompare.compare.rows.outcomes import (
     with_parameters,
 )
 from accucompare.compare.rows.rows import (
-    NEAR,
     STATUS_OF,
     UNMATCHED,
     Difference,
@@ -91,7 +90,6 @@ from accucompare.compare.rows.written_values import (
 )
 
 __all__ = [
-    "NEAR",
     "STATUS_OF",
     "UNMATCHED",
     "About",

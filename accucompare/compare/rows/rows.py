@@ -8,6 +8,7 @@ from enum import Enum
 import msgspec
 
 from accucompare.bundle.format import DEVICE_DIGEST, SERIES_ROLES, Record
+from accucompare.compare.constants import NEAR
 from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.remarks import JudgedLimit, PairRemark
@@ -96,10 +97,6 @@ class Difference:
     only_golden: tuple[str, ...] = ()
     only_candidate: tuple[str, ...] = ()
     options: tuple[Option, ...] = ()
-
-
-#: A row that passes is near its limit if it uses more than this much of it.
-NEAR = 0.5
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from accucompare.compare.rows import BesideGolden
 from accucompare.compare.runs.ladder import TrainingResult
 from accucompare.compare.runs.step_pairs import StepPair
 from accucompare.compare.runs.wander import Apart
@@ -142,7 +143,7 @@ class Acceptance:
         return any(rule.judged and not rule.passed for rule in self.rules)
 
     def trouble_of(
-        self, training: TrainingResult | None, incomplete: Sequence[str]
+        self, training: TrainingResult | None, incomplete: Sequence[BesideGolden]
     ) -> StandardTrouble | None:
         """Why it cannot be said whether the standard is met; ``None`` if it can.
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import msgspec
 
 from accucompare.bundle.format import UPDATE_ROLES, Manifest, Role, StepSeries
+from accucompare.compare.constants import TOGETHER
 from accucompare.compare.limits import floor, precision_of, ratio_limit
 from accucompare.compare.remarks import BareRemark, FreeUpdates, LimitKind, LimitOfKind
 from accucompare.compare.rows import PairOutcome, Reason, Task, Verdict
-from accucompare.compare.runs.wander import TOGETHER
 from accucompare.errors import BundleError
 
 #: (rank, name, call index, role, path): a row in every step.

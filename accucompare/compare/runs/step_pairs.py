@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from accucompare.bundle.format import StepSeries
+from accucompare.compare.constants import SAME_RATE
 from accucompare.compare.runs.wander import Apart, Quantity
-
-#: Learning rates that differ by less are one: some optimizers keep them in float32.
-_SAME_RATE = 1e-6
 
 
 class Setting(str, Enum):
@@ -127,7 +125,7 @@ def _told(pair: StepPair) -> Iterator[tuple[Setting, str, float | None, float | 
         rates = dict(zip(ours.lr, rates.values(), strict=True))
     for name in [*ours.lr, *(name for name in rates if name not in ours.lr)]:
         both = ours.lr.get(name), rates.get(name)
-        if None in both or not math.isclose(both[0] or 0.0, both[1] or 0.0, rel_tol=_SAME_RATE):
+        if None in both or not math.isclose(both[0] or 0.0, both[1] or 0.0, rel_tol=SAME_RATE):
             yield Setting.LR, name, *both
     if ours.loss_scale != theirs.loss_scale:
         yield Setting.LOSS_SCALE, "", ours.loss_scale, theirs.loss_scale

@@ -24,13 +24,12 @@ import msgspec
 import numpy as np
 
 from accucompare.bundle.format import TRAINING_ROLES, Layout, Record, Role, StepSeries
+from accucompare.compare.constants import FED_ROUNDINGS, FED_ROUNDINGS_OF_SUMS
 from accucompare.compare.judging import judge_pair
 from accucompare.compare.limits import (
     CEILING,
     COARSE,
     DEFAULT_REL_L2,
-    FED_ROUNDINGS,
-    FED_ROUNDINGS_OF_SUMS,
     Tolerance,
     Tolerances,
     floor,

@@ -26,26 +26,18 @@ from enum import Enum
 from itertools import pairwise
 
 from accucompare.bundle.format import StepSeries
+from accucompare.compare.constants import BIASED, CLEAR, FEWEST_STEPS, FREE_GRADIENTS, TOGETHER
 from accucompare.compare.limits import (
     CEILING,
-    CLEAR,
     DEFAULT_REL_L2,
     Tolerance,
     floor,
     precision_of,
     ratio_limit,
 )
-from accucompare.compare.origins import FREE_GRADIENTS
 
 #: (rank, step).
 StepOfRank = tuple[int, int]
-
-#: Steps at the beginning of a run whose differences are taken together.
-TOGETHER = 10
-
-# : A mean that is so many of its standard errors from zero, over no fewer steps than these, is a
-# bias.
-BIASED, FEWEST = 4.0, 10
 
 
 class Quantity(str, Enum):
@@ -209,7 +201,7 @@ class Wander:
     @property
     def biased(self) -> bool:
         """Whether the mean is further from zero than scatter explains."""
-        return self.steps >= FEWEST and abs(self.drift) > BIASED * self.error
+        return self.steps >= FEWEST_STEPS and abs(self.drift) > BIASED * self.error
 
     @classmethod
     def of(cls, differences: Sequence[float]) -> Wander | None:

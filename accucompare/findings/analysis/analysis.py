@@ -18,18 +18,18 @@ from accucompare.findings.log import (
     Event,
     Finding,
     Frames,
-    Remark,
     ScaleChange,
     Step,
     TrainingSetup,
     Vitals,
+    WatchRemark,
     WatchStart,
     read_log,
     remark,
 )
 
-# : So many steps skipped without one between that was not are an alarm: the loss scale was halved
-# as often.
+#: So many steps skipped without one between that was not are an alarm: the loss scale was halved
+#: as often.
 MANY_IN_A_ROW = 8
 #: A grad_norm so many times the median of those before it has jumped.
 JUMP = 10.0
@@ -151,7 +151,7 @@ class Analysis:
         )
 
     @property
-    def ending(self) -> Remark:
+    def ending(self) -> WatchRemark:
         """How the run ended."""
         if self.end is None:
             return remark("no-end")
@@ -221,7 +221,7 @@ class Ranks:
 
     path: Path
     ranks: list[Analysis]
-    notes: list[Remark | str] = field(default_factory=list)
+    notes: list[WatchRemark | str] = field(default_factory=list)
     incomplete: bool = False
 
     @cached_property
@@ -275,7 +275,7 @@ class Ranks:
         ]
 
     @property
-    def trouble(self) -> Remark | None:
+    def trouble(self) -> WatchRemark | None:
         """Why a log without findings proves nothing; ``None`` if there are findings, or if it does
         prove that all was finite.
         """
@@ -344,7 +344,7 @@ def _last_runs(logs: list[Path]) -> tuple[list[Analysis], list[str]]:
     return runs, [str(error) for error in errors]
 
 
-def _shorter(runs: list[Analysis]) -> list[Remark]:
+def _shorter(runs: list[Analysis]) -> list[WatchRemark]:
     """The ranks whose log ends before the others' do."""
     last = max(run.last_step for run in runs)
     return [

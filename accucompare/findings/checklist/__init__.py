@@ -13,7 +13,7 @@ from accucompare.findings.checklist.checks import (
 from accucompare.findings.checklist.checks_run import FINITE
 from accucompare.findings.checklist.health_checklist import (
     CHECKS,
-    EXIT_CODES,
+    STATUS_EXIT_CODES,
     Checklist,
     Health,
     judge_finite,
@@ -24,8 +24,8 @@ from accucompare.findings.checklist.health_checklist import (
 
 __all__ = [
     "CHECKS",
-    "EXIT_CODES",
     "FINITE",
+    "STATUS_EXIT_CODES",
     "Check",
     "CheckOutcome",
     "CheckStatus",

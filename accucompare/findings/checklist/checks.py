@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from accucompare.findings.analysis import Analysis
-from accucompare.findings.log import Number, ParameterFacts, Remark, TrainingSetup, Vitals
+from accucompare.findings.log import Number, ParameterFacts, TrainingSetup, Vitals, WatchRemark
 
 
 class CheckStatus(str, Enum):
@@ -57,29 +57,29 @@ class CheckOutcome:
     """
 
     status: CheckStatus
-    measured: Remark
+    measured: WatchRemark
     value: float | None = None
     step: int | None = None
     place: str = ""
 
 
-def passed(measured: Remark, value: float | None = None) -> CheckOutcome:
+def passed(measured: WatchRemark, value: float | None = None) -> CheckOutcome:
     return CheckOutcome(CheckStatus.PASS, measured, value)
 
 
 def warned(
-    measured: Remark, value: float | None = None, step: int | None = None, place: str = ""
+    measured: WatchRemark, value: float | None = None, step: int | None = None, place: str = ""
 ) -> CheckOutcome:
     return CheckOutcome(CheckStatus.WARN, measured, value, step, place)
 
 
 def failed(
-    measured: Remark, value: float | None = None, step: int | None = None, place: str = ""
+    measured: WatchRemark, value: float | None = None, step: int | None = None, place: str = ""
 ) -> CheckOutcome:
     return CheckOutcome(CheckStatus.FAIL, measured, value, step, place)
 
 
-def not_looked_at(because: Remark) -> CheckOutcome:
+def not_looked_at(because: WatchRemark) -> CheckOutcome:
     return CheckOutcome(CheckStatus.NOT_LOOKED_AT, because)
 
 

@@ -20,13 +20,13 @@ from accucompare.findings.checklist.checks import (
     passed,
     warned,
 )
-from accucompare.findings.log import Given, LoadedBatch, Remark, Targets, Vitals, remark
+from accucompare.findings.log import Given, LoadedBatch, Targets, Vitals, WatchRemark, remark
 
 _MASKS = re.compile(r"mask|bias", re.IGNORECASE)
 #: So many steps show in which ways a model is called.
 _FIRST = 10
-# : Axes of parallelism along which ranks hold replicas of the model, or parts of it that are put
-# together for each of its calls: along : these, each rank is to have a batch of its own.
+#: Axes of parallelism along which ranks hold replicas of the model, or parts of it that are put
+#: together for each of its calls: along these, each rank is to have a batch of its own.
 _BATCHES_DIFFER = {"dp", "data", "dp_replicate", "replicate", "dp_shard", "fsdp"}
 
 
@@ -177,7 +177,7 @@ def _late(seen: Evidence, form: Callable[[Given], object]) -> tuple[Vitals, Give
 _WHOLE = {"bfloat16": 256.0, "float16": 2048.0}
 
 
-def _rounded(seen: Evidence, given: Given) -> Remark | None:
+def _rounded(seen: Evidence, given: Given) -> WatchRemark | None:
     """How coarse an input in a half type is, if it holds no whole numbers one by one, and
     no weight is in a half type.
     """
@@ -407,7 +407,7 @@ def _names(run: Analysis) -> list[str]:
     return [run.start.model, *(each.name for each in run.setups[-1].parameters)]
 
 
-def _first_token(run: Analysis) -> str | Remark | None:
+def _first_token(run: Analysis) -> str | WatchRemark | None:
     """The id that every text begins with, or that they begin with several; ``None`` if the model is
     given no ids of tokens.
     """

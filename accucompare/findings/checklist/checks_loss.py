@@ -18,8 +18,8 @@ from accucompare.findings.checklist.checks import (
 )
 from accucompare.findings.log import Labels, remark
 
-# : What a function takes must not be made by these: it has a softmax or a sigmoid of its own, or
-# takes logarithms.
+#: What a function takes must not be made by these: it has a softmax or a sigmoid of its own, or
+#: takes logarithms.
 _MADE_TWICE = {
     "cross_entropy": ("softmax", "sigmoid", "relu", "tanh"),
     "binary_cross_entropy_with_logits": ("softmax", "sigmoid", "relu", "tanh"),

@@ -15,7 +15,7 @@ from accucompare.findings.checklist.checks import (
 )
 from accucompare.findings.checklist.checks_data import same_batches
 from accucompare.findings.checklist.checks_run import first_difference
-from accucompare.findings.log import Remark, remark
+from accucompare.findings.log import WatchRemark, remark
 
 
 def _seeded(seen: Evidence) -> CheckOutcome:
@@ -54,7 +54,7 @@ def _first_step(seen: Evidence) -> CheckOutcome:
     return passed(remark("same-first-step"))
 
 
-def _otherwise_begun(run: Analysis, earlier: Analysis) -> Remark | None:
+def _otherwise_begun(run: Analysis, earlier: Analysis) -> WatchRemark | None:
     """Why the beginnings of two runs need not be the same; ``None`` if they should be."""
     if not run.setups or not earlier.setups or run.setups[0].seeds != earlier.setups[0].seeds:
         return remark("other-seeds")

@@ -22,7 +22,7 @@ from accucompare.findings.checklist.checks import (
     spikes,
     warned,
 )
-from accucompare.findings.log import Ending, Number, Remark, remark
+from accucompare.findings.log import Ending, Number, WatchRemark, remark
 
 #: Fewer losses show no trend.
 _FEWEST = 30
@@ -66,7 +66,7 @@ def _loss_finite(seen: Evidence) -> CheckOutcome:
 
 
 def _spiking(
-    what: Remark, series: list[Point], times: float, floor: float, record: float
+    what: WatchRemark, series: list[Point], times: float, floor: float, record: float
 ) -> CheckOutcome:
     series = [point for point in series if math.isfinite(point.value) and point.value > 0]
     if len(series) <= 20:

@@ -33,12 +33,12 @@ _RISES_AGAIN = (
     "LambdaLR",
     "MultiplicativeLR",
 )
-# : So many updates running with a rate that rises are a warm-up, and so many behind them with one
-# that falls a decay.
+#: So many updates running with a rate that rises are a warm-up, and so many behind them with one
+#: that falls a decay.
 _WARMING, _FALLING = 10, 3
 
-# : Of its most, a learning rate that is no more adds nothing to weights in float32 that an update
-# of then has changed.
+#: Of its most, a learning rate that is no more adds nothing to weights in float32 that an update
+#: of then has changed.
 _ROUNDED = 2**-24
 
 

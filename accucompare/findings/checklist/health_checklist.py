@@ -46,7 +46,7 @@ THRESHOLDS = {name: value for check in CHECKS for name, value in check.threshold
 _ORDER = list(CheckStatus)
 #: Of `watch`, `overflow`, `health` and `gradcheck`, by what came of it. 0: nothing is wrong; 1:
 #: something is; 2: nothing to rely on.
-EXIT_CODES = {
+STATUS_EXIT_CODES = {
     CheckStatus.PASS: 0,
     CheckStatus.WARN: 1,
     CheckStatus.FAIL: 1,

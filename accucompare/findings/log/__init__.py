@@ -35,7 +35,7 @@ from accucompare.findings.log.observations import (
     near_the_limit,
     within,
 )
-from accucompare.findings.log.remarks import Remark, remark
+from accucompare.findings.log.remarks import WatchRemark, remark
 from accucompare.findings.log.vital_events import (
     Applied,
     Given,
@@ -78,7 +78,6 @@ __all__ = [
     "Narrowed",
     "Number",
     "ParameterFacts",
-    "Remark",
     "ScaleChange",
     "Site",
     "Step",
@@ -88,6 +87,7 @@ __all__ = [
     "TrainingSetup",
     "Vitals",
     "WatchLimits",
+    "WatchRemark",
     "WatchStart",
     "What",
     "frames_of",

@@ -17,7 +17,7 @@ import msgspec
 from accucompare.bundle.format import display_name
 from accucompare.findings.log.json_numbers import Number as Number
 from accucompare.findings.log.json_numbers import number as number
-from accucompare.findings.log.remarks import Remark
+from accucompare.findings.log.remarks import WatchRemark
 from accucompare.findings.log.vital_events import TrainingSetup, Vitals
 
 
@@ -239,17 +239,17 @@ class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_
     weights: list[TensorRange] = []
     parameters: list[str] = []
     legal: list[str] = []
-    unseen: list[Remark | str] = []
+    unseen: list[WatchRemark | str] = []
     second: bool = False
     reproducer: str = ""
-    reproducer_notes: list[Remark | str] = []
-    notes: list[Remark | str] = []
+    reproducer_notes: list[WatchRemark | str] = []
+    notes: list[WatchRemark | str] = []
 
-    def noting(self, *notes: Remark | str) -> Finding:
+    def noting(self, *notes: WatchRemark | str) -> Finding:
         """The same with further notes."""
         return msgspec.structs.replace(self, notes=[*self.notes, *notes])
 
-    def passing_on(self, *notes: Remark | str) -> Finding:
+    def passing_on(self, *notes: WatchRemark | str) -> Finding:
         """The same as what did not begin here, but came in."""
         return msgspec.structs.replace(self.noting(*notes), origin=False, cause=Cause.INPUTS)
 
@@ -288,7 +288,7 @@ class Alert(msgspec.Struct, tag="warned", tag_field="event", frozen=True, omit_d
     """
 
     kind: AlertKind
-    text: Remark | str
+    text: WatchRemark | str
     step: int
     name: str = ""
     call: int = 0
@@ -328,7 +328,7 @@ class ScaleChange(msgspec.Struct, tag="scaled", tag_field="event", frozen=True, 
     skipped: bool
     in_a_row: int = 0
     alarm: bool = False
-    text: Remark | str = ""
+    text: WatchRemark | str = ""
 
 
 class Step(msgspec.Struct, tag="step", tag_field="event", frozen=True, omit_defaults=True):
@@ -356,7 +356,7 @@ class Step(msgspec.Struct, tag="step", tag_field="event", frozen=True, omit_defa
     overflowed: bool | None = None
     loss: Number | None = None
     skipped: bool = False
-    unseen: dict[str, Remark | str] = {}
+    unseen: dict[str, WatchRemark | str] = {}
 
 
 class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaults=True):
@@ -374,7 +374,7 @@ class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaul
 
     steps: int
     watched: int
-    reason: Remark | str
+    reason: WatchRemark | str
     ending: Ending
     weights: list[Number | None] = []
     state: str = ""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from accucompare.bundle.format import display_name
 from accucompare.findings.log.events import TensorRange
-from accucompare.findings.log.remarks import Remark
+from accucompare.findings.log.remarks import WatchRemark
 from accucompare.numbers import DTYPES
 
 
@@ -77,7 +77,7 @@ class StepObservation:
     near: str = ""
     parameter: str = ""
     order: int = 0
-    unseen: list[Remark | str] = field(default_factory=list)
+    unseen: list[WatchRemark | str] = field(default_factory=list)
     talked: bool = False
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 
-class Remark(msgspec.Struct, frozen=True, omit_defaults=True):
+class WatchRemark(msgspec.Struct, frozen=True, omit_defaults=True):
     """A fact with its values. ``report.words`` has its sentence.
 
     Attributes:
@@ -19,5 +19,5 @@ class Remark(msgspec.Struct, frozen=True, omit_defaults=True):
     values: dict[str, Any] = {}
 
 
-def remark(fact: str, /, **values: Any) -> Remark:
-    return Remark(fact, values)
+def remark(fact: str, /, **values: Any) -> WatchRemark:
+    return WatchRemark(fact, values)

@@ -22,12 +22,12 @@ from accucompare.numbers import DTYPES
 
 INFINITE = frozenset((PLUS, MINUS))
 
-# : Operators that give -Inf for what lies outside of a tensor, and those that masks are added by,
-# or cast by.
+#: Operators that give -Inf for what lies outside of a tensor, and those that masks are added by,
+#: or cast by.
 _POOLS = re.compile(r"aten\.(adaptive_|fractional_)?max_pool")
 _SUMS = re.compile(r"aten\.(add|sub|_to_copy|copy)_?\.")
-# : Those that make an Inf of the one of the other sign; any other that is given one has made it of
-# something else.
+#: Those that make an Inf of the one of the other sign; any other that is given one has made it of
+#: something else.
 _TURNS = re.compile(r"aten\.(neg|negative|sub|rsub|mul|div|true_divide|foreach_neg)_?\.")
 
 

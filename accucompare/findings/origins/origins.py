@@ -34,11 +34,11 @@ from accucompare.findings.log import (
     Direction,
     Finding,
     ModuleCall,
-    Remark,
     Site,
     StepObservation,
     TensorRange,
     WatchLimits,
+    WatchRemark,
     What,
     kinds_of,
     near_the_limit,
@@ -532,7 +532,7 @@ def _is_number(tensor: TensorRange) -> bool:
     return not tensor.shape and tensor.dtype == "float64"
 
 
-def _swallowed(maker: StepObservation) -> Remark:
+def _swallowed(maker: StepObservation) -> WatchRemark:
     """What an operator made in the forward that the call's output does not show, but its backward
     does.
     """

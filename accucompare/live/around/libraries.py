@@ -16,8 +16,8 @@ import xxhash
 #: The process's memory by file, where the system tells it (Linux).
 _MAPS = Path("/proc/self/maps")
 
-# : Folders whose libraries belong to the system or to Python, and packages whose versions say which
-# build theirs are: hundreds of megabytes.
+#: Folders whose libraries belong to the system or to Python, and packages whose versions say which
+#: build theirs are: hundreds of megabytes.
 _SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 #: Beside them what accucompare itself stands on, and no model computes with.

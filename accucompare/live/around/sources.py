@@ -22,22 +22,23 @@ import torch
 import xxhash
 from torch import nn
 
-# : Functions in these folders are not noted: Python's own library, whose version is in the
-# manifest, and accucompare's own code.
+#: Functions in these folders are not noted: Python's own library, whose version is in the
+#: manifest, and accucompare's own code.
 _OWN = str(Path(__file__).parents[2])
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 
-# : Where what ``torch.compile`` gives is written: a function that closes over the compiler, which
-# it calls back.
+#: Where what ``torch.compile`` gives is written: a function that closes over the compiler, which
+#: it calls back.
 _COMPILER = str(Path(torch.__file__).parent / "_dynamo" / "eval_frame.py")
 
 #: Where Python code reads an environment variable that it names.
 _READS = re.compile(
-    rb"""(?:environ(?:\.get\(|\.setdefault\(|\.pop\(|\[)|getenv\()\s*["']([A-Za-z_][A-Za-z0-9_]*)["']"""
+    rb"""(?:environ(?:\.get\(|\.setdefault\(|\.pop\(|\[)|getenv\()"""
+    rb"""\s*["']([A-Za-z_][A-Za-z0-9_]*)["']"""
 )
 
-# : Attributes that name where, in which type, or of which file a module is: what differs between
-# two captures of one model.
+#: Attributes that name where, in which type, or of which file a module is: what differs between
+#: two captures of one model.
 _NOT_CONFIGURED = {"training", "device", "dtype", "name_or_path"}
 
 

@@ -18,6 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
 
 from accucompare.live.around import has_sharded_parameters
 from accucompare.live.autograd.graph import (
@@ -429,7 +430,7 @@ def register_first_hook(
     tensor: torch.Tensor, act: Callable[[torch.Tensor], Any]
 ) -> torch.utils.hooks.RemovableHandle:
     """Register a tensor's hook that is called before those that it has."""
-    handle: torch.utils.hooks.RemovableHandle = tensor.register_hook(act)  # type: ignore[no-untyped-call]
+    handle: RemovableHandle = tensor.register_hook(act)  # type: ignore[no-untyped-call]
     hooks: Any = tensor._backward_hooks
     others = [(key, hook) for key, hook in hooks.items() if key != handle.id]
     for (

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 ACCUMULATES = "torch::autograd::AccumulateGrad"
-# : What the backward of these gives is what it was given, in another order or shape, or with zeros
-# in between.
+#: What the backward of these gives is what it was given, in another order or shape, or with zeros
+#: in between.
 PASSING_ON = frozenset(
     f"{name}Backward0"
     for name in (

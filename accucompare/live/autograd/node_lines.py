@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from accucompare.live.operators import CALLERS
+from accucompare.live.operators import is_caller
 
 #: Directories whose code is not the user's.
 _PACKAGES = tuple(
@@ -59,7 +59,7 @@ def line_of(node: Any, folders: int = 0) -> str:
     """
     for frame in reversed(node.metadata.get("traceback_") or ()):
         match = re.match(r'\s*File "(.+)", line (\d+)', frame)
-        if match is not None and match[1] in CALLERS:
+        if match is not None and is_caller(match[1]):
             break
         if match is not None and not match[1].startswith(_PACKAGES):
             return f"{PurePath(*PurePath(match[1]).parts[-1 - folders :]).as_posix()}:{match[2]}"

@@ -21,8 +21,8 @@ import torch
 from accucompare.live.autograd.gradients import ReadingHook
 from accucompare.live.autograd.graph import ACCUMULATES
 
-# : Names a tensor in autograd's graph: (number of the node that made it, index of the node's
-# output); for a leaf, (-1, id of the tensor).
+#: Names a tensor in autograd's graph: (number of the node that made it, index of the node's
+#: output); for a leaf, (-1, id of the tensor).
 Edge = tuple[int, int]
 
 _C = TypeVar("_C")
@@ -80,8 +80,8 @@ class Cut(NamedTuple):
             return grad.as_strided(self.shape, self.stride, grad.storage_offset() + self.offset)
 
 
-# : The node of what was written into a view: it takes the place of what made the tensor that the
-# view is of.
+#: The node of what was written into a view: it takes the place of what made the tensor that the
+#: view is of.
 WRITES_INTO_VIEW = "torch::autograd::CopySlices"
 
 
@@ -166,8 +166,8 @@ class Span(Generic[_C]):
         return next((span for span in self.chain() if edge not in span.inputs), None)
 
 
-# : After all numbers of nodes: the end of a span whose call still runs: it may call
-# ``autograd.grad`` itself.
+#: After all numbers of nodes: the end of a span whose call still runs: it may call
+#: ``autograd.grad`` itself.
 OPEN = 1 << 64
 
 
@@ -233,8 +233,8 @@ class Spans(Generic[_C]):
         self._known.clear()
 
 
-# : Under this name, a node that a backward has made (``create_graph=True``) has the span of the
-# call that it was made in the backward of.
+#: Under this name, a node that a backward has made (``create_graph=True``) has the span of the
+#: call that it was made in the backward of.
 _MADE_BY = "accucompare: made in the backward of"
 
 
@@ -284,8 +284,8 @@ def backward_of(node: Any) -> Span[Any] | None:
     return span
 
 
-# : The node of a cast; autocast keeps what it has cast of a parameter, and all calls after the
-# first one use that.
+#: The node of a cast; autocast keeps what it has cast of a parameter, and all calls after the
+#: first one use that.
 _CASTS = "ToCopyBackward0"
 
 

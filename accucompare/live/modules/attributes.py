@@ -18,8 +18,8 @@ from accucompare.errors import CaptureError
 from accucompare.live.modules.names import Modules
 from accucompare.live.values import leaves, replaced
 
-# : By module and name. Containers are copies; tensors are the objects themselves, since most are
-# never written into.
+#: By module and name. Containers are copies; tensors are the objects themselves, since most are
+#: never written into.
 Attributes = dict[nn.Module, dict[str, Any]]
 
 _UNCHANGING = (

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.utils import checkpoint
 
-# : What both ways of ``torch.utils.checkpoint`` make when a part of a model is run that will be run
-# again.
+#: What both ways of ``torch.utils.checkpoint`` make when a part of a model is run that will be run
+#: again.
 _FRAME, _FUNCTION = "_CheckpointFrame", "CheckpointFunction"
 
 Again = Callable[[], contextlib.AbstractContextManager[None]]

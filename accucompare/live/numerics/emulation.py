@@ -96,8 +96,8 @@ def rounded_operands(tensor: torch.Tensor, precision: Precision) -> torch.Tensor
     return torch.where(tensor.isnan(), tensor, nearest.view(torch.float32))
 
 
-# : The operands that a matrix unit reads, by position. What is added to the product (``self`` of
-# addmm, a bias) is not one.
+#: The operands that a matrix unit reads, by position. What is added to the product (``self`` of
+#: addmm, a bias) is not one.
 _OPERANDS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("mm", "bmm", "mv", "_grouped_mm"), (0, 1)),
     **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation"), (1, 2)),
@@ -112,8 +112,8 @@ _OPERANDS: dict[str, tuple[int, ...]] = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": (0, 1, 2, 3),
 }
 
-# : Operators that PyTorch composes of others below autograd. (Those that it composes above it need
-# no table, though without autograd, : as in inference mode, they too arrive whole.)
+#: Operators that PyTorch composes of others below autograd. (Those that it composes above it need
+#: no table, though without autograd, as in inference mode, they too arrive whole.)
 _COMPOSED = ("_trilinear", "_euclidean_dist", "_foreach_mm", "linalg_pinv", "linear")
 
 #: The kernels that an operator may have on the CPU; the first counts.
@@ -127,7 +127,8 @@ _KERNELS = (
 #: What an operator with products inside may be called, if it is in no table.
 _LOOKS_LIKE_PRODUCT = re.compile(
     r"attention|attn|matmul|lstm|rnn|einsum|encoder_layer|matrix_exp|gemm"
-    r"|(?<![a-z])([a-z0-9]*mm|dot|vdot|mv|gru|(b|tri)?linear|conv(olution|_?transpose)?(\dd)?)(?![a-z0-9])"
+    r"|(?<![a-z])([a-z0-9]*mm|dot|vdot|mv|gru|(b|tri)?linear"
+    r"|conv(olution|_?transpose)?(\dd)?)(?![a-z0-9])"
 )
 
 _NOT_PLAIN = "a sparse, nested or foreign tensor"
@@ -321,8 +322,8 @@ def _attention_math(
     )
 
 
-# : What takes more than to round the operands: products are hidden, or not all that it does is a
-# product.
+#: What takes more than to round the operands: products are hidden, or not all that it does is a
+#: product.
 _WAYS: dict[str, Callable[..., Any]] = {
     "convolution_backward": _convolution_backward,
     "_slow_conv2d_backward": _convolution_backward,

@@ -49,7 +49,8 @@ class Numerics:
                 continue
             if name == self._backend.REDUCED:
                 self._reduced = allow
-            elif allow:  # forbidding it where there is none does no harm: the same options then serve every device
+            # Forbidding it where there is none does no harm: the same options serve every device.
+            elif allow:
                 other = (
                     f"--{self._backend.REDUCED} is its"
                     if self._backend.REDUCED

@@ -4,7 +4,7 @@ from accucompare.live.operators import entrances
 from accucompare.live.operators.dispatch import Inside
 from accucompare.live.operators.entrances import running_steps
 from accucompare.live.operators.fallbacks import noting_fallbacks
-from accucompare.live.operators.operator_calls import CALLERS, CallMode, source_line
+from accucompare.live.operators.operator_calls import CallMode, calls_models, is_caller, source_line
 from accucompare.live.operators.random_state import RandomState, random_state_kept
 from accucompare.live.operators.randomness import Draws, matched_randomness
 from accucompare.live.operators.schemas import (
@@ -19,7 +19,6 @@ from accucompare.live.operators.schemas import (
 )
 
 __all__ = [
-    "CALLERS",
     "LEFT_OUT",
     "NO_VALUES",
     "WRITTEN_SILENTLY",
@@ -29,8 +28,10 @@ __all__ = [
     "Inside",
     "Known",
     "RandomState",
+    "calls_models",
     "differentiated",
     "entrances",
+    "is_caller",
     "is_plain",
     "known_of",
     "matched_randomness",

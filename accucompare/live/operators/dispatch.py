@@ -106,7 +106,8 @@ def _seeing_inside(mode: TorchDispatchMode, names: Iterable[str]) -> Iterator[No
 
     A key that was switched off where Python called the operator stays so; one that this torch does
     not know is left out."""
-    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]  # the state in which Python called
+    # In the state in which Python called:
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
         keys = [
             key for key in map(torch._C._parse_dispatch_key, names) if key and not _is_excluded(key)
         ]

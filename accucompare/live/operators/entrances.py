@@ -15,16 +15,16 @@ from torch.jit import _builtins
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optimizer_module
 
-# : Called before a function with the name of its caller, and what it is given; gives what is to be
-# called with what it returns, if anything.
+#: Called before a function with the name of its caller, and what it is given; gives what is to be
+#: called with what it returns, if anything.
 Before = Callable[[str, tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
 
 #: Who observes the function of this name in a module or a class.
 _observers: dict[tuple[Any, str], list[Before]] = {}
 
-# : What clips gradients, by what it calls first, with the gradients. From torch 2.6 on
-# ``clip_grad_norm_`` calls ``_get_total_norm``, which : others call, too, who clip nothing; before,
-# it grouped them as the others do.
+#: What clips gradients, by what it calls first, with the gradients. From torch 2.6 on
+#: ``clip_grad_norm_`` calls ``_get_total_norm``, which others call, too, who clip nothing; before,
+#: it grouped them as the others do.
 CLIPPING = {
     (clip_grad, "_get_total_norm"): frozenset(("clip_grad_norm_",)),
     (clip_grad, "_group_tensors_by_device_and_dtype"): frozenset(
@@ -53,7 +53,9 @@ def observe_function(owner: Any, name: str, before: Before) -> bool:
                     after(result)
             return result
 
-        if (operator := _builtins._find_builtin(original)) is not None:  # type: ignore[no-untyped-call]  # what is scripted meanwhile calls the operator itself
+        # What is scripted meanwhile calls the operator itself.
+        operator = _builtins._find_builtin(original)  # type: ignore[no-untyped-call]
+        if operator is not None:
             _builtins._register_builtin(observed, operator)
         setattr(owner, name, observed)
     observers.append(before)
@@ -68,7 +70,8 @@ def observe_function_no_more(owner: Any, name: str, before: Before) -> None:
         if not observers:
             observed = vars(owner)[name]
             setattr(owner, name, observed.__wrapped__)
-            _builtins._get_builtin_table().pop(id(observed), None)  # type: ignore[no-untyped-call]  # another function may come to have this id
+            # Another function may come to have this id.
+            _builtins._get_builtin_table().pop(id(observed), None)  # type: ignore[no-untyped-call]
 
 
 def running_steps() -> Iterator[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -11,16 +11,19 @@ from torch.utils import _python_dispatch as dispatching
 
 from accucompare.live.operators import randomness
 
-#: Files that call models: what called them is no code of a model's.
-CALLERS = tuple(
-    str(Path(__file__).parents[2] / name)
-    for name in (
-        "recorder/state/training_loop.py",
-        "reproduce/reproducer.py",
-        "watcher/again/second_run.py",
-    )
-)
+# Files of ours that call models: what called them is no code of a model's.
+_callers: set[str] = set()
 _PACKAGES = ("torch", "torch_npu", "accucompare")
+
+
+def calls_models(file: str) -> None:
+    """Told by a file of ours that calls models: a source line is not looked for beyond it."""
+    _callers.add(file)
+
+
+def is_caller(file: str) -> bool:
+    """Whether a file of ours calls models."""
+    return file in _callers
 
 
 class CallMode(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -87,10 +90,11 @@ def source_line(folders: int = 0) -> str | None:
             and frame.f_code not in randomness.RUN_FOR_THE_MODEL
         ):
             return None
-        if frame.f_code.co_filename in CALLERS:
+        if frame.f_code.co_filename in _callers:
             break
         if package not in _PACKAGES:
-            return f"{PurePath(*PurePath(frame.f_code.co_filename).parts[-1 - folders :]).as_posix()}:{frame.f_lineno}"
+            parts = PurePath(frame.f_code.co_filename).parts[-1 - folders :]
+            return f"{PurePath(*parts).as_posix()}:{frame.f_lineno}"
         if frame.f_back is None:
             break
         frame = frame.f_back

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import xxhash
+from torch.nn.attention import SDPBackend
 
 from accucompare.bundle.format import SavedDraws
 from accucompare.live.operators.dispatch import (
@@ -29,6 +30,7 @@ from accucompare.live.operators.dispatch import (
     without_dispatch,
 )
 from accucompare.live.operators.random_state import get_state, set_state
+from accucompare.numbers import kernel as compiled
 
 _STEPS = {
     torch.bfloat16: 2.0**8,
@@ -206,9 +208,11 @@ def _is_plain(tensor: torch.Tensor, draws: Draws) -> bool:
 
 
 def _uniform(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    drawn: torch.Tensor = without_dispatch(
-        torch.rand, shape, generator=generator, dtype=torch.float32, device="cpu"
-    )
+    """The first numbers of a generator that nothing was drawn from."""
+    options = {"dtype": torch.float32, "device": "cpu"}
+    drawn: torch.Tensor = without_dispatch(torch.empty, shape, **options)
+    if not compiled.fill_uniform(generator.initial_seed(), drawn.numpy()):
+        drawn = without_dispatch(torch.rand, shape, generator=generator, **options)
     return drawn
 
 
@@ -278,6 +282,12 @@ def _bernoulli(op: Any, default: float | None = None) -> Callable[..., torch.Ten
         if ours is None:
             return result
         p = args[0] if args else tensor if default is None else default
+        if isinstance(p, float) and result.is_cpu and result.dtype is torch.float32:
+            values = result.detach()
+            if values.is_contiguous() and compiled.fill_uniform(
+                ours.initial_seed(), values.numpy(), p
+            ):
+                return result
         return _overwrite(
             result,
             _uniform(tensor.shape, ours) < (p.detach().cpu() if isinstance(p, torch.Tensor) else p),
@@ -312,28 +322,41 @@ def _scaled_dot_product_attention(
     of its own.
     """
     plain = _aten.scaled_dot_product_attention.default
+    inputs: tuple[Any, ...] = (query, key, value, attn_mask, dropout_p, is_causal)
     draws = of_this_thread(_active)
-    matched = dropout_p > 0 and draws is not None and _is_plain(query, draws)
-    before = get_state(query.device) if matched else None
-    run = _advance_generators if matched else without_dispatch
-    result: torch.Tensor = run(plain, query, key, value, attn_mask, dropout_p, is_causal, **options)
-    if before is None:
-        return result
+    if dropout_p == 0 or draws is None or not _is_plain(query, draws):
+        return without_dispatch(plain, *inputs, **options)  # type: ignore[no-any-return]
+    if _is_mathematical(inputs, options):  # what it drops out by is met on the way
+        return _mathematical(inputs, options)
+    before = get_state(query.device)
+    result = _advance_generators(plain, *inputs, **options)
     if torch.is_autocast_enabled(query.device.type):
-        query, key, value = (tensor.to(result.dtype) for tensor in (query, key, value))
+        inputs = (*(tensor.to(result.dtype) for tensor in inputs[:3]), *inputs[3:])
+    after = get_state(query.device)
+    # the dropout inside is known by the state that the plain operation found
+    set_state(query.device, before)
+    output = _mathematical(inputs, options)
+    set_state(query.device, after)
+    return output
+
+
+def _is_mathematical(inputs: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Whether the plain operation takes the mathematical form, too, as a CPU's does."""
+    if inputs[0].device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        return False
+    return torch._fused_sdp_choice(*inputs, **options) == SDPBackend.MATH.value
+
+
+def _mathematical(inputs: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
+    query, key, value, attn_mask, dropout_p, is_causal = inputs
     if attn_mask is not None:
         attn_mask = _additive(attn_mask, query.dtype)
     options = {name: option for name, option in options.items() if option not in (None, False)}
     math = _aten._scaled_dot_product_attention_math.default
-    after = get_state(query.device)
-    set_state(
-        query.device, before
-    )  # so that the dropout inside is known by the state that the plain operation found
     with torch.autocast(query.device.type, enabled=False):
         output: torch.Tensor = math(query, key, value, attn_mask, dropout_p, is_causal, **options)[
             0
         ]
-    set_state(query.device, after)
     return output
 
 
@@ -402,9 +425,10 @@ def _unmatched(op: Any) -> Callable[..., Any]:
     return kernel
 
 
-# : The code of the kernels that run operators of the model's own. Whatever the other functions here
-# run is part of a draw.
+#: The code of the kernels that run operators of the model's own. Whatever the other functions here
+#: run is part of a draw.
 RUN_FOR_THE_MODEL = (
     _scaled_dot_product_attention.__code__,
+    _mathematical.__code__,
     _unmatched(_aten._cudnn_rnn.default).__code__,
 )

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-# : Operators that are not recorded, and why; so are views and what returns no tensor, whose schemas
-# say so.
+#: Operators that are not recorded, and why; so are views and what returns no tensor, whose schemas
+#: say so.
 NO_VALUES = "makes memory without values"
 LEFT_OUT = {
     **dict.fromkeys(("empty", "empty_like", "empty_strided", "empty_permuted"), NO_VALUES),
@@ -26,8 +26,8 @@ LEFT_OUT = {
     ),
 }
 
-# : Namespaces of operators that are no computation on tensors: communication, profiling, Python's
-# own.
+#: Namespaces of operators that are no computation on tensors: communication, profiling, Python's
+#: own.
 _FOREIGN = (
     "prim",
     "prims",
@@ -48,8 +48,8 @@ _COMPUTES_TOO = re.compile("attention|rnn|lstm|gru|rrelu|softmax")
 #: Arguments that operators write into without saying so.
 WRITTEN_SILENTLY = ("running_mean", "running_var")
 
-# : How many of an operator's outputs the forward is for; the rest is kept for the backward, in
-# forms that differ between devices.
+#: How many of an operator's outputs the forward is for; the rest is kept for the backward, in
+#: forms that differ between devices.
 _FOR_FORWARD = {
     **dict.fromkeys(
         (
@@ -85,8 +85,8 @@ _FOR_FORWARD = {
     ),
 }
 
-# : Kernels by which PyTorch composes an operator of others. Those of random operators must run
-# where their draws can be caught.
+#: Kernels by which PyTorch composes an operator of others. Those of random operators must run
+#: where their draws can be caught.
 _COMPOSITE = "CompositeImplicitAutograd"
 _COMPOSED = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 _BACKENDS = {"cpu": "CPU", "cuda": "CUDA"}  # any other device is the one that is plugged in

@@ -35,14 +35,14 @@ from accucompare.numbers import (
     sign_tables,
 )
 
-# : In which of these types a device adds up is its own matter (``devices.Backend.SKETCHES_IN``):
-# what each can do.
+#: In which of these types a device adds up is its own matter (``devices.Backend.SKETCHES_IN``):
+#: what each can do.
 _SUMMED = {
     "float64": (torch.float64, torch.float32, torch.bfloat16, torch.float16),
     "float32": (torch.bfloat16, torch.float16),
 }
-# : How wrong sums in float32 may be, relative to the sum of magnitudes: some 100 are added one
-# after the other, then those of all runs.
+#: How wrong sums in float32 may be, relative to the sum of magnitudes: some 100 are added one
+#: after the other, then those of all runs.
 _ROUNDING = 2.0 * ROWS * 2.0**-24
 #: Values that are worked on at a time: some 70 MB of the device's memory in float64.
 _RUN = 4 * TABLES * SKETCH_BLOCK

@@ -31,7 +31,7 @@ _UNKNOWN_TO_NUMPY = {
     name for name, dtype in DTYPES.items() if dtype.ml_dtype or name == "complex32"
 }
 _SMALL = (
-    4 << 10
+    16 << 10
 )  # bytes; a block of memory to use again takes longer to find than one of them to copy
 _LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of them
 _WORTH_KNOWING = 128 << 10  # bytes; to tell whether it was seen takes as long as to digest less
@@ -130,7 +130,7 @@ def to_host(
         if writer is None or bits is Bits.OURS:
             return HostValue(array, array.shape, dtype, Layout.STRIDED)
         return _on_host(tensor, array, dtype, writer, needed, bits)
-    except Exception as error:  # a tensor subclass may raise anything; the record then says so, and the model runs on
+    except Exception as error:  # a tensor subclass may raise anything: the record says what
         return HostValue(
             None, (), dtype, Layout.UNREADABLE, f"{type(error).__name__}: {error}"[:200]
         )

@@ -31,11 +31,8 @@ class _InPlaceOf(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return (
-            ctx.exchange(grads[0]) if ctx.exchange and grads[0] is not None else grads[0],
-            None,
-            None,
-        )
+        grad = grads[0]
+        return ctx.exchange(grad) if ctx.exchange and grad is not None else grad, None, None
 
 
 def in_place_of(
@@ -69,17 +66,15 @@ def copy_like(
 
 
 def _copy_like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
-    """Golden's values in a tensor of its own: of the dtype, the device and the strides of another,
-    by which kernels choose their ways.
+    """Golden's values in a tensor of the dtype, the device and the strides of another, because
+    kernels choose their ways by these.
 
     Args:
         tensor: the one whose place it takes.
         golden: of the same shape, on the CPU.
     """
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-    ):  # outside of it, tensors count the writes into them
+    # Outside of inference mode tensors count the writes into them.
+    with torch.inference_mode(False), torch.no_grad():
         values = _cast(golden, tensor.dtype)
         copy_like, single = tensor.detach(), values
         for dim in range(tensor.dim()):
@@ -87,14 +82,11 @@ def _copy_like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
                 copy_like, single = copy_like.narrow(dim, 0, 1), single.narrow(dim, 0, 1)
         if single is not values and not torch.equal(single.expand_as(values), values):
             copy_like, single = tensor.detach(), values
-        strides = (
-            copy_like.stride()
-            if _apart(copy_like.shape, copy_like.stride())
-            else torch.empty_like(copy_like, device="meta").stride()
-        )
-        copy = torch.empty_strided(
-            copy_like.shape, strides, dtype=tensor.dtype, device=tensor.device
-        ).copy_(single)
+        shape, strides = copy_like.shape, copy_like.stride()
+        if not _apart(shape, strides):
+            strides = torch.empty_like(copy_like, device="meta").stride()
+        copy = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+        copy.copy_(single)
         return copy if copy.shape == tensor.shape else copy.expand(tensor.shape)
 
 

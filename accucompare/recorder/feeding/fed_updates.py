@@ -28,11 +28,10 @@ class FedUpdates:
     step: Callable[[], int]
 
     def start(self, name: str, update: int, path: str, tensor: torch.Tensor) -> None:
-        """Write what golden's parameter was after so many updates of the step into the candidate's,
-        if it is another.
+        """Write into the candidate's parameter what golden's was after so many updates of the step.
 
-        That is what the next update of it was given, be it in a later step. The write is not
-        counted as one: a graph that was made before goes on with golden's value.
+        The next update of golden's was given that, be it in a later step. PyTorch does not count
+        the write: a graph that was made before goes on with golden's value.
         """
         golden = self.feed.parameter(self.step(), name, update, path, tensor.detach())
         if golden is not None and not torch.equal(golden, tensor):

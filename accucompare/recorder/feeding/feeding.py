@@ -22,8 +22,7 @@ from accucompare.recorder.feeding.golden_values import FedPlace, GoldenValues, M
 from accucompare.recorder.feeding.lending import Exchange, Lent, contents
 from accucompare.selection import RoleGroup
 
-# : Is given the path of an output and a gradient that arrives there, and gives what a backward goes
-# on with.
+#: From the path of an output and a gradient that arrives there: what the backward goes on with.
 Arrives = Callable[[str, torch.Tensor], torch.Tensor]
 
 #: What golden's gradient of a value is recorded as, by the role of the value.
@@ -31,11 +30,10 @@ _GRADIENT_ROLE = {Role.INPUT: Role.GRAD_INPUT, Role.OUTPUT: Role.GRAD_OUTPUT}
 
 
 class Feeding(GoldenValues):
-    """Golden's values in place of what module calls are given and give, and in place of their
-    gradients.
+    """Golden's values in place of what module calls are given and return, and of the gradients.
 
-    A module that writes into what it is given by ``.data`` has nothing to exchange: its error shows
-    at the next input, as glue.
+    What a module writes through ``.data`` cannot be exchanged: its error shows at the next input,
+    as glue.
 
     Attributes:
         fed: how many values were exchanged.
@@ -56,12 +54,9 @@ class Feeding(GoldenValues):
         super().__init__(golden, rank, modules, renamings, round_to)
         self.fed = 0
         self.written = golden.manifests[rank].options.written
-        self.backward, self.updates = map(
-            golden.manifests[rank].options.holds, (RoleGroup.BACKWARD, RoleGroup.UPDATE)
-        )
-        self._backwards: Counter[tuple[FedPlace, str]] = (
-            Counter()
-        )  # in that step, through each value
+        holds = golden.manifests[rank].options.holds
+        self.backward, self.updates = holds(RoleGroup.BACKWARD), holds(RoleGroup.UPDATE)
+        self._backwards: Counter[tuple[FedPlace, str]] = Counter()  # of the step, by value
 
     def inputs(
         self, place: FedPlace, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -93,16 +88,15 @@ class Feeding(GoldenValues):
     ) -> tuple[Any, dict[str, Any]]:
         """What a call returns, with golden's values in it; errors as ``inputs``.
 
-        Where a module returns what it was given, or a view of it, its caller gets back its own, for
-        it may write into the one and read the other.
+        Where a module returns what it was given, or a view of it, the caller gets its own tensor
+        back: it may write into the one and read the other.
 
         Args:
             place: the call's outputs.
             output: what it returned.
             lent: what it was given; ``None`` if it was not fed.
             given: the parts of that as they are now, by path.
-            arrives: is given an output's path and a gradient of it that arrives from outside of the
-                call, in a backward, and gives what that goes on with.
+            arrives: see ``Arrives``; the gradient comes from outside of the call.
 
         Returns:
             The new value; and by path the caller's own tensors in it.
@@ -110,11 +104,10 @@ class Feeding(GoldenValues):
         memory, own = Memory(), dict[str, Any]()
         by_path = self._find(place, output, memory, Counter(), arrives)
         if lent is not None:
+            why = (
+                "it is written into, and another argument shares elements with it: each got a copy"
+            )
             for path in lent.apart():
-                why = (
-                    "it is written into, and another argument shares elements with it: each got a"
-                    " copy"
-                )
                 self.pass_on(replace(place, role=Role.INPUT), path, why, hides=True)
             computed = dict(leaves(output))
             exchanged = {id(each): golden for each, golden in memory.values()}
@@ -124,15 +117,13 @@ class Feeding(GoldenValues):
             for path, golden in by_path.items():
                 alias = aliases.get(id(golden), golden)
                 if alias is None:
-                    self.pass_on(
-                        place, path, "it shares memory with an input; a copy was passed on"
-                    )
-                elif self.backward and lent.goes_through(
-                    computed[path]
-                ):  # its gradient goes through the call
-                    by_path[path] = in_place_of(
-                        computed[path], alias.detach(), self._exchange(place, path, arrives)
-                    )
+                    why = "it shares memory with an input; a copy was passed on"
+                    self.pass_on(place, path, why)
+                elif self.backward and lent.goes_through(computed[path]):
+                    exchange = self._exchange(
+                        place, path, arrives
+                    )  # its gradient goes the same way
+                    by_path[path] = in_place_of(computed[path], alias.detach(), exchange)
                 elif alias is not golden:
                     by_path[path] = own[path] = alias
         return self._put(place, output, by_path, []), own
@@ -140,8 +131,8 @@ class Feeding(GoldenValues):
     def value(
         self, place: FedPlace, path: str, tensor: torch.Tensor, memory: Memory
     ) -> torch.Tensor | None:
-        """A fresh copy of golden's value for one tensor; notes a missing one and gives ``None``.
-        Errors as ``inputs``.
+        """A fresh copy of golden's value for one tensor; ``None``, noted, if there is none. Errors
+        as ``inputs``.
         """
         self.load(place.step)
         found = self.golden_value(place, path, tensor, memory)
@@ -163,9 +154,7 @@ class Feeding(GoldenValues):
         place = replace(place, role=_GRADIENT_ROLE.get(place.role, place.role))
         self.load(place.step)
         self._backwards[place, path] += 1
-        if (
-            count := self._backwards[place, path]
-        ) > 1:  # recorded so, of a second backward through the same call
+        if (count := self._backwards[place, path]) > 1:  # a second backward through the same call
             path = f"{path}#{count}"
         golden = self.golden_value(place, path, grad, Memory())
         if isinstance(golden, torch.Tensor):
@@ -184,16 +173,14 @@ class Feeding(GoldenValues):
         found = {}
         for path in self.paths(place):
             part = given.get(path)
-            golden = (
-                self.value(place, path, part, Memory()) if isinstance(part, torch.Tensor) else None
-            )
-            if golden is not None:
-                found[id(part)] = golden
+            if isinstance(part, torch.Tensor):
+                golden = self.value(place, path, part, Memory())
+                if golden is not None:
+                    found[id(part)] = golden
         return found
 
     def _exchange(self, place: FedPlace, path: str, arrives: Arrives | None) -> Exchange | None:
-        """What golden's gradient takes the place of, in the backward of a value that was
-        exchanged."""
+        """What puts golden's gradient in place, in the backward of a value that was exchanged."""
         if not self.backward or place.role not in _GRADIENT_ROLE:
             return None
         if arrives is not None:
@@ -235,12 +222,9 @@ class Feeding(GoldenValues):
             return value
         new = replaced(value, by_path, rebuilt)
         given = dict(leaves(new))
-        for path in (path for path, golden in by_path.items() if given.get(path) is not golden):
-            self.pass_on(
-                place,
-                path,
-                "it is in a cache that calls share, or in a class that cannot be built anew",
-            )
-            self.fed -= 1
-        self.fed += len(by_path)
+        why = "it is in a cache that calls share, or in a class that cannot be built anew"
+        lost = [path for path, golden in by_path.items() if given.get(path) is not golden]
+        for path in lost:
+            self.pass_on(place, path, why)
+        self.fed += len(by_path) - len(lost)
         return new

@@ -61,25 +61,20 @@ def check_golden(
         )
     if finished is None:
         raise UsageError(f"{golden.path}: holds no finished step to feed; capture it again")
-    lacking = (
-        [] if steps is None else [number for number in steps.numbers if not finished.has(number)]
-    )
-    if lacking:
-        held = (
-            f"only {finished.count} step(s) to feed"
-            if finished.chosen is None
-            else f"no step {lacking[0]} to feed, of {finished}"
-        )
+    wanted = () if steps is None else steps.numbers
+    lacking = next((number for number in wanted if not finished.has(number)), None)
+    if lacking is not None:
+        held = f"no step {lacking} to feed, of {finished}"
+        if finished.chosen is None:
+            held = f"only {finished.count} step(s) to feed"
         raise UsageError(
             f"--steps {steps}: {golden.path} holds {held}; give --steps {finished}, or leave it out"
         )
     if ranks is not None and (golden.manifest.ranks != ranks or golden.missing_ranks):
-        had = f"{golden.manifest.ranks} rank(s)" + (
-            f" and lacks rank {golden.missing_ranks[0]}" if golden.missing_ranks else ""
-        )
+        lost = f" and lacks rank {golden.missing_ranks[0]}" if golden.missing_ranks else ""
         raise UsageError(
-            f"{golden.path}: was captured by {had}, but this capture has {ranks}; a rank is fed"
-            " from the same rank"
+            f"{golden.path}: was captured by {golden.manifest.ranks} rank(s){lost}, but this"
+            f" capture has {ranks}; a rank is fed from the same rank"
         )
 
 
@@ -100,25 +95,19 @@ def check_model(
         model: what the manifest will say of the model.
         force: feed all the same if only the class or the weights differ.
         renamings: of golden's layers.
-        like: the bundle that the model's weights were taken from, if they were.
-        step: the step that the model has its weights of.
+        like: the bundle that the model's weights come from, if they come from one.
+        step: the step whose weights the model has.
 
     Raises:
         UsageError: if it is one.
         BundleError: if its first step is damaged.
     """
     described = golden.manifests[rank].model
-    theirs, new = (
-        renamed_model(described, model, renamings),
-        counterparts(described.get("modules") or (), model["modules"], renamings),
-    )
-    ours_named, theirs_named = (
-        {name for name in table.get("modules", ()) if name} for table in (model, theirs)
-    )
-    if (ours_named or theirs_named) and not ours_named & theirs_named:
-        names = " and ".join(
-            f"{sorted(named)[0]!r}" if named else "nothing" for named in (theirs_named, ours_named)
-        )
+    theirs = renamed_model(described, model, renamings)
+    new = counterparts(described.get("modules") or (), model["modules"], renamings)
+    named = [{name for name in table.get("modules", ()) if name} for table in (theirs, model)]
+    if any(named) and not named[0] & named[1]:
+        names = " and ".join(f"{min(each)!r}" if each else "nothing" for each in named)
         cure = advice(propose(described, model, renamings))
         raise UsageError(
             f"{golden.path}: is of another model: no module has the same name (golden and this"
@@ -138,18 +127,15 @@ def check_model(
     if force:
         return
     if step != (described_at := golden.manifests[rank].described_at):
-        cure = (
-            f"give --like {golden.path}"
-            if golden.manifest.state is not None
-            else "use the --like that golden was captured with"
-        )
+        cure = "use the --like that golden was captured with"
+        if golden.manifest.state is not None:
+            cure = f"give --like {golden.path}"
         raise UsageError(
             f"{golden.path}: begins with the weights of step {described_at}, and the model has"
             f" those of step {step}: {cure}"
         )
-    imported = (
-        golden.manifests[rank].options.imported is not None
-    )  # then it knows no class, and only weights of modules that ran
+    # then it knows no class, and only weights of modules that ran
+    imported = golden.manifests[rank].options.imported is not None
     classes = [str(table.get("class")).rpartition(".")[2] for table in (theirs, model)]
     if classes[0] != classes[1] and not imported:
         raise UsageError(
@@ -173,11 +159,8 @@ def check_model(
             if name not in ours or name not in golden_ones:
                 if imported or shared_names.same(name, name in golden_ones):
                     continue
-                which = (
-                    "golden has it, the model lacks it"
-                    if name in golden_ones
-                    else "the model has it, golden lacks it"
-                )
+                sides = ("golden", "the model") if name in golden_ones else ("the model", "golden")
+                which = f"{sides[0]} has it, {sides[1]} lacks it"
                 cure = advice(propose(described, model, renamings)) or cure
             elif same_fingerprint(golden_ones[name], ours[name]) is False:
                 which = "it differs"
@@ -195,9 +178,7 @@ def _cure(golden: Bundle, like: str | Place | None) -> str:
     rounded = golden.manifest.capture.get("round_weights")
     if rounded is not None:
         return f"golden's were rounded: give --round-weights {rounded} (or --force)"
-    same = (
-        f"--like {golden.path} takes them over"
-        if golden.manifest.state is not None
-        else "use the same seed and checkpoint"
-    )
+    same = "use the same seed and checkpoint"
+    if golden.manifest.state is not None:
+        same = f"--like {golden.path} takes them over"
     return f"{same} (--force feeds it all the same)"

@@ -57,8 +57,8 @@ class FedPlace:
     role: Role
 
 
-# : (arrived, given) by what makes copies equal: the id of the tensor that arrived, golden's dtype
-# and digest.
+#: (arrived, given), by what makes copies equal: the id of the tensor that arrived, golden's dtype
+#: and digest.
 Memory = dict[tuple[int, str, str | None], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -78,13 +78,14 @@ class GoldenValues:
         renamings: Sequence[Renaming] = (),
         round_to: str | None = None,
     ) -> None:
-        """``renamings``: of golden's layers, see ``compare.pairing.align.counterparts``.
+        """Of one rank.
 
-        ``round_to``: to which type golden's floating values are rounded before they are given; they
-        keep their own."""
-        self._rounded: torch.dtype | None = (
-            None if round_to is None else getattr(torch, str(round_to))
-        )
+        Args:
+            renamings: of golden's layers, see ``compare.pairing.align.counterparts``.
+            round_to: the type that golden's floating values are rounded to before they are given;
+                they keep their own.
+        """
+        self._rounded = None if round_to is None else getattr(torch, str(round_to))
         self.not_fed: list[dict[str, Any]] = []
         self._golden = golden
         self._rank = rank
@@ -94,28 +95,23 @@ class GoldenValues:
         self._names = counterparts(theirs.get("modules") or (), modules.named.keys(), renamings)
         self._parameters = other_names(theirs, modules.outline(), renamings)
         self._signatures = modules.signatures(), theirs.get("signatures") or {}
-        self._records: dict[
-            tuple[str, int, Role, str], Record
-        ] = {}  # of that step, under the model's names
-        self._arguments: dict[
-            tuple[str, int, str], Record
-        ] = {}  # of these the inputs, by the argument's name
+        # Of that step, under the model's names; of these the inputs, by the argument's name.
+        self._records: dict[tuple[str, int, Role, str], Record] = {}
+        self._arguments: dict[tuple[str, int, str], Record] = {}
         self._calls: set[tuple[str, int, Role]] = set()
-        self._operators: dict[tuple[str, int], list[Record]] = {}  # of that step, by module call
-        self._written: dict[
-            tuple[str, int, Role], list[str]
-        ] = {}  # of that step: the paths of what calls have written into
+        # By module call: operators, and the paths of what it has written into.
+        self._operators: dict[tuple[str, int], list[Record]] = {}
+        self._written: dict[tuple[str, int, Role], list[str]] = {}
         self._noted: set[tuple[FedPlace, str]] = set()
-        self._before: dict[
-            int, dict[tuple[str, str], dict[int, Record]]
-        ] = {}  # by step, see _parameters_before
-        self._left: tuple[int, dict[tuple[str, str], Record]] = (-1, {})  # the step, see _left_by
+        # By step, see _parameters_before; and the step, see _left_by.
+        self._before: dict[int, dict[tuple[str, str], dict[int, Record]]] = {}
+        self._left: tuple[int, dict[tuple[str, str], Record]] = (-1, {})
 
     def operators_of(
         self, step: int, name: str, call: int, roles: Collection[Role]
     ) -> list[Record]:
-        """The records of these roles of the operators that golden ran in a module call, in their
-        order; errors as ``inputs``.
+        """The records of these roles of the operators of one module call, in golden's order; errors
+        as ``inputs``.
         """
         self.load(step)
         return [record for record in self._operators.get((name, call), []) if record.role in roles]
@@ -133,21 +129,19 @@ class GoldenValues:
             )
         sentences = [
             f"{len(places)} value(s) were not fed: {why} (such as {places[0]})"
-            for why, places in reasons.items()
+            for why, places in list(reasons.items())[:_MOST_NOTES]
         ]
         rest = sum(len(places) for places in list(reasons.values())[_MOST_NOTES:])
-        return sentences[:_MOST_NOTES] + (
-            [f"{rest} further value(s) were not fed; the manifest lists them"] if rest else []
-        )
+        if rest:
+            sentences.append(f"{rest} further value(s) were not fed; the manifest lists them")
+        return sentences
 
     def end_step(self) -> None:
         """Forget the step."""
         self._step = None
-        self._records.clear()
-        self._arguments.clear()
+        for kept in (self._records, self._arguments, self._operators, self._written):
+            kept.clear()
         self._calls.clear()
-        self._operators.clear()
-        self._written.clear()
         self._noted.clear()
         self._golden.close()
 
@@ -165,28 +159,20 @@ class GoldenValues:
             tensor: that the value is to fit.
         """
         self.load(step)
-        if (
-            changed := self._records.get((name, update, Role.PARAM_CHANGED, path))
-        ) is not None:  # as an average that is swapped in for a call
-            return (
-                None
-                if _misfit(changed, tensor)
-                else copy_like(tensor, from_bits(self._golden.raw(changed), changed.dtype))
-            )
-        later = step
-        while (
-            before := self._parameters_before(later)
-        ) is not None:  # of steps that golden lacks, nothing is known
+        # such as an average that is swapped in for a call
+        changed = self._records.get((name, update, Role.PARAM_CHANGED, path))
+        if changed is not None:
+            golden = from_bits(self._golden.raw(changed), changed.dtype)
+            return None if _misfit(changed, tensor) else copy_like(tensor, golden)
+        found, later = None, step
+        while found is None and (before := self._parameters_before(later)) is not None:
             calls = before.get((name, path), {})
             call = min((call for call in calls if later > step or call >= update), default=None)
-            if call is not None:
-                record = calls[call]
-                return None if _misfit(record, tensor) else copy_like(tensor, self._read(record))
-            later += 1
-        left = None if update else self._left_by(step - 1).get((name, path))
-        return (
-            None if left is None or _misfit(left, tensor) else copy_like(tensor, self._read(left))
-        )
+            found, later = None if call is None else calls[call], later + 1
+        if found is None and not update:
+            found = self._left_by(step - 1).get((name, path))
+        fits = found is not None and not _misfit(found, tensor)
+        return copy_like(tensor, self._read(found)) if found is not None and fits else None
 
     def _left_by(self, step: int) -> dict[tuple[str, str], Record]:
         """What something else than an update made of golden's parameters in a step, and no update
@@ -241,36 +227,30 @@ class GoldenValues:
         seen: Mapping[str, int] | None = None,
         exchange: Exchange | None = None,
     ) -> torch.Tensor | complex | str | None:
-        """Golden's value for one part, or why it has none; ``None`` for what is no tensor and the
-        same in golden.
+        """Golden's value for one part, or why there is none; ``None`` for a number or a text that
+        golden's equals.
 
         Args:
             place, path, value: of the part.
-            memory: is given the copy.
-            seen: the paths of the call's other parts, as far as they are known, which have golden's
-                values of the same path.
+            memory: takes the copy.
+            seen: the paths of the call's other parts, as far as they are known: golden's values of
+                these paths are theirs.
             exchange: of the copy's gradient.
         """
         if not isinstance(value, (torch.Tensor, str, bytes, *Scalar)):
             return f"it is a {describe_value(value)}, which cannot be looked into"
-        record = self._records.get((place.name, place.call, place.role, path)) or self._by_argument(
-            place, path, seen or {}
-        )
+        record = self._records.get((place.name, place.call, place.role, path))
+        record = record or self._by_argument(place, path, seen or {})
         record = record or self._in_a_tuple(place, path)
         if record is None:
-            return (
-                "golden has no such value"
-                if (place.name, place.call, place.role) in self._calls
-                else "golden has no such call"
-            )
+            return f"golden has no such {'value' if self.has(place) else 'call'}"
         if not isinstance(value, torch.Tensor):
             return self._golden_number(record, value)
         if (why := _misfit(record, value)) is not None:
             return why
         key = (id(value), record.dtype, record.digest)
-        if (
-            key not in memory
-        ):  # of what is one tensor here and in golden, one copy: modules ask whether key is value
+        # of what is one tensor here and in golden, one copy: modules ask whether key is value
+        if key not in memory:
             golden = self._read(record)
             if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(
                 golden.to(value.dtype).to(golden.dtype), golden
@@ -293,23 +273,17 @@ class GoldenValues:
     def _in_a_tuple(self, place: FedPlace, path: str) -> Record | None:
         """Golden's record of an output that only one of the two returns in a tuple."""
         other = tupled(place.role, path)
-        return (
-            None
-            if other is None
-            else self._records.get((place.name, place.call, place.role, other))
-        )
+        key = (place.name, place.call, place.role, other or "")
+        return None if other is None else self._records.get(key)
 
     def _golden_number(self, record: Record, value: Any) -> complex | str | None:
-        """Golden's in place of a Python number, of its type; why there is none, also for strings;
+        """Golden's value in the type of a Python number; why there is none, also for strings;
         ``None`` if it is the same.
         """
         host = scalar_to_host(value) if isinstance(value, Scalar) else other_to_host(value)
         if host.array is None:
-            return (
-                None
-                if host.digest == record.digest
-                else f"golden's {type(value).__name__} is another, which cannot be fed"
-            )
+            other = f"golden's {type(value).__name__} is another, which cannot be fed"
+            return None if host.digest == record.digest else other
         if record.layout is not Layout.SCALAR:
             return f"golden has no number of it ({record.layout.value})"
         if record.dtype != host.dtype:
@@ -323,11 +297,9 @@ class GoldenValues:
     def _read(self, record: Record) -> torch.Tensor:
         """A record's values; floating ones rounded, if that was asked for."""
         golden = from_bits(self._golden.raw(record), record.dtype)
-        return (
-            golden
-            if self._rounded is None or not golden.is_floating_point()
-            else round_copy(golden, self._rounded)
-        )
+        if self._rounded is None or not golden.is_floating_point():
+            return golden
+        return round_copy(golden, self._rounded)
 
     def pass_on(self, place: FedPlace, path: str, why: str, hides: bool = False) -> None:
         """Note that a value was not fed; only once if its call runs again. ``hides``: see
@@ -430,9 +402,8 @@ def _nested_misfit(record: Record, tensor: torch.Tensor) -> str | None:
         return f"it is nested, and golden has no nested tensor of it ({record.layout.value})"
     if record.components != nested.shapes_of(tensor):
         return "the tensors nested in it have other shapes than golden's"
-    if (
-        tensor.requires_grad and tensor.layout is torch.strided
-    ):  # no function of ours may stand for one in autograd's graph
+    # no function of ours may stand for one in autograd's graph
+    if tensor.requires_grad and tensor.layout is torch.strided:
         return "it is nested, not jagged, and autograd follows it"
     return None
 

@@ -191,7 +191,7 @@ _OTHER_VIEWS = frozenset(
     )
 )
 
-# : Relative L2 difference up to which a caller's own tensor stands for golden's: far more than
+#: Relative L2 difference up to which a caller's own tensor stands for golden's: far more than
 # rounding, far less than most faults.
 _ALIKE = 0.1
 

@@ -24,7 +24,7 @@ from accucompare.numbers import DTYPES, Kind, digest
 from accucompare.recorder.feeding.feeding import Feeding
 from accucompare.recorder.feeding.golden_values import FedPlace
 
-# : Relative L2 distance up to which what arrives is taken for golden's, of its next operator on the
+#: Relative L2 distance up to which what arrives is taken for golden's, of its next operator on the
 # same line and of any other: rounding : is far below, another tensor about 1.4, and what an
 # activation makes of one between.
 _ALIKE, _ALMOST_EQUAL = 0.5, 0.1

@@ -238,7 +238,8 @@ class Backward(Generic[_C]):
                     guarded, self._guard, self._arrived, span.call.name, path, span, edge, exchange
                 )
                 if part.is_leaf:  # which outlives its graph
-                    self._handles.append(part.register_hook(GradientHook(arrived)))  # type: ignore[no-untyped-call]
+                    hook = GradientHook(arrived)
+                    self._handles.append(part.register_hook(hook))  # type: ignore[no-untyped-call]
                 else:
                     hook_arriving(part, arrived)
 

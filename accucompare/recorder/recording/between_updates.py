@@ -12,8 +12,8 @@ from torch.nn.parameter import is_lazy
 from accucompare.live.autograd import Parameter
 from accucompare.recorder.recording.series import digest_of
 
-# : What tells a tensor's bits: a digest, or a sum on the tensor's device that is read later;
-# ``None`` if nothing does.
+#: What tells a tensor's bits: a digest, or a sum on the tensor's device that is read later;
+#: ``None`` if nothing does.
 _Bits = str | torch.Tensor | None
 
 

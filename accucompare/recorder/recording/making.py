@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from accucompare.bundle.format import Record, Role
-from accucompare.bundle.writing import BundleWriter
+from accucompare.bundle.writing import BundleWriter, Lease
 from accucompare.live.modules import Call
 from accucompare.live.values import Bits, HostValue, Scalar, other_to_host, scalar_to_host, to_host
-from accucompare.recorder.recording.updates import How
+
+
+@dataclass(frozen=True)
+class How:
+    """How a value is recorded.
+
+    Attributes:
+        detail: of the record.
+        written: called with the record, when it is written.
+        bits: what is known of the value's bits.
+        lease: the memory that they are in, if it was taken from the sink.
+        by_digest: whether ``written`` asks for the digest of the bits, wherever they lie.
+        given: whether the model is called with the value: its fingerprint goes into the manifest.
+    """
+
+    detail: str = ""
+    written: Callable[[Record], None] | None = None
+    bits: Bits = Bits.ANY
+    lease: Lease | None = None
+    by_digest: bool = False
+    given: bool = False
+
+
+PLAINLY = How()
 
 
 class RecordMaker:

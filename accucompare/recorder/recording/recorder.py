@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,43 +30,20 @@ from accucompare.live.modules import (
     witness_no_more,
 )
 from accucompare.live.values import leaves
-from accucompare.recorder.feeding import FedPlace, FedUpdates, Feeding, Lent, OperatorFeed, storages
+from accucompare.recorder.feeding import FedPlace, FedUpdates, Feeding, OperatorFeed, storages
 from accucompare.recorder.recording.arguments import Arguments
 from accucompare.recorder.recording.backward import Backward
 from accucompare.recorder.recording.buffers import Buffers
-from accucompare.recorder.recording.making import RecordMaker
+from accucompare.recorder.recording.making import PLAINLY, How, RecordMaker
 from accucompare.recorder.recording.nodes import Nodes
 from accucompare.recorder.recording.operators import Operators
-from accucompare.recorder.recording.updates import PLAINLY, How, Updates
+from accucompare.recorder.recording.recorded_call import RecordedCall
+from accucompare.recorder.recording.updates import Updates
 from accucompare.recorder.state import NOTHING, Training
 from accucompare.selection import RoleGroup, Selection, Steps
 
 
-@dataclass(eq=False)
-class _Call(Call):
-    """What is not given when a call is made is a default of the class: one is made in every hook.
-
-    Attributes:
-        lent: of a fed capture.
-        arguments: what it is given, where writes into that are recorded.
-        returned: what the forward returned, if it has, before any other hook saw it.
-        operators: of a capture of operators, where they are recorded.
-        span: of a capture of the backward: the nodes of autograd's graph that it makes.
-        notes_lines: whether the lines are noted of the nodes that it makes.
-        again: whether it was recorded in its first run, and is run again by activation
-            checkpointing.
-    """
-
-    lent: Lent | None = field(default=None, init=False)
-    arguments: Arguments | None = field(default=None, init=False)
-    returned: tuple[Any, ...] = field(default=(), init=False)
-    operators: Operators | None = field(default=None, init=False)
-    span: Span[_Call] | None = field(default=None, init=False)
-    notes_lines: bool = field(default=False, init=False)
-    again: bool = field(default=False, init=False)
-
-
-class Recorder(Listener[_Call]):
+class Recorder(Listener[RecordedCall]):
     """Records the inputs and outputs of every module call.
 
     An input is recorded before the module runs, since an in-place module overwrites it; an output
@@ -96,7 +73,7 @@ class Recorder(Listener[_Call]):
             groups: which records to make, where there is what they are of.
             training: what the loop has beside the model, as far as it is known.
         """
-        super().__init__(modules, _Call)
+        super().__init__(modules, RecordedCall)
         self.errors: list[str] = []
         self.failure: AccucompareError | None = None
         self.sees_returns = feed is not None or operators
@@ -212,7 +189,7 @@ class Recorder(Listener[_Call]):
         self._computed_recorded = True
         for name, buffer, tensor in self._modules.computed():
             if self._allows(name) and Role.COMPUTED_BUFFER in self._roles:
-                call = _Call(self._modules.named[name], name, 0, None, None)
+                call = RecordedCall(self._modules.named[name], name, 0, None, None)
                 self._record_value(call, Role.COMPUTED_BUFFER, buffer, tensor)
 
     def end_step(self) -> Callable[[], StepSeries] | None:
@@ -240,7 +217,7 @@ class Recorder(Listener[_Call]):
             self._feed.end_step()
 
     def began(
-        self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, call: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any] | None:
         call.again = self.second_run() is not None
         if call.parent is None and not call.again:
@@ -274,10 +251,10 @@ class Recorder(Listener[_Call]):
         self._note_arguments(call, args, kwargs, given)
         return args, kwargs
 
-    def returned(self, call: _Call, output: Any) -> None:
+    def returned(self, call: RecordedCall, output: Any) -> None:
         call.returned = (output,)
 
-    def ended(self, call: _Call, output: Any) -> Any:
+    def ended(self, call: RecordedCall, output: Any) -> Any:
         given: dict[str, Any] = {}
         if call.arguments is not None:
             given = dict(call.arguments.now())
@@ -322,8 +299,8 @@ class Recorder(Listener[_Call]):
 
     def _gave(
         self,
-        call: _Call,
-        span: Span[_Call] | None,
+        call: RecordedCall,
+        span: Span[RecordedCall] | None,
         parts: Iterator[tuple[str, Any]],
         exchange: Callable[[str, torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
@@ -332,7 +309,7 @@ class Recorder(Listener[_Call]):
 
     def _from_outside(
         self,
-        span: Span[_Call] | None,
+        span: Span[RecordedCall] | None,
         exchange: Callable[[str, torch.Tensor], torch.Tensor] | None,
         path: str,
         grad: torch.Tensor,
@@ -341,7 +318,7 @@ class Recorder(Listener[_Call]):
             return grad
         return self._backward.from_outside(span, path, grad, exchange)
 
-    def left(self, call: _Call) -> None:
+    def left(self, call: RecordedCall) -> None:
         """See no more of a call's operators and functions."""
         if call.operators is not None:
             call.operators.leave()
@@ -400,7 +377,7 @@ class Recorder(Listener[_Call]):
             raise self.failure from error
         self.errors.append(f"{place}: {type(error).__name__}: {error}")
 
-    def _watch(self, call: _Call, given: Sequence[tuple[str, Any]]) -> None:
+    def _watch(self, call: RecordedCall, given: Sequence[tuple[str, Any]]) -> None:
         """From now on see the operators that a module calls, and the nodes that it makes, if they
         are to be recorded.
         """
@@ -424,7 +401,7 @@ class Recorder(Listener[_Call]):
             call.operators = Operators(_Inside(self, call), feed)
             call.operators.enter()
 
-    def _is_selected(self, call: _Call) -> bool:
+    def _is_selected(self, call: RecordedCall) -> bool:
         """Whether a call is recorded; those made by a module whose operators are, too, since they
         are parts of its own code.
         """
@@ -432,7 +409,7 @@ class Recorder(Listener[_Call]):
         return caller or self._allows(call.name)
 
     def add_operator(
-        self, call: _Call, role: Role, path: str, value: Any, operator: str, line: str
+        self, call: RecordedCall, role: Role, path: str, value: Any, operator: str, line: str
     ) -> None:
         """Record what an operator, or the node of its backward, took or gave."""
         if self._writer.failure is None and role in self._roles:
@@ -448,7 +425,7 @@ class Recorder(Listener[_Call]):
         """Record what an update of this step takes or gives, if that is wanted."""
         if self._writer.failure is None and self.wants(name, role):
             self._record_value(
-                _Call(self._modules.named[name], name, update, None, None),
+                RecordedCall(self._modules.named[name], name, update, None, None),
                 role,
                 path,
                 value,
@@ -461,11 +438,13 @@ class Recorder(Listener[_Call]):
         """Memory of the host for a value that will be recorded; waits until there is some."""
         return self._writer.take(nbytes, devices.backend("cpu").host_memory)
 
-    def _record_gradient(self, call: _Call, role: Role, path: str, grad: torch.Tensor) -> None:
+    def _record_gradient(
+        self, call: RecordedCall, role: Role, path: str, grad: torch.Tensor
+    ) -> None:
         if self._writer.failure is None and role in self._roles and self._is_selected(call):
             self._record_value(call, role, path, grad)
 
-    def _record(self, call: _Call, role: Role, parts: Iterable[tuple[str, Any]]) -> None:
+    def _record(self, call: RecordedCall, role: Role, parts: Iterable[tuple[str, Any]]) -> None:
         outermost = role is Role.INPUT and call.parent is None
         if self._writer.failure is not None or not (
             outermost or (role in self._roles and self._is_selected(call))
@@ -479,7 +458,7 @@ class Recorder(Listener[_Call]):
 
     def _note_arguments(
         self,
-        call: _Call,
+        call: RecordedCall,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         given: Sequence[tuple[str, Any]],
@@ -490,7 +469,7 @@ class Recorder(Listener[_Call]):
             call.arguments = Arguments(args, kwargs, given)
 
     def _record_arguments(
-        self, call: _Call, arguments: Arguments, given: Mapping[str, Any], output: Any
+        self, call: RecordedCall, arguments: Arguments, given: Mapping[str, Any], output: Any
     ) -> None:
         """Record what a call has written into its arguments, and what it has where golden's has
         written.
@@ -512,7 +491,7 @@ class Recorder(Listener[_Call]):
         if self._writer.failure is None and role in self._roles and self._allows(call.name):
             self._record_value(call, role, path, value)
 
-    def _record_given(self, call: _Call, parts: Iterable[tuple[str, Any]]) -> None:
+    def _record_given(self, call: RecordedCall, parts: Iterable[tuple[str, Any]]) -> None:
         """Record what the model is called with, and digest it for the series."""
         recorded = Role.INPUT in self._roles
         self._updates.call_begins()
@@ -546,7 +525,7 @@ class _Inside:
     """Records the operators of one module call."""
 
     recorder: Recorder
-    call: _Call
+    call: RecordedCall
 
     def listening(self) -> bool:
         return self.recorder.is_running(self.call)

@@ -17,8 +17,8 @@ from accucompare.bundle.format import Record, StepSeries
 from accucompare.live.values import to_host
 from accucompare.numbers import DTYPES, Statistics, digest, summarize
 
-# : Between what a scaler made of a loss and the root of the backward lie at most so many nodes, as
-# where it is divided for accumulation.
+#: Between what a scaler made of a loss and the root of the backward lie at most so many nodes, as
+#: where it is divided for accumulation.
 _MOST_NODES = 32
 
 #: Room for a number, or a digest, that comes later, when the record is written.

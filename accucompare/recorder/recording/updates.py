@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +15,6 @@ from torch.optim.optimizer import (
 )
 
 from accucompare.bundle.format import AT_THE_END, WAYS_OF_UPDATING, Record, Role, StepSeries
-from accucompare.bundle.writing import Lease
 from accucompare.live.autograd import (
     Observer,
     Parameter,
@@ -29,12 +27,13 @@ from accucompare.live.modules import Modules, in_backward
 from accucompare.live.operators import entrances
 from accucompare.live.values import Bits, Scalar, copy_of, difference, leaves
 from accucompare.recorder.recording.between_updates import Between
-from accucompare.recorder.recording.guard import Guard, guarded
+from accucompare.recorder.recording.guard import UpdateSink, guarded
+from accucompare.recorder.recording.making import PLAINLY, How
 from accucompare.recorder.recording.series import SeriesRecorder
 from accucompare.recorder.state import Training
 
-# : What is recorded in place of a gradient where a trainable parameter has none, and where nothing
-# steps it either.
+#: What is recorded in place of a gradient where a trainable parameter has none, and where nothing
+#: steps it either.
 NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
 
 #: Where Megatron keeps gradients that it has taken out of ``grad``.
@@ -48,50 +47,6 @@ def gradient_of(parameter: torch.Tensor) -> tuple[torch.Tensor | None, str]:
     ):
         return parameter.grad, ""
     return getattr(parameter, MAIN_GRAD), MAIN_GRAD
-
-
-@dataclass(frozen=True)
-class How:
-    """How a value is recorded.
-
-    Attributes:
-        detail: of the record.
-        written: called with the record, when it is written.
-        bits: what is known of the value's bits.
-        lease: the memory that they are in, if it was taken from the sink.
-        by_digest: whether ``written`` asks for the digest of the bits, wherever they lie.
-        given: whether the model is called with the value: its fingerprint goes into the manifest.
-    """
-
-    detail: str = ""
-    written: Callable[[Record], None] | None = None
-    bits: Bits = Bits.ANY
-    lease: Lease | None = None
-    by_digest: bool = False
-    given: bool = False
-
-
-PLAINLY = How()
-
-
-class UpdateSink(Guard, Protocol):
-    """What is asked of the recorder."""
-
-    def running(self) -> Any:
-        """The module call that is running on this thread; ``None`` if none is."""
-
-    def wants(self, name: str, role: Role) -> bool:
-        """Whether what updates take or give is recorded of a module."""
-
-    def room(self, nbytes: int) -> Lease:
-        """Memory of the host for a value that will be recorded; waits until there is some."""
-
-    def add_update(
-        self, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY
-    ) -> None:
-        """Record what an update of this step, counted from 0, takes or gives of the module of this
-        name, if that is wanted.
-        """
 
 
 class Golden(Protocol):

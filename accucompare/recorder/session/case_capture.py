@@ -84,13 +84,11 @@ def capture_case(
         device: where to run.
         options: as for ``accucompare.capture``, except:
             steps: how many, or which; as many as the case has inputs if not given, or those of
-                ``like`` or ``feed``. Inputs are used
-            again from the first if there are fewer.
+                ``like`` or ``feed``. If there are fewer inputs, they are used again from the first.
             feed: with ``dtype`` float64, modules that do not run in it compute in float32, and the
-                manifest lists them (``fallback``).
-            Where golden has no gradients, loss and optimizer are left out; where it has no updates,
-            of a case with an optimizer only step 0 is run, since golden's later steps had other
-            weights.
+                manifest lists them (``fallback``). If golden has no gradients, loss and optimizer
+                are left out. If it has no updates, only step 0 of a case with an optimizer is run,
+                because golden's later steps had other weights.
         dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
         round_weights: what to round floating parameters, buffers and inputs to, before they are
             cast; they keep their types.
@@ -168,9 +166,8 @@ def _taken_over(
                 check_golden(bundle, out, steps)  # before the model is built
             made = bundle.manifest.capture
             seed = made.get("seed") if seed is None else seed
-            asked = (
-                None if bundle.complete or options.feed is not None else bundle.manifest.asked
-            )  # it may hold fewer
+            # it may hold fewer
+            asked = None if bundle.complete or options.feed is not None else bundle.manifest.asked
             steps = (
                 steps
                 or starting(asked, _first_step(options.like), options.like)
@@ -232,9 +229,8 @@ def _capture_once(
             f" {', '.join(narrow[:3])}"
         )
     saved = inputs if options.save_state else None
-    recorded = replace(
-        options, steps=steps if steps.chosen is not None else None
-    )  # of those that are run here
+    # of those that are run here
+    recorded = replace(options, steps=steps if steps.chosen is not None else None)
     training, loss = (built.training, case.loss) if trains or not fed else (NOTHING, None)
     with (
         naming_the_model(name, out, place.type, model, without_gradients=loss is None and not grad),
@@ -346,14 +342,11 @@ def build(
     training = _training(case, name)
     inputs = _inputs(case.inputs, like, name)
     named = dict(model.named_parameters())
-    if (
-        casting.needed
-    ):  # model.to(dtype) would also cast complex tensors, and drop their imaginary parts
+    # model.to(dtype) would also cast complex tensors, and drop their imaginary parts
+    if casting.needed:
         model._apply(casting)  # type: ignore[no-untyped-call]
-    try:
-        model = model.to(
-            device=place
-        )  # cast already: no operator runs on the device before its flags are set
+    try:  # cast already: no operator runs on the device before its flags are set
+        model = model.to(device=place)
     except RuntimeError as error:
         raise DeviceError(
             f"{name}: the model cannot be moved to {place}: {explain(place.type, error)}"
@@ -383,9 +376,7 @@ def _training(case: Case, name: str) -> Training:
 def _hold_again(
     optimizer: Any, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]
 ) -> None:
-    """Let an optimizer hold the parameters that have taken the place of those that it was made of,
-    as some devices replace them.
-    """
+    """Let an optimizer hold the model's parameters of now: some devices replace them."""
     new = {
         parameter: after[name]
         for name, parameter in before.items()

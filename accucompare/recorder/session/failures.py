@@ -77,9 +77,8 @@ def telling_exits() -> Iterator[None]:
     def leave_told(status: int) -> NoReturn:
         if os.getpid() != process:
             leave(status)
-        if (
-            threading.current_thread() is not threading.main_thread()
-        ):  # an exception would end the thread only
+        # an exception would end the thread only
+        if threading.current_thread() is not threading.main_thread():
             leave(status or 2)
         raise SystemExit(status)
 

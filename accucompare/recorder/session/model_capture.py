@@ -1,6 +1,4 @@
-"""Capturing a model that is there already: where it is, with the weights, the mode and the type
-that it has.
-"""
+"""Capturing a model that exists already: with its device, weights, mode and type."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The maps of a capture that starts from, or is fed with, a bundle of a model that calls its layers
-otherwise.
-"""
+"""Renamings, where the bundle of ``like`` or ``feed`` is of a model with other layer names."""
 
 from __future__ import annotations
 
@@ -24,8 +22,7 @@ from accucompare.selection import Selection
 
 
 def maps_in_force(asked: CaptureOptions, modules: Modules) -> tuple[list[Renaming], list[str]]:
-    """The renamings of golden's layers, those that ``auto`` finds among them; and notes that list
-    the latter.
+    """The renamings of golden's layers, with those that ``auto`` finds, which the notes list.
 
     Raises:
         UsageError: if a map matches nothing or leads nowhere, or two layers become one.
@@ -39,9 +36,8 @@ def maps_in_force(asked: CaptureOptions, modules: Modules) -> tuple[list[Renamin
         if source is not None
     ]
     if auto:
-        own = (
-            modules.outline() if asked.like is not None else describe_model(modules)
-        )  # of the former the weights will be replaced
+        # of the former the weights will be replaced
+        own = modules.outline() if asked.like is not None else describe_model(modules)
         taken: list[str] = []
         for golden in goldens:
             new = propose(golden, own, renamings, fingerprints=asked.like is None)

@@ -105,9 +105,8 @@ class Session:
                 recorder.step, series=series, holds_records=recorder.holds_records
             )
         recorder.next_step()
-        if (
-            self._draws is not None
-        ):  # also in steps that are not recorded, whose draws are numbered with the others
+        # also in steps that are not recorded, whose draws are numbered with the others
+        if self._draws is not None:
             self._draws.end_step()
         if self._saver is not None and recorder.step == self._start.first_recorded:
             self._saver.write(self._writer, recorder.step, self._draws)
@@ -119,9 +118,8 @@ class Session:
 
         Not inside a hook of an optimizer's: PyTorch goes through the hooks that this adds to.
         """
-        if (
-            "torch._dynamo" in sys.modules
-        ):  # inner hooks of a compiled model stop firing after its first call
+        # inner hooks of a compiled model stop firing after its first call
+        if "torch._dynamo" in sys.modules:
             self._stance.enter_context(eager_stance())
             self._eager = True
         self._recorder.install(self._steps)
@@ -233,11 +231,8 @@ class Session:
         """Where and why the capture ended early; ``None`` if it did not."""
         recorder = self._recorder
         if error is not None:
-            reason = (
-                "interrupted"
-                if isinstance(error, KeyboardInterrupt)
-                else f"{type(error).__name__}: {error}"
-            )
+            stopped = isinstance(error, KeyboardInterrupt)
+            reason = "interrupted" if stopped else f"{type(error).__name__}: {error}"
             return {"step": recorder.step, "module": recorder.failing_call(), "error": reason}
         if (module := recorder.open_call()) is not None:
             return {

@@ -225,15 +225,10 @@ class Start:
         changed = () if self.continuation is None else self.continuation.state.buffers
         notes, replaced = restore_weights(source, modules, self.renamings, changed)
         self.notes += notes
-        if (
-            replaced and not self.step
-            # at a later step, the model's own are those of step 0, and nobody expects them to be
-            # the same
-        ):
+        if replaced and not self.step:  # at a later step, the model's own are those of step 0
             self.replaced = replaced
-            first = ", ".join(replaced[:3]) + (
-                f", and {len(replaced) - 3} more" if len(replaced) > 3 else ""
-            )
+            more = f", and {len(replaced) - 3} more" if len(replaced) > 3 else ""
+            first = ", ".join(replaced[:3]) + more
             self.notes.append(
                 f"--like: {len(replaced)} of the model's weights held other values before: {first}"
             )
@@ -341,8 +336,7 @@ def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps
 
 
 def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps | None:
-    """The steps of a run that begins with the state of ``like``: so many from there, or those of a
-    list.
+    """The steps of a run that begins with the state of ``like``: so many from there, or a list's.
 
     Raises:
         UsageError: if the list has an earlier one.
@@ -368,9 +362,8 @@ def _differentiates(golden: Bundle) -> bool:
 
 def _check_selection(selection: Selection, modules: Modules) -> None:
     if not any(selection.allows(name) for name in modules.named):
-        globs = ", ".join(f"--only {glob}" for glob in selection.only) + "".join(
-            f" --skip {glob}" for glob in selection.skip
-        )
+        globs = ", ".join(f"--only {glob}" for glob in selection.only)
+        globs += "".join(f" --skip {glob}" for glob in selection.skip)
         names = [name for name in modules.named if name] or [display_name("")]
         more = f", … ({len(names)} in all)" if len(names) > 5 else ""
         raise UsageError(

@@ -53,8 +53,8 @@ class Continuation:
         missing: what the training does not get of it.
         notes: sentences for the manifest.
         overruled: what held something else before the state of the first step was put in.
-        own_rank: whether the state is that of the same rank; it is rank 0's, if the bundle has no
-            such rank.
+        own_rank: whether the state is that of this rank; else the bundle has no such rank, and it
+            is rank 0's.
     """
 
     bundle: Bundle
@@ -139,8 +139,7 @@ class Continuation:
         """Put the state into the training.
 
         Args:
-            draws: of the capture.
-            seed: of the capture; with another one than the state's, random numbers are not
+            draws, seed: of the capture; with another seed than the state's, random numbers are not
                 continued.
 
         Raises:
@@ -163,9 +162,6 @@ class Continuation:
                 else f"seed {seed} was given in place of the state's"
             )
             self._miss(Component.RANDOM, reason)
-
-    # -- which part is which
-    # ------------------------------------------------------------------------------------------------------------
 
     def _pairs(self) -> Iterator[tuple[TrainingPart, SavedObject]]:
         """The parts of the training, each with its saved state; what one side lacks is noted,
@@ -220,9 +216,6 @@ class Continuation:
                     f" group {number} {where}"
                 )
 
-    # -- loading
-    # ------------------------------------------------------------------------------------------------------------------------
-
     def _load(self, component: Component, place: str, structure: Any) -> Any:
         """A value that was taken apart.
 
@@ -241,15 +234,13 @@ class Continuation:
         try:
             return put_together(structure, load, lost)
         except _DAMAGE as error:
-            what = (
-                f"it has no record {error}"
-                if isinstance(error, KeyError)
-                else f"{type(error).__name__}: {error}"
-            )
-            raise BundleError(
-                f"{self.bundle.path}: the saved state is damaged in {component}, {place}"
-                f" ({what[:200]})"
-            ) from None
+            what = f"{type(error).__name__}: {error}"
+            if isinstance(error, KeyError):
+                what = f"it has no record {error}"
+            raise self._damaged(f"in {component}, {place} ({what[:200]})") from None
+
+    def _damaged(self, where: str) -> BundleError:
+        return BundleError(f"{self.bundle.path}: the saved state is damaged {where}")
 
     def _guarded(
         self,
@@ -284,17 +275,14 @@ class Continuation:
         }
         state: dict[Any, Any] = {}
         kept_wide: list[tuple[torch.Tensor, str, torch.Tensor]] = []
-        for old, name in self._parameter_names(
-            name for name in saved.state if name != OF_NO_PARAMETER
-        ).items():
+        of_parameters = [name for name in saved.state if name != OF_NO_PARAMETER]
+        for old, name in self._parameter_names(of_parameters).items():
             try:
                 values = self._load(part.component, f"{part.place} {old}", saved.state[old])
             except _NotSavedError:
                 continue  # it is among what is missing
             if not isinstance(values, dict) or name not in numbers:
-                raise BundleError(
-                    f"{self.bundle.path}: the saved state is damaged in {part.place}, {old}"
-                )
+                raise self._damaged(f"in {part.place}, {old}")
             state[numbers[name]] = values
             for key, value in values.items():
                 other = (
@@ -302,28 +290,19 @@ class Continuation:
                 )
                 if other and dtype_name(value.dtype) != self._dtypes.get(old):
                     kept_wide.append((tensors[name], key, value))
-        if OF_NO_PARAMETER in saved.state:
+        if (others := saved.state.get(OF_NO_PARAMETER)) is not None:
             with contextlib.suppress(_NotSavedError):
-                state.update(
-                    self._load(
-                        part.component,
-                        f"{part.place} {OF_NO_PARAMETER}",
-                        saved.state[OF_NO_PARAMETER],
-                    )
-                )
+                place = f"{part.place} {OF_NO_PARAMETER}"
+                state.update(self._load(part.component, place, others))
         if not state and not part.live.state:
             return
         before = Frozen.of(part.live.state_dict().get("state"))
         part.live.load_state_dict({**part.live.state_dict(), "state": state})
-        for (
-            tensor,
-            key,
-            value,
-        ) in kept_wide:  # load_state_dict casts to the parameter's type what was kept in another
+        # load_state_dict casts to the parameter's type what was kept in another
+        for tensor, key, value in kept_wide:
             part.live.state[tensor][key] = value.to(tensor.device)
-        if not self.step and not before.same(
-            Frozen.of(part.live.state_dict().get("state"))
-        ):  # later, nobody expects it to be the same
+        after = Frozen.of(part.live.state_dict().get("state"))
+        if not self.step and not before.same(after):  # later, it need not be the same
             self.overruled.append(f"the state of {part.place}")
 
     def _put_options(self, part: TrainingPart, saved: SavedObject) -> None:
@@ -355,18 +334,14 @@ class Continuation:
         parameters = {
             name: tensor for kind, name, tensor in self.modules.tensors() if kind == "parameters"
         }
+        gradients: Any = {}
         try:
-            gradients = (
-                self._load(Component.GRADIENTS, "gradients", self.state.gradients)
-                if self.state.gradients
-                else {}
-            )
+            if self.state.gradients:
+                gradients = self._load(Component.GRADIENTS, "gradients", self.state.gradients)
         except _NotSavedError:
             return
         if not isinstance(gradients, dict):
-            raise BundleError(
-                f"{self.bundle.path}: the saved state is damaged in {Component.GRADIENTS}"
-            )
+            raise self._damaged(f"in {Component.GRADIENTS}")
         names = self._parameter_names(gradients)
         for name in sorted(parameters.keys() - names.values()):
             if parameters[name].grad is not None and not self.step:
@@ -379,10 +354,7 @@ class Continuation:
                 or not isinstance(gradient, torch.Tensor)
                 or gradient.shape != parameter.shape
             ):
-                raise BundleError(
-                    f"{self.bundle.path}: the saved state is damaged: the gradient of {old!r} fits"
-                    " no parameter"
-                )
+                raise self._damaged(f"in {Component.GRADIENTS}: that of {old!r} fits no parameter")
             gradient = gradient.to(parameter.device, parameter.dtype)
             if not self.step and (
                 parameter.grad is None or not Frozen.of(parameter.grad).same(Frozen.of(gradient))
@@ -399,10 +371,7 @@ class Continuation:
             for name, value in self.state.attributes[old].items():
                 now = vars(module).get(name, getattr(type(module), name, 0))
                 if now is not None and not isinstance(now, (int, float, str)):
-                    raise BundleError(
-                        f"{self.bundle.path}: the saved state is damaged in {Component.ATTRIBUTES}:"
-                        f" {name!r} of {new!r}"
-                    )
+                    raise self._damaged(f"in {Component.ATTRIBUTES}: {name!r} of {new!r}")
                 vars(module)[name] = value
 
     def _put_random(self, draws: Draws | None) -> None:
@@ -418,9 +387,7 @@ class Continuation:
             try:
                 draws.restore(state.draws)
             except ValueError as error:
-                raise BundleError(
-                    f"{self.bundle.path}: the saved state is damaged in draws ({error})"
-                ) from None
+                raise self._damaged(f"in draws ({error})") from None
         elif self.step and state.draws is not None:
             self._miss(
                 Component.RANDOM, "this version of torch does not let random operations be matched"
@@ -436,30 +403,22 @@ class Continuation:
         try:
             table = self._load(Component.RANDOM, "random", state.random)
             version, numbers, gauss = table["python"]
-            python = (version, tuple(numbers.tolist()), gauss)
             kind, keys, *position = table.get("numpy", ("", None))
-            own = {
-                name: value
-                for name, value in table["devices"].items()
-                if name.partition(":")[0] in ("cpu", self.device.type)
-            }
-            devices = {
-                "cpu" if name == "cpu" else str(self.device): value for name, value in own.items()
-            }
-            of_numpy = (
-                None if keys is None else (kind, np.array(keys.tolist(), np.uint32), *position)
-            )
-            RandomState(devices, python, of_numpy).restore()
+            RandomState(
+                {
+                    "cpu" if name == "cpu" else str(self.device): value
+                    for name, value in table["devices"].items()
+                    if name.partition(":")[0] in ("cpu", self.device.type)
+                },
+                (version, tuple(numbers.tolist()), gauss),
+                None if keys is None else (kind, np.array(keys.tolist(), np.uint32), *position),
+            ).restore()
         except _NotSavedError:
             return
         except (*_DAMAGE, RuntimeError) as error:
-            raise BundleError(
-                f"{self.bundle.path}: the saved state is damaged in {Component.RANDOM}"
-                f" ({str(error)[:200]})"
-            ) from None
+            raise self._damaged(f"in {Component.RANDOM} ({str(error)[:200]})") from None
 
 
 def _shown(value: Any) -> str:
-    return str(value.tolist() if isinstance(value, torch.Tensor) and value.numel() < 5 else value)[
-        :80
-    ]
+    few = isinstance(value, torch.Tensor) and value.numel() < 5
+    return str(value.tolist() if few else value)[:80]

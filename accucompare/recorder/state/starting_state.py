@@ -1,6 +1,4 @@
-"""The state that ``--like`` starts from: weights, buffers and inputs, saved in a bundle and put
-back into a model.
-"""
+"""Weights, buffers and inputs: saved in a bundle, and put back into a model (``--like``)."""
 
 from __future__ import annotations
 
@@ -94,19 +92,21 @@ def restore_weights(
     shared_names = SharedNames(renamed_model(bundle.manifest.model, outline, renamings), outline)
     for role, name in saved.keys() - targets.keys():
         other = shared_names.other(name)
-        if (
-            other is not None and (role, other) not in saved
-        ):  # the model has it by a name that golden has of a module only
+        # the model has it by a name that golden has of a module only
+        if other is not None and (role, other) not in saved:
             saved[role, other] = saved.pop((role, name))
-    only_saved = [name for role, name in saved.keys() - targets.keys() if role is Role.PARAM]
     only_saved = [
-        name for name in only_saved if not _is_saved_as(saved, name, shared_names.other(name))
+        name
+        for role, name in saved.keys() - targets.keys()
+        if role is Role.PARAM and not _is_saved_as(saved, name, shared_names.other(name))
     ]
-    only_model = [name for role, name in targets.keys() - saved.keys() if role is Role.PARAM]
-    shared = {
-        id(targets[key]) for key in targets.keys() & saved.keys()
-    }  # tied: it has its value by another name
-    only_model = [name for name in only_model if id(targets[Role.PARAM, name]) not in shared]
+    # a tied parameter has its value by another name
+    shared = {id(targets[key]) for key in targets.keys() & saved.keys()}
+    only_model = [
+        name
+        for role, name in targets.keys() - saved.keys()
+        if role is Role.PARAM and id(targets[role, name]) not in shared
+    ]
     for names, others, words in (
         (only_saved, only_model, f"{bundle.path} has a parameter that the model lacks"),
         (only_model, only_saved, f"the model has a parameter that {bundle.path} lacks"),
@@ -126,10 +126,7 @@ def restore_weights(
         if (Role.BUFFER, name) not in saved or saved[Role.BUFFER, name].name not in changed
     }
     pairs = [(saved[key], targets[key]) for key in sorted((saved.keys() & targets.keys()) - own)]
-    for (
-        record,
-        target,
-    ) in pairs:  # all of them before any is copied: a model that does not fit stays as it is
+    for record, target in pairs:  # before any is copied: a model that does not fit stays as it is
         if tuple(target.shape) != record.shape:
             raise CaptureError(
                 f"--like: {record.name!r} is {list(target.shape)} in the model but"
@@ -151,27 +148,19 @@ def restore_weights(
 
 
 def _is_saved_as(saved: Mapping[tuple[Role, str], Record], name: str, other: str | None) -> bool:
-    """Whether a saved parameter that the model lacks is the one that it has by another name, with
-    the value that is saved by that.
-    """
+    """Whether the model has a saved parameter by another name, and its value is saved by that."""
     found = None if other is None else saved.get((Role.PARAM, other))
-    return found is not None and (found.digest, found.dtype) == (
-        saved[Role.PARAM, name].digest,
-        saved[Role.PARAM, name].dtype,
-    )
+    own = saved[Role.PARAM, name]
+    return found is not None and (found.digest, found.dtype) == (own.digest, own.dtype)
 
 
 def _holds_another(target: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether a weight has other bits than a value will have in it; False where its class keeps
-    them elsewhere, as a DTensor does.
+    """Whether a weight has other bits than a value will have in it. False for classes that keep
+    them elsewhere, such as DTensor.
     """
     own = target.detach()
-    if (
-        type(own) is not torch.Tensor
-        or own.layout is not torch.strided
-        or own.is_quantized
-        or own.is_meta
-    ):
+    plain = type(own) is torch.Tensor and own.layout is torch.strided
+    if not plain or own.is_quantized or own.is_meta:
         return False
     sides = (own.cpu(), value.to(own.dtype))
     ours, theirs = (side.contiguous().reshape(-1).view(torch.uint8) for side in sides)

@@ -15,6 +15,9 @@ from accucompare.bundle.format import Component
 from accucompare.case import Case
 from accucompare.errors import CaseError, UsageError
 from accucompare.live.modules import Modules
+from accucompare.live.operators import calls_models
+
+calls_models(__file__)
 
 #: What each part of a training loop must have.
 _METHODS = {

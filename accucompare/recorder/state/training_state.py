@@ -1,8 +1,7 @@
 """What a training step starts from beside weights and inputs: saved with ``--save-state``.
 
-Only what the steps before have changed is state. A learning rate that no step has changed is code,
-and is left to the case that starts from the state: else the state would hide that it is wrong
-there."""
+Only what the steps before have changed is state. A learning rate that no step has changed is code:
+restoring it would hide that the case which starts from the state has a wrong one."""
 
 from __future__ import annotations
 
@@ -53,8 +52,6 @@ class Frozen:
 
 def problem_of(value: Any) -> str | None:
     """Why a value cannot be saved; ``None`` if it can be."""
-    if not isinstance(value, torch.Tensor):
-        return f"a {type(value).__name__} cannot be saved"
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         return f"a {type(value).__name__} cannot be saved"
     name = str(value.dtype).removeprefix("torch.")
@@ -65,13 +62,8 @@ def problem_of(value: Any) -> str | None:
         or value.is_nested
         or name not in DTYPES
     ):
-        kind = (
-            "meta"
-            if value.is_meta
-            else "nested"
-            if value.is_nested
-            else str(value.layout).removeprefix("torch.")
-        )
+        kinds = {"meta": value.is_meta, "nested": value.is_nested}
+        kind = next((kind for kind, so in kinds.items() if so), str(value.layout)[6:])
         return f"a tensor that is {kind}, of {name}, cannot be saved"
     return None
 
@@ -92,13 +84,16 @@ class _Parts:
     records: list[_Entry] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
 
+    def miss(self, component: Component, reason: str) -> None:
+        self.missing.append(Missing(component, reason))
+
     def take(self, component: Component, place: str, value: Any) -> dict[str, Any]:
         tensors: list[torch.Tensor] = []
 
         def lost(part: Any, where: str) -> bool:
             problem = problem_of(part)
             if problem is not None:
-                self.missing.append(Missing(component, f"{where}: {problem}"))
+                self.miss(component, f"{where}: {problem}")
             return problem is not None
 
         structure = take_apart(value, tensors, place, lost)
@@ -112,8 +107,7 @@ class _Parts:
 class StateSaver:
     """Saves the state of a training before a step.
 
-    It is made before a capture restores or runs anything, since what has changed since then is
-    state."""
+    Make it before a capture restores or runs anything: what changes from then on is state."""
 
     def __init__(
         self,
@@ -164,12 +158,10 @@ class StateSaver:
         state, more = self._state(step, draws)
         writer.write_state([*records, *more])
         writer.manifest.capture["training_state"] = msgspec.to_builtins(state)
-        lost = [
-            entry for entry in state.missing if entry.component is not Component.DATA
-        ]  # whose digests are compared
         writer.manifest.notes += [
             f"--save-state: not all of the {entry.component} could be saved: {entry.reason}"
-            for entry in lost
+            for entry in state.missing
+            if entry.component is not Component.DATA  # whose digests are compared
         ]
         if step:
             writer.manifest.model.update(describe_tensors(self._modules))
@@ -213,12 +205,8 @@ class StateSaver:
         }
         if part.component is not Component.OPTIMIZER:
             if not part.has_state:
-                parts.missing.append(
-                    Missing(
-                        part.component,
-                        f"a {part.kind.rpartition('.')[2]} has no state_dict and load_state_dict",
-                    )
-                )
+                name = part.kind.rpartition(".")[2]
+                parts.miss(part.component, f"a {name} has no state_dict and load_state_dict")
             return SavedObject(part.kind, taken, tuple(changed))
         names, groups, unknown = names_of(self._modules), [], 0
         for group in part.parameters():
@@ -226,55 +214,9 @@ class StateSaver:
             unknown += groups[-1].count("")
         if unknown:
             reason = f"{part.place} holds {unknown} parameter(s) that the model does not have"
-            parts.missing.append(Missing(part.component, reason))
-        return SavedObject(
-            part.kind,
-            taken,
-            tuple(changed),
-            tuple(groups),
-            self._optimizer_state(part, parts, groups),
-        )
-
-    def _optimizer_state(
-        self, part: TrainingPart, parts: _Parts, groups: list[tuple[str, ...]]
-    ) -> dict[str, Any]:
-        """An optimizer's state by parameter, taken apart."""
-        try:
-            table = part.live.state_dict() if part.has_state else None
-        except Exception as error:  # ZeroRedundancyOptimizer's, of which each rank has a part
-            reason = str(error).strip().partition("\n")[0]
-            parts.missing.append(
-                Missing(
-                    part.component,
-                    f"{part.place}: its state_dict fails ({type(error).__name__}: {reason})",
-                )
-            )
-            return {}
-        if (
-            not isinstance(table, Mapping)
-            or not isinstance(table.get("state"), Mapping)
-            or "param_groups" not in table
-        ):
-            parts.missing.append(
-                Missing(
-                    part.component,
-                    f"{part.place}: its state_dict is not that of a torch.optim.Optimizer",
-                )
-            )
-            return {}
-        names = [name for group in groups for name in group]
-        state: dict[str, Any] = {}
-        others: dict[Any, Any] = {}
-        for key, value in table["state"].items():
-            if type(key) is not int:
-                others[key] = value
-            elif key < len(names) and names[key]:
-                state[names[key]] = parts.take(part.component, f"{part.place} {names[key]}", value)
-        if others:
-            state[OF_NO_PARAMETER] = parts.take(
-                part.component, f"{part.place} {OF_NO_PARAMETER}", others
-            )
-        return state
+            parts.miss(part.component, reason)
+        state = _optimizer_state(part, parts, [name for group in groups for name in group])
+        return SavedObject(part.kind, taken, tuple(changed), tuple(groups), state)
 
     def _random(self, parts: _Parts, step: int) -> dict[str, Any]:
         now = RandomState.now(self._device)
@@ -291,29 +233,22 @@ class StateSaver:
                 *(number + 0 for number in position),
             ]
         else:
-            parts.missing.append(
-                Missing(Component.RANDOM, "numpy.random has another bit generator than MT19937")
-            )
+            parts.miss(Component.RANDOM, "numpy.random has another bit generator than MT19937")
         if step:
             for name, module in self._modules.named.items():
                 for attribute in generators_of(module):
                     place = f"{name}.{attribute}" if name else attribute
-                    parts.missing.append(
-                        Missing(
-                            Component.RANDOM,
-                            f"{place}: a generator of the model's own cannot be saved",
-                        )
-                    )
+                    reason = f"{place}: a generator of the model's own cannot be saved"
+                    parts.miss(Component.RANDOM, reason)
         return parts.take(Component.RANDOM, "random", table)
 
     def _gradients(self) -> dict[str, torch.Tensor]:
         names = names_of(self._modules)
-        tensors = {
-            names[id(tensor)]: tensor
+        return {
+            names[id(tensor)]: tensor.grad
             for kind, _, tensor in self._modules.tensors()
-            if kind == "parameters"
+            if kind == "parameters" and tensor.grad is not None
         }
-        return {name: tensor.grad for name, tensor in tensors.items() if tensor.grad is not None}
 
     def _attributes(self) -> dict[str, dict[str, Any]]:
         now = {name: plain_numbers(module) for name, module in self._modules.named.items()}
@@ -350,23 +285,20 @@ class StateSaver:
 
 
 class UnknownOptimizers:
-    """Sees optimizers that step parameters of the model although the capture was not given them:
-    their state is not saved.
+    """Sees optimizers that step the model's parameters, but that the capture was not given: their
+    state is not saved.
     """
 
     def __init__(self, modules: Modules, training: Training) -> None:
-        inner = (
-            getattr(optimizer, "optimizer", None) for optimizer in training.optimizers
-        )  # of a wrapper
+        inner = [getattr(each, "optimizer", None) for each in training.optimizers]  # of a wrapper
         self._known = {id(each) for each in (*training.optimizers, *inner)}
         self._parameters = set(names_of(modules))
         self._kinds: dict[str, bool] = {}  # and whether it had no state
         self._handle = register_optimizer_step_pre_hook(self._steps)
 
     def _steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if any(
-            id(each) in self._known for each in (optimizer, *running_steps())
-        ):  # also one that a known one steps
+        # also one that a known one steps
+        if any(id(each) in self._known for each in (optimizer, *running_steps())):
             return
         self._known.add(id(optimizer))
         if any(
@@ -382,9 +314,37 @@ class UnknownOptimizers:
 
     def missing(self, step: int) -> list[Missing]:
         """What a state before this step lacks; one that is new in step 0 has none."""
-        reason = "stepped the model's parameters, but the capture was not given it (optimizer=…)"
+        reason = "stepped the model's parameters, but the capture was not given it (loop=…)"
         return [
             Missing(Component.OPTIMIZER, f"{kind} {reason}")
             for kind, new in self._kinds.items()
             if step or not new
         ]
+
+
+def _optimizer_state(part: TrainingPart, parts: _Parts, names: list[str]) -> dict[str, Any]:
+    """An optimizer's state by parameter, taken apart; ``names``: of its parameters, in order."""
+    component, place = part.component, part.place
+    try:
+        table = part.live.state_dict() if part.has_state else None
+    except Exception as error:  # ZeroRedundancyOptimizer's, of which each rank has a part
+        reason = str(error).strip().partition("\n")[0]
+        parts.miss(component, f"{place}: its state_dict fails ({type(error).__name__}: {reason})")
+        return {}
+    if (
+        not isinstance(table, Mapping)
+        or not isinstance(table.get("state"), Mapping)
+        or "param_groups" not in table
+    ):
+        parts.miss(component, f"{place}: its state_dict is not that of a torch.optim.Optimizer")
+        return {}
+    state: dict[str, Any] = {}
+    others: dict[Any, Any] = {}
+    for key, value in table["state"].items():
+        if type(key) is not int:
+            others[key] = value
+        elif key < len(names) and names[key]:
+            state[names[key]] = parts.take(component, f"{place} {names[key]}", value)
+    if others:
+        state[OF_NO_PARAMETER] = parts.take(component, f"{place} {OF_NO_PARAMETER}", others)
+    return state

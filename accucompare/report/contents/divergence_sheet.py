@@ -33,9 +33,8 @@ from accucompare.text import cut
 _LABEL = 26  # characters of a layer's name under the axis
 _CHART_LINES = 30
 
-_BASELINE = ChartSeries(
-    "baseline", looks.BASELINE_CURVE, width=3.5
-)  # below the others, and seen where they cover it
+#: Below the other curves, and wide enough to be seen where they cover it.
+_BASELINE = ChartSeries("baseline", looks.BASELINE_CURVE, width=3.5)
 _SERIES = (
     ChartSeries("relative L2", looks.CURVE),
     ChartSeries("tolerance", looks.LIMIT_CURVE, width=1.25, dashed=True),

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from accucompare.compare.constants import NEAR
 from accucompare.compare.result import Result
-from accucompare.compare.rows import NEAR, Reason, Row, Status
+from accucompare.compare.rows import Reason, Row, Status
 from accucompare.report.table import (
     AMBER,
     BROWN,

@@ -38,15 +38,13 @@ from accucompare.report.table import (
     table_lines,
     what_is_held,
 )
+from accucompare.report.words import culprit_words as culprits
 from accucompare.report.words import (
-    culprit_hints,
     decision_words,
-    error_words,
     preflight_words,
     training_words,
     verdict_words,
 )
-from accucompare.report.words import culprit_words as culprits
 from accucompare.text import without_credentials
 from accucompare.version import __version__
 
@@ -145,7 +143,7 @@ def meaning(comparison: Result) -> str:
         )
     if failed and comparison.incomplete:  # else it is the trouble itself
         sentences.append(
-            f"The capture of {' and of '.join(comparison.incomplete)} did not run to its end."
+            f"The capture of {preflight_words.sides_words(comparison.incomplete, ' and of ')} did not run to its end."
         )
     if comparison.damage:
         sentences.append(f"{len(comparison.damage):,} could not be read.")
@@ -187,10 +185,8 @@ def _expectation(comparison: Result) -> Iterator[Line]:
         what = [device.get("type") if isinstance(device, dict) else device, float_dtype(manifest)]
         words = ", ".join(str(each) for each in what if each)
         yield _fact("baseline", f"{comparison.baseline.path}{words and f' ({words})'}")
-    if (feed := comparison.candidate.manifest.feed) is not None:
-        kept = len(feed.not_fed)
-        but = f", but for {kept:,} values (see Environment)" if kept else ""
-        yield _fact("fed", f"every call was given golden's values{but}, so each error is its own")
+    if fed := culprits.fed(comparison):
+        yield _fact("fed", fed)
 
 
 def _training(comparison: Result) -> Iterator[Line]:
@@ -211,10 +207,7 @@ def _training(comparison: Result) -> Iterator[Line]:
     if comparison.acceptance is not None:
         yield _fact("standard", training_words.acceptance_sentence(comparison.acceptance))
         for met in comparison.acceptance.rules:
-            words = (
-                f"{training_words.outcome(met)}: {met.rule.measure.value} is"
-                f" {training_words.measured(met)} apart (limit {training_words.rule_limit(met.rule)})"
-            )
+            words = training_words.rule_words(met)
             yield _fact("", words, looks.PLAIN_LOOK if met.passed else _ALARM._replace(line=""))
 
 
@@ -229,17 +222,14 @@ def _culprits(comparison: Result, links: Sequence[str]) -> Iterator[Line]:
     )
 
     def below(culprit: Culprit) -> Iterator[Line]:
-        for title, words, look in (
-            ("its module", culprits.configuration_words(culprit), plain),
-            ("its error", "; ".join(error_words(culprit)), plain),
-            ("hint", "; ".join(culprit_hints(culprit)), plain._replace(color=looks.MUTED)),
-        ):
-            if words:
-                yield Line(
-                    [SheetItem(title, name), SheetItem(words, look)],
-                    spread=1,
-                    height=_height(words, 140),
-                )
+        for title, statements in culprits.statements(culprit):
+            look = plain._replace(color=looks.MUTED) if title == culprits.HINT else plain
+            words = "; ".join(statements)
+            yield Line(
+                [SheetItem(title, name), SheetItem(words, look)],
+                spread=1,
+                height=_height(words, 140),
+            )
 
     shown = comparison.culprits[:_MOST_CULPRITS]
     columns = [

@@ -94,12 +94,7 @@ def training(comparison: Result) -> list[Table]:
 
 
 def _heading(comparison: Result, found: TrainingResult) -> Iterator[tuple[str, Look]]:
-    yield (
-        words.steps_sentence(comparison)
-        or "Each step was fed with golden's values: what its losses are off was made in the loss,"
-        " or by rounding",
-        SECTION,
-    )
+    yield words.steps_sentence(comparison) or words.FED_STEPS, SECTION
     if comparison.acceptance is not None:
         yield (
             (

@@ -31,9 +31,8 @@ def write_excel(comparison: Result, path: Path) -> Path:
         ReportError: if the path is a directory or does not end in ``.xlsx``, or the file cannot be
             written.
     """
-    if (
-        path.suffix.lower() != ".xlsx" and not os.path.isdir(path) and not is_stream(path)
-    ):  # of a directory, that is said first
+    # of a directory, that is said first
+    if path.suffix.lower() != ".xlsx" and not os.path.isdir(path) and not is_stream(path):
         raise ReportError(
             f"{path}: an Excel report's name must end in .xlsx, such as"
             f" {path.stem or 'report'}.xlsx"

@@ -93,9 +93,8 @@ def _write(path: Path, title: str, sheets: Iterable[Page | Table]) -> None:
         workbook.save(without_rows)
     except BaseException:
         for each in workbook.worksheets:
-            with suppress(
-                Exception
-            ):  # or Python warns about half-written sheets when it deletes them
+            # or Python warns about half-written sheets when it deletes them
+            with suppress(Exception):
                 each.close()
         raise
     save_with_rows(without_rows, rows, path)
@@ -158,9 +157,8 @@ def _add_sheet(
     """A new sheet with these column widths, printed in landscape format on so many pages side by
     side; large is A3.
     """
-    sheet = cast(
-        Worksheet, workbook.create_sheet(title)
-    )  # a write-only sheet has the attributes used here, which its type does not list
+    # a write-only sheet has the attributes used here, which its type does not list
+    sheet = cast(Worksheet, workbook.create_sheet(title))
     for number, width in enumerate(widths, 1):
         sheet.column_dimensions[get_column_letter(number)].width = width
     sheet.sheet_view.showGridLines = False
@@ -238,14 +236,12 @@ def _facts(table: Table, start: int, stop: int) -> _Facts:
 
 def _fold(sheet: Worksheet, columns: Sequence[Column], facts: _Facts) -> None:
     """Hide columns without values, and fold those that not everybody needs."""
-    if most := max(
-        column.folded for column in columns
-    ):  # openpyxl would write it before it counts the levels
+    # openpyxl would write it before it counts the levels
+    if most := max(column.folded for column in columns):
         sheet.column_dimensions.max_outline = most
     before, level_before = None, 0
-    for number, column in enumerate(
-        columns, 1
-    ):  # hidden, not left out: every report has the same columns in the same places
+    # hidden, not left out: every report has the same columns in the same places
+    for number, column in enumerate(columns, 1):
         dimension = sheet.column_dimensions[get_column_letter(number)]
         if column.title in facts.empty:
             dimension.hidden = True

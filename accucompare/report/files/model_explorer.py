@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from accucompare.compare.rows import NEAR, Reason, Status
+from accucompare.compare.constants import NEAR
+from accucompare.compare.rows import Reason, Status
 from accucompare.files import is_stream
 from accucompare.report.files.call_tree import ENTERS, CallNode, Pass, passes, worst
 from accucompare.report.files.exported import facts, log_of, write_text

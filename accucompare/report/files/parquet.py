@@ -20,10 +20,8 @@ from accucompare.text import storable
 if TYPE_CHECKING:
     import pyarrow
 
-_IN_BLOCK, _BLOCKS = (
-    1 << 13,
-    8,
-)  # rows that are read together, and how many of these are written together
+#: Rows that are read together, and how many of these blocks are written together.
+_IN_BLOCK, _BLOCKS = 1 << 13, 8
 _DIGITS = 20  # of the largest integer of 64 bits
 #: Columns of which tensors of integers make integers, beyond what a float64 holds.
 _INTEGERS = (
@@ -125,9 +123,8 @@ def _kind(arrow: Any, column: Column) -> pyarrow.DataType:
 
 def _array(arrow: Any, kind: pyarrow.DataType, values: Sequence[Value]) -> pyarrow.Array:
     if kind == arrow.float64():
-        return arrow.array(
-            [None if value is None else float(value) for value in values], kind
-        )  # NaN stays NaN
+        # NaN stays NaN
+        return arrow.array([None if value is None else float(value) for value in values], kind)
     if not arrow.types.is_dictionary(kind):
         return arrow.array(values, kind)
     known: dict[Value, int] = {}

@@ -100,11 +100,12 @@ def read_written(path: Path) -> Written:
     try:
         written = _of_lines(content) if is_lines(path) else _decoded(content, Written)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        # not over a report
         name = (
             path.name
             if path.suffix.lower() == ".json" or is_lines(path)
             else path.with_suffix(".json").name
-        )  # not over a report
+        )
         raise UsageError(
             f"{path}: is not a comparison of this version ({str(error)[:200]}); "
             f"write one with `accucompare diff GOLDEN CANDIDATE --json {name}`"

@@ -22,10 +22,11 @@ from accucompare.bundle.format import (
     Role,
     display_name,
 )
+from accucompare.compare.constants import NEAR
 from accucompare.compare.decide import decide
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
-from accucompare.compare.rows import NEAR, Reason, Row
+from accucompare.compare.rows import Reason, Row
 from accucompare.numbers import Array
 from accucompare.report.contents import group_columns, meaning, sized, step_columns
 from accucompare.report.page.page_data import PageData
@@ -49,15 +50,13 @@ from accucompare.report.table import (
     what_is_held,
 )
 from accucompare.report.terminal import shown
+from accucompare.report.words import culprit_words as culprits
 from accucompare.report.words import (
-    culprit_hints,
     decision_words,
-    error_words,
     preflight_words,
     training_words,
     verdict_words,
 )
-from accucompare.report.words import culprit_words as culprits
 from accucompare.selection import RoleGroup
 from accucompare.text import printable, without_credentials
 
@@ -340,14 +339,8 @@ def _facts(comparison: Result) -> Iterator[tuple[str, str]]:
     yield "candidate", str(comparison.candidate.path)
     if comparison.baseline is not None:
         yield "baseline", str(comparison.baseline.path)
-    if (feed := comparison.candidate.manifest.feed) is not None:
-        kept = len(feed.not_fed)
-        yield (
-            "fed",
-            "every call was given golden's values"
-            + (f", but for {kept:,} values" if kept else "")
-            + ", so each error is its own",
-        )
+    if fed := culprits.fed(comparison):
+        yield "fed", fed
     yield "tolerance", culprits.tolerance(comparison)
     yield (
         "report made",
@@ -365,11 +358,6 @@ def _culprit(comparison: Result, culprit: Culprit) -> dict[str, Any]:
         ("x limit", EXCESS, culprits.over_limit(culprit)),
         ("relative L2", SCIENTIFIC, culprits.error(culprit)),
     )
-    said = (
-        ("its module", [culprits.configuration_words(culprit)]),
-        ("its error", error_words(culprit)),
-        ("hint", culprit_hints(culprit)),
-    )
     return {
         "place": culprits.place_words(comparison, culprit),
         "anchor": anchor(culprit.row),
@@ -379,17 +367,17 @@ def _culprit(comparison: Result, culprit: Culprit) -> dict[str, Any]:
             for title, form, value in numbers
             if value is not None
         ],
-        "said": [(title, [each for each in words if each]) for title, words in said if any(words)],
+        "said": culprits.statements(culprit),
     }
 
 
 def _training(comparison: Result) -> Iterator[tuple[str, str]]:
     """Lines on the steps of two runs, each with how it looks."""
-    found, sentence = comparison.training, training_words.steps_sentence(comparison)
+    found = comparison.training
     if found is None:
         return
-    if sentence:
-        yield "bad" if found.parting is not None else "strong", sentence
+    sentence = training_words.steps_sentence(comparison) or training_words.FED_STEPS
+    yield "bad" if found.parting is not None else "strong", sentence
     for line in training_words.settings(found):
         yield "warn", f"told otherwise: {line}"
     for line in training_words.details(comparison, found):
@@ -397,8 +385,4 @@ def _training(comparison: Result) -> Iterator[tuple[str, str]]:
     if comparison.acceptance is not None:
         yield "strong", training_words.acceptance_sentence(comparison.acceptance)
         for met in comparison.acceptance.rules:
-            words = (
-                f"{training_words.outcome(met)}: {met.rule.measure.value} is"
-                f" {training_words.measured(met)} apart (limit {training_words.rule_limit(met.rule)})"
-            )
-            yield "" if met.passed else "bad", words
+            yield "" if met.passed else "bad", training_words.rule_words(met)

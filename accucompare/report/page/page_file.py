@@ -52,9 +52,8 @@ def write_page(
         ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be
             written.
     """
-    if (
-        path.suffix.lower() != ".html" and not os.path.isdir(path) and not is_stream(path)
-    ):  # of a directory, that is said first
+    # of a directory, that is said first
+    if path.suffix.lower() != ".html" and not os.path.isdir(path) and not is_stream(path):
         raise ReportError(
             f"{path}: a page's name must end in .html, such as {path.stem or 'report'}.html"
         )

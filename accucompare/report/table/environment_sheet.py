@@ -15,32 +15,15 @@ from accucompare.report.table.sheets import Line, SheetItem, Table
 
 ABSENT = "—"
 _LONGEST = 20  # entries of a list or of a table that are shown; of longer ones the number is
-_TABLES = (
-    "parameters",
-    "buffers",
-    "modules",
-    "inputs",
-    "not_fed",
-)  # of one line per layer or tensor: always shown as a number
-_WRAPS_AT, _A_LINE = (
-    56,
-    40,
-)  # characters; a line that wraps breaks at a space or slash, and so holds fewer than fit
+#: Of one entry per layer or tensor: always shown as a number.
+_TABLES = ("parameters", "buffers", "modules", "inputs", "not_fed")
+#: Characters. A line that wraps breaks at a space or slash, and so holds fewer than fit.
+_WRAPS_AT, _A_LINE = 56, 40
 
 #: Entries that differ between any two captures and do not affect their numbers; never marked.
 _EXPECTED = (
-    "command",
-    "command_line",
-    "argv",
-    "created",
-    "time",
-    "started",
-    "finished",
-    "duration",
-    "seconds",
-    "out",
-    "pid",
-    "upload",
+    *("command", "command_line", "argv", "created", "time", "started", "finished", "duration"),
+    *("seconds", "out", "pid", "upload"),
 )
 
 #: Entries for the summary, the most telling first: their dotted keys, or the beginning of these,

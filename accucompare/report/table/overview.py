@@ -18,9 +18,10 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from accucompare.bundle.format import Role
+from accucompare.compare.constants import NEAR
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.result import Result
-from accucompare.compare.rows import NEAR, STATUS_OF, UNMATCHED, Reason, Row, Status
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, Reason, Row, Status
 from accucompare.numbers import Array
 from accucompare.report.table.columns import layer
 from accucompare.report.table.extremes import NONE, Extremes, second_of

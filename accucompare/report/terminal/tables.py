@@ -127,9 +127,8 @@ def _shared(widest: Sequence[int], names: Sequence[int], width: int) -> list[int
     widths = [0 if name else most for most, name in zip(widest, names, strict=True)]
     room = width - sum(widths)
     waiting = sorted((at for at, name in enumerate(names) if name), key=lambda at: widest[at])
-    least = (
-        sum(min(widest[at], names[at]) for at in waiting) <= room
-    )  # whether there is room for what each should have
+    # whether there is room for what each should have
+    least = sum(min(widest[at], names[at]) for at in waiting) <= room
     for count, at in zip(range(len(waiting), 0, -1), waiting, strict=True):
         widths[at] = min(widest[at], max(room // count, names[at] if least else _LEAST_NAME))
         room -= widths[at]

@@ -34,14 +34,12 @@ from accucompare.report.table import (
     overview_of,
 )
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
+from accucompare.report.words import culprit_words as culprits
 from accucompare.report.words import (
-    culprit_hints,
     decision_words,
-    error_words,
     preflight_words,
     verdict_words,
 )
-from accucompare.report.words import culprit_words as culprits
 from accucompare.report.words import training_words as training
 from accucompare.text import counted, printable
 
@@ -120,7 +118,7 @@ def _sentences(comparison: Result, decided: Decision) -> Iterator[str]:
         if comparison.first_divergence is None:
             yield "all of them are on one side only"
         if comparison.incomplete:
-            yield f"the capture of {' and of '.join(comparison.incomplete)} did not run to its end"
+            yield f"the capture of {preflight_words.sides_words(comparison.incomplete, ' and of ')} did not run to its end"
 
 
 def _print_preflight(console: Console, comparison: Result) -> None:
@@ -194,12 +192,15 @@ def _print_culprits(console: Console, comparison: Result) -> None:
     print_rest(console, len(comparison.culprits), _CULPRITS_SHOWN)
 
 
+#: What stands before statements on a culprit, and how they look.
+_STATEMENTS = {"its module": ("", "yellow"), culprits.HINT: ("hint, ", "bright_black")}
+
+
 def _about(culprit: Culprit) -> Iterator[Text]:
     yield safe_text(culprits.kind(culprit))
-    if configured := culprits.configuration_words(culprit):
-        yield safe_text(configured, "yellow")
-    yield from map(safe_text, error_words(culprit))
-    yield from (safe_text(f"hint, {hint}", "bright_black") for hint in culprit_hints(culprit))
+    for title, words in culprits.statements(culprit):
+        before, style = _STATEMENTS.get(title, ("", ""))
+        yield from (safe_text(f"{before}{each}", style) for each in words)
 
 
 def _print_divergence(console: Console, comparison: Result, row: Row) -> None:

@@ -27,9 +27,8 @@ from accucompare.selection import Mode
 from accucompare.text import counted
 
 _DAMAGE_SHOWN = 10
-_VERIFIED = (
-    256 << 20
-)  # bytes: a tensor of up to so many is read whole, and verified, before a part of it is shown
+#: Bytes: a smaller tensor is read whole, and verified, before a part of it is shown.
+_VERIFIED = 256 << 20
 _VALUES_SHOWN = 200  # of a tensor; of a larger one, those at the ends
 
 
@@ -265,9 +264,8 @@ def _printed(stored: StoredTensor, index: Index, dtype: DType) -> str:
     shape = stored.shape_of(index)
     if math.prod(shape) <= _VALUES_SHOWN:
         return np.array2string(widen(stored.part(index), dtype), max_line_width=WIDTH)
-    ends = [
-        [slice(None)] if length <= 7 else [slice(0, 4), slice(-3, None)] for length in shape
-    ]  # the fourth stands for those between
+    # the fourth stands for those between
+    ends = [[slice(None)] if length <= 7 else [slice(0, 4), slice(-3, None)] for length in shape]
     shown = np.empty([min(length, 7) for length in shape], dtype.widened)
     for place in itertools.product(*ends):
         shown[place] = widen(stored.part(index, place), dtype)
@@ -278,9 +276,8 @@ def _save(path: Path, values: Array) -> None:
     with path.open("wb") as file:  # np.save would append .npy to another suffix
         values = np.ascontiguousarray(values).reshape(values.shape)
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
-        file.write(
-            memoryview(values.reshape(-1).view("u1"))
-        )  # NumPy's own writing does not say why it fails
+        # NumPy's own writing does not say why it fails
+        file.write(memoryview(values.reshape(-1).view("u1")))
 
 
 def _index(text: str, shape: tuple[int, ...]) -> Index:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from accucompare.findings.analysis import Ranks
 from accucompare.findings.checklist import Checklist, CheckStatus, Health
-from accucompare.report.excel import write_workbook
 from accucompare.report.table import AMBER, GREEN, PALE_RED, RED, SECTION, Line, SheetItem, Table
 from accucompare.report.watch_files.log_tables import checks_table
 from accucompare.report.watched import headline, norm_sheets
@@ -44,6 +43,8 @@ def write_health(ranks: Ranks, health: Health, path: Path) -> Path:
     Raises:
         ReportError: if it cannot be written.
     """
+    from accucompare.report.excel import write_workbook
+
     return write_workbook(
         path,
         f"the checklist of {ranks.path.name}",

@@ -12,7 +12,6 @@ from typing import Any
 from accucompare.findings.analysis import Ranks
 from accucompare.findings.checklist import CheckStatus, Health, judge_finite, judge_vitals
 from accucompare.findings.log import Cause, Number, Step
-from accucompare.report.excel import write_workbook
 from accucompare.report.table import (
     AMBER,
     BOLD,
@@ -59,6 +58,8 @@ def write_watch(ranks: Ranks, path: Path) -> Path:
     Raises:
         ReportError: if it cannot be written.
     """
+    from accucompare.report.excel import write_workbook
+
     health = judge_vitals(ranks)
     checklist = [] if health is None else [health_sheet(ranks, health)]
     sheets = [
@@ -100,8 +101,7 @@ def _findings(ranks: Ranks, health: Health | None) -> Table:
     ]
     heading += [(said(note), MUTED_TEXT) for note in ranks.notes[:3]]
     content = findings_table(ranks)
-    finite = judge_finite(ranks).status is CheckStatus.PASS
-    wrong = not finite or checks_fail(health)
+    wrong = judge_finite(ranks).status is not CheckStatus.PASS or checks_fail(health)
     return _table(
         ranks,
         "Findings",

@@ -175,10 +175,8 @@ def how(finding: Finding) -> str:
     if not finding.origin and finding.site is not Site.RANK:
         sentence = "it came in and passed through; it did not begin here"
     if finding.parameters:
-        sentence += (
-            "; gradients not finite:"
-            f" {_listed([printable_value(name) for name in finding.parameters], _MOST['parameters'])}"
-        )
+        names = [printable_value(name) for name in finding.parameters]
+        sentence += f"; gradients not finite: {_listed(names, _MOST['parameters'])}"
     return "; ".join([sentence, *(printable_value(said(note), 300) for note in finding.notes)])
 
 

@@ -168,7 +168,8 @@ _NORMS = (
 _EXPONENTIALS = ("exp", "exp2", "expm1", "sinh", "cosh", "logsumexp", "softplus")
 _BOUNDED = ("acos", "asin", "atanh", "acosh", "erfinv", "arccos", "arcsin", "arctanh")
 _NORMALISATIONS = re.compile(
-    r"(?:native_|fused_)?(?:layer|batch|group|instance|rms)_?norm|cudnn_batch_norm|npu_(?:rms|layer)_norm"
+    r"(?:native_|fused_)?(?:layer|batch|group|instance|rms)_?norm"
+    r"|cudnn_batch_norm|npu_(?:rms|layer)_norm"
 )
 _PRODUCTS = (
     "mm",

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from accucompare.bundle.format import display_name
-from accucompare.findings.log import Remark
+from accucompare.findings.log import WatchRemark
 from accucompare.report.watch_words.check_sentences import CHECK_SENTENCES
 from accucompare.report.watch_words.watch_sentences import WATCH_SENTENCES
 from accucompare.text import counted, printable
 
-#: By remark. ``{name}`` is a value, ``{name:how}`` says how it is shown: as ``format`` does, or by a
-#: function of ``_SHOWN``. What stands in brackets is left out where a value in it is empty.
+#: By remark. ``{name}`` is a value; ``{name:how}`` is shown as ``format`` does, or by a function of
+#: ``_SHOWN``. What stands in brackets is left out where a value in it is empty.
 SENTENCES = CHECK_SENTENCES | WATCH_SENTENCES
 _FIELD = re.compile(r"\{(\w+)(?::([^}]*))?\}")
 _OPTIONAL = re.compile(r"\[([^\]]*)\]")
 
 
-def said(what: Remark | str) -> str:
+def said(what: WatchRemark | str) -> str:
     """A remark in words; a text, as of an error or of an earlier version's log, as it is."""
     if isinstance(what, str):
         return what
@@ -42,8 +42,8 @@ def _shown(value: Any, how: str = "") -> str:
     if kind in _SHOWN:
         return _SHOWN[kind](value, inner)
     if isinstance(value, dict):  # a remark in a remark, as a log holds it
-        value = Remark(**value)
-    if isinstance(value, Remark):
+        value = WatchRemark(**value)
+    if isinstance(value, WatchRemark):
         return said(value)
     if how and isinstance(value, str):  # a NaN or an infinity, as a log holds it
         value = float(value)

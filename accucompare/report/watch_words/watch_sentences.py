@@ -38,7 +38,9 @@ WATCH_SENTENCES = {
         " any scale"
     ),
     # notes of a finding
-    "neither-input-nor-weight": "{paths:list} of {operator}, which is neither an input nor a weight",
+    "neither-input-nor-weight": (
+        "{paths:list} of {operator}, which is neither an input nor a weight"
+    ),
     "swallowed": "in the forward {operator}[ at {line}] gave a value that is not finite",
     "first-at": (
         "input {path}: the first at index {index}; in {rows} of {length} along its first axis"
@@ -140,14 +142,17 @@ WATCH_SENTENCES = {
         " and the loss not detached?"
     ),
     "forward-only": (
-        "the case has no loss: only its forward was watched; give Case(…, loss=…) to watch gradients"
+        "the case has no loss: only its forward was watched; give Case(…, loss=…) to watch"
+        " gradients"
     ),
     "no-flag-here": (
         "--flag-per-module: this device has no overflow flag, for its overflows give Inf; values"
         " alone were looked at"
     ),
     # a gradcheck
-    "derivative": "its backward is the derivative of its forward, to {allowed:.0e}[; {notes:parts}]",
+    "derivative": (
+        "its backward is the derivative of its forward, to {allowed:.0e}[; {notes:parts}]"
+    ),
     "derivative-beside": (
         "its backward is the derivative beside the recorded inputs; at them, as at a kink, {how}"
     ),

@@ -71,9 +71,8 @@ def _line(each: FunctionGradients) -> Text:
             if len(each.modules) > _MODULES_SHOWN
             else ""
         )
-        line.append(
-            f" in {', '.join(printable_value(display_name(name)) for name in each.modules[:_MODULES_SHOWN])}{more}"
-        )
+        names = map(display_name, each.modules[:_MODULES_SHOWN])
+        line.append(f" in {', '.join(map(printable_value, names))}{more}")
     line.append(f" ({printable_value(each.given, 200)})" if each.given else "")
     line.append(f": {printable_value(said(each.outcome.measured), 500)}")
     return line

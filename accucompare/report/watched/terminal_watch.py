@@ -265,11 +265,15 @@ _FINDINGS = [
 def _print_findings(console: Console, ranks: Ranks) -> None:
     """In execution order: origins, and below each the first few calls that it passed through."""
     print_table(
-        console, [column for column in _FINDINGS if ranks.several or column.title != "rank"],
-        [row for trail in ranks.trails[:_TRAILS_SHOWN] for row in _rows(trail)], "Findings, in execution order",
+        console,
+        [column for column in _FINDINGS if ranks.several or column.title != "rank"],
+        [row for trail in ranks.trails[:_TRAILS_SHOWN] for row in _rows(trail)],
+        "Findings, in execution order",
         style=lambda row, column: "bold red" if row.finding.origin else "",
-        below=lambda row: [Text(f"… and passed through {row.more:,} more", "bright_black")] if row.more else [],
-    )  # fmt: skip
+        below=lambda row: (
+            [Text(f"… and passed through {row.more:,} more", "bright_black")] if row.more else []
+        ),
+    )
     print_rest(console, len(ranks.trails), _TRAILS_SHOWN)
 
 
@@ -312,10 +316,14 @@ def _print_frames(console: Console, frames: Frames, finding: Finding | None = No
     """A line for each frame, over the whole width, and below it a line for each tensor."""
     guilty = None if finding is None else _guilty(finding, frames.frames)
     print_table(
-        console, _TENSORS, list(tensor_rows(frames)),
-        above=lambda row: [_frame_line(console, row.frame, row.frame is guilty)] if row.first else [],
+        console,
+        _TENSORS,
+        list(tensor_rows(frames)),
+        above=lambda row: (
+            [_frame_line(console, row.frame, row.frame is guilty)] if row.first else []
+        ),
         style=lambda row, column: "" if row.tensor is None or row.tensor.finite else "red",
-    )  # fmt: skip
+    )
 
 
 def _frame_line(console: Console, frame: Frame, guilty: bool) -> Text:
@@ -393,9 +401,9 @@ def _print_scale(console: Console, ranks: Ranks, run: Analysis) -> None:
         return
     worst = max(each.in_a_row for each in run.alarms)
     first = run.alarms[0]
-    text = (
-        printable_value(said(first.text), 300)
-        or f"the scale fell to {first.scale:g}, {worst} steps were skipped in a row: this is not normal"
+    text = printable_value(said(first.text), 300) or (
+        f"the scale fell to {first.scale:g}, {worst} steps were skipped in a row: this is not"
+        " normal"
     )
     console.print(Text(f"  alarm in step {first.step}: {text}", "bold red"))
 
@@ -407,12 +415,9 @@ def _print_warnings(console: Console, ranks: Ranks) -> None:
     warned.sort(key=lambda pair: pair[1].step)
     print_heading(console, "Warnings")
     for run, warning in warned[:_LISTED]:
+        text = printable_value(said(warning.text), 300)
         console.print(
-            Text(
-                f"  {_rank(ranks, run)}step {warning.step}: {printable_value(said(warning.text), 300)}",
-                "yellow",
-            ),
-            soft_wrap=True,
+            Text(f"  {_rank(ranks, run)}step {warning.step}: {text}", "yellow"), soft_wrap=True
         )
     if len(warned) > _LISTED:
         console.print(f"  … and {len(warned) - _LISTED:,} more in the report")

@@ -13,7 +13,7 @@ from accucompare.compare.result import Result
 from accucompare.compare.rows import Row
 from accucompare.numbers import DTYPES
 from accucompare.report.words import verdict_words
-from accucompare.report.words.culprit_place import culprit_place
+from accucompare.report.words.culprit_place import culprit_hints, culprit_place, error_words
 from accucompare.report.words.decision_words import trust
 
 #: What a culprit is, and what the two measures of its error mean.
@@ -91,6 +91,29 @@ def _difference(row: Row) -> str:
         return f"{different:,} of {metrics.compared:,} values different"
     known = "at least " if row.by_statistics else "about " if row.by_sketch else ""
     return f"relative L2 {known}{metrics.rel_l2:.2e}"
+
+
+#: What stands before what else a culprit tells.
+HINT = "hint"
+
+
+def statements(culprit: Culprit) -> list[tuple[str, list[str]]]:
+    """What is said of a culprit, each with what it is said of; nothing of what is not known."""
+    said = (
+        ("its module", [configuration_words(culprit)]),
+        ("its error", list(error_words(culprit))),
+        (HINT, list(culprit_hints(culprit))),
+    )
+    return [(title, words) for title, words in said if any(words)]
+
+
+def fed(comparison: Result) -> str:
+    """How the candidate was fed; ``""`` if it was not."""
+    if (feed := comparison.candidate.manifest.feed) is None:
+        return ""
+    kept = len(feed.not_fed)
+    but = f", but for {kept:,} values (see Environment)" if kept else ""
+    return f"every call was given golden's values{but}, so each error is its own"
 
 
 def place_words(comparison: Result, culprit: Culprit) -> str:

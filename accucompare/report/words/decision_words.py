@@ -145,7 +145,7 @@ def _trouble(fact: Trouble, result: Result) -> str:
             return f"{count} record(s) could not be read"
         case facts.Unfinished(sides):
             return (
-                f"what there is agrees, but the capture of {' and of '.join(sides)} did not run to"
+                f"what there is agrees, but the capture of {preflight_words.sides_words(sides, ' and of ')} did not run to"
                 " its end"
             )
         case facts.NotDeterministic(rows):
@@ -158,7 +158,11 @@ def _trouble(fact: Trouble, result: Result) -> str:
         case facts.StepsProveNothing(training):
             return training_words.proves_nothing(training)
         case facts.WithinFixedLimits(since):
-            why = _unproved(since, result) if isinstance(since, facts.Unproved) else since
+            why = (
+                _unproved(since, result)
+                if isinstance(since, facts.Unproved)
+                else preflight_words.refused_words(since)
+            )
             return f"everything is within fixed limits, which miss small faults, and {why}"
         case facts.JudgedByFew(judged, compared):
             return f"the baseline judges {judged} of {compared} compared rows only"
@@ -287,7 +291,9 @@ def _uncovered(fact: facts.Uncovered, result: Result) -> str:
                 *(f"--skip {value}" for value in skip),
             ]
             options += [f"--roles {','.join(roles)}"] if roles else []
-            return f"{' and '.join(sides)} captured with {' '.join(options)}"
+            return (
+                f"{preflight_words.sides_words(sides, ' and ')} captured with {' '.join(options)}"
+            )
         case facts.RecordsLeftOut(count):
             return f"{counted(count, 'record')} left out by --only and --skip"
         case facts.NotCompared(rows, total):

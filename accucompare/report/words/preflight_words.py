@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from accucompare.bundle.format import display_name
@@ -40,6 +40,13 @@ class ToldFinding(PreflightFinding):
     @property
     def message(self) -> str:
         return message(self)
+
+
+def sides_words(sides: Iterable[BesideGolden], between: str) -> str:
+    """``golden and the candidate``."""
+    return between.join(
+        "golden" if side is BesideGolden.GOLDEN else f"the {side.value}" for side in sides
+    )
 
 
 def topic(finding: PreflightFinding) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from accucompare.compare.result import Result
+from accucompare.compare.rows import BesideGolden
 from accucompare.compare.runs import (
     Acceptance,
     JudgedBy,
@@ -129,6 +130,13 @@ def proves_nothing(training: TrainingResult) -> str:
     )
 
 
+#: What is said of steps that have no sentence of their own.
+FED_STEPS = (
+    "Each step was fed with golden's values: what its losses are off was made in the loss, or by"
+    " rounding"
+)
+
+
 def steps_sentence(comparison: Result) -> str:
     """``The runs part at step 12 in the gradients: …``, or how far they agree; ``""`` where nothing
     of training was compared.
@@ -240,7 +248,7 @@ def rule_limit(rule: StandardRule) -> str:
 def acceptance_trouble(
     acceptance: Acceptance,
     training: TrainingResult | None,
-    incomplete: Sequence[str],
+    incomplete: Sequence[BesideGolden],
 ) -> str:
     """Why it cannot be said whether the standard is met."""
     return _trouble(acceptance, acceptance.trouble_of(training, incomplete), training, incomplete)
@@ -250,7 +258,7 @@ def _trouble(
     acceptance: Acceptance,
     trouble: StandardTrouble | None,
     training: TrainingResult | None = None,
-    incomplete: Sequence[str] = (),
+    incomplete: Sequence[BesideGolden] = (),
 ) -> str:
     name = acceptance.standard.value
     so_far = "the standard is met as far as it goes, but"
@@ -259,7 +267,7 @@ def _trouble(
             how = "capture both sides with --roles series, of a case with a loss"
             return f"there are no losses to judge by the standard {name}: {how}"
         case StandardTrouble.UNFINISHED:
-            return f"{so_far} the capture of {' and of '.join(incomplete)} did not run to its end"
+            return f"{so_far} the capture of {preflight_words.sides_words(incomplete, ' and of ')} did not run to its end"
         case StandardTrouble.STEPS_LACKING:
             lacking = 0 if training is None else training.alone[0]
             return f"{so_far} the candidate lacks {lacking} of golden's steps"
@@ -296,6 +304,14 @@ def measured(met: Met) -> str:
     parts = [] if met.rule.absolute is None or met.absolute is None else [f"{met.absolute:.3g}"]
     parts += [] if met.rule.relative is None or met.relative is None else [percent(met.relative)]
     return ", or ".join(parts)
+
+
+def rule_words(met: Met) -> str:
+    """``FAIL: mean loss is 0.02, or 1.5 % apart (limit < 0.01 or < 1 %)``."""
+    return (
+        f"{outcome(met)}: {met.rule.measure.value} is {measured(met)} apart (limit"
+        f" {rule_limit(met.rule)})"
+    )
 
 
 def outcome(met: Met) -> str:

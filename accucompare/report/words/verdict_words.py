@@ -8,13 +8,8 @@ from decimal import ROUND_FLOOR, Context, Decimal
 
 from accucompare.bundle.format import Layout, Record
 from accucompare.compare import remarks
-from accucompare.compare.limits import (
-    FED_ROUNDINGS,
-    FED_ROUNDINGS_OF_SUMS,
-    SmallestLimit,
-    Tolerance,
-    Tolerances,
-)
+from accucompare.compare.constants import FED_ROUNDINGS, FED_ROUNDINGS_OF_SUMS
+from accucompare.compare.limits import SmallestLimit, Tolerance, Tolerances
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.remarks import (
     BareRemark,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accucompare.findings.log import Remark, remark
+from accucompare.findings.log import WatchRemark, remark
 from accucompare.live.around import collectives, has_sharded_parameters
 from accucompare.live.modules import Attributes, Modules, attributes_of
 from accucompare.live.numerics import autocast_now
@@ -43,8 +43,8 @@ class Context(Snapshot):
     indices: Counter[str]
     attributes: Attributes
     own: bool
-    obstacle: Remark | None
-    talks: Remark | None = None
+    obstacle: WatchRemark | None
+    talks: WatchRemark | None = None
 
 
 class Contexts:
@@ -148,7 +148,7 @@ class Contexts:
         return copies
 
 
-def _obstacle(modules: Modules, ranks: int) -> Remark | None:
+def _obstacle(modules: Modules, ranks: int) -> WatchRemark | None:
     """Why no call of a model can be run again on this rank alone."""
     if has_sharded_parameters(modules):
         return remark("sharded")
@@ -160,7 +160,7 @@ def _obstacle(modules: Modules, ranks: int) -> Remark | None:
     return None
 
 
-def _talks(modules: Modules) -> Remark | None:
+def _talks(modules: Modules) -> WatchRemark | None:
     """Why a model's calls may talk to other ranks in ways that nobody counts, or hold random states
     that are not known.
     """
@@ -172,7 +172,7 @@ def _talks(modules: Modules) -> Remark | None:
     return None
 
 
-def _stateful(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Remark | None:
+def _stateful(args: tuple[Any, ...], kwargs: dict[str, Any]) -> WatchRemark | None:
     """Why a call with these arguments cannot be run again."""
     for value in (*args, *kwargs.values()):
         if is_cache(value):

@@ -14,10 +14,10 @@ from torch import nn
 from accucompare.findings.log import (
     Direction,
     Finding,
-    Remark,
     Site,
     TensorRange,
     WatchLimits,
+    WatchRemark,
     What,
     remark,
 )
@@ -170,7 +170,7 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     return (looked := look_now(tensor.detach())) is None or looked.finite
 
 
-def _first_places(finding: Finding, context: Context) -> list[Remark]:
+def _first_places(finding: Finding, context: Context) -> list[WatchRemark]:
     """Where in the inputs the first value is that is not finite."""
     parts = dict(arguments_of(context.args, context.kwargs))
     notes = []

@@ -25,9 +25,9 @@ from accucompare.findings.log import (
     PLUS,
     Direction,
     Finding,
-    Remark,
     Site,
     WatchLimits,
+    WatchRemark,
     What,
     kinds_of,
     remark,
@@ -44,12 +44,14 @@ from accucompare.live.modules import (
     set_attributes,
 )
 from accucompare.live.numerics import autocast_now, autocast_then
-from accucompare.live.operators import RandomState, random_state_kept
+from accucompare.live.operators import RandomState, calls_models, random_state_kept
 from accucompare.live.values import leaves
 from accucompare.recorder.recording import MAIN_GRAD, Recorder
 from accucompare.reproduce import Snapshot, always, is_bad
 from accucompare.watcher.again.contexts import Context, copies_of
 from accucompare.watcher.looking import Meter, Note, Scope, WatchedCall, Watcher
+
+calls_models(__file__)
 
 _NOT_FINITE = {NAN, PLUS, MINUS}
 #: Gradients of two runs are alike up to this share; rounding is below.
@@ -71,8 +73,8 @@ class SecondRun:
 
     finding: Finding | None = None
     snapshot: Snapshot | None = None
-    note: Remark | None = None
-    reproducer_note: Remark | None = None
+    note: WatchRemark | None = None
+    reproducer_note: WatchRemark | None = None
     showed: bool = True
 
 
@@ -164,7 +166,7 @@ def second_run(
         return SecondRun(note=remark("could-not-run", error=why))
 
 
-def part_of_this_rank(context: Context, talks: Remark) -> SecondRun:
+def part_of_this_rank(context: Context, talks: WatchRemark) -> SecondRun:
     """What this rank has of a call that needs others."""
     why = remark("module-talks", module=context.name, talks=talks)
     return SecondRun(
@@ -174,7 +176,7 @@ def part_of_this_rank(context: Context, talks: Remark) -> SecondRun:
     )
 
 
-def _obstacle(context: Context, modules: Modules, versions: list[int]) -> Remark | None:
+def _obstacle(context: Context, modules: Modules, versions: list[int]) -> WatchRemark | None:
     """Why a call cannot be run again now; ``None`` if it can."""
     if context.obstacle is None and versions != context.versions:
         return remark("written-since")
@@ -311,7 +313,8 @@ class _SecondWatcher(Watcher):
                     and part.requires_grad
                     and part.grad_fn is not None
                 ):
-                    part.register_hook(functools.partial(_keep, snapshot.grads, path))  # type: ignore[no-untyped-call]
+                    keep = functools.partial(_keep, snapshot.grads, path)
+                    part.register_hook(keep)  # type: ignore[no-untyped-call]
 
     def _give_real_gradients(self, output: Any) -> None:
         """Pin each output's gradient to the recorded one; otherwise an output that feeds another
@@ -325,7 +328,8 @@ class _SecondWatcher(Watcher):
             ):
                 real = always(self._context.grads[path])
                 register_first_hook(part, real)  # before those of the calls in it
-                part.register_hook(real)  # type: ignore[no-untyped-call]  # and after those of the user's, which it has been through
+                # and after those of the user's, which it has been through
+                part.register_hook(real)  # type: ignore[no-untyped-call]
 
     def _backward(self, output: Any, given: Any) -> None:
         grads = self._context.grads
@@ -433,7 +437,7 @@ def _was_finite(finding: Finding, notes: Sequence[Note]) -> bool:
     )
 
 
-def _difference(notes: Sequence[Note], noted_again: Sequence[Note]) -> Remark | None:
+def _difference(notes: Sequence[Note], noted_again: Sequence[Note]) -> WatchRemark | None:
     """How gradients of the step differ from those of the second run; ``None`` if they do not.
 
     A hook that the user has put on a tensor of the step is not there in the second run.

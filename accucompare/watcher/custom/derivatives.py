@@ -20,30 +20,30 @@ import torch
 from torch.autograd import Function
 
 from accucompare.findings.checklist import CheckOutcome, failed, not_looked_at, passed, warned
-from accucompare.findings.log import Remark, remark
+from accucompare.findings.log import WatchRemark, remark
 from accucompare.live.modules import has_setup
 from accucompare.live.values import leaves, replaced
 
-# : Random directions of each argument. With fewer, a fault in a small part of a tensor may be
-# missed; time permitting, so many are taken.
+#: Random directions of each argument. With fewer, a fault in a small part of a tensor may be
+#: missed; time permitting, so many are taken.
 _DIRECTIONS, _FEWEST = 8, 2
 #: Seconds for one form of a Function.
 SECONDS = 20.0
-# : Steps h, in units of the argument's median, in the order in which they are tried. In float64 the
-# first has 1e-8 of truncation and : 1e-12 of rounding; a forward that computes in float32 inside
-# needs a larger one, and one with kinks a smaller one.
+#: Steps h, in units of the argument's median, in the order in which they are tried. In float64 the
+#: first has 1e-8 of truncation and 1e-12 of rounding; a forward that computes in float32 inside
+#: needs a larger one, and one with kinks a smaller one.
 _STEPS = (1e-4, 1e-2, 1e-6, 1e-8)
-# : The largest relative error that passes. In float64 right ones have 1e-7 (measured), and a factor
-# of 1.001 has 1e-3.
+#: The largest relative error that passes. In float64 right ones have 1e-7 (measured), and a factor
+#: of 1.001 has 1e-3.
 _TOLERANCE = 1e-5
-# : An error is also allowed to be so many times what half the step changes: the finite differences
-# are no better than that.
+#: An error is also allowed to be so many times what half the step changes: the finite differences
+#: are no better than that.
 _NOISE = 10.0
-# : If more would have to be allowed, finite differences are too coarse to tell anything. A wrong
-# sign has 2, a factor of 1.02 has 0.02.
+#: If more would have to be allowed, finite differences are too coarse to tell anything. A wrong
+#: sign has 2, a factor of 1.02 has 0.02.
 _COARSEST = 1e-2
-# : How far inputs are moved for the second look, in units of the argument's median: beside a kink,
-# a function has a derivative.
+#: How far inputs are moved for the second look, in units of the argument's median: beside a kink,
+#: a function has a derivative.
 _BESIDE = 1e-3
 #: Two calls with the same arguments may differ by so much: sums of several threads.
 _REPEATS = 1e-9
@@ -99,7 +99,7 @@ class _Error:
         return not self.coarse and self.error > self.allowed
 
     @property
-    def measured(self) -> Remark:
+    def measured(self) -> WatchRemark:
         if not self.seen:
             return remark("independent", argument=self.argument)
         if self.missing:
@@ -165,7 +165,7 @@ def _checked(call: _Call, seconds: float) -> CheckOutcome:
     raise _UnfitError("too-coarse", argument=coarse.argument)
 
 
-def _errors(call: _Call, seconds: float) -> tuple[list[_Error], list[Remark]]:
+def _errors(call: _Call, seconds: float) -> tuple[list[_Error], list[WatchRemark]]:
     """What is found of each argument and output; and what was left out."""
     begun = time.monotonic()
     outputs = call.forward()
@@ -177,7 +177,7 @@ def _errors(call: _Call, seconds: float) -> tuple[list[_Error], list[Remark]]:
     count = int(seconds / max(4 * taken * len(names), 1e-9))
     if count < _FEWEST:
         raise _UnfitError("too-slow", seconds=taken, calls=4 * _FEWEST * len(names))
-    notes: list[Remark] = []
+    notes: list[WatchRemark] = []
     found: list[_Error] = []
     looks = [_Look(call, together, outputs, number) for number in range(min(count, _DIRECTIONS))]
     if not looks[0].differentiable:
@@ -260,7 +260,8 @@ class _Call:
         }
         args, kwargs = replaced((self._applied.args, self._applied.kwargs), {**plain, **copies})
         with torch.enable_grad():
-            result = Function.apply.__func__(self._applied.function, *args, **kwargs)  # type: ignore[attr-defined]
+            apply = Function.apply.__func__  # type: ignore[attr-defined]
+            result = apply(self._applied.function, *args, **kwargs)
         found = [value for _, value in leaves(result) if isinstance(value, torch.Tensor)]
         return [value for value in found if value.is_floating_point() or value.is_complex()]
 
@@ -361,8 +362,8 @@ def _of_argument(call: _Call, name: str, looks: Sequence[_Look]) -> list[_Error]
     return [min(each, key=lambda error: (not error.seen, error.allowed)) for each in found.values()]
 
 
-# : Of one output along one direction: by finite differences, by the backward, and how much of the
-# former is rounding.
+#: Of one output along one direction: by finite differences, by the backward, and how much of the
+#: former is rounding.
 _Slopes = tuple[float, float, float]
 
 
@@ -417,7 +418,7 @@ def _compare(pairs: Sequence[tuple[_Slopes, _Slopes]], argument: str, missing: b
     return _Error(argument, error, allowed, factor, missing)
 
 
-def _alone(call: _Call, name: str, look: _Look, notes: list[Remark]) -> list[_Error]:
+def _alone(call: _Call, name: str, look: _Look, notes: list[WatchRemark]) -> list[_Error]:
     """Whether the gradient is the same where no other is asked for."""
     where = f"{call.argument(name)} [asked for alone]"
     found: list[_Error] = []

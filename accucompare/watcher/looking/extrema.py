@@ -24,8 +24,8 @@ from accucompare.findings.log import TensorRange, number
 from accucompare.live.values import dtype_name, layout_of
 from accucompare.numbers import DTYPES, kernel
 
-# : Of a tensor's elements, at most so many are looked at for underflow: a share is then known to
-# within 2 percentage points.
+#: Of a tensor's elements, at most so many are looked at for underflow: a share is then known to
+#: within 2 percentage points.
 _SAMPLE = 4096
 #: Of so many elements the kernel finds the extrema before PyTorch has called its own.
 _SMALL = 2048

@@ -11,8 +11,8 @@ import torch
 
 from accucompare.live.autograd import NodeLines
 
-# : For so many losses computed otherwise than those before, lines are noted once more, in the step
-# after the one that shows it.
+#: For so many losses computed otherwise than those before, lines are noted once more, in the step
+#: after the one that shows it.
 _MOST_AGAIN = 8
 
 

@@ -11,8 +11,8 @@ import torch
 from accucompare.findings.log import (
     OUTSIDE,
     ModuleCall,
-    Remark,
     StepObservation,
+    WatchRemark,
     What,
     remark,
 )
@@ -95,7 +95,7 @@ class NoteListener(Listener[WatchedCall]):
         self.notes: list[Note] = []
         self.scope = Scope()
         self.errors: list[str] = []
-        self.unseen: dict[str, Remark | str] = {}
+        self.unseen: dict[str, WatchRemark | str] = {}
         self.meter = meter
         self._distributed = distributed
         self._collectives: int | None = 0  # how often this rank has talked to others
@@ -133,7 +133,7 @@ class NoteListener(Listener[WatchedCall]):
         frames = self.scope.frames and what in _WITH_FRAMES
         underflow = self.scope.underflow and what in (What.ENDED, What.GRADIENT)
         extrema: list[tuple[str, str, Extrema]] = []
-        hidden: list[Remark | str] = []
+        hidden: list[WatchRemark | str] = []
         look = self.meter.look
         for role, path, value in parts:
             if (each := look(value, frames, underflow)) is not None:

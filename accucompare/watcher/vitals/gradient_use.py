@@ -4,6 +4,8 @@ checklist.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -12,8 +14,8 @@ import torch
 from accucompare.live.autograd import Parameter, gradient_state
 from accucompare.watcher.looking import Extrema, Meter
 
-# : Of gradients that were written into, so many of the smallest are looked at, whether they are
-# zero now.
+#: Of gradients that were written into, so many of the smallest are looked at, whether they are
+#: zero now.
 _FEW = 3
 
 
@@ -145,3 +147,18 @@ class GradientUse:
         """A step is over."""
         self._thrown = []
         self.clipped = self.clipped_behind = False
+
+
+def has_limit(clipping: str) -> bool:
+    """Whether the running function of this name clips by a finite limit; with none, it only gives
+    the norm.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != clipping:
+        frame = frame.f_back
+    limits = (
+        [frame.f_locals.get(name) for name in ("max_norm", "clip_value")]
+        if frame is not None
+        else []
+    )
+    return any(isinstance(limit, (int, float)) and math.isfinite(limit) for limit in limits)

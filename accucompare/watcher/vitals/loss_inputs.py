@@ -17,8 +17,8 @@ from accucompare.findings.log import Labels, LossInput, number
 from accucompare.live.autograd import ACCUMULATES, PASSING_ON
 from accucompare.watcher.looking import Extrema, Meter
 
-# : Functions that take logits or logarithms, by their node; where the prediction is, is their first
-# edge.
+#: Functions that take logits or logarithms, by their node; where the prediction is, is their first
+#: edge.
 _TAKING = {
     "LogSoftmaxBackward0": "cross_entropy",
     "BinaryCrossEntropyWithLogitsBackward0": "binary_cross_entropy_with_logits",
@@ -63,8 +63,8 @@ _ADDING = ("UnsqueezeBackward0", "ViewBackward0", "ReshapeAliasBackward0", "Unsa
 #: So many nodes behind logits lies the weight whose rows the classes are.
 _BEHIND = 12
 _PASSED = 10
-# : Of up to so many classes it is noted which are there: as bits, they are a whole number that
-# float32 holds.
+#: Of up to so many classes it is noted which are there: as bits, they are a whole number that
+#: float32 holds.
 _BITS = 24
 
 

@@ -5,34 +5,27 @@ device with the watch, not by itself.
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 import re
-import sys
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from accucompare.findings.log import (
     LoadedBatch,
     Lookup,
     LossInput,
-    Narrowed,
     Number,
     Targets,
     TrainingSetup,
     Vitals,
-    What,
     number,
 )
 from accucompare.live.autograd import (
     Observer,
-    Parameter,
-    gradient_state,
     observe_backward,
     observe_backward_no_more,
 )
@@ -41,7 +34,13 @@ from accucompare.live.operators import entrances
 from accucompare.live.values import dtype_name, leaves
 from accucompare.watcher.looking import Extrema, Meter, Watcher, has_memory
 from accucompare.watcher.vitals.batches import GivenTensor, look_at_batch
-from accucompare.watcher.vitals.gradient_use import GradientUse
+from accucompare.watcher.vitals.from_notes import (
+    first_entered,
+    first_outputs,
+    has_matrix,
+    narrowed_inputs,
+)
+from accucompare.watcher.vitals.gradient_use import GradientUse, has_limit
 from accucompare.watcher.vitals.loaders import Loaders
 from accucompare.watcher.vitals.loss_inputs import LabelsOf, look_at_labels, loss_inputs
 from accucompare.watcher.vitals.losses import CrossEntropy, cross_entropy_of, loss_of, nodes_near
@@ -51,6 +50,7 @@ from accucompare.watcher.vitals.setup import (
     is_switched,
     states_of_generators,
 )
+from accucompare.watcher.vitals.stale_gradients import StaleGradients
 from accucompare.watcher.vitals.update_vitals import UpdateVitals, applied_by
 
 #: Classes that cut off what is below zero, or nearly.
@@ -58,16 +58,10 @@ _CUTTING = re.compile(
     r"^(ReLU6?|(New|Fast|Quick)?GELU(Activation)?|GELUTanh|SiLU(Activation)?|Swish)$"
 )
 _RUNNING = ("running_mean", "running_var")
-#: How many frozen parameters with a gradient, and how many inputs in a type too narrow, are named.
+#: How many frozen parameters with a gradient are named.
 _FEW = 8
 #: Of an embedding, the ids of so many calls in one step are looked at.
 _MOST_LOOKUPS = 16
-#: Names of inputs that are positions or ids.
-_COUNTED = re.compile(
-    r"position|time_?steps?$|(^|[._])ids?$|_ids$|(^|[._])(index|indices)$", re.IGNORECASE
-)
-#: Up to here a type holds all whole numbers.
-_WHOLE = {"bfloat16": 256, "float16": 2048}
 
 
 class VitalSigns:
@@ -121,7 +115,7 @@ class VitalSigns:
             for name, module in modules.named.items()
             if isinstance(module, nn.Embedding)
         }
-        self._matrices = {name for name, module in modules.named.items() if _has_matrix(module)}
+        self._matrices = {name for name, module in modules.named.items() if has_matrix(module)}
         self._use = GradientUse(watcher.gradients.parameters, watcher.meter)
         self._clippings = [
             (*place, functools.partial(self._clipping, callers))
@@ -135,12 +129,7 @@ class VitalSigns:
         self._alive: dict[
             str, torch.Tensor
         ] = {}  # by module: which of its units have given something above zero
-        self._states: dict[
-            int, tuple[int, int]
-        ] = {}  # by a parameter's id: its gradient as the last update or backward left it
-        self._stale: dict[
-            int, tuple[Extrema, ...]
-        ] = {}  # by id, those whose gradient the last update had used, when a backward began
+        self._stale = StaleGradients(watcher.gradients.parameters, watcher.meter)
         self._loaders = Loaders()
         self._observer = Observer(self._begins, self._ends)
         self._handle: Any = None
@@ -155,7 +144,7 @@ class VitalSigns:
         self._given: list[GivenTensor] = []
         self._losses: list[Extrema] = []
         self._entropy: CrossEntropy | None = None
-        self._kept: tuple[int, list[Extrema]] = (0, [])
+        self._stale.next_step()
         self._evaluated: int | None = None
         self._trained_without = 0
         self._loaded: LoadedBatch | None = None
@@ -335,16 +324,7 @@ class VitalSigns:
     def _backward_begins(self, roots: Any) -> None:
         gradients = self._watcher.gradients
         self._use.backward_begins()
-        same = [each for each in gradients.parameters if self._is_as_it_was(each)]
-        self._states = {id(each.tensor): self._states[id(each.tensor)] for each in same}
-        new = sorted(
-            (each for each in same if id(each.tensor) not in self._stale),
-            key=lambda each: each.tensor.numel(),
-        )
-        smallest = [each.tensor.grad for each in new[:3] if each.tensor.grad is not None]
-        norms = self._meter.norm(smallest)  # zero, if they were set to zero past autograd
-        self._stale = {key: self._stale[key] for key in self._states if key in self._stale}
-        self._stale |= {id(each.tensor): tuple(norms) for each in new}
+        self._stale.backward_begins()
         root = loss_of(roots)
         if root is not None:
             loss = self._meter.later(root.detach().clone().reshape(()))
@@ -357,11 +337,6 @@ class VitalSigns:
             look_at_labels(nodes_near(root.grad_fn), self._meter, self._own, self._labels)
             if self._closely:
                 self._loss_inputs |= dict.fromkeys(loss_inputs(nodes_near(root.grad_fn)))
-
-    def _is_as_it_was(self, parameter: Parameter) -> bool:
-        return parameter.tensor.grad is not None and gradient_state(
-            parameter.tensor
-        ) == self._states.get(id(parameter.tensor))
 
     def _ends(self, given: Any) -> None:
         if not in_backward():
@@ -376,16 +351,12 @@ class VitalSigns:
             self._use.backward_ended()
         elif root is not None:
             self._elsewhere += 1
-        self._states |= {
-            id(each.tensor): gradient_state(each.tensor)
-            for each in gradients.parameters
-            if id(each.tensor) in self._states
-        }
+        self._stale.backward_ends()
 
     def _clipping(
         self, callers: Collection[str], caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if caller in callers and _has_limit(caller):
+        if caller in callers and has_limit(caller):
             self._guarded(self._use.clips, {id(grad) for _, grad in leaves(args)})
 
     def before_update(self, optimizer: Any) -> None:
@@ -408,14 +379,7 @@ class VitalSigns:
             if id(each.tensor) in held and each.tensor.grad is not None
         ]
         self._frozen |= {each.name: None for each in ours if not each.tensor.requires_grad}
-        kept = [
-            each.tensor
-            for each in ours
-            if id(each.tensor) in self._stale
-            and id(each.tensor.grad) == self._states[id(each.tensor)][0]
-        ]
-        if kept and not self._kept[0]:
-            self._kept = len(kept), [norm for tensor in kept for norm in self._stale[id(tensor)]]
+        self._stale.update_begins(ours)
         self._updates.begin(
             optimizer, self._watcher.gradients.parameters, self._meter, self._closely
         )
@@ -432,9 +396,7 @@ class VitalSigns:
         ours = [
             each for each in parameters if id(each.tensor) in held and each.tensor.grad is not None
         ]
-        self._states = {key: state for key, state in self._states.items() if key not in held}
-        self._states |= {id(each.tensor): gradient_state(each.tensor) for each in ours}
-        self._stale = {key: norms for key, norms in self._stale.items() if key not in held}
+        self._stale.update_ended(held, ours)
 
     @property
     def losses(self) -> list[float]:
@@ -483,9 +445,8 @@ class VitalSigns:
         found.append(self._vitals(scale, died))
 
     def _vitals(self, scale: float | None, died: bool) -> Vitals:
-        updates, divisor = self._updates, scale or 1.0
+        updates, divisor, notes = self._updates, scale or 1.0, self._watcher.notes
         norm, at_update, grown = self._norms(divisor)
-        count, kept = self._kept
         losses = [extrema.low / divisor for extrema in self._losses]
         return Vitals(
             self._watcher.step,
@@ -498,7 +459,7 @@ class VitalSigns:
             norm=norm,
             norm_at_update=at_update,
             scale=scale,
-            kept=count if updates.count and any(extrema.low > 0 for extrema in kept) else 0,
+            kept=self._stale.kept if updates.count else 0,
             schedulers=updates.applied,
             given=[given.read() for given in self._given],
             targets=self._targets(died),
@@ -508,14 +469,14 @@ class VitalSigns:
             grown=grown,
             drawn=list(self._drawn),
             drawn_between=list(self._drawn_between),
-            narrowed=self._narrowed() if self._closely else [],
+            narrowed=narrowed_inputs(notes, self._named) if self._closely else [],
             frozen=list(self._frozen)[:_FEW],
             layers=self._layers(divisor) if self._closely else {},
             idle={name: each.low for name, each in self._idle.items()},
             buffers={
                 name: (number(each.low), number(each.high)) for name, each in self._buffers.items()
             },
-            outputs=self._outputs() if self._closely else {},
+            outputs=first_outputs(notes, self._owners) if self._closely else {},
             died=died,
             elsewhere=self._elsewhere,
             losses=list(self._loss_inputs),
@@ -523,7 +484,7 @@ class VitalSigns:
                 read for name, each in self._labels.items() if (read := each.read(name)) is not None
             ],
             lookups=[self._lookup(name, ids) for name, ids in self._lookups.items()],
-            entered=self._entered() if self._closely else None,
+            entered=first_entered(notes, self._matrices) if self._closely else None,
             thrown=self._use.thrown(),
             clipped=self._use.clipped,
             clipped_behind=self._use.clipped_behind,
@@ -552,18 +513,6 @@ class VitalSigns:
     def _lookup(self, name: str, ids: list[Extrema]) -> Lookup:
         low, high = min(each.low for each in ids), max(each.high for each in ids)
         return Lookup(name, self._tables[name].num_embeddings, number(low), number(high))
-
-    def _entered(self) -> tuple[str, Number, Number] | None:
-        """What the first module with a matrix was given first."""
-        for note in self._watcher.notes:
-            if note.what is What.BEGAN and note.place.name in self._matrices:
-                extrema = next((each for role, _, each in note.parts if role == "input"), None)
-                return (
-                    None
-                    if extrema is None
-                    else (note.place.name, number(extrema.low), number(extrema.high))
-                )
-        return None
 
     def _norms(
         self, divisor: float
@@ -597,43 +546,6 @@ class VitalSigns:
         grads = [number(norms[name].low / divisor) if name in norms else None for name in names]
         return {**({"grad": grads} if norms else {}), **self._updates.layers(names)}
 
-    def _outputs(self) -> dict[str, tuple[Number, Number]]:
-        """Of each module with parameters, the extrema of the first tensor that its first call in
-        the step gave.
-
-        Not of one number: it is its own smallest and largest.
-        """
-        found: dict[str, tuple[Number, Number]] = {}
-        for note in self._watcher.notes:
-            if (
-                note.what is What.ENDED
-                and note.place.name in self._owners
-                and note.parts
-                and note.place.name not in found
-            ):
-                extrema = note.parts[0][2]
-                if math.prod(extrema.shape) < 2:
-                    continue
-                found[note.place.name] = number(extrema.low), number(extrema.high)
-        return found
-
-    def _narrowed(self) -> list[Narrowed]:
-        """Positions and ids that modules were given in half types, beyond the whole numbers that
-        these hold one by one.
-        """
-        found = []
-        for note in self._watcher.notes:
-            for role, path, extrema in note.parts if note.what is What.BEGAN else ():
-                limit = _WHOLE.get(extrema.dtype)
-                if limit is None or role != "input" or not limit < extrema.high < math.inf:
-                    continue
-                name = _name_of_argument(type(self._named[note.place.name]).forward, path)
-                if _COUNTED.search(name):
-                    found.append(
-                        Narrowed(note.place.name, name, extrema.dtype, number(extrema.high))
-                    )
-        return found[:_FEW]
-
     def final_weights(self) -> list[Number | None]:
         """The norms of all weights when the watch ends; none if nothing was looked at. It waits for
         the device, once.
@@ -659,52 +571,6 @@ class VitalSigns:
 
 def _is_trained(module: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters())
-
-
-def _has_matrix(module: nn.Module) -> bool:
-    """Whether a module multiplies what it is given by a matrix, as no embedding and no norm
-    does."""
-    weight = next(
-        (each for name, each in module._parameters.items() if name == "weight"), None
-    )  # a scripted module has no get()
-    return (
-        weight is not None
-        and not is_lazy(weight)
-        and weight.dim() > 1
-        and not isinstance(module, nn.Embedding)
-    )
-
-
-def _has_limit(clipping: str) -> bool:
-    """Whether the running function of this name clips by a finite limit; with none, it only gives
-    the norm.
-    """
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != clipping:
-        frame = frame.f_back
-    limits = (
-        [frame.f_locals.get(name) for name in ("max_norm", "clip_value")]
-        if frame is not None
-        else []
-    )
-    return any(isinstance(limit, (int, float)) and math.isfinite(limit) for limit in limits)
-
-
-@functools.cache
-def _name_of_argument(forward: Any, path: str) -> str:
-    """The name of an argument that ``forward`` is given by position."""
-    first, dot, rest = path.partition(".")
-    if not first.isdigit():
-        return path
-    try:
-        names = [
-            each.name
-            for each in inspect.signature(forward).parameters.values()
-            if each.kind is each.POSITIONAL_OR_KEYWORD
-        ]
-    except (TypeError, ValueError):  # of a function that is not Python's
-        return path
-    return names[int(first) + 1] + dot + rest if int(first) + 1 < len(names) else path
 
 
 def _differing(before: tuple[Any, Any], after: tuple[Any, Any]) -> dict[str, None]:

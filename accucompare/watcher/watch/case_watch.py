@@ -10,7 +10,7 @@ from accucompare.asked import Arithmetic, Loop
 from accucompare.case import Case
 from accucompare.devices import DeviceName, backend, explain, open_device
 from accucompare.errors import AccucompareError, CaptureError, NonFiniteError, WatchEndedError
-from accucompare.findings.log import Finding, Remark, remark
+from accucompare.findings.log import Finding, WatchRemark, remark
 from accucompare.live.modules import arguments_of
 from accucompare.live.numerics import Numerics
 from accucompare.recorder.session import Casting, build, moved, telling_exits
@@ -114,7 +114,7 @@ def watch_case(
     return [] if watch is None else watch.findings
 
 
-def _notes(case: Case, device: str, options: WatchOptions) -> Iterator[Remark]:
+def _notes(case: Case, device: str, options: WatchOptions) -> Iterator[WatchRemark]:
     """What was asked for and is not possible here."""
     if case.loss is None:
         yield remark("forward-only")

@@ -13,7 +13,7 @@ from accucompare.findings.log import (
     AlertKind,
     Log,
     ModuleCall,
-    Remark,
+    WatchRemark,
     What,
     near_the_limit,
     number,
@@ -26,8 +26,8 @@ _LOGGER = logging.getLogger("accucompare.watch")
 
 #: From this share of subnormal gradients on there is a warning: a few are so in sound runs.
 _UNDERFLOW = 0.1
-# : Types in which what is subnormal is not small beyond use, as it is in those with an exponent of
-# eight bits.
+#: Types in which what is subnormal is not small beyond use, as it is in those with an exponent of
+#: eight bits.
 _NARROW = ("float16", "float8")
 
 
@@ -115,7 +115,7 @@ class Lookout:
     def warn(
         self,
         kind: AlertKind,
-        text: Remark,
+        text: WatchRemark,
         step: int,
         place: ModuleCall | None = None,
         value: float | None = None,
@@ -146,7 +146,7 @@ class Lookout:
         )
         self.log(step, text)
 
-    def log(self, step: int, text: Remark | str) -> None:
+    def log(self, step: int, text: WatchRemark | str) -> None:
         """Warn by ``logging`` alone."""
         if not self._quiet:
             _LOGGER.warning("step %d: %s", step, said(text))

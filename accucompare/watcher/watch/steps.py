@@ -24,10 +24,10 @@ from accucompare.findings.log import (
     Log,
     ModuleCall,
     Number,
-    Remark,
     ScaleChange,
     Step,
     WatchLimits,
+    WatchRemark,
     WatchStart,
     What,
     log_path,
@@ -49,11 +49,11 @@ from accucompare.watcher.watch.reporting import Reporter
 from accucompare.watcher.watch.step_end import Reader
 from accucompare.watcher.watch_options import WatchOptions
 
-# : From so many outermost calls in a step on, the flags are read early, and those that were clean
-# are forgotten.
+#: From so many outermost calls in a step on, the flags are read early, and those that were clean
+#: are forgotten.
 _READ_EARLY = 4
-# : A step without an end has at most so many observations before they are dropped, if nothing was
-# found.
+#: A step without an end has at most so many observations before they are dropped, if nothing was
+#: found.
 _MOST_NOTED = 100_000
 #: Look for underflow in every n-th watched step.
 _UNDERFLOW_EVERY = 10
@@ -195,7 +195,7 @@ class Watch:
                 f" {self._log.path}"
             )
 
-    def say(self, text: Remark) -> None:
+    def say(self, text: WatchRemark) -> None:
         """Write a remark into the log."""
         self._log.write(Alert(AlertKind.NOTE, text, self._watcher.step))
 
@@ -601,7 +601,7 @@ class Watch:
             raise error
 
     def _end(
-        self, ending: Ending, reason: Remark | str = "", state: str = "", error: str = ""
+        self, ending: Ending, reason: WatchRemark | str = "", state: str = "", error: str = ""
     ) -> None:
         if self._ended:
             return

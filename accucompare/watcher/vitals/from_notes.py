@@ -1,0 +1,104 @@
+"""What the checklist takes of the calls of a step, as the watch has noted them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from accucompare.findings.log import Narrowed, Number, What, number
+from accucompare.watcher.looking import Note
+
+#: How many inputs in a type too narrow are named.
+_FEW = 8
+#: Names of inputs that are positions or ids.
+_COUNTED = re.compile(
+    r"position|time_?steps?$|(^|[._])ids?$|_ids$|(^|[._])(index|indices)$", re.IGNORECASE
+)
+#: Up to here a type holds all whole numbers.
+_WHOLE = {"bfloat16": 256, "float16": 2048}
+
+
+def has_matrix(module: nn.Module) -> bool:
+    """Whether a module multiplies what it is given by a matrix, as no embedding and no norm
+    does."""
+    weight = next(
+        (each for name, each in module._parameters.items() if name == "weight"), None
+    )  # a scripted module has no get()
+    return (
+        weight is not None
+        and not is_lazy(weight)
+        and weight.dim() > 1
+        and not isinstance(module, nn.Embedding)
+    )
+
+
+def first_entered(
+    notes: Sequence[Note], matrices: Collection[str]
+) -> tuple[str, Number, Number] | None:
+    """What the first of these modules was given first: its smallest and its largest value."""
+    for note in notes:
+        if note.what is What.BEGAN and note.place.name in matrices:
+            extrema = next((each for role, _, each in note.parts if role == "input"), None)
+            return (
+                None
+                if extrema is None
+                else (note.place.name, number(extrema.low), number(extrema.high))
+            )
+    return None
+
+
+def first_outputs(
+    notes: Sequence[Note], owners: Collection[str]
+) -> dict[str, tuple[Number, Number]]:
+    """Of each of these modules, the extrema of the first tensor that its first call gave.
+
+    Not of one number: it is its own smallest and largest.
+    """
+    found: dict[str, tuple[Number, Number]] = {}
+    for note in notes:
+        name = note.place.name
+        if note.what is What.ENDED and name in owners and note.parts and name not in found:
+            extrema = note.parts[0][2]
+            if math.prod(extrema.shape) > 1:
+                found[name] = number(extrema.low), number(extrema.high)
+    return found
+
+
+def narrowed_inputs(notes: Sequence[Note], named: Mapping[str, nn.Module]) -> list[Narrowed]:
+    """Positions and ids that modules were given in half types, beyond the whole numbers that these
+    hold one by one; the first few.
+    """
+    found = []
+    for note in notes:
+        for role, path, extrema in note.parts if note.what is What.BEGAN else ():
+            limit = _WHOLE.get(extrema.dtype)
+            if limit is None or role != "input" or not limit < extrema.high < math.inf:
+                continue
+            name = _name_of_argument(type(named[note.place.name]).forward, path)
+            if _COUNTED.search(name):
+                found.append(Narrowed(note.place.name, name, extrema.dtype, number(extrema.high)))
+    return found[:_FEW]
+
+
+@functools.cache
+def _name_of_argument(forward: Any, path: str) -> str:
+    """The name of an argument that ``forward`` is given by position."""
+    first, dot, rest = path.partition(".")
+    if not first.isdigit():
+        return path
+    try:
+        names = [
+            each.name
+            for each in inspect.signature(forward).parameters.values()
+            if each.kind is each.POSITIONAL_OR_KEYWORD
+        ]
+    except (TypeError, ValueError):  # of a function that is not Python's
+        return path
+    return names[int(first) + 1] + dot + rest if int(first) + 1 < len(names) else path

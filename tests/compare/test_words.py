@@ -1,0 +1,72 @@
+"""No English is made in ``compare/``: facts are fields, and ``report.words`` says them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+COMPARE = Path(__file__).parent.parent.parent / "accucompare" / "compare"
+
+FILES = sorted(COMPARE.rglob("*.py"))
+
+#: Files and functions that make words, and why.
+EXCEPTIONS = {
+    "marginals": "the shape of an error is still put into words where it is found",
+    "patterns": "the same",
+    "transforms": "the same",
+    "cluster": "errors of a cluster, and the names of its tasks",
+    "worker": "the same",
+    "baseline.check_baseline": "parts of an error",
+    "baseline.check_dtypes": "parts of an error",
+    "sample.Sample.share": "a part of the shape of an error",
+    "sequences._sequences": "a token that no line of a sequence equals",
+    "renames.advice": "words of an error that the recorder raises",
+    "limits.SmallestLimit.__str__": "a limit as it is given, with its name",
+    "rows.Row.__repr__": "for whoever debugs",
+    "acceptance": "the title of a standard, as its authors write it",
+    "suggest": "a command, and the words of an example",
+}
+
+#: Two words or more.
+_WORDS = re.compile(r"[A-Za-z']{2,}[,;:]? [A-Za-z']{2,}")
+
+
+def _said(node: ast.AST, place: str) -> Iterator[tuple[str, str]]:
+    """The texts of several words in a tree, each with the function around it, without docstrings,
+    errors and values of Enums."""
+    for child in ast.iter_child_nodes(node):
+        inner = place
+        if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
+            inner = f"{place}.{child.name}"
+        if isinstance(child, ast.Raise) or (
+            isinstance(child, ast.Call) and ast.unparse(child.func).endswith("Error")
+        ):
+            continue
+        if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
+            continue
+        if isinstance(child, ast.ClassDef) and any("Enum" in ast.unparse(b) for b in child.bases):
+            continue
+        if isinstance(child, ast.JoinedStr):
+            text = "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "{}" for part in child.values
+            )
+            yield inner, text
+            continue
+        if isinstance(child, ast.Constant) and isinstance(child.value, str):
+            yield inner, child.value
+        yield from _said(child, inner)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(COMPARE)))
+def test_no_words_are_made_where_facts_are_found(file: Path) -> None:
+    said = {
+        (place, text)
+        for place, text in _said(ast.parse(file.read_text()), file.stem)
+        if _WORDS.search(text)
+        and not any(place == listed or place.startswith(f"{listed}.") for listed in EXCEPTIONS)
+    }
+    assert said == set()
