@@ -21,8 +21,8 @@ import accucompare as ac
 from accucompare.api import Comparison
 from accucompare.bundle.format.records import TRAINING_ROLES, UPDATE_ROLES, Record, Role
 from accucompare.bundle.reading.reader import Bundle, open_bundle
+from accucompare.compare.origins import parameter_of
 from accucompare.compare.origins.sites import Culprit, Stage
-from accucompare.compare.origins.training_trace import parameter_of
 from accucompare.compare.rows.rows import Row, Status
 from accucompare.report.words import culprit_place
 from planted.faults_alone import ROUNDOFF

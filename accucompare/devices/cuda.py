@@ -40,8 +40,7 @@ class Cuda(Streams):
         try:
             device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
             torch.cuda.set_device(device)
-        except RuntimeError as error:
-            # it is busy in exclusive mode, or out of memory: the first of many lines says which
+        except RuntimeError as error:  # busy, out of memory; its first line says which
             raise DeviceError(
                 f"--device cuda: the GPU cannot be opened ({str(error).partition(chr(10))[0]}); see"
                 " `nvidia-smi`"
@@ -99,7 +98,8 @@ class Cuda(Streams):
         torch.cuda.synchronize(device)
 
 
-#: A user of TF32: what holds its ``allow_tf32``, and its ``fp32_precision``, torch 2.9's successor.
+#: Whose TF32 it is: what holds ``allow_tf32``, and what holds ``fp32_precision``, which torch 2.9
+#: puts in its place.
 _Family = tuple[Any, Callable[[], tuple[Any, ...]]]
 _MATMUL: _Family = (torch.backends.cuda.matmul, lambda: (torch.backends.cuda.matmul,))
 _CUDNN: _Family = (

@@ -33,15 +33,15 @@ ENVIRONMENT = {
     "TORCH_TRANSFER_TO_NPU": "1 turns every cuda into npu",
 }
 
-#: Beginnings of the names of variables by which libraries choose kernels, precisions, devices and
-#: the order of sums.
+#: How the names of variables begin by which libraries choose kernels, precisions, devices and the
+#: order of sums.
 _OF_LIBRARIES = re.compile(
-    "TORCH_|TORCHINDUCTOR_|PYTORCH_|ATEN_|"
-    "CUDA_|CUBLAS|CUDNN_|NVIDIA_TF32|NCCL_|NVTE_|ROCM_|HIP_|HSA_|MIOPEN_|ROCBLAS_|HIPBLASLT_|"
-    "ASCEND_|HCCL_|NPU_|ACL_|INF_NAN_MODE_|TASK_QUEUE_ENABLE|"
-    "OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|BLIS_|ONEDNN_|DNNL_|TRITON_|XLA_|JAX_|"
-    "TRANSFORMERS_|DIFFUSERS_|HF_|FLASH_ATTENTION|FLASH_ATTN|XFORMERS_|VLLM_|"
-    "DEEPSPEED_|DS_|MEGATRON_|BITSANDBYTES_|BNB_|USE_"
+    "TORCH_|TORCHINDUCTOR_|PYTORCH_|ATEN_|TRITON_|XLA_|JAX_"
+    "|CUDA_|CUBLAS|CUDNN_|NVIDIA_TF32|NCCL_|NVTE_|ROCM_|HIP_|HSA_|MIOPEN_|ROCBLAS_|HIPBLASLT_"
+    "|ASCEND_|HCCL_|NPU_|ACL_|INF_NAN_MODE_|TASK_QUEUE_ENABLE"
+    "|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|BLIS_|ONEDNN_|DNNL_"
+    "|TRANSFORMERS_|DIFFUSERS_|HF_|FLASH_ATTENTION|FLASH_ATTN|XFORMERS_|VLLM_|DEEPSPEED_|DS_"
+    "|MEGATRON_|BITSANDBYTES_|BNB_|USE_"
 )
 #: Where programs and caches are, and whose: no number depends on them. torch reads or sets some in
 #: one run and not in the next.
