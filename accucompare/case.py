@@ -69,9 +69,8 @@ def load_case(target: str | None) -> tuple[Case, str]:
     target = target or _default_target()
     source, _, name = target.partition(":")
     name = name or "case"
-    if os.path.isdir(source) and not os.path.exists(
-        f"{source}/__init__.py"
-    ):  # which Python would import as a package without code
+    # which Python would import as a package without code
+    if os.path.isdir(source) and not os.path.exists(f"{source}/__init__.py"):
         raise CaseError(
             f"{target}: is a directory; name the file in it, as in {source.rstrip('/')}/model.py"
         )
@@ -137,11 +136,12 @@ def _default_target() -> str:
                     .get("accucompare", {})
                     .get("case")
                 )
+            # AttributeError: one of the tables is no table
             except (
                 OSError,
                 ValueError,
                 AttributeError,
-            ) as error:  # AttributeError: one of the tables is no table
+            ) as error:
                 raise CaseError(f"{project}: cannot be read ({error})") from None
             if target is not None:
                 if not isinstance(target, str):

@@ -224,9 +224,8 @@ def run(architecture: str, setup: str, most: int, pairs: bool) -> dict[str, list
     with tempfile.TemporaryDirectory(prefix="accucompare-faults-") as folder:
         bench = Bench(architecture, setup, Path(folder))
         faults = bench.faults(most) if bench.how.planted else []
-        orders = list(ORDERS)[
-            :-1
-        ]  # another number of threads changes nothing in models as small as these
+        # another number of threads changes nothing in models as small as these
+        orders = list(ORDERS)[:-1]
         trials = [
             bench.try_fault(fault, orders[count % len(orders)])
             for count, fault in enumerate(faults)

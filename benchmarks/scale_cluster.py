@@ -105,9 +105,8 @@ def _one(golden: str, candidate: str, cluster: str) -> None:
     from accucompare.compare.cluster.cluster import open_cluster
 
     work = ac.Work(cluster=cluster) if cluster else ac.Work(workers=WORKERS)
-    with (
-        open_cluster(cluster) if cluster else contextlib.nullcontext()
-    ):  # the first connection imports a good part of Dask
+    # the first connection imports a good part of Dask
+    with open_cluster(cluster) if cluster else contextlib.nullcontext():
         pass
     began = time.perf_counter()
     comparison = ac.diff(golden, candidate, work=work)

@@ -55,9 +55,8 @@ def _of_buffer(name: str, own: str, kind: str, wrong: _Wrong) -> TrainingFault:
                 buffer = module.get_buffer(own)
                 before = buffer.detach().clone()
                 output = forward(*args, **kwargs)
-                buffer.data.copy_(
-                    wrong(before.double(), buffer.double())
-                )  # .data: a batch norm keeps its statistics for the backward
+                # .data: a batch norm keeps its statistics for the backward
+                buffer.data.copy_(wrong(before.double(), buffer.double()))
                 return output
 
             return faulty

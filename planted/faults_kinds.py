@@ -198,9 +198,8 @@ def _in_weight(change: Change) -> Plant:
     def plant(module: nn.Module, size: float, calls: int) -> None:
         weight = module.weight
         assert isinstance(weight, torch.Tensor)
-        module.weight = nn.Parameter(
-            change(weight, size), requires_grad=False
-        )  # a tied one stays right elsewhere
+        # a tied one stays right elsewhere
+        module.weight = nn.Parameter(change(weight, size), requires_grad=False)
 
     return plant
 

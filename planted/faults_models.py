@@ -233,9 +233,8 @@ def _liven(model: nn.Module) -> None:
     change nothing."""
     with torch.no_grad():
         for name, tensor in model.named_parameters():
-            if name.endswith(
-                ("A_log", ".D", "dt_proj.bias")
-            ):  # of a state-space model; their values are its design
+            # of a state-space model; their values are its design
+            if name.endswith(("A_log", ".D", "dt_proj.bias")):
                 continue
             if tensor.ndim < 2:
                 scale = name.endswith("layer_scale_parameter")
@@ -246,9 +245,8 @@ def _liven(model: nn.Module) -> None:
                 "embed" in name or "shared" in name or name.endswith((".wte.weight", ".wpe.weight"))
             ):
                 tensor.normal_(std=0.5 if tensor.ndim < 4 else 1 / math.sqrt(tensor[0].numel()))
-            elif (
-                name.endswith((".c_attn.weight", ".c_proj.weight")) or ".mlp.c_" in name
-            ):  # GPT-2 keeps them transposed
+            # GPT-2 keeps them transposed
+            elif name.endswith((".c_attn.weight", ".c_proj.weight")) or ".mlp.c_" in name:
                 tensor.normal_(std=1 / math.sqrt(tensor.shape[0]))
             else:
                 rows = (

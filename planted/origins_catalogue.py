@@ -174,9 +174,8 @@ def _matmul(subject: Subject) -> Right:
 def _autocast_half(subject: Subject) -> Right:
     _enlarge(subject, 1e5)
     subject.autocast = torch.float16
-    return Right(
-        subject.at.linear, (*UP, *DOWN, *NAN)
-    )  # the weight alone is Inf in float16, and times 0 that is NaN
+    # the weight alone is Inf in float16, and times 0 that is NaN
+    return Right(subject.at.linear, (*UP, *DOWN, *NAN))
 
 
 @origin("overflow under autocast(bfloat16)", "float32", why="autocast is tried on float32")
@@ -325,9 +324,8 @@ def masked(subject: Subject) -> torch.Tensor:
             .triu(1)
             .repeat(batch, 1, 1, 1)
         )
-    mask = torch.zeros(
-        batch, 1, 1, length, dtype=subject.dtype
-    )  # T5 takes it for the decoder's attention to the encoder, too
+    # T5 takes it for the decoder's attention to the encoder, too
+    mask = torch.zeros(batch, 1, 1, length, dtype=subject.dtype)
     mask[1, ..., -5:] = -torch.inf
     return mask
 

@@ -124,9 +124,8 @@ class SqrtGradient(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate = torch.ones_like(x)
         gate[..., 0] = 0
-        return (
-            torch.sqrt(x.abs() * gate) * 1
-        )  # a root's own result must not be written over by the next module
+        # a root's own result must not be written over by the next module
+        return torch.sqrt(x.abs() * gate) * 1
 
 
 class WhereGradient(nn.Module):

@@ -125,9 +125,8 @@ def left_by(model: nn.Module) -> Iterator[TrainingFault]:
     """Faults of what a step leaves behind: in buffers, between updates, and gradients and updates
     that are missing.
     """
-    trained = {
-        name for name, parameter in model.named_parameters() if parameter.requires_grad
-    }  # tied ones by their first names
+    # tied ones by their first names
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for name, module in model.named_modules():
         yield from faults_in(name, module)
         if _is_linear(module):

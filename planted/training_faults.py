@@ -309,9 +309,10 @@ def wrong_update(kind: str) -> Iterator[None]:
             kwargs["weight_decay"] = fault.get("weight_decay_of_others", 0.0)
         for step in steps:
             step += fault.get("steps", 0)
+        # 1 - beta ** 1e6 is 1
         counted = (
             [torch.full_like(step, 1e6) for step in steps] if "uncorrected" in fault else steps
-        )  # 1 - beta ** 1e6 is 1
+        )
         original(params, grads, exp_avgs, exp_avg_sqs, maxima, counted, *args, **kwargs)
         for step in steps if "uncorrected" in fault else ():
             step += 1

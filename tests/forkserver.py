@@ -211,10 +211,11 @@ def become(
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(variables)
+    # what they remember of the server's environment
     for name in (
         "simnpu.switches",
         "simnpu.faults",
-    ):  # what they remember of the server's environment
+    ):
         for function in vars(sys.modules.get(name, ModuleType(name))).values():
             with suppress(AttributeError):
                 function.cache_clear()
@@ -246,9 +247,8 @@ def _server() -> Forkserver:
     """
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     with suppress(RuntimeError):  # there is no simulated NPU here
-        variables["LD_LIBRARY_PATH"] = _with_npu()[
-            "LD_LIBRARY_PATH"
-        ]  # which is read once, when a process starts
+        # which is read once, when a process starts
+        variables["LD_LIBRARY_PATH"] = _with_npu()["LD_LIBRARY_PATH"]
     return Forkserver(variables, MODULES + MODELS)
 
 

@@ -200,9 +200,8 @@ def test_differences_give_exit_code_1_and_name_the_first_divergence(folder: Path
     done = cli("diff", folder / "golden", folder / "faulty")
     assert done.returncode == 1
     assert "FAIL" in done.stdout
-    assert (
-        "different: (root) (glue, before drop), x limit" in done.stdout
-    )  # up's output agrees; the factor is the root's own code
+    # up's output agrees; the factor is the root's own code
+    assert "different: (root) (glue, before drop), x limit" in done.stdout
     assert "glue" in done.stdout
 
 

@@ -196,9 +196,8 @@ def test_a_huge_shape_takes_no_memory(here: Path) -> None:
     replace_member(here, npy_header("(1000000, 1000000)") + bytes(32))
     set_fields(here / "candidate", 1, shape=[1_000_000, 1_000_000])
     shutil.rmtree(here / "golden")
-    shutil.copytree(
-        here / "candidate", here / "golden"
-    )  # or it would be said that the shapes differ, without a look at the data
+    # or it would be said that the shapes differ, without a look at the data
+    shutil.copytree(here / "candidate", here / "golden")
     assert (
         refused(here)
         == f"golden/rank0/step0.npz: member '{MEMBER}' is damaged (its header and its length"

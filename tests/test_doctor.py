@@ -48,9 +48,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory, and in it one for packages that only this test has: the command finds them, and
     the processes that it starts.
     """
-    monkeypatch.delenv(
-        "TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False
-    )  # set by open_device in this process
+    # set by open_device in this process
+    monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
     (tmp_path / "packages").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "packages")
     return tmp_path

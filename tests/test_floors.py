@@ -72,22 +72,25 @@ SUB_ROOMS = {
 
 #: Imports inside functions. Commands import what they need when they run; beside theirs only these
 # are, for the reason given.
+# only a failing diff describes errors
+# what is broken here is what it tells
+# torch, which bundles are compared without
+# every run of pytest loads the plugin
+# only a finding is printed
 LATE = {
     "accucompare.__main__": {"accucompare.cli"},  # Ctrl-C meanwhile is no traceback
     # pandas, openpyxl and matplotlib, which a diff without report needs none of; and what runs it
     # on a cluster
     "accucompare.api": {"accucompare.report", "accucompare.compare.cluster"},
     "accucompare.bundle.writing.writer": {"accucompare.bundle.writing.uploads"},  # only to a URL
-    "accucompare.compare.origins.describing": {
-        "accucompare.compare.shape"
-    },  # only a failing diff describes errors
+    "accucompare.compare.origins.describing": {"accucompare.compare.shape"},
     # a page needs no openpyxl
     "accucompare.report.watch_files.health_workbook": {"accucompare.report.excel"},
     "accucompare.report.watch_files.watch_workbook": {"accucompare.report.excel"},
     "accucompare.doctor": {
         "accucompare.bundle",
         "accucompare.numbers",
-    },  # what is broken here is what it tells
+    },
     # torch, after the device was opened
     "accucompare.locating.fed_comparison": {"accucompare.recorder.session"},
     "accucompare.locating.golden_code": {"accucompare.recorder.session"},
@@ -96,15 +99,9 @@ LATE = {
     "accucompare.scripts.entry": {"accucompare.scripts.plan", "accucompare.scripts.script"},
     "accucompare.scripts.observing": {"accucompare.recorder", "accucompare.watcher"},
     "accucompare.scripts.script": {"accucompare.recorder.session", "accucompare.scripts.observing"},
-    "accucompare.testing.closeness": {
-        "accucompare.recorder.session"
-    },  # torch, which bundles are compared without
-    "accucompare.testing.plugin": {
-        "accucompare.testing.regression"
-    },  # every run of pytest loads the plugin
-    "accucompare.watcher.watch.reporting": {
-        "accucompare.report.watched"
-    },  # only a finding is printed
+    "accucompare.testing.closeness": {"accucompare.recorder.session"},
+    "accucompare.testing.plugin": {"accucompare.testing.regression"},
+    "accucompare.watcher.watch.reporting": {"accucompare.report.watched"},
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-# : Explicit mantissa bits of the formats that float32 operands of a product may be rounded to;
+#: Explicit mantissa bits of the formats that float32 operands of a product may be rounded to;
 # ``selection.Precision`` has the sources.
 MANTISSA = {"hf32": 11, "tf32": 10, "fp16": 10, "bf16": 7}
 

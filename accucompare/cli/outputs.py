@@ -195,9 +195,8 @@ def finish(comparison: Comparison, outputs: Outputs, quiet: bool) -> int:
     ]
     more = (comparison.to_json, outputs.json), (comparison.to_parquet, outputs.parquet)
     wanted += [(write, path) for write, path in more if path is not None]
-    wanted.sort(
-        key=lambda each: is_stream(each[1])
-    )  # what reads a pipe may leave, and the files are written then
+    # what reads a pipe may leave, and the files are written then
+    wanted.sort(key=lambda each: is_stream(each[1]))
     failures = [
         (path, failure) for write, path in wanted if (failure := _failure(write, path)) is not None
     ]

@@ -170,10 +170,11 @@ def _watch_script(
         if not any(each.recorded for each in ended.seen):
             return code or TROUBLE
         ranks = read(out)
+        # standard output is the script's
         with (
             reader_may_leave(),
             contextlib.redirect_stdout(sys.stderr),
-        ):  # standard output is the script's
+        ):
             _print_watched(ranks, given, quiet, options)
         return code or _code(ranks)
 
@@ -220,9 +221,8 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
     """
     from accucompare.dumps import holds_overflows
 
-    if holds_overflows(log) and not any(
-        log.glob("rank*.jsonl")
-    ):  # a watch may have its kernel dumps in its own folder
+    # a watch may have its kernel dumps in its own folder
+    if holds_overflows(log) and not any(log.glob("rank*.jsonl")):
         return _overflows_of_cann(log, reports, quiet)
     usual = (
         Path("reports")
@@ -244,9 +244,8 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
             _write(ranks, report)
     except Exception:
         with reader_may_leave():
-            print_analysis(
-                ranks, health, [], quiet
-            )  # the findings stand, though the report cannot be written
+            # the findings stand, though the report cannot be written
+            print_analysis(ranks, health, [], quiet)
         raise
     with reader_may_leave():
         print_analysis(ranks, health, reports, quiet)

@@ -27,9 +27,8 @@ class BareFact(Enum):
     NOTHING_COMPARED = auto()
     INPUTS_DIFFER = auto()
     OVER_GIVEN = auto()  # over limits that the user gave
-    RUNS_BY_FIXED_LIMITS = (
-        auto()
-    )  # neither a baseline nor a second golden run tells how far runs wander
+    # neither a baseline nor a second golden run tells how far runs wander
+    RUNS_BY_FIXED_LIMITS = auto()
     IDENTICAL = auto()
     IDENTICAL_SO_FAR = auto()  # some rows could not be compared
     ROUNDING_AT_MOST = auto()

@@ -42,9 +42,8 @@ class CaptureOptions(AskedOfCapture):
         for name in ("only", "skip", "map"):
             object.__setattr__(self, name, listed(getattr(self, name)))
         for name in ("like", "feed"):
-            if is_url(
-                getattr(self, name)
-            ):  # which may hold credentials, and shows itself without them
+            # which may hold credentials, and shows itself without them
+            if is_url(getattr(self, name)):
                 object.__setattr__(self, name, place_of(getattr(self, name)))
         if self.steps is not None and not isinstance(self.steps, Steps):
             object.__setattr__(self, "steps", _checked(Steps.of, "steps", self.steps))

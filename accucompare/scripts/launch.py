@@ -122,9 +122,8 @@ def _handing_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
     before: dict[int, Callable[[int, object], object] | int | None] = {}
     for name in _HANDED_ON:
-        with contextlib.suppress(
-            ValueError, AttributeError
-        ):  # not in the main thread; not on this system
+        # not in the main thread; not on this system
+        with contextlib.suppress(ValueError, AttributeError):
             number = getattr(signal, name)
             before[number] = signal.signal(number, hand_on)  # type: ignore[assignment]
     try:

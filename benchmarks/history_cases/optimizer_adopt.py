@@ -13,7 +13,6 @@ def case() -> Case:
     model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8))
     draw = torch.Generator().manual_seed(1)
     batches = [torch.randn(4, 16, generator=draw) for _ in range(5)]
-    optimizer = ADOPT(
-        model.parameters(), lr=1e-2, betas=(0.9, 0.9)
-    )  # so that five steps see the second moment
+    # so that five steps see the second moment
+    optimizer = ADOPT(model.parameters(), lr=1e-2, betas=(0.9, 0.9))
     return Case(model, batches, loss=lambda output: output.square().mean(), optimizer=optimizer)

@@ -31,9 +31,8 @@ from accucompare.errors import BundleError, RecordError
 from accucompare.numbers.dtypes import DTYPES
 
 STORAGES = sorted({dtype.storage.str for dtype in DTYPES.values()})
-in_its_own_folder = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture]
-)  # each example writes a name of its own
+# each example writes a name of its own
+in_its_own_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def archive_of(path: Path, *arrays: np.ndarray) -> Path:
@@ -285,9 +284,8 @@ def test_members_beyond_4_gib_are_read_by_everyone(tmp_path: Path) -> None:
     writer = ArchiveWriter(path)
     writer.add("near", np.arange(3))
     writer._write(b"")
-    writer._end = os.lseek(
-        writer._file.fileno(), (5 << 30) + 3, os.SEEK_SET
-    )  # a hole: the file takes a few KB on the disk
+    # a hole: the file takes a few KB on the disk
+    writer._end = os.lseek(writer._file.fileno(), (5 << 30) + 3, os.SEEK_SET)
     writer.add("far", np.arange(5.0))
     writer.finish()
     with np.load(path) as loaded, zipfile.ZipFile(path) as directory, opened(path) as archive:
@@ -338,9 +336,8 @@ def test_a_member_of_more_than_4_gib_is_read_by_everyone(
 def test_more_members_than_16_bits_can_count_are_read_by_everyone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, limit: int
 ) -> None:
-    monkeypatch.setattr(
-        archive_writer, "_COUNT_LIMIT", limit
-    )  # zipfile does without ZIP64 up to 65,535
+    # zipfile does without ZIP64 up to 65,535
+    monkeypatch.setattr(archive_writer, "_COUNT_LIMIT", limit)
     array = np.ones(1)
     path = archive_of(tmp_path / "a.npz", *[array] * count)
     with zipfile.ZipFile(path) as directory, opened(path) as archive:

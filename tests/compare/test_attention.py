@@ -58,10 +58,11 @@ def test_sdpa_against_eager_is_no_bug_and_what_both_have_agrees(
     assert comparison.answer is not Answer.BUG
     assert not comparison.culprits
     assert {row.reason for row in comparison.rows if row.status is Status.FAIL} <= set(UNMATCHED)
+    # there is a mask
     assert any(
         row.golden is not None and row.golden.dtype == "bool" and row.golden.shape
         for row in comparison.rows
-    )  # there is a mask
+    )
 
 
 @pytest.mark.parametrize("kind", MODELS)

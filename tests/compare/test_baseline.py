@@ -261,9 +261,8 @@ def test_what_a_module_copies_is_held_to_its_own_rounding(tmp_path: Path) -> Non
         Status.FAIL,
         Status.PASS,
     ]
-    adapter = {
-        "model": {"classes": {"Embedding": ["peft.tuners.lora.layer"]}}
-    }  # of the same name, and it computes
+    # of the same name, and it computes
+    adapter = {"model": {"classes": {"Embedding": ["peft.tuners.lora.layer"]}}}
     sides = [
         write(tmp_path / f"{name}2", records, **feed, **adapter)
         for name in ("candidate", "baseline")

@@ -49,9 +49,8 @@ def test_a_shape_that_the_baseline_has_other_too_is_not_sure(
     tmp_path: Path, candidate: int
 ) -> None:
     comparison = answered(tmp_path, kept(50, "float32"), kept(candidate), kept(49))
-    expected = (
-        (Answer.NOT_SURE, False) if candidate != 50 else (Answer.ROUNDING, True)
-    )  # its values are compared and agree
+    # its values are compared and agree
+    expected = (Answer.NOT_SURE, False) if candidate != 50 else (Answer.ROUNDING, True)
     assert (comparison.answer, comparison.passed) == expected
     assert Reason.SHAPE not in comparison.counts()
 

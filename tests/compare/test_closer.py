@@ -121,9 +121,8 @@ def test_a_factor_on_all_elements_shows_beside_larger_noise(
         modes=modes,
     )
     assert last(rows) == expected
-    assert (
-        rows[-1].verdict.excess is None or rows[-1].verdict.excess < 2
-    )  # by the relative L2 error alone, all would pass
+    # by the relative L2 error alone, all would pass
+    assert rows[-1].verdict.excess is None or rows[-1].verdict.excess < 2
 
 
 @pytest.mark.parametrize(("candidate", "expected"), [

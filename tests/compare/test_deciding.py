@@ -65,8 +65,7 @@ def folders(tmp_path: Path) -> Iterator[Path]:
     return each()
 
 
-# -- a pair alone
-# ---------------------------------------------------------------------------------------------------------------------
+# a pair alone
 
 
 def judged(
@@ -222,8 +221,7 @@ decides("constants.ORDERS_OF_SUMS", 3.9, 4.1)(
 decides("constants.MOST_OF_SUMS", 0.98e-4, 1.02e-4)(lambda error, _: summed(1 << 40, error))
 
 
-# -- where an error comes from
-# --------------------------------------------------------------------------------------------------------
+# where an error comes from
 
 
 def record(
@@ -318,8 +316,7 @@ def an_operator_less_at_the_beginning(apart: float, _: Path) -> bool:
     return numbered_as(ours, theirs)[0].operator[1] == 1
 
 
-# -- a closer look at gradients and updates
-# ------------------------------------------------------------------------------------------
+# a closer look at gradients and updates
 
 DRAW = np.random.default_rng(3)
 NORMAL = DRAW.normal(size=4096)
@@ -382,8 +379,7 @@ def beyond_the_last_place(roundings: float, folder: Path) -> bool:
     )
 
 
-# -- what something other than an update changes
-# ---------------------------------------------------------------------------------------
+# what something other than an update changes
 
 
 def changed(
@@ -436,8 +432,7 @@ def a_change_beyond_a_share_of_the_update(share: float, folder: Path) -> bool:
     return changed(folder, "float64", ones, ones, 2 * ones - share, fed=False)
 
 
-# -- gradients that are golden's times one number
-# ------------------------------------------------------------------------------------
+# gradients that are golden's times one number
 
 #: Of one norm, and directions at right angles to them.
 GRADIENTS = [each / np.linalg.norm(each) for each in DRAW.normal(size=(3, 64))]
@@ -491,8 +486,7 @@ def a_small_gradient_of_another_factor(times: float, folder: Path) -> bool:
     )
 
 
-# -- two runs of training
-# ------------------------------------------------------------------------------------------------------------
+# two runs of training
 
 
 @decides("constants.TOGETHER", 9, 10)
@@ -561,9 +555,10 @@ def composed_by(kind: str, roundings: int) -> None:
             ("candidate", math.sqrt(times) * 2.02 * 2.0**-9),
             ("baseline", 2.0**-12),
         ):
+            # of so many values
             off_by = np.where(
                 order < (error * 2**6) ** 2 * 65536, np.where(signs % 3, 1, -1) * 2.0**-6, 0
-            )  # of so many values
+            )
             values = (np.where(signs % 2, 1.0, -1.0) * (1 + off_by)).astype(np.float32)[None]
             model = {"classes": {kind: ["torch.nn.modules.rnn"]}}
             sides.append(
@@ -602,8 +597,7 @@ def another_learning_rate(off: float, _: Path) -> bool:
     return bool(settings_of([StepPair(0, 0, *sides)]))
 
 
-# -- the tests of all of them
-# --------------------------------------------------------------------------------------------------------
+# the tests of all of them
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -114,9 +114,10 @@ def test_a_pair_is_estimated_the_same_alone_and_among_neighbours(
     kept: dict[tuple[str, Mode], Path], tmp_path: Path
 ) -> None:
     neighbours = ac.diff(kept["golden", Mode.SKETCH], kept["candidate", Mode.SKETCH])
+    # other sketches at each number
     moved = bundle(
         tmp_path / "moved", {"first": DRAW.standard_normal((40, 100)).astype("f4"), **ERRORS}
-    )  # other sketches at each number
+    )
     alone = {row.module: row.metrics for row in ac.diff(kept["golden", Mode.SKETCH], moved).rows}
     assert {row.module: row.metrics for row in neighbours.rows} == {
         name: alone[name] for name in ERRORS
@@ -316,9 +317,8 @@ def test_digests_of_two_dtypes_tell_nothing(tmp_path: Path) -> None:
         Reason.NOT_COMPARABLE,
         "golden is float32, the candidate float16, of which digests tell nothing",
     )
-    assert not any(
-        finding.topic == "baseline" for finding in found.preflight
-    )  # none could tell more
+    # none could tell more
+    assert not any(finding.topic == "baseline" for finding in found.preflight)
 
 
 # Bad input

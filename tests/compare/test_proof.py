@@ -283,9 +283,8 @@ def test_an_error_far_beyond_rounding_is_rounding_where_goldens_own_code_does_th
             str(found.conclusion)
             == "rounding; 1 row far off, as golden's own code is on rounded values"
         )
-    assert not compared(
-        tmp_path, *errors, None, rounded=off(fault=driven)
-    ).passed  # of a baseline that is not proved
+    # of a baseline that is not proved
+    assert not compared(tmp_path, *errors, None, rounded=off(fault=driven)).passed
 
 
 def test_a_larger_error_than_there_is_a_bug_all_the_same(tmp_path: Path) -> None:

@@ -269,9 +269,10 @@ def test_a_diff_names_the_layer_of_a_kernel_by_a_map(of_a_model: Path) -> None:
         ("layer.0.fc output", "identical"),
         ("layer.1.fc output", "introduced"),
     ]
+    # the weight
     assert [row.place for row in found.rows if row.reason is Reason.NOT_COMPARABLE] == [
         "net.layer.0.fc.MatMul input.1"
-    ]  # the weight
+    ]
 
 
 def test_kernels_of_no_layer_are_no_difference_and_no_pass(of_a_model: Path) -> None:

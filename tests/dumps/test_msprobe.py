@@ -254,9 +254,8 @@ def test_ranks_are_ranks(folder: Path, tmp_path: Path) -> None:
 
 
 def test_with_megatron_the_call_around_comes_with_a_number(tmp_path: Path) -> None:
-    data = {
-        f"Module.{name}.Block.forward.0": {"output": [statistics()]} for name in ("b", "a")
-    }  # b ran inside a, whatever its name
+    # b ran inside a, whatever its name
+    data = {f"Module.{name}.Block.forward.0": {"output": [statistics()]} for name in ("b", "a")}
     (tmp_path / "step0" / "rank0").mkdir(parents=True)
     construct = {
         "Module.a.Block.forward.0": [None, 0],

@@ -158,9 +158,8 @@ def test_only_half_types_are_added_up_in_float32_and_nothing_where_the_host_does
 def test_for_sketches_no_values_of_large_tensors_are_copied_unless_their_bytes_are_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        Cpu, "SKETCHES_IN", "float64"
-    )  # what does not lie in the host's memory as it is, a device would be asked for
+    # what does not lie in the host's memory as it is, a device would be asked for
+    monkeypatch.setattr(Cpu, "SKETCHES_IN", "float64")
     writer = BundleWriter(tmp_path / "b", Manifest(complete=True), mode=Mode.SKETCH)
     tensor, small = torch.randn(600, 500).t(), torch.randn(500, 500).t()
     there = to_host(tensor, writer)

@@ -41,9 +41,8 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
 def test_training_gives_the_same_bits_with_and_without_its_gradients_recorded(
     name: str, tmp_path: Path
 ) -> None:
-    plain, losses = train(
-        name, tmp_path / "forward", 3, backward=False, mode="stats"
-    )  # whose dropout draws the same numbers
+    # whose dropout draws the same numbers
+    plain, losses = train(name, tmp_path / "forward", 3, backward=False, mode="stats")
     recorded, others = train(name, tmp_path / "all", 3)
     assert losses == others
     assert all(
@@ -65,10 +64,11 @@ def test_a_model_fed_with_itself_has_every_gradient_and_none_is_off(
         if row.record is not None and row.record.role in GRADIENT_ROLES
     ]
     assert len(rows) > 10
+    # a sum of uses may be added in another order
     assert {row.reason for row in rows} <= {
         Reason.IDENTICAL,
         Reason.OK,
-    }  # a sum of uses may be added in another order
+    }
     assert comparison.passed
 
 

@@ -427,10 +427,11 @@ def test_a_step_that_is_not_recorded_makes_no_alarm_and_hides_none_after_it(tmp_
         for row in comparison.rows
         if row.record is not None and row.record.role is Role.BUFFER_BEFORE
     }
+    # what the steps between made of statistics, and of the counter
     assert before == {
         Reason.NOT_COMPARABLE,
         Reason.IDENTICAL,
-    }  # what the steps between made of statistics, and of the counter
+    }
     assert {record.role for record in failing(comparison)} == {Role.BUFFER_UPDATE}
     assert comparison.culprits[0].name == "1"
 

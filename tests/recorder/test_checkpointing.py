@@ -91,9 +91,8 @@ def test_what_is_run_again_is_fed_as_it_was_the_first_time(
     reentrant: bool, tmp_path: Path, opened: Opened
 ) -> None:
     golden = capture(build(reentrant), tmp_path / "golden")
-    plain = capture(
-        build(None, torch.bfloat16), tmp_path / "plain", feed=golden
-    )  # whose forward differs from golden's
+    # whose forward differs from golden's
+    plain = capture(build(None, torch.bfloat16), tmp_path / "plain", feed=golden)
     other = capture(build(reentrant, torch.bfloat16), tmp_path / "other", feed=golden)
     assert same(opened(plain), opened(other))
     assert not opened(other).manifest.notes

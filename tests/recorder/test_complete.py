@@ -61,9 +61,8 @@ class Kills:
         self.made = folder / "made"
         self.left: list[Path] = []
         self._ended = threading.Event()
-        self._one = (
-            threading.Lock()
-        )  # while one rank's thread copies, no other's gives a file its name
+        # while one rank's thread copies, no other's gives a file its name
+        self._one = threading.Lock()
         self._folder = folder
         self._numbers = count()
 

@@ -81,9 +81,8 @@ def test_a_second_derivative_with_respect_to_what_the_caller_gave_is_fed(tmp_pat
 def test_gradients_are_those_at_goldens_values(tmp_path: Path, opened: Opened) -> None:
     model, x = Forces(), torch.randn(4, 3)
     golden = capture(model, tmp_path / "golden", x.clone())
-    fed = opened(
-        capture(model, tmp_path / "fed", x + 1, golden)
-    )  # other positions arrive; golden's are handed on
+    # other positions arrive; golden's are handed on
+    fed = opened(capture(model, tmp_path / "fed", x + 1, golden))
     np.testing.assert_array_equal(
         fed.load("", path="forces"), opened(golden).load("", path="forces")
     )

@@ -96,9 +96,8 @@ def work(rank: int, folder: str) -> None:
     try:
         with ac.capture(model, f"{folder}/out"):
             pass
-    except (
-        CaptureError
-    ) as error:  # found by rank 0 alone, but told to both: neither waits for the other for ever
+    # found by rank 0 alone, but told to both: neither waits for the other for ever
+    except CaptureError as error:
         Path(f"{folder}/refused{rank}").write_text(str(error))
     for kind in KINDS:
         plain, captured = (trained(kind, rank, out) for out in (None, f"{folder}/{kind}"))

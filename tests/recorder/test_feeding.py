@@ -270,9 +270,8 @@ def test_a_fault_in_one_module_is_seen_in_its_own_output_and_nowhere_else(
         for own, module in model.named_modules()
         if next(module.parameters(recurse=False), None) is not None
     ]
-    called = [
-        own for own in called if not own.endswith("out_proj")
-    ]  # MultiheadAttention's is not called
+    # MultiheadAttention's is not called
+    called = [own for own in called if not own.endswith("out_proj")]
     faulty = copy.deepcopy(model)
     culprit = called[len(called) // 2]
     with torch.no_grad():
@@ -314,10 +313,11 @@ def test_outputs_show_the_error_of_the_module_and_inputs_that_of_the_glue_before
     wrong = Glue(lambda self, x: self.b(self.a(x) + 1.5) + x, a=Scale(2.0), b=Scale(4.0))
     fed = feed_into(wrong, x, of=net(2.0, 3.0))
     assert fed.load("a").tolist() == [2.0, 4.0]
+    # golden's a, and the candidate's own 1.5
     assert fed.load("b", role="input").tolist() == [
         3.5,
         5.5,
-    ]  # golden's a, and the candidate's own 1.5
+    ]
     assert fed.load("b").tolist() == [4 * 3.0, 4 * 5.0]  # of golden's input
     assert fed.load("").tolist() == [3 * 3.0 + 1, 3 * 5.0 + 2]  # golden's b, golden's x
 
@@ -1098,9 +1098,8 @@ def test_a_case_with_an_optimizer_is_fed_every_step(tmp_path: Path, opened: Open
     assert len(fed.steps()) == 2
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
     assert comparison.passed
-    assert comparison.counts()[Reason.IDENTICAL] > 0.95 * len(
-        comparison.rows
-    )  # a sum may be added in another order
+    # a sum may be added in another order
+    assert comparison.counts()[Reason.IDENTICAL] > 0.95 * len(comparison.rows)
 
 
 @pytest.mark.parametrize("who", ["golden", "fed"])

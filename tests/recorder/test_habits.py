@@ -44,10 +44,11 @@ def test_fed_with_itself_every_row_agrees_and_every_gradient_is_fed(
     assert all(torch.equal(one, other) for one, other in zip(plain, recorded, strict=True))
     train(build(name), tmp_path / "fed", backwards, feed=tmp_path / "golden")
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
+    # a sum of uses may be added in another order
     assert {row.reason for row in comparison.rows} <= {
         Reason.IDENTICAL,
         Reason.OK,
-    }  # a sum of uses may be added in another order
+    }
     assert not [note for note in comparison.candidate.manifest.notes if "not fed" in note]
 
 
@@ -155,9 +156,8 @@ def test_each_call_under_autocast_has_its_own_part_of_a_weight(
         torch.manual_seed(0)
         model = Habit(lambda m, x: m.last(m.first(m.first(x))))
         with ac.capture(model, out):
-            with torch.autocast(
-                "cpu", torch.bfloat16, cache_enabled=kept
-            ):  # without it, each call makes a cast of its own
+            # without it, each call makes a cast of its own
+            with torch.autocast("cpu", torch.bfloat16, cache_enabled=kept):
                 loss = model(values(2, 4)).square().sum()
             loss.backward()
         return gradients(opened(out))
@@ -185,9 +185,8 @@ def test_a_fault_behind_an_output_that_its_call_uses_as_well_is_seen(tmp_path: P
     golden = once(tmp_path / "golden", 1.0)
     assert ac.diff(golden, once(tmp_path / "same", 1.0, feed=golden)).passed
     comparison = ac.diff(golden, once(tmp_path / "fed", 1.02, feed=golden))
-    assert {culprit.stage for culprit in comparison.culprits} == {
-        Stage.LOSS
-    }  # its value, and its backward
+    # its value, and its backward
+    assert {culprit.stage for culprit in comparison.culprits} == {Stage.LOSS}
 
 
 def test_of_a_step_with_calls_in_several_threads_no_gradient_is_recorded_and_that_is_told(

@@ -36,9 +36,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return plain(self, nbytes, allocate)
 
     monkeypatch.setattr(BundleWriter, "take", take)
-    monkeypatch.setattr(
-        "accucompare.live.values.tensors._SMALL", -1
-    )  # none is too small for a block of memory
+    # none is too small for a block of memory
+    monkeypatch.setattr("accucompare.live.values.tensors._SMALL", -1)
     return sizes
 
 
@@ -49,8 +48,7 @@ def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr("accucompare.live.values.tensors._WORTH_KNOWING", 0)
 
 
-# -- what the step has already
-# --------------------------------------------------------------------------------------------------
+# what the step has already
 
 
 @pytest.mark.usefixtures("size")
@@ -151,8 +149,7 @@ def test_equal_inputs_each_have_a_fingerprint(record: Record) -> None:
     assert list(inputs) == ["0", "1"]
 
 
-# -- memory used again
-# --------------------------------------------------------------------------------------------------
+# memory used again
 
 
 def test_a_block_used_again_holds_nothing_of_its_last_tensor(record: Record) -> None:
@@ -189,9 +186,8 @@ def test_what_waits_stays_within_the_bound_while_a_model_runs(
         return lease
 
     monkeypatch.setattr(BundleWriter, "take", take)
-    monkeypatch.setattr(
-        "accucompare.live.values.tensors._SMALL", -1
-    )  # none is too small for a block of memory
+    # none is too small for a block of memory
+    monkeypatch.setattr("accucompare.live.values.tensors._SMALL", -1)
     with recording(model, tmp_path / "out", CaptureOptions(queue_bytes=5000)):
         model(torch.randn(8, 64))
     assert len(most) == 9
@@ -205,8 +201,7 @@ def test_a_large_tensor_is_copied_whole(record: Record, monkeypatch: pytest.Monk
         np.testing.assert_array_equal(record(nn.Identity(), x).load(""), x.numpy())
 
 
-# -- devices that copy beside the host
-# --------------------------------------------------------------------------------------------
+# devices that copy beside the host
 
 
 @pytest.fixture
@@ -258,15 +253,13 @@ def test_memory_of_a_copy_that_fails_is_given_back(
         raise RuntimeError("device lost")
 
     monkeypatch.setattr(Cpu, "copy_to_host", fails)
-    bundle = record(
-        Glue(lambda self, x: x.t()), torch.ones(2, 3), options={"queue_bytes": 24}
-    )  # the copy would wait for ever
+    # the copy would wait for ever
+    bundle = record(Glue(lambda self, x: x.t()), torch.ones(2, 3), options={"queue_bytes": 24})
     assert bundle.find("").detail == "RuntimeError: device lost"
     assert bundle.load("", role="input").shape == (2, 3)
 
 
-# -- any model
-# --------------------------------------------------------------------------------------------------
+# any model
 
 
 class Step(nn.Module):

@@ -70,9 +70,8 @@ def test_the_command_line_captures_and_shows_statistics(cli: Run, tmp_path: Path
     listed = cli("show", "out")
     assert listed.returncode == 0
     assert len(listed.stdout.splitlines()) > 10
-    assert (
-        "strided" not in listed.stdout
-    )  # what stands in the place of statistics that are not there
+    # what stands in the place of statistics that are not there
+    assert "strided" not in listed.stdout
     shown = cli("show", "out", name)
     assert shown.returncode == 0
     assert "its values were not recorded (--mode stats)" in shown.stdout

@@ -550,9 +550,8 @@ def test_only_what_a_step_begins_with_counts_as_its_inputs(tmp_path: Path) -> No
     model = Glue(lambda self, x: x, first=nn.Linear(2, 2), second=nn.Linear(2, 2))
     with ac.capture(model, tmp_path / "out") as session:
         for _ in range(2):
-            model.second(
-                model.first(torch.ones(1, 2))
-            )  # the second is given what the first computed
+            # the second is given what the first computed
+            model.second(model.first(torch.ones(1, 2)))
             session.step()
     assert {
         step: list(inputs)

@@ -204,8 +204,7 @@ def test_what_was_not_fed_is_known_of_a_layer_that_is_called_otherwise(tmp_path:
     assert verdict_words.detail(row) == "not all that went in was fed"
 
 
-# -- what does not fit
-# --------------------------------------------------------------------------------------------------
+# what does not fit
 
 
 def test_weights_that_do_not_fit_are_refused_with_the_maps_to_give(
@@ -298,8 +297,7 @@ def test_auto_that_finds_nothing_leaves_the_error_that_there_is(
         captured(model, tmp_path / "out", like=golden, map="auto")
 
 
-# -- arguments by position and by name
-# ---------------------------------------------------------------------------------------------
+# arguments by position and by name
 
 
 class Attention(nn.Module):

@@ -269,9 +269,10 @@ def test_training_gives_the_same_bits_with_a_series(name: str, tmp_path: Path) -
     def clip(model: nn.Module) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
 
+    # whose dropout draws the same
     plain, losses = train(
         name, tmp_path / "forward", 3, backward=False, mode="stats", before_update=clip
-    )  # whose dropout draws the same
+    )
     with_series, others = train(name, tmp_path / "series", 3, roles="series", before_update=clip)
     assert losses == others
     assert all(

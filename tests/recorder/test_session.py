@@ -34,8 +34,7 @@ def fails(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
     raise ValueError("too hot")
 
 
-# -- steps and options
-# --------------------------------------------------------------------------------------------------
+# steps and options
 
 
 def test_each_step_numbers_its_calls_anew(tmp_path: Path, opened: Opened) -> None:
@@ -234,8 +233,7 @@ def test_a_directory_that_is_no_bundle_is_never_touched(overwrite: bool, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-# -- exceptions
-# --------------------------------------------------------------------------------------------------
+# exceptions
 
 
 def test_an_exception_in_the_model_keeps_the_bundle_names_the_module_and_is_raised_unchanged(
@@ -347,8 +345,7 @@ def test_an_exception_while_the_capture_is_set_up_leaves_no_hooks(
     assert not included_keys()
 
 
-# -- as a plain run would leave it
-# ------------------------------------------------------------------------------------------------
+# as a plain run would leave it
 
 
 def included_keys() -> bool:

@@ -203,8 +203,7 @@ def test_wrapped_and_unwrapped_models_share_their_state(tmp_path: Path) -> None:
     assert torch.equal(first[0].weight, second[0].weight)
 
 
-# -- what does not fit
-# --------------------------------------------------------------------------------------------------
+# what does not fit
 
 
 def saved(model: nn.Module, path: Path) -> Path:

@@ -81,8 +81,7 @@ def test_random_numbers_are_drawn_on_after_the_capture(
     assert drawn[0] == drawn[1]
 
 
-# -- what is left out
-# --------------------------------------------------------------------------------------------------
+# what is left out
 
 LEFT_OUT: dict[str, tuple[Callable[[Loop], dict[str, Any]], Component]] = {
     "optimizer": (
@@ -372,8 +371,7 @@ def test_an_optimizer_that_the_capture_was_not_given_is_missing_once_it_has_stat
     ]
 
 
-# -- what is code, and stays the loop's own
-# -----------------------------------------------------------------------------------------
+# what is code, and stays the loop's own
 
 
 def test_what_no_step_has_changed_is_code_and_not_taken_from_the_state(tmp_path: Path) -> None:
@@ -409,8 +407,7 @@ def test_what_was_taken_from_a_state_is_part_of_the_next_one(
     assert second.scheduler.state_dict() == golden[1].scheduler.state_dict()
 
 
-# -- other loops
-# --------------------------------------------------------------------------------------------------
+# other loops
 
 
 def test_state_of_another_type_than_its_parameter_keeps_it(tmp_path: Path) -> None:

@@ -566,13 +566,13 @@ def test_a_fed_model_has_goldens_weights_wherever_the_updates_are(tmp_path: Path
         for row in comparison.rows
         if row.status is Status.FAIL and row.record is not None
     ]
-    known = {
-        record.role for record in failed if record.step < 4
-    }  # what golden's last update made, it has not recorded
+    # what golden's last update made, it has not recorded
+    known = {record.role for record in failed if record.step < 4}
+    # the learning rate, and what is made of it
     assert known == {
         Role.STATE_BEFORE,
         Role.PARAM_UPDATE,
-    }  # the learning rate, and what is made of it
+    }
 
 
 @pytest.mark.parametrize("by_hand", [True, False])

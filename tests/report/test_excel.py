@@ -282,9 +282,8 @@ def test_the_twelve_columns_that_matter_come_first_and_the_others_are_folded(
     ]
     assert all(dimension.hidden for dimension in levels.values() if dimension.outlineLevel)
     assert {dimension.outlineLevel for dimension in levels.values()} == {0, 1, 2}
-    assert (
-        sheet.sheet_properties.outlinePr.summaryRight is False
-    )  # so that the button to unfold is above what is seen
+    # so that the button to unfold is above what is seen
+    assert sheet.sheet_properties.outlinePr.summaryRight is False
     assert [title for title, dimension in levels.items() if dimension.collapsed][:3] == [
         "#",
         "detail",
@@ -295,9 +294,8 @@ def test_the_twelve_columns_that_matter_come_first_and_the_others_are_folded(
 def test_excel_is_told_that_columns_are_folded(tmp_path: Path) -> None:
     path = write_excel(comparison(pair("a")), tmp_path / "r.xlsx")
     with zipfile.ZipFile(path) as archive:
-        assert b'outlineLevelCol="2"' in archive.read(
-            "xl/worksheets/sheet2.xml"
-        )  # or it draws no buttons
+        # or it draws no buttons
+        assert b'outlineLevelCol="2"' in archive.read("xl/worksheets/sheet2.xml")
 
 
 def test_steps_and_ranks_are_seen_where_there_are_several(tmp_path: Path) -> None:
@@ -546,9 +544,8 @@ def test_furthest_from_golden_is_what_fails_and_then_the_others_by_the_error_tha
     tmp_path: Path,
 ) -> None:
     far = pair("far", 1e-2)
-    far = replace(
-        far, verdict=msgspec.structs.replace(far.verdict, reason=Reason.OK, used=0.1)
-    )  # by a limit of its own
+    # by a limit of its own
+    far = replace(far, verdict=msgspec.structs.replace(far.verdict, reason=Reason.OK, used=0.1))
     lines = summary_lines(
         opened(
             tmp_path,

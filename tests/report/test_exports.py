@@ -131,12 +131,10 @@ def test_modules_are_groups_and_edges_lead_from_what_made_a_value(
     assert sources["block|fc"] == [nodes["block|into block"]["id"]]
     assert sources["block|act"] == [nodes["block|fc"]["id"]]
     assert sources["|head"] == [nodes["block|out of block"]["id"]]
-    assert sources["|out of (root)"] == [
-        nodes["|head"]["id"]
-    ]  # not what ran before it: the same tensor, by its digest
-    assert sources["block|out of block"] == [
-        nodes["block|act"]["id"]
-    ]  # no one made it: what ran before
+    # not what ran before it: the same tensor, by its digest
+    assert sources["|out of (root)"] == [nodes["|head"]["id"]]
+    # no one made it: what ran before
+    assert sources["block|out of block"] == [nodes["block|act"]["id"]]
 
 
 def test_edges_and_node_data_name_nodes_that_are_there(
@@ -204,9 +202,10 @@ def test_both_sides_are_tracks_of_slices_that_nest(trace: list[JSON]) -> None:
             assert not stack or event["ts"] + event["dur"] < stack[-1]["ts"] + stack[-1]["dur"]
             event["depth"] = len(stack)
             stack.append(event)
+    # the forward's
     depths = {
         event["name"]: event["depth"] for event in reversed(slices) if event["tid"] == min(titles)
-    }  # the forward's
+    }
     assert [depths[name] for name in ("forward", "(root)", "block", "fc", "head")] == [
         0,
         1,

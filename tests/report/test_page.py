@@ -589,9 +589,8 @@ def test_a_log_shows_the_answer_findings_frames_and_histories(
     ]
     assert browser.column("result", "#checklist")
     links, sections = browser.texts("nav a"), browser.texts("main h2")
-    assert all(
-        heading.startswith(link) for link, heading in zip(links, sections, strict=True)
-    )  # as they stand on the page
+    # as they stand on the page
+    assert all(heading.startswith(link) for link, heading in zip(links, sections, strict=True))
     assert sections[-1] == "Environment"  # of one rank, nothing differs
 
 

@@ -79,9 +79,8 @@ def test_the_limits_that_it_says_would_pass_do_pass_and_a_little_less_does_not()
 def test_one_limit_for_all_rows_would_pass_where_a_table_by_dtype_judged(tmp_path: Path) -> None:
     half = lambda error: item("half", DRAW * (1 + error), "bfloat16")  # noqa: E731
     golden = write(tmp_path / "golden", [item("fine", DRAW), half(0.0)])
-    npu = write(
-        tmp_path / "npu", [item("fine", DRAW * np.float32(1.0003)), half(0.03)]
-    )  # within bfloat16's limit, over what fine needs
+    # within bfloat16's limit, over what fine needs
+    npu = write(tmp_path / "npu", [item("fine", DRAW * np.float32(1.0003)), half(0.03)])
     found = limits_in(message(npu, golden))
     assert 0.02 < found["rel_l2"] < 0.04
     ac.assert_layers_close(npu, golden, **found)

@@ -167,13 +167,14 @@ def test_every_function_that_the_forward_and_the_loss_apply_is_checked_with_the_
     cubes: Path,
 ) -> None:
     found = check_gradients(str(cubes))
+    # inside of the checkpoint, it is given what has no gradient yet
     assert told(found) == {
         "SwiGLU 0": (CheckStatus.PASS, ("0",)),
         "Double 1": (CheckStatus.PASS, ("1",)),
         "SwiGLU 2": (
             CheckStatus.PASS,
             ("2.0",),
-        ),  # inside of the checkpoint, it is given what has no gradient yet
+        ),
         "gradchecked_cube 3": (CheckStatus.PASS, ("3",)),
         "Mean 4": (CheckStatus.PASS, ("",)),
     }

@@ -460,10 +460,11 @@ def test_gradients_near_the_limit_are_not_doubled_into_an_overflow_elsewhere(
     for layer in (model.head, *model.layers):
         layer.scale = nn.Parameter(torch.ones((), dtype=torch.float16))
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        # 20000 of the logits
         (
             model(torch.full((1, 1), 0.1, dtype=torch.float16, requires_grad=True))["loss"]
             * 12500.0
-        ).backward()  # 20000 of the logits
+        ).backward()
         watch.step()
     (found,) = origins(watch)
     assert (found.place, found.notes) == ("layers.0, backward", [])

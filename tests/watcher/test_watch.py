@@ -1088,9 +1088,8 @@ def test_a_loss_of_the_loops_own_that_is_nan_is_told_though_every_gradient_is_fi
 ) -> None:
     model: Any = nn.Linear(2, 3)
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
-        loss = nn.functional.cross_entropy(
-            model(torch.ones(1, 2)), torch.tensor([-100])
-        )  # all labels ignored
+        # all labels ignored
+        loss = nn.functional.cross_entropy(model(torch.ones(1, 2)), torch.tensor([-100]))
         loss.backward()
         watch.step(loss)
     (found,) = origins(watch)

@@ -68,12 +68,10 @@ class Source(Protocol):
 class _Descriptor:
     """A file that is open while it is read, and until ``OPEN_FILES`` others were read after it."""
 
-    _idle: ClassVar[OrderedDict[_Descriptor, None]] = (
-        OrderedDict()
-    )  # open, and not being read; the one that was read last is last
-    _lock: ClassVar[threading.RLock] = (
-        threading.RLock()
-    )  # a collection of garbage may close one inside
+    # open, and not being read; the one that was read last is last
+    _idle: ClassVar[OrderedDict[_Descriptor, None]] = OrderedDict()
+    # a collection of garbage may close one inside
+    _lock: ClassVar[threading.RLock] = threading.RLock()
 
     def __init__(self, path: Path) -> None:
         self.path = path

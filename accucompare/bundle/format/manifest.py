@@ -420,9 +420,8 @@ class Manifest:
             known["series"] = _typed(known.get("series", []), list[StepSeries])
             manifest = cls(**known)
             manifest.check()
-            if manifest.complete and (
-                lacking := manifest.lacking
-            ):  # older versions said so before the last step was there
+            # older versions said so before the last step was there
+            if manifest.complete and (lacking := manifest.lacking):
                 manifest.complete, manifest.stopped = False, {"error": lacking}
         except (TypeError, ValueError, KeyError, RecursionError) as error:
             raise BundleError(
@@ -468,13 +467,14 @@ class Manifest:
             str,
             "signatures",
         )
+        # each is checked when it is read
         _ = (
             self.feed,
             self.options,
             self.training,
             self.code,
             self.flags,
-        )  # each is checked when it is read
+        )
         for place, table in (
             ("parameters", self.model.get("parameters", {})),
             ("buffers", self.model.get("buffers", {})),

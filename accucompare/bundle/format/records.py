@@ -486,9 +486,8 @@ def _numbers(found: Statistics | None) -> str:
 _DECODER = msgspec.json.Decoder(_Line)
 _Shared = TypeVar("_Shared")
 _MOST_DIMENSIONS = 64  # NumPy's and PyTorch's
-_MOST_ELEMENTS = (
-    (1 << 63) - 1
-)  # PyTorch's, on the device meta; NumPy's most bytes. NumPy leaves zero lengths out of the product
+# PyTorch's, on the device meta; NumPy's most bytes. NumPy leaves zero lengths out of the product
+_MOST_ELEMENTS = (1 << 63) - 1
 
 
 @lru_cache(maxsize=1 << 16)

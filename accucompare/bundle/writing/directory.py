@@ -108,9 +108,8 @@ def restore_previous(directory: Place) -> None:
         OSError: if that cannot be done.
     """
     if isinstance(directory, Path) and _left_behind(directory):
-        for path in reversed(
-            _own_files(directory / PREVIOUS)
-        ):  # the manifest comes last: until then it can be done again
+        # the manifest comes last: until then it can be done again
+        for path in reversed(_own_files(directory / PREVIOUS)):
             _move(path, directory / path.relative_to(directory / PREVIOUS), directory)
 
 
@@ -189,9 +188,8 @@ def _hardly_begun(directory: Path) -> bool:
 
 def _move_aside(directory: Path) -> None:
     previous = directory / PREVIOUS
-    keep = not holds_bundle(
-        previous
-    )  # else what is in the way was left by a capture that failed to replace it
+    # else what is in the way was left by a capture that failed to replace it
+    keep = not holds_bundle(previous)
     for path in _own_files(directory):
         if keep:
             _move(path, previous / path.relative_to(directory), directory)

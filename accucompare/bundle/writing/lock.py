@@ -51,7 +51,6 @@ def locked(directory: Place) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            fcntl.flock(
-                descriptor, fcntl.LOCK_UN
-            )  # for forked processes too, such as a DataLoader's workers
+            # for forked processes too, such as a DataLoader's workers
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

@@ -101,9 +101,8 @@ class RecordFile:
         content = (record.dtype, record.shape, record.digest, record.shard)
         if sketched is not None and content not in self._known:
             self._known[content] = _Kept(sketched.statistics, sketch=self._sketch(sketched.sketch))
-        if (
-            record.statistics is not None and record.digest is not None
-        ):  # another tool's statistics come without a digest
+        # another tool's statistics come without a digest
+        if record.statistics is not None and record.digest is not None:
             self._known.setdefault(content, _Kept(record.statistics))
         if array is not None and content not in self._known:
             self._known[content] = self._store(record, array)

@@ -106,9 +106,8 @@ class Uploads:
             with self._changed:
                 self._queue.append(None)
                 self._changed.notify_all()
-            while (
-                self._thread.is_alive()
-            ):  # bounded waits, so that Ctrl-C gets through on every platform
+            # bounded waits, so that Ctrl-C gets through on every platform
+            while self._thread.is_alive():
                 self._thread.join(timeout=0.2)
         except KeyboardInterrupt:
             self._stop.set()

@@ -146,9 +146,8 @@ class BundleWriter:
         self._due = False  # whether what is queued is to be written now
         self._queued_bytes = 0  # since it was due last
         self._file: RecordFile | None = None
-        self._announced: set[Content] = (
-            set()
-        )  # what the queue and the file of the current step hold, by the digests it came with
+        # what the queue and the file of the current step hold, by the digests it came with
+        self._announced: set[Content] = set()
         self._fingerprints: dict[Content, dict[str, str]] = {}
         if self._uploads is not None:
             manifest.environment["upload"] = uuid4().hex  # no other capture has the same manifest
@@ -312,9 +311,8 @@ class BundleWriter:
             self._queue.append(None)
             self._write_now()
         try:
-            while (
-                self._thread.is_alive()
-            ):  # bounded waits, so that Ctrl-C gets through on every platform
+            # bounded waits, so that Ctrl-C gets through on every platform
+            while self._thread.is_alive():
                 self._thread.join(timeout=0.2)
         except KeyboardInterrupt:  # the thread may still write a step, and says the same then
             self._stopped = stopped or {"error": "interrupted while the last steps were written"}
@@ -377,9 +375,8 @@ class BundleWriter:
             uploads.put()
             uploads.finish(hurry)
         except CaptureError as error:
-            if (
-                self.published.stopped is not None
-            ):  # then what stopped the capture is what is raised
+            # then what stopped the capture is what is raised
+            if self.published.stopped is not None:
                 _LOGGER.warning("%s", error)
             self.failure = self.failure or error
 

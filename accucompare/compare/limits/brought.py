@@ -30,7 +30,7 @@ from accucompare.numbers import DTYPES
 from accucompare.places import Place, is_file
 from accucompare.selection import Mode
 
-# : The precisions of candidates that golden can bring a baseline for: the floating type, and what
+#: The precisions of candidates that golden can bring a baseline for: the floating type, and what
 # float32 products are rounded to.
 PRECISIONS = {
     "float64": ("float64", None),
@@ -147,9 +147,8 @@ def _error(golden: Bundle, ours: Record, baseline: Bundle, theirs: Record) -> Er
     if dtypes[0].kind is not dtypes[1].kind:
         return None
     stored = golden.stored(ours), baseline.stored(theirs)
-    exact = (
-        0.0 if not dtypes[0].digits else None
-    )  # so that integers and booleans that differ are counted
+    # so that integers and booleans that differ are counted
+    exact = 0.0 if not dtypes[0].digits else None
     masks = may_hold_masks(dtypes[0], ours.statistics) and may_hold_masks(
         dtypes[1], theirs.statistics
     )

@@ -64,8 +64,7 @@ def _cosine(one_minus_cosine: float) -> str:
         return "1"
     unit = Decimal(1).scaleb(-min(max(1 - Decimal(one_minus_cosine).adjusted(), 2), 16))
     limit = (1 - Decimal(one_minus_cosine)).quantize(unit, rounding=ROUND_FLOOR)
-    while (
-        1.0 - float(limit) < one_minus_cosine
-    ):  # the limit is read as a float, which near 1 is coarser than the digits printed
+    # the limit is read as a float, which near 1 is coarser than the digits printed
+    while 1.0 - float(limit) < one_minus_cosine:
         limit -= unit
     return str(limit) if float(limit) >= SMALLEST_COSINE else ""

@@ -44,7 +44,7 @@ from accucompare.compare.rows import (
     owner_of,
 )
 
-# : Reasons of another structure, not of other numbers. Such culprits come after those that show an
+#: Reasons of another structure, not of other numbers. Such culprits come after those that show an
 # error.
 STRUCTURAL = (Reason.SHAPE, Reason.DTYPE)
 
@@ -82,9 +82,8 @@ def find_culprits(
         culprits = [*of_series, *_by_jump(rows, children), *operators, *of_writes]
     else:
         culprits = [*(_culprit(row, children) for row in own), *operators]
-        culprits.sort(
-            key=lambda culprit: culprit.reason in STRUCTURAL and is_of_glue(culprit)
-        )  # otherwise in execution order
+        # otherwise in execution order
+        culprits.sort(key=lambda culprit: culprit.reason in STRUCTURAL and is_of_glue(culprit))
     if not has_baseline and not updated:
         culprits = _of_most_steps_first(culprits, fed)
     culprits = where_cut(
@@ -372,9 +371,8 @@ def _by_jump(rows: Iterable[Row], children: set[CallKey | None]) -> list[Culprit
             )
             continue
         call, parent = call_of(record), caller_of(record)
-        source, receiver = (
-            (parent, call) if record.role is Role.INPUT else (call, parent)
-        )  # whose code made it, and goes on with it
+        # whose code made it, and goes on with it
+        source, receiver = (parent, call) if record.role is Role.INPUT else (call, parent)
         went_in = (
             1.0
             if source is None
@@ -509,9 +507,8 @@ def _sites(culprits: Iterable[Culprit]) -> list[Culprit]:
     for culprit in culprits:
         record = culprit.row.record
         assert record is not None
-        number = (
-            record.role.value if record.role in SERIES_ROLES else ""
-        )  # the loss's value is not its backward
+        # the loss's value is not its backward
+        number = record.role.value if record.role in SERIES_ROLES else ""
         site = (
             culprit.name,
             culprit.site,

@@ -18,7 +18,7 @@ from accucompare.compare.remarks import OtherChoices
 from accucompare.compare.rows import Option, Row, Status, is_buffer
 from accucompare.numbers import DTYPES, Float64, Kind, widen
 
-# : The number of culprits whose error is described, the most elements that are read for that, and
+#: The number of culprits whose error is described, the most elements that are read for that, and
 # the size of a sample of larger tensors.
 DESCRIBED = 3
 MOST_ELEMENTS = 16 << 20
@@ -113,9 +113,8 @@ def _values(bundle: Bundle, record: Record, sample: Sample | None) -> Float64:
     if sample is None:
         return bundle.values(record).astype(np.float64)
     dtype = DTYPES[record.dtype]
-    return widen(bundle.stored(record).part(sample.slices), dtype).astype(
-        np.float64
-    )  # it was verified when it was measured
+    # it was verified when it was measured
+    return widen(bundle.stored(record).part(sample.slices), dtype).astype(np.float64)
 
 
 def differing_choices(row: Row) -> int:

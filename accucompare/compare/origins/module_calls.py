@@ -28,9 +28,8 @@ def caller_of(record: Record) -> CallKey | None:
 def parameter_of(record: Record) -> str:
     """The qualified name of the parameter that a record of its gradient, value or update is
     about."""
-    if record.path.startswith(
-        "/"
-    ):  # under its first name; the module that used it has it under another, or not at all
+    # under its first name; the module that used it has it under another, or not at all
+    if record.path.startswith("/"):
         return record.path[1:].partition("#")[0]
     own = record.path.partition("#")[0]  # without the number of a gradient that was recorded again
     return f"{record.name}.{own}" if record.name else own

@@ -80,9 +80,8 @@ class _Side:
     records: Iterable[Record | None]
     _known: dict[_Name, dict[tuple[int, int], Record]] = field(default_factory=dict)
     _given: dict[tuple[_Name, int, int], Record] = field(default_factory=dict)
-    _changed: set[tuple[int, int]] = field(
-        default_factory=set
-    )  # ranks and steps with a parameter that something else has changed
+    # ranks and steps with a parameter that something else has changed
+    _changed: set[tuple[int, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for record in self.records:

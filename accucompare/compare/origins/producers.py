@@ -10,7 +10,7 @@ from accucompare.bundle.format import Layout, Record, Role
 from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of
 from accucompare.compare.rows import Row
 
-# : Roles of values that a call gives to whoever comes after it, and of those that it hands down to
+#: Roles of values that a call gives to whoever comes after it, and of those that it hands down to
 # the calls inside of it.
 _GIVES = (Role.OUTPUT, Role.GRAD_INPUT, Role.OP_OUTPUT, Role.OP_GRAD_INPUT)
 _HANDS_DOWN = (Role.INPUT, Role.GRAD_OUTPUT)

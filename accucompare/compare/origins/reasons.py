@@ -57,9 +57,8 @@ class Origins:
     _operators: OperatorOrigins = field(default_factory=lambda: OperatorOrigins(fed=False))
     _steps_over: set[tuple[int, int]] = field(default_factory=set)
     _steps_nonfinite: set[tuple[int, int]] = field(default_factory=set)
-    _buffers: set[tuple[int, str]] = field(
-        default_factory=set
-    )  # modules with a buffer, or a parameter, that is wrong, by rank
+    # modules with a buffer, or a parameter, that is wrong, by rank
+    _buffers: set[tuple[int, str]] = field(default_factory=set)
     _training: TrainingTrace = field(default_factory=lambda: TrainingTrace(fed=False))
 
     def __post_init__(self) -> None:
@@ -205,20 +204,16 @@ class Fed:
     recorded: Collection[str] | None = None
     steps: Collection[tuple[int, int]] | None = None
     _tainted: set[CallKey] = field(default_factory=set)
-    _reshaped: set[CallKey] = field(
-        default_factory=set
-    )  # of these, those that computed with another shape
+    # of these, those that computed with another shape
+    _reshaped: set[CallKey] = field(default_factory=set)
     _with_children: set[CallKey] = field(default_factory=set)
     _glue: GlueSoFar = field(default_factory=GlueSoFar)
-    _buffers: set[tuple[int, str]] = field(
-        default_factory=set
-    )  # modules with a buffer, or a parameter, that stayed wrong, by rank
-    _unknown: dict[CallKey, set[str]] = field(
-        default_factory=dict
-    )  # paths of inputs that were not fed and are not known to be right
-    _erring: set[CallKey | None] = field(
-        default_factory=set
-    )  # calls whose own code has made an error in the forward
+    # modules with a buffer, or a parameter, that stayed wrong, by rank
+    _buffers: set[tuple[int, str]] = field(default_factory=set)
+    # paths of inputs that were not fed and are not known to be right
+    _unknown: dict[CallKey, set[str]] = field(default_factory=dict)
+    # calls whose own code has made an error in the forward
+    _erring: set[CallKey | None] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._training = TrainingTrace(fed=True, not_fed=self.not_fed, modules=self._buffers)

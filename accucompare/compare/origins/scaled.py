@@ -25,7 +25,7 @@ from accucompare.compare.limits import DEFAULT_REL_L2
 from accucompare.compare.rows import Row, Status
 from accucompare.numbers import DTYPES
 
-# : A factor that is a power of two of this size or more, or one over it, is most likely a loss
+#: A factor that is a power of two of this size or more, or one over it, is most likely a loss
 # scale.
 _LOSS_SCALE = 256
 
@@ -99,9 +99,8 @@ def find_scaled(rows: Iterable[Row]) -> ScaledGradients | None:
     for (step, rank), (own, of_loss) in sorted(steps.items()):
         if (found := _common(own, FEWEST_GRADIENTS)) is not None:
             scaled = ScaledGradients(found[0], found[1], len(own), rank, step, found[2])
-            made = next(
-                filter(scaled.holds, of_loss), None
-            )  # by the loss, if its gradient has the factor already
+            # by the loss, if its gradient has the factor already
+            made = next(filter(scaled.holds, of_loss), None)
             right = bool(of_loss) and all(row.status is not Status.FAIL for row in of_loss)
             return replace(
                 scaled, row=made or scaled.row, of_loss=True if made else False if right else None
@@ -122,9 +121,8 @@ def _common(rows: Sequence[Row], fewest: int) -> tuple[float, float, Row] | None
         return None
     measured = []
     for row in rows:
-        if (
-            row.status is not Status.FAIL and row.metrics is None
-        ):  # no gradient on both sides, or without data
+        # no gradient on both sides, or without data
+        if row.status is not Status.FAIL and row.metrics is None:
             continue
         found = _factor(row)
         if found is None:

@@ -57,46 +57,33 @@ class TrainingTrace:
     fed: bool
     not_fed: Collection[tuple[int, int, str, int, str, str]] = ()
     modules: set[tuple[int, str]] = field(default_factory=set)
-    _over: set[tuple[int, int]] = field(
-        default_factory=set
-    )  # free-running: steps of which something is over its limit
-    _other: set[tuple[int, int]] = field(
-        default_factory=set
-    )  # steps of which an update was made of other values than golden's
-    _tainted: set[CallKey] = field(
-        default_factory=set
-    )  # calls whose backward went on with a wrong gradient
+    # free-running: steps of which something is over its limit
+    _over: set[tuple[int, int]] = field(default_factory=set)
+    # steps of which an update was made of other values than golden's
+    _other: set[tuple[int, int]] = field(default_factory=set)
+    # calls whose backward went on with a wrong gradient
+    _tainted: set[CallKey] = field(default_factory=set)
     _glue: GlueSoFar = field(default_factory=GlueSoFar)
-    _parameters: set[tuple[int, int, str]] = field(
-        default_factory=set
-    )  # with a part of its gradient over its limit, or alone
-    _without: set[tuple[int, int, str]] = field(
-        default_factory=set
-    )  # parameters with a gradient on one side only
-    _alone: set[tuple[CallKey, Role, str]] = field(
-        default_factory=set
-    )  # values of the forward that only one side has
-    _lost: set[CallKey] = field(
-        default_factory=set
-    )  # calls whose backward goes on without a gradient that only one side has
-    _not_updated: set[tuple[int, str]] = field(
-        default_factory=set
-    )  # by rank: parameters that only one side has updated
-    _wrote: dict[int, int] = field(
-        default_factory=dict
-    )  # by rank: the first step whose update has made an error of its own
-    _groups: set[tuple[int, int]] = field(
-        default_factory=set
-    )  # steps with another number in an optimizer's parameter groups
-    _states: set[tuple[int, str]] = field(
-        default_factory=set
-    )  # by rank: state that an update has made over its limit
-    _wrong_updates: set[tuple[int, str]] = field(
-        default_factory=set
-    )  # by rank: parameters with an update over its limit
-    _updated: set[tuple[int, int]] = field(
-        default_factory=set
-    )  # steps of which the update was recorded
+    # with a part of its gradient over its limit, or alone
+    _parameters: set[tuple[int, int, str]] = field(default_factory=set)
+    # parameters with a gradient on one side only
+    _without: set[tuple[int, int, str]] = field(default_factory=set)
+    # values of the forward that only one side has
+    _alone: set[tuple[CallKey, Role, str]] = field(default_factory=set)
+    # calls whose backward goes on without a gradient that only one side has
+    _lost: set[CallKey] = field(default_factory=set)
+    # by rank: parameters that only one side has updated
+    _not_updated: set[tuple[int, str]] = field(default_factory=set)
+    # by rank: the first step whose update has made an error of its own
+    _wrote: dict[int, int] = field(default_factory=dict)
+    # steps with another number in an optimizer's parameter groups
+    _groups: set[tuple[int, int]] = field(default_factory=set)
+    # by rank: state that an update has made over its limit
+    _states: set[tuple[int, str]] = field(default_factory=set)
+    # by rank: parameters with an update over its limit
+    _wrong_updates: set[tuple[int, str]] = field(default_factory=set)
+    # steps of which the update was recorded
+    _updated: set[tuple[int, int]] = field(default_factory=set)
 
     def forward(self, record: Record, verdict: Verdict) -> None:
         """A row of the forward was traced."""
@@ -229,9 +216,8 @@ class TrainingTrace:
             self._other.add(step)  # what only one of two optimizers keeps is the optimizer's own
         if record.role is Role.PARAM_CHANGED:
             return self._changed(record, verdict)
-        if (
-            record.role is Role.PARAM_GRAD and verdict.reason is Reason.DTYPE
-        ):  # one side says that there is none
+        # one side says that there is none
+        if record.role is Role.PARAM_GRAD and verdict.reason is Reason.DTYPE:
             verdict = replace(verdict, reason=Reason.MISSING if record.dtype else Reason.EXTRA)
         if verdict.reason in UNMATCHED:
             return self._update_alone(record, verdict, parameter)
@@ -244,10 +230,11 @@ class TrainingTrace:
             )
         of_group = record.is_of_group and record.shape == ()
         if verdict.reason is Reason.OVER:
+            # nor was it set to zero
             inherited = {
                 Role.PARAM_GRAD: (
                     parameter in self._parameters or parameter[::2] in self._not_updated
-                ),  # nor was it set to zero
+                ),
                 Role.PARAM_BEFORE: not self.fed and step in self._over,
                 Role.STATE_BEFORE: (
                     (of_group and self._wrote.get(record.rank, record.step) < record.step)
@@ -344,30 +331,22 @@ class Terms:
     from a normalisation. Of n terms, the rounding of their mean is that of one, divided by the
     square root of n."""
 
-    _arrived: dict[CallKey, float] = field(
-        default_factory=dict
-    )  # L2 norm of all that arrived at the outputs of a call
-    _nodes: dict[tuple[CallKey, str, int], float] = field(
-        default_factory=dict
-    )  # and at one of its nodes
-    _sizes: dict[tuple[int, int, str], float] = field(
-        default_factory=dict
-    )  # of the terms of a parameter's gradient
-    _values: dict[tuple[int, int, int, str], float] = field(
-        default_factory=dict
-    )  # L2 norm of a parameter before an update
-    _given: dict[CallKey, list[tuple[float, int]]] = field(
-        default_factory=dict
-    )  # of this step: L2 norm and size of what calls were given
-    _summed: dict[str, int] = field(
-        default_factory=dict
-    )  # how many values each sum of a module has
-    _elements: dict[str, int] = field(
-        default_factory=dict
-    )  # how many values arrived at an output of a module
-    _length: dict[str, float] = field(
-        default_factory=dict
-    )  # of a recurrent module's sequences, the mean
+    # L2 norm of all that arrived at the outputs of a call
+    _arrived: dict[CallKey, float] = field(default_factory=dict)
+    # and at one of its nodes
+    _nodes: dict[tuple[CallKey, str, int], float] = field(default_factory=dict)
+    # of the terms of a parameter's gradient
+    _sizes: dict[tuple[int, int, str], float] = field(default_factory=dict)
+    # L2 norm of a parameter before an update
+    _values: dict[tuple[int, int, int, str], float] = field(default_factory=dict)
+    # of this step: L2 norm and size of what calls were given
+    _given: dict[CallKey, list[tuple[float, int]]] = field(default_factory=dict)
+    # how many values each sum of a module has
+    _summed: dict[str, int] = field(default_factory=dict)
+    # how many values arrived at an output of a module
+    _elements: dict[str, int] = field(default_factory=dict)
+    # of a recurrent module's sequences, the mean
+    _length: dict[str, float] = field(default_factory=dict)
 
     def summed(self, record: Record) -> int:
         """Over how many values of one channel, or one sample, a module in ``SUMMED`` sums; 0 if no
@@ -426,9 +405,8 @@ class Terms:
         if record.role is Role.GRAD_OUTPUT:
             self._arrived[call] = math.hypot(self._arrived.get(call, 0.0), size)
         elif record.role is Role.CALL_GRAD:
-            terms = (
-                max(size, self._arrived.get(call, 0.0)) if len(record.shape) == 1 else size
-            )  # a bias: the sum of what arrived
+            # a bias: the sum of what arrived
+            terms = max(size, self._arrived.get(call, 0.0)) if len(record.shape) == 1 else size
             self._sizes[part] = math.hypot(self._sizes.get(part, 0.0), terms)
         elif record.role is Role.OP_GRAD_OUTPUT:
             self._nodes[(call, *record.operator)] = size

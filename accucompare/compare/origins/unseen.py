@@ -51,7 +51,7 @@ from accucompare.compare.limits import CEILING, DEFAULT_REL_L2
 from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, parameter_of
 from accucompare.compare.rows import Reason, Row, Status, is_operator
 
-# : Layouts of tensors that are listed without data. A meta tensor is not among them: it has no
+#: Layouts of tensors that are listed without data. A meta tensor is not among them: it has no
 # values that could be wrong.
 _WITHOUT_DATA = (Layout.NESTED, Layout.SPARSE, Layout.QUANTIZED, Layout.BATCHED, Layout.UNREADABLE)
 
@@ -104,12 +104,10 @@ def _too_far(rows: Iterable[Row], dtype: str) -> list[Row]:
     """The rows of updates that were not judged, of those whose sum is further off than other
     gradients make it.
     """
-    sizes: defaultdict[tuple[int, int, Role], float] = defaultdict(
-        float
-    )  # squares of L2 norms: of golden's values, by rank and step
-    errors: defaultdict[tuple[int, int, Role], float] = defaultdict(
-        float
-    )  # of the errors that were not judged
+    # squares of L2 norms: of golden's values, by rank and step
+    sizes: defaultdict[tuple[int, int, Role], float] = defaultdict(float)
+    # of the errors that were not judged
+    errors: defaultdict[tuple[int, int, Role], float] = defaultdict(float)
     waived: dict[tuple[int, int, Role], list[Row]] = {}
     for row in rows:
         golden, metrics = row.golden, row.metrics

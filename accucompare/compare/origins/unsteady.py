@@ -31,9 +31,8 @@ def begins(golden: Iterable[Record], again: Mapping[Key, Record]) -> dict[Key, R
         other = again.get(record.key)
         if other is not None and source not in changed:
             kept[record.key] = other
-        steady = (
-            other is not None and other.digest == record.digest
-        )  # both are None for an opaque object
+        # both are None for an opaque object
+        steady = other is not None and other.digest == record.digest
         if not steady and to is not None and record.role in (Role.INPUT, Role.OUTPUT):
             changed.add(to)
     return kept

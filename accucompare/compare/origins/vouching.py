@@ -218,15 +218,17 @@ class _Calls:
     """
 
     def __init__(self, rows: Iterable[Row]) -> None:
+        # golden's, the candidate's
         self._callers: tuple[dict[CallKey, CallKey | None], dict[CallKey, CallKey | None]] = (
             {},
             {},
-        )  # golden's, the candidate's
+        )
         self._golden: dict[CallKey, CallKey] = {}  # by the candidate's call
+        # by both sides, by golden's names and by the candidate's
         self._called: tuple[set[_Module], set[_Module]] = (
             set(),
             set(),
-        )  # by both sides, by golden's names and by the candidate's
+        )
         self._agree: dict[
             tuple[CallKey, bool], bool
         ] = {}  # by golden's call, and whether its backward

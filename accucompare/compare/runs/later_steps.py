@@ -60,9 +60,8 @@ def after_updates(golden: Mapping[int, Manifest], candidate: Mapping[int, Manife
         if not any(entry.updates for side in (ours, theirs) for entry in side.values()):
             continue
         started = candidate[rank].training.started
-        updated = steps[0] > (
-            0 if started is None else started.step
-        )  # by steps that were not recorded
+        # by steps that were not recorded
+        updated = steps[0] > (0 if started is None else started.step)
         for step in steps:
             both = ours.get(step), theirs.get(step)
             if updated and not _same_weights(*both):

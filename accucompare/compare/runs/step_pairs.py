@@ -119,9 +119,8 @@ def _told(pair: StepPair) -> Iterator[tuple[Setting, str, float | None, float | 
     if ours is None or theirs is None:
         return
     rates = theirs.lr
-    if len(ours.lr) == len(rates) and ours.lr.keys().isdisjoint(
-        rates
-    ):  # an optimizer of another class, as a device's own fused one
+    # an optimizer of another class, as a device's own fused one
+    if len(ours.lr) == len(rates) and ours.lr.keys().isdisjoint(rates):
         rates = dict(zip(ours.lr, rates.values(), strict=True))
     for name in [*ours.lr, *(name for name in rates if name not in ours.lr)]:
         both = ours.lr.get(name), rates.get(name)

@@ -212,9 +212,8 @@ class _Limits:
             None,
             None,
         ):
-            return replace(
-                by_user, cosine=None, ceiling=CEILING[self.dtype][0]
-            )  # a cosine tells nothing of a single number
+            # a cosine tells nothing of a single number
+            return replace(by_user, cosine=None, ceiling=CEILING[self.dtype][0])
         default: float = DEFAULT_REL_L2[self.dtype]
         source: LimitOrigin = DefaultOfDtype(self.dtype, of_step=True)
         if terms is not None and self.errors:

@@ -32,10 +32,11 @@ DARKEST = 1e-4  # of the brightest slice: fainter ones count as this bright
 LONGEST = 1 << 20  # the most slices along one dimension that are looked at one by one
 FEWEST_EACH = 4.0  # carriers of each slice: with fewer, a run of bright ones may be chance
 FEWEST_OTHERS = 3  # slices beside a run, that are all darker: one or two may be so by chance
+# slices: a dimension in which a run is looked for; at an end of a run, on each side
 SHORTEST, EDGE = (
     8,
     4,
-)  # slices: a dimension in which a run is looked for; at an end of a run, on each side
+)
 # of two levels of brightness to a run and the rest; the run stays the same after three or four
 FITS = 8
 LISTED = 8  # the most slices that are named one by one
@@ -312,9 +313,8 @@ def _brightest(
         np.cumsum(expected[order])[:-1],
         np.arange(1, len(order)),
     )
-    ways = counts * (
-        np.log(len(share) / counts) + 1
-    )  # at least the logarithm of the ways to choose so many slices
+    # at least the logarithm of the ways to choose so many slices
+    ways = counts * (np.log(len(share) / counts) + 1)
     certain = beyond_chance(together, np.minimum(expected, 1), carriers) - ways >= CERTAIN
     gaps = np.where(certain & (together >= SHARE), brightness[:-1] / brightness[1:], 0.0)
     if gaps.max(initial=0.0) < GAP:

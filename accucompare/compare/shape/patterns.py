@@ -49,11 +49,11 @@ FEWEST = 32.0  # with fewer elements that carry the error, nothing is called noi
 SAMPLE = 1 << 16  # elements from which a share is estimated, to 0.4 %
 RIGHT = 8.0  # roundings of the candidate's type: what has no larger a relative L2 error is right
 BINS = 64  # of golden's values, to see whether they alone decide the error
-# : sqrt(mean d^2 / mean golden^2) of rounding to p bits is this times 2^-p, for mantissas spread
+#: sqrt(mean d^2 / mean golden^2) of rounding to p bits is this times 2^-p, for mantissas spread
 # evenly in their logarithm.
 _ROUNDING = math.sqrt(2 * math.log(2) / 9)
 
-# : What such an error comes from, where nothing else makes the same values: other causes are
+#: What such an error comes from, where nothing else makes the same values: other causes are
 # excluded by the fact itself.
 CAUSES = {
     "saturated": "overflow in a narrow type, saturated in place of Inf",

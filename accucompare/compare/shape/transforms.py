@@ -118,9 +118,8 @@ def _zero(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     zero = pair.candidate == 0
     count = np.count_nonzero(zero & (pair.golden != 0))
     if zero.all():
-        yield Description(
-            "zero", "the candidate is exactly zero", 0.0, 0, zero.size, of_all=True
-        )  # a fact, of every element
+        # a fact, of every element
+        yield Description("zero", "the candidate is exactly zero", 0.0, 0, zero.size, of_all=True)
     elif count:
         words = (
             f"exactly zero where golden is not, at {percent_of(count / zero.size)} of the elements"
@@ -141,10 +140,11 @@ def scales_and_offsets(pair: Tensors, sums: SumsOfSlices) -> Iterator[Descriptio
             continue
         diff, _, product, squares = over
         groups = over.shape[1]
+        # the least squares fit; scales are 1 + excess
         excess, offsets = (
             _ratio(product, squares),
             diff * groups / size,
-        )  # the least squares fit; scales are 1 + excess
+        )
         scaled, moved = (
             _unexplained(float(part.sum()) / error) for part in (product * excess, diff * offsets)
         )
@@ -215,12 +215,10 @@ def _scales_in_words(scales: Float64, each: str) -> tuple[str, str]:
     """The key of the hint, and the words, for scales."""
     low, high = _range(scales)
     if each:
-        one_sided = (
-            0 < low <= high < 1 or low > 1
-        )  # an eps that is too large shrinks every row, one that is too small grows it
-        digits = (
-            max(2, math.ceil(-math.log10(high - low))) if 0 < high - low < 1 else 2
-        )  # as many as tell them apart
+        # an eps that is too large shrinks every row, one that is too small grows it
+        one_sided = 0 < low <= high < 1 or low > 1
+        # as many as tell them apart
+        digits = max(2, math.ceil(-math.log10(high - low))) if 0 < high - low < 1 else 2
         words = f"{each} is scaled by a factor of its own, {low:.{digits}f} to {high:.{digits}f}"
         if not SLIP < low <= high < 1 / SLIP:
             return "", words  # no slip of a normalisation does so much
@@ -278,14 +276,14 @@ def _row_scales(pair: Tensors) -> Iterator[Description]:
             left = max(left, _not_golden(left * error, candidate))
         yield Description(hint, words, left, len(excess), carriers, of_all=not each)
 
+    # this bias has the opposite sign: d = excess * (golden + bias)
     excess, bias = (
         apart,
         np.zeros(length),
-    )  # this bias has the opposite sign: d = excess * (golden + bias)
+    )
     for _ in range(TURNS):
-        bias = np.nan_to_num((excess @ diff - excess**2 @ golden) / (excess @ excess)).clip(
-            -1, 1
-        )  # none is above golden's RMS
+        # none is above golden's RMS
+        bias = np.nan_to_num((excess @ diff - excess**2 @ golden) / (excess @ excess)).clip(-1, 1)
         excess = _ratio(product + diff @ bias, squares + 2 * (golden @ bias) + bias @ bias)
     if np.abs(np.median(1 + excess)) < NEAR_ONE:  # every row is but the bias
         return
@@ -419,9 +417,8 @@ def _layouts(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
         return
     some = np.random.default_rng(0).integers(pair.golden.size, size=4096)
     theirs, ours = pair.candidate.reshape(-1)[some], pair.golden.reshape(-1)[some]
-    for order in itertools.islice(
-        itertools.permutations(range(ndim)), 1, None
-    ):  # without the first, which moves nothing
+    # without the first, which moves nothing
+    for order in itertools.islice(itertools.permutations(range(ndim)), 1, None):
         moved = np.transpose(pair.golden, order)
         missed = theirs - moved[np.unravel_index(some, moved.shape)]
         if missed @ missed > 2 * LEFT * ((theirs - ours) @ (theirs - ours)):

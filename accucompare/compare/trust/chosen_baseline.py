@@ -82,9 +82,8 @@ class ChosenBaseline:
             UsageError: if the user named it, and it is of another dtype than the candidate.
         """
         golden, candidate, own = records
-        if self.bundle is None or (
-            tasks and not own
-        ):  # one that holds a series alone judges the series alone
+        # one that holds a series alone judges the series alone
+        if self.bundle is None or (tasks and not own):
             return replace(self, bundle=None), tasks
         if not fed:
             own = numbered_as(golden, own, renamings)
@@ -116,12 +115,13 @@ class ChosenBaseline:
         """Whether a compared row was judged without this baseline, which has no such record, or
         none with an error.
         """
+        # which is told apart
         if (
             self.records is None
             or row.golden is None
             or row.reason is Reason.IDENTICAL
             or row.verdict.unproved
-        ):  # which is told apart
+        ):
             return False
         if row.golden.key not in self.records:
             return True

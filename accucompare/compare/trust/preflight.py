@@ -160,9 +160,8 @@ def _weights(pair: Pairing) -> Iterator[PreflightFinding]:
                 if entry.get("computed")
             }
             fallback = theirs.options.fallback
-            narrowed = tuple(
-                f"{name}." for name in (() if fallback is None else fallback.modules)
-            )  # these have another type on purpose
+            # these have another type on purpose
+            narrowed = tuple(f"{name}." for name in (() if fallback is None else fallback.modules))
             computed |= {name for name in others if name.startswith(narrowed)}
             loaded = [
                 {name: entry for name, entry in table.items() if name not in computed}
@@ -176,9 +175,8 @@ def _weights(pair: Pairing) -> Iterator[PreflightFinding]:
                 }
                 for table, other in zip(loaded, reversed(loaded), strict=True)
             ]
-            if (
-                ours.options.imported or theirs.options.imported
-            ):  # a dump has the weights of the modules that ran, by each of their names
+            # a dump has the weights of the modules that ran, by each of their names
+            if ours.options.imported or theirs.options.imported:
                 loaded = [
                     {
                         name: entry
@@ -271,9 +269,8 @@ def _settings(pair: Pairing) -> Iterator[PreflightFinding]:
         ):
             continue  # what another tool's dump does not say
         unsaid = setting in (CaptureSetting.RANDOM, CaptureSetting.OPTIMIZER)
-        if ours != theirs and not (
-            unsaid and None in (ours, theirs)
-        ):  # a killed, or older, capture could not say
+        # a killed, or older, capture could not say
+        if ours != theirs and not (unsaid and None in (ours, theirs)):
             fact = SettingDiffers(setting, ours, theirs, pair.side)
             yield PreflightFinding(fact, serious, about=about)
 
@@ -440,10 +437,11 @@ def preflight_baseline(
         dtypes = [float_dtype(bundle.manifest) for bundle in (golden, candidate)]
         if not candidate.manifest.fed and (dtypes[0] == dtypes[1] or "" in dtypes):
             return []
+        # no error is known, for a baseline to judge
         if Mode.DIGEST in (
             golden.manifest.options.mode,
             candidate.manifest.options.mode,
-        ):  # no error is known, for a baseline to judge
+        ):
             return []
         advice = suggested(golden, candidate)
         other = other_code(golden.manifest, candidate.manifest).versions

@@ -318,9 +318,8 @@ def read(path: Path) -> Ranks:
             " or a log in it"
         )
     runs, notes = _last_runs([log for _, log in sorted(numbered)])
-    ranks = max(
-        runs, key=lambda run: run.start.time
-    ).start.ranks  # of the newest start; logs of one with more ranks are still there
+    # of the newest start; logs of one with more ranks are still there
+    ranks = max(runs, key=lambda run: run.start.time).start.ranks
     earlier = [
         remark("left-out", log=str(run.path), ranks=run.start.ranks)
         for run in runs

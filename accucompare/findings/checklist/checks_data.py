@@ -67,9 +67,8 @@ def _input_finite(seen: Evidence) -> CheckOutcome:
     if bad is None:
         return passed(remark("inputs-finite", count=count))
     step, given = bad
-    if (
-        not seen.run.findings and not seen.run.unexplained
-    ):  # as of a table with gaps, which the model fills in
+    # as of a table with gaps, which the model fills in
+    if not seen.run.findings and not seen.run.unexplained:
         return passed(
             remark("input-held-and-harmless", input=_called(given), low=given.low, high=given.high)
         )
@@ -88,9 +87,8 @@ def _input_range(seen: Evidence) -> CheckOutcome:
     measured = remark("inputs-at-most", size=largest)
     if worst is not None and largest > seen.limits["input-range"]:
         looks = [each.outputs for each in seen.vitals if each.outputs]
-        name = (
-            next(iter(looks[0])) if looks else ""
-        )  # the first that is called: one that normalises makes them small
+        # the first that is called: one that normalises makes them small
+        name = next(iter(looks[0])) if looks else ""
         size = max(
             (abs(float(number)) for each in looks for number in each.get(name, ())),
             default=math.inf,
@@ -125,9 +123,8 @@ def _is_mask(given: Given) -> bool:
 def _input_constant(seen: Evidence) -> CheckOutcome:
     looks: dict[str, list[tuple[int, float]]] = {}
     for each, given in _every(seen):
-        if (
-            given.constant is not None and not _is_mask(given) and given.low != given.high
-        ):  # masks, and states that begin with 0
+        # masks, and states that begin with 0
+        if given.constant is not None and not _is_mask(given) and given.low != given.high:
             looks.setdefault(_called(given), []).append((each.step, given.constant))
     if not looks:
         return not_looked_at(remark("no-samples"))
@@ -224,9 +221,8 @@ def _out_of_vocabulary(seen: Evidence) -> CheckOutcome | None:
                     name,
                 )
     rows = seen.setup.vocabulary if seen.setup is not None else None
-    for each, given in _every(
-        seen
-    ):  # labels may be of another vocabulary: they are judged by their cross entropy
+    # labels may be of another vocabulary: they are judged by their cross entropy
+    for each, given in _every(seen):
         if (
             rows is None
             or given.low is None
@@ -254,9 +250,8 @@ def _labels_ignored(seen: Evidence) -> CheckOutcome:
         )
         if bad is not None or len(emptied) > seen.limits["labels-ignored"] * len(every):
             return failed(measured, 1.0, emptied[0] if bad is None else bad)
-        return passed(
-            remark("ignored-and-finite", measured=measured), worst
-        )  # as of a sum that is divided by what there is in an update
+        # as of a sum that is divided by what there is in an update
+        return passed(remark("ignored-and-finite", measured=measured), worst)
     return passed(remark("labels-ignored", share=worst), worst)
 
 
@@ -339,9 +334,8 @@ def _order(seen: Evidence) -> CheckOutcome:
     if all(each.loaded is None for each in seen.vitals):
         return not_looked_at(remark("order-of-no-loader", measured=measured))
     if not any(each.loaded is not None and each.loaded.shuffles for each in seen.vitals):
-        return passed(
-            remark("order-not-shuffled", measured=measured), share
-        )  # a text, and a series, are read in their order
+        # a text, and a series, are read in their order
+        return passed(remark("order-not-shuffled", measured=measured), share)
     measured = remark("order-of-shuffling-loader", measured=measured)
     if share > seen.limits["order-repeated"] and running.count(usual) >= 3:
         return warned(measured, share, digests[usual][0])

@@ -138,18 +138,16 @@ def _output_constant(seen: Evidence) -> CheckOutcome:
     still = {name for name, updated in moved.items() if not updated}
     for name in looks[0].outputs:
         extrema = [each.outputs[name] for each in looks if name in each.outputs]
-        if (
-            len(extrema) < _LOOKS or name not in trained
-        ):  # a frozen table of positions gives the same each time, as it should
+        # a frozen table of positions gives the same each time, as it should
+        if len(extrema) < _LOOKS or name not in trained:
             continue
         if not all(math.isfinite(float(number)) for pair in extrema for number in pair):
             continue
         if all(low == high for low, high in extrema):
             return warned(remark("one-value", looks=len(extrema)), None, looks[0].step, name)
         low, high = extrema[0]
-        limited = (
-            float(low).is_integer() and float(high).is_integer()
-        )  # as what ends with a clamp, a saturated sigmoid, or one-hot codes
+        # as what ends with a clamp, a saturated sigmoid, or one-hot codes
+        limited = float(low).is_integer() and float(high).is_integer()
         if changing and len(set(extrema)) == 1 and not limited and name not in still:
             measured = remark("one-output", low=float(low), high=float(high), looks=len(extrema))
             return warned(measured, None, looks[0].step, name)
@@ -176,9 +174,8 @@ def _mode(seen: Evidence) -> CheckOutcome:
     if len(trained) < _LOOKS:
         return not_looked_at(remark("too-few-trained", steps=len(trained), least=_LOOKS))
     total = seen.setup.switched
-    found = [
-        each for each in trained if 2 * each.evaluated >= total
-    ]  # with fewer, most of the model is frozen, and meant to be
+    # with fewer, most of the model is frozen, and meant to be
+    found = [each for each in trained if 2 * each.evaluated >= total]
     if found:
         count = max(each.evaluated for each in found)
         measured = remark(
@@ -200,9 +197,8 @@ def _evaluated(seen: Evidence) -> CheckOutcome:
     share = len(found) / len(seen.vitals)
     if len(found) > 1 and share < seen.limits["evaluated-in-training"]:
         return warned(measured, share, found[0].step)
-    return passed(
-        remark("not-as-evaluations", measured=measured), share
-    )  # once: batch norms measured anew; in each step: a part of the training
+    # once: batch norms measured anew; in each step: a part of the training
+    return passed(remark("not-as-evaluations", measured=measured), share)
 
 
 def _buffers(seen: Evidence) -> CheckOutcome:

@@ -72,9 +72,8 @@ def _exploding(seen: Evidence) -> CheckOutcome:
     *others, (value, step, name) = sorted(ratios)
     usual = median(value for value, *_ in others)
     measured = remark("gradient-at-least", value=value, usual=usual)
-    large = value > seen.limits["gradient-most"] * max(
-        usual, 1.0
-    )  # where all are large, so is the loss
+    # where all are large, so is the loss
+    large = value > seen.limits["gradient-most"] * max(usual, 1.0)
     return (
         warned(measured, value, step, name)
         if large
@@ -93,9 +92,8 @@ def _least_ratios(seen: Evidence) -> list[tuple[float, int, str]]:
             for step, (grad, weight) in series
             if weight > 0 and math.isfinite(grad)
         ]
-        if (
-            len(values) >= _FEW and len(values) == len(series) and _is_matrix(parameter)
-        ):  # a weight that began at 0 is small for long
+        # a weight that began at 0 is small for long
+        if len(values) >= _FEW and len(values) == len(series) and _is_matrix(parameter):
             found.append((min(value for value, _ in values), values[0][1], parameter.name))
     return found
 
@@ -136,9 +134,8 @@ def _second_moment(seen: Evidence) -> CheckOutcome:
             for step, (value, grad) in series
             if grad > 0 and 0 <= value < math.inf
         ]
-        if (
-            values and _is_matrix(parameter) and 0 < eps[parameter.name] <= _SMALL_EPS
-        ):  # a larger one is meant to count
+        # a larger one is meant to count
+        if values and _is_matrix(parameter) and 0 < eps[parameter.name] <= _SMALL_EPS:
             value, step = max(values)
             found.append((value / eps[parameter.name], step, parameter.name))
     if not found:
@@ -208,9 +205,8 @@ def _zero_grad(seen: Evidence) -> CheckOutcome:
         measured = remark("stale-gradient", parameters=kept[0].kept, steps=len(kept))
         return failed(measured, float(kept[0].kept), kept[0].step)
     thrown = [each for each in seen.updates if each.thrown]
-    if len(thrown) > 2 and 2 * len(thrown) > len(
-        seen.updates
-    ):  # a loop may drop a batch now and then
+    # a loop may drop a batch now and then
+    if len(thrown) > 2 and 2 * len(thrown) > len(seen.updates):
         count = sum(each.thrown for each in thrown)
         measured = remark(
             "cleared-unused", backwards=count, thrown=len(thrown), updates=len(seen.updates)
@@ -238,9 +234,8 @@ def _update_skipped(seen: Evidence) -> CheckOutcome:
         return warned(remark("given-optimizer-idle"), 1.0, without[0].step)
     share = len(without) / len(trained)
     measured = remark("without-update", without=len(without), trained=len(trained))
-    if (
-        without and share < seen.limits["accumulating"]
-    ):  # where micro-batches are steps, most of them have none
+    # where micro-batches are steps, most of them have none
+    if without and share < seen.limits["accumulating"]:
         return warned(measured, share, without[0].step)
     still, count = _unmoved(seen)
     if still and len(still) == count:  # what has been learnt to the last digit moves no more

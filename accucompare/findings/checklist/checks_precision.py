@@ -25,9 +25,8 @@ _HALVES = ("float16", "bfloat16")
 
 def _scale_falling(seen: Evidence) -> CheckOutcome:
     began = seen.run.steps[0].step if seen.run.steps else 0
-    later = [
-        each for each in seen.run.scaled if each.in_a_row <= each.step - began
-    ]  # the first ones find the scale to begin with
+    # the first ones find the scale to begin with
+    later = [each for each in seen.run.scaled if each.in_a_row <= each.step - began]
     longest = max((each.in_a_row for each in later), default=0)
     skipped = sum(each.skipped for each in seen.run.scaled)
     measured = remark(
@@ -48,9 +47,8 @@ def _scale_at_one(seen: Evidence) -> CheckOutcome:
     )
     first = next((step.scale for step in seen.run.steps if step.scale is not None), math.nan)
     measured = remark("scale-least", least=lowest[0], first=first)
-    came_down = first > lowest[0] or any(
-        each.skipped for each in seen.run.scaled
-    )  # else it was made so
+    # else it was made so
+    came_down = first > lowest[0] or any(each.skipped for each in seen.run.scaled)
     if lowest[0] <= seen.limits["scale-least"] and came_down:
         return failed(measured, lowest[0], lowest[1])
     return passed(measured, lowest[0])
@@ -63,9 +61,8 @@ def _scale_growing(seen: Evidence) -> CheckOutcome:
         for step in seen.run.steps
         if step.scale is not None and step.grad_norm is not None and float(step.grad_norm) == 0
     ]
-    zero = [
-        step for step in zero if losses.get(step.step) != 0
-    ]  # what has come to 0 has nothing left to learn
+    # what has come to 0 has nothing left to learn
+    zero = [step for step in zero if losses.get(step.step) != 0]
     highest = max(step.scale for step in seen.run.steps if step.scale is not None)
     measured = remark("scale-most", most=highest, steps=len(zero))
     first = next(step.scale for step in seen.run.steps if step.scale is not None)

@@ -102,9 +102,8 @@ def _loss_spike(seen: Evidence) -> CheckOutcome:
     if any(value < 0 for value in finite):
         lowest = min(finite)
         return not_looked_at(remark("loss-not-positive", lowest=lowest))
-    floor = seen.limits["loss-spike-floor"] * median(
-        finite[:_FEWEST]
-    )  # near 0, a loss may well be ten times the last one
+    # near 0, a loss may well be ten times the last one
+    floor = seen.limits["loss-spike-floor"] * median(finite[:_FEWEST])
     series = [Point(step, value + floor) for step, value in seen.losses]
     return _spiking(
         remark("the-loss"), series, seen.limits["loss-spike"], 0.1, seen.limits["loss-record"]

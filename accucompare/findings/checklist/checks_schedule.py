@@ -88,9 +88,8 @@ def _lr_jump(seen: Evidence) -> CheckOutcome:
             falls = all(
                 one > other for one, other in itertools.pairwise(values[at : at + _FALLING + 1])
             )
-            if (
-                not rises or not falls or values[at - 1] <= 0
-            ):  # what begins again falls before it rises, and epochs have plateaus
+            # what begins again falls before it rises, and epochs have plateaus
+            if not rises or not falls or values[at - 1] <= 0:
                 continue
             ratio = values[at] / values[at - 1]
             largest = max(largest, ratio)

@@ -44,10 +44,11 @@ class Site(str, Enum):
     WEIGHTS = "weights", "weights"  # it was in a parameter or a buffer of this module before
     INPUT = "input"  # the model was given it
     LOSS = "loss"  # of a gradient: it came from outside of the model, from the loss
+    # of a gradient: a hook of the user's on a parameter, which `near` names
     HOOK = (
         "hook",
         "hook on",
-    )  # of a gradient: a hook of the user's on a parameter, which `near` names
+    )
     # in a parameter's gradient, between the backward and the update
     GRADIENTS = "gradients", "gradients before the update"
     UPDATE = "update", "weights after the update"  # in a parameter, by the optimizer's last update

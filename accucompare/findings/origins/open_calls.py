@@ -121,9 +121,8 @@ class OpenCall:
             return  # of a NaN, or of an Inf that something was filled with
         filled = {MINUS} if _is_mask(observation) else set()
         self.sources.update(dict.fromkeys(new & filled, observation))
-        self.makers.update(
-            dict.fromkeys(new - {NAN} - filled, computed or observation)
-        )  # the last: an earlier one may have done no harm
+        # the last: an earlier one may have done no harm
+        self.makers.update(dict.fromkeys(new - {NAN} - filled, computed or observation))
 
 
 def blame_call(kinds: Iterable[str], *calls: OpenCall) -> None:

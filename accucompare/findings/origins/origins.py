@@ -118,9 +118,8 @@ class _Judge:
         fresh = arrival - caller.known
         caller.known |= fresh
         for kind in sorted(self.kinds(tensors) & fresh):
-            if (
-                kind == NAN and caller.known & caller.bad & INFINITE
-            ):  # its own code made it of an Inf that is reported already
+            # its own code made it of an Inf that is reported already
+            if kind == NAN and caller.known & caller.bad & INFINITE:
                 blame_call({NAN}, caller, call)
             else:
                 self._hold(

@@ -97,13 +97,13 @@ class GradientListener(Generic[P]):
         self._calls: list[
             tuple[int, int]
         ] = []  # of outermost calls: the numbers of the nodes that they have made, from and to
+        # of a backward that makes a graph: its thread, and the number of the first node it makes
         self._second: tuple[int, int] = (
             -1,
             0,
-        )  # of a backward that makes a graph: its thread, and the number of the first node it makes
-        self._entered: set[int] = (
-            set()
-        )  # numbers of the nodes at which the running backward enters the model; empty if not known
+        )
+        # numbers of the nodes at which the running backward enters the model; empty if not known
+        self._entered: set[int] = set()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._observer = Observer(self._begins)
 
@@ -326,13 +326,11 @@ class GradientListener(Generic[P]):
     ) -> None:
         self.operator_gradient(call, operator, grad_inputs, grad_outputs)
         thread, first = self._second
-        if (
-            not torch.is_grad_enabled() or thread != threading.get_ident()
-        ):  # nodes are numbered by thread
+        # nodes are numbered by thread
+        if not torch.is_grad_enabled() or thread != threading.get_ident():
             return
-        waiting = [
-            grad.grad_fn for grad in grad_inputs if grad is not None
-        ]  # what this backward has made, for a second one through it
+        # what this backward has made, for a second one through it
+        waiting = [grad.grad_fn for grad in grad_inputs if grad is not None]
         while waiting:
             node = waiting.pop()
             if (
@@ -397,9 +395,8 @@ class GradientListener(Generic[P]):
             if gathered.requires_grad and type(gathered.data) is torch.Tensor:
                 hook = functools.partial(self._guarded, self._parameter_gradient, parameter)
                 handle = gathered.register_hook(ReadingHook(hook))  # type: ignore[no-untyped-call]
-                if (
-                    gathered.is_leaf
-                ):  # of FSDP2, which takes the same one again; FSDP1's are views, new in each call
+                # of FSDP2, which takes the same one again; FSDP1's are views, new in each call
+                if gathered.is_leaf:
                     self._gathered[id(gathered)] = gathered
                     self._handles.append(handle)
 
@@ -433,12 +430,11 @@ def register_first_hook(
     handle: RemovableHandle = tensor.register_hook(act)  # type: ignore[no-untyped-call]
     hooks: Any = tensor._backward_hooks
     others = [(key, hook) for key, hook in hooks.items() if key != handle.id]
+    # autograd goes by the order in which they were put in, and not by that of the OrderedDict
     for (
         key,
         _,
-    ) in (
-        others
-    ):  # autograd goes by the order in which they were put in, and not by that of the OrderedDict
+    ) in others:
         del hooks[key]
     hooks.update(others)
     return handle

@@ -183,10 +183,11 @@ class Spans(Generic[_C]):
     def begin(self, call: _C, outer: Span[_C] | None, parts: Iterable[tuple[str, Any]]) -> Span[_C]:
         """A call begins with these inputs."""
         parts = list(parts)
+        # to ask for a view's edge may make a node, which is not the call's
         inputs, views = (
             edges_of(parts),
             views_of(parts),
-        )  # to ask for a view's edge may make a node, which is not the call's
+        )
         first = torch._C._autograd._get_sequence_nr()
         span = Span(call, first, OPEN, outer, inputs, views)
         self._all.append(span)

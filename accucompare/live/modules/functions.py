@@ -30,9 +30,10 @@ def observed_functions(applies: Applies) -> Iterator[None]:
 
         @functools.wraps(forward)
         def observed(*args: Any, **kwargs: Any) -> Any:
+            # not by super().forward
             if not any(
                 issubclass(each, function) and each is not function for each in running[-1:]
-            ):  # not by super().forward
+            ):
                 applies(function, args[1:] if has_context else args, kwargs)
             running.append(function)
             try:

@@ -343,9 +343,8 @@ class Listener(Generic[_C]):
             self.left(calls.pop())  # a module whose hook did not run; its caller went on
         call = calls.pop()
         self.left(call)
-        if (
-            sys.exc_info()[1] is not call.handling
-        ):  # the forward raised; the hook runs all the same, and the caller may go on
+        # the forward raised; the hook runs all the same, and the caller may go on
+        if sys.exc_info()[1] is not call.handling:
             self._raised.setdefault(thread, name)
             return None
         if self._raised:

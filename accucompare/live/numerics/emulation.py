@@ -83,9 +83,8 @@ def rounded_operands(tensor: torch.Tensor, precision: Precision) -> torch.Tensor
     if precision in _CASTS:
         return tensor.to(_CASTS[precision]).to(torch.float32)
     dropped = 23 - MANTISSA[precision]  # of float32's explicit bits
-    bits = tensor.view(
-        torch.int32
-    )  # sign and magnitude: a carry out of the mantissa raises the exponent, as it should
+    # sign and magnitude: a carry out of the mantissa raises the exponent, as it should
+    bits = tensor.view(torch.int32)
     nearest = (
         (bits >> dropped)
         .bitwise_and_(1)
@@ -207,9 +206,8 @@ class _Operator(NamedTuple):
 
 @cache
 def _operator(op: Any) -> _Operator | None:
-    if not isinstance(
-        op, torch._ops.OpOverload
-    ):  # an operator on functions, which may hide anything
+    # an operator on functions, which may hide anything
+    if not isinstance(op, torch._ops.OpOverload):
         return _Operator(op.name(), (), None, is_product=True)
     qualified, overload = op._schema.name, op._schema.overload_name
     name = qualified.removeprefix("aten::")

@@ -55,9 +55,8 @@ def intercepting() -> Iterator[None]:
             be caught.
     """
     key = _key()
-    for operator in (
-        torch._ops._higher_order_ops.values()
-    ):  # torch.cond, flex_attention: they know no fall through for all
+    # torch.cond, flex_attention: they know no fall through for all
+    for operator in torch._ops._higher_order_ops.values():
         operator.fallthrough(key)  # type: ignore[no-untyped-call]
     thread = threading.get_ident()
     if thread not in _switched_on:

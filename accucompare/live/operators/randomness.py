@@ -32,10 +32,11 @@ from accucompare.live.operators.dispatch import (
 from accucompare.live.operators.random_state import get_state, set_state
 from accucompare.numbers import kernel as compiled
 
+# how many uniform numbers a narrow type has between 0 and 1
 _STEPS = {
     torch.bfloat16: 2.0**8,
     torch.float16: 2.0**11,
-}  # how many uniform numbers a narrow type has between 0 and 1
+}
 _aten = torch.ops.aten
 
 
@@ -196,9 +197,8 @@ def _is_plain(tensor: torch.Tensor, draws: Draws) -> bool:
     """Whether a tensor has data that can be overwritten here: no subclass that acts by itself, not
     inside torch.func, not meta.
     """
-    if (
-        type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    ):  # DTensor, FakeTensor
+    # DTensor, FakeTensor
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         draws.unmatched.add(f"an operation on a {type(tensor).__name__}")
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -226,9 +226,8 @@ def _overwrite(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 def _filling(op: Any) -> Callable[..., torch.Tensor]:
     """For ``tensor.normal_()`` and its like."""
-    wide = "random_" not in str(
-        op
-    )  # random_'s range depends on the dtype, so it is drawn in the tensor's own
+    # random_'s range depends on the dtype, so it is drawn in the tensor's own
+    wide = "random_" not in str(op)
 
     def kernel(
         tensor: torch.Tensor, *args: Any, generator: torch.Generator | None = None

@@ -81,9 +81,8 @@ def begin_sketch(
     largest = torch.maximum(low.abs(), high.abs())
     plain = torch.logical_and(largest > 1 / _PLAIN[wide], largest < _PLAIN[wide])
     one = torch.ones_like(largest)
-    known = torch.finfo(
-        wide
-    )  # beyond these, the inverse overflows or is subnormal, which some devices take for zero
+    # beyond these, the inverse overflows or is subnormal, which some devices take for zero
+    known = torch.finfo(wide)
     scale = torch.where(
         plain | (largest == 0) | ~largest.isfinite(),
         one,

@@ -30,9 +30,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _UNKNOWN_TO_NUMPY = {
     name for name, dtype in DTYPES.items() if dtype.ml_dtype or name == "complex32"
 }
-_SMALL = (
-    16 << 10
-)  # bytes; a block of memory to use again takes longer to find than one of them to copy
+# bytes; a block of memory to use again takes longer to find than one of them to copy
+_SMALL = 16 << 10
 _LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of them
 _WORTH_KNOWING = 128 << 10  # bytes; to tell whether it was seen takes as long as to digest less
 _SAMPLED = 1024  # elements
@@ -384,9 +383,8 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor with data of its own: sharded ones gathered, oneDNN's put into plain order."""
-    if hasattr(
-        tensor, "full_tensor"
-    ):  # DTensor; a collective, which every rank's hook enters in the same order
+    # DTensor; a collective, which every rank's hook enters in the same order
+    if hasattr(tensor, "full_tensor"):
         tensor = tensor.full_tensor()
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
 

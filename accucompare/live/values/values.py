@@ -110,9 +110,8 @@ def _rebuilt(value: Any, children: list[Any]) -> Any:
     """A container like this one with other children, given in the order of ``_children``."""
     if isinstance(value, MutableMapping):
         mapping = copy.copy(value)
-        for key, child in zip(
-            value.keys(), children, strict=True
-        ):  # a BatchEncoding iterates otherwise
+        # a BatchEncoding iterates otherwise
+        for key, child in zip(value.keys(), children, strict=True):
             mapping[key] = child
         return mapping
     if isinstance(value, Mapping):

@@ -120,9 +120,8 @@ class Feeding(GoldenValues):
                     why = "it shares memory with an input; a copy was passed on"
                     self.pass_on(place, path, why)
                 elif self.backward and lent.goes_through(computed[path]):
-                    exchange = self._exchange(
-                        place, path, arrives
-                    )  # its gradient goes the same way
+                    # its gradient goes the same way
+                    exchange = self._exchange(place, path, arrives)
                     by_path[path] = in_place_of(computed[path], alias.detach(), exchange)
                 elif alias is not golden:
                     by_path[path] = own[path] = alias

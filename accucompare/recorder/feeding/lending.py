@@ -146,10 +146,11 @@ class Lent:
                     else:
                         found[id(golden)] = own, golden
                         if own is not None and not _same(own, golden):
+                            # memory that can be written into only here and there
                             with (
                                 torch.no_grad(),
                                 contextlib.suppress(RuntimeError),
-                            ):  # memory that can be written into only here and there
+                            ):
                                 own.copy_(golden)
                     break
         # only now, since one may have been written over by another

@@ -179,9 +179,8 @@ class OperatorFeed:
         )
         if following is not None and following.options != given and not elsewhere:
             yield following
-        yield from (
-            golden for golden in later if golden not in here and golden.after >= self._next
-        )  # which takes what golden alone made
+        # which takes what golden alone made
+        yield from (golden for golden in later if golden not in here and golden.after >= self._next)
 
     def keeps(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in a parameter or a buffer."""

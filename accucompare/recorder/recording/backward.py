@@ -102,9 +102,8 @@ class Backward(Generic[_C]):
         self._running: list[Running] = []  # one inside the other, as a reentrant checkpoint's is
         self._handles: list[Any] = []
         self._outputs: dict[NodeOutput, weakref.ref[torch.Tensor]] = {}
-        self._hooked: set[NodeOutput] = (
-            set()
-        )  # those on which the user had put hooks when the call gave them
+        # those on which the user had put hooks when the call gave them
+        self._hooked: set[NodeOutput] = set()
         self._changing: dict[str, None] = {}  # names of modules that use such an output themselves
         self._observer = Observer(self._begins, self._ends)
         self._gathers = has_sharded_parameters(modules)
@@ -338,9 +337,8 @@ class Backward(Generic[_C]):
                 running.handles += self._nodes.follow(node, made, span.call)
             gifts: list[Gift] = []
             for index, (following, number) in enumerate(node.next_functions):
-                if following is None or (
-                    self._second and made_by_backward(following)
-                ):  # no gradient of such a one is recorded
+                # no gradient of such a one is recorded
+                if following is None or (self._second and made_by_backward(following)):
                     continue
                 edge = edge_to(following, number)
                 for giver in running.spans.giving(edge):

@@ -109,9 +109,8 @@ class Buffers:
         self._dirty: dict[
             _Slot, None
         ] = {}  # that calls have written into since the last look between calls
-        self._times: Counter[tuple[str, int, str]] = (
-            Counter()
-        )  # how often a call has written into a buffer, in this step
+        # how often a call has written into a buffer, in this step
+        self._times: Counter[tuple[str, int, str]] = Counter()
         self._outermost = 0  # calls of the step
         self._starts = True  # whether the model was not called yet
         for slot in self._slots:
@@ -203,9 +202,8 @@ class Buffers:
         for path in self._golden_paths(place) if ends else ():
             own, _, number = path.partition("#")
             times, unwritten = self._times[call.name, call.index, own], self._at(call.name, own)
-            if unwritten is not None and times < int(
-                number or 1
-            ):  # golden has written there, and this call has not
+            # golden has written there, and this call has not
+            if unwritten is not None and times < int(number or 1):
                 self._times[call.name, call.index, own] += 1
                 self._one(call, place, path, unwritten)
         for slot in (*changed, *beside):
@@ -228,9 +226,8 @@ class Buffers:
                 one that it goes on with.
         """
         changed = []
-        trains = getattr(
-            self._modules.named[""], "training", False
-        )  # a frozen part of the model may be written into all the same
+        # a frozen part of the model may be written into all the same
+        trains = getattr(self._modules.named[""], "training", False)
         for slot in self._slots:
             if every or slot.changed or ((trains or slot.module.training) and not counted):
                 before, slot.digest = slot.digest, _digest_of(slot.now)
@@ -291,9 +288,8 @@ class Buffers:
 
 def _slots(modules: Modules) -> Iterator[_Slot]:
     for name, module in modules.named.items():
-        scripted = not isinstance(
-            module._buffers, dict
-        )  # whose own is made anew each time that it is asked for
+        # whose own is made anew each time that it is asked for
+        scripted = not isinstance(module._buffers, dict)
         table = dict(module._buffers.items()) if scripted else module._buffers
         for own in table:
             yield _Slot(module, name, own, table)

@@ -88,12 +88,10 @@ class Running:
     graph: Graph[Any] | None  # that it goes through, if it makes one itself
     handles: list[Any] = field(default_factory=list)
     parts: list[Sum] = field(default_factory=list)  # which are added to those in sums
-    sums: dict[tuple[int, Role, str], Sum] = field(
-        default_factory=dict
-    )  # by a call's id, role and path
-    used_inside: set[NodeOutput] = field(
-        default_factory=set
-    )  # outputs that were used before the call ended
+    # by a call's id, role and path
+    sums: dict[tuple[int, Role, str], Sum] = field(default_factory=dict)
+    # outputs that were used before the call ended
+    used_inside: set[NodeOutput] = field(default_factory=set)
 
 
 def add_as(total: Sum, dtype: torch.dtype, part: torch.Tensor | None) -> None:

@@ -82,9 +82,8 @@ class Recorder(Listener[RecordedCall]):
         self._started = started
         self._feed = feed
         self._operators = operators
-        self._state: frozenset[int] = (
-            frozenset()
-        )  # of operators that are fed: the storages of parameters and buffers
+        # of operators that are fed: the storages of parameters and buffers
+        self._state: frozenset[int] = frozenset()
         self._maker = RecordMaker(writer)
         self._functions = FunctionsRun()
         self._roles = frozenset(role for group in groups for role in ROLES_OF[group])
@@ -265,15 +264,15 @@ class Recorder(Listener[RecordedCall]):
             if self._buffers is not None:
                 self._buffers.ended(call)
         call.arguments = None
+        # break the reference cycle now; otherwise only the cyclic GC frees it
         span, call.span = (
             call.span,
             None,
-        )  # break the reference cycle now; otherwise only the cyclic GC frees it
+        )
         if span is not None and self._backward is not None:
             self._backward.ended(span)
-        if self._feed is None or (
-            self._operators and not self._is_selected(call)
-        ):  # golden's selection is the same
+        # golden's selection is the same
+        if self._feed is None or (self._operators and not self._is_selected(call)):
             self._gave(call, span, leaves(output))
             return None
         if call.returned and call.returned[0] is not output:

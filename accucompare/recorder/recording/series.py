@@ -31,23 +31,19 @@ class _Numbers:
     a device earlier.
     """
 
-    losses: list[tuple[torch.Tensor, Any]] = field(
-        default_factory=list
-    )  # each with the scale that it was multiplied by
+    # each with the scale that it was multiplied by
+    losses: list[tuple[torch.Tensor, Any]] = field(default_factory=list)
     lr: dict[str, Any] = field(default_factory=dict)
-    norms: dict[tuple[int, int], Later] = field(
-        default_factory=dict
-    )  # of gradients, by the update and the parameter's id
-    clipped: dict[int, list[float | None]] = field(
-        default_factory=dict
-    )  # the same of updates with clipped gradients
+    # of gradients, by the update and the parameter's id
+    norms: dict[tuple[int, int], Later] = field(default_factory=dict)
+    # the same of updates with clipped gradients
+    clipped: dict[int, list[float | None]] = field(default_factory=dict)
     scale: Any = None
     skipped: bool = False
     overflowed: list[torch.Tensor] = field(default_factory=list)
     updates: int = 0
-    batch: list[list[Later]] = field(
-        default_factory=list
-    )  # of each call, digests of the tensors that it was given
+    # of each call, digests of the tensors that it was given
+    batch: list[list[Later]] = field(default_factory=list)
     weights: list[Later] | None = None
     begun: bool = False
 

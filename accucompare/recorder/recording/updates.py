@@ -86,16 +86,13 @@ class Updates:
         self._count = 0  # of updates in this step
         self._started = -1  # after how many of them the model was called
         self._between = Between()
-        self._recorded: set[int] = (
-            set()
-        )  # ids of parameters whose gradient was recorded for the next update
-        self._times: Counter[int] = (
-            Counter()
-        )  # how often a parameter's gradient was recorded for the next update
+        # ids of parameters whose gradient was recorded for the next update
+        self._recorded: set[int] = set()
+        # how often a parameter's gradient was recorded for the next update
+        self._times: Counter[int] = Counter()
         self._told: set[int] = set()  # ids of parameters whose gradient was recorded in this step
-        self._clipped: set[int] = (
-            set()
-        )  # ids of parameters whose gradient was clipped for the next update
+        # ids of parameters whose gradient was clipped for the next update
+        self._clipped: set[int] = set()
         self._before: dict[int, torch.Tensor] = {}
         self._after_hooks: Any = None  # of the update that runs, behind the user's own
         self._held = {
@@ -348,9 +345,8 @@ class Updates:
         if not parameters:
             self._others[type(optimizer).__name__] = None
             for key, each in self._parameters.items():
-                if (
-                    key not in self._held and gradient_of(each.tensor)[1]
-                ):  # it steps copies of the parameters
+                # it steps copies of the parameters
+                if key not in self._held and gradient_of(each.tensor)[1]:
                     self._gradient(each, None)
             return
         if self._is_inner(optimizer, parameters):
@@ -358,9 +354,8 @@ class Updates:
             return
         self._series.rates(optimizer)
         self._groups(optimizer)
-        closure = any(
-            each is not None for each in (*args[1:2], kwargs.get("closure"))
-        )  # the first argument is the optimizer
+        # the first argument is the optimizer
+        closure = any(each is not None for each in (*args[1:2], kwargs.get("closure")))
         first, scale = self._series.wants_weights, getattr(optimizer, "grad_scale", None)
         for each in parameters:
             self._updated.add(id(each.tensor))
@@ -375,9 +370,8 @@ class Updates:
                 if key not in held:
                     self._weight(each, recorded=False)
         self._clipped_to(parameters, scale)
-        if getattr(
-            optimizer, "_optimizer_step_pre_hooks", None
-        ):  # of the user's, which come after this one, and may clip
+        # of the user's, which come after this one, and may clip
+        if getattr(optimizer, "_optimizer_step_pre_hooks", None):
             states = {id(each.tensor): gradient_state(each.tensor) for each in parameters}
             clips = functools.partial(
                 guarded, self._sink, self._hooks_ran, "an update", parameters, states, scale

@@ -42,10 +42,11 @@ def naming_the_model(
         yield
     except AccucompareError:
         raise
+    # a sys.exit(0) in the user's code is no success of the capture
     except (
         Exception,
         SystemExit,
-    ) as error:  # a sys.exit(0) in the user's code is no success of the capture
+    ) as error:
         stopped = _stopped(out)
         module, step = stopped.get("module"), stopped.get("step")
         what = (

@@ -90,9 +90,8 @@ def culprit_place(culprit: Culprit) -> str:
     if culprit.stage is not Stage.FORWARD and not culprit.cut:
         return _place_in_training(culprit)
     own = culprit.before.removeprefix(f"{culprit.name}.") if culprit.name else culprit.before
-    behind = (
-        None if culprit.cut else culprit.row.record
-    )  # which may be of another call than the one that the cut is before
+    # which may be of another call than the one that the cut is before
+    behind = None if culprit.cut else culprit.row.record
     own += f" call {behind.call}" if own and behind is not None and behind.call else ""
     where = {"module": "", "glue": f" (glue, before {own})" if own else " (glue, at its end)"}[
         culprit.site

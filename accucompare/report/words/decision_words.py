@@ -377,9 +377,8 @@ def _named(culprit: Culprit, result: Result) -> str:
         return f"{culprit_place(culprit)}{step}, {culprit.reason.value}"
     if different := different_values(culprit.row):
         return f"{culprit_place(culprit)}{step}, {different}"
-    if (
-        record.role is Role.STATE_BEFORE and metrics is not None and metrics.elements == 1
-    ):  # a number of a parameter group
+    # a number of a parameter group
+    if record.role is Role.STATE_BEFORE and metrics is not None and metrics.elements == 1:
         return f"{culprit_place(culprit)}{step}: {_both(culprit.row)}"
     if not culprit.size:  # digests differ, and nothing was measured
         return f"{culprit_place(culprit)}{step}, other bits"

@@ -54,9 +54,8 @@ def _install() -> None:
         from accucompare.scripts.entry import install
 
         install()
-    except (
-        Exception
-    ) as error:  # the package, or one that it needs, is not in this environment, or does not fit
+    # the package, or one that it needs, is not in this environment, or does not fit
+    except Exception as error:
         _tell(f"{type(error).__name__}: {error}")
 
 
@@ -118,9 +117,8 @@ def _run_the_machines_own() -> None:
 
 if os.environ.get("ACCUCOMPARE_SCRIPT"):
     sys.meta_path.insert(0, _WaitForTorch())
-    _within = os.environ.get(
-        "ACCUCOMPARE_SCRIPT_WITHIN"
-    )  # what this process starts finds who has started it
+    # what this process starts finds who has started it
+    _within = os.environ.get("ACCUCOMPARE_SCRIPT_WITHIN")
     os.environ["ACCUCOMPARE_SCRIPT_WITHIN"] = (
         f"{_within}:{os.getpid()}" if _within else str(os.getpid())
     )

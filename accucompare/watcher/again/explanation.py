@@ -87,9 +87,10 @@ class Explainer:
         again = second_run(
             context, finding, notes, self._modules, self._contexts.versions(), self._limits
         )
+        # what a weight has, it has been given
         if again.note is not None and (
             again.showed or _blame_weights(finding, weights or []) is finding
-        ):  # what a weight has, it has been given
+        ):
             finding = finding.noting(again.note)
         if again.reproducer_note is not None:
             finding = replace(finding, reproducer_notes=[again.reproducer_note])
@@ -242,9 +243,8 @@ def _weights_at(
 def _blame_weights(finding: Finding, weights: Sequence[TensorRange]) -> Finding:
     """If a module's own weights are not finite, they are the origin."""
     bad = [entry for entry in weights if not entry.finite]
-    bad = [
-        entry for entry in bad if entry.role == "weight" or math.isnan(entry.abs_max)
-    ]  # a buffer may well hold a mask of -Inf
+    # a buffer may well hold a mask of -Inf
+    bad = [entry for entry in bad if entry.role == "weight" or math.isnan(entry.abs_max)]
     made_of = [entry for entry in finding.operator_tensors if entry.role == "input"]
     if not bad or (made_of and all(entry.finite for entry in made_of)):
         return finding

@@ -112,9 +112,10 @@ def second_run(
                 functools.partial(overflowed, context.device) if FLAG in finding.kinds else None
             )
             again, differs = None, None
+            # it may show there only
             for with_backward in (
                 (True,) if backward else (False, True) if context.grads else (False,)
-            ):  # it may show there only
+            ):
                 watcher = _SecondWatcher(
                     modules,
                     context,
@@ -376,12 +377,11 @@ def _nothing_changed(context: Context, modules: Modules, backward: bool = True) 
     for parameter in parameters:
         parameter.grad = None
     try:
+        # it notes the source line of each node
         with (
             random_state_kept(context.device),
             silence(),
-            torch.autograd.set_detect_anomaly(
-                context.grad_enabled, check_nan=False
-            ),  # it notes the source line of each node
+            torch.autograd.set_detect_anomaly(context.grad_enabled, check_nan=False),
         ):
             yield
     finally:

@@ -121,9 +121,8 @@ class _Seen:
 
     def add(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         parts = dict(leaves((args, kwargs)))
-        code = getattr(
-            inspect.unwrap(function.forward), "__code__", None
-        )  # a class may be made anew in each call
+        # a class may be made anew in each call
+        code = getattr(inspect.unwrap(function.forward), "__code__", None)
         form = (
             function_name(function),
             code,

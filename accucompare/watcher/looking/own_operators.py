@@ -61,9 +61,8 @@ class OwnOperators(CallMode):  # type: ignore[no-untyped-call]
             return op(*args, **kwargs)
         before = self._before(list(self._inputs(known, args, kwargs)))
         result = op(*args, **kwargs)
-        returned = (
-            result[: known.outputs] if known.outputs else result
-        )  # the rest is for the backward
+        # the rest is for the backward
+        returned = result[: known.outputs] if known.outputs else result
         self._after(
             before,
             str(op),

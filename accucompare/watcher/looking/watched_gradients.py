@@ -165,9 +165,8 @@ class Gradients(GradientListener[ModuleCall]):
     def backward_ended(self) -> None:
         having = [parameter for parameter in self.parameters if parameter.tensor.grad is not None]
         self.norms = self._norms(having)
-        doubtful = [
-            each for each in having if not self.norms[each.name].finite
-        ]  # a finite norm is one of finite numbers alone
+        # a finite norm is one of finite numbers alone
+        doubtful = [each for each in having if not self.norms[each.name].finite]
         looked = {
             parameter.name: self._watcher.meter.look(parameter.tensor.grad)
             for parameter in doubtful

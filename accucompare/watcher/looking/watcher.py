@@ -163,9 +163,8 @@ class Watcher(NoteListener):
         transforms = {interpreter.key() for interpreter in retrieve_all_functorch_interpreters()}
         if transforms <= {TransformType.Vmap}:
             return False
-        if (
-            call.parent is None and not in_backward()
-        ):  # else what comes of them goes on through the model
+        # else what comes of them goes on through the model
+        if call.parent is None and not in_backward():
             self.unseen.setdefault(call.name, remark("transform-gradients"))
         return True
 
@@ -210,9 +209,8 @@ class Watcher(NoteListener):
     ) -> None:
         call = self.running()
         for *_, value in outputs:
-            self.meter.forget_one(
-                value
-            )  # an operator that writes into its input has not raised its version yet
+            # an operator that writes into its input has not raised its version yet
+            self.meter.forget_one(value)
         if call is not None:
             note = self.note(What.OPERATOR, call.place, outputs, operator, line)
             note.parts[:0] = inputs

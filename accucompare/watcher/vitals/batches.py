@@ -175,9 +175,10 @@ def _look_at_mask(
         and ids.device == mask.device
     ):
         is_pad = ids == pad
+        # inside it may be a word, or end one
         at_an_end = (
             is_pad.long().cumprod(1).bool() | is_pad.flip(1).long().cumprod(1).flip(1).bool()
-        )  # inside it may be a word, or end one
+        )
         unmasked = ((at_an_end & kept).sum(1) - int(pad_ends)).clamp(min=0)
         given.facts["unmasked_padding"] = meter.later(unmasked.sum() / kept.sum().clamp(min=1))
         given.facts["masked_content"] = meter.later(

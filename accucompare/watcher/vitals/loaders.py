@@ -23,9 +23,8 @@ class Loaders:
     def __init__(self) -> None:
         self.last: LoadedBatch | None = None
         self._begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._running: weakref.WeakKeyDictionary[Any, LoadedBatch] = (
-            weakref.WeakKeyDictionary()
-        )  # by iterator
+        # by iterator
+        self._running: weakref.WeakKeyDictionary[Any, LoadedBatch] = weakref.WeakKeyDictionary()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:

@@ -99,9 +99,8 @@ def loss_inputs(nodes: Iterable[Any]) -> list[LossInput]:
     for node in nodes:
         name = node.name()
         if name in _TAKING and (before := node.next_functions[0][0]) is not None:
-            if (
-                before.name() not in _TAKING
-            ):  # else it is a cross entropy's likelihood, and its logarithm comes next
+            # else it is a cross entropy's likelihood, and its logarithm comes next
+            if before.name() not in _TAKING:
                 found.append(LossInput(_TAKING[name], maker_of(before)))
         elif name in _SPREADING:
             shapes = _shapes(node)
@@ -199,9 +198,8 @@ def _shapes(node: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     A target without a gradient, as data is: two predictions may well be compared each with each.
     """
     predictions = [edge for edge in node.next_functions if edge[0] is not None]
-    fused = (
-        node.name() != "SubBackward0"
-    )  # what it gives may be one number, and what it was given is kept
+    # what it gives may be one number, and what it was given is kept
+    fused = node.name() != "SubBackward0"
     if (
         len(predictions) != 1
         or (sizes := tuple(node._saved_self.shape) if fused else _sizes(node, 0)) is None

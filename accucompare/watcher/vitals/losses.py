@@ -125,12 +125,10 @@ def cross_entropy_of(
                     torch.where(is_ignored[::apart], math.nan, -rows.gather(1, at)[:, 0]).nanmean()
                 )
                 chances = rows.exp()
-                entropy = (
-                    (chances * rows.clamp(min=-1e4)).sum(1).mean().abs()
-                )  # 0 x -Inf would be NaN
-                are_logarithms = (
-                    (chances.sum(1) - 1).abs() < _UNEVEN
-                ).all()  # what is given to nll_loss may be anything
+                # 0 x -Inf would be NaN
+                entropy = (chances * rows.clamp(min=-1e4)).sum(1).mean().abs()
+                # what is given to nll_loss may be anything
+                are_logarithms = ((chances.sum(1) - 1).abs() < _UNEVEN).all()
                 found.entropy = meter.later(torch.where(are_logarithms, entropy, math.nan))
             if padding is not None and padding.ids == classes and _counts(node, padding.id):
                 flat = labels.reshape(-1)
@@ -145,9 +143,8 @@ def cross_entropy_of(
 def _counts(node: Any, label: int) -> bool:
     """Whether a label has a share in what a cross entropy makes one number of."""
     weight = node._saved_weight
-    weighs = weight is None or (
-        weight.device.type == "cpu" and bool(weight[label] != 0)
-    )  # a device would have to be waited for
+    # a device would have to be waited for
+    weighs = weight is None or (weight.device.type == "cpu" and bool(weight[label] != 0))
     return weighs and node._saved_reduction != 0 and node._saved_ignore_index != label
 
 

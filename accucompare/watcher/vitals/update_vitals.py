@@ -106,9 +106,8 @@ class UpdateVitals:
                     continue
                 after = sample_of(data)
                 moved = after != before
-                before = (
-                    before.double()
-                )  # squares of small numbers are 0 in float32, and those of large ones infinite
+                # squares of small numbers are 0 in float32, and those of large ones infinite
+                before = before.double()
                 self.sizes[each.name] = meter.later(
                     before.square().mean(), (after.double() - before).square().mean()
                 )

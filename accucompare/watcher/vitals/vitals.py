@@ -95,11 +95,12 @@ class VitalSigns:
             modules, watcher.gradients.parameters, list(optimizers), list(schedulers), every
         )
         self._written: TrainingSetup | None = None
+        # each with the module that it is a part of
         self._switched = [
             (module, modules.named[name.rpartition(".")[0]] if name else module)
             for name, module in modules.named.items()
             if is_switched(module)
-        ]  # each with the module that it is a part of
+        ]
         self._cutting = {
             name for name, module in modules.named.items() if _CUTTING.match(type(module).__name__)
         }
@@ -222,9 +223,10 @@ class VitalSigns:
                     not module.training and _is_trained(whole) for module, whole in self._switched
                 )
             )
+            # an attack may be in evaluation
             self._evaluated = (
                 evaluated if self._evaluated is None else min(self._evaluated, evaluated)
-            )  # an attack may be in evaluation
+            )
             self._loaded = self._loaded or self._loaders.last
             if len(self._given) < 64:
                 ends = self._facts.pad in self._facts.tokens.values()
@@ -316,9 +318,8 @@ class VitalSigns:
             )
 
     def _begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
-        if (
-            not in_backward() and torch._C._functorch.peek_interpreter_stack() is None
-        ):  # else it is a part of a forward
+        # else it is a part of a forward
+        if not in_backward() and torch._C._functorch.peek_interpreter_stack() is None:
             self._guarded(self._backward_begins, roots)
 
     def _backward_begins(self, roots: Any) -> None:
@@ -540,9 +541,8 @@ class VitalSigns:
 
     def _layers(self, divisor: float) -> dict[str, list[Number | None]]:
         names = [each.name for each in self._watcher.gradients.parameters]
-        norms = (
-            self._watcher.gradients.norms or self._watcher.gradients.late
-        )  # gradients may be made by hand, without a backward
+        # gradients may be made by hand, without a backward
+        norms = self._watcher.gradients.norms or self._watcher.gradients.late
         grads = [number(norms[name].low / divisor) if name in norms else None for name in names]
         return {**({"grad": grads} if norms else {}), **self._updates.layers(names)}
 

@@ -59,9 +59,8 @@ def watch_case(
     place = open_device(device)
     in_force = Numerics(place, **vars(numerics)).in_force()
     casting = Casting(None, dtype)
-    built = build(
-        options.case, place, casting, seed or 0
-    )  # with inputs of its own: those that a state was saved with may be the bad ones
+    # with inputs of its own: those that a state was saved with may be the bad ones
+    built = build(options.case, place, casting, seed or 0)
     case, count = built.case, steps if steps is not None else len(built.inputs)
     loop = Loop(case.optimizer, case.scheduler, case.scaler)
     options = replace(options, loop=loop, case=built.name)
@@ -87,10 +86,11 @@ def watch_case(
             pass
         except AccucompareError:
             raise
+        # a sys.exit(0) in the user's code is no success of the watch
         except (
             Exception,
             SystemExit,
-        ) as error:  # a sys.exit(0) in the user's code is no success of the watch
+        ) as error:
             if watch is None:
                 raise CaptureError(
                     f"{built.name}: the model raised while it was set up:"

@@ -36,9 +36,8 @@ class Legal:
         """
         self.harmless: list[Finding] = []
         self._fills = fills
-        self._of_step: set[tuple[str, str]] = (
-            set()
-        )  # those of them that were decided upon in this step
+        # those of them that were decided upon in this step
+        self._of_step: set[tuple[str, str]] = set()
         self._poles: set[tuple[str, ...]] = set()  # places, and kinds, of what began at a pole
         self._again: dict[
             int, tuple[Finding, list[Finding] | None]
@@ -58,9 +57,8 @@ class Legal:
         """Take what is legal out of the reader's findings, which it has just read; ``saturates``:
         the device does.
         """
-        if (
-            self._fills - self._of_step and self._comes_to_something()
-        ):  # what harmed nothing in earlier steps may do so now
+        # what harmed nothing in earlier steps may do so now
+        if self._fills - self._of_step and self._comes_to_something():
             known = self._fills - self._of_step
             self._fills.intersection_update(self._of_step)
             self._reader.read()

@@ -163,9 +163,8 @@ class Reader:
         backward ended.
         """
         gradients = self._watcher.gradients
-        spoilt_before = not all(
-            norm.finite for norm in gradients.norms.values()
-        )  # their norm spoils the others, by clipping
+        # their norm spoils the others, by clipping
+        spoilt_before = not all(norm.finite for norm in gradients.norms.values())
         if self.origins or spoilt_before or all(norm.finite for norm in gradients.late.values()):
             return
         late = [
@@ -173,9 +172,8 @@ class Reader:
             for each in gradients.parameters
             if each.name in gradients.late and not gradients.late[each.name].finite
         ]
-        looked = [
-            (each, look_now(each.tensor.grad)) for each in late
-        ]  # a norm may overflow where no element does
+        # a norm may overflow where no element does
+        looked = [(each, look_now(each.tensor.grad)) for each in late]
         bad = [
             (each, extrema.range_of("grad", each.name))
             for each, extrema in looked

@@ -118,9 +118,8 @@ class Watch:
         self._scale_of_step: float | None = None  # when it began
         self._flag: bool | None = None  # the device's overflow flag in this step
         self._asked = False  # whether the loop has asked in this step whether anything overflowed
-        self._updated: Counter[int] = (
-            Counter()
-        )  # how often each optimizer has begun an update in this step, by its id
+        # how often each optimizer has begun an update in this step, by its id
+        self._updated: Counter[int] = Counter()
         self._backwards = 0
         self._watched_steps = 0
         self._trainings = 0  # outermost calls with gradients
@@ -234,9 +233,10 @@ class Watch:
         if len(contexts.kept) >= _READ_EARLY:
             self._read()
             if not self._reader.findings:
+                # whose backward is to come
                 contexts.kept = [
                     each for each in contexts.kept if each.grad_enabled and not each.grads
-                ]  # whose backward is to come
+                ]
         contexts.keep(call, args, kwargs, self._watcher.indices())
         if self._pausing is not None and torch.is_grad_enabled():
             self._pausing.called(args, kwargs)
@@ -319,24 +319,21 @@ class Watch:
         return None
 
     def _check(self, optimizer: Any) -> None:
-        if (
-            getattr(optimizer, "found_inf", None) is None
-        ):  # else the loss scaler has set it, and the optimizer skips the update itself
+        # else the loss scaler has set it, and the optimizer skips the update itself
+        if getattr(optimizer, "found_inf", None) is None:
             with self._watcher.paused():
                 self._watcher.gradients.look_again(
                     tensor for group in optimizer.param_groups for tensor in group["params"]
                 )
         self._vitals.before_update(optimizer)
         self._read()
-        if (
-            self._pausing is not None and len(self._updated) == 1
-        ):  # a second optimizer comes after the first one's update
+        # a second optimizer comes after the first one's update
+        if self._pausing is not None and len(self._updated) == 1:
             with self._watcher.paused():
                 self._pausing.look(self._vitals.losses, self._watcher.step)
         self._reader.add_loss(self._bad_loss())
-        error = self._report(
-            forward_only=self._scaling.scale is not None
-        )  # with a loss scale, a fused optimizer skips a bad update itself
+        # with a loss scale, a fused optimizer skips a bad update itself
+        error = self._report(forward_only=self._scaling.scale is not None)
         gradients = self._watcher.gradients
         spoilt = not all(
             norm.finite for norm in (*gradients.norms.values(), *gradients.late.values())
@@ -360,10 +357,11 @@ class Watch:
         self._vitals.end_step()
         self._read()
         step = self._watcher.step
+        # which the end of the step forgets
         losses = [
             *self._vitals.losses,
             *([] if loss is None else [loss]),
-        ]  # which the end of the step forgets
+        ]
         self._reader.add_loss(self._bad_loss() if loss is None else loss)
         self._look_out()
         self._reporter.trace()
@@ -620,9 +618,8 @@ class Watch:
         ):
             self._lookout.warn(AlertKind.NOTE, remark("no-backward-reached"), self._watcher.step)
         weights: list[Number | None] = []
-        with contextlib.suppress(
-            Exception
-        ):  # as of a device that has failed; the loop's own error matters more
+        # as of a device that has failed; the loop's own error matters more
+        with contextlib.suppress(Exception):
             weights = self._vitals.final_weights()
         self._log.write(
             End(

@@ -164,9 +164,8 @@ def watching(
             if options.kernel_dump is not None:
                 folder = Path(options.kernel_dump) / (f"rank{rank}" if ranks > 1 else "")
                 session.dump = stack.enter_context(_closing(backend.kernel_dump(folder)))
-            if (
-                "torch._dynamo" in sys.modules
-            ):  # inner hooks of a compiled model stop firing after its first call
+            # inner hooks of a compiled model stop firing after its first call
+            if "torch._dynamo" in sys.modules:
                 stack.enter_context(eager_stance())
             stack.callback(_watched.difference_update, list(modules.named.values()))
             _watched.update(modules.named.values())
