@@ -58,21 +58,23 @@ from accucompare.compare.pairing import (
     unused,
     with_paths_of,
 )
-from accucompare.compare.remarks import Unreadable
-from accucompare.compare.result import Result, Side
-from accucompare.compare.rows import (
-    UNMATCHED,
+from accucompare.compare.preflight_facts import (
     About,
     MapClash,
     MapsProposed,
     MapsTaken,
     MatchesNothing,
+    PreflightFinding,
+    RuleJudgesNothing,
+)
+from accucompare.compare.remarks import Unreadable
+from accucompare.compare.result import Result, Side
+from accucompare.compare.rows import (
+    UNMATCHED,
     OperatorOrigins,
     PairOutcome,
-    PreflightFinding,
     Reason,
     Row,
-    RuleJudgesNothing,
     Status,
     Task,
     Verdict,

@@ -9,14 +9,13 @@ from typing import TypeAlias
 
 from accucompare.compare.limits import OtherCode, Surrounding, Tolerance
 from accucompare.compare.origins import Culprit
-from accucompare.compare.rows import (
+from accucompare.compare.preflight_facts import (
     BesideGolden,
     OtherModel,
     PreflightFinding,
-    Reason,
     RefusedBaseline,
-    Row,
 )
+from accucompare.compare.rows import Reason, Row
 from accucompare.compare.runs import Acceptance, Parting, TrainingResult
 from accucompare.selection import Standard
 

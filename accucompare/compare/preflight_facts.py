@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any
+
+import msgspec
 
 from accucompare.compare.limits import OtherCode, Suggestion, Surrounding
 from accucompare.places import Place
@@ -55,11 +57,14 @@ class CaptureSetting(Enum):
     COMMIT = ("environment", "git.commit")
 
 
+class FindingFact(msgspec.Struct, frozen=True):
+    """What there is to say of a finding."""
+
+
 # how the captures ended, and what they hold
 
 
-@dataclass(frozen=True)
-class CaptureStopped:
+class CaptureStopped(FindingFact, frozen=True):
     """A capture of a rank did not run to its end; ``error`` is ``None`` if it was killed, or is
     still running."""
 
@@ -70,8 +75,7 @@ class CaptureStopped:
     error: str | None
 
 
-@dataclass(frozen=True)
-class RanksMissing:
+class RanksMissing(FindingFact, frozen=True):
     """Ranks of which a bundle has nothing."""
 
     side: BesideGolden
@@ -79,8 +83,7 @@ class RanksMissing:
     ranks: int
 
 
-@dataclass(frozen=True)
-class HeldInMode:
+class HeldInMode(FindingFact, frozen=True):
     """Which bundles hold less than tensors."""
 
     mode: Mode
@@ -88,8 +91,7 @@ class HeldInMode:
     candidate: bool
 
 
-@dataclass(frozen=True)
-class ImportedDump:
+class ImportedDump(FindingFact, frozen=True):
     """A bundle was made of another tool's dump, which does not tell some settings."""
 
     side: BesideGolden
@@ -97,8 +99,7 @@ class ImportedDump:
     unknown: tuple[CaptureSetting, ...]
 
 
-@dataclass(frozen=True)
-class OtherSteps:
+class OtherSteps(FindingFact, frozen=True):
     """How many steps, of how many ranks, each side holds."""
 
     golden: tuple[int, int]
@@ -118,8 +119,7 @@ class DigestTable:
     steps: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class WeightsOfSteps:
+class WeightsOfSteps(FindingFact, frozen=True):
     """The weights of the two are those of different steps."""
 
     rank: int | None
@@ -128,8 +128,7 @@ class WeightsOfSteps:
     side: BesideGolden
 
 
-@dataclass(frozen=True)
-class OtherDigests:
+class OtherDigests(FindingFact, frozen=True):
     """Of ``shared`` entries of a table these hold other values."""
 
     table: DigestTable
@@ -137,8 +136,7 @@ class OtherDigests:
     shared: int
 
 
-@dataclass(frozen=True)
-class OtherTypes:
+class OtherTypes(FindingFact, frozen=True):
     """Entries that have another type.
 
     Attributes:
@@ -157,16 +155,14 @@ class OtherTypes:
     shared: int
 
 
-@dataclass(frozen=True)
-class OneSidedEntries:
+class OneSidedEntries(FindingFact, frozen=True):
     """Entries of a table on one side only."""
 
     table: DigestTable
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class ComputedOtherwise:
+class ComputedOtherwise(FindingFact, frozen=True):
     """A buffer that the model computes itself, and otherwise than golden's did."""
 
     name: str
@@ -176,8 +172,7 @@ class ComputedOtherwise:
 # settings and surroundings
 
 
-@dataclass(frozen=True)
-class SettingDiffers:
+class SettingDiffers(FindingFact, frozen=True):
     """A setting that the two captures do not share."""
 
     setting: CaptureSetting
@@ -189,8 +184,7 @@ class SettingDiffers:
         return hash((self.setting, self.side))
 
 
-@dataclass(frozen=True)
-class VersionDiffers:
+class VersionDiffers(FindingFact, frozen=True):
     """A package of another version; ``None`` where it is not installed."""
 
     package: str
@@ -199,16 +193,14 @@ class VersionDiffers:
     side: BesideGolden
 
 
-@dataclass(frozen=True)
-class SurroundingsDiffer:
+class SurroundingsDiffer(FindingFact, frozen=True):
     """Environment variables and libraries that differ."""
 
     found: tuple[Surrounding, ...]
     side: BesideGolden
 
 
-@dataclass(frozen=True)
-class AttributeDiffers:
+class AttributeDiffers(FindingFact, frozen=True):
     """An attribute of a module, as each side's ``repr``."""
 
     module: str
@@ -218,8 +210,7 @@ class AttributeDiffers:
     side: BesideGolden
 
 
-@dataclass(frozen=True)
-class MoreAttributes:
+class MoreAttributes(FindingFact, frozen=True):
     """How many more attributes differ, and one of them."""
 
     count: int
@@ -227,8 +218,7 @@ class MoreAttributes:
     attribute: str
 
 
-@dataclass(frozen=True)
-class FlagDiffers:
+class FlagDiffers(FindingFact, frozen=True):
     """A flag that changes numbers."""
 
     name: str
@@ -236,16 +226,14 @@ class FlagDiffers:
     candidate: Any
 
 
-@dataclass(frozen=True)
-class LowerPrecision:
+class LowerPrecision(FindingFact, frozen=True):
     """Flags by which a side may compute float32 in fewer bits."""
 
     side: BesideGolden
     flags: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Saturates:
+class Saturates(FindingFact, frozen=True):
     """A flag by which a side saturates, and what it does."""
 
     side: BesideGolden
@@ -253,16 +241,14 @@ class Saturates:
     flag: str
 
 
-@dataclass(frozen=True)
-class NotFedValues:
+class NotFedValues(FindingFact, frozen=True):
     """How many values of golden were not fed, and some of them: module, role, and why."""
 
     count: int
     places: tuple[tuple[str, str, str], ...]
 
 
-@dataclass(frozen=True)
-class ScalerDiffers:
+class ScalerDiffers(FindingFact, frozen=True):
     """By what each side scales its losses; ``None`` if it does not."""
 
     golden: float | None
@@ -270,23 +256,20 @@ class ScalerDiffers:
     side: BesideGolden
 
 
-@dataclass(frozen=True)
-class WeightsNotRounded:
+class WeightsNotRounded(FindingFact, frozen=True):
     """Golden's weights are not rounded to the candidate's type."""
 
     dtype: str
 
 
-@dataclass(frozen=True)
-class CaptureNote:
+class CaptureNote(FindingFact, frozen=True):
     """What a capture noted."""
 
     side: BesideGolden
     text: str
 
 
-@dataclass(frozen=True)
-class StateMissing:
+class StateMissing(FindingFact, frozen=True):
     """A capture started from a step of a bundle without a component of its state, and why."""
 
     side: BesideGolden
@@ -297,8 +280,7 @@ class StateMissing:
     reason: str
 
 
-@dataclass(frozen=True)
-class FeedingChanged:
+class FeedingChanged(FindingFact, frozen=True):
     """A module call that feeding itself has changed."""
 
     side: BesideGolden
@@ -314,8 +296,7 @@ class FeedingChanged:
 # baselines
 
 
-@dataclass(frozen=True)
-class RefusedBaseline:
+class RefusedBaseline(FindingFact, frozen=True):
     """A baseline that may not judge, since it did not run golden's code; or one that could not be
     captured here for that reason.
 
@@ -330,15 +311,13 @@ class RefusedBaseline:
     cure: Suggestion
 
 
-@dataclass(frozen=True)
-class ProperBaseline:
+class ProperBaseline(FindingFact, frozen=True):
     """How a proper baseline is captured."""
 
     cure: Suggestion
 
 
-@dataclass(frozen=True)
-class BaselineHelps:
+class BaselineHelps(FindingFact, frozen=True):
     """A baseline would tell rounding from a bug.
 
     Attributes:
@@ -352,23 +331,20 @@ class BaselineHelps:
     version: tuple[str, str] | None
 
 
-@dataclass(frozen=True)
-class ProductsRounded:
+class ProductsRounded(FindingFact, frozen=True):
     """The candidate may round what goes into float32 products to this type, the baseline not."""
 
     format: str
     cure: Suggestion
 
 
-@dataclass(frozen=True)
-class OwnBaselineUnfit:
+class OwnBaselineUnfit(FindingFact, frozen=True):
     """Golden's own baseline does not judge, by this error."""
 
     error: str
 
 
-@dataclass(frozen=True)
-class NotInBaseline:
+class NotInBaseline(FindingFact, frozen=True):
     """How many compared rows the baseline has no record of, and the first of them."""
 
     count: int
@@ -379,8 +355,7 @@ class NotInBaseline:
 # what was asked
 
 
-@dataclass(frozen=True)
-class OtherModel:
+class OtherModel(FindingFact, frozen=True):
     """Two models that have less than half in common.
 
     Attributes:
@@ -392,8 +367,7 @@ class OtherModel:
     rows: int
 
 
-@dataclass(frozen=True)
-class MapClash:
+class MapClash(FindingFact, frozen=True):
     """Two names of golden that become one."""
 
     first: str
@@ -401,74 +375,30 @@ class MapClash:
     new: str
 
 
-@dataclass(frozen=True)
-class MapsTaken:
+class MapsTaken(FindingFact, frozen=True):
     """The renamings that ``--map auto`` took."""
 
     maps: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class MapsProposed:
+class MapsProposed(FindingFact, frozen=True):
     """Renamings that would bring layers together."""
 
     maps: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class MatchesNothing:
+class MatchesNothing(FindingFact, frozen=True):
     """An option (``map``, ``only``, ``skip``) that matches none of golden's layers."""
 
     option: str
     value: str
 
 
-@dataclass(frozen=True)
-class RuleJudgesNothing:
+class RuleJudgesNothing(FindingFact, frozen=True):
     """A rule of a tolerance file, by its number, that applies to no record."""
 
     file: str
     number: int
-
-
-FindingFact: TypeAlias = (
-    CaptureStopped
-    | RanksMissing
-    | HeldInMode
-    | ImportedDump
-    | OtherSteps
-    | WeightsOfSteps
-    | OtherDigests
-    | OtherTypes
-    | OneSidedEntries
-    | ComputedOtherwise
-    | SettingDiffers
-    | VersionDiffers
-    | SurroundingsDiffer
-    | AttributeDiffers
-    | MoreAttributes
-    | FlagDiffers
-    | LowerPrecision
-    | Saturates
-    | NotFedValues
-    | ScalerDiffers
-    | WeightsNotRounded
-    | CaptureNote
-    | StateMissing
-    | FeedingChanged
-    | RefusedBaseline
-    | ProperBaseline
-    | BaselineHelps
-    | ProductsRounded
-    | OwnBaselineUnfit
-    | NotInBaseline
-    | OtherModel
-    | MapClash
-    | MapsTaken
-    | MapsProposed
-    | MatchesNothing
-    | RuleJudgesNothing
-)
 
 
 @dataclass(frozen=True)
