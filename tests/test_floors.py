@@ -40,16 +40,15 @@ FLAT = ("cli", "scripts", "testing")
 SUB_ROOMS = {
     "bundle": ["format", "writing", "reading"],
     "compare": [
-        "remarks",
         "measuring",
         "pairing",
         "limits",
         "rows",
         "judging",
+        "shape",
         "origins",
         "runs",
         "trust",
-        "shape",
         "cluster",
     ],
     "report": [
