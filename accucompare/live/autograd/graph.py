@@ -10,38 +10,13 @@ from typing import Any
 import torch
 
 ACCUMULATES = "torch::autograd::AccumulateGrad"
+_KEEPING = (
+    "View UnsafeView ReshapeAlias T Transpose Permute Movedim Unsqueeze Squeeze Alias Clone"
+    " Slice Select Split SplitWithSizes Unbind Cat Stack Unfold Diagonal Narrow"
+)
 #: What the backward of these gives is what it was given, in another order or shape, or with zeros
 #: in between.
-PASSING_ON = frozenset(
-    f"{name}Backward0"
-    for name in (
-        *(
-            "View",
-            "UnsafeView",
-            "ReshapeAlias",
-            "T",
-            "Transpose",
-            "Permute",
-            "Movedim",
-            "Unsqueeze",
-            "Squeeze",
-            "Alias",
-            "Clone",
-        ),
-        *(
-            "Slice",
-            "Select",
-            "Split",
-            "SplitWithSizes",
-            "Unbind",
-            "Cat",
-            "Stack",
-            "Unfold",
-            "Diagonal",
-            "Narrow",
-        ),
-    )
-)
+PASSING_ON = frozenset(f"{name}Backward0" for name in _KEEPING.split())
 #: The function in ``torch.autograd`` that every backward and ``autograd.grad`` of Python calls.
 ENTRANCE = "_engine_run_backward"
 #: A loss has at most so many nodes.
