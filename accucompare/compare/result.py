@@ -238,7 +238,7 @@ class Result:
 
     @cached_property
     def first_divergence(self) -> Row | None:
-        """The first row that fails, in execution order. Missing and extra records do not diverge."""
+        """The first failing row in execution order; missing and extra records do not diverge."""
         return next(
             (row for row in self.rows if row.status is Status.FAIL and row.reason not in UNMATCHED),
             None,

@@ -1,4 +1,4 @@
-"""What runs in a cluster's worker: it opens the bundles by path, and measures and judges its tasks."""
+"""What runs in a cluster's worker: it opens bundles by path, and measures and judges its tasks."""
 
 from __future__ import annotations
 

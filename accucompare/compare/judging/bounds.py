@@ -173,7 +173,7 @@ class _Range(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Profile(msgspec.Struct, frozen=True, gc=False):
-    """One tensor's finite values: exact extrema, and ranges of mean, root mean square and spread."""
+    """One tensor's finite values: exact extrema; ranges of mean, root mean square and spread."""
 
     low: float
     high: float
@@ -239,7 +239,7 @@ def _one_minus_cosine(golden: _Profile, candidate: _Profile) -> float:
 
 
 def _angles(profile: _Profile) -> _Range:
-    """The range of the angle of the point (mean, spread): a rectangle's corners are its extremes."""
+    """The range of the point (mean, spread)'s angle: a rectangle's corners are its extremes."""
     mean, spread = profile.mean, profile.spread
     corners = [
         math.atan2(leg, base)

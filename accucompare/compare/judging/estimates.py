@@ -72,7 +72,7 @@ def can_estimate(golden: Record, candidate: Record) -> bool:
 
 
 class Estimates:
-    """Estimates of pairs by their sketches, worked out with their neighbours': ten times as fast."""
+    """Estimates of pairs by sketches, worked out with their neighbours: ten times as fast."""
 
     def __init__(self) -> None:
         self._held: dict[

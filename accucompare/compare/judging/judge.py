@@ -282,7 +282,8 @@ def settle_unsteady(
 
 
 def is_noise(metrics: Metrics, noise: float | None) -> bool:
-    """Whether an error is about the distance of two runs, or less; both relative to golden's norm."""
+    """Whether an error is at most about the distance of two runs, both relative to golden's
+    norm."""
     return (
         bool(noise and math.isfinite(noise))
         and not metrics.nonfinite_mismatch
