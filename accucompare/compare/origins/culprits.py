@@ -1,8 +1,8 @@
 """The sites where errors are made, ranked.
 
-**Fed.** Every call got golden's values, so every row over its limit shows an error of its own. A
-childless module's output shows the module's error; that of a module with children, its own code's
-after the last child; an input, the parent's code's before the child.
+**Fed.** Every call got golden's values, so every row over its limit shows an error of its own. An
+output of a module without children shows the module's error. An output of one with children shows
+the error of its own code after the last child, an input that of the parent's code before the child.
 
 **Free-running, with a baseline.** A passed-on error grows or shrinks as rounding does, so its
 excess stays about the same. It was made where the excess jumps: where it is larger than that of
