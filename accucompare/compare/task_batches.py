@@ -1,4 +1,4 @@
-"""How the tasks of a comparison are run: batch by batch, in several threads."""
+"""Runs the tasks of a comparison batch by batch, in several threads."""
 
 from __future__ import annotations
 
