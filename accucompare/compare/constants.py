@@ -112,16 +112,14 @@ COMMON_ROUNDINGS = 2.0
 OF_BASELINE = 2.0
 #: Standard errors, an upper bound each, by which a factor must also be off.
 STANDARD_ERRORS = 4.0
-#: Roundings of an update's largest element: moments, their quotient and clipping each round once or
-#: twice.
+#: Roundings of an update's largest element: moments, quotient and clipping, once or twice each.
 ROUNDINGS_OF_UPDATE = 8.0
 #: Share of a type's lowest value beyond which a number may be a mask.
 NEAR_LOWEST = 0.99
 
 # -- pairs and rows
 
-#: Relative difference of norms and extrema up to which two operators may begin or end a matched
-#: sequence.
+#: Relative difference of norms and extrema up to which operators may begin or end a sequence.
 ALIKE_OPERATORS = 0.1
 
 #: Share of its limit beyond which a row that passes is near it.

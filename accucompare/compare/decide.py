@@ -210,8 +210,7 @@ def _bug(result: Result) -> Decision:
 _RULES: tuple[Callable[[Result], Decision | None], ...] = (
     _by_standard,  # a standard that was asked for decides in place of the rows
     _nothing_to_rely_on,  # not sure: too little was compared, or what was compared proves nothing
-    # no row fails and no run parts: identical (at least in what was compared), rounding, or within
-    # tolerance
+    # no row fails and no run parts: identical (maybe so far), rounding, or within tolerance
     _all_clear,
     # not sure: rows fail by a baseline that cannot judge (the user's limits need none)
     _by_poor_baseline,

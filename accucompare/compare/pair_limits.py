@@ -31,8 +31,7 @@ from accucompare.numbers import DTYPES
 
 
 def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> Tolerances:
-    """The limits in force. A fed candidate's default depends on how its float32 products were
-    rounded."""
+    """The limits in force; a fed candidate's default depends on its float32 products' format."""
     matmul, conv = map(roundoff, product_formats(candidate.manifest))
     classes = candidate.manifest.code.classes or {}
 
@@ -112,7 +111,7 @@ class PairLimits:
         return self._terms.widened(tolerance, golden).scaled(1.0 if rules.fed else FREE_GRADIENTS)
 
     def _of_roundings(self, golden: Record, candidate: Record, rules: Tolerances) -> float:
-        """A recurrent module's relative L2 error in half types; free-running, later values carry it
+        """A recurrent module's relative L2 error in half types; free-running, of later values
         too."""
         step = golden.rank, golden.step
         own = 0.0

@@ -134,8 +134,8 @@ class Result:
 
     @property
     def holds_outputs(self) -> bool:
-        """Whether both sides recorded what the model returns. Its inputs always are, whatever
-        ``--only`` and ``--skip`` leave out."""
+        """Whether both recorded what the model returns; ``--only`` and ``--skip`` keep its
+        inputs."""
         options = [side.manifest.options for side in (self.golden, self.candidate)]
         return all(
             each.imported is None and Selection(each.only or (), each.skip or ()).allows("")
@@ -232,8 +232,7 @@ class Result:
 
     @cached_property
     def without_output(self) -> Row | None:
-        """The first input of a step in which the model returned nothing comparable, although
-        outputs were recorded."""
+        """A step's first input, if the model's recorded outputs hold nothing comparable."""
         return without_output(self.rows) if self.holds_outputs else None
 
     @cached_property

@@ -47,11 +47,9 @@ _LOGGER = logging.getLogger(__name__)
 #: Bytes of tensors, and pairs, in a parcel: Dask takes about 2 ms for a task, whatever its size.
 PARCEL_BYTES = 128 << 20
 PAIRS = 2000
-#: The fewest tasks in flight (twice the threads if that is more), so that a million pairs are never
-#: all packed at once.
+#: The fewest tasks in flight (or twice the threads): a million pairs are never all packed at once.
 IN_FLIGHT = 64
-#: How often Dask reruns a failed task; a dying worker counts in
-#: distributed.scheduler.allowed-failures.
+#: Reruns of a failed task; dying workers count in distributed.scheduler.allowed-failures.
 RETRIES = 2
 #: How often a parcel is resent if its answer is lost with its worker; then something else is wrong.
 ASKED_AGAIN = 3
@@ -64,8 +62,7 @@ _GRACE = 5.0
 #: Dask's loggers that print a traceback for each closed connection; the comparison reports it once.
 _TALKATIVE = "distributed", "distributed.client", "tornado.application"
 
-#: Switch off Dask's profiler, which samples workers 100 times a second: on few processors that
-#: costs.
+#: Dask's profiler samples workers 100 times a second, which costs on few processors.
 UNPROFILED = {"distributed.worker.profile.enabled": False}
 
 _SCHEDULER = "the scheduler"
@@ -154,8 +151,7 @@ def _client(address: Any) -> Client:
 
 
 def _in_time(seconds: float, call: Callable[[], _T]) -> _T:
-    """The function's result. It runs in a thread that is abandoned on time-out, for some Dask calls
-    wait forever.
+    """The function's result. On time-out its thread is abandoned, for some Dask calls never end.
 
     Raises:
         TimedOutError: if it takes longer; else what the function raises.
@@ -255,8 +251,7 @@ class Cluster:
     def outcomes(
         self, sides: Sides, tasks: list[Task], progress: Progress
     ) -> list[PairOutcome | BundleError]:
-        """The outcome of each pair, in parcels of neighbours, large ones first, as
-        ``task_batches.outcomes_of`` does.
+        """The outcome of each pair, as by ``task_batches.outcomes_of``, in parcels of neighbours.
 
         Raises:
             BundleError: of the first record that cannot be read, unless ``sides.keep_going``.
@@ -312,8 +307,8 @@ class Cluster:
 
     @contextlib.contextmanager
     def _executor(self, job: Job) -> Iterator[Executor]:
-        """Dask as an executor. At the end or on Ctrl-C, pending work is dropped and workers close
-        their files."""
+        """Dask as an executor. At the end or on Ctrl-C, drop pending work and close workers'
+        files."""
         self._threads()
         executor: Executor = self._client.get_executor(pure=False, retries=RETRIES)
         try:

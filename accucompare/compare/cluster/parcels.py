@@ -42,7 +42,7 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The packed outcomes of a parcel, and by place the errors of tasks that could not be read.
+    """The packed outcomes of a parcel, and by place the errors of unreadable tasks.
 
     Without ``keep_going`` the first error is the last thing in it."""
 

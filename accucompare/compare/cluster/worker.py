@@ -71,8 +71,7 @@ def introduce() -> dict[str, str]:
 
 
 def refusal(theirs: dict[str, str], ours: dict[str, str]) -> str:
-    """How a worker's results could differ from the client's, and what to install; ``""`` if they
-    cannot."""
+    """Why a worker's results may differ from the client's, and the cure; ``""`` if they do not."""
     if theirs["accucompare"] != ours["accucompare"]:
         return (
             f"has accucompare {theirs['accucompare']}, but {ours['accucompare']} compares here; "
@@ -88,8 +87,7 @@ def refusal(theirs: dict[str, str], ours: dict[str, str]) -> str:
 
 
 def judge_parcel(job: Job, parcel: Parcel) -> Reply:
-    """The outcomes of a parcel's tasks. Unreadable records are part of the reply: retrying would
-    not help.
+    """The outcomes of a parcel's tasks, with unreadable records: retrying would not help.
 
     Raises:
         ClusterError: if this worker cannot do the work; Dask then retries, maybe on another one.

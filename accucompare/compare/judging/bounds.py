@@ -187,8 +187,7 @@ class _Profile(msgspec.Struct, frozen=True, gc=False):
 
 
 def _profile(statistics: Statistics, count: int, relative: float = _ERROR) -> _Profile | None:
-    """The profile of ``count`` finite values, mean and norm right to ``relative``; ``None`` if
-    unknown."""
+    """The profile of ``count`` finite values, mean and norm right to ``relative``."""
     low, high = statistics.min, statistics.max
     if count <= 0 or low is None or high is None:
         return None

@@ -85,8 +85,7 @@ def _of_few_values(
     verdict: Verdict,
     expected: Expected,
 ) -> Verdict:
-    """The verdict on a pair over its limit, with the limit for the elements that carry golden's
-    norm."""
+    """The verdict on a pair over its limit, with the limit for what carries golden's norm."""
     few = carriers(Values.of(sides.golden, golden))
     most = limit(math.floor(few), expected.dtype or candidate.dtype) * ratio_room(metrics)
     ratio = verdict.excess or 0.0

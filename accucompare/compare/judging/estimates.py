@@ -48,10 +48,9 @@ _HELD = 16
 
 
 def can_estimate(golden: Record, candidate: Record) -> bool:
-    """Whether two records have floating numbers and at least one has a sketch, the other no less.
+    """Whether two records have floating numbers and a sketch on at least one side, no less on any.
 
-    ``compare.judging.bounds`` takes possible masks, NaN or Inf on one side, and norms beyond
-    float64."""
+    Possible masks, NaN or Inf on one side, and norms beyond float64 go to ``judging.bounds``."""
     if not (golden.has_values and candidate.has_values) or None not in (
         golden.member,
         candidate.member,
@@ -191,8 +190,7 @@ def _each(of_all: Products) -> list[tuple[float, float, float]]:
 
 
 def room(metrics: Metrics) -> float:
-    """The factor by which an estimated error may exceed a limit, sqrt(chi2.999(k) / k); 1 if
-    measured.
+    """The factor allowed on an estimated error, sqrt(chi2.999(k) / k); 1 if measured.
 
     E. B. Wilson & M. M. Hilferty, "The distribution of chi-square", PNAS 17, 1931."""
     if not metrics.deviation:

@@ -42,8 +42,7 @@ from accucompare.numbers import DTYPES, Kind
 
 
 def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
-    """The verdict on a pair without measuring; ``None`` if it is to be measured. ``OVER`` until
-    ``trace``."""
+    """The verdict on a pair that need not be measured, ``OVER`` until ``trace``; else ``None``."""
     if golden.layout is not candidate.layout and not {golden.layout, candidate.layout} <= {
         Layout.STRIDED,
         Layout.SCALAR,
@@ -208,8 +207,7 @@ def _judge_by_excess(
 
 
 def _judge_choices(metrics: Metrics, expected: Expected) -> Verdict:
-    """The verdict on integers that rounding changes in the baseline too, such as choices of
-    experts.
+    """The verdict on integers that rounding changes in the baseline too (choices of experts).
 
     Such counts are roughly Poisson; the baseline's single count estimates the mean. Two of them
     hardly ever differ by more than three joint standard deviations plus one. If most of the
@@ -244,8 +242,7 @@ def _judge_choices(metrics: Metrics, expected: Expected) -> Verdict:
 def settle_noise(
     verdict: Verdict, tolerance: Tolerance, metrics: Metrics | None, noise: float | None
 ) -> Verdict:
-    """The verdict on a pair with two candidate runs, their distance ``noise`` relative to golden's
-    norm."""
+    """The verdict with two candidate runs, ``noise`` apart relative to golden's norm."""
     if (
         verdict.status is not Status.FAIL
         or metrics is None
@@ -262,7 +259,7 @@ def settle_noise(
 def settle_unsteady(
     verdict: Verdict, tolerance: Tolerance, metrics: Metrics | None, apart: float | None
 ) -> Verdict:
-    """The verdict on a pair with two golden captures, ``apart`` relative to the first one's norm.
+    """The verdict with two golden captures, ``apart`` relative to the first one's norm.
 
     If they are far apart (such as memory never written), nothing is compared with golden."""
     if (
@@ -282,8 +279,7 @@ def settle_unsteady(
 
 
 def is_noise(metrics: Metrics, noise: float | None) -> bool:
-    """Whether an error is at most about the distance of two runs, both relative to golden's
-    norm."""
+    """Whether an error is at most about the two runs' distance, relative to golden's norm."""
     return (
         bool(noise and math.isfinite(noise))
         and not metrics.nonfinite_mismatch

@@ -53,8 +53,7 @@ _OF_CHOICES = (Reason.SHAPE, Reason.OVER, Reason.MISSING, Reason.EXTRA)
 
 
 def judge_task(sides: Sides, task: Task, run: Run = map) -> PairOutcome | BundleError:
-    """The outcome of a pair. It is not comparable if rounding alone changes its shape or number of
-    calls."""
+    """The outcome of a pair; not comparable if rounding alone changes its shape or calls."""
     outcome = _judged(sides, task, run)
     if (
         task.chosen is None
@@ -72,8 +71,7 @@ def judge_tasks(sides: Sides, tasks: Sequence[Task]) -> Iterator[PairOutcome | B
 
 
 def _passed_at_once(sides: Sides, task: Task) -> PairOutcome | None:
-    """The outcome of a small measured pair that only its limits judge and that keeps to them; else
-    ``None``."""
+    """The outcome of a small pair that passes by its limits, which alone judge; else ``None``."""
     golden, candidate = task.pair.golden, task.pair.candidate
     if (
         golden is None

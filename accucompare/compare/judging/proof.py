@@ -109,8 +109,7 @@ def open_beside(stack: contextlib.ExitStack, golden: Bundle, baseline: Bundle | 
 def why_not_proved(
     golden: Bundle, baseline: Bundle | None, beside: Beside
 ) -> tuple[Surrounding, ...]:
-    """Why an unproved baseline needs a proof: it had other settings, or another library, than
-    golden.
+    """Why an unproved baseline needs a proof: other settings or libraries than golden's.
 
     Variables such as ``OMP_NUM_THREADS`` always differ between machines and do not count."""
     if (

@@ -101,8 +101,8 @@ class Sides:
         return apart.rmse / error.rmse * error.rel_l2
 
     def unsteadiness(self, golden: Record, repeat: Record | None, run: Run) -> float | None:
-        """The distance of golden's two captures, relative to the first's norm; ``None`` if not
-        measurable."""
+        """Golden's two captures' distance, relative to the first's norm; ``None`` if
+        unmeasurable."""
         return self.apart(self.golden, golden, self.golden_repeat, repeat, run)
 
     def apart(
@@ -137,8 +137,7 @@ class Sides:
         tolerance: Tolerance,
         run: Run,
     ) -> Metrics:
-        """The metrics of two records with data, read only if digests differ or all is to be
-        verified."""
+        """The metrics of two records with data; reads them if digests differ, or to verify."""
         if (measured := self.known.get((id(left), id(right)))) is not None:
             return measured
         identical = same_bits(left, right)

@@ -22,8 +22,8 @@ _Pair = tuple[Record, Record, Tolerance]
 
 
 def with_small_pairs(sides: Sides, tasks: Sequence[Task]) -> Sides:
-    """The sides, with the metrics of the tasks' small pairs: golden with the candidate, golden with
-    the baseline, and the candidate's two runs."""
+    """The sides with small pairs' metrics: golden with candidate and baseline; two candidate
+    runs."""
     if not kernel.is_compiled():
         return sides
     pairs = [

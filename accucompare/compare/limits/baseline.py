@@ -107,8 +107,7 @@ def floor(dtype: str) -> float:
 
 
 def excess(metrics: Metrics, expected: Expected, dtype: str) -> float:
-    """The candidate's error as a multiple of the baseline's, or of its dtype's floor if that is
-    larger.
+    """The candidate's error as a multiple of the baseline's, or of its dtype's larger floor.
 
     If golden is all zeros, the ratio of the two root mean square errors."""
     if math.isfinite(metrics.rel_l2) and math.isfinite(expected.rel_l2):
@@ -125,15 +124,13 @@ def limit(elements: int, dtype: str) -> float:
 
 @cache
 def ratio_limit(elements: int) -> float:
-    """What the ratio of root mean squares of n normal numbers exceeds once in 1000: sqrt(F.999(n,
-    n))."""
+    """The ratio of RMS of n normal numbers exceeds this once in 1000: sqrt(F.999(n, n))."""
     n = max(elements, 1)
     return math.exp(math.asinh(_student(n) / math.sqrt(n)))
 
 
 def _student(n: int) -> float:
-    """Upper 0.1 % point of Student's t; from n = 10 expanded (M. Abramowitz & I. A. Stegun,
-    26.7.5)."""
+    """Student's t, upper 0.1 % point; expanded from n = 10 (Abramowitz & Stegun, 26.7.5)."""
     if n <= len(_STUDENT):
         return _STUDENT[n - 1]
     z = NORMAL
@@ -147,8 +144,7 @@ def _student(n: int) -> float:
 
 
 def matches(golden: Record, candidate: Record, baseline: Record) -> bool:
-    """Whether a baseline's dtype can judge: the candidate's, or float64 if golden has the
-    candidate's."""
+    """Whether a baseline's dtype is the candidate's, or float64 with golden as the candidate."""
     exact = baseline.dtype in ("float64", "complex128") and golden.dtype == candidate.dtype
     return candidate.dtype == baseline.dtype or (
         exact and DTYPES[golden.dtype].kind is DTYPES[baseline.dtype].kind

@@ -25,8 +25,8 @@ class SmallestLimit(msgspec.Struct, frozen=True, gc=False, array_like=True):
     error: float
 
     def __str__(self) -> str:
-        """``atol 2.40e-05``, ``cosine 0.999`` or ``3 different``; ``""`` if no finite limit would
-        pass."""
+        """``atol 2.40e-05``, ``cosine 0.999``, ``3 different``; ``""`` if no finite limit
+        passes."""
         if self.name == "different":
             return f"{self.error:.0f} different"
         return f"{self.name} {value}" if (value := self.value) else ""
@@ -55,8 +55,7 @@ class SmallestLimit(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 def _cosine(one_minus_cosine: float) -> str:
-    """The cosine similarity, its distance from 1 rounded to two digits; ``""`` if too small for a
-    limit."""
+    """The cosine, its distance from 1 rounded to two digits; ``""`` if too small for a limit."""
     if not one_minus_cosine:
         return "1"
     unit = Decimal(1).scaleb(-min(max(1 - Decimal(one_minus_cosine).adjusted(), 2), 16))

@@ -114,8 +114,7 @@ def other_surroundings(golden: Manifest, other: Manifest) -> list[Surrounding]:
 def other_configuration(
     golden: Manifest, other: Manifest, renamings: Sequence[Renaming] = ()
 ) -> Iterable[tuple[str, str, Any, Any]]:
-    """Module attributes that differ in two captures: module, attribute, golden's value, the
-    other's."""
+    """Attributes that differ in two captures: module, attribute, golden's and the other's value."""
     ours, theirs = ((manifest.code.configuration or {}) for manifest in (golden, other))
     for name, values in ours.items():
         others = theirs.get(rename(name, renamings) or name, {})

@@ -123,8 +123,7 @@ class Tolerance:
         return self.ceiling is not None and CLEAR * self.ceiling < rel_l2 < math.inf
 
     def scaled(self, factor: float) -> Tolerance:
-        """The same with relative limit and ceiling scaled; if the limits are the user's, only the
-        ceiling."""
+        """The same with ceiling scaled and, unless the user's, the relative limit."""
         return self if factor == 1.0 else _scaled(self, factor)
 
     def of_sums(self, terms: int, dtype: str) -> Tolerance:
@@ -140,15 +139,13 @@ class Tolerance:
         return replace(self, rel_l2=max(self.rel_l2, summing), summing=summing)
 
     def of_roundings(self, error: float) -> Tolerance:
-        """The same with room for several roundings of this relative L2 error; the user's limits
-        stay."""
+        """The same with room for roundings of this relative L2 error; the user's limits stay."""
         if not error or not self.by_default or self.rel_l2 is None:
             return self
         return replace(self, rel_l2=max(self.rel_l2, FED_ROUNDINGS / 2 * error), composed=error)
 
     def of_zero(self, terms: float, record: Record) -> Tolerance:
-        """The same for golden's zeros that rounding left of terms of this L2 norm; the user's
-        limits stay."""
+        """The same for zeros that rounding left of terms of this norm; the user's limits stay."""
         if not terms or not self.by_default or self.rel_l2 is None:
             return self
         most = _fed(DTYPES[record.dtype].rounding, math.inf).rel_l2 or 0.0
@@ -169,8 +166,7 @@ EXACT = Tolerance(source=LimitSource.EXACT)
 
 @dataclass(frozen=True)
 class Rule:
-    """A ``[[rule]]`` of a tolerance file: globs of the records that it applies to, and the
-    limits."""
+    """A ``[[rule]]`` of a tolerance file: globs of the records it applies to, and the limits."""
 
     tolerance: Tolerance
     file: str
@@ -284,8 +280,7 @@ def _fed(rounding: float, ceiling: float) -> Tolerance:
 
 @cache
 def _ceiling(coarsest: str, products: float, copies: bool, fed: bool = True) -> float:
-    """The ceiling by the coarsest type or product format, and by whether a fed module only
-    copies."""
+    """The ceiling by coarsest type or product format; ``copies``: a fed module only copies."""
     if copies:
         return FED_ROUNDINGS * DTYPES[coarsest].rounding
     formats = [name for name in ("bfloat16", "float16") if products >= DTYPES[name].rounding / 2]

@@ -29,8 +29,7 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True)
 class Block:
-    """A stretch of both tensors: stored bits, and float64 values with 0 where not finite or masked
-    on both sides."""
+    """A stretch of both tensors: bits, and float64 values, 0 where not finite or masked on both."""
 
     start: int
     golden_raw: Array
@@ -55,8 +54,7 @@ _scratch = _Scratch()
 
 
 def scratch(which: int, length: int) -> Float64:
-    """The first ``length`` elements of one of this thread's six arrays: 0 to 2 the block's, 3 to 5
-    free."""
+    """``length`` elements of one of this thread's six arrays: 0 to 2 the block's, 3 to 5 free."""
     arrays = _scratch.arrays
     if len(arrays[which]) < length:
         arrays[which] = np.empty(length)
@@ -107,8 +105,7 @@ class PairOfTensors:
         )
 
     def blocks(self, segment: Segment) -> Iterator[Block]:
-        """Every block with its ``diff``. Golden, candidate and diff are 0 where not finite or
-        masked on both sides."""
+        """Every block; its float64 arrays are 0 where not finite, or masked, on both sides."""
         start = segment.start * self.reals
         for golden_raw, candidate_raw in self.raw_blocks(segment):
             golden_values = as_reals(widen(golden_raw, self.golden_dtype))

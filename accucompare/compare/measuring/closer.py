@@ -47,8 +47,7 @@ class Values:
         return cls(bundle.stored(record), DTYPES[record.dtype], math.prod(record.shape))
 
     def blocks(self) -> Iterator[Float64]:
-        """Its values as float64, block by block, verified after the last one. Errors as
-        ``StoredTensor.blocks`` and ``verify``."""
+        """Its values as float64 blocks, verified at the end. Errors as ``StoredTensor.verify``."""
         for start in range(0, self.elements or 1, sums.SEGMENT):
             for raw in self.stored.blocks(start, min(start + sums.SEGMENT, self.elements)):
                 # a copy, for the stored bits are overwritten
@@ -57,8 +56,7 @@ class Values:
 
 
 def carriers(golden: Values) -> float:
-    """How many elements carry a tensor's norm: (sum g^2)^2 / sum g^4, from 1 to all; 0 if all are
-    0."""
+    """The number of elements that carry a norm: (sum g^2)^2 / sum g^4; 0 if all are 0."""
     largest = max(
         (float(np.max(np.abs(block), initial=0.0)) for block in golden.blocks()), default=0.0
     )

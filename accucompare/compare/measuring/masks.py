@@ -22,8 +22,7 @@ from accucompare.bundle.format import Record
 from accucompare.compare.constants import NEAR_LOWEST
 from accucompare.numbers import DTYPES, Array, DType, Kind, Statistics, round_to, widen
 
-#: Types with a lowest number that is used as a mask. That of an fp8 type is an ordinary value in
-#: other types.
+#: Types with a lowest number used as a mask; fp8's are ordinary values in other types.
 _USED = ("float64", "float32", "bfloat16", "float16")
 
 #: Masks of different shapes are broadcast, and read whole, up to so many elements.

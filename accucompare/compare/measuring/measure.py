@@ -90,8 +90,7 @@ class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def nothing_finite(self) -> bool:
-        """Whether the two differ, but no position could be measured, so that differences are 0
-        here."""
+        """Whether the two differ where nothing could be measured, so that differences are 0."""
         return self.compared == 0 and self.nonfinite_mismatch > 0
 
 

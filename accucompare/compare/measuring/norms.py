@@ -26,8 +26,7 @@ NEAR_LENGTHS = 1e-2, 1e6
 LEAST_LEFT = 1e-3
 
 #: Chunk sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, in this order;
-#: from the compiled kernel also each chunk's excess and rest (see
-#: ``kernel.Measurement.chunk_sums``).
+#: from the kernel also each chunk's excess and rest (``kernel.Measurement.chunk_sums``).
 Chunks = Sequence[list[float]]
 
 
@@ -117,8 +116,7 @@ class Sums:
         )
 
     def parts(self) -> tuple[float, float] | None:
-        """The excess and the rest's sum of squares in candidate = (1 + excess) * golden + rest,
-        rest perpendicular to golden.
+        """Excess and |rest|^2 in candidate = (1 + excess) * golden + rest, rest perpendicular.
 
         The whole's rest is each chunk's rest plus the difference of the chunk's own multiple of
         golden from the whole's. ``None`` if the kernel did not give both for every chunk."""
@@ -141,8 +139,7 @@ def _exact_sum(chunks: Iterable[float]) -> float:
 
 
 def one_minus_cosine(sums: Sums, total: Totals, pair: PairOfTensors, run: Run) -> float:
-    """1 - cosine similarity from the normalised vectors' difference: |u - v|^2 / 2 with |u| = |v| =
-    1.
+    """1 - cosine similarity from unit vectors u, v: |u - v|^2 / 2.
 
     By the sums it is (|d|^2 - (|candidate| - |golden|)^2) / (2 |golden| |candidate|). If the
     difference is mostly one of length, that subtraction cancels. Then it follows from the sine if

@@ -27,8 +27,7 @@ class Sample:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], most: int, around: tuple[int, ...]) -> Sample:
-        """A sample of at most ``most`` elements of a shape, not empty, that contains the index
-        ``around``."""
+        """A sample of at most ``most`` elements of a nonempty shape, with the index ``around``."""
         steps = [1] * len(shape)
         while (
             math.prod(counts := [-(-size // step) for size, step in zip(shape, steps, strict=True)])

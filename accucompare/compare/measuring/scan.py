@@ -194,7 +194,7 @@ class Scan(msgspec.Struct, gc=False):
 
 
 def _mismatch(golden: Array, candidate: Array) -> Array:
-    """Where only one side is finite, or infinities differ; NaN agrees with NaN."""
+    """Where a side is not finite and the other holds something else; NaN agrees with NaN."""
     finite = np.isfinite(golden) & np.isfinite(candidate)
     mismatch: Array = ~finite & (golden != candidate) & ~(np.isnan(golden) & np.isnan(candidate))
     return mismatch

@@ -92,10 +92,8 @@ def find_culprits(
 
 
 def _first_in_time(culprits: list[Culprit]) -> list[Culprit]:
-    """The same order within each step. The first step with a clear error comes first, then later
-    ones.
-
-    Earlier steps, without a clear error, come last."""
+    """The same order within each step, but from the first step with a clear error; earlier ones
+    last."""
     first = min((_step(culprit) for culprit in culprits if _is_clear(culprit)), default=0)
     return sorted(culprits, key=lambda culprit: (_step(culprit) < first, _step(culprit)))
 
@@ -134,8 +132,7 @@ def _is_clear(culprit: Culprit) -> bool:
 
 
 def _differences_first(culprits: list[Culprit]) -> list[Culprit]:
-    """The same order, but within each module call, culprits with a difference in the code come
-    first."""
+    """The same order, but in each module call, culprits with different code come first."""
     differences: dict[CallKey, list[Culprit]] = {}
     for culprit in culprits:
         if culprit.difference is not None:
@@ -189,8 +186,7 @@ def _own_error(row: Row) -> bool:
 
 
 def _may_be_culprit(row: Row) -> bool:
-    """Whether a module or glue makes a row fail, not the model's inputs, noise, or a one-sided
-    record."""
+    """Whether a row fails by a module or glue, not by inputs, noise, or being one-sided."""
     if (
         row.status is not Status.FAIL
         or (row.reason in UNMATCHED and not row.lost)
@@ -405,8 +401,7 @@ def _step(culprit: Culprit) -> int:
 
 
 def _behind(culprit: Culprit) -> bool:
-    """Whether the loss comes before it in a backward: the gradient that arrives may also be that of
-    the last module inside."""
+    """Whether its backward follows the loss: the gradient may also be the last inner module's."""
     return culprit.stage is not Stage.LOSS
 
 
@@ -415,8 +410,7 @@ def _by_jump_backwards(rows: Iterable[Row], children: set[CallKey | None]) -> It
     incoming: dict[
         CallKey | None,
         float,
-        # by call: the largest excess of what arrived at its outputs, and of its children's
-        # gradients
+        # by call: the largest excess of gradients that arrived at it and at its children
     ] = {}
     parameters: dict[tuple[int, int, str], float] = {}
     for row in rows:

@@ -18,8 +18,7 @@ from accucompare.compare.remarks import OtherChoices
 from accucompare.compare.rows import Option, Row, Status, is_buffer
 from accucompare.numbers import DTYPES, Float64, Kind, widen
 
-#: The most culprits with a description, the most elements read for one, and the sample size of
-#: larger tensors.
+#: The most culprits described, elements read for one, and elements sampled of larger tensors.
 DESCRIBED = 3
 MOST_ELEMENTS = 16 << 20
 SAMPLED = 4 << 20
@@ -83,8 +82,7 @@ def _described(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
 
 
 def _other_choices(row: Row, golden: Bundle, candidate: Bundle) -> OtherChoices:
-    """For integers with a choice in each row (a token's experts): how many rows differ, and the
-    first."""
+    """For rows of choices (a token's experts): how many differ, and the first."""
     ours, theirs = row.golden, row.candidate
     if (
         ours is None
@@ -120,8 +118,7 @@ def differing_choices(row: Row) -> int:
 
 
 def is_choice(row: Row) -> bool:
-    """Whether a row has integers or booleans that differ, or masks that let other positions
-    through."""
+    """Whether integers or booleans differ, or masks let other positions through."""
     if row.status is not Status.FAIL or row.golden is None or row.golden.dtype not in DTYPES:
         return False
     return not DTYPES[row.golden.dtype].digits or are_masks(row)

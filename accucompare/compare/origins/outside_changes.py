@@ -104,13 +104,11 @@ class _Side:
         return found if found in DTYPES else record.dtype
 
     def changed_some(self, record: Record) -> bool:
-        """Whether, on this side too, something but an update changed a parameter in the record's
-        step."""
+        """Whether, here too, something but an update changed a parameter in the record's step."""
         return (record.rank, record.step) in self._changed
 
     def change(self, record: Record) -> tuple[float, float, float] | None:
-        """The L2 norms of a change, the value and the last update; ``None`` if the value before is
-        unknown."""
+        """L2 norms of change, value and last update; ``None`` if the value before is unknown."""
         known = self._known.get(_name_of(record), {})
         earlier = [time for time in known if time < (record.step, record.order)]
         if not earlier or record.member is None or not DTYPES[record.dtype].digits:

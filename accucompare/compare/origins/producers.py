@@ -8,8 +8,7 @@ from accucompare.bundle.format import Layout, Record, Role
 from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of
 from accucompare.compare.rows import Row
 
-#: Roles of values that a call gives to what comes after it, and that it hands down to calls inside
-#: it.
+#: Roles of values that a call gives to later ones, and that it hands down to calls inside it.
 _GIVES = (Role.OUTPUT, Role.GRAD_INPUT, Role.OP_OUTPUT, Role.OP_GRAD_INPUT)
 _HANDS_DOWN = (Role.INPUT, Role.GRAD_OUTPUT)
 

@@ -165,8 +165,7 @@ def not_fed(manifests: Mapping[int, Manifest]) -> set[NotFed]:
 
 
 def operators_not_fed(manifests: Mapping[int, Manifest]) -> frozenset[OperatorKey]:
-    """The operators with inputs or outputs that golden's did not replace, from the ranks'
-    manifests."""
+    """The operators whose inputs or outputs were not replaced by golden's, from the manifests."""
     feeds = ((rank, manifest.feed) for rank, manifest in manifests.items())
     return frozenset().union(
         *(not_fed_operators(rank, feed.not_fed) for rank, feed in feeds if feed is not None)
@@ -310,8 +309,7 @@ class Fed:
 
 
 def _of_buffer(record: Record, verdict: Verdict, wrong: set[tuple[int, str]]) -> Verdict:
-    """The verdict on a computed buffer, which has no inputs. Adds the module of a wrong one to
-    ``wrong``."""
+    """The verdict on a computed buffer, which has no inputs; adds its module to ``wrong``."""
     if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
         wrong.add((record.rank, record.name))
     if verdict.reason is Reason.OVER:

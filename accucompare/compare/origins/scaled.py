@@ -79,8 +79,7 @@ class ScaledGradients:
 
 
 def find_scaled(rows: Iterable[Row]) -> ScaledGradients | None:
-    """The first step with gradients golden's times a number that is not 1; ``None`` if there is
-    none."""
+    """The first step whose gradients are golden's times a number other than 1, if any."""
     steps: dict[tuple[int, int], tuple[list[Row], list[Row]]] = {}
     for row in rows:
         record = row.record
@@ -176,8 +175,7 @@ def _dtypes(row: Row) -> list[str]:
 
 
 def _factor(row: Row) -> tuple[float, float] | None:
-    """The least-squares factor on golden, and what is left relative to the candidate; ``None`` if
-    unknown."""
+    """The least-squares factor on golden, and what is left relative to the candidate."""
     ours, theirs, metrics = row.golden, row.candidate, row.metrics
     if (
         ours is None

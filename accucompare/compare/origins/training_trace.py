@@ -148,11 +148,9 @@ class TrainingTrace:
     def _gradient_alone(
         self, record: Record, verdict: Verdict, call: CallKey, parent: CallKey | None
     ) -> Verdict:
-        """The verdict on a one-sided gradient: autograd's graph was cut where it begins, and
-        everything before lacks it.
+        """The verdict on a one-sided gradient; it begins where autograd's graph was cut.
 
-        It begins where its code has all arriving gradients, and both sides have its forward value.
-        """
+        There its code has all arriving gradients, and both sides have its forward value."""
         arrives = record.role is Role.GRAD_OUTPUT
         source, receiver = (parent, call) if arrives else (call, parent)
         before = source in self._lost
@@ -168,8 +166,7 @@ class TrainingTrace:
         return verdict if before else verdict.beginning()
 
     def _wanders(self, record: Record, given: bool) -> bool:
-        """Whether an update of other gradients than golden's made a value, so that it says nothing
-        of its code (Adam: 1e-5 gives 1.5e-2).
+        """Whether an update of other gradients made a value, which then says nothing of its code.
 
         Numbers, such as learning rates and step counters, do not wander."""
         if not given:
@@ -181,8 +178,7 @@ class TrainingTrace:
         )
 
     def _after_wrong_steps(self, record: Record) -> bool:
-        """Whether unrecorded updates made a parameter's state, after a step with something
-        wrong."""
+        """Whether unrecorded updates made a parameter's state after a step with an error."""
         before = [step for rank, step in self._over if rank == record.rank and step < record.step]
         return bool(before) and (record.rank, record.step - 1) not in self._updated
 
@@ -290,8 +286,7 @@ class TrainingTrace:
     def _update_alone(
         self, record: Record, verdict: Verdict, parameter: tuple[int, int, str]
     ) -> Verdict:
-        """The verdict on a one-sided part of an update. It begins there unless part of the gradient
-        was one-sided too."""
+        """The verdict on a one-sided part of an update; it begins there unless its gradient did."""
         if record.role in _STATES:  # of two optimizers one may keep what the other does not
             return verdict
         self._over.add(parameter[:2])
@@ -340,8 +335,7 @@ class Terms:
     _length: dict[str, float] = field(default_factory=dict)
 
     def summed(self, record: Record) -> int:
-        """How many values of a channel or sample a module in ``SUMMED`` sums; 0 without an earlier
-        output."""
+        """How many values a ``SUMMED`` module sums for a channel or sample; 0 if unknown."""
         if record.role is Role.OUTPUT and record.type in SUMMED and len(record.shape) > 1:
             each = record.shape[SUMMED[record.type]]
             self._summed[record.name] = max(
@@ -350,8 +344,7 @@ class Terms:
         return self._summed.get(record.name, 0) if record.role in _OF_SUMS else 0
 
     def added(self, record: Record) -> int:
-        """How many terms a bias's gradient sums; 0 for other records, or if what arrived is
-        unknown."""
+        """How many terms a bias's gradient sums; 0 for other records, or if unknown."""
         if record.role is Role.GRAD_OUTPUT:
             self._elements[record.name] = max(
                 self._elements.get(record.name, 0), math.prod(record.shape)
@@ -361,8 +354,7 @@ class Terms:
         return self._elements.get(record.name, 0) // max(record.shape[0], 1)
 
     def roundings(self, record: Record) -> float:
-        """How many roundings a value takes in a ``RECURRENT`` module whose steps operators
-        compose."""
+        """How many roundings a value takes in a ``RECURRENT`` module composed of operators."""
         if record.role is Role.OUTPUT and len(record.shape) > 1:
             if record.path == "0" or record.path.startswith("0."):
                 self._length[record.name] = math.prod(record.shape[:-1])

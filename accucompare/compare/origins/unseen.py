@@ -153,8 +153,7 @@ def without_output(rows: Iterable[Row]) -> Row | None:
 
 
 def _holds_values(row: Row) -> bool:
-    """Whether a row without data may hold computed values; not if it is one-sided, or an input
-    object."""
+    """Whether a row without data may hold computed values, not one-sided or an input object."""
     ours, theirs = row.golden, row.candidate
     if row.verdict.chosen:
         return True

@@ -259,8 +259,7 @@ class _Calls:
         self._agree[part] = row.status is Status.PASS and self._agree.get(part, True)
 
     def vouch_for(self, row: Row, alone: Collection[_Value]) -> bool:
-        """Whether what both sides compute of a row agrees. ``alone``: values on one side, or of
-        another form."""
+        """Whether what both compute of a row agrees. ``alone``: one-sided or other-form values."""
         record = row.record
         assert record is not None
         if is_operator(record) or record.role not in (

@@ -17,8 +17,7 @@ PATTERN_PATIENCE = 1.0
 #: The most unmatched names for which the nearest name is searched.
 _NEAREST_FOR = 500
 
-#: Positional parameter names of each class's ``forward``, by class: a manifest's
-#: ``model["signatures"]``.
+#: ``forward``'s positional parameters by class: a manifest's ``model["signatures"]``.
 Signatures = Mapping[str, Sequence[str]]
 
 
@@ -218,8 +217,7 @@ _TUPLED = {"": "0", "0": ""}
 
 
 def tupled(role: Role, path: str) -> str | None:
-    """An output's other path, for a refactoring returns ``x`` for ``(x,)``; ``None`` for other
-    values."""
+    """An output's other path: ``x`` may be ``(x,)`` after a refactoring. ``None`` for others."""
     return _TUPLED.get(path) if role in (Role.OUTPUT, Role.GRAD_OUTPUT) else None
 
 
@@ -269,8 +267,7 @@ def rename(name: str, renamings: Iterable[Renaming]) -> str | None:
 
 
 def rename_parameter(name: str, renamings: Iterable[Renaming]) -> str | None:
-    """A parameter's or buffer's new name, by its layer's renaming or its own; ``None``
-    without one."""
+    """A parameter's or buffer's new name, by its layer's renaming or its own."""
     layer, _, own = name.rpartition(".")
     for renaming in renamings:
         if (new := renaming.apply(layer)) is not None:

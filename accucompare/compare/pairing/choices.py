@@ -59,8 +59,8 @@ def given_otherwise(golden: Iterable[Record], baselines: Mapping[Key, Record]) -
 
 
 def judged_by_limits(pair: Pair, others: Collection[_Call]) -> bool:
-    """Whether limits must judge an output: the candidate's call was fed, with golden's shape, the
-    baseline's was not."""
+    """Whether limits must judge: the candidate's call was fed golden's shape, the baseline's
+    not."""
     golden, candidate = pair.golden, pair.candidate
     if golden is None or candidate is None or golden.role is not Role.OUTPUT:
         return False

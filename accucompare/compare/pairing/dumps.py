@@ -28,8 +28,7 @@ _Values = tuple[str, tuple[int, ...], str | Statistics]
 
 
 def with_paths_of(records: list[Record], others: Iterable[Record]) -> list[Record]:
-    """The records of an imported bundle; one without a path that stands alone gets the other
-    side's.
+    """An imported bundle's records; a lone one without a path gets the other side's path.
 
     A dump may not tell a tensor from a tuple of one, which has it at ``0``, nor the position or
     name of a call's only input."""

@@ -122,8 +122,7 @@ class _Search:
         return maps
 
     def pairs(self, maps: Sequence[str]) -> _Pairs:
-        """The model's module for each of golden's; none if parameters of equal names differ in
-        shape."""
+        """The model's module for each of golden's; none if a parameter's shape differs."""
         pairs: _Pairs = {}
         taken: set[str] = set()
         for name in self.golden.place:
@@ -183,8 +182,7 @@ class _Search:
         return None if best is None else best[1]
 
     def _with(self, text: str, maps: list[str], before: _Pairs) -> _Pairs | None:
-        """The pairs with one more map; ``None`` if it pairs different modules or separates a
-        pair."""
+        """The pairs with one more map; ``None`` if it pairs different modules or splits a pair."""
         maps = _most_exact_first([*maps, text])
         after = self.pairs(maps)
         if not before.keys() <= after.keys():
@@ -204,8 +202,7 @@ class _Search:
         return None if wrong else after
 
     def _rivals(self, text: str, maps: list[str], before: _Pairs) -> set[str] | None:
-        """Maps that pair as much otherwise, if neither order nor names decide; ``None`` without
-        doubt."""
+        """Equally good maps, if neither order nor names decide; ``None`` if there is no doubt."""
         after = self._with(text, maps, before)
         assert after is not None
         ours, theirs = self._first(before, after)
@@ -301,7 +298,7 @@ class _Search:
         yield from groups.values()
 
     def _kind(self, side: _Side, name: str) -> Any:
-        """What two modules must share: parameters' names and shapes; without fingerprints also the
+        """What two modules must share: parameters' names, shapes; without fingerprints the
         class."""
         place = side is self.golden, name
         if place not in self._kinds:
@@ -378,8 +375,8 @@ class _Search:
         return min(bounds[0][0], bounds[1][0]), min(bounds[0][1], bounds[1][1])
 
     def _maps(self, ours: str, theirs: str) -> Iterator[str]:
-        """The maps of one prefix to another that turn ``ours`` into ``theirs``, with and without
-        ``*`` for numbers."""
+        """Maps of a prefix that turn ``ours`` into ``theirs``, with and without ``*`` for
+        numbers."""
         old, new = ours.split(".") if ours else [], theirs.split(".") if theirs else []
         if not self.golden.children.get(ours):
             yield from _with_stars(old, new, [])
@@ -404,8 +401,7 @@ def _with_stars(old: list[str], new: list[str], end: list[str]) -> Iterator[str]
 def _by_parent(
     golden: _Side, ours: list[str], own: _Side, theirs: list[str], pairs: _Pairs
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """Unpaired modules without parameters whose parents are paired: each class together, in
-    order."""
+    """Unpaired modules without parameters but with paired parents, each class in order."""
     groups: dict[tuple[str, str | None], tuple[list[str], list[str]]] = {}
     for name in ours:
         parent = pairs.get(_parent(name))

@@ -21,8 +21,7 @@ from accucompare.compare.constants import ALIKE_OPERATORS
 from accucompare.compare.pairing.align import Pair, Renaming, Signatures, pair_records, rename
 from accucompare.numbers import DTYPES
 
-#: The worth of a pair, and the extra worth of equal numbers and strings, similar values, and equal
-#: source lines.
+#: The worth of a pair, plus that of equal numbers and strings, similar values, equal lines.
 _PAIR, _OPTIONS, _LIKE, _LINE = 1000, 100, 40, 10
 
 
@@ -66,8 +65,7 @@ def align_operators(
     signatures: tuple[Signatures, Signatures] = ({}, {}),
     parameters: Mapping[str, str] | None = None,
 ) -> list[Pair]:
-    """``pair_records`` for free-running captures: operators are paired in sequence, not by
-    number."""
+    """``pair_records`` for free-running captures: operators pair in sequence, not by number."""
     numbered = numbered_as(golden, candidate, renamings)
     own = {id(new): old for new, old in zip(numbered, candidate, strict=True) if new is not old}
     pairs = pair_records(golden, numbered, renamings, signatures, parameters)
@@ -84,8 +82,7 @@ def align_operators(
 def numbered_as(
     golden: Iterable[Record], candidate: Iterable[Record], renamings: Sequence[Renaming] = ()
 ) -> list[Record]:
-    """A capture's records with operators numbered as their partners in golden; others get higher
-    numbers.
+    """A capture's records; paired operators get golden's numbers, others higher ones.
 
     A fed capture numbers them so itself."""
     candidate = list(candidate)
@@ -235,13 +232,11 @@ def _in_windows(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tup
 
 
 def _best(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tuple[int, int]]:
-    """The pairs of the largest total worth, as in a longest common subsequence; the first if
-    equal."""
+    """The pairs of largest total worth, like a longest common subsequence; the first if equal."""
     alike = _Alike.by_key(candidate)
     # the worth of golden's steps until now and each first part of the candidate's
     best: _Integers = np.zeros(len(candidate) + 1, np.int64)
-    # for each of golden's, packed: where it adds nothing; and where the candidate's last adds
-    # nothing
+    # for each of golden's, packed: where it adds nothing; where the candidate's last adds nothing
     alone = []
     for step in golden:
         row = best.copy()

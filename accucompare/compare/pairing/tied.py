@@ -53,8 +53,7 @@ class SharedNames:
                 of_first.setdefault(first, []).append(name)
 
     def other(self, name: str, golden: bool = True) -> str | None:
-        """The other model's first name of a parameter, or ``None``. ``golden``: whether ``name`` is
-        golden's."""
+        """The other model's first name of a parameter. ``golden``: whether ``name`` is golden's."""
         mine, others = (0, 1) if golden else (1, 0)
         names = self._all[mine].get(self._firsts[mine].get(name, ""), ())
         found = (
@@ -80,8 +79,7 @@ class SharedNames:
 
 
 def other_names(golden: Model, own: Model, renamings: Sequence[Renaming] = ()) -> dict[str, str]:
-    """Another model's first names by golden's parameters, where they differ, renamed or tied
-    otherwise."""
+    """Another model's first names by golden's parameters, where renamed or tied otherwise."""
     renamed = {}
     if renamings:
         renamed = counterparts(

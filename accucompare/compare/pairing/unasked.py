@@ -9,8 +9,7 @@ from accucompare.selection import Steps
 
 
 def not_asked(pair: Pair, golden: Options, candidate: Options) -> NotAsked | None:
-    """Why a side was not asked for an unpaired record (``--roles``, ``--steps``); ``None`` if it
-    was."""
+    """Why a side was not asked for an unpaired record (``--roles``, ``--steps``), if so."""
     record, group = pair.record, GROUP_OF.get(pair.record.role)
     asked = golden if pair.golden is None else candidate
     if asked.roles is not None and group is not None and group not in asked.roles:

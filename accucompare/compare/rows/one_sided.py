@@ -28,8 +28,7 @@ from accucompare.selection import Selection
 
 
 def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, PairOutcome]:
-    """The outcomes of unpaired records that the other side did not run, record or was not asked
-    for.
+    """The outcomes of unpaired records that the other side did not run, record or have to.
 
     By the pair's place among the pairs; unexplained records have none."""
     steps = (
@@ -62,8 +61,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
 
 
 def _not_run(pair: Pair, steps: Collection[tuple[int, int]] | None) -> PairRemark | None:
-    """Why a fed candidate has no record of ``steps`` it ran; ``None`` if it should, or without
-    steps."""
+    """Why a fed candidate lacks a record of ``steps`` that it ran; ``None`` if it should not."""
     record = pair.golden
     if steps is None or record is None or (record.rank, record.step) in steps:
         return None
@@ -71,8 +69,7 @@ def _not_run(pair: Pair, steps: Collection[tuple[int, int]] | None) -> PairRemar
 
 
 def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | None:
-    """Why a side has no record of a write into a buffer or argument; ``None`` if none was made
-    there."""
+    """Why a side has no record of a write into a buffer or argument, if one was made."""
     lacks_golden = pair.golden is None
     other = golden if lacks_golden else candidate
     if pair.record.role not in WRITTEN_ROLES or other.manifest.options.written:
@@ -81,8 +78,7 @@ def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | 
 
 
 def _untrained(golden: Bundle, candidate: Bundle) -> PairRemark | None:
-    """The side captured without gradients, on request or without a backward; ``None`` if
-    neither."""
+    """The side captured without gradients, on request or without a backward, if any."""
     if not golden.manifest.options.backward:
         return NotOnSide(OneSideWhy.WITHOUT_GRADIENTS, golden=True)
     if candidate.manifest.options.no_backward is False:  # an older bundle does not say
@@ -113,8 +109,7 @@ def _no_gradient(pair: Pair) -> PairRemark | None:
 
 
 def _other_state(pair: Pair, classes: tuple[str, str] | None) -> PairRemark | None:
-    """Why one side lacks such optimizer state: the classes differ, or it is a setting of how to
-    compute (``AdamW.0.foreach``)."""
+    """Why one side lacks optimizer state: another class, or a setting (``AdamW.0.foreach``)."""
     record = pair.record
     if classes is not None and record.role in (Role.STATE_BEFORE, Role.STATE_AFTER):
         return OtherOptimizerState(*classes)

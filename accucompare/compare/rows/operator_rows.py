@@ -74,8 +74,7 @@ def operator_of(record: Record) -> OperatorKey:
 
 
 def without_partner(option: Option | None = None) -> Verdict:
-    """The verdict on an operator's unpaired record. ``option``: its number or string, if it
-    is one."""
+    """The verdict on an operator's unpaired record. ``option``: its number or string, if any."""
     return Verdict(
         Reason.NOT_COMPARABLE,
         remarks=(BareRemark.ONE_RUNS_OPERATOR,),
@@ -98,8 +97,7 @@ def options_differ(option: Option) -> Verdict:
 
 
 def with_options(rows: list[Row]) -> list[Row]:
-    """The rows, with ``options_differ`` where only one side gives a number or string to a shared
-    operator."""
+    """The rows, with ``options_differ`` for one-sided numbers or strings of shared operators."""
     operators = [row for row in rows if is_operator(row.record)]
     if not operators:
         return rows
@@ -253,8 +251,7 @@ class _Run:
     settled: bool = False
 
     def difference(self) -> Difference | None:
-        """What one side alone runs; not equal operators that were unpaired for their different
-        values."""
+        """What one side alone runs, apart from equal operators unpaired for their values."""
         sides = list(self.golden.values()), list(self.candidate.values())
         golden, candidate = ([record.type for record in records] for records in sides)
         alone: tuple[dict[str, None], dict[str, None]] = ({}, {})
@@ -304,8 +301,8 @@ class _Inside:
         return next((self.makers[trait] for trait in _traits(row) if trait in self.makers), None)
 
     def explain(self, row: Row, near: bool) -> Difference | None:
-        """What one side alone ran to make a value over its limit. ``near``: if the maker is
-        unknown, take the last unsettled run."""
+        """What one side alone ran to make a wrong value. ``near``: if unknown, the last
+        unsettled."""
         maker = self.maker(row)
         suspects = (
             [maker]
@@ -356,8 +353,7 @@ def blame(rows: list[Row]) -> dict[int, Blame]:
 def _of_operator(
     row: Row, record: Record, call: _Inside, shared: OperatorKey | None
 ) -> Blame | None:
-    """What is to blame for an operator's row, if anything. ``shared``: golden's operator, if both
-    run it."""
+    """What is to blame for an operator's row. ``shared``: golden's operator, if both run it."""
     if row.golden is None or row.candidate is None:
         if shared is None:
             call.add(row)
@@ -391,8 +387,7 @@ def _of_operator(
 
 
 def _of_value(row: Row, call: _Inside, taken: OperatorPlace | None = None) -> Blame | None:
-    """What is to blame for a value made by a call's own code. ``taken``: the operator that takes
-    it."""
+    """What is to blame for a value of a call's own code. ``taken``: the operator that takes it."""
     if row.golden is None or row.candidate is None:
         return None
     if row.status is not Status.FAIL:
@@ -410,8 +405,7 @@ def _of_value(row: Row, call: _Inside, taken: OperatorPlace | None = None) -> Bl
 
 
 def _traits(row: Row) -> Iterator[tuple[bool, Hashable]]:
-    """What identifies a side's values: their digest; or their number and extrema, which survive
-    transposing."""
+    """What identifies values: their digest; or number and extrema, which survive transposing."""
     for of_golden, record in ((True, row.golden), (False, row.candidate)):
         if record is None or record.layout is not Layout.STRIDED:
             continue

@@ -155,8 +155,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def needed(self) -> str:
-        """The smallest limits that would pass, rounded up (``"atol 2.4e-05"``); ``""`` if none
-        would."""
+        """The smallest limits that would pass, rounded up (``"atol 2.4e-05"``), or ``""``."""
         return ", ".join(filter(None, map(str, self.smallest)))
 
     @property
@@ -218,8 +217,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def by_statistics(self) -> bool:
-        """Whether statistics alone judged it; metrics are then lower bounds, and passing proves
-        little."""
+        """Whether statistics alone judged it: metrics are lower bounds, passing proves little."""
         if self.by_sketch or (self.record is not None and self.record.role in SERIES_ROLES):
             return False
         sides = (self.golden, self.candidate)
@@ -233,8 +231,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def same_bits(self) -> bool | None:
-        """Whether both sides hold the same bits, whatever the verdict; ``None`` if unknown or
-        one-sided."""
+        """Whether both sides hold the same bits; ``None`` if unknown or one-sided."""
         golden, candidate = self.golden, self.candidate
         if golden is None or candidate is None or golden.digest is None or candidate.digest is None:
             return None

@@ -112,8 +112,7 @@ class Parting:
 
     @property
     def of_no_number(self) -> bool:
-        """Whether only one side's loss is NaN or infinite, which neither wandering nor its
-        gradients explain."""
+        """Whether only one loss is NaN or infinite, which no wandering or gradient explains."""
         return self.quantity is Quantity.LOSS and self.apart is not None and not self.apart.finite
 
 
@@ -180,8 +179,7 @@ class TrainingResult:
 
     @property
     def identical(self) -> bool:
-        """Whether every number, batch and parameter of every step, as far as recorded, is bit for
-        bit golden's."""
+        """Whether all recorded numbers, batches and parameters are bit for bit golden's."""
         whole = all(
             pair.golden is not None and pair.candidate is not None and pair.golden.weights
             for pair in self.pairs
@@ -198,8 +196,7 @@ class TrainingResult:
 
     @property
     def beyond(self) -> tuple[StepPair, Quantity, Apart] | None:
-        """The first number far beyond rounding that passes only because the judging run is as far
-        off."""
+        """The first number far beyond rounding that passes as the judging run is as far off."""
         found = (
             (pair, quantity, apart)
             for pair in self.pairs
@@ -281,8 +278,7 @@ def climb(
 def _values(
     both: tuple[StepSeries | None, StepSeries | None], quantity: Quantity
 ) -> tuple[float | None, float | None]:
-    """A step's number on both sides. If only one side clips, the other's update used its norm as it
-    was."""
+    """A step's number on both sides; if only one clips, the other's used norm is its plain one."""
     ours, theirs = both
     if (
         quantity is Quantity.CLIPPED
@@ -328,8 +324,7 @@ def _series(manifests: Manifests) -> dict[StepOfRank, StepSeries]:
 
 
 def _tells(golden: Mapping[StepOfRank, StepSeries], run: Mapping[StepOfRank, StepSeries]) -> bool:
-    """Whether another run of golden shows how runs wander; a bit-identical one says nothing about
-    devices."""
+    """Whether another run of golden shows how runs wander; with equal bits it does not."""
     return any(
         value_of(golden[place], quantity) != value_of(run[place], quantity)
         for place in golden.keys() & run.keys()
@@ -410,15 +405,14 @@ def _first(partings: Iterable[Parting]) -> Parting | None:
 
 
 def _other_weights(golden: Manifests, weights: PreflightFinding | None) -> Iterator[Parting]:
-    """The parting before the first step if weights differ there; the series' digests may begin
-    later."""
+    """The parting before the first step if weights differ; the series may begin later."""
     if weights is not None and golden:
         rank = min(golden)
         yield Parting(Rung.WEIGHTS, rank, golden[rank].described_at, weights=weights)
 
 
 def _through_optimizer(parting: Parting | None, pairs: Iterable[StepPair]) -> Parting | None:
-    """The optimizer's parting, if a loss or forward parts right after another optimizer's step.
+    """The update's parting, if a loss or forward parts right after another optimizer's step.
 
     Another class may be the same optimizer, such as a device's own, so this holds only for the step
     right after."""
@@ -457,8 +451,7 @@ def _partings(
     rows: Iterable[Row],
     given_within: Collection[StepOfRank],
 ) -> Iterator[Parting]:
-    """Every place further apart than rounding explains. Digests do not judge ``given_within``'s
-    batches."""
+    """Every place further apart than rounding explains; no digests for ``given_within`` batches."""
     data = (
         parting for parting in _by_digests(pairs) if digests.batches and parting.rung is Rung.DATA
     )

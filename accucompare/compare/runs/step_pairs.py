@@ -43,8 +43,7 @@ class OtherSetting:
 
     @property
     def parts(self) -> bool:
-        """Whether it makes another update; loss scales are divided out, and losses compared as
-        sums."""
+        """Whether it changes the update; loss scales are divided out, and losses summed."""
         return self.setting in (Setting.LR, Setting.UPDATES)
 
 

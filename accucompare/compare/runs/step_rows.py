@@ -102,8 +102,7 @@ def with_clipping(
     candidate: Manifests,
     tolerances: Tolerances,
 ) -> list[Row]:
-    """The rows of a free-running comparison, with the clipped norm's row where the two part
-    in it."""
+    """The rows of a free-running comparison, with the clipped norm's row where it parts them."""
     place = parting.rank, parting.step
     limits = _Limits(_dtype(golden, candidate, tolerances), tolerances, ())
     clips = _clips(place, _series(golden)[place], _series(candidate)[place], limits)
@@ -310,14 +309,13 @@ class _Steps:
         return steps
 
     def terms(self, place: StepOfRank) -> int:
-        """How many elements the losses' outputs have: those that get a gradient, if any is
-        known."""
+        """How many elements the losses' outputs have: those with a gradient, if any is known."""
         sizes, used = self.sizes.get(place, {}), [output for output, _ in self.norms.get(place, [])]
         return max(sum(sizes.get(output, 0) for output in used) or sum(sizes.values()), 1)
 
     def reach(self, place: StepOfRank, scale: float | None) -> float:
-        """How much a loss changes if its inputs do by their largest value in random directions.
-        ``scale``: the loss scale."""
+        """A loss's change if inputs change by their largest value at random. ``scale``: the
+        loss's."""
         largest = self.largest.get(place, {})
         most = max(largest.values(), default=0.0)
         return math.hypot(
@@ -330,8 +328,7 @@ def _losses(
 ) -> list[Row]:
     """A row for each loss that was sent back; for their sum if one side has more.
 
-    Micro-batches may run backward in another order: if losses fail one by one but not in order of
-    size, they are the same."""
+    Micro-batches may run backward in another order: losses that agree once sorted are the same."""
     sides = golden.losses, candidate.losses
     if not all(sides):
         return []
@@ -399,8 +396,7 @@ def _is_beyond(values: tuple[float, float], tolerance: Tolerance) -> bool:
 def _clips(
     place: StepOfRank, golden: StepSeries, candidate: StepSeries, limits: _Limits
 ) -> Row | None:
-    """The row of the clipped norm; ``None`` if no side clips, or only one does, to the same
-    norm."""
+    """The row of the clipped norm; ``None`` if no side clips, or only one, to the same norm."""
     clipped = golden.clipped_norm, candidate.clipped_norm
     if clipped == (None, None) or not (golden.updates and candidate.updates):
         return None

@@ -51,8 +51,7 @@ _WIDER = {Quantity.LOSS: 1.0, Quantity.NORM: FREE_GRADIENTS, Quantity.CLIPPED: F
 
 
 def value_of(series: StepSeries | None, quantity: Quantity) -> float | None:
-    """A step's number; its loss is the sum over backwards, as gradients are. ``None`` if
-    missing."""
+    """A step's number; the loss is the sum over its backwards, as gradients are."""
     if series is None:
         return None
     if quantity is Quantity.LOSS:
@@ -66,8 +65,7 @@ def used_norm(series: StepSeries) -> float | None:
 
 
 def relative(golden: float, candidate: float) -> float:
-    """(candidate - golden) / |golden|; 0 if equal or both NaN, infinite if one is not finite or
-    golden is 0."""
+    """(candidate - golden) / |golden|; 0 if equal or both NaN, inf if not finite or golden is 0."""
     if golden == candidate or (math.isnan(golden) and math.isnan(candidate)):
         return 0.0
     if not (math.isfinite(golden) and math.isfinite(candidate)) or not golden:
@@ -221,8 +219,7 @@ class Wander:
 
 
 def wander(numbers: Iterable[tuple[float | None, float | None]]) -> Wander | None:
-    """Drift and scatter of pairs of golden's and another run's number; pairs not finite are left
-    out."""
+    """Drift and scatter of golden's and another run's numbers, without those not finite."""
     both = [(ours, theirs) for ours, theirs in numbers if ours is not None and theirs is not None]
     found = [relative(*pair) for pair in both if all(map(math.isfinite, pair))]
     return Wander.of([each for each in found if math.isfinite(each)])

@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 from accucompare.compare.measuring import Sample
 from accucompare.numbers import Float64
 
-# nats by which a claim must beat chance: 2e-9, and 1e-7 for all the dozens of claims tried on a
-# record
+# nats by which a claim must beat chance: 2e-9, or 1e-7 for the dozens of claims on a record
 CERTAIN = 20.0
-# of the squared error in the slices named: noise of a tenth of the error takes 1 %, the rest is
-# margin
+# of the squared error in the slices named: noise of a tenth of the error takes 1 % of it
 SHARE = 0.9
 # brightness of the faintest slice named over the brightest other; below, the line is arbitrary
 GAP = 4.0
@@ -55,8 +53,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """A tensor's dimension, or some of its slices (``chosen``, in order); a sample sees one in
-    ``step``."""
+    """A dimension, or some of its slices (``chosen``, in order); a sample sees one in ``step``."""
 
     dim: int
     name: str
@@ -101,8 +98,7 @@ class Slices:
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """Two tensors, or their part with the error; finite, C-contiguous, no dimension of one
-    slice."""
+    """Two tensors, or their wrong part; finite, C-contiguous, no dimension of one slice."""
 
     golden: Float64
     candidate: Float64
@@ -128,7 +124,7 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True)
 class SumsOfSlices:
-    """Sums of d, d^2, d * golden and golden^2 (first axis) over the last dimension, and over all
+    """Sums of d, d^2, d * golden, golden^2 (first axis) over the last dimension; over all
     others."""
 
     leading: Float64
@@ -136,8 +132,7 @@ class SumsOfSlices:
     carriers: float  # elements that carry the error: its participation ratio
 
     def over(self, kept: tuple[int, ...]) -> Float64 | None:
-        """The sums of every slice along ``kept`` dimensions, 4 x slices; ``None`` if there are too
-        many."""
+        """The sums of every slice along ``kept`` dimensions, 4 x slices; ``None`` if too many."""
         ndim = self.leading.ndim
         if kept == (ndim - 1,):
             sums = self.last
@@ -149,8 +144,7 @@ class SumsOfSlices:
 
 
 def pair_of(golden: Float64, candidate: Float64, sample: Sample | None = None) -> Tensors:
-    """The pair, scaled by a power of two if fourth powers may overflow. ``sample``: which part it
-    is."""
+    """The pair, scaled if fourth powers may overflow. ``sample``: which part of a whole it is."""
     exponent = math.frexp(
         max(float(np.abs(values).max(initial=0.0)) for values in (golden, candidate))
     )[1]
@@ -185,16 +179,14 @@ def sums_of(pair: Tensors) -> SumsOfSlices:
 
 
 def carriers_of(diff: Float64) -> float:
-    """How many elements carry the error: n if all n are equal, 1 if there is only one, 0 if
-    none."""
+    """How many elements carry the error: n if all n are equal, 1 if only one, 0 if none."""
     squares = diff * diff
     total, fourth = float(squares.sum()), float(np.vdot(squares, squares))
     return min(total * (total / fourth), float(diff.size)) if fourth else 0.0
 
 
 def beyond_chance(share: Float64, expected: Float64, carriers: float) -> Float64:
-    """Nats against chance for a larger share than expected: carriers times KL(share ||
-    expected)."""
+    """Nats against chance for more than the expected share: carriers * KL(share || expected)."""
     share, expected = np.clip(share, 1e-12, 1 - 1e-12), np.clip(expected, 1e-300, 1 - 1e-12)
     divergence: Float64 = share * np.log(share / expected) + (1 - share) * np.log(
         (1 - share) / (1 - expected)
@@ -208,7 +200,7 @@ def shares(over: Float64) -> tuple[Float64, Float64]:
 
 
 def slices_of_error(pair: Tensors, sums: SumsOfSlices) -> list[tuple[float, Slices]]:
-    """The slices along each dimension that hold nearly all of the squared error, and their share.
+    """The slices along each dimension with nearly all of the squared error, and their share.
 
     Without any, a run of slices with sharp ends, such as a tile: it may be more than half, or lie
     in noise."""
@@ -226,8 +218,7 @@ def slices_of_error(pair: Tensors, sums: SumsOfSlices) -> list[tuple[float, Slic
 
 
 def _run(share: Float64, expected: Float64, carriers: float) -> slice | None:
-    """Neighbouring slices ``GAP`` times as bright as all others, with a sharp edge; ``None`` if
-    none, or by chance.
+    """Neighbouring slices ``GAP`` times as bright as all others, with a sharp edge, beyond chance.
 
     Two levels of brightness are fitted in turn: Kadane's algorithm finds the run of the largest
     likelihood for two levels; the levels are then those of the run and of the rest."""
@@ -290,8 +281,8 @@ def _largest_sum(values: Float64) -> tuple[int, int]:
 def _brightest(
     share: Float64, expected: Float64, carriers: float
 ) -> tuple[float, NDArray[np.intp]]:
-    """The slices above the widest gap in brightness, and their share; none if too many or by
-    chance."""
+    """The slices above the widest gap in brightness, and their share; none if chance explains
+    it."""
     brightness = share / expected
     order = np.argsort(-brightness, kind="stable")[: len(share) // 2 + 1]
     brightness = np.maximum(brightness[order], brightness[order[0]] * DARKEST)

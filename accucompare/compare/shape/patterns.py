@@ -37,8 +37,7 @@ SIDE = 0.95
 NOISE = 0.1
 # log d^2 against log golden^2 has slope 0 for an absolute error, 1 for a relative one, within this
 SLOPE = 0.3
-# of golden's largest magnitude: a single differing element above this is reported; below is
-# rounding
+# of golden's largest magnitude: a single element that differs by more is no rounding
 SPIKE = 0.1
 # with fewer carriers of the error, correlation is not judged: chance may make 4 / sqrt(100)
 UNRELATED = 100.0
@@ -284,8 +283,7 @@ def _by_golden(pair: Tensors) -> list[Trait]:
 
 
 def _function_of_golden(golden: Float64, candidate: Float64) -> Description:
-    """Whether d is a function of golden, by means of d in bins of golden too wide for steps of
-    rounding.
+    """Whether d is a function of golden: d's means in bins of golden wider than rounding's steps.
 
     If the candidate is small beside golden, any d is about -golden, so the remainder must also be
     small beside the candidate's variance."""
@@ -345,8 +343,7 @@ def _unrelated(sums: SumsOfSlices) -> list[Trait]:
 
 
 def _noise(pair: Tensors, sums: SumsOfSlices) -> list[Trait]:
-    """Whether the error is noise, with nothing better than chance; its size, and if it follows
-    golden's."""
+    """Whether the error is noise that nothing explains; its size, and whether golden scales it."""
     if sums.carriers < FEWEST or _explained(pair, sums) or _patterned(pair) or _uneven(pair, sums):
         return []
     golden, error = float(sums.leading[3].sum()), float(sums.leading[1].sum())
@@ -373,8 +370,8 @@ def _explained(pair: Tensors, sums: SumsOfSlices) -> bool:
 
 
 def _patterned(pair: Tensors) -> bool:
-    """Whether d's rows are more alike than noise, whose largest singular value is at most
-    sqrt(rows) + sqrt(columns)."""
+    """Whether d's rows are more alike than noise: singular value over sqrt(rows) +
+    sqrt(columns)."""
     diff = _crop(pair)
     for axis in (1, 0):
         diff = diff / np.maximum(
@@ -386,8 +383,7 @@ def _patterned(pair: Tensors) -> bool:
 
 
 def _uneven(pair: Tensors, sums: SumsOfSlices) -> bool:
-    """Whether half the slices along a dimension hold far more of the error than of golden. Thin
-    slices cannot tell."""
+    """Whether half the slices along a dimension, if not thin, hold too much of the error."""
     for dim, place in enumerate(pair.places):
         over = sums.over((dim,))
         if over is None or sums.carriers < 2 * len(place.chosen):
@@ -400,8 +396,8 @@ def _uneven(pair: Tensors, sums: SumsOfSlices) -> bool:
 
 
 def _slope(pair: Tensors) -> float:
-    """The slope of log d^2 against log golden^2, from golden's smallest to largest third; NaN if
-    too near or few."""
+    """The slope of log d^2 against log golden^2, smallest to largest third; NaN if too near
+    or few."""
     golden, candidate = _sampled(pair)
     size, diff = np.abs(golden), candidate - golden
     low, high = np.quantile(size, (1 / 3, 2 / 3))

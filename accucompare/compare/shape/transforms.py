@@ -33,8 +33,7 @@ NEAR_ONE = 0.05  # a scale this near to 1 is a slip; this near to 0 or -1 it cou
 # slices' factors nearer to 1 may have any cause; wrong weights and scales are further off
 SLIGHT = 1e-3
 SLIP = 0.5  # a factor of each row further from 1 is no slip
-# of golden's RMS: a fainter channel counts as this large, so its noise does not outweigh other
-# errors
+# of golden's RMS: a fainter channel counts as this large, so its noise does not hide errors
 FAINT = 0.05
 # of fitting rows' factors and channels' biases in turn; after 2, a wrong eps fits as well as it can
 TURNS = 4
@@ -71,8 +70,7 @@ class Description:
         ) - 0.5 * self.numbers * math.log(self.carriers + 1)
 
     def certain(self) -> bool:
-        """Whether it may be reported: it explains enough, by two elements per free number, beyond
-        chance."""
+        """Whether it explains enough, has two elements per free number, and beats chance."""
         return (
             self.left <= LEFT and self.numbers <= self.carriers / 2 and self.evidence() >= CERTAIN
         )
@@ -101,8 +99,8 @@ def _left(pair: Tensors, guess: Float64) -> float:
 
 
 def _left_of_both(pair: Tensors, guess: Float64) -> float:
-    """The larger share left, of the error or the candidate's variance; with little variance nearly
-    any guess explains d."""
+    """The larger share left of error or candidate's variance: if that is small, any guess explains
+    d."""
     missed = (pair.candidate - guess).reshape(-1)
     varies = float(np.var(pair.candidate)) * missed.size
     return max(_left(pair, guess), float(missed @ missed) / varies if varies else 1.0)
@@ -166,14 +164,12 @@ def _not_golden(missed: float, candidate: float) -> float:
 
 
 def _unexplained(share: float) -> float:
-    """1 less the share explained; a share above 1, or NaN, comes from overflow and explains
-    nothing."""
+    """1 less the share explained; above 1, or NaN, is an overflow and explains nothing."""
     return max(0.0, 1 - share) if share <= 1 + FLOOR else 1.0
 
 
 def _groupings(pair: Tensors) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Sets of dimensions with a number for each combination of slices, and the combination's
-    name."""
+    """Sets of dimensions with a number for each combination of slices, and its name."""
     rows = tuple(range(len(pair.places) - 1))
     yield (), ""
     if rows:
@@ -310,8 +306,7 @@ def _clipped(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
 
 
 def _softmax_again(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
-    """A second softmax along the last dimension. Golden's zeros were masked, and may be masked
-    again."""
+    """A second softmax along the last dimension. Golden's zeros were masked, maybe again."""
     golden, last = pair.golden, pair.places[-1]
     if (
         len(last.chosen) != last.size
@@ -397,8 +392,7 @@ def _permuted(
 
 
 def _layouts(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
-    """Values laid out in another order of dimensions, read as if in this one: a transposition if
-    sizes agree."""
+    """Values in another order of dimensions, read in this one: transposed if sizes agree."""
     ndim, shape = pair.golden.ndim, pair.golden.shape
     if not 2 <= ndim <= 4 or any(place.step > 1 for place in pair.places):
         return

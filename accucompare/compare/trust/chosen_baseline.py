@@ -111,8 +111,7 @@ class ChosenBaseline:
         return replace(self, records=by_key), tasks
 
     def has_none_of(self, row: Row) -> bool:
-        """Whether a compared row was judged without this baseline, which lacks the record or its
-        error."""
+        """Whether a compared row was judged without this baseline, which lacks it or its error."""
         # which is told apart
         if (
             self.records is None
@@ -138,7 +137,7 @@ class ChosenBaseline:
         alone: list[Row],
         compared: int,
     ) -> list[PreflightFinding]:
-        """Findings about the baseline, or about its absence. ``alone``: the compared rows that it
+        """Findings about the baseline or its absence. ``alone``: the compared rows that it
         lacks."""
         findings = [PreflightFinding(OwnBaselineUnfit(self.unfit))] if self.unfit else []
         findings += preflight_baseline(golden, candidate, self.bundle, renamings, self.refused)

@@ -408,8 +408,7 @@ _CHECKS: tuple[PreflightCheck, ...] = (
     _notes,
 )
 
-#: What a baseline must share with golden. ``OTHER`` findings do not count: its precision is the
-#: candidate's.
+#: What a baseline must share with golden; not ``OTHER``, for it has the candidate's precision.
 _BASELINE_CHECKS: tuple[PreflightCheck, ...] = (_unverified, _weights, _inputs, _steps, _settings)
 _HARMLESS = (About.SEED, About.STEPS)  # if weights, inputs and random numbers agree
 
