@@ -1,5 +1,4 @@
-"""What a decision rests on, typed and without words: ``report.words`` says each fact in a
-sentence."""
+"""What a decision rests on, typed and without words; ``report.words`` says each in a sentence."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class BareFact(Enum):
     NOTHING_COMPARED = auto()
     INPUTS_DIFFER = auto()
     OVER_GIVEN = auto()  # over limits that the user gave
-    # neither a baseline nor a second golden run tells how far runs wander
+    # no baseline and no second golden run tells how far runs wander
     RUNS_BY_FIXED_LIMITS = auto()
     IDENTICAL = auto()
     IDENTICAL_SO_FAR = auto()  # some rows could not be compared
@@ -97,9 +96,7 @@ class StepsProveNothing(_Said, frozen=True):
 
 
 class Unproved(_Said, frozen=True):
-    """Rows that the baseline may not judge: the candidate's environment does not compute golden's
-    own values.
-    """
+    """The baseline may not judge these rows: it was made where golden's code gives other values."""
 
     rows: tuple[Row, ...]
 
@@ -148,7 +145,7 @@ class OptimizersDiffer(_Said, frozen=True):
 
 
 class StandardMissed(_Said, frozen=True):
-    """A standard that was asked for is not met."""
+    """The standard asked for is not met."""
 
     standard: Standard
 
@@ -166,7 +163,7 @@ class NoOwnError(_Said, frozen=True):
 
 
 class Order(Enum):
-    """How the place that is named lies among those over tolerance."""
+    """Where the named place lies among those over tolerance."""
 
     FIRST = auto()
     MOST_STEPS = auto()
@@ -204,7 +201,7 @@ class ByFixedLimits(_Said, frozen=True):
 
 
 class StandardMet(_Said, frozen=True):
-    """A standard that was asked for is met."""
+    """The standard asked for is met."""
 
     standard: Standard
 
@@ -221,7 +218,7 @@ class OverPrecise(_Said, frozen=True):
     rows: tuple[Row, ...]
 
 
-# What may do more than rounding, and too little to show.
+# What may do more than rounding, yet too little to show.
 
 
 class Otherwise(Enum):
@@ -320,7 +317,7 @@ class AloneRows(_Said, frozen=True):
 
 
 class Judged(Enum):
-    """How rows were judged, where that is less than by all their values and the baseline."""
+    """How rows were judged, if by less than all their values and the baseline."""
 
     BY_STATISTICS = auto()
     BY_SKETCHES = auto()
@@ -329,21 +326,20 @@ class Judged(Enum):
 
 
 class RowsJudged(_Said, frozen=True):
-    """How many rows were judged so."""
+    """How many rows were judged this way."""
 
     how: Judged
     count: int
 
 
 class BaselineNotProved(_Said, frozen=True):
-    """Nothing was run that would prove the baseline: that failed, or was not asked for although
-    these differ."""
+    """No run proves the baseline: it failed, or was not asked for although these differ."""
 
     why: str | tuple[Surrounding, ...]
 
 
 class DigestsAlone(_Said, frozen=True):
-    """Digests alone were compared, and the losses and gradient norms of so many steps."""
+    """Only digests, and this many steps' losses and gradient norms, were compared."""
 
     steps: int
 

@@ -1,8 +1,7 @@
-"""The findings of pre-flight: what differs in how the bundles were captured, and what was asked in
-vain.
+"""The findings of pre-flight: what differs in how the bundles were captured, and options without
+effect.
 
-``side`` is the bundle that is beside golden: the candidate, or the baseline.
-"""
+``side`` is the bundle beside golden: the candidate, or the baseline."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from accucompare.selection import Mode
 
 
 class About(str, Enum):
-    """What a finding is about, if a decision depends on that."""
+    """What a finding is about, if a decision depends on it."""
 
     GIVEN = "given"  # weights and inputs, which alone explain any difference
     WEIGHTS = "weights"  # of these, parameters that hold other values
@@ -26,14 +25,13 @@ class About(str, Enum):
     SEED = "seed"
     MODE = "mode"  # train mode, dropout, random numbers
     CONFIGURATION = "configuration"  # attributes of modules
-    # a part of the state that a capture started from, which it lacked; a module that feeding has
-    # changed
+    # missing parts of the state that a capture started from; a module that feeding changed
     UNVERIFIED = "unverified"
     OTHER = "other"
 
 
 class BesideGolden(str, Enum):
-    """One of the two bundles that a finding is about."""
+    """The bundle beside golden that a finding is about."""
 
     GOLDEN = "golden"
     CANDIDATE = "candidate"
@@ -41,7 +39,7 @@ class BesideGolden(str, Enum):
 
 
 class CaptureSetting(Enum):
-    """A setting that two captures should share: the section of the manifest, and the key in it."""
+    """A setting that two captures should share: its section and key in the manifest."""
 
     TRAINING = ("model", "training")
     DROPOUT = ("model", "active_dropout")
@@ -65,8 +63,7 @@ class FindingFact(msgspec.Struct, frozen=True):
 
 
 class CaptureStopped(FindingFact, frozen=True):
-    """A capture of a rank did not run to its end; ``error`` is ``None`` if it was killed, or is
-    still running."""
+    """A rank's capture stopped early; ``error`` is ``None`` if it was killed, or still runs."""
 
     side: BesideGolden
     rank: int | None
@@ -76,7 +73,7 @@ class CaptureStopped(FindingFact, frozen=True):
 
 
 class RanksMissing(FindingFact, frozen=True):
-    """Ranks of which a bundle has nothing."""
+    """Ranks that a bundle lacks."""
 
     side: BesideGolden
     missing: tuple[int, ...]
@@ -92,7 +89,7 @@ class HeldInMode(FindingFact, frozen=True):
 
 
 class ImportedDump(FindingFact, frozen=True):
-    """A bundle was made of another tool's dump, which does not tell some settings."""
+    """A bundle made of another tool's dump, which does not tell some settings."""
 
     side: BesideGolden
     format: str
@@ -100,7 +97,7 @@ class ImportedDump(FindingFact, frozen=True):
 
 
 class OtherSteps(FindingFact, frozen=True):
-    """How many steps, of how many ranks, each side holds."""
+    """How many steps, and of how many ranks, each side holds."""
 
     golden: tuple[int, int]
     other: tuple[int, int]
@@ -112,7 +109,7 @@ class OtherSteps(FindingFact, frozen=True):
 
 @dataclass(frozen=True)
 class DigestTable:
-    """What digests are of: ``parameters``, ``buffers`` or ``inputs``; of these the steps."""
+    """What digests are of: ``parameters``, ``buffers``, or the ``inputs`` of some steps."""
 
     kind: str
     rank: int | None = None
@@ -120,7 +117,7 @@ class DigestTable:
 
 
 class WeightsOfSteps(FindingFact, frozen=True):
-    """The weights of the two are those of different steps."""
+    """The two bundles hold the weights of different steps."""
 
     rank: int | None
     golden: int | None
@@ -129,7 +126,7 @@ class WeightsOfSteps(FindingFact, frozen=True):
 
 
 class OtherDigests(FindingFact, frozen=True):
-    """Of ``shared`` entries of a table these hold other values."""
+    """The entries of a table, ``shared`` in all, that hold other values."""
 
     table: DigestTable
     names: tuple[str, ...]
@@ -137,13 +134,13 @@ class OtherDigests(FindingFact, frozen=True):
 
 
 class OtherTypes(FindingFact, frozen=True):
-    """Entries that have another type.
+    """Entries with another type.
 
     Attributes:
         golden, other: the types.
-        known: whether they are known to be the same after rounding; else they are too different to
-            say.
-        names, shared: which, and of how many; no names if all of golden's type have changed.
+        known: whether they are known to be equal after rounding; else they are too different to
+            tell.
+        names, shared: which, and of how many; no names if all of golden's type changed.
     """
 
     table: DigestTable
@@ -163,7 +160,7 @@ class OneSidedEntries(FindingFact, frozen=True):
 
 
 class ComputedOtherwise(FindingFact, frozen=True):
-    """A buffer that the model computes itself, and otherwise than golden's did."""
+    """A buffer that the model computes itself, differently from golden's."""
 
     name: str
     rank: int | None
@@ -185,7 +182,7 @@ class SettingDiffers(FindingFact, frozen=True):
 
 
 class VersionDiffers(FindingFact, frozen=True):
-    """A package of another version; ``None`` where it is not installed."""
+    """Another version of a package; ``None`` if not installed."""
 
     package: str
     golden: str | None
@@ -227,14 +224,14 @@ class FlagDiffers(FindingFact, frozen=True):
 
 
 class LowerPrecision(FindingFact, frozen=True):
-    """Flags by which a side may compute float32 in fewer bits."""
+    """Flags that let a side compute float32 in fewer bits."""
 
     side: BesideGolden
     flags: tuple[str, ...]
 
 
 class Saturates(FindingFact, frozen=True):
-    """A flag by which a side saturates, and what it does."""
+    """A flag that makes a side saturate, and its effect."""
 
     side: BesideGolden
     effect: str
@@ -242,14 +239,14 @@ class Saturates(FindingFact, frozen=True):
 
 
 class NotFedValues(FindingFact, frozen=True):
-    """How many values of golden were not fed, and some of them: module, role, and why."""
+    """How many of golden's values were not fed, and some of them: module, role, and why."""
 
     count: int
     places: tuple[tuple[str, str, str], ...]
 
 
 class ScalerDiffers(FindingFact, frozen=True):
-    """By what each side scales its losses; ``None`` if it does not."""
+    """Each side's loss scale; ``None`` if it has none."""
 
     golden: float | None
     other: float | None
@@ -270,7 +267,7 @@ class CaptureNote(FindingFact, frozen=True):
 
 
 class StateMissing(FindingFact, frozen=True):
-    """A capture started from a step of a bundle without a component of its state, and why."""
+    """A capture started from a bundle's step without a component of its state, and why."""
 
     side: BesideGolden
     rank: int | None
@@ -281,7 +278,7 @@ class StateMissing(FindingFact, frozen=True):
 
 
 class FeedingChanged(FindingFact, frozen=True):
-    """A module call that feeding itself has changed."""
+    """A module call that feeding itself changed."""
 
     side: BesideGolden
     rank: int | None
@@ -297,12 +294,12 @@ class FeedingChanged(FindingFact, frozen=True):
 
 
 class RefusedBaseline(FindingFact, frozen=True):
-    """A baseline that may not judge, since it did not run golden's code; or one that could not be
-    captured here for that reason.
+    """A baseline that may not judge because it did not run golden's code, or could not be captured
+    here for that reason.
 
     Attributes:
-        path: of its bundle; ``None`` if there is none.
-        why: the differences of its code.
+        path: its bundle, if there is one.
+        why: how its code differs.
         cure: the command that captures a proper one, to be run where golden was captured.
     """
 
@@ -312,7 +309,7 @@ class RefusedBaseline(FindingFact, frozen=True):
 
 
 class ProperBaseline(FindingFact, frozen=True):
-    """How a proper baseline is captured."""
+    """How to capture a proper baseline."""
 
     cure: Suggestion
 
@@ -321,9 +318,9 @@ class BaselineHelps(FindingFact, frozen=True):
     """A baseline would tell rounding from a bug.
 
     Attributes:
-        advice: how it is captured.
+        advice: how to capture it.
         then: the diff that takes it.
-        version: a package, and its version where golden was captured, if that is another.
+        version: a package, and its version where golden was captured, if that differs.
     """
 
     advice: Suggestion
@@ -332,20 +329,20 @@ class BaselineHelps(FindingFact, frozen=True):
 
 
 class ProductsRounded(FindingFact, frozen=True):
-    """The candidate may round what goes into float32 products to this type, the baseline not."""
+    """The candidate may round inputs of float32 products to this type, the baseline does not."""
 
     format: str
     cure: Suggestion
 
 
 class OwnBaselineUnfit(FindingFact, frozen=True):
-    """Golden's own baseline does not judge, by this error."""
+    """Why golden's own baseline does not judge."""
 
     error: str
 
 
 class NotInBaseline(FindingFact, frozen=True):
-    """How many compared rows the baseline has no record of, and the first of them."""
+    """How many compared rows the baseline lacks, and the first of them."""
 
     count: int
     compared: int
@@ -356,10 +353,10 @@ class NotInBaseline(FindingFact, frozen=True):
 
 
 class OtherModel(FindingFact, frozen=True):
-    """Two models that have less than half in common.
+    """Two models with less than half in common.
 
     Attributes:
-        alike: the number of rows whose two sides have one shape.
+        alike: the number of rows with one shape on both sides.
         rows: the number of all rows.
     """
 
@@ -368,7 +365,7 @@ class OtherModel(FindingFact, frozen=True):
 
 
 class MapClash(FindingFact, frozen=True):
-    """Two names of golden that become one."""
+    """Two of golden's names become one."""
 
     first: str
     second: str
@@ -406,11 +403,10 @@ class PreflightFinding:
     """One thing that pre-flight found.
 
     Attributes:
-        fact: it.
         serious: whether it alone may explain differences.
         of_baseline: whether it is about the baseline.
         about: the field to decide by.
-        beside_baseline: whether golden was held against the baseline in place of the candidate.
+        beside_baseline: whether golden was compared with the baseline, not the candidate.
     """
 
     fact: FindingFact

@@ -58,11 +58,11 @@ class BareRemark(str, Enum):
 
 
 class _Fact(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
-    """What a cluster's worker sends back tells its class."""
+    """A remark whose class a cluster's worker sends along."""
 
 
 class DumpGap(str, Enum):
-    """Why a dump of another tool has no counterpart of a record, or the other side none of its."""
+    """Why a dump of another tool, or the side opposite it, lacks a record."""
 
     NAME_ALONE = "name alone"
     HASH_KIND = "kind of hash"
@@ -76,7 +76,7 @@ class DumpGap(str, Enum):
 
 
 class NotInDump(_Fact, frozen=True):
-    """``tool`` is the format's name, ``kind`` that of the hash that it lacks."""
+    """``tool`` is the format's name, ``kind`` the hash that it lacks."""
 
     gap: DumpGap
     tool: str
@@ -137,7 +137,7 @@ class NeverCalled(_Fact, frozen=True):
 
 
 class Saturated(_Fact, frozen=True):
-    """How many of the candidate's values are its type's largest, where golden is larger."""
+    """How many of the candidate's values are its type's largest while golden's are larger."""
 
     count: int
 
@@ -150,7 +150,7 @@ class NoneMayDiffer(_Fact, frozen=True):
 
 
 class OtherMasks(_Fact, frozen=True):
-    """How many positions two masks of different kinds let through otherwise."""
+    """How many positions two masks of different kinds treat differently."""
 
     different: int
     elements: int
@@ -169,13 +169,13 @@ class BeyondLikeBaseline(_Fact, frozen=True):
 
 
 class MissingCast(_Fact, frozen=True):
-    """The candidate computes in a wider type than the baseline, whose type this is."""
+    """The candidate computes in a wider type than the baseline's, this one."""
 
     dtype: str
 
 
 class ChoicesApart(_Fact, frozen=True):
-    """How many integers differ, and how far apart they are in L2 norm, as is the baseline."""
+    """How many integers differ, and the L2 distances of candidate and baseline."""
 
     different: int
     elements: int
@@ -184,7 +184,7 @@ class ChoicesApart(_Fact, frozen=True):
 
 
 class ChoicesChanged(_Fact, frozen=True):
-    """How many integers differ, and how many of the baseline's."""
+    """How many integers differ, in the candidate and in the baseline."""
 
     different: int
     elements: int
@@ -192,14 +192,14 @@ class ChoicesChanged(_Fact, frozen=True):
 
 
 class RunsApart(_Fact, frozen=True):
-    """Two runs of golden, or of the candidate, are so far apart, relative to golden's norm."""
+    """Two runs of one side are this far apart, relative to golden's norm."""
 
     golden: bool
     apart: float
 
 
 class FewCarryNorm(_Fact, frozen=True):
-    """So many elements carry golden's norm, and the limit is that of so few."""
+    """Few elements carry golden's norm, so the limit is that of so few."""
 
     few: float
     elements: int
@@ -215,14 +215,14 @@ class BeyondLastPlace(_Fact, frozen=True):
 
 
 class OneFactor(_Fact, frozen=True):
-    """The factors on golden's gradient that candidate and baseline have."""
+    """The candidate's and the baseline's factors on golden's gradient."""
 
     candidate: float
     baseline: float
 
 
 class NoReference(_Fact, frozen=True):
-    """Two runs of golden's own code are so far apart."""
+    """Two runs of golden's own code are too far apart."""
 
     apart: float
 
@@ -234,22 +234,21 @@ class NotReproduced(_Fact, frozen=True):
 
 
 class FreeUpdates(_Fact, frozen=True):
-    """How far off the baseline is at most, in how many steps; updates of other gradients made the
-    weights."""
+    """The baseline's largest error in so many steps whose weights came from free updates."""
 
     most: float
     steps: int
 
 
 class LeavesAsItIs(_Fact, frozen=True):
-    """So small a change may leave the value of a side as it is, in this type."""
+    """A side's type may round a change this small to nothing."""
 
     golden: bool
     dtype: str
 
 
 class RoundedAway(_Fact, frozen=True):
-    """A change between two updates on one side alone, by no more than rounding."""
+    """A one-sided change between two updates, no larger than rounding."""
 
     rel_l2: float
 
@@ -322,7 +321,7 @@ class DefaultOfDtype(_Fact, frozen=True):
 
     Attributes:
         dtype: the row of the table.
-        before: whether values before have passed through it, and these are of another.
+        before: whether it is an earlier value's type; these values have another.
         of_step: whether it is for a number of a step.
     """
 
@@ -345,8 +344,7 @@ class LimitsOfPair(_Fact, frozen=True):
     """The limits of a tolerance, all of which judged; ``None`` is no limit.
 
     Attributes:
-        source: where they come from.
-        by_default: whether they are no user's.
+        by_default: whether they are not the user's.
         unjudged: why no baseline judges.
     """
 
@@ -372,7 +370,7 @@ class LimitKind(str, Enum):
 
 
 class LimitOfKind(_Fact, frozen=True):
-    """One limit, which took the tolerance's place."""
+    """A single limit, in place of the tolerance."""
 
     kind: LimitKind
     most: float
@@ -388,9 +386,9 @@ class OtherChoices(msgspec.Struct, frozen=True):
     """Integers, booleans or masks that differ.
 
     Attributes:
-        off, rows: where each row is a choice, such as a token's experts: how many rows differ, of
-            how many; 0 if that is not known.
-        first: the index of the first of them.
+        off, rows: if each row is a choice, such as a token's experts: how many rows differ, of how
+            many; 0 if unknown.
+        first: the index of the first one.
     """
 
     off: int = 0
@@ -402,8 +400,8 @@ class ErrorShape(msgspec.Struct, frozen=True):
     """The shape of an error.
 
     Attributes:
-        words: at most three facts: what is not finite, then where the error is, then what it is.
-            Empty if nothing is certain.
+        words: at most three facts: what is not finite, where the error is, what it is; empty if
+            uncertain.
         hints: at most two: what such an error comes from.
     """
 

@@ -1,6 +1,4 @@
-"""What runs in a worker of a cluster: it opens the bundles by their paths, and measures and judges
-the tasks that it is sent.
-"""
+"""What runs in a cluster's worker: it opens bundles by path, and measures and judges its tasks."""
 
 from __future__ import annotations
 
@@ -29,8 +27,8 @@ class Located:
     """A bundle as a worker finds it.
 
     Attributes:
-        path: absolute, or a URL with its credentials, which Dask would log with the arguments of
-            what fails.
+        path: absolute, or a URL with its credentials; hidden from the repr, which Dask logs on
+            failure.
         identity: what ``Bundle.identity`` must be there, as it is at the client's.
     """
 
@@ -46,7 +44,6 @@ class Job:
         token: its own name.
         bundles: by their names in ``compare.judging.sides.Sides``.
         client: what the client computes with (``introduce``).
-        verify, keep_going: as there.
     """
 
     token: str
@@ -61,9 +58,7 @@ _opening = threading.Lock()
 
 
 def introduce() -> dict[str, str]:
-    """What this process computes with; what must agree with the client's, or may change the last
-    bits of a result.
-    """
+    """What this process computes with that may change a result, even its last bits."""
     float32 = DTYPES["float32"]
     compiled = kernel.can_measure(float32, float32)
     return {
@@ -76,9 +71,7 @@ def introduce() -> dict[str, str]:
 
 
 def refusal(theirs: dict[str, str], ours: dict[str, str]) -> str:
-    """What a worker has that makes other results than the client's, and what to install; ``""`` if
-    it may work.
-    """
+    """Why a worker's results may differ from the client's, and the cure; ``""`` if they do not."""
     if theirs["accucompare"] != ours["accucompare"]:
         return (
             f"has accucompare {theirs['accucompare']}, but {ours['accucompare']} compares here; "
@@ -94,12 +87,10 @@ def refusal(theirs: dict[str, str], ours: dict[str, str]) -> str:
 
 
 def judge_parcel(job: Job, parcel: Parcel) -> Reply:
-    """The outcomes of a parcel's tasks. A record that cannot be read is part of the reply: to try
-    again would not help.
+    """The outcomes of a parcel's tasks, with unreadable records: retrying would not help.
 
     Raises:
-        ClusterError: if this worker cannot do the work; the message names it. Dask then tries
-            again, maybe on another one.
+        ClusterError: if this worker cannot do the work; Dask then retries, maybe on another one.
     """
     outcomes: list[PairOutcome | BundleError] = []
     try:
@@ -123,9 +114,7 @@ def judge_parcel(job: Job, parcel: Parcel) -> Reply:
 
 
 def forget(token: str) -> None:
-    """Let go of a job's bundles. Their files are closed when the last task that still reads them
-    ends.
-    """
+    """Let go of a job's bundles; the last task that still reads them closes their files."""
     with _opening:
         _sides.pop(token, None)
 
@@ -134,8 +123,8 @@ def _opened(job: Job) -> Sides:
     """The job's bundles, opened once in each process.
 
     Raises:
-        ClusterError: if one is not there, or is another one than the client's; or if this worker
-            came later and has another accucompare.
+        ClusterError: if one is missing or differs from the client's; or if this worker came later
+            and has another accucompare.
     """
     with _opening:
         if job.token not in _sides:

@@ -75,17 +75,16 @@ _ANGLE_ERROR = 4 * math.ulp(math.pi)
 
 
 def can_bound(golden: Record, candidate: Record) -> bool:
-    """Whether both records have statistics to judge by."""
     return all(record.statistics and record.dtype in DTYPES for record in (golden, candidate))
 
 
 def _of_another_tool(record: Record) -> bool:
-    """Whether its statistics are another tool's: ours come with a digest."""
+    """Whether its statistics are another tool's; ours come with a digest."""
     return record.digest is None
 
 
 def _error_of(record: Record, count: int) -> float:
-    """The largest relative error of a record's mean and norm of so many values."""
+    """The largest relative error of a record's mean and norm over ``count`` values."""
     if not _of_another_tool(record):
         return max(_ERROR, record.statistics.rounding if record.statistics is not None else 0.0)
     return 2 * DTYPES[record.dtype].rounding + 8 * DTYPES["float32"].rounding * math.sqrt(count)
@@ -96,15 +95,14 @@ def lower_bounds(golden: Record, candidate: Record, cosine: bool = True) -> Metr
 
     Args:
         golden, candidate: records that ``can_bound``, of one shape and of dtypes of one kind.
-        cosine: whether ``one_minus_cosine`` is asked for, which takes a third of the time; else it
-            is 0.
+        cosine: whether to compute ``one_minus_cosine`` (a third of the time); else it is 0.
 
     Returns:
-        Metrics of which ``elements`` and the counts of NaN and Inf are exact. ``bias`` is the
-        difference of the means, moved towards 0 by its possible error. ``rel_l2``,
-        ``one_minus_cosine``, ``max_abs``, ``mean_abs``, ``rmse`` and ``nonfinite_mismatch`` are
-        lower bounds; all else is ``None``. If the counts of NaN or Inf differ, or masks may explain
-        any difference, ``compared`` is 0, and nothing is said about the finite values.
+        Metrics: ``elements`` and the counts of NaN and Inf are exact. ``bias`` is the difference of
+            the means, moved towards 0 by its possible error. ``rel_l2``, ``one_minus_cosine``,
+            ``max_abs``, ``mean_abs``, ``rmse`` and ``nonfinite_mismatch`` are lower bounds; all
+            else is ``None``. If the counts of NaN or Inf differ, or masks may explain any
+            difference, ``compared`` is 0, and nothing is said about the finite values.
     """
     ours, theirs = golden.statistics, candidate.statistics
     assert ours is not None
@@ -131,7 +129,7 @@ def lower_bounds(golden: Record, candidate: Record, cosine: bool = True) -> Metr
     )
     if masks_may_explain(golden, candidate):
         return msgspec.structs.replace(metrics, nonfinite_mismatch=abs(ours.nan - theirs.nan))
-    # which then is one object for both
+    # the other profile is then the same object
     count = elements - ours.nan - ours.inf if ours.nan or ours.inf else elements
     left, right = (
         _profile(ours, count, _error_of(golden, count)),
@@ -164,22 +162,18 @@ def lower_bounds(golden: Record, candidate: Record, cosine: bool = True) -> Metr
 
 
 class _Range(msgspec.Struct, frozen=True, gc=False):
-    """The range that a number lies in."""
-
     least: float
     most: float
 
     def apart(self, other: _Range) -> float:
-        """The least difference of a number here and one there."""
+        """The least distance of two numbers in these ranges."""
         if self.least > other.most:
             return self.least - other.most
         return other.least - self.most if other.least > self.most else 0.0
 
 
 class _Profile(msgspec.Struct, frozen=True, gc=False):
-    """One tensor's finite values: the exact extrema, and the ranges of mean, root mean square and
-    spread.
-    """
+    """One tensor's finite values: exact extrema; ranges of mean, root mean square and spread."""
 
     low: float
     high: float
@@ -189,20 +183,17 @@ class _Profile(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def largest(self) -> float:
-        """The largest magnitude."""
         return max(abs(self.low), abs(self.high))
 
 
 def _profile(statistics: Statistics, count: int, relative: float = _ERROR) -> _Profile | None:
-    """The profile of that many finite values, whose mean and norm are right to ``relative``;
-    ``None`` if there is none.
-    """
+    """The profile of ``count`` finite values, mean and norm right to ``relative``."""
     low, high = statistics.min, statistics.max
     if count <= 0 or low is None or high is None:
         return None
     largest = max(abs(float(low)), abs(float(high)))
     mean = statistics.mean if statistics.mean is not None else float(low) / 2 + float(high) / 2
-    # a damaged bundle may claim any
+    # a damaged bundle may claim anything
     unknown = 0.0 if statistics.mean is not None else abs(float(high) / 2 - float(low) / 2)
     if statistics.l2 is None:  # beyond float64, or not there
         rms = _Range(max(_down(abs(mean), relative) - unknown, 0.0), largest)
@@ -247,9 +238,7 @@ def _one_minus_cosine(golden: _Profile, candidate: _Profile) -> float:
 
 
 def _angles(profile: _Profile) -> _Range:
-    """Where the angle of the point (mean, spread) lies: the corners of a rectangle are at its
-    extremes.
-    """
+    """The range of the point (mean, spread)'s angle: a rectangle's corners are its extremes."""
     mean, spread = profile.mean, profile.spread
     corners = [
         math.atan2(leg, base)
@@ -262,22 +251,18 @@ def _angles(profile: _Profile) -> _Range:
 def judge_bounds(
     golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance
 ) -> Verdict:
-    """The verdict on a pair by statistics alone. A failure has the reason ``OVER`` until ``trace``
-    says where it came from.
+    """The verdict on a pair by statistics alone. A failure is ``OVER`` until ``trace`` explains it.
 
-    A failure is certain: a limit is exceeded whatever the values were. ``identical`` is certain
-    too. ``ok`` is not: it means that the statistics prove no failure, and a remark says so.
-    ``needed`` is empty, since no limit is known to pass. If masks may explain any difference, the
-    pair is not comparable.
+    A failure is certain: a limit is exceeded whatever the values were. So is ``identical``. ``ok``
+    means only that statistics prove no failure; a remark says so. ``needed`` is empty, since no
+    limit is known to pass. If masks may explain any difference, the pair is not comparable.
 
-    Besides the bounds of ``lower_bounds`` against their limits: if every element kept to atol +
-    rtol |golden|, rmse would be at most atol + rtol * (root mean square of golden), by Minkowski's
-    inequality.
+    One more limit follows from ``rmse``: if every element kept to atol + rtol |golden|, rmse would
+    be at most atol + rtol * (root mean square of golden), by Minkowski's inequality.
 
     Args:
         golden, candidate: records that ``can_bound``, of one shape and of dtypes of one kind.
         metrics: their ``lower_bounds``.
-        tolerance: the limits.
     """
     same_dtype = golden.dtype == candidate.dtype
     if same_dtype and golden.digest is not None and golden.digest == candidate.digest:
@@ -319,7 +304,7 @@ def judge_bounds(
 
 
 def _shares(golden: Record, metrics: Metrics, tolerance: Tolerance) -> Iterator[float]:
-    """How much of each limit is used at least."""
+    """The least share of each limit that is used."""
     if tolerance.atol is not None or tolerance.rtol is not None:
         atol, rtol = tolerance.atol or 0.0, tolerance.rtol or 0.0
         assert golden.statistics is not None

@@ -1,6 +1,4 @@
-"""Gradients and updates that only one side has: where each was lost, and whether that does any
-harm.
-"""
+"""Gradients and updates on one side only: where each was lost, and whether that does harm."""
 
 from __future__ import annotations
 
@@ -20,11 +18,10 @@ _Update = tuple[int, int, int]
 
 
 def with_effect(rows: list[Row]) -> list[Row]:
-    """The rows without those of gradients that only one side has, where that does no harm: nothing
-    else in their step is off.
+    """The rows without harmless one-sided gradients: nothing else in their step is off.
 
-    And of a tensor that a call and one inside it both return, the gradient is lost behind the outer
-    one."""
+    If a call and one inside it return the same tensor, its gradient is lost behind the outer one.
+    """
     harmed: set[_Step] = set()
     alone: set[CallKey | None] = set()  # calls at whose outputs a gradient arrives on one side only
     for row in rows:
@@ -48,9 +45,8 @@ def with_effect(rows: list[Row]) -> list[Row]:
 
 
 def once_for_an_update(culprits: list[Culprit], rows: Iterable[Row]) -> list[Culprit]:
-    """The culprits, but one for an update that only one side has made; of one parameter's alone,
-    what the update has made of it.
-    """
+    """The culprits, but only one for an update made on one side; for one parameter, the update's
+    first result."""
     kept: dict[
         _Update, set[str]
     ] = {}  # by update: the parameters that both sides, or one alone, have updated
@@ -89,13 +85,12 @@ def _update_of(record: Record) -> _Update:
 def where_cut(
     culprits: list[Culprit], rows: Iterable[Row], culprit_of: Callable[[Row], Culprit]
 ) -> list[Culprit]:
-    """The culprits; of a gradient that is lost since autograd follows a value of the forward on one
-    side only, where it first does not.
+    """The culprits. A lost gradient moves to where autograd first follows the forward on one side
+    only.
 
-    A step of which autograd follows nothing, as an older bundle's, says nothing of that.
+    A step that autograd does not follow at all, as in an older bundle, says nothing.
 
     Args:
-        culprits: of rows, in any order.
         rows: in execution order.
         culprit_of: the culprit that a row of the forward would be.
     """

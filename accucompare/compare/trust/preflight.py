@@ -1,6 +1,4 @@
-"""Differences in how two bundles were captured. Most reported mismatches come from one of these, so
-they are reported first.
-"""
+"""Differences in how two bundles were captured. They cause most mismatches, so they come first."""
 
 from __future__ import annotations
 
@@ -67,7 +65,6 @@ def preflight_findings(
     """Compare two manifests; the most telling findings first.
 
     Args:
-        golden, candidate: the bundles.
         renamings: of golden's layers; they apply to parameters and buffers too.
     """
     pair = Pairing(golden, candidate, renamings)
@@ -233,7 +230,6 @@ def _digests(
 
     Args:
         table: what they are of.
-        golden, candidate: the tables.
         side: whose the second is.
         about: what differences are about.
     """
@@ -356,9 +352,7 @@ def _feeding(pair: Pairing) -> Iterator[PreflightFinding]:
 
 
 def _scaler(pair: Pairing) -> Iterator[PreflightFinding]:
-    """A ``GradScaler`` on one side only: gradients are then scaled on the one, and not on the
-    other.
-    """
+    """A ``GradScaler`` on one side only: only that side's gradients are then scaled."""
     trained = [
         [entry for manifest in bundle.manifests.values() for entry in manifest.series]
         for bundle in (pair.golden, pair.candidate)
@@ -416,8 +410,7 @@ _CHECKS: tuple[PreflightCheck, ...] = (
     _notes,
 )
 
-#: What a baseline must share with golden; findings about ``OTHER`` are ignored, since its precision
-#: is the candidate's.
+#: What a baseline must share with golden; not ``OTHER``, for it has the candidate's precision.
 _BASELINE_CHECKS: tuple[PreflightCheck, ...] = (_unverified, _weights, _inputs, _steps, _settings)
 _HARMLESS = (About.SEED, About.STEPS)  # if weights, inputs and random numbers agree
 
@@ -429,9 +422,7 @@ def preflight_baseline(
     renamings: Sequence[Renaming] = (),
     refused: RefusedBaseline | None = None,
 ) -> list[PreflightFinding]:
-    """What makes a baseline a poor judge; or, if one would help and none may judge, the command
-    that captures it.
-    """
+    """What makes a baseline a poor judge; without one that helps, the command that captures it."""
     if refused is not None:
         proper = PreflightFinding(ProperBaseline(refused.cure), serious=False)
         return [PreflightFinding(refused), proper]
@@ -439,7 +430,7 @@ def preflight_baseline(
         dtypes = [float_dtype(bundle.manifest) for bundle in (golden, candidate)]
         if not candidate.manifest.fed and (dtypes[0] == dtypes[1] or "" in dtypes):
             return []
-        # no error is known, for a baseline to judge
+        # no error is known for a baseline to judge
         if Mode.DIGEST in (
             golden.manifest.options.mode,
             candidate.manifest.options.mode,
